@@ -11,7 +11,7 @@ from rich.text import Text
 from crosstie.catalog.library import Catalog
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
+from crosstie.cli.options import FILE, dark_option, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
 from crosstie.core.errors import BadInput
@@ -22,8 +22,11 @@ from crosstie.decide.compare.curve import Curve, curves
 from crosstie.decide.compare.payoff import FEWER, Payoff
 from crosstie.decide.compare.scaling import SEVERAL_MACHINES, Scaling, Size
 from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
+from crosstie.decide.cost.prices import quotes
+from crosstie.decide.scorecard.contest import BY_THE_HOUR
 from crosstie.perf.fit import BARELY
-from crosstie.web.chart import curves_figure, draw_curves
+from crosstie.prove.calibration.published import PublishedPoint, all_results, published_points
+from crosstie.web.chart import check_ending, curves_figure, draw_costs, draw_curves
 
 INTERVAL = "80% interval"
 _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and what it rests on"
@@ -35,14 +38,16 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @replica_options
 @click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
+@click.option("--plot-cost", type=FILE, metavar="FILE", help="Draw $ a million tokens over TPOT.")
+@dark_option
 @click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
 @click.option("--apart", metavar="P:D", help="Also with prefill and decode apart, such as 1xTP4:2xTP8.")
 @html_option
 @verbose_option(_DETAILS)
 @json_option
 def command(
-    model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, gpus: str | None,
-    apart: str | None, html: Path | None, verbose: bool, as_json: bool,
+    model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, plot_cost: Path | None,
+    dark: bool, gpus: str | None, apart: str | None, html: Path | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
@@ -57,23 +62,31 @@ def command(
     Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
     are means in a steady state; "all at once" is the mean TTFT when every client starts together, as
     most benchmarks do. --sweep and --plot show what each replica trades between the speed of one user
-    and the tokens of a GPU. Exit status 1 when no accelerator can run it.
+    and the tokens of a GPU, with published results of this model at these lengths on it.
+    Exit status 1 when no accelerator can run it.
     """
     check_html(html)
     catalog = Catalog()
     if gpus is not None:
-        if sweep or plot or apart or html:
-            raise BadInput("--gpus stands alone: leave --sweep, --plot, --apart and --html out")
+        if sweep or plot or plot_cost or apart or html:
+            raise BadInput("--gpus stands alone: leave --sweep, --plot, --plot-cost, --apart and --html out")
         return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
-    swept = curves(card) if sweep or plot or html else []
+    for picture in filter(None, (plot, plot_cost)):
+        check_ending(picture)
+    swept = curves(card) if sweep or plot or plot_cost or html else []
+    published = _published(card) if plot or html else []
     load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
     title = f"{card.model.name}, {replica.precision}: {load}"
     names = ", ".join(one.accelerator.id for one in card.entries)
     if plot:
-        draw_curves(swept, title, plot)
-        click.echo(f"drawn as {plot}", err=True)
+        draw_curves(swept, title, plot, published, dark=dark)
+    if plot_cost:
+        named = [one.accelerator.id for one in card.entries]
+        draw_costs(swept, quotes(catalog.prices, named, BY_THE_HOUR, {}), title, plot_cost, dark=dark)
+    for picture in filter(None, (plot, plot_cost)):
+        click.echo(f"drawn as {picture}", err=True)
     more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
     document = {**to_json(card), **more, **({"apart": [apart_json(one) for one in split]} if split else {})}
 
@@ -86,9 +99,14 @@ def command(
 
     give(
         document, shown, title=f"{card.model.name} on {names}", html=html, verbose=verbose,
-        as_json=as_json, figures=lambda: curves_figure(swept, title),
+        as_json=as_json, figures=lambda: curves_figure(swept, title, published),
     )  # fmt: skip
     return 0 if any(entry.estimate for entry in card.entries) else 1
+
+
+def _published(card: Scorecard) -> list[PublishedPoint]:
+    deployments = [entry.deployment for entry in card.entries if entry.deployment]
+    return published_points(all_results(), deployments, card.load.input_tokens, card.load.output_tokens)
 
 
 def scaled(found: list[Scaling], load: Load, as_json: bool) -> int:

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 import msgspec
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.options import json_option, model_argument, on_option, verbose_option
+from crosstie.cli.options import FILE, dark_option, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, stack_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
@@ -17,6 +18,7 @@ from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
 from crosstie.perf.fit import BARELY, DOES_NOT_FIT, Fit, Placement, fit
+from crosstie.web.chart import check_ending, draw_memory
 
 _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 
@@ -29,11 +31,14 @@ _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 @layout_options
 @kv_option
 @stack_option
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw the memory of each replica (.svg, .png, .pdf).")
+@dark_option
 @verbose_option(_DETAILS)
 @json_option
 def command(
     model: str, accelerators: str | None, precisions: str, context: int | None, tp: int | None, pp: int | None,
-    ep: int | None, dp: int | None, kv: str, stack: str | None, verbose: bool, as_json: bool,
+    ep: int | None, dp: int | None, kv: str, stack: str | None, plot: Path | None, dark: bool, verbose: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """How MODEL sits on each accelerator: weights, KV cache, GPUs needed, sequences that fit.
 
@@ -48,6 +53,8 @@ def command(
     Without --tp, --pp, --ep or --dp the layout with the fewest GPUs is shown, with -v every sensible one.
     Exit status 1 when the model fits on none of the accelerators.
     """
+    if plot:
+        check_ending(plot)
     catalog = Catalog()
     found = catalog.model(model)
     layout = layout_from(tp, pp, ep, dp)
@@ -63,6 +70,9 @@ def command(
         layouts=[layout] if layout else None,
         at_most=at_most,
     )
+    if plot:
+        draw_memory(_shown(result, verbose), f"{found.name}: memory of one GPU of each replica", plot, dark=dark)
+        click.echo(f"drawn as {plot}", err=True)
     print_json(to_json(result)) if as_json else show(result, verbose)
     return 0 if any(p.fits for p in result.placements) else 1
 
@@ -80,12 +90,7 @@ def show(result: Fit, verbose: bool) -> None:
     if model.draft_parameters:
         drafted = parameters(model.draft_parameters)
         say(out, f"  not counted: {drafted} of draft weights (MTP), which only speculative decoding loads")
-    # Where nothing was found to be the least, everything was asked for or nothing fits.
-    least = {(p.deployment.accelerator.id, p.deployment.precision.id) for p in result.placements if p.fewest}
-    shown = [
-        p for p in result.placements
-        if verbose or p.fewest or (p.deployment.accelerator.id, p.deployment.precision.id) not in least
-    ]  # fmt: skip
+    shown = _shown(result, verbose)
     columns = ["accelerator", ">GPUs", "layout", ">weights per GPU", ">KV left per GPU"]
     columns += [f">sequences of {result.context:,}", ">interval"]
     if len(result.sizes) > 1:
@@ -98,13 +103,22 @@ def show(result: Fit, verbose: bool) -> None:
             say(out, f"  {p.deployment.accelerator.id} {p.deployment.parallelism}: {BARELY}", "yellow")
     for name, problem in result.problems.items():
         say(out, f"  {name}: {problem}")
-    if verbose and least:
+    if verbose and any(p.fewest for p in result.placements):
         say(out, "* the fewest GPUs that hold it")
     for stack in {p.deployment.stack.id: p.deployment.stack for p in result.placements}.values():
         own = f"{gigabytes(stack.reserved.si)} a GPU for itself ({stack.reserved.basis})"
         say(out, f"  interval: {stack.name} keeping half to twice {own}", "dim")
     if not verbose:
         closing(out, _DETAILS)
+
+
+def _shown(result: Fit, verbose: bool) -> list[Placement]:
+    # Where nothing was found to be the least, everything was asked for or nothing fits.
+    least = {(p.deployment.accelerator.id, p.deployment.precision.id) for p in result.placements if p.fewest}
+    return [
+        p for p in result.placements
+        if verbose or p.fewest or (p.deployment.accelerator.id, p.deployment.precision.id) not in least
+    ]  # fmt: skip
 
 
 def _row(p: Placement, columns: Sequence[str]) -> list[str]:

@@ -33,6 +33,7 @@ def _completed(kind: str) -> Callable[[click.Context, click.Parameter, str], lis
 complete_models, complete_accelerators = _completed("models"), _completed("accelerators")
 
 json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON.")
+dark_option: Decorator = click.option("--dark", is_flag=True, help="Draw pictures light on dark.")
 model_argument: Decorator = click.argument("model", shell_complete=complete_models)
 
 

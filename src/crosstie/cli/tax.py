@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.options import FILE, dark_option, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
@@ -23,11 +23,12 @@ _DETAILS = "every release with its spread, all trends, and which models were mea
 @click.option("--model", "models", metavar="M,...", help="Only these models.")
 @click.option("--engine", "engines", metavar="E,...", help="Only these engines.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw it over time (.svg, .png, .pdf).")
+@dark_option
 @verbose_option(_DETAILS)
 @json_option
 def command(
     results: tuple[Path, ...], accelerators: str | None, models: str | None, engines: str | None, plot: Path | None,
-    verbose: bool, as_json: bool,
+    dark: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The software tax over time, from measured RESULTS (by default those that Crosstie ships).
 
@@ -60,7 +61,7 @@ def command(
     if not as_json:
         show(found, verbose)
     if plot:
-        draw_tax(found.groups, plot)
+        draw_tax(found.groups, plot, dark=dark)
         click.echo(f"drawn as {plot}", err=True)
     return 0
 

@@ -1,54 +1,168 @@
 """Curves as a picture, SVG or PNG by the file's ending. Needs the `plot` extra (matplotlib)."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
+from crosstie import __version__
 from crosstie.catalog.writing import write_whole
 from crosstie.core.errors import BadInput
+from crosstie.core.units import SECONDS_PER_HOUR
 from crosstie.decide.compare.curve import Curve
+from crosstie.decide.cost.prices import Quote
+from crosstie.perf.fit import Placement
+from crosstie.prove.calibration.published import PublishedPoint
 from crosstie.web.report import Figure
 
 KINDS = (".svg", ".png", ".pdf")
 
 
+# Told apart without colours: a style and a sign each.
+STYLES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
 _CURVES_NOTE = "numbers: requests in flight; predicted, not measured"
 
 
-def draw_curves(curves: Sequence[Curve], title: str, file: Path) -> None:
+def draw_curves(
+    curves: Sequence[Curve], title: str, file: Path, published: Sequence[PublishedPoint] = (), *, dark: bool = False
+) -> None:
     check_ending(file)
-    save(_curves(curves, title), file, _CURVES_NOTE, which="both")
+    save(_curves(curves, title, published), file, _curves_note(published), dark=dark, which="both")
 
 
-def curves_figure(curves: Sequence[Curve], title: str) -> dict[str, Figure]:
+def curves_figure(
+    curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()
+) -> dict[str, Figure]:  # fmt: skip
     if not curves:
         return {}
     says = f"{title}: tokens a second of a GPU over those of a user, for {', '.join(one.label for one in curves)}"
-    return {"": Figure(inline(_curves(curves, title), _CURVES_NOTE, which="both"), says)}
+    return {"": Figure(inline(_curves(curves, title, published), _curves_note(published), which="both"), says)}
 
 
-def _curves(curves: Sequence[Curve], title: str) -> Any:
+def _curves_note(published: Sequence[PublishedPoint]) -> str:
+    if not published:
+        return _CURVES_NOTE
+    days = sorted(one.date for one in published if one.date)
+    who = ", ".join(sorted({one.publisher for one in published}))
+    span = f", {days[0]} to {days[-1]}" if days else ""
+    return (
+        f"lines: predicted, not measured; numbers: requests in flight\nhollow: {len(published)} published ({who}{span})"
+    )
+
+
+def _curves(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint]) -> Any:
     """Tokens/s per GPU over tokens/s per user: up and to the right is better."""
     figure = new_figure(8, 5.2)
     axes = figure.subplots()
-    for curve, colour in zip(curves, colours(), strict=False):
+    for index, (curve, colour) in enumerate(zip(curves, colours(), strict=False)):
         x, y = curve.tokens_per_s_per_user, curve.output_tokens_per_s_per_gpu
-        axes.plot(x, y, marker="o", markersize=4, linewidth=1.8, color=colour, label=curve.label)
+        marker = MARKERS[index % len(MARKERS)]
+        axes.plot(x, y, marker=marker, markersize=4, linewidth=1.8, color=colour, label=curve.label,
+                  linestyle=STYLES[index % len(STYLES)])  # fmt: skip
+        own = [one for one in published if one.accelerator == curve.accelerator]
+        if own:
+            axes.plot(
+                [one.tokens_per_s_per_user for one in own], [one.output_tokens_per_s_per_gpu for one in own],
+                linestyle="none", marker=marker, markersize=8, markerfacecolor="none", color=colour,
+                label=f"{curve.accelerator}, published, {_span([one.gpus for one in own])} GPUs",
+            )  # fmt: skip
         for at in (0, len(x) - 1):
             axes.annotate(
-                f"{curve.concurrency[at]:,}", (x[at], y[at]), textcoords="offset points", xytext=(5, 5),
-                fontsize=8, color=colour,
+                f"{curve.concurrency[at]:,}", (x[at], y[at]), textcoords="offset points",
+                xytext=(5, 5 - 17 * (index % 2)), fontsize=8, color=colour,
             )  # fmt: skip
+    _logarithmic(axes)
+    axes.set_xlabel("tokens/s for each user (1 / TPOT)")
+    axes.set_ylabel("output tokens/s a GPU")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    return figure
+
+
+def _span(counts: Sequence[int]) -> str:
+    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
+
+
+def _logarithmic(axes: Any) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         plain_ticks(axis)
-    axes.set_xlabel("tokens/s for each user (1 / TPOT)")
-    axes.set_ylabel("output tokens/s a GPU")
+
+
+def draw_costs(
+    curves: Sequence[Curve], prices: Mapping[str, Quote], title: str, file: Path, *, dark: bool = False
+) -> None:
+    """Dollars a million output tokens over the time of a token: down and to the left is better."""
+    check_ending(file)
+    priced = [one for one in curves if one.accelerator in prices]
+    if not priced:
+        raise BadInput(f"--plot-cost {file}: none of these accelerators has a price by the hour in the catalog")
+    figure = new_figure(8, 5.2)
+    axes = figure.subplots()
+    for index, (curve, colour) in enumerate(zip(priced, colours(), strict=False)):
+        price = prices[curve.accelerator]
+        x = [1e3 / each for each in curve.tokens_per_s_per_user]
+        rates = [each * SECONDS_PER_HOUR / 1e6 for each in curve.output_tokens_per_s_per_gpu]
+        style = {"marker": MARKERS[index % len(MARKERS)], "linestyle": STYLES[index % len(STYLES)]}
+        label = f"{curve.label}, ${price.usd:.2f}/h {price.kind}"
+        axes.plot(
+            x, [price.usd / each for each in rates], markersize=4, linewidth=1.8, color=colour, label=label, **style
+        )
+        if price.low < price.high:
+            ends = [[usd / each for each in rates] for usd in (price.low, price.high)]
+            axes.fill_between(x, *ends, color=colour, alpha=0.08, linewidth=0)
+    _logarithmic(axes)
+    axes.set_xlabel("TPOT, ms")
+    axes.set_ylabel("$ a million output tokens, replica at that load")
     axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=9, loc="lower left")
-    return figure
+    axes.legend(frameon=False, fontsize=9, loc="upper right")
+    said = "; ".join(f"{prices[one.accelerator].accelerator}: {prices[one.accelerator].origin}" for one in priced)
+    note = f"shaded: from the least to the most that sellers ask; predicted, not measured\n{said}"
+    save(figure, file, note, dark=dark, which="both")
+
+
+def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark: bool = False) -> None:
+    """The fullest GPU of each replica: weights, KV cache, what the engine works with, and what it leaves free."""
+    check_ending(file)
+    figure = new_figure(9, 1.9 + 0.5 * len(placements))
+    axes = figure.subplots()
+    names = [f"{one.deployment.label}" for one in placements]
+    for row, one in enumerate(placements):
+        plan, reserved = one.plan, one.deployment.stack.reserved.si
+        free = max(plan.engine_bytes - reserved, 0.0)
+        parts = (plan.weight_bytes, plan.cache_bytes, plan.engine_bytes - free, free)
+        left = 0.0
+        largest = max(each.plan.capacity_bytes for each in placements)
+        box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0}
+        for (name, colour, hatch), size in zip(_MEMORY, parts, strict=True):
+            axes.barh(row, size / 1e9, left=left / 1e9, color=colour, hatch=hatch, edgecolor="white", height=0.62,
+                      label=name if row == 0 else None)  # fmt: skip
+            if size > 0.06 * largest:
+                axes.text((left + size / 2) / 1e9, row, f"{size / 1e9:,.0f}", ha="center", va="center", fontsize=8,
+                          bbox=box)  # fmt: skip
+            left += size
+        axes.plot([plan.capacity_bytes / 1e9] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2)
+        more = f" {one.sequences:,} x {one.context:,} tokens" if one.fits else " does not fit"
+        axes.text(max(left, plan.capacity_bytes) / 1e9, row, more, va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.invert_yaxis()
+    axes.margins(x=0.28)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("GB of one GPU; the bar at the end: its capacity")
+    axes.set_title(title, loc="left", fontsize=11)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper right", ncols=4)
+    stacks = {one.deployment.stack.name: one.deployment.stack.reserved for one in placements}
+    said = "; ".join(f"{name} keeps {fact} a GPU ({fact.basis}, {fact.date})" for name, fact in stacks.items())
+    save(figure, file, f"computed from weights and layouts; {said}", dark=dark, axis="x")
+
+
+_MEMORY = (
+    ("weights", "#0072B2", ""), ("KV cache", "#E69F00", "//"), ("engine and activations", "#CC79A7", ".."),
+    ("left free by the engine", "#d9dde1", ""),
+)  # fmt: skip
 
 
 def plain_ticks(axis: Any) -> None:
@@ -70,15 +184,54 @@ def finish(figure: Any, note: str, **grid: str) -> None:
     for axes in figure.axes:
         axes.grid(visible=True, linewidth=0.4, alpha=0.5, **grid)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel(note, x=0.01, ha="left", fontsize=7, color="0.4")
+    # A dollar would begin a formula; a line that is too long would leave the picture.
+    lines = [
+        line for each in note.replace("$", r"\$").split("\n") for line in wrap(each, round(17 * figure.get_figwidth()))
+    ]
+    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7, color="0.4")
 
 
-def save(figure: Any, file: Path, note: str, **grid: str) -> None:
-    finish(figure, note, **grid)
+def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str) -> None:
+    """By itself it must say where it is from: `note`, and who drew it when."""
+    drawn = f"drawn by crosstie {__version__}, {date.today().isoformat()}"
+    finish(figure, f"{note}\n{drawn}" if note else drawn, **grid)
+    if dark:
+        _by_night(figure)
     try:
         write_whole(file, lambda draft: figure.savefig(draft, dpi=150))
     except OSError as error:
         raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None
+
+
+def _by_night(figure: Any) -> None:
+    """Ink for paper and paper for ink; what has a colour keeps it."""
+    from matplotlib.colors import to_rgba
+    from matplotlib.lines import Line2D
+    from matplotlib.spines import Spine
+    from matplotlib.text import Text
+
+    def turned(colour: Any) -> Any:
+        if isinstance(colour, str) and colour.casefold() in ("none", "auto"):
+            return colour
+        red, green, blue, alpha = to_rgba(colour)
+        grey = max(red, green, blue) - min(red, green, blue) < 0.05
+        return (*(0.93 - 0.87 * part for part in (red, green, blue)), alpha) if grey else colour
+
+    paper = turned("white")
+    figure.set_facecolor(paper)
+    for axes in figure.axes:
+        axes.set_facecolor(paper)
+    for artist in figure.findobj(lambda one: isinstance(one, Text | Line2D | Spine)):
+        if isinstance(artist, Spine):
+            artist.set_edgecolor(turned(artist.get_edgecolor()))
+            continue
+        artist.set_color(turned(artist.get_color()))
+        if isinstance(artist, Line2D):
+            artist.set_markerfacecolor(turned(artist.get_markerfacecolor()))
+        elif isinstance(artist, Text) and (box := artist.get_bbox_patch()):
+            box.set_facecolor(paper)
+    for axes in figure.axes:
+        axes.tick_params(which="both", colors=turned("black"), grid_color=turned("0.7"))
 
 
 def inline(figure: Any, note: str, **grid: str) -> str:

@@ -19,7 +19,7 @@ _MANY = 5
 _MORE_COLOURS = ["#332288", "#117733", "#882255", "#999933", "#44AA99", "#661100", "#6699CC", "#AA4499"]
 
 
-def draw_tax(groups: Sequence[Release], file: Path) -> None:
+def draw_tax(groups: Sequence[Release], file: Path, *, dark: bool = False) -> None:
     """A line for each accelerator and engine: colour tells the accelerator, the sign the engine."""
     check_ending(file)
     dated: dict[Series, list[Release]] = {}
@@ -42,7 +42,7 @@ def draw_tax(groups: Sequence[Release], file: Path) -> None:
         for left, right in pairwise(members):
             style, width = ("-", 1.8) if common_points(left, right) else (":", 0.9)
             axes.plot(*_places((left, right)), color=own, linewidth=width, linestyle=style, zorder=1)
-        for enough, fill in ((True, own), (False, "white")):
+        for enough, fill in ((True, own), (False, "none")):
             some = [group for group in members if (group.points >= _MANY) is enough]
             axes.plot(*_places(some), color=own, markerfacecolor=fill, marker=marker, markersize=6, linestyle="none")
         axes.plot([], [], color=own, marker=marker, markersize=6, linewidth=1.8, label=str(line))
@@ -63,7 +63,10 @@ def draw_tax(groups: Sequence[Release], file: Path) -> None:
     figure.legend(frameon=False, fontsize=8, loc="outside right upper", title="accelerator, engine", alignment="left")
     hidden = len(groups) - sum(len(members) for members in courses.values())
     said = f"{hidden} of {len(groups)} releases not drawn: no date, no release, or the only one of their line"
-    save(figure, file, said if hidden else "")
+    days = sorted(group.date for members in courses.values() for group in members)
+    points = sum(group.points for members in courses.values() for group in members)
+    note = f"{points:,} published points, {days[0]} to {days[-1]}"
+    save(figure, file, f"{note}; {said}" if hidden else note, dark=dark)
 
 
 def _places(groups: Sequence[Release]) -> tuple[list[date], list[float | None]]:
