@@ -73,7 +73,7 @@ def command(
         return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
-    for picture in filter(None, (plot, plot_cost)):
+    for picture in filter(None, (plot, plot_cost) if not as_json else ()):
         check_ending(picture)
     swept = curves(card) if sweep or plot or plot_cost or html else []
     published = _published(card) if plot or html else []
@@ -85,7 +85,7 @@ def command(
     if plot_cost:
         named = [one.accelerator.id for one in card.entries]
         draw_costs(swept, quotes(catalog.prices, named, BY_THE_HOUR, {}), title, plot_cost, dark=dark)
-    for picture in filter(None, (plot, plot_cost)):
+    for picture in filter(None, (plot, plot_cost) if not as_json else ()):
         click.echo(f"drawn as {picture}", err=True)
     more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
     document = {**to_json(card), **more, **({"apart": [apart_json(one) for one in split]} if split else {})}

@@ -62,12 +62,13 @@ def command(
         found = validate(Catalog(), files, on_progress, given)
     if target:
         write_text(target, predictions(found))
-        click.echo(f"predictions written to {target}", err=True)
     names = ", ".join(file.name for file in files)
     give(
         document(found), lambda details: show(found, details), title=f"Predicted against measured: {names}", html=html,
         verbose=verbose, as_json=as_json,
     )  # fmt: skip
+    if target and not as_json:
+        click.echo(f"predictions written to {target}", err=True)
     return 0 if found.outcomes else 1
 
 
