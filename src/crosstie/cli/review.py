@@ -7,7 +7,7 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import assigned, fraction
-from crosstie.cli.html import check_html, give, html_option, write_html
+from crosstie.cli.html import check_html, html_option, write_html
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.review_show import DETAILS, checklist_markdown, review_markdown, show_checklist, show_review
@@ -97,15 +97,17 @@ def command(
     with progress("reviewing") as on_progress:
         found = review(catalog, planned, production, limits, day, metrics=pages, usage=usage, on_progress=on_progress)
         learnt = None if no_plan else again(catalog, found, quick=quick, on_progress=on_progress)
-
-    def shown(details: bool) -> None:
-        if as_markdown and not details:
-            click.echo(review_markdown(found, learnt), nl=False)
-        else:
-            show_review(console(), found, learnt, details)
-
-    title = f"{planned.workload.name}: plan against production"
-    give(review_document(found, learnt), shown, title=title, html=html, verbose=verbose, as_json=as_json)
+    if html:
+        title = f"{planned.workload.name}: plan against production"
+        write_html(
+            html, title, review_document(found, learnt), lambda: show_review(console(), found, learnt, verbose=True)
+        )
+    if as_json:
+        print_json(review_document(found, learnt))
+    elif as_markdown:
+        click.echo(review_markdown(found, learnt), nl=False)
+    else:
+        show_review(console(), found, learnt, verbose)
     return 0 if found.holds else 1
 
 
