@@ -73,7 +73,7 @@ def command(
         return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
-    for picture in filter(None, (plot, plot_cost) if not as_json else ()):
+    for picture in filter(None, (plot, plot_cost)):
         check_ending(picture)
     swept = curves(card) if sweep or plot or plot_cost or html else []
     published = _published(card) if plot or html else []
