@@ -22,8 +22,9 @@ COMPILED = {
         "client", "grpc", "http2", "parser", "request", "server", "sse", "unpack",
     ],
     "run/gateway": [
-        "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state", "gateway",
-        "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay", "transcript",
+        "answers", "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state",
+        "gateway", "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay",
+        "transcript",
     ],
     "run/pick": ["picked", "server", "stream"],
 }  # fmt: skip

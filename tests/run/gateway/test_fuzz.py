@@ -12,6 +12,7 @@ from crosstie.core.errors import BadInput
 from crosstie.run.gateway.backend import engine_load
 from crosstie.run.gateway.body import read_body, usage_of, with_model, with_usage_requested
 from crosstie.run.gateway.relay import StreamRelay
+from crosstie.run.gateway.transcript import Transcript
 from crosstie.run.wire.server import Reply, Server, ServerConnection
 from crosstie.run.wire.sse import Events, payloads
 
@@ -169,6 +170,28 @@ def test_a_stream_that_is_cut_anywhere_before_its_finish_is_not_complete(
     relay.body(before[: data.draw(st.integers(0, len(before)))])
     assert not relay.complete
     assert b"".join(events).startswith(written.data)
+
+
+CHUNK = b'data: {"id":"c-1","object":"chat.completion.chunk","choices":[{"index":0,"delta":%b}]%b}\n\n'
+
+
+@pytest.mark.parametrize("before", [1, 2, 5])
+@pytest.mark.parametrize(
+    "trouble", [b'data: {"error":{"message":"no"}}\n\n', CHUNK % (b'{},"finish_reason":"abort"', b"")]
+)
+def test_what_begins_like_all_events_before_is_looked_through_to_its_end(before: int, trouble: bytes) -> None:
+    written = Written()
+    relay = StreamRelay(written.reply, 200, b"", hide_usage=True, hide_continuous=True, transcript=Transcript())
+    words = [CHUNK % (b'{"content":"%d"}' % number, b"") for number in range(before)]
+    for word in words:
+        # Its usage, which nobody but the gateway has asked for, is taken out of each.
+        assert relay.body(word.replace(b"]}\n", b'],"usage":{"prompt_tokens":3,"completion_tokens":4}}\n'))
+    assert written.data == b"".join(words)
+    assert not relay.body(trouble)
+    assert written.data == b"".join(words)
+    assert relay.unsaid == trouble
+    assert relay.counted == (3, 4, 0)
+    assert relay.events == before
 
 
 @given(st.lists(st.binary(max_size=6) | st.sampled_from([b"\n", b"\r\n", b"\r", b"\n\n", b"data: x"]), max_size=20))

@@ -4,7 +4,7 @@ import pytest
 from tests.run.wire.sockets import said, serving
 from tests.run.wire.test_server import echo, on_loop
 
-from crosstie.run.wire.parser import RequestParser
+from crosstie.run.wire.parser import _FIRST_LINES, _HEADER_LINES, RequestParser
 from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 from crosstie.run.wire.server import Reply
 
@@ -253,3 +253,42 @@ def test_each_limit_holds_and_it_is_the_limit_that_refuses(limits: RequestLimits
     generous = RequestParser(RequestLimits())
     generous.feed(data.replace(b"\xff", b""))
     generous.next()
+
+
+def read(head: bytes, limits: RequestLimits | None = None) -> Request:
+    parser = RequestParser(limits or RequestLimits())
+    parser.feed(head)
+    request = parser.next()
+    assert request is not None
+    return request
+
+
+def test_a_line_that_comes_again_says_the_same_and_is_held_to_every_limit_again() -> None:
+    head = GET.replace(b"GET /", b"GET /come-again") % b"X-Some: thing \r\n"
+    first, second = read(head), read(head)
+    assert first is not second
+    assert (first.method, first.path, first.headers) == (second.method, second.path, second.headers)
+    assert second.headers == {b"host": b"x", b"x-some": b"thing"}
+    # Whoever takes one away takes it from its own request alone.
+    del second.headers[b"x-some"]
+    assert read(head).headers == first.headers
+    for limits, status in ((RequestLimits(target_bytes=4), 414), (RequestLimits(headers=1), 431)):
+        with pytest.raises(BadRequest) as refused:
+            read(head, limits)
+        assert refused.value.status == status
+    with pytest.raises(BadRequest, match="two headers host"):
+        read(GET % b"host: x\r\n")
+
+
+def test_lines_are_kept_up_to_a_number_and_secrets_never() -> None:
+    before = len(_HEADER_LINES)
+    for secret in (b"Authorization: Bearer s3", b"x-api-key: s3", b"Cookie: s3", b"Content-Length: 0"):
+        assert read(GET % (secret + b"\r\n")).headers
+    read(GET.replace(b"/", b"/?api-key=s3", 1) % b"")
+    assert len(_HEADER_LINES) <= before + 1
+    assert not any(b"s3" in line for line in (*_HEADER_LINES, *_FIRST_LINES))
+    for number in range(3000):
+        read(GET.replace(b"/", b"/%d" % number, 1) % (b"a: %d\r\nb: %b\r\n" % (number, b"c" * 300)))
+    assert len(_HEADER_LINES) <= 1000
+    assert len(_FIRST_LINES) <= 1000
+    assert all(len(line) <= 256 for line in _HEADER_LINES)

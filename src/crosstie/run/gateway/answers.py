@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from crosstie.run.gateway.fields import decode_parts
+from crosstie.run.gateway.fields import AnswerFields, decode_parts
 
 # With a value: engines also write that there is none. In a text the quotes would be escaped.
 _ERROR = re.compile(rb'"error"\s*:\s*(?!null\b|\s)')
@@ -14,9 +14,13 @@ _NOT_FOUND = re.compile(rb"model.{0,300}?(?:does not exist|not found|is not avai
 _CLIENTS = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
 
 
-def oddity(path: str, content: bytes) -> tuple[str, int]:
+def oddity(path: str, content: bytes, found: AnswerFields | None) -> tuple[str, int]:
     """Of an answer with a status of success: what is wrong with it, in words; or the status that it should have had,
-    where the fault is the client's. Neither: nothing."""
+    where the fault is the client's. Neither: nothing. `found`: what was read of it, None where it cannot be."""
+    chosen = path.endswith("/completions")
+    if found is not None and _is_absent(found.error) and (len(found.choices) or not chosen):
+        # What nearly every answer is.
+        return "", 0
     if _ERROR.search(content):
         try:
             error = decode_parts(content).get("error")
@@ -25,9 +29,13 @@ def oddity(path: str, content: bytes) -> tuple[str, int]:
         if error is not None:
             status = _status(bytes(error))
             return ("", status) if status in _CLIENTS else ("with an error, and the status of success", 0)
-    if path.endswith("/completions") and b'"choices"' not in content:
+    if chosen and b'"choices"' not in content:
         return "without any choices", 0
     return "", 0
+
+
+def _is_absent(value: msgspec.Raw) -> bool:
+    return not len(value) or bytes(value) == b"null"
 
 
 def _status(error: bytes) -> int:

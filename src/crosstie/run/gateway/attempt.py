@@ -345,15 +345,16 @@ class Attempt:
 
     def _oddity(self, relay: WholeRelay) -> str:
         """What is wrong with an answer whose status says that all is well."""
-        if self.status >= 300 or relay.reply.started or b"application/octet-stream" in relay.headers:
-            # Embeddings in bytes, where a client asks vLLM for them.
+        if self.status >= 300 or relay.reply.started:
             return ""
         if not relay.is_json:
             # A sound, a text or a list may have been asked for there; a page for people is a login page, or a proxy's
             # notice, anywhere.
             asked_for = self.exchange.path in PASSED and b"content-type: text/html" not in relay.headers
-            return "" if asked_for else "with something else than a JSON object"
-        why, status = oddity(self.exchange.path, relay.content)
+            return "" if asked_for or relay.is_bytes else "with something else than a JSON object"
+        why, status = oddity(self.exchange.path, relay.content, relay.read())
+        if (why or status) and relay.is_bytes:
+            return ""
         if status:
             # Told inside an answer, but a 4xx all the same.
             self.status = relay.status = status

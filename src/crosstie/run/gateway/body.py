@@ -4,15 +4,18 @@ Only a handful of fields are decoded. The prompt stays bytes: its length and its
 """
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import astuple
 
 from crosstie.core.errors import BadInput
 from crosstie.core.images import MOST_URL_BYTES, size_of_data_url
 from crosstie.run.gateway.fields import (
-    HELD_TO,
-    READ,
+    HELD_TO_AT,
+    RAW,
+    READ_AT,
+    AnswerFields,
     Fields,
     StreamOptionFields,
     UsageFields,
@@ -44,8 +47,6 @@ _MARKS = {
     "audio": (b'"input_audio"', b'"audio_url"'),
     "video": (b'"video_url"', b'"input_video"'),
 }
-# One of these is in every mark: where neither is, nothing else is looked for.
-_HINTS_OF_MARKS = (b'_url"', b'"input_')
 # What comes along in the place of a link. What a text says of such things has its quotes escaped, and a file that is
 # none of these is text as far as anybody knows.
 _ALONG = re.compile(rb'"(?:url|image_url|audio_url|video_url)"\s*:\s*"data:(image|audio|video)/')
@@ -91,20 +92,17 @@ class RequestBody:
         self.session = fields.prompt_cache_key or fields.user
         # What the model will read: everything counts that an engine may give it. Nothing long is copied: that would
         # take longer than reading it.
-        size = 0
-        for name in READ:
-            size += len(getattr(fields, name))
-        held_to = 0
-        for name in HELD_TO:
-            held_to += len(getattr(fields, name))
+        size, held_to = _sizes(astuple(fields))
         # Prompts beside each other, each of which is answered.
         self.prompts, ids_bytes = 1, 0
         self.token_ids: int | None = None
-        marked = any(hint in body for hint in _HINTS_OF_MARKS)
+        # One of these is in every mark: where neither is, nothing else is looked for.
+        marked = b'_url"' in body or b'"input_' in body
+        messages, prompt = fields.messages, fields.prompt
         parts: list[bytes] = []
-        for given in (fields.messages, fields.prompt, fields.input):
-            is_chat = given is fields.messages
-            if not _is_list(given) or (is_chat and not marked):
+        for given in (messages, prompt, fields.input):
+            is_chat = given is messages
+            if not len(given) or (is_chat and not marked) or not _is_list(given):
                 continue
             said = bytes(given)
             parts.append(said)
@@ -115,7 +113,7 @@ class RequestBody:
                 # Token ids in the place of text: their number is known.
                 self.token_ids, ids_bytes = (self.token_ids or 0) + ids, ids_bytes + len(said)
             self.prompts = _prompts(said)
-            if given is fields.prompt:
+            if given is prompt:
                 self.copies *= self.prompts
                 self.choices *= self.prompts
         # Searching long texts for what is attached would take longer than the rest of all this.
@@ -124,9 +122,21 @@ class RequestBody:
         self.prompt_bytes = size + held_to - ids_bytes
         # Whether all of these bytes are tokens, so that their number tells how long a token is.
         self.all_read = not held_to
-        key = b'"messages"' if len(fields.messages) else b'"prompt"' if len(fields.prompt) else b'"input"'
+        key = b'"messages"' if len(messages) else b'"prompt"' if len(prompt) else b'"input"'
         # Where the prompt begins in the body, for what it has in common with others'.
         self.prompt_at = max(body.find(key), 0)
+
+
+def _sizes(fields: tuple[Any, ...]) -> tuple[int, int]:
+    """Bytes of what is read, and of what may only be held to. By position: two dozen names would take longer to look up
+    than all the rest of a small body."""
+    size = held_to = 0
+    for at in range(READ_AT, len(fields)):
+        if at < HELD_TO_AT:
+            size += len(fields[at])
+        else:
+            held_to += len(fields[at])
+    return size, held_to
 
 
 def read_body(body: bytes) -> RequestBody:
@@ -180,7 +190,7 @@ def _leniently(body: bytes) -> Fields:
         n=_number(parts, "n"),
         best_of=_number(parts, "best_of"),
     )
-    for name in (*READ, *HELD_TO):
+    for name in RAW:
         if name in parts:
             setattr(fields, name, parts[name])
     return fields
@@ -259,19 +269,26 @@ def with_usage_requested(body: bytes, options_absent: bool, continuous: bool = F
     return _encode(parts)
 
 
-class Usage(NamedTuple):
-    input_tokens: int
-    output_tokens: int
-    # Of the prompt, what was not computed anew, as far as that was told.
-    cached_tokens: int = 0
+# Tokens of the prompt and of the answer, and of the prompt those that were not computed anew, as far as was told. A
+# plain tuple, since one is made for every request.
+Usage = tuple[int, int, int]
+
+
+def read_answer(answer: bytes) -> AnswerFields | None:
+    """An answer, or an event of one, as far as it is read here; None: it cannot be."""
+    try:
+        return decode_answer(answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def usage_of(answer: bytes) -> Usage | None:
     """What an answer, or an event of one, says of its tokens."""
-    try:
-        found = decode_answer(answer)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    found = read_answer(answer)
+    return None if found is None else usage_in(found)
+
+
+def usage_in(found: AnswerFields) -> Usage | None:
     usage = found.usage or (found.response.usage if found.response else None)
     return usage_of_fields(usage) if usage is not None else None
 
@@ -284,7 +301,7 @@ def usage_of_fields(usage: UsageFields) -> Usage | None:
         return None
     details = usage.prompt_tokens_details or usage.input_tokens_details
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(given, made, min(max(cached, 0), given) if type(cached) is int else 0)
+    return given, made, min(max(cached, 0), given) if type(cached) is int else 0
 
 
 def owner_of_models(answer: bytes) -> str:

@@ -50,10 +50,11 @@ class Fields(msgspec.Struct):
     grammar: msgspec.Raw = msgspec.Raw()
 
 
-# Those of `Fields` that are prompts with what may be attached to them, all that is read, and what may not be.
-_RAW = tuple(name for name in Fields.__struct_fields__ if isinstance(getattr(Fields(), name), msgspec.Raw))
-HELD_TO = _RAW[_RAW.index("chat_template") :]
-READ = _RAW[: len(_RAW) - len(HELD_TO)]
+# Those of `Fields` that are kept as bytes: by name, where they begin among all fields, and those of them that a model
+# may only be held to.
+_NAMES = Fields.__struct_fields__
+READ_AT, HELD_TO_AT = _NAMES.index("messages"), _NAMES.index("chat_template")
+RAW = _NAMES[READ_AT:]
 
 
 class UsageFields(msgspec.Struct):
@@ -89,6 +90,9 @@ class AnswerFields(msgspec.Struct):
     usage: UsageFields | None = None
     # The last event of a streamed response carries the whole response.
     response: ResponseFields | None = None
+    # Whether they are there, and whether there is anything in it.
+    choices: msgspec.Raw = msgspec.Raw()
+    error: msgspec.Raw = msgspec.Raw()
 
 
 class NameFields(msgspec.Struct):

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Callable
 
 from crosstie.route.decision import Decision
-from crosstie.run.gateway.body import Usage
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.gateway.resume import CannotResume, Continuation, Prepared
@@ -194,6 +193,6 @@ class Handover:
         """Nothing is missing of an answer but its last events."""
         exchange, transcript = self.exchange, self.transcript
         given = transcript.given if transcript.given is not None else exchange.given
-        usage = Usage(given, transcript.tokens) if count and exchange.parsed.wants_usage else None
+        usage = (given, transcript.tokens, 0) if count and exchange.parsed.wants_usage else None
         chat = exchange.request.path.endswith("/chat/completions")
         exchange.finish(b"" if transcript.done else ending(transcript.first, chat, finish, usage))

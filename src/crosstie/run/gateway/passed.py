@@ -31,8 +31,8 @@ class Passed:
         usage = relay.counted if isinstance(relay, StreamRelay) and ask.copies == 1 else relay.usage
         if usage is None:
             return None
-        made = usage.output_tokens
-        if usage.input_tokens > self._most_input or (made > self._most_output and made > self.seen()):
+        given, made, _ = usage
+        if given > self._most_input or (made > self._most_output and made > self.seen()):
             return None
         # Far too few for so many bytes, or none at all, are looked at more closely.
         doubtful = self._makes_text and relay.passed > _EVENT_BYTES * made + (_SPARE_BYTES if made else 0)
@@ -44,7 +44,7 @@ class Passed:
         """`given`: the prompt as it was estimated. An answer has an end at the least."""
         made = max(self.seen(), 1) if self._makes_text else 0
         told = self._transcript.given if self._transcript is not None else None
-        return Usage(told if told is not None and told <= self._most_input else given, made)
+        return told if told is not None and told <= self._most_input else given, made, 0
 
     def seen(self) -> int:
         """Tokens of the answer so far, by what the client was sent of it."""

@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable
 from math import ceil
 
-from crosstie.run.gateway.body import Usage, usage_of
+from crosstie.run.gateway.body import Usage, read_answer, usage_in, usage_of
 from crosstie.run.gateway.choices import Choices
+from crosstie.run.gateway.fields import AnswerFields
 from crosstie.run.gateway.seam import Seam
 from crosstie.run.gateway.transcript import DONE, Transcript
 from crosstie.run.wire.server import Reply
@@ -89,6 +90,8 @@ class StreamRelay:
         # Its status, where the error was the client's and came in the place of an answer.
         self.client_error_status = 0
         self._events = Events()
+        # What its events begin with, in which nothing is that is looked for; None: not known yet.
+        self._known: bytes | None = None
         self._opening = b""
         # The latest pieces: the end of an answer is spread over a few.
         self._last = self._before = self._before_that = b""
@@ -107,23 +110,27 @@ class StreamRelay:
         if not data:
             return False
         reply, transcript = self.reply, self.transcript
+        # What a piece has in common with those before is not looked through again, and most pieces are one event.
+        known = self._known
+        since = len(known) if known and data.startswith(known) else 0
+        alone = data.find(b"\n") == len(data) - 2
         if self.choices is not None:
             data = self._until_early_end(data, self.choices)
             if not data:
                 return False
         if transcript is not None:
-            if reply.started and (self.unsaid or b"error" in data or b'"abort"' in data):
-                data = self._until_trouble(data)
+            if reply.started and (self.unsaid or data.find(b"error", since) >= 0 or data.find(b'"abort"', since) >= 0):
+                data, alone = self._until_trouble(data), False
                 if not data:
                     return False
             transcript.add(data)
-        if _USAGE in data:
-            data = self._without_usage(data)
+        if data.find(_USAGE, since) >= 0:
+            data = self._without_usage(data, alone and since > 0)
             if not data:
                 return False
         self._before_that, self._before, self._last = self._before, self._last, data
         if not reply.started:
-            data = self._opening + data
+            data, alone = self._opening + data, False
             if self.has_error or _ERROR.search(data):
                 self.has_error = True
                 self._opening = data[:_MOST_ERROR]
@@ -138,11 +145,13 @@ class StreamRelay:
                 self._opening = data
                 return False
             reply.start(self.status, self.headers, None)
+        elif known is None:
+            self._known = _beginning(data)
         if self.seam is not None and self.seam.notice:
             reply.write(self.seam.notice)
             self.seam.notice = b""
         reply.write(data)
-        self.events += data.count(b"\n\n")
+        self.events += 1 if alone else data.count(b"\n\n")
         self.passed += len(data)
         if transcript is None:
             for added in _DELTA.findall(data):
@@ -174,8 +183,9 @@ class StreamRelay:
         self.unsaid = data[end.start() :]
         return data[: end.start()]
 
-    def _without_usage(self, data: bytes) -> bytes:
-        if self.hide_continuous and not (b'"choices":[]' in data or b'"choices": []' in data):
+    def _without_usage(self, data: bytes, usual: bool) -> bytes:
+        """`usual`: it is one event, with a choice in it."""
+        if self.hide_continuous and (usual or not (b'"choices":[]' in data or b'"choices": []' in data)):
             # The latest is enough, and is read when the stream has broken off.
             self._counting = data
             return _uncounted(data)
@@ -255,6 +265,13 @@ def _says_nothing(events: bytes) -> bool:
     return True
 
 
+def _beginning(event: bytes) -> bytes:
+    """Up to its first choice; empty where that holds something that is looked for in every event."""
+    end = event.find(b'"choices":[{') + 12
+    found = event[:end] if end >= 12 else b""
+    return b"" if b"\n" in found or b"error" in found or b'"abort"' in found or _USAGE in found else found
+
+
 def _only_usage(event: bytes) -> bool:
     return _USAGE in event and (b'"choices":[]' in event or b'"choices": []' in event)
 
@@ -283,6 +300,9 @@ class WholeRelay:
         # Whether any of it has come, and all of it.
         self.begun = self.whole = False
         self._pieces: list[bytes] = []
+        # What was read of it, once that was asked for.
+        self._answer: AnswerFields | None = None
+        self._was_read = False
         # Bytes of it so far, and the last of them where they are not kept.
         self.passed = 0
         self._tail = b""
@@ -313,7 +333,18 @@ class WholeRelay:
 
     def say(self, content: bytes) -> None:
         """This in its place, of which nothing has left."""
-        self._pieces = [content]
+        self._pieces, self._was_read = [content], False
+
+    def read(self) -> AnswerFields | None:
+        """All of it that is read here, when all of it has come; None: it cannot be."""
+        if not self._was_read:
+            self._answer, self._was_read = read_answer(self.content), True
+        return self._answer
+
+    @property
+    def is_bytes(self) -> bool:
+        """Embeddings in bytes, where a client asks vLLM for them."""
+        return b"application/octet-stream" in self.headers
 
     @property
     def is_json(self) -> bool:
@@ -336,7 +367,8 @@ class WholeRelay:
         content = self.content
         headers = self.headers
         if self.status < 300:
-            self.usage = usage_of(content)
+            answer = self.read()
+            self.usage = None if answer is None else usage_in(answer)
             if self.priced is not None:
                 headers += b"%b: %.9f\r\n" % (COST, self.priced())
         self.reply.start(self.status, headers, len(content))

@@ -129,8 +129,8 @@ class Transcript:
             self._choice(choices[0])
         usage = usage_of_fields(chunk.usage) if chunk.usage is not None else None
         if usage is not None:
-            self.given = usage.input_tokens
-            self.counted(usage.output_tokens)
+            self.given, made, _ = usage
+            self.counted(made)
 
     def _choice(self, choice: ChoiceFields) -> None:
         self.finish = choice.finish_reason or self.finish

@@ -5,46 +5,60 @@ readers could take for two different things is refused, whatever the standards l
 """
 
 import re
-from typing import NoReturn
+from typing import Any, Final, NoReturn
 
 from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 from crosstie.run.wire.values import ValueCounter
 
-_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
-_PATH = rb"[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+)*+"
+_TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_PATH: Final = rb"[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+)*+"
 # What nearly every request begins with.
-_USUAL_LINE = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) (/" + _PATH + rb") HTTP/1\.([01])\r\n")
-_ANY_LINE = re.compile(rb"(" + _TOKEN + rb") ([!-~]++) (HTTP/[0-9]\.[0-9])\r\n")
-_ABSOLUTE = re.compile(rb"https?://([^/?]*+)(" + _PATH + rb")", re.IGNORECASE)
-_METHODS = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
-_FIELD_NAME = re.compile(rb"(" + _TOKEN + rb"):")
-_FIELDS = re.compile(rb"(?:" + _TOKEN + rb":[\t -~\x80-\xff]*+\r\n)*+")
-_PRINTABLE = b"\t" + bytes(range(32, 127)) + bytes(range(128, 256))
-_HOST = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=%]*+|\[[0-9A-Fa-f:.]++\])(?::[0-9]*+)?")
-_BARE_LF = re.compile(rb"(?<!\r)\n")
+_USUAL_LINE: Final = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) (/" + _PATH + rb") HTTP/1\.([01])\r\n")
+_ANY_LINE: Final = re.compile(rb"(" + _TOKEN + rb") ([!-~]++) (HTTP/[0-9]\.[0-9])\r\n")
+_ABSOLUTE: Final = re.compile(rb"https?://([^/?]*+)(" + _PATH + rb")", re.IGNORECASE)
+_METHODS: Final = frozenset((b"GET", b"HEAD", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"))
+_FIELD_NAME: Final = re.compile(rb"(" + _TOKEN + rb"):")
+_FIELDS: Final = re.compile(rb"(?:" + _TOKEN + rb":[\t -~\x80-\xff]*+\r\n)*+")
+_PRINTABLE: Final = b"\t" + bytes(range(32, 127)) + bytes(range(128, 256))
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9\-._~!$&'()*+,;=%]*+|\[[0-9A-Fa-f:.]++\])(?::[0-9]*+)?")
+_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 
 # More than a first line has beside its target.
-_REST_OF_LINE = 64
-# Names of headers as they were written, and in lower case: most of them come with every request.
-_NAMES: dict[bytes, bytes] = {}
-_MOST_NAMES = 1000
+_REST_OF_LINE: Final = 64
+# Lines that come with one request after the other, and what they say: of a client's headers nearly all do. Those that
+# differ from request to request are not kept, and neither are secrets.
+_FIRST_LINES: Final[dict[bytes, "RequestLine"]] = {}
+_HEADER_LINES: Final[dict[bytes, tuple[bytes, bytes]]] = {}
+# Names as they were written, and in lower case, of those lines that are not kept.
+_NAMES: Final[dict[bytes, bytes]] = {}
+_MOST_LINES: Final = 1000
+_LONGEST_LINE: Final = 256
+_NOT_KEPT: Final = frozenset(
+    b"authorization proxy-authorization api-key x-api-key cookie content-length x-request-id traceparent tracestate "
+    b"idempotency-key".split()
+)
 # Of which there can be one: taking the first or the last of two is how two readers come to differ.
-_ONCE = frozenset(
+_ONCE: Final = frozenset(
     b"host content-length transfer-encoding content-type authorization proxy-authorization x-api-key api-key "
     b"x-request-id".split()
 )
-_OWN = b"x-crosstie-"
+_OWN: Final = b"x-crosstie-"
 # Fields that say where a message ends, or to whom it goes: after its body it is too late for them.
-_NOT_TRAILERS = _ONCE | {b"connection", b"te", b"trailer", b"upgrade", b"expect"}
+_NOT_TRAILERS: Final = _ONCE | {b"connection", b"te", b"trailer", b"upgrade", b"expect"}
 
 # The size of a chunk and its extensions: names, and values that are tokens or in quotes.
-_QUOTED = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"'
-_CHUNK = re.compile(
+_QUOTED: Final = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"'
+_CHUNK: Final = re.compile(
     rb"([0-9A-Fa-f]++)(?:[ \t]*+;[ \t]*+" + _TOKEN + rb"(?:[ \t]*+=[ \t]*+(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?+)*+"
 )
-_NO_REQUEST = Request("", "", "", {}, b"")
+_NO_REQUEST: Final = Request("", "", "", {}, b"")
 # What is to come next of a request.
-_HEAD, _BODY, _SIZE, _CHUNK_DATA, _CHUNK_END, _TRAILERS = 0, 1, 2, 3, 4, 5
+_HEAD: Final = 0
+_BODY: Final = 1
+_SIZE: Final = 2
+_CHUNK_DATA: Final = 3
+_CHUNK_END: Final = 4
+_TRAILERS: Final = 5
 
 
 class RequestParser:
@@ -147,8 +161,7 @@ class RequestParser:
         self._left = body_length(fields, line.http11, limits)
         self.http11 = line.http11
         self.keep_alive = keeps_alive(fields, line.http11)
-        path, _, query = line.target.decode("ascii").partition("?")
-        self._request = Request(line.method.decode("ascii"), path, query, fields, b"")
+        self._request = Request(line.method, line.path, line.query, fields, b"")
         has_body = self._left != 0
         if self._left >= 0:
             self._state = _BODY
@@ -262,18 +275,33 @@ class RequestLine:
     """The first line: `host` is what an absolute target says, None for the usual kind."""
 
     def __init__(self, method: bytes, target: bytes, http11: bool, end: int, host: bytes | None = None):
-        self.method, self.target, self.http11, self.end, self.host = method, target, http11, end, host
+        self.method, self.http11, self.end, self.host = method.decode("ascii"), http11, end, host
+        self.path, _, self.query = target.decode("ascii").partition("?")
 
 
 def first_line(head: bytes, limits: RequestLimits) -> RequestLine:
     """Of a head, or of as much of one as has come if its first line is whole. Raises BadRequest."""
+    line = head[: head.find(b"\r") + 2]
+    known = _FIRST_LINES.get(line)
+    if known is not None and len(line) <= limits.target_bytes:
+        return known
     usual = _USUAL_LINE.match(head)
-    if usual is not None:
-        method, target, minor = usual.groups()
-        if len(target) > limits.target_bytes:
-            _target_too_long(limits)
-        return RequestLine(method, target, minor == b"1", usual.end())
-    return _other_line(head, limits)
+    if usual is None:
+        return _other_line(head, limits)
+    method, target, minor = usual.groups()
+    if len(target) > limits.target_bytes:
+        _target_too_long(limits)
+    found = RequestLine(method, target, minor == b"1", usual.end())
+    if len(line) <= _LONGEST_LINE and not found.query:
+        _keep(_FIRST_LINES, line, found)
+    return found
+
+
+def _keep(lines: dict[bytes, Any], line: bytes, found: object) -> None:
+    if len(lines) >= _MOST_LINES:
+        # Those that come again are soon here again.
+        lines.clear()
+    lines[line] = found
 
 
 def _other_line(head: bytes, limits: RequestLimits) -> RequestLine:
@@ -336,36 +364,40 @@ def header_fields(head: bytes, line: RequestLine, limits: RequestLimits) -> dict
     count = len(lines)
     if count > limits.headers:
         raise BadRequest(431, f"more than {limits.headers} headers")
-    if head.translate(None, _PRINTABLE) != b"\r\n" * (count + 1):
-        raise BadRequest(400, "a header has control characters, or a line end that is not CR LF")
     fields: dict[bytes, bytes] = {}
     for one in lines:
-        given, colon, value = one.partition(b":")
-        name = _NAMES.get(given) if colon else None
-        # After the check above it strips spaces and tabs, which is what may stand around a value.
-        fields[name or _name(one)] = value.strip()
+        known = _HEADER_LINES.get(one)
+        name, value = known if known is not None else _field(one)
+        fields[name] = value
     if len(fields) < count:
         fields = _joined(lines)
     host = fields.get(b"host")
-    if host is None:
-        if line.http11:
-            raise BadRequest(400, "no host")
-    elif _HOST.fullmatch(host) is None:
-        raise BadRequest(400, "the host is no host")
+    if host is None and line.http11:
+        raise BadRequest(400, "no host")
     if line.host is not None and (not line.host or line.host.lower() != (host or b"").lower()):
         raise BadRequest(400, "the target names another host than the host header")
     return fields
 
 
-def _name(line: bytes) -> bytes:
+def _field(line: bytes) -> tuple[bytes, bytes]:
     """Of a header that was not met before."""
-    found = _FIELD_NAME.match(line)
-    if found is None:
-        raise BadRequest(400, "a header is not NAME: VALUE on one line")
-    name = bytes(found[1]).lower()
-    if len(_NAMES) < _MOST_NAMES:
-        _NAMES[found[1]] = name
-    return name
+    if line.translate(None, _PRINTABLE):
+        raise BadRequest(400, "a header has control characters, or a line end that is not CR LF")
+    given, colon, value = line.partition(b":")
+    name = _NAMES.get(given) if colon else None
+    if name is None:
+        if _FIELD_NAME.match(line) is None:
+            raise BadRequest(400, "a header is not NAME: VALUE on one line")
+        name = given.lower()
+        if name in _NOT_KEPT:
+            _keep(_NAMES, given, name)
+    # After the check above it strips spaces and tabs, which is what may stand around a value.
+    value = value.strip()
+    if name == b"host" and _HOST.fullmatch(value) is None:
+        raise BadRequest(400, "the host is no host")
+    if len(line) <= _LONGEST_LINE and name not in _NOT_KEPT:
+        _keep(_HEADER_LINES, line, (name, value))
+    return name, value
 
 
 def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
@@ -401,11 +433,12 @@ def body_length(fields: dict[bytes, bytes], http11: bool, limits: RequestLimits)
         return 0
     if not length.isdigit():
         raise BadRequest(400, "content-length is no number")
-    digits = length.lstrip(b"0") or b"0"
+    digits = length if len(length) <= 18 else length.lstrip(b"0") or b"0"
     # More digits than that are more bytes than any limit, and slow to turn into a number.
-    if len(digits) > 18 or int(digits) > limits.body_bytes:
+    size = int(digits) if len(digits) <= 18 else -1
+    if not 0 <= size <= limits.body_bytes:
         body_too_large(limits)
-    return int(digits)
+    return size
 
 
 def _in_chunks(coding: bytes, length: bytes | None, http11: bool) -> int:
