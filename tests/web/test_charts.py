@@ -1,5 +1,6 @@
 """Pictures that are quoted: readable alone, by day and by night, told apart without colours, with source and date."""
 
+import json
 import re
 from datetime import date
 from pathlib import Path
@@ -10,7 +11,11 @@ from tests.conftest import Command
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.decide.compare.curve import Curve
+from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import place
+from crosstie.perf.hardware import Hardware
+from crosstie.perf.roofline import roofline
+from crosstie.perf.step import shape, step
 from crosstie.prove.calibration.published import PublishedPoint, published_points
 from crosstie.prove.calibration.results import read_results
 from crosstie.web.chart import MARKERS, STYLES, draw_curves, draw_memory
@@ -96,6 +101,52 @@ def test_memory_s_parts_add_up_to_the_gpu(tmp_path: Path) -> None:
         assert word in text
 
 
+@pytest.mark.parametrize(("model", "on", "gpus"), [("llama-3.1-8b", "h200", 1), ("deepseek-v3.2", "mi355x", 8)])
+def test_a_roofline_s_operations_are_the_model_s_own(model: str, on: str, gpus: int) -> None:
+    catalog = Catalog()
+    one = catalog.deployment(catalog.model(model), catalog.accelerator(on), Parallelism(tp=gpus), "fp8")
+    found = roofline(one, concurrency=16, input_tokens=2048, output_tokens=256)
+    hardware = Hardware([one])
+    for each in found.steps:
+        decodes = each.kind == "decode"
+        at = shape(each.size, each.context) if decodes else shape(0.0, 0.0, each.size, each.context)
+        cost = step(hardware, at)
+        assert each.seconds == pytest.approx(cost.total_s[0, 0])
+        # With what is not on the axes they are the whole step, and at peak rates the ideal one.
+        spent = sum(spot.share_of_step for spot in each.spots) + sum(each.elsewhere.values())
+        assert spent == pytest.approx(1.0)
+        peaks = {roof.format: roof.peak_flop_per_s for roof in found.roofs}
+        roofs = [min(peaks[spot.format], spot.flop_per_byte * found.memory_bytes_per_s) for spot in each.spots]
+        ideal = sum(spot.flop / roof for spot, roof in zip(each.spots, roofs, strict=True))
+        assert ideal == pytest.approx(cost.ideal_s[0, 0], rel=0.01)
+        assert all(spot.flop_per_s <= roof for spot, roof in zip(each.spots, roofs, strict=True))
+    got = estimate(one, concurrency=16, input_tokens=2048, output_tokens=256)
+    assert found.steps[1].size == pytest.approx(got.decoding)
+
+
+@pytest.mark.usefixtures("words")
+def test_a_roofline_says_what_its_json_says(crosstie: Command, tmp_path: Path) -> None:
+    file = tmp_path / "r.svg"
+    asked = ("compare", "gpt-oss-120b", "--on", "mi300x,b200", "--plot-roofline", str(file), "--json")
+    (first, second) = json.loads(crosstie(*asked).out)["roofline"]
+    text = file.read_text()
+    for one in (first, second):
+        shares: dict[str, list[str]] = {spot["name"]: [] for each in one["steps"] for spot in each["spots"]}
+        for each in one["steps"]:
+            for spot in each["spots"]:
+                part = spot["share_of_step"]
+                shares[spot["name"]].append(f"{part:.0%}" if part >= 0.01 else "&lt;1%")
+        for name, parts in shares.items():
+            assert f"{name}: {', '.join(parts)}" in text
+    assert first["deployment"]["accelerator"] == "mi300x"
+    assert "1 x mi300x" in text
+    assert "2025-03-21" in text
+    assert "predicted, not measured" in text.replace("\n", " ")
+    # Ticks as people write them.
+    assert ">10,000<" in text
+    assert "×" not in text
+
+
 def test_commands_draw_them(crosstie: Command, tmp_path: Path) -> None:
     cost, memory = tmp_path / "cost.svg", tmp_path / "memory.svg"
     assert crosstie("compare", "llama-3.1-8b", "--on", "h200", "--plot-cost", str(cost), "--dark").status == 0
@@ -109,6 +160,14 @@ def test_commands_draw_them(crosstie: Command, tmp_path: Path) -> None:
     [
         (("compare", "llama-3.1-8b", "--on", "h200", "--plot-cost", "x.txt"), "must end in .svg"),
         (("fit", "llama-3.1-8b", "--on", "h200", "--plot", "x.txt"), "must end in .svg"),
+        (("compare", "llama-3.1-8b", "--on", "h200", "--plot-roofline", "x.txt", "--json"), "must end in .svg"),
+        (("compare", "qwen3-8b", "--on", "h200", "--plot-roofline", "/nowhere/x.svg"), "cannot be written"),
+        (("compare", "llama-3.1-405b", "--on", "h200", "--tp", "1", "--plot-roofline", "x.svg"), "none of these"),
+        (("compare", "qwen3-8b", "--on", "h100-sxm,h200,b200,mi300x,mi355x", "--plot-roofline", "x.svg"), "holds 4"),
+        (
+            ("compare", "deepseek-r1", "--on", "b200", "--tp=8", "--speculation=mtp:3", "--plot-roofline=x.svg"),
+            "without",
+        ),
         (("compare", "llama-3.1-8b", "--on", "mi300x,rtx-3090", "--plot-cost", "/nowhere/x.svg"), "cannot be written"),
         (("compare", "qwen3-8b", "--on", "rtx-3090", "--plot-cost", "x.svg"), "has a price by the hour"),
     ],

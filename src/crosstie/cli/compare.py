@@ -25,8 +25,10 @@ from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
 from crosstie.decide.cost.prices import quotes
 from crosstie.decide.scorecard.contest import BY_THE_HOUR
 from crosstie.perf.fit import BARELY
+from crosstie.perf.roofline import Roofline, roofline
 from crosstie.prove.calibration.published import PublishedPoint, all_results, published_points
 from crosstie.web.chart import check_ending, curves_figure, draw_costs, draw_curves
+from crosstie.web.roofline_chart import draw_roofline
 
 INTERVAL = "80% interval"
 _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and what it rests on"
@@ -39,6 +41,7 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
 @click.option("--plot-cost", type=FILE, metavar="FILE", help="Draw $ a million tokens over TPOT.")
+@click.option("--plot-roofline", type=FILE, metavar="FILE", help="Draw a step's operations under the roofline.")
 @dark_option
 @click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
 @click.option("--apart", metavar="P:D", help="Also with prefill and decode apart, such as 1xTP4:2xTP8.")
@@ -47,7 +50,8 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @json_option
 def command(
     model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, plot_cost: Path | None,
-    dark: bool, gpus: str | None, apart: str | None, html: Path | None, verbose: bool, as_json: bool,
+    plot_roofline: Path | None, dark: bool, gpus: str | None, apart: str | None, html: Path | None, verbose: bool,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
@@ -68,12 +72,13 @@ def command(
     check_html(html)
     catalog = Catalog()
     if gpus is not None:
-        if sweep or plot or plot_cost or apart or html:
-            raise BadInput("--gpus stands alone: leave --sweep, --plot, --plot-cost, --apart and --html out")
+        if sweep or plot or plot_cost or plot_roofline or apart or html:
+            raise BadInput("--gpus stands alone: leave --sweep, the plots, --apart and --html out")
         return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
-    for picture in filter(None, (plot, plot_cost)):
+    pictures = [one for one in (plot, plot_cost, plot_roofline) if one]
+    for picture in pictures:
         check_ending(picture)
     swept = curves(card) if sweep or plot or plot_cost or html else []
     published = _published(card) if plot or html else []
@@ -85,9 +90,15 @@ def command(
     if plot_cost:
         named = [one.accelerator.id for one in card.entries]
         draw_costs(swept, quotes(catalog.prices, named, BY_THE_HOUR, {}), title, plot_cost, dark=dark)
-    for picture in filter(None, (plot, plot_cost) if not as_json else ()):
+    roofs = rooflines(card) if plot_roofline else []
+    if plot_roofline:
+        draw_roofline(
+            roofs, f"{card.model.name}: {load}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark
+        )
+    for picture in pictures if not as_json else ():
         click.echo(f"drawn as {picture}", err=True)
     more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
+    more |= {"roofline": [roofline_json(one) for one in roofs]} if roofs else {}
     document = {**to_json(card), **more, **({"apart": [apart_json(one) for one in split]} if split else {})}
 
     def shown(details: bool) -> None:
@@ -107,6 +118,29 @@ def command(
 def _published(card: Scorecard) -> list[PublishedPoint]:
     deployments = [entry.deployment for entry in card.entries if entry.deployment]
     return published_points(all_results(), deployments, card.load.input_tokens, card.load.output_tokens)
+
+
+def rooflines(card: Scorecard) -> list[Roofline]:
+    load = asdict(card.load)
+    return [roofline(entry.deployment, **load) for entry in card.entries if entry.deployment and entry.estimate]
+
+
+def roofline_json(one: Roofline) -> dict[str, object]:
+    return {
+        "deployment": deployment_json(one.deployment),
+        "memory_bytes_per_s": one.memory_bytes_per_s,
+        "roofs": [asdict(roof) for roof in one.roofs],
+        "steps": [
+            {
+                **asdict(step),
+                "spots": [
+                    {**asdict(spot), "flop_per_byte": spot.flop_per_byte, "flop_per_s": spot.flop_per_s}
+                    for spot in step.spots
+                ],
+            }
+            for step in one.steps
+        ],
+    }
 
 
 def scaled(found: list[Scaling], load: Load, as_json: bool) -> int:

@@ -307,10 +307,14 @@ def _cycle(hardware: Hardware, decoding: Array, decode_s: Array, mixed_s: Array,
 
 def prefill_alone(hardware: Hardware, input_tokens: ArrayLike, cached_tokens: ArrayLike = 0.0) -> StepCost:
     """One chunk of a prompt with nothing else in the step: what binds prefill itself."""
+    return step(hardware, chunk_alone(hardware, input_tokens, cached_tokens))
+
+
+def chunk_alone(hardware: Hardware, input_tokens: ArrayLike, cached_tokens: ArrayLike = 0.0) -> Shape:
     inputs, cached = np.asarray(input_tokens, dtype=np.float64), np.asarray(cached_tokens, dtype=np.float64)
     fresh = np.maximum(inputs - cached, 1.0)
     chunk = np.minimum(fresh, hardware.chunk_tokens)
-    return step(hardware, shape(prefill_tokens=chunk, prefill_start=inputs - fresh + 0.5 * (fresh - chunk)))
+    return shape(prefill_tokens=chunk, prefill_start=inputs - fresh + 0.5 * (fresh - chunk))
 
 
 def held_sequences(hardware: Hardware, context: Array, shared: Array) -> Array:

@@ -153,6 +153,27 @@ class _Account:
         self.add_ideal(count, flop, peak, traffic, "attention")
 
 
+class Counted(_Account):
+    """An account that also counts what was done, for those who look at few steps closely."""
+
+    def __init__(self, hardware: Hardware, size: tuple[int, ...]):
+        super().__init__(hardware, size, detailed=True)
+        self.flop, self.moved_bytes = np.zeros(size), np.zeros(size)
+
+    def add_ideal(self, count: float, flop: Array, peak: Array, traffic: Array | float, part: str = "products") -> None:
+        super().add_ideal(count, flop, peak, traffic, part)
+        self.flop = self.flop + count * flop
+        self.moved_bytes = self.moved_bytes + count * traffic
+
+
+def counted(hardware: Hardware, work: Work, at: Shape) -> Counted:
+    """Some of a step's work by itself: its seconds, FLOPs, and the bytes of weights and cache that it reads."""
+    busiest = _busiest_replica(hardware, at)
+    account = Counted(hardware, np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at)))
+    _pass(account, hardware, work, at, busiest, np.ones(1), np.ones(1))
+    return account
+
+
 def step(hardware: Hardware, at: Shape) -> StepCost:
     """The cost of one step through all layers, for every deployment at every operating point."""
     busiest = _busiest_replica(hardware, at)

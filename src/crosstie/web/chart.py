@@ -73,7 +73,7 @@ def _curves(curves: Sequence[Curve], title: str, published: Sequence[PublishedPo
                 f"{curve.concurrency[at]:,}", (x[at], y[at]), textcoords="offset points",
                 xytext=(5, 5 - 17 * (index % 2)), fontsize=8, color=colour,
             )  # fmt: skip
-    _logarithmic(axes)
+    logarithmic(axes)
     axes.set_xlabel("tokens/s for each user (1 / TPOT)")
     axes.set_ylabel("output tokens/s a GPU")
     axes.set_title(title, loc="left", fontsize=11)
@@ -85,7 +85,7 @@ def _span(counts: Sequence[int]) -> str:
     return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
 
 
-def _logarithmic(axes: Any) -> None:
+def logarithmic(axes: Any) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
@@ -114,7 +114,7 @@ def draw_costs(
         if price.low < price.high:
             ends = [[usd / each for each in rates] for usd in (price.low, price.high)]
             axes.fill_between(x, *ends, color=colour, alpha=0.08, linewidth=0)
-    _logarithmic(axes)
+    logarithmic(axes)
     axes.set_xlabel("TPOT, ms")
     axes.set_ylabel("$ a million output tokens, replica at that load")
     axes.set_title(title, loc="left", fontsize=11)
@@ -165,11 +165,11 @@ _MEMORY = (
 )  # fmt: skip
 
 
-def plain_ticks(axis: Any) -> None:
+def plain_ticks(axis: Any, at: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
     """Numbers of a logarithmic axis as people write them, 20 and not 2x10^1: at 1, 2 and 5 of every decade."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_locator(LogLocator(subs=at))
     axis.set_major_formatter("{x:,g}")
     axis.set_minor_formatter(NullFormatter())
 
