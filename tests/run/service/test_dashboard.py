@@ -11,7 +11,7 @@ from tests.run.gateway.fakes import Running, fakes, fleet_of, pool_of, running, 
 from tests.run.service.test_admin import KEY, Administered, two_pools
 
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet
+from crosstie.core.fleet import Fleet, Serving
 from crosstie.run.service import sessions
 from crosstie.run.service.admin_door import AdminDoor
 from crosstie.run.service.admin_view import FleetView, merged
@@ -203,6 +203,46 @@ def test_what_another_page_makes_a_browser_send_changes_nothing(headers: Headers
             assert set((await gateway.states()).values()) == {"up"}
 
     run_on_loop(scenario())
+
+
+def test_who_guesses_keys_has_to_wait_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def from_there(address: str) -> Headers:
+        return [(b"x-forwarded-for", address.encode())]
+
+    async def scenario() -> None:
+        serving = Serving(trusted_proxies=("127.0.0.1",))
+        async with fakes(2) as made, shown(two_pools(made, serving=serving)) as gateway:
+            visitor = gateway.visitor()
+
+            async def tried(key: str, address: str) -> Answer:
+                return await visitor.ask("POST", "/crosstie/session", {"key": key}, from_there(address))
+
+            for n in range(sessions.OF_ONE):
+                assert (await tried(f"guess-{n}", "192.0.2.1")).status == 401
+            refused = await tried(KEY, "192.0.2.1")
+            assert (refused.status, json.loads(refused.body)["error"]["code"]) == (429, "too_many_keys")
+            assert 1 <= int(refused.header(b"retry-after") or b"0") <= sessions.WINDOW_S + 1
+            assert (await tried(KEY, "192.0.2.2")).status == 200
+            # From everywhere at once.
+            for n in range(sessions.OF_ALL - sessions.OF_ONE):
+                assert (await tried("guess", f"198.51.100.{n}")).status == 401
+            assert (await tried(KEY, "192.0.2.3")).status == 429
+            # The administrators' own door is another matter, and so is who is signed in.
+            assert (await gateway.raw("GET", "/admin/v1/pools")).status == 200
+            monkeypatch.setattr(sessions, "WINDOW_S", 0.0)
+            assert (await tried(KEY, "192.0.2.1")).status == 200
+
+    run_on_loop(scenario())
+
+
+def test_a_wrong_key_counts_for_a_minute() -> None:
+    wrong = sessions.WrongKeys()
+    for n in range(sessions.OF_ONE):
+        assert wrong.wait_s("a", float(n)) == 0.0
+        wrong.add("a", float(n))
+    assert wrong.wait_s("a", 10.0) == pytest.approx(sessions.WINDOW_S - 10.0)
+    assert wrong.wait_s("b", 10.0) == 0.0
+    assert wrong.wait_s("a", sessions.WINDOW_S + 0.1) == 0.0
 
 
 def test_a_session_ends_by_time_by_sign_out_and_by_any_other_letter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from crosstie.core.errors import CrosstieError
-from crosstie.run.gateway.errors import RequestRejected, error_body
+from crosstie.run.gateway.clients import Clients
+from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.interfaces import OwnPages
 from crosstie.run.service.admin import Administration
 from crosstie.run.service.admin_view import DecisionView, FleetView
@@ -23,8 +24,8 @@ from crosstie.run.service.door import json_object
 from crosstie.run.service.door_keys import DoorKeys
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.served_view import Totals
-from crosstie.run.service.sessions import Session, Sessions, set_cookie
-from crosstie.run.service.worker_link import Decisions, DecisionsRequest, Done, SessionEnded
+from crosstie.run.service.sessions import Session, Sessions, WrongKeys, set_cookie
+from crosstie.run.service.worker_link import Decisions, DecisionsRequest, Done, SessionEnded, WrongKey
 from crosstie.run.wire.request import BadRequest, Request
 from crosstie.run.wire.server import Reply
 
@@ -84,7 +85,7 @@ class Dashboard(OwnPages):
     ):  # fmt: skip
         self._process, self._admin, self._keys = process, admin, keys
         self._look, self._said, self._decisions, self._turned_away = look, said, decisions, turned_away
-        self.sessions = Sessions(keys.secret)
+        self.sessions, self._wrong_keys = Sessions(keys.secret), WrongKeys()
         data = files("crosstie.run.service") / "data" / "dashboard"
         self._static = {path: ((data / name).read_bytes(), kind) for path, (name, kind) in _STATIC.items()}
         self.paths = frozenset((*_STATIC, *_CHANGES, *(f"{ROOT}/{name}" for name in ("session", "live", "why"))))
@@ -99,6 +100,7 @@ class Dashboard(OwnPages):
         # How often the document was made; a test counts it.
         self.made = 0
         process.on(SessionEnded, self._on_ended)
+        process.on(WrongKey, self._on_wrong_key)
 
     async def stop(self) -> None:
         tasks = [*self._working, *([self._telling] if self._telling is not None else [])]
@@ -159,7 +161,8 @@ class Dashboard(OwnPages):
             self._later(reply, action, self._admin.act(f"{self._keys.fingerprint} (page)", action, given))
 
     def _refuse(self, reply: Reply, refused: RequestRejected) -> None:
-        reply.send(refused.status, error_body(refused.status, str(refused), refused.code), _HEADERS)
+        body = error_body(refused.status, str(refused), refused.code)
+        reply.send(refused.status, body, _HEADERS + retry_after(refused.retry_after_s))
 
     def _later(self, reply: Reply, what: str, work: Awaitable[Any], more: bytes = b"") -> None:
         """Answers with what comes of it."""
@@ -187,10 +190,21 @@ class Dashboard(OwnPages):
     # Who is there
 
     def _sign_in(self, request: Request, reply: Reply) -> None:
-        role = self._keys.role_of(json_object(request).get("key"))
+        given, gateway = json_object(request).get("key"), self._process.gateway
+        # A server that keeps no log of clients has not looked.
+        request.peer = request.peer or reply.connection.peer()
+        address = Clients(gateway.serving.trusted_proxies).address(request)
+        wait_s = self._wrong_keys.wait_s(address, gateway.loop.time())
+        if wait_s > 0:
+            # Not even the right one: who guesses must not learn from the answer that it was.
+            self._turned_away("too_many_keys")
+            why = f"too many wrong keys lately: try again in {max(round(wait_s + 0.5), 1)} s"
+            raise RequestRejected(429, why, "too_many_keys", wait_s)
+        role = self._keys.role_of(given)
         if role is None:
             self._turned_away("wrong_key")
-            raise RequestRejected(401, "no such key", "wrong_key")
+            self._later(reply, "a wrong key", self._wrong_key(address))
+            return
         session = self.sessions.begin(role)
         cookie = set_cookie(self.sessions.cookie_of(session), secure=_is_secure(request, reply))
         self._send_session(session, reply, cookie)
@@ -199,6 +213,17 @@ class Dashboard(OwnPages):
         csrf = self.sessions.csrf_of(session)
         said = {"role": session.role, "ends_at": session.ends_at, "csrf": csrf}
         reply.send(200, _encode(said), _HEADERS + more)
+
+    async def _wrong_key(self, address: str) -> None:
+        """Told to all workers, since the next one may come to any of them."""
+        said = WrongKey(address)
+        self._on_wrong_key(said)
+        await self._process.ask_others(said)
+        raise RequestRejected(401, "no such key", "wrong_key")
+
+    def _on_wrong_key(self, said: WrongKey) -> Done:
+        self._wrong_keys.add(said.address, self._process.gateway.loop.time())
+        return Done()
 
     async def _sign_out(self, session: Session) -> dict[str, Any]:
         ended = SessionEnded(session.name, session.ends_at)

@@ -1,11 +1,12 @@
 """Who is signed in to the page of operators: keys, and signed cookies that every worker of the gateway can read.
 
 A cookie says who came, which session it is and when it ends; the secret that signs it is made at start, so a restart
-signs everybody out. Who signs out is forgotten by name, in every worker.
+signs everybody out. Who signs out is forgotten by name, in every worker. Who guesses keys has to wait.
 """
 
 import hmac
 import secrets
+from collections import deque
 from hashlib import sha256
 from time import time
 from typing import Literal, NamedTuple
@@ -13,6 +14,8 @@ from typing import Literal, NamedTuple
 Role = Literal["operator", "administrator"]
 COOKIE = "crosstie_session"
 LASTS_S = 8 * 3600
+# Wrong keys in so many seconds, of one address and of all: no further key is looked at until the first is so old.
+WINDOW_S, OF_ONE, OF_ALL = 60.0, 8, 60
 
 
 class Session(NamedTuple):
@@ -64,6 +67,25 @@ class Sessions:
 
     def _signed(self, text: str) -> str:
         return hmac.new(self._secret, text.encode(), sha256).hexdigest()
+
+
+class WrongKeys:
+    """When wrong keys came from where, lately; no more of them are kept than are let through."""
+
+    def __init__(self) -> None:
+        self._came: deque[tuple[float, str]] = deque(maxlen=OF_ALL)
+
+    def add(self, address: str, now: float) -> None:
+        self._came.append((now, address))
+
+    def wait_s(self, address: str, now: float) -> float:
+        """Until a key from there is looked at again; 0: now."""
+        while self._came and self._came[0][0] <= now - WINDOW_S:
+            self._came.popleft()
+        own = [at for at, who in self._came if who == address]
+        first = [own[-OF_ONE]] if len(own) >= OF_ONE else []
+        first += [self._came[0][0]] if len(self._came) >= OF_ALL else []
+        return max((at + WINDOW_S - now for at in first), default=0.0)
 
 
 def set_cookie(value: str, *, secure: bool, lasts_s: int = LASTS_S) -> bytes:

@@ -96,6 +96,12 @@ class SessionEnded(_Message, frozen=True):
     ends_at: int
 
 
+class WrongKey(_Message, frozen=True):
+    """Somebody tried one at the page of operators: answered by `Done`."""
+
+    address: str
+
+
 # Responses
 
 
@@ -144,7 +150,7 @@ class Failed(_Message, frozen=True):
 
 WorkerRequest = (
     MetricsRequest | ChangesRequest | Changes | ReloadRequest | FleetRequest | DecisionsRequest | LeaderState
-    | FollowerReport | ResponseKept | SessionEnded
+    | FollowerReport | ResponseKept | SessionEnded | WrongKey
 )  # fmt: skip
 WorkerAnswer = MetricsPage | Changes | FleetAnswer | Decisions | LeaderState | FollowerLoad | Done | Failed
 # What a worker can be asked, by the class of the request.
