@@ -176,7 +176,7 @@ function poolButtons(rowOf) {
     node: make("span", {}, drain.node, weight),
     update(row) {
       drain.update(row);
-      weight.hidden = session === null || session.role !== "administrator";
+      drain.node.hidden = weight.hidden = row.again || session === null || session.role !== "administrator";
       weight.setAttribute("aria-label", `Weight of pool ${row.pool}`);
     },
   };
@@ -186,6 +186,8 @@ function poolButtons(rowOf) {
 
 const served = (row) => latest.served.find((one) => one.pool === row.pool) || {};
 const pace = (row, name) => served(row)[name] || {};
+// A shared pool has a row for each of its models; what is counted for the whole pool stands in the first.
+const once = (text) => (row) => (row.again ? "as above" : text(row));
 const isEmulated = (one) => one.engine === "emulated";
 const where = (address) => address.replace(/^https?:\/\//, "").replace(/\/v1$/, "");
 
@@ -196,12 +198,12 @@ const pools = new Table(by("pools"), "Each pool, as all processes of the gateway
   { head: "state", text: (row) => row.state, mood: (row) => MOODS[row.state] },
   { head: "up", right: true, text: (row) => `${row.backends.filter((one) => one.state === "up").length} of ${row.backends.length}` },
   { head: "in flight", right: true, text: (row) => whole(row.in_flight) },
-  { head: "requests/s", right: true, text: (row) => significant(pace(row, "now_pace").requests_per_s) },
-  { head: "TTFT predicted → delivered", right: true, text: (row) => both(pace(row, "now_pace").predicted_ttft_s, pace(row, "now_pace").ttft_s) },
-  { head: "TPOT predicted → delivered", right: true, text: (row) => both(pace(row, "now_pace").predicted_tpot_s, pace(row, "now_pace").tpot_s) },
-  { head: "$/M now", right: true, text: (row) => dollars(pace(row, "now_pace").usd_per_million_tokens) },
-  { head: "$/M today", right: true, text: (row) => dollars(pace(row, "today_pace").usd_per_million_tokens) },
-  { head: "weight", right: true, text: (row) => significant(row.weight) },
+  { head: "requests/s", right: true, text: once((row) => significant(pace(row, "now_pace").requests_per_s)) },
+  { head: "TTFT predicted → delivered", right: true, text: once((row) => both(pace(row, "now_pace").predicted_ttft_s, pace(row, "now_pace").ttft_s)) },
+  { head: "TPOT predicted → delivered", right: true, text: once((row) => both(pace(row, "now_pace").predicted_tpot_s, pace(row, "now_pace").tpot_s)) },
+  { head: "$/M now", right: true, text: once((row) => dollars(pace(row, "now_pace").usd_per_million_tokens)) },
+  { head: "$/M today", right: true, text: once((row) => dollars(pace(row, "today_pace").usd_per_million_tokens)) },
+  { head: "weight", right: true, text: once((row) => significant(row.weight)) },
   { head: "change", element: poolButtons },
 ], (row) => `${row.pool} ${row.model}`);
 
@@ -214,7 +216,7 @@ const replicas = new Table(by("replicas"), "Each replica", [
   { head: "KV used", right: true, text: (row) => (row.reported && isNumber(row.reported.kv_used_fraction) ? `${Math.round(100 * row.reported.kv_used_fraction)}%` : NONE) },
   { head: "TTFT delivered / predicted", right: true, text: (row) => significant(row.ttft_correction) },
   { head: "TPOT delivered / predicted", right: true, text: (row) => significant(row.tpot_correction) },
-  { head: "model there", text: (row) => row.residency || NONE },
+  { head: "model there", text: (row) => (row.residency ? `${row.model}: ${row.residency}` : NONE) },
   { head: "engine", text: (row) => (isEmulated(row) ? "emulated, no GPU" : row.engine || "not known"), mood: (row) => (isEmulated(row) ? "caution" : "") },
   { head: "change", element: (rowOf) => drainButton(rowOf, (row) => `replica ${where(row.backend)}`, (row) => ({ backend: row.backend })) },
 ], (row) => row.backend);
@@ -367,7 +369,8 @@ function show(said) {
   const faster = fleet.speed === 1 ? "" : ` Times are the fleet's own, which runs ${significant(fleet.speed)} times as fast as the clock.`;
   say(by("emulated"), `EMULATED: ${fleet.emulated} of ${all} replicas are emulated. No GPU runs there; their times are the performance model's.${faster}`);
   showFacts(fleet);
-  pools.show(fleet.pools);
+  const named = fleet.pools.map((one) => one.pool);
+  pools.show(fleet.pools.map((one, n) => ({ ...one, again: named.indexOf(one.pool) < n })));
   showReplicas();
   showDecisions(said);
   teams.show(fleet.teams.length ? fleet.teams : [{ team: "no teams, or no keys", usd_per_day: 0, usd_per_month: 0 }]);
