@@ -210,7 +210,7 @@ class AdminDoor(Door):
     def _pools(self, view: FleetView) -> dict[str, Any]:
         admin = self.admin
         return {
-            **msgspec.to_builtins(view),
+            **msgspec.structs.asdict(view),
             "changes": [change.words for change in admin.changes],
             "dropped": [{"change": change.words, "why": why} for change, why in admin.left_out],
         }

@@ -114,7 +114,7 @@ def fleet_view(gateway: Gateway, file: Fleet, day: DayCounts | None = None) -> F
 
 
 def _pool_view(gateway: Gateway, live: LivePool, of_file: set[str] | None) -> PoolView:
-    pool = live.pool
+    pool, now = live.pool, gateway.now()
     return PoolView(
         pool=pool.name,
         model=pool.model,
@@ -124,13 +124,13 @@ def _pool_view(gateway: Gateway, live: LivePool, of_file: set[str] | None) -> Po
         max_in_flight=pool.max_in_flight,
         usd_per_gpu_hour=pool.usd_per_gpu_hour,
         draining=live.draining,
-        backends=[_backend_view(gateway, one, "file" if one.key in (of_file or ()) else "admin")
+        backends=[_backend_view(gateway, one, "file" if one.key in (of_file or ()) else "admin", now)
                   for one in live.replicas + (live.prefill.replicas if live.prefill is not None else [])],
     )  # fmt: skip
 
 
-def _backend_view(gateway: Gateway, replica: Replica, source: Source) -> BackendView:
-    now, reported, backend = gateway.now(), replica.reported, gateway.backends[replica.key]
+def _backend_view(gateway: Gateway, replica: Replica, source: Source, now: float) -> BackendView:
+    reported, backend = replica.reported, gateway.backends[replica.key]
     return BackendView(
         backend=replica.key,
         source=source,

@@ -25,7 +25,8 @@ class Totals(msgspec.Struct):
     resumed: int = 0
 
     def plus(self, other: "Totals", sign: int = 1) -> "Totals":
-        return Totals(*(getattr(self, name) + sign * getattr(other, name) for name in self.__struct_fields__))
+        both = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Totals(*[own + sign * more for own, more in both])
 
 
 class PaceView(msgspec.Struct):
