@@ -14,7 +14,7 @@ COMPILED = {
     "perf": ["tabulated"],
     "route": [
         "adapters", "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "held", "learnt",
-        "lengths", "live", "load", "modelled", "overflow", "plain", "policy", "prefix", "router", "shortlist",
+        "lengths", "live", "load", "modelled", "observed", "overflow", "plain", "policy", "prefix", "router", "shortlist",
         "slots", "speed", "spending",
     ],
     "sim": ["engine", "prefix_cache"],

@@ -266,7 +266,8 @@ class CheapestMeetingTarget(_Predicting):
         prediction, count = chosen.prediction, len(found)
         # On an idle replica there is nothing to wait for, and who names no target is not to wait for one.
         patient = (ask.in_doubt or ask.waited_s < ask.patience_s) and limits.finish_s == inf
-        if chosen.replica.in_flight and (ask.priority < 1 or patient):
+        replica = chosen.replica
+        if (replica.in_flight or replica.elsewhere.in_flight) and (ask.priority < 1 or patient):
             return Decision("wait", lambda: f"none of {count} within target: {in_words(prediction, ask)}")
         said = f"misses least of {count}, none within target" if limits.finish_s == inf else f"soonest of {count}"
         return Decision(

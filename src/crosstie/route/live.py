@@ -15,6 +15,7 @@ from crosstie.route.corrections import OnlineCorrection, Scatter, log_ratio
 from crosstie.route.held import HeldBlocks
 from crosstie.route.lengths import Classes, Lengths
 from crosstie.route.load import RATE_S, ReplicaLoad, Reported
+from crosstie.route.observed import Observations
 from crosstie.route.prefix import Holders, Prefixes
 from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import Prediction, Speed, View
@@ -62,6 +63,8 @@ class LivePool:
         self.promised_ttft_s = self.promised_tpot_s = inf
         # Of one that is paid by the token, see `route.overflow`; None: it is the fleet's own.
         self.spending: Spending | None = None
+        # What others are to learn from what is seen here; None: there are none.
+        self.observations: Observations | None = None
         self.adopt(pool, speed, lengths)
 
     def adopt(
@@ -343,6 +346,8 @@ class Replica(ReplicaLoad):
         self.targets[flight.targets] = self.targets.get(flight.targets, 0) + 1
         if ask.prefix:
             self.prefixes.add(ask.prefix)
+            if self.pool.observations is not None:
+                self.pool.observations.was_sent(self.key, ask.prefix)
         if self.held is not None and ask.tokens is not None:
             self.held.expect(ask.tokens, ask.apart)
         if ask.session is not None:
@@ -401,6 +406,24 @@ class Replica(ReplicaLoad):
         view.strictest_tpot_s = min(tpot_s, elsewhere.strictest_tpot_s)
         self.fresh_until = now + VIEW_S
         return view
+
+    def learn_first(self, ratio: float, error: float, tokens: float, ttft_s: float, now: float) -> None:
+        """A first token came: observed over raw and over corrected prediction, in logarithms, here or elsewhere."""
+        pool = self.pool
+        self.factors_until = -inf
+        self.touch()
+        self.ttft.teach(ratio, now)
+        pool.ttft_scatter.teach(error)
+        pool.speed.saw_first(tokens, ttft_s)
+
+    def learn_decode(self, ratio: float, error: float, in_flight: float, tpot_s: float, now: float) -> None:
+        """An answer ended that took so long a token."""
+        pool = self.pool
+        self.factors_until = -inf
+        self.touch()
+        self.tpot.teach(ratio, now)
+        pool.tpot_scatter.teach(error)
+        pool.speed.saw_decode(in_flight, tpot_s)
 
     def read_elsewhere(self, now: float) -> bool:
         """Takes over what other workers and peers have written; whether anything of it has changed."""
@@ -473,13 +496,12 @@ class Flight:
             return
         self.decode_from(now)
         self.first_at, self.seen = now, True
-        replica, pool = self.replica, self.replica.pool
-        observed = now - self.started
-        replica.factors_until = -inf
-        replica.touch()
-        replica.ttft.teach(log_ratio(observed, self.prediction.raw_ttft_s, _TTFT_GUARD_S), now)
-        pool.ttft_scatter.teach(log_ratio(observed, self.prediction.ttft_s, _TTFT_GUARD_S))
-        pool.speed.saw_first(self.ahead_tokens, observed)
+        replica, observed = self.replica, now - self.started
+        ratio = log_ratio(observed, self.prediction.raw_ttft_s, _TTFT_GUARD_S)
+        error = log_ratio(observed, self.prediction.ttft_s, _TTFT_GUARD_S)
+        replica.learn_first(ratio, error, self.ahead_tokens, observed, now)
+        if replica.pool.observations is not None:
+            replica.pool.observations.saw_first(replica.key, ratio, error, self.ahead_tokens, observed)
 
     def end(
         self, now: float, *, output_tokens: int | None, input_tokens: int | None, completed: bool
@@ -492,12 +514,14 @@ class Flight:
             self.spending.settle(self.reserved_usd, self.billed_usd, now)
         if not completed:
             return None
-        ask = self.ask
-        self.replica.pool.lengths.observe(
-            ask.class_name, ask.model, output_tokens=output_tokens,
-            # The bytes of an image say nothing about those of a token.
-            input_tokens=None if ask.modalities else input_tokens, prompt_bytes=ask.prompt_bytes,
-        )  # fmt: skip
+        ask, pool = self.ask, self.replica.pool
+        # The bytes of an image say nothing about those of a token.
+        counted = None if ask.modalities else input_tokens
+        pool.lengths.observe(
+            ask.class_name, ask.model, output_tokens=output_tokens, input_tokens=counted, prompt_bytes=ask.prompt_bytes
+        )
+        if pool.observations is not None:
+            pool.observations.saw_lengths(ask.class_name, ask.model, output_tokens, counted, ask.prompt_bytes)
         tpot_s = self._teach_tpot(now, output_tokens)
         known_input = float(input_tokens) if input_tokens else ask.input_tokens
         charged_usd = self.charge_usd(known_input, float(output_tokens or ask.output_tokens))
@@ -524,12 +548,12 @@ class Flight:
         tpot_s = (now - first) / (output_tokens - 1)
         if tpot_s <= 0.0:
             return None
-        replica.factors_until = -inf
-        replica.touch()
-        replica.tpot.teach(log_ratio(tpot_s, predicted.raw_tpot_s, _TPOT_GUARD_S), now)
-        replica.pool.tpot_scatter.teach(log_ratio(tpot_s, predicted.tpot_s, _TPOT_GUARD_S))
-        now_there = replica.in_flight + replica.elsewhere.in_flight + 1
-        replica.pool.speed.saw_decode(0.5 * (self.in_flight + now_there), tpot_s)
+        ratio = log_ratio(tpot_s, predicted.raw_tpot_s, _TPOT_GUARD_S)
+        error = log_ratio(tpot_s, predicted.tpot_s, _TPOT_GUARD_S)
+        there = 0.5 * (self.in_flight + replica.in_flight + replica.elsewhere.in_flight + 1)
+        replica.learn_decode(ratio, error, there, tpot_s, now)
+        if replica.pool.observations is not None:
+            replica.pool.observations.saw_decode(replica.key, ratio, error, there, tpot_s)
         return tpot_s if self.seen else None
 
     def _leave_queue(self) -> None:

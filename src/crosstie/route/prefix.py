@@ -6,7 +6,7 @@ BLOCK_BYTES = 2048
 # Prompts are compared over their first 128 KiB; what they share beyond that is not seen.
 MOST_BLOCKS = 64
 # Of a hash: 32 bits of checksum, 6 of the block's number, and above them whose it is.
-_TENANT_AT = 38
+WHOSE_AT = 38
 
 
 def prefix_hashes(body: bytes, start: int = 0, tenant: int = 0) -> tuple[int, ...]:
@@ -20,7 +20,7 @@ def prefix_hashes(body: bytes, start: int = 0, tenant: int = 0) -> tuple[int, ..
     if blocks < 1:
         return ()
     found = []
-    running, own = 0, tenant << _TENANT_AT
+    running, own = 0, tenant << WHOSE_AT
     view = memoryview(body)[start:]
     for index in range(min(blocks, MOST_BLOCKS)):
         running = crc32(view[index * BLOCK_BYTES : (index + 1) * BLOCK_BYTES], running)

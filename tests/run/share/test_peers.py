@@ -52,7 +52,7 @@ def tell(sites: list[Site], teller: int, whole: bool = False, minute: int = 10) 
     if told is None:
         return False
     for site in sites:
-        site.machines.hear(told)
+        site.machines.hear(told, 10)
     return True
 
 
@@ -82,7 +82,7 @@ def test_what_comes_twice_counts_once(sites: list[Site]) -> None:
     told = one.machines.news(False, 10)
     assert told is not None
     for _ in range(3):
-        two.machines.hear(told)
+        two.machines.hear(told, 10)
     assert two.sees() == 4
     # What did not get through is told with the next.
     one.machines.take_back(told)
@@ -108,7 +108,7 @@ def test_the_silent_and_those_who_leave_have_nothing(sites: list[Site], clock: l
     told = three.machines.news(True, 10)
     assert told is not None
     told.leaving, told.load = True, {}
-    two.machines.hear(told)
+    two.machines.hear(told, 10)
     assert two.sees() == 0
     assert len(two.machines) == 0
     # Heard of again, it counts again.
@@ -141,7 +141,7 @@ def test_limits_are_totals_by_machine(sites: list[Site]) -> None:
     assert told is not None
     for _ in range(2):
         for site in sites:
-            site.machines.hear(told)
+            site.machines.hear(told, 10)
     assert [site.tallies[0].total(7, 10) for site in sites] == [(4, 151)] * 3
     assert three.tallies[0].total(7, 9) == (5, 5)
     # What was estimated too high is taken back everywhere.

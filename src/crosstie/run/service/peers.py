@@ -1,8 +1,10 @@
 """Peers: gateways on other machines over the same backends. Their load and what keys used there, by way of Redis.
 
-One worker of a machine speaks and listens for all of them, and puts what it hears on their board.
+Of load and limits one worker of a machine speaks and listens for all of them, and puts what it hears on their board.
+What was learnt each process has for itself, and tells and hears it itself.
 """
 
+from os import urandom
 from time import monotonic
 
 from crosstie.core.fleet import Fleet
@@ -10,9 +12,37 @@ from crosstie.core.histogram import Family
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.share.board import Board
+from crosstie.run.share.learnt import Learnt
 from crosstie.run.share.peers import Peers, store_name
-from crosstie.run.share.redis_share import RedisShare, connected
+from crosstie.run.share.redis_share import LearntShare, RedisShare, connected
 from crosstie.run.wire.variables import filled
+
+
+class LearntSharing(Component):
+    """What this process learns, told to all others, of this machine or another, and learnt from them."""
+
+    async def start(self, process: GatewayProcess) -> None:
+        self._gateway, state = process.gateway, process.fleet.state
+        self._learnt = Learnt(urandom(8).hex(), _store_of(process))
+        self._learnt.serve(self._gateway.live)
+        self._share = LearntShare(connected(filled(state.redis or "")), self._learnt, self._gateway.now)
+        self._gateway.metrics.sources.append(self._families)
+        self._share.start()
+
+    def reloaded(self, fleet: Fleet) -> None:
+        self._learnt.serve(self._gateway.live)
+
+    async def stop(self) -> None:
+        await self._share.stop()
+
+    def _families(self) -> list[Family]:
+        what = "Observations of other gateways that were learnt from."
+        return [("crosstie_share_learnt_total", "counter", what, [({}, float(self._learnt.heard))])]
+
+
+def _store_of(process: GatewayProcess) -> str:
+    place = process.fleet.state.store
+    return store_name(filled(place) if place is not None else None)
 
 
 class PeerSharing(Component):
@@ -22,8 +52,7 @@ class PeerSharing(Component):
     async def start(self, process: GatewayProcess) -> None:
         self._gateway = process.gateway
         state = process.fleet.state
-        store = store_name(filled(state.store) if state.store is not None else None)
-        self._peers = Peers(self._board, store, self._gateway.now, monotonic)
+        self._peers = Peers(self._board, _store_of(process), self._gateway.now, monotonic)
         self._share = RedisShare(connected(filled(state.redis or "")), self._peers, self._on_share_change)
         self._peers.replicas(self._gateway.backends)
         self._gateway.metrics.sources.append(self._families)

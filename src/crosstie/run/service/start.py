@@ -32,7 +32,7 @@ from crosstie.run.service.kv_events import KvEvents
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
 from crosstie.run.service.logs import Log, Style
-from crosstie.run.service.peers import PeerSharing
+from crosstie.run.service.peers import LearntSharing, PeerSharing
 from crosstie.run.service.process import Component, GatewayProcess, check_places
 from crosstie.run.service.record import Recorder
 from crosstie.run.service.spending import ProviderSpending
@@ -269,7 +269,9 @@ class _Start:
     async def alone(self, on_ready: Callable[[Served], None]) -> bool:
         systemd = Systemd()
         board = Board(1) if self.fleet.state.redis is not None else None
-        shared: list[Component] = [SharedLoad(board, 0), PeerSharing(board)] if board is not None else []
+        shared: list[Component] = (
+            [SharedLoad(board, 0), PeerSharing(board), LearntSharing()] if board is not None else []
+        )
         process = self._process(
             self.observers, Ledger(), shared, [systemd], notify=self.observers.log.notice, board=board,
             opened=self.edge.listen,
@@ -309,6 +311,8 @@ class _Start:
         if self.fleet.state.redis is not None and slot.row == 0:
             # One speaks for all of them.
             shared.append(PeerSharing(slot.board))
+        if self.fleet.state.redis is not None:
+            shared.append(LearntSharing())
         # One that comes later must not find an empty store where the others have lost theirs.
         ledger = Ledger(create=False)
         process = self._process(

@@ -11,7 +11,7 @@ import mmap
 import os
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from math import exp
 from time import monotonic
@@ -44,7 +44,12 @@ def name_of(text: str) -> int:
 
 
 class Board:
-    def __init__(self, workers: int, replicas: int = REPLICAS, keys: int = KEYS):
+    """`clock`: of its machine; None: the system's."""
+
+    def __init__(
+        self, workers: int, replicas: int = REPLICAS, keys: int = KEYS, clock: Callable[[], float] | None = None
+    ):
+        self._clock = clock
         self.workers, self.rows = workers, workers + 1
         self.replicas, self.keys = replicas, keys
         # First three numbers for each row, and when peers were last heard of.
@@ -179,14 +184,17 @@ class Board:
             found.append(at - start)
         return found
 
+    def _now(self) -> float:
+        return monotonic() if self._clock is None else self._clock()
+
     def heard(self) -> None:
-        self.numbers[self._heard_at] = monotonic()
+        self.numbers[self._heard_at] = self._now()
 
     @property
     def hears(self) -> bool:
         """Whether what peers have is known."""
         at = self.numbers[self._heard_at]
-        return at > 0.0 and monotonic() - at < SILENT_S
+        return at > 0.0 and self._now() - at < SILENT_S
 
 
 class Cell:

@@ -39,6 +39,10 @@ class PeerReport(msgspec.Struct, array_like=True):
     held: list[tuple[_Count, tuple[_Amount, _Amount]]] = []
 
 
+# Others that are kept, and keys of each: more are no gateways of one fleet.
+_MOST_PEERS, _MOST_KEYS = 1024, 65_536
+
+
 class _Peer:
     def __init__(self) -> None:
         self.heard_at = 0.0
@@ -113,28 +117,36 @@ class Peers:
 
     # What is heard
 
-    def hear(self, report: PeerReport) -> None:
+    def hear(self, report: PeerReport, minute: int) -> None:
         if report.machine == self.board.identity:
             # One's own voice: what carries it works.
             self.board.heard()
             return
+        if report.machine not in self._peers and len(self._peers) >= _MOST_PEERS:
+            return
         one = self._peers.setdefault(report.machine, _Peer())
         one.heard_at = self._clock()
         before = one.load
-        one.load = report.load if report.whole else {**before, **report.load}
+        # Of replicas that are served here: what another serves besides is told again once that changes.
+        load = {name: told for name, told in report.load.items() if name in self._of_peers}
+        one.load = load if report.whole else {**before, **load}
         if report.leaving:
             one.load, one.heard_at = {}, 0.0
-        for name in {*report.load, *(before if report.whole or report.leaving else ())}:
+        for name in {*load, *(before if report.whole or report.leaving else ())}:
             self._write(name)
         if report.store == self.store:
-            for key_id, (minute, requests, tokens) in report.used:
-                self.hear_used(report.machine, key_id, minute, requests, tokens)
+            for key_id, (of, requests, tokens) in report.used:
+                # Whose clock is far off counts for itself, and is not kept until its time comes.
+                if abs(of - minute) <= 1:
+                    self.hear_used(report.machine, key_id, of, requests, tokens)
             self._hear_held(one, dict.fromkeys(one.held, (0.0, 0.0)) if report.leaving else dict(report.held))
-        if report.load:
+        if load:
             self.board.ring(-1)
 
     def _hear_held(self, one: _Peer, held: dict[int, tuple[float, float]]) -> None:
-        one.held.update(held)
+        for key_id, usd in held.items():
+            if key_id in one.held or len(one.held) < _MOST_KEYS:
+                one.held[key_id] = usd
         for key_id in held:
             of_all = [peer.held.get(key_id, (0.0, 0.0)) for peer in self._peers.values()]
             self.tally.set_peers_held(key_id, sum(usd for usd, _ in of_all), sum(more for _, more in of_all))

@@ -1,12 +1,13 @@
 """Carries what machines tell each other over Redis. Nobody waits for it: without it each goes by what it knows itself.
 
-What has changed is published within some 20 ms, all of it every second. What keys have used is also kept there for
-some minutes, so that a gateway that comes later knows.
+What has changed is published within some 20 ms, load as a whole every second. What keys have used is also kept there
+for some minutes, so that a gateway that comes later knows.
 """
 
 import asyncio
 import contextlib
 from collections.abc import Callable
+from os import urandom
 from random import random
 from time import time
 from typing import Any
@@ -14,19 +15,22 @@ from typing import Any
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie.run.share.learnt import Learnt, LearntReport
 from crosstie.run.share.peers import PeerReport, Peers
 
-_TELL_S, _WHOLE_S = 0.02, 1.0
+TELL_S, WHOLE_S = 0.02, 1.0
 # What Redis may take to answer; and how long one's own words may take to come back before it counts as lost.
 _PATIENCE_S, _DEAF_S = 1.0, 2.5
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
 # How long used minutes are kept there.
 _KEPT_S = 180
 _CHANNEL = "crosstie:load"
-# No number of a gateway's is larger.
+# No message of a gateway's is larger, and no number.
+_MOST_BYTES = 4 * 2**20
 _MOST = 2**53
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(PeerReport).decode
+_decode_learnt = msgspec.msgpack.Decoder(LearntReport).decode
 
 
 def connected(address: str) -> Any:
@@ -45,16 +49,44 @@ def connected(address: str) -> Any:
         raise BadInput("state.redis: is no address such as redis://127.0.0.1:6379/0") from None
 
 
-class RedisShare:
-    """`on_change` is called with why it was lost, and with None when it is back, each once."""
+class RedisTalk:
+    """A conversation over one channel, taken up again whenever it breaks. One's own echo says that it works.
 
-    def __init__(self, client: Any, peers: Peers, on_change: Callable[[str | None], None]):
-        self._client, self._peers, self._on_change = client, peers, on_change
+    `on_change` is called with why it was lost, and with None when it is back, each once.
+    """
+
+    channel = ""
+
+    def __init__(self, client: Any, on_change: Callable[[str | None], None]):
+        self._client, self._on_change = client, on_change
         self.up = False
         self.lost = 0
         self._failing = False
         self._heard_at = 0.0
+        self._echo = f"crosstie:echo:{urandom(8).hex()}"
         self._task: asyncio.Task[None] | None = None
+
+    # What is said
+
+    async def begin(self) -> None:
+        """After it has been taken up, before anything is told or heard."""
+
+    async def tell(self, whole: bool) -> None:
+        """What there is to say; `whole`: once a second."""
+        raise NotImplementedError
+
+    def hear(self, data: bytes) -> None:
+        """May raise msgspec.MsgspecError: of another version, or of no gateway at all."""
+        raise NotImplementedError
+
+    def silence(self) -> None:
+        """Now and then while nothing can be said."""
+
+    def bye(self) -> bytes | None:
+        """Said at the end, so that nobody waits to find out."""
+        return None
+
+    # How it is carried
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -64,12 +96,11 @@ class RedisShare:
             # Once is not always enough: where an answer comes in the same moment, `wait_for` of Python 3.11 gives the
             # answer and forgets that it was cancelled.
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=_TELL_S)
-        if self.up:
-            # So that nobody waits three seconds to find out.
-            bye = PeerReport(self._peers.board.identity, True, {}, "", [], leaving=True)
+            await asyncio.wait([self._task], timeout=TELL_S)
+        bye = self.bye() if self.up else None
+        if bye is not None:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._client.publish(_CHANNEL, _encode(bye)), _PATIENCE_S)
+                await asyncio.wait_for(self._client.publish(self.channel, bye), _PATIENCE_S)
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._client.aclose(), _PATIENCE_S)
 
@@ -85,7 +116,7 @@ class RedisShare:
             # Not all gateways at once.
             await asyncio.sleep(wait_s * (0.5 + random()))
             wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
-            self._peers.forget_silent(_minute())
+            self.silence()
 
     def _lose(self, error: BaseException) -> None:
         self.lost += self.up
@@ -99,8 +130,8 @@ class RedisShare:
         async with asyncio.timeout(2 * _PATIENCE_S):
             await self._client.ping()
             hearing = self._client.pubsub(ignore_subscribe_messages=True)
-            await hearing.subscribe(_CHANNEL)
-            await self._read_used()
+            await hearing.subscribe(self.channel, self._echo)
+            await self.begin()
         try:
             self._heard_at = asyncio.get_running_loop().time()
             async with asyncio.TaskGroup() as both:
@@ -114,6 +145,76 @@ class RedisShare:
             with contextlib.suppress(Exception):
                 # What was cut off may have left half an answer behind.
                 await asyncio.wait_for(self._client.connection_pool.disconnect(), _PATIENCE_S)
+
+    async def _speak(self) -> None:
+        whole_at, loop = 0.0, asyncio.get_running_loop()
+        while True:
+            now = loop.time()
+            whole = now >= whole_at
+            try:
+                async with asyncio.timeout(_PATIENCE_S):
+                    await self.tell(whole)
+                    if whole:
+                        await self._client.publish(self._echo, b"")
+            except TimeoutError:
+                raise TimeoutError(f"no answer within {_PATIENCE_S:g} s") from None
+            if whole:
+                whole_at = now + WHOLE_S
+            if now - self._heard_at > _DEAF_S:
+                raise TimeoutError("nothing comes back")
+            await asyncio.sleep(TELL_S)
+
+    async def _hear(self, hearing: Any) -> None:
+        while True:
+            message = await hearing.get_message(timeout=_PATIENCE_S)
+            if message is None:
+                continue
+            if message["channel"] == self._echo.encode():
+                self._echoed()
+            elif len(message["data"]) <= _MOST_BYTES:
+                with contextlib.suppress(msgspec.MsgspecError):
+                    self.hear(message["data"])
+
+    def _echoed(self) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        self.up = True
+        if self._failing:
+            self._failing = False
+            self._on_change(None)
+
+
+class RedisShare(RedisTalk):
+    """Load, and what keys have used: of one machine."""
+
+    channel = _CHANNEL
+
+    def __init__(self, client: Any, peers: Peers, on_change: Callable[[str | None], None]):
+        super().__init__(client, on_change)
+        self._peers = peers
+
+    async def begin(self) -> None:
+        await self._read_used()
+        self._peers.all_is_news(_minute())
+
+    def hear(self, data: bytes) -> None:
+        self._peers.hear(_decode(data), _minute())
+
+    def silence(self) -> None:
+        self._peers.forget_silent(_minute())
+
+    def bye(self) -> bytes:
+        return _encode(PeerReport(self._peers.board.identity, True, {}, "", [], leaving=True))
+
+    async def tell(self, whole: bool) -> None:
+        if whole:
+            self._peers.forget_silent(_minute())
+        report = self._peers.news(whole, _minute())
+        if report is not None:
+            try:
+                await self._send(report)
+            except BaseException:
+                self._peers.take_back(report)
+                raise
 
     async def _read_used(self) -> None:
         if not self._peers.store:
@@ -130,29 +231,6 @@ class RedisShare:
     def _used_at(self, minute: int) -> str:
         return f"crosstie:used:{self._peers.store}:{minute}"
 
-    async def _speak(self) -> None:
-        whole_at, loop = 0.0, asyncio.get_running_loop()
-        self._peers.all_is_news(_minute())
-        while True:
-            now = loop.time()
-            whole = now >= whole_at
-            report = self._peers.news(whole, _minute())
-            if report is not None:
-                try:
-                    async with asyncio.timeout(_PATIENCE_S):
-                        await self._send(report)
-                except BaseException as error:
-                    self._peers.take_back(report)
-                    if isinstance(error, TimeoutError):
-                        raise TimeoutError(f"no answer within {_PATIENCE_S:g} s") from None
-                    raise
-            if whole:
-                whole_at = now + _WHOLE_S
-                self._peers.forget_silent(_minute())
-            if now - self._heard_at > _DEAF_S:
-                raise TimeoutError("nothing comes back")
-            await asyncio.sleep(_TELL_S)
-
     async def _send(self, report: PeerReport) -> None:
         pipe = self._client.pipeline(transaction=False)
         minutes: dict[int, dict[str, str]] = {}
@@ -164,23 +242,27 @@ class RedisShare:
         pipe.publish(_CHANNEL, _encode(report))
         await pipe.execute()
 
-    async def _hear(self, hearing: Any) -> None:
-        while True:
-            message = await hearing.get_message(timeout=_PATIENCE_S)
-            if message is None:
-                continue
-            try:
-                report = _decode(message["data"])
-            except msgspec.MsgspecError:
-                # Of another version, or of no gateway at all.
-                continue
-            self._peers.hear(report)
-            if report.machine == self._peers.board.identity:
-                self._heard_at = asyncio.get_running_loop().time()
-                self.up = True
-                if self._failing:
-                    self._failing = False
-                    self._on_change(None)
+
+class LearntShare(RedisTalk):
+    """What was learnt: of one process."""
+
+    channel = "crosstie:learnt"
+
+    def __init__(self, client: Any, learnt: Learnt, now: Callable[[], float]):
+        super().__init__(client, lambda why: None)
+        self._learnt, self._now = learnt, now
+
+    async def begin(self) -> None:
+        # What was seen while nobody could be told is old by now.
+        self._learnt.observations.clear()
+
+    async def tell(self, whole: bool) -> None:
+        report = self._learnt.news()
+        if report is not None:
+            await self._client.publish(self.channel, _encode(report))
+
+    def hear(self, data: bytes) -> None:
+        self._learnt.hear(_decode_learnt(data), self._now())
 
 
 def _minute() -> int:
