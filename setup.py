@@ -14,8 +14,8 @@ COMPILED = {
     "perf": ["tabulated"],
     "route": [
         "adapters", "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "held", "learnt",
-        "lengths", "live", "load", "modelled", "observed", "overflow", "plain", "policy", "prefix", "router", "shortlist",
-        "slots", "speed", "spending",
+        "lengths", "live", "load", "modelled", "observed", "overflow", "plain", "policy", "prefix", "router",
+        "shortlist", "slots", "speed", "spending",
     ],
     "sim": ["engine", "prefix_cache"],
     "run/wire": [
