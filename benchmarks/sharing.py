@@ -102,7 +102,8 @@ class Gateway:
         self.whole_at = self.retry_at = 0.0
         if share == "none":
             return
-        self.board = Board(1, replicas=256, keys=4, clock=lambda: world.now)
+        self.board = Board(1, replicas=256, keys=4)
+        self.board.clock = lambda: world.now
         self.board.identity = f"gateway-{number}"
         self.peers = Peers(self.board, "", lambda: world.now, lambda: world.now)
         keys = [one.key for one in self.live.replicas()]

@@ -44,12 +44,9 @@ def name_of(text: str) -> int:
 
 
 class Board:
-    """`clock`: of its machine; None: the system's."""
-
-    def __init__(
-        self, workers: int, replicas: int = REPLICAS, keys: int = KEYS, clock: Callable[[], float] | None = None
-    ):
-        self._clock = clock
+    def __init__(self, workers: int, replicas: int = REPLICAS, keys: int = KEYS):
+        # Of its machine; None: the system's.
+        self.clock: Callable[[], float] | None = None
         self.workers, self.rows = workers, workers + 1
         self.replicas, self.keys = replicas, keys
         # First three numbers for each row, and when peers were last heard of.
@@ -185,7 +182,7 @@ class Board:
         return found
 
     def _now(self) -> float:
-        return monotonic() if self._clock is None else self._clock()
+        return monotonic() if self.clock is None else self.clock()
 
     def heard(self) -> None:
         self.numbers[self._heard_at] = self._now()
