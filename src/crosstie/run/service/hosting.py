@@ -3,6 +3,9 @@
 Of the workers that serve the same fleet one is the leader, whoever holds a lock: it decides what is loaded where. The
 others follow: they report what they are asked for and what they have in flight, and learn from it what is where. A
 gateway of one process leads.
+
+With Redis, of the leaders of several gateways the one decides that holds the fleet's lease (`share.residents`). The
+others do as it says, and while none is heard of they go by what engines say that they have, and load nothing.
 """
 
 import asyncio
@@ -11,20 +14,28 @@ import fcntl
 import os
 from collections import Counter
 from collections.abc import Callable, Collection
+from time import monotonic
 
 from crosstie.core.fleet import Fleet
 from crosstie.host.hosted import ResidencySettings
 from crosstie.route.ask import Ask
 from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import Replica
-from crosstie.route.load import become
+from crosstie.route.load import State, become
 from crosstie.run.gateway.interfaces import HostedModels
 from crosstie.run.service.process import Component, GatewayProcess
-from crosstie.run.service.shared_pool import SharedPool, families
+from crosstie.run.service.shared_pool import LoadGuard, SharedPool, families
 from crosstie.run.service.worker_link import Done, FollowerLoad, FollowerReport, LeaderState, WorkerAnswer
+from crosstie.run.share.peers import known_as
+from crosstie.run.share.redis_share import connected
+from crosstie.run.share.resident_share import ResidentShare
+from crosstie.run.share.residents import HOLD_S, HostReport
+from crosstie.run.wire.variables import filled
 
 # How often it is seen who waits for what, and how often replicas are asked what they have.
 _EVERY_S, _VERIFY_S = 0.1, 5.0
+# How often it is looked whether other gateways have obeyed.
+_OBEYED_S = 0.02
 # A follower that has not been heard of for so long has nothing in flight any more.
 _SILENT_S = 3.0
 
@@ -51,14 +62,25 @@ class Role:
         return any(one.presence is None or one.presence.there for pool in pools for one in pool.replicas)
 
 
-class Leader(Role):
-    """Decides and loads. Before it puts a model away, the followers hear of it and say what they still have."""
+class Leader(Role, LoadGuard):
+    """Decides and loads, unless another gateway does. Before it puts a model away, the followers hear of it and say
+    what they still have, and so do other gateways."""
 
     def __init__(
         self, process: GatewayProcess, settings: ResidencySettings | None, load_patience_s: float | None,
         wake: Callable[[], None],
     ):  # fmt: skip
         super().__init__(process)
+        # With other gateways; None: there are none.
+        self.share: ResidentShare | None = None
+        self._led = True
+        # What was told of states, and how often it has changed; of another gateway's, up to where it is obeyed.
+        self._told: dict[str, tuple[State, str]] = {}
+        self._revision = 0
+        self._obeys = (0, 0)
+        self._asked: Counter[str] = Counter()
+        # By a backend's key, its name to all gateways.
+        self._names: dict[str, str] = {}
         self._settings, self._load_patience_s, self._wake = settings, load_patience_s, wake
         self.pools: dict[str, SharedPool] = {}
         # The shared pools of each hosted model.
@@ -79,6 +101,7 @@ class Leader(Role):
     def serve(self, fleet: Fleet) -> None:
         """A pool that the file has not changed goes on as it is."""
         before, self.pools, self._of_model = self.pools, {}, {}
+        self._names = {one.key: known_as(one.key) for one in self.gateway.live.replicas() if one.presence is not None}
         for pool in fleet.pools:
             if not pool.hosts:
                 continue
@@ -89,14 +112,15 @@ class Leader(Role):
             else:
                 known = SharedPool(
                     self.gateway, self.process.catalog, pool, self._elsewhere, settings=self._settings,
-                    load_patience_s=self._load_patience_s, before_unload=self._ask_followers,
+                    load_patience_s=self._load_patience_s, before_unload=self._before_unload,
+                    guard=self if self.share is not None else None,
                 )  # fmt: skip
             self.pools[pool.name] = known
             for entry in pool.hosts:
                 self._of_model.setdefault(entry.model, []).append(known)
         for name, gone in before.items():
             now = self.pools.get(name)
-            if now is None:
+            if now is None or not self.leads:
                 # The engines are somebody else's from here on.
                 self._ending += gone.close()
             else:
@@ -106,6 +130,10 @@ class Leader(Role):
         self._ending = [task for task in self._ending if not task.done()]
 
     def asked(self, model: str, times: int = 1) -> None:
+        self._asked[model] += times
+        self.asked_elsewhere(model, times)
+
+    def asked_elsewhere(self, model: str, times: int) -> None:
         now = self.gateway.now()
         for pool in self._of_model.get(model, ()):
             for _ in range(times):
@@ -113,6 +141,12 @@ class Leader(Role):
 
     def absent(self, model: str) -> tuple[str, float]:
         """Why a hosted model is loaded nowhere, and after how many seconds to ask again."""
+        if self.share is not None and not self.leads:
+            leader = self.share.residents.leader()
+            if leader is None:
+                away = "the gateway that loads models is being found" if self.share.up else "Redis is away"
+                return f"{model} is not loaded, and {away}", 1.0
+            return leader.absent.get(model, (f"{model} is not loaded", 1.0))
         return min((pool.absent(model) for pool in self._of_model[model]), key=lambda found: found[1])
 
     def doubted(self, replica: Replica, *, surely: bool) -> None:
@@ -126,10 +160,17 @@ class Leader(Role):
 
     async def step(self, *, verify: bool) -> bool:
         """What is to be done now and again; True, because somebody leads."""
+        if not self.leads:
+            return await self._follow(verify=verify)
+        if not self._led:
+            for pool in self.pools.values():
+                pool.lead()
+        self._led = True
         heard = self.gateway.loop.time() - _SILENT_S
         elsewhere = (models for at, models in self._waiting_elsewhere.values() if at > heard)
         # A follower may not have read the file again yet.
-        wanted = self.waiting().union(*elsewhere) & self._of_model.keys()
+        beyond = self.share.residents.waiting() if self.share is not None else set()
+        wanted = self.waiting().union(beyond, *elsewhere) & self._of_model.keys()
         if verify:
             self.verify()
         for pool in self.pools.values():
@@ -139,6 +180,73 @@ class Leader(Role):
             pool.begin_loads([model for model in wanted if model not in others])
         await self._ask_followers()
         return True
+
+    # Other gateways
+
+    @property
+    def leads(self) -> bool:
+        return self.share is None or self.share.lease.held
+
+    async def _follow(self, *, verify: bool) -> bool:
+        """As the gateway says that leads."""
+        assert self.share is not None
+        self._led = False
+        leader = self.share.residents.leader()
+        told = {} if leader is None else leader.states
+        for pool in self.pools.values():
+            pool.ask(range(len(pool.slots)) if verify else list(pool.unsure))
+            pool.follow({key: told[name] for key, name in self._names.items() if name in told})
+        await self._ask_followers()
+        # Only now: what the others here still had is known.
+        self._obeys = (0, 0) if leader is None else (leader.number, leader.revision)
+        return True
+
+    def report(self) -> HostReport:
+        """What other gateways are told."""
+        assert self.share is not None
+        lease = self.share.lease
+        presences = {one.key: one.presence for one in self.gateway.live.replicas() if one.presence is not None}
+        in_flight = {
+            self._names[one.key]: one.in_flight + self._elsewhere.get(one.key, 0)
+            for one in self.gateway.live.replicas()
+            if one.key in self._names and (one.in_flight or self._elsewhere.get(one.key, 0))
+        }
+        waiting = sorted(self.waiting().union(*(models for _, models in self._waiting_elsewhere.values())))
+        own = (self.share.residents.machine, self.leads and self._led)
+        if not own[1]:
+            return HostReport(*own, *self._obeys, dict(self._asked), waiting, in_flight)
+        states = {name: presences[key] for key, name in self._names.items() if key in presences}
+        told: dict[str, tuple[State, str]] = {name: (one.state, one.why[:200]) for name, one in states.items()}
+        if told != self._told:
+            self._told, self._revision = told, self._revision + 1
+        now = self.share.residents.clock()
+        claims = {slot: until - now for slot, until in lease.claimed.items() if until > now}
+        absent = {model: self.absent(model) for model in self.models if not self.is_loaded(model)}
+        bounded = {model: (why[:200], min(max(retry_s, 0.0), 3600.0)) for model, (why, retry_s) in absent.items()}
+        return HostReport(
+            *own, lease.number, self._revision, dict(self._asked), waiting, in_flight, told, bounded, claims
+        )
+
+    def in_flight(self, key: str) -> int:
+        return 0 if self.share is None else self.share.residents.in_flight(self._names.get(key, key))
+
+    async def claim(self, slots: Collection[str], for_s: float) -> bool:
+        return self.share is None or await self.share.claim(slots, for_s)
+
+    async def release(self, slots: Collection[str]) -> None:
+        if self.share is not None:
+            await self.share.release(slots)
+
+    async def _before_unload(self) -> None:
+        """All others have heard which models leave, and have said what they still have of them; who is not heard of any
+        more is not waited for."""
+        await self._ask_followers()
+        if self.share is None:
+            return
+        self.report()
+        revision = self._revision
+        while self.leads and not self.share.residents.all_obey(self.share.lease.number, revision):
+            await asyncio.sleep(_OBEYED_S)
 
     async def _ask_followers(self) -> None:
         """Tells followers what is where, and hears what they have in flight after they have heard."""
@@ -230,9 +338,10 @@ class Hosting(HostedModels, Component):
 
     def __init__(
         self, *, settings: ResidencySettings | None = None, load_patience_s: float | None = None,
-        every_s: float = _EVERY_S, verify_s: float = _VERIFY_S,
+        every_s: float = _EVERY_S, verify_s: float = _VERIFY_S, hold_s: float = HOLD_S,
     ):  # fmt: skip
-        self._settings, self._load_patience_s = settings, load_patience_s
+        self._settings, self._load_patience_s, self._hold_s = settings, load_patience_s, hold_s
+        self._share: ResidentShare | None = None
         self._every_s, self._verify_s = every_s, verify_s
         self._lock: int | None = None
         self._again = asyncio.Event()
@@ -242,6 +351,7 @@ class Hosting(HostedModels, Component):
     async def start(self, process: GatewayProcess) -> None:
         self._process, self.gateway = process, process.gateway
         self.role = self._leader() if self._has_lock() else Follower(process)
+        self._join(process.fleet)
         self.role.serve(process.fleet)
         process.on(FollowerReport, self._on_report)
         process.on(LeaderState, self._on_leader_state)
@@ -252,14 +362,30 @@ class Hosting(HostedModels, Component):
         self._task = self.gateway.loop.create_task(self._run())
 
     def reloaded(self, fleet: Fleet) -> None:
+        self._join(fleet)
         self.role.serve(fleet)
         self._again.set()
+
+    def _join(self, fleet: Fleet) -> None:
+        """Other gateways, where there may be any with the same shared pools."""
+        role, redis = self.role, fleet.state.redis
+        if not isinstance(role, Leader) or redis is None or role.share is not None:
+            return
+        if not any(pool.hosts for pool in fleet.pools):
+            return
+        role.share = self._share = ResidentShare(
+            connected(filled(redis)), fleet.name, os.urandom(8).hex(), monotonic, role.report, role.asked_elsewhere,
+            self._again.set, self._hold_s,
+        )  # fmt: skip
+        self._share.start()
 
     async def stop(self) -> None:
         self.gateway.context.hosted = None
         self._task.cancel()
         loads = self.role.close() if isinstance(self.role, Leader) else []
         await asyncio.gather(*loads, self._task, return_exceptions=True)
+        if self._share is not None:
+            await self._share.stop()
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -306,6 +432,7 @@ class Hosting(HostedModels, Component):
             try:
                 if not await self.role.step(verify=verify) and self._has_lock():
                     self.role = self._leader()
+                    self._join(self.gateway.live.fleet)
                     self.role.serve(self.gateway.live.fleet)
             except Exception as error:  # noqa: BLE001 (a loop that ended would load nothing any more)
                 # Whatever went wrong once, models are loaded for as long as this serves.

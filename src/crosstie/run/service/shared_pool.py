@@ -4,7 +4,9 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Protocol
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Pool
@@ -17,6 +19,7 @@ from crosstie.route.load import State, become
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.health import probe
 from crosstie.run.service.loaders import LoadFailed, loader_of
+from crosstie.run.share.peers import known_as
 
 # A load may take so many times as long as it is said to, and so many seconds more.
 _LATE, _LATER_S = 5.0, 60.0
@@ -32,8 +35,26 @@ _COUNTERS = (
 _LOAD_SECONDS = "crosstie_model_load_seconds"
 
 
+class LoadGuard(Protocol):
+    """Where other gateways have the same replicas: who may change what is loaded there."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this gateway does."""
+
+    def in_flight(self, key: str) -> int:
+        """What other gateways have on a backend."""
+
+    async def claim(self, slots: Collection[str], for_s: float) -> bool:
+        """Whether the machine behind these addresses is this gateway's to change for so long."""
+
+    async def release(self, slots: Collection[str]) -> None:
+        """Nothing is going on there any more."""
+
+
 class SharedPool:
-    """`elsewhere`: requests in flight by a backend's key in other processes of this gateway."""
+    """`elsewhere`: requests in flight by a backend's key in other processes of this gateway. `guard`: None where no
+    other gateway has these replicas."""
 
     def __init__(
         self,
@@ -45,8 +66,11 @@ class SharedPool:
         settings: ResidencySettings | None = None,
         load_patience_s: float | None = None,
         before_unload: Callable[[], Awaitable[None]] | None = None,
+        guard: LoadGuard | None = None,
     ):
-        self.gateway, self.pool, self.elsewhere = gateway, pool, elsewhere
+        self.gateway, self.pool, self.elsewhere, self.guard = gateway, pool, elsewhere, guard
+        # By backend, what the gateway that leads says of it; empty: this one leads, or none is heard of.
+        self._told: Mapping[str, tuple[State, str]] = {}
         self.loader = loader_of(gateway, pool)
         self._load_patience_s, self._before_unload = load_patience_s, before_unload
         hosted, capacity = sizes(catalog, pool)
@@ -95,9 +119,11 @@ class SharedPool:
         for index, slot in enumerate(self.slots):
             for model in {*slot.resident, loading.get(index)}:
                 if model is not None and (model not in kept or model == loading.get(index)):
+                    patience_s = self._patience_s(self.residency.hosted[model])
                     try:
-                        await self._emptied(index, [model])
-                        await self.loader.unload(index, model, self._patience_s(self.residency.hosted[model]))
+                        async with self._claimed(index, 2.0 * patience_s + self.gateway.serving.drain_s):
+                            await self._emptied(index, [model])
+                            await self.loader.unload(index, model, patience_s)
                     except LoadFailed as error:
                         self.gateway.notify(f"pool {self.pool.name}: {model} is not put away: {error}")
 
@@ -132,7 +158,21 @@ class SharedPool:
 
     def busy(self, slot_key: str, model: str) -> int:
         replica = self.replicas[self._index(slot_key), model]
-        return replica.in_flight + self.elsewhere.get(replica.key, 0)
+        others = self.guard.in_flight(replica.key) if self.guard is not None else 0
+        return replica.in_flight + self.elsewhere.get(replica.key, 0) + others
+
+    def follow(self, told: Mapping[str, tuple[State, str]]) -> None:
+        """Another gateway leads and says what is where; where it says nothing, what engines were found to have counts.
+        Loads of this one's are given up: they are claimed until they must have ended."""
+        self._told = told
+        for task in self._moves.values():
+            task.cancel()
+        self.show()
+
+    def lead(self) -> None:
+        """From now on. What its replicas have is asked first."""
+        self._told = {}
+        self.unsure.update(range(len(self.slots)))
 
     def show(self) -> None:
         """Tells the router which models are where."""
@@ -223,11 +263,43 @@ class SharedPool:
 
     async def _make(self, move: Move, index: int) -> None:
         patience_s = self._patience_s(move.load)
-        await self._emptied(index, move.evict)
-        for evicted in move.evict:
-            await self.loader.unload(index, evicted, patience_s)
-        await self.loader.load(index, move.load.model, patience_s)
+        # Each may be waited for twice, until it is done and until it says so.
+        most_s = 2.0 * (len(move.evict) + 1) * patience_s + self.gateway.serving.drain_s
+        async with self._claimed(index, most_s):
+            await self._emptied(index, move.evict)
+            for evicted in move.evict:
+                self._check_lead()
+                await self.loader.unload(index, evicted, patience_s)
+            self._check_lead()
+            await self.loader.load(index, move.load.model, patience_s)
         await probe(self.gateway.context, self.loader.backend(index, move.load.model))
+
+    @contextlib.asynccontextmanager
+    async def _claimed(self, index: int, for_s: float) -> AsyncIterator[None]:
+        """Raises LoadFailed where another gateway may be changing that replica. What may still be going on there
+        afterwards, because it cannot be stopped, stays claimed."""
+        if self.guard is None:
+            yield
+            return
+        places = sorted(
+            {known_as(self.loader.backend(index, m).replica.key.partition("#")[0]) for m in self.loader.entries}
+        )
+        if not await self.guard.claim(places, for_s):
+            raise LoadFailed("another gateway may be loading there, or this one does not lead any more")
+        try:
+            async with asyncio.timeout(for_s):
+                yield
+        except TimeoutError:
+            raise LoadFailed(f"it was not done within {for_s:g} s") from None
+        except LoadFailed:
+            if self.loader.gives_up:
+                await self.guard.release(places)
+            raise
+        await self.guard.release(places)
+
+    def _check_lead(self) -> None:
+        if self.guard is not None and not self.guard.leads:
+            raise LoadFailed("this gateway does not lead any more")
 
     def _made(self, task: asyncio.Task[None], move: Move, index: int, began: float) -> None:
         """Whatever came of it, the replica is not taken to be loading any more."""
@@ -272,6 +344,9 @@ class SharedPool:
         return self._load_patience_s or _LATE * load.load_s / self.gateway.speed + _LATER_S
 
     def _state(self, index: int, model: str) -> tuple[State, str]:
+        told = self._told.get(self.replicas[index, model].key)
+        if told is not None:
+            return told
         slot = self.slots[index]
         if slot.loading == model:
             return "loading", ""

@@ -82,9 +82,8 @@ class RedisTalk:
     def silence(self) -> None:
         """Now and then while nothing can be said."""
 
-    def bye(self) -> bytes | None:
-        """Said at the end, so that nobody waits to find out."""
-        return None
+    async def leave(self) -> None:
+        """At the end, so that nobody waits to find out."""
 
     # How it is carried
 
@@ -97,10 +96,9 @@ class RedisTalk:
             # answer and forgets that it was cancelled.
             self._task.cancel()
             await asyncio.wait([self._task], timeout=TELL_S)
-        bye = self.bye() if self.up else None
-        if bye is not None:
+        if self.up:
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._client.publish(self.channel, bye), _PATIENCE_S)
+                await asyncio.wait_for(self.leave(), _PATIENCE_S)
         with contextlib.suppress(Exception):
             await asyncio.wait_for(self._client.aclose(), _PATIENCE_S)
 
@@ -202,8 +200,9 @@ class RedisShare(RedisTalk):
     def silence(self) -> None:
         self._peers.forget_silent(_minute())
 
-    def bye(self) -> bytes:
-        return _encode(PeerReport(self._peers.board.identity, True, {}, "", [], leaving=True))
+    async def leave(self) -> None:
+        bye = PeerReport(self._peers.board.identity, True, {}, "", [], leaving=True)
+        await self._client.publish(self.channel, _encode(bye))
 
     async def tell(self, whole: bool) -> None:
         if whole:

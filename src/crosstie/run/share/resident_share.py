@@ -57,14 +57,10 @@ class ResidentShare(RedisTalk):
         self.residents.forget_silent()
         self.lease.lost_sight()
 
-    def bye(self) -> bytes:
-        return _encode(HostReport(self.residents.machine, False, 0, 0, {}, [], {}, leaving=True))
-
-    async def stop(self) -> None:
-        if self.up:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(self.lease.give_up(self._client), _PATIENCE_S)
-        await super().stop()
+    async def leave(self) -> None:
+        await self.lease.give_up(self._client)
+        bye = HostReport(self.residents.machine, False, 0, 0, {}, [], {}, leaving=True)
+        await self._client.publish(self.channel, _encode(bye))
 
     async def claim(self, slots: Collection[str], for_s: float) -> bool:
         """Whether these are this gateway's to change for so long; not where that cannot be found out."""

@@ -14,6 +14,7 @@ and do as it says. Rules, each for a fault that it stands against:
 """
 
 from collections.abc import Callable, Collection
+from math import inf
 from typing import Annotated, Any
 
 import msgspec
@@ -138,7 +139,7 @@ class Lease:
     def __init__(self, fleet: str, machine: str, clock: Callable[[], float], hold_s: float = HOLD_S):
         self._at = f"crosstie:host:{fleet}"
         self._machine, self._clock, self._hold_s = machine, clock, hold_s
-        self._until = 0.0
+        self._until = -inf
         self.number = 0
         self._absent_since: float | None = None
         # By slot, until when it is claimed by this gateway.
@@ -164,7 +165,7 @@ class Lease:
             renewed = await client.eval(_RENEW, 1, self._at, self._value, hold_ms)
             if not renewed:
                 renewed = await client.set(self._at, self._value, nx=True, px=hold_ms)
-            self._until = began + self._hold_s - _margin(self._hold_s) if renewed else 0.0
+            self._until = began + self._hold_s - _margin(self._hold_s) if renewed else -inf
             await self._put_back(client, {slot: until for slot, until in self.claimed.items() if until > began})
             return
         found = await client.get(self._at)
@@ -202,13 +203,13 @@ class Lease:
     async def give_up(self, client: Any) -> None:
         """Whoever comes next need not wait."""
         if self.held:
-            self._until = 0.0
+            self._until = -inf
             await client.eval(_TAKE, 1, self._at, self._value, _FREE, 86_400_000)
 
     async def claim(self, client: Any, slots: Collection[str], for_s: float, known: dict[str, float]) -> bool:
         """Whether all of these are this gateway's for so long. `known`: of others, by slot, until when."""
         began = self._clock()
-        if not self.held or any(known.get(slot, 0.0) > began for slot in slots):
+        if not self.held or any(known.get(slot, -inf) > began for slot in slots):
             return False
         for slot in slots:
             if not await client.eval(_CLAIM, 1, self._claim_at(slot), self._machine, int(1000 * for_s)):
