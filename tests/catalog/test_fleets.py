@@ -413,6 +413,7 @@ def pools(draw: st.DrawFn, name: str, weighted: bool) -> Pool:
         served_as=draw(maybe | st.just(MODELS[model])),
         api_key_env=draw(maybe | st.from_regex(r"[A-Za-z_][A-Z_]{0,20}", fullmatch=True)),
         weight=draw(figures) if weighted else None,
+        network_s=draw(st.sampled_from([0.0, 0.09])),
         modalities=draw(maybe | st.lists(st.sampled_from(MODALITIES), unique=True).map(tuple)),
     )
 
@@ -581,6 +582,7 @@ FAULTS = [
     (("usd_per_gpu_hour = 1.3", "usd_per_gpu_hour = 0"), "pool[0].usd_per_gpu_hour", "number"),
     (("usd_per_gpu_hour = 1.3", "usd_per_gpu_hour = nan"), "pool[0].usd_per_gpu_hour", "number"),
     (("max_in_flight = 100", "max_in_flight = 0"), "pool[0].max_in_flight", "whole number"),
+    (("max_in_flight = 100", "max_in_flight = 100\nnetwork_s = 90"), "pool[0].network_s", "10"),
     (("max_context = 50000", "max_context = -5"), "pool[0].max_context", "whole number"),
     # A pool of any server
     (('model = "My Model 7B"\n', ""), "pool[1].model", "missing"),

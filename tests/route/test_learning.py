@@ -145,3 +145,18 @@ def test_a_request_without_a_class_gets_the_nearest_or_the_default() -> None:
     assert Classes(usual).of(MODEL, 10.0) == classes[1]
     assert Classes(usual).of("qwen3-8b", 10.0) == classes[2], "the default is of another model"
     assert Classes(plain).of("mistral-7b", 10.0) is None
+
+
+def test_the_way_to_a_far_pool_is_expected_and_not_taken_for_slowness() -> None:
+    found = live(pool("near", usd_per_gpu_hour=2.0), pool("far", network_s=0.2))
+    assert chosen(found, ttft_s=1.0) == "far", "it is cheaper, and soon enough"
+    assert chosen(found, ttft_s=0.2) == "near"
+    near, far = (one.replicas[0] for one in found.pools)
+    for replica, way_s in ((near, 0.0), (far, 0.2)):
+        for index in range(20):
+            flight = replica.start(ask(), told(ttft_s=0.05 + way_s), float(index))
+            flight.prediction.raw_ttft_s = 0.05
+            flight.first_token(index + 0.05 + way_s)
+            flight.end(index + 0.9, output_tokens=None, input_tokens=None, completed=False)
+    assert [far.ttft.factor(20.0), near.ttft.factor(20.0)] == pytest.approx([1.0, 1.0])
+    assert far.advance(20.0).late_s == pytest.approx(0.2)

@@ -95,6 +95,8 @@ def _pool(pool: Pool) -> list[str]:
     own = pool.loading == "vllm-sleep" or any(one.backends for one in pool.hosts)
     led = pool.apart is not None and pool.apart.is_led
     optional = {"served_as": pool.served_as, "api_key_env": pool.api_key_env, "weight": pool.weight}
+    if pool.network_s:
+        optional["network_s"] = pool.network_s
     return [
         f"name = {toml_value(pool.name)}",
         *([] if pool.hosts else [f"model = {toml_value(pool.model)}"]),

@@ -79,6 +79,7 @@ class LivePool:
         self.max_context = pool.max_context
         self.modalities = None if pool.modalities is None else frozenset(pool.modalities)
         self.draining = pool.drained
+        self.network_s = pool.network_s
 
     def price(self, watts: float, usd_per_kwh: float) -> None:
         """A replica by the second: its GPUs and, where they do not include it, its power."""
@@ -392,6 +393,8 @@ class Replica(ReplicaLoad):
         head = next(iter(self.queue), None)
         self.head_started, self.head_tokens = (head.started, head.new_tokens) if head is not None else (inf, 0.0)
         view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0) if head is not None else 0.0
+        # Neither is the engine's, and so corrected by what it has delivered.
+        view.late_s += self.pool.network_s
         self.pool.speed.fill(view, self, now)
         if now >= self.factors_until:
             view.ttft_factor = self.ttft.factor(now)
@@ -496,9 +499,10 @@ class Flight:
             return
         self.decode_from(now)
         self.first_at, self.seen = now, True
-        replica, observed = self.replica, now - self.started
+        replica, whole_s = self.replica, now - self.started
+        observed = whole_s - replica.pool.network_s
         ratio = log_ratio(observed, self.prediction.raw_ttft_s, _TTFT_GUARD_S)
-        error = log_ratio(observed, self.prediction.ttft_s, _TTFT_GUARD_S)
+        error = log_ratio(whole_s, self.prediction.ttft_s, _TTFT_GUARD_S)
         replica.learn_first(ratio, error, self.ahead_tokens, observed, now)
         if replica.pool.observations is not None:
             replica.pool.observations.saw_first(replica.key, ratio, error, self.ahead_tokens, observed)

@@ -27,7 +27,7 @@ class View:
         # Tokens that the cache has room for, and how long each missing one takes to become free.
         self.free_tokens = 0.0
         self.per_free_s = 0.0
-        # By how much the first in the queue is late already.
+        # By how much the first in the queue is late already, and the way there and back.
         self.late_s = 0.0
         self.ttft_factor = self.tpot_factor = 1.0
         # In flight at most; and the tightest targets of anybody there.

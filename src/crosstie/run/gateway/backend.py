@@ -1,5 +1,6 @@
 """A backend as the gateway holds it: its connections, health, breaker and load, and what `route` knows of it."""
 
+import contextlib
 import os
 import re
 from collections import deque
@@ -181,28 +182,30 @@ class EngineLoad(NamedTuple):
     kv_used_fraction: float | None
 
 
-def _pattern(names: tuple[bytes, ...]) -> re.Pattern[bytes]:
-    return re.compile(rb"^(?:" + b"|".join(map(re.escape, names)) + rb")(?:\{[^\n]*\})? ([0-9.eE+-]+)", re.MULTILINE)
-
-
-_RUNNING_LINES, _WAITING_LINES, _CACHE_LINES = map(_pattern, (_RUNNING, _WAITING, _CACHE))
+# What follows a name on its line.
+_VALUE = re.compile(rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)")
 
 
 def engine_load(page: bytes) -> EngineLoad | None:
     """Over all of a server's engines (DP ranks have a line each); None where no known engine wrote the page."""
-    running, waiting, cache = (_values(lines, page) for lines in (_RUNNING_LINES, _WAITING_LINES, _CACHE_LINES))
+    running, waiting, cache = _values(_RUNNING, page), _values(_WAITING, page), _values(_CACHE, page)
     if not running and not waiting:
         return None
     return EngineLoad(sum(running), sum(waiting), sum(cache) / len(cache) if cache else None)
 
 
-def _values(lines: re.Pattern[bytes], page: bytes) -> list[float]:
+def _values(names: tuple[bytes, ...], page: bytes) -> list[float]:
+    """Pages are long, and of each replica one is read every second: names are searched for, lines are not."""
     found = []
-    for match in lines.finditer(page):
-        try:
-            value = float(match[1])
-        except ValueError:
-            continue
-        if 0.0 <= value <= _MOST:
-            found.append(value)
+    for name in names:
+        at = page.find(name)
+        while at >= 0:
+            end = at + len(name)
+            match = _VALUE.match(page, end) if at == 0 or page[at - 1 : at] == b"\n" else None
+            if match is not None:
+                with contextlib.suppress(ValueError):
+                    value = float(match[1])
+                    if 0.0 <= value <= _MOST:
+                        found.append(value)
+            at = page.find(name, end)
     return found
