@@ -52,8 +52,12 @@ KINDS = {
 }
 # US dollars a GPU-hour, of the order of what the catalog has on demand; only their order matters here.
 PRICES = {"mi300x": 2.39, "mi355x": 3.45, "h100-sxm": 2.29, "h200": 2.9}
+# Requests in flight on a replica: what keeps TPOT by the model, as a plan has it.
+IN_FLIGHT = {"mi300x": 90, "mi355x": 200, "h100-sxm": 150, "h200": 165}
 EACH, GATEWAYS, RATE = 50, 4, 10_000.0
 TTFT_S, TPOT_S = 1.0, 0.05
+# Nobody's traffic comes from nothing at once.
+RAMP_FROM, RAMP_S = 0.2, 12.0
 TELL_S, SILENT_S, NEAR_S = 0.02, 3.0, 0.001
 # Prompts and answers in tokens, and whose prompts begin alike.
 INPUT, OUTPUT, TENANTS = 800.0, 200.0, 400
@@ -217,7 +221,7 @@ class Gateway:
 
 CHAT = ServedClass(
     name="chat", model=MODEL, requests_per_s=RATE, input_tokens=INPUT, output_tokens=OUTPUT,
-    ttft=Target(seconds=TTFT_S, percentile=0.95), tpot=Target(seconds=TPOT_S, percentile=0.9), routes=(),
+    ttft=Target(seconds=TTFT_S, percentile=0.95), tpot=Target(seconds=TPOT_S, percentile=0.95), routes=(),
 )  # fmt: skip
 
 
@@ -234,7 +238,8 @@ class World:
                 self.region_of[name] = region
                 self.pools.append(Pool(
                     name=name, model=MODEL, accelerator=kind, parallelism=Parallelism(tp=4), precision="fp8",
-                    kv_format="bf16", stack="vllm", replicas=each, usd_per_gpu_hour=PRICES[kind], max_in_flight=256,
+                    kv_format="bf16", stack="vllm", replicas=each, usd_per_gpu_hour=PRICES[kind],
+                    max_in_flight=IN_FLIGHT[kind],
                     max_context=32_768, backends=tuple(f"http://{name}-{i}.internal:8000/v1" for i in range(each)),
                 ))  # fmt: skip
         keys = [key for pool in self.pools for key in pool.backends]
@@ -269,12 +274,12 @@ class World:
         random, at, number = self.random, 0.0, 0
         regions, weights = list(TRAFFIC), list(TRAFFIC.values())
         while True:
-            at += random.expovariate(self.rate)
+            at += random.expovariate(self.rate * min(RAMP_FROM + (1.0 - RAMP_FROM) * at / RAMP_S, 1.0))
             if at > seconds:
                 return
             number += 1
             tokens = min(max(int(random.lognormvariate(6.4, 0.75)), 20), 16_000)
-            output = min(max(int(random.expovariate(1.0 / OUTPUT)), 2), 2000)
+            output = min(max(int(random.lognormvariate(5.05, 0.7)), 16), 2000)
             prefix = (random.randrange(TENANTS) + 1,) if tokens > BLOCK_TOKENS and random.random() < 0.5 else ()
             yield Sent(number, at, random.choices(regions, weights)[0], tokens, output, prefix)
 
@@ -498,8 +503,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     world = World(given.policy, given.scale, given.scope, given.seed, not given.alone, given.load)
-    third, warm = given.seconds / 6.0, given.seconds / 6.0
-    faults = [] if given.no_faults else [(2 * third, "pool"), (3.5 * third, "gateway"), (4.5 * third, "region")]
+    warm, later = RAMP_S + 1.0, given.seconds - RAMP_S - 1.0
+    faults = [(warm + 0.2 * later, "pool"), (warm + 0.45 * later, "gateway"), (warm + 0.65 * later, "region")]
+    faults = [] if given.no_faults else faults
     began = time.process_time()
     world.run(given.seconds, faults)
     marks = [warm, *(at for at, _ in faults), given.seconds]

@@ -7,6 +7,8 @@
     served      all that a request costs the router of a gateway that has 500 of them a second: `decide`, `start`,
                 `first_token`, `end`, what others change meanwhile, and views that grow old. Prompts have 16 blocks: 8
                 that all share, 8 of one of as many conversations as there are replicas
+    shared      the decisions of `served` alone, where 11 other gateways have as many and their load is shared: what the
+                router reads of the board (`run.share`) is in it, what whoever listens to Redis writes there is not
     late        a decision that finds nobody within the target, and waits
     full        a decision that finds nobody with room, and waits
 
@@ -31,6 +33,7 @@ from crosstie.route.live import LiveFleet
 from crosstie.route.policies import POLICIES, make_policy
 from crosstie.route.policy import predict
 from crosstie.route.router import Router
+from crosstie.run.share.board import Board, Cell
 
 MODEL = "llama-3.1-8b"
 KINDS = ("mi300x", "h200", "mi325x", "h100-sxm", "b200", "mi355x", "l40s", "b300")
@@ -95,11 +98,34 @@ def load(live: LiveFleet, each: int, now: float) -> None:
             replica.start(ask(), predict(live, replica, ask()), now).first_token(now + 0.05)
 
 
+class Others:
+    """What other gateways have on the replicas, on the board: each of their requests changes it three times."""
+
+    def __init__(self, live: LiveFleet, router: Router, gateways: int):
+        board, keys = Board(1), [one.key for one in live.replicas()]
+        router.share(dict(board.cells(keys, 0)))
+        self.board, self.cells, self.at = board, list[Cell](board.cells(keys, 1).values()), 0
+        for cell in self.cells:
+            self._write(cell, 1.0)
+        self.each = 3 * gateways
+
+    def _write(self, cell: Cell, now: float) -> None:
+        cell.write(4, 1, 900.0, 4000.0, 3500.0, 3000.0, now, 1.0, 20.0)
+
+    def step(self, now: float) -> None:
+        self.board.heard()
+        for _ in range(self.each):
+            self.at = (self.at + 7919) % len(self.cells)
+            self._write(self.cells[self.at], now)
+
+
 class Traffic:
     """A gateway's requests, each at a moment of its own."""
 
     def __init__(self, live: LiveFleet, router: Router, now: float):
         self.router, self.now = router, now
+        self.others: Others | None = None
+        self.spent_s = 0.0
         self.conversations = len(live.replicas())
         self.begun: deque[object] = deque()
         self.decoding: deque[object] = deque()
@@ -109,7 +135,11 @@ class Traffic:
         now, number = self.now, (index * 7919) % self.conversations
         prefix = (1, 2, 3, 4, 5, 6, 7, 8, *range(100 * number + 1000, 100 * number + 1008))
         one = ask(prefix, session=f"s{number}", patience_s=30.0)
+        if self.others is not None:
+            self.others.step(now)
+        began = time.process_time()
         decision = self.router.decide(one, now)
+        self.spent_s += time.process_time() - began
         if decision.replica is not None and decision.prediction is not None:
             self.begun.append(decision.replica.start(one, decision.prediction, now))
         while len(self.begun) > RATE * FIRST_S:
@@ -132,6 +162,14 @@ def measure(catalog: Catalog, size: tuple[int, int], policy_name: str, rounds: i
     for index in range(int(RATE * (FIRST_S + LAST_S)) + 100):
         traffic.step(index)
     found["served"] = least_us(rounds, 2 * times, traffic.step)
+    traffic.others = Others(live, router, 11)
+    found["shared"] = float("inf")
+    for _ in range(rounds):
+        traffic.spent_s = 0.0
+        for index in range(2 * times):
+            traffic.step(index)
+        found["shared"] = min(found["shared"], 1e6 * traffic.spent_s / (2 * times))
+    router.share({})
     now = traffic.now
     blocks = tuple(range(10**9, 10**9 + 64))
     for replica in live.replicas():

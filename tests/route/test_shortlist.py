@@ -138,10 +138,11 @@ def test_what_is_known_of_holders_follows_what_replicas_hold() -> None:
     assert holders is not None
     one.replicas[7].prefixes.add(prefix)
     one.replicas[9].prefixes.add(prefix[:4])
-    assert (holders.depth(prefix), holders.most(prefix, 8)) == (10, [7, 9])
-    assert holders.most(prefix, 1) == [7]
+    assert (holders.depth(prefix), holders.most(prefix, 8, 8)) == (10, [7, 9])
+    assert holders.most(prefix, 1, 8) == [7]
+    assert holders.most(prefix, 8, 1) == [7], "what two hold is no reason"
     one.replicas[7].went_down("tried")
-    assert (holders.depth(prefix), holders.most(prefix, 8)) == (4, [9])
+    assert (holders.depth(prefix), holders.most(prefix, 8, 8)) == (4, [9])
     few = live(pool(replicas=40, max_in_flight=4)).pools[0]
     few.replicas[0].prefixes.most = 12
     for start in range(0, 100, 10):
@@ -157,7 +158,7 @@ def test_a_pool_that_grows_or_shrinks_keeps_what_its_replicas_hold() -> None:
     assert one.holders is None
     one.staff([*more, *one.replicas])
     assert one.holders is not None
-    assert one.holders.most(prefix, 4) == [23]
+    assert one.holders.most(prefix, 4, 4) == [23]
     one.staff(one.replicas[10:30])
     assert one.holders is None
     one.replicas[0].prefixes.add(prefix)

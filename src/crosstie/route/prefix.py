@@ -48,12 +48,16 @@ class Holders:
         """Blocks from the beginning that one replica at least holds."""
         return _deepest(self._bits, prefix)
 
-    def most(self, prefix: tuple[int, ...], wanted: int) -> list[int]:
-        """The numbers of those who hold most of it, up to so many, whoever holds more coming first."""
+    def most(self, prefix: tuple[int, ...], wanted: int, common: int) -> list[int]:
+        """The numbers of those who hold most of it, up to so many, whoever holds more coming first; nobody because of
+        what more than `common` hold."""
         bits, seen = self._bits, 0
         found: list[int] = []
         for index in range(self.depth(prefix) - 1, -1, -1):
-            new = bits.get(prefix[index], 0) & ~seen
+            now = bits.get(prefix[index], 0)
+            if now.bit_count() > common:
+                break
+            new = now & ~seen
             seen |= new
             while new:
                 lowest = new & -new

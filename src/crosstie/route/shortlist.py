@@ -65,7 +65,9 @@ def may_take(replica: Replica, now: float, exclude: Collection[str], panic: bool
 def _favoured(pool: LivePool, ask: Ask) -> list[Replica]:
     """Where the conversation was before, and those that hold most of the prompt."""
     holders = pool.holders
-    numbers = holders.most(ask.prefix, HOLDERS) if holders is not None and ask.prefix else []
+    # Of what a quarter of them hold, some are among the others who are looked at.
+    common = max(len(pool.replicas) // 4, HOLDERS)
+    numbers = holders.most(ask.prefix, HOLDERS, common) if holders is not None and ask.prefix else []
     found = [pool.replicas[number] for number in numbers]
     loyal = pool.sessions.get(ask.session) if ask.session is not None else None
     if loyal is not None and loyal.pool is pool and not loyal.draining and loyal not in found:
