@@ -173,7 +173,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: tuple[str, ...] = ()
     kv_replay: tuple[str, ...] = ()
     kv_topic: str = ""
-    # A round trip to its replicas, where they are farther away than the next room: every first token comes so much later.
+    # A round trip to its replicas, where they are far away: every first token comes so much later.
     network_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     # Its part of the traffic under the `weighted` policy; None: in proportion to what it can carry.
     weight: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
