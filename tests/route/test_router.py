@@ -1,5 +1,6 @@
 """A router brings its fleet up to the moment; a decision itself changes nothing of it."""
 
+from math import inf
 from typing import Any, get_args
 
 import pytest
@@ -110,10 +111,47 @@ def test_a_replica_that_others_have_filled_since_is_passed_over() -> None:
     router.share(dict(cells))
     assert router.decide(ask(), 0.0).outcome == "send"
     first, second = fleet.replicas()
-    cells[first.key].elsewhere = [(4.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    cells[first.key].elsewhere = [(4.0, *[0.0] * 8, float("inf"), 0.0, float("-inf"))]
     assert {router.decide(ask(), 0.001).replica for _ in range(4)} == {second}
     cells[second.key].elsewhere = cells[first.key].elsewhere
     assert router.decide(ask(), 0.002).outcome == "wait"
+
+
+def test_a_replica_that_only_others_use_is_not_idle() -> None:
+    """One that misses everywhere waits for a busy replica, and does not wait for an idle one, whoever keeps it busy."""
+    fleet = live(pool("amd", replicas=1))
+    router = Router(fleet, make_policy("cheapest-meeting-target"))
+    (replica,) = fleet.replicas()
+    cell = Cell()
+    router.share({replica.key: cell})
+    hopeless = ask(ttft_s=1e-6, tpot_s=1e-6, patience_s=10.0)
+    assert router.decide(hopeless, 0.0).outcome == "send"
+    cell.elsewhere, cell.changed = [(3.0, 0.0, 0.0, 900.0, 900.0, 0.0, 0.0, 0.0, 0.0, inf, 0.0, -inf)], True
+    assert router.decide(hopeless, 1.0).outcome == "wait"
+
+
+def test_a_prompt_of_another_s_that_is_nearly_computed_is_hardly_waited_for() -> None:
+    def ttft_s(head_at: float) -> float:
+        fleet = live(pool("amd", replicas=1))
+        (replica,), cell = fleet.replicas(), Cell()
+        cell.elsewhere = [(1.0, 1.0, 20_000.0, 20_000.0, 0.0, 0.0, 0.0, 0.0, 0.0, head_at, 20_000.0, -inf)]
+        cell.changed = True
+        router = Router(fleet, make_policy("fastest"))
+        router.share({replica.key: cell})
+        found = router.decide(ask(), 100.0).prediction
+        assert found is not None
+        return found.ttft_s
+
+    assert ttft_s(99.5) < 0.8 * ttft_s(100.0)
+
+
+def test_what_was_learnt_of_a_pool_s_speed_counts_at_once() -> None:
+    fleet = live(pool("amd", replicas=1))
+    fleet.advance(0.0, ask().model)
+    (replica,) = fleet.replicas()
+    replica.learn_decode(1.0, 1.0, 4.0, 0.1, 0.1)
+    fleet.advance(0.1, ask().model)
+    assert fleet.pools[0].slowness > 1.2
 
 
 def test_policies_are_registered_once_and_by_the_names_of_the_fleet_file() -> None:

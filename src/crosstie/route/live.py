@@ -289,6 +289,10 @@ class Replica(ReplicaLoad):
         self.factors_until = -inf
         self.touch()
 
+    def note_head(self) -> None:
+        head = next(iter(self.queue), None)
+        self.head_started, self.head_tokens = (head.started, head.new_tokens) if head is not None else (inf, 0.0)
+
     def touch(self) -> None:
         """Something has changed: the next `advance` makes its view anew."""
         self.fresh_until = self.pool.fresh_until = -inf
@@ -344,6 +348,7 @@ class Replica(ReplicaLoad):
         self.prompt_rate = self.prompt_rate_at(now) + flight.new_tokens / RATE_S
         self.rate_at = now
         self.queue[flight] = None
+        self.note_head()
         self.targets[flight.targets] = self.targets.get(flight.targets, 0) + 1
         if ask.prefix:
             self.prefixes.add(ask.prefix)
@@ -391,7 +396,6 @@ class Replica(ReplicaLoad):
             due, flight = self.silent.popleft()
             flight.decode_from(due)
         head = next(iter(self.queue), None)
-        self.head_started, self.head_tokens = (head.started, head.new_tokens) if head is not None else (inf, 0.0)
         view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0) if head is not None else 0.0
         # Neither is the engine's, and so corrected by what it has delivered.
         view.late_s += self.pool.network_s
@@ -565,6 +569,7 @@ class Flight:
         replica.waiting -= 1
         replica.waiting_tokens = max(replica.waiting_tokens - self.new_tokens, 0.0) if replica.waiting else 0.0
         del replica.queue[self]
+        replica.note_head()
 
     def _release(self) -> None:
         self.released = True

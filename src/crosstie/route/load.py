@@ -22,7 +22,8 @@ class Cell(Protocol):
 
     def write(
         self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
-        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float,
+        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float, head_at: float = inf,
+        head_tokens: float = 0.0, first_at: float = -inf,
     ) -> None: ...  # fmt: skip
 
     def read(self) -> list[tuple[float, ...]]: ...
@@ -63,6 +64,8 @@ class LoadElsewhere:
         self.waiting_tokens = self.held_tokens = self.decoding_tokens = 0.0
         self.prompt_rate = self.rate_at = self.busy_until = 0.0
         self.strictest_ttft_s = self.strictest_tpot_s = inf
+        # As of the replica's own, below: the first that waits of all, and when any last got its first token.
+        self.head_started, self.head_tokens, self.last_first_at = inf, 0.0, -inf
 
     def publish_full(self, until: float) -> None:
         """The engine has refused a request because it has too many."""
@@ -87,7 +90,20 @@ class LoadElsewhere:
         self.rate_at = now
         self.busy_until = cell.busy_until
         ttft_urgency = tpot_urgency = 0.0
-        for in_flight, waiting, queued, held, decoding, rate, rate_at, ttft, tpot in cell.read():
+        for (
+            in_flight,
+            waiting,
+            queued,
+            held,
+            decoding,
+            rate,
+            rate_at,
+            ttft,
+            tpot,
+            head_at,
+            tokens,
+            first_at,
+        ) in cell.read():
             self.in_flight += int(in_flight)
             self.waiting += int(waiting)
             self.waiting_tokens += queued
@@ -95,6 +111,9 @@ class LoadElsewhere:
             self.decoding_tokens += decoding
             self.prompt_rate += rate * exp(-max(now - rate_at, 0.0) / RATE_S)
             ttft_urgency, tpot_urgency = max(ttft_urgency, ttft), max(tpot_urgency, tpot)
+            if waiting and head_at < self.head_started:
+                self.head_started, self.head_tokens = head_at, tokens
+            self.last_first_at = max(self.last_first_at, first_at)
         if ttft_urgency > 0.0:
             self.strictest_ttft_s = 1.0 / ttft_urgency
         if tpot_urgency > 0.0:
@@ -119,7 +138,7 @@ class ReplicaLoad:
         self.decoding_tokens = 0.0
         self.prompt_rate = 0.0
         self.rate_at = since
-        # The first that waits, as of the last view: since when (infinity: nobody waits), and its new prompt tokens.
+        # The first that waits: since when (infinity: nobody waits), and its new prompt tokens.
         self.head_started = inf
         self.head_tokens = 0.0
         self.last_first_at = -inf
@@ -151,6 +170,7 @@ class ReplicaLoad:
         cell.write(
             self.in_flight, self.waiting, self.waiting_tokens, self.held_tokens, self.decoding_tokens,
             self.prompt_rate, self.rate_at, 1.0 / max(ttft_s, 1e-9), 1.0 / max(tpot_s, 1e-9),
+            self.head_started, self.head_tokens, self.last_first_at,
         )  # fmt: skip
 
 

@@ -154,8 +154,14 @@ class ModelledSpeed(Speed):
 
     def _done(self, load: ReplicaLoad, now: float, token_s: float) -> float:
         """Tokens of the first prompt in the queue that are computed by now."""
-        began = max(load.head_started + self.request_s, load.last_first_at)
-        return min(max(now - began, 0.0) / token_s, _MOST_DONE * load.head_tokens)
+        elsewhere = load.elsewhere
+        head_started, head_tokens, first_at = load.head_started, load.head_tokens, load.last_first_at
+        if elsewhere.head_started < head_started:
+            head_started, head_tokens = elsewhere.head_started, elsewhere.head_tokens
+        if elsewhere.last_first_at > first_at:
+            first_at = elsewhere.last_first_at
+        began = max(head_started + self.request_s, first_at)
+        return min(max(now - began, 0.0) / token_s, _MOST_DONE * head_tokens)
 
     def replica_s(
         self, new_tokens: float, cached_tokens: float, output_tokens: float, tpot_s: float = float("inf")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from math import inf
 
 import pytest
 
@@ -48,7 +49,7 @@ def test_each_reads_what_the_others_wrote(boards: Boards) -> None:
     in_a_child(lambda: load(theirs[A], 3))
     assert ours[A].changed
     assert ours[A].in_flight_elsewhere() == 3
-    assert ours[A].read() == [(3.0, 1.0, 100.0, 200.0, 100.0, 5.0, 7.0, 2.0, 20.0)]
+    assert ours[A].read() == [(3.0, 1.0, 100.0, 200.0, 100.0, 5.0, 7.0, 2.0, 20.0, inf, 0.0, -inf)]
     assert not ours[A].changed
     assert not ours[B].changed
     # What one writes oneself is no news.

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
+from math import exp
 
+import msgspec
 import pytest
 
 from crosstie.run.share import peers as module
 from crosstie.run.share.board import Board
-from crosstie.run.share.peers import Peers, known_as, store_name
+from crosstie.run.share.peers import PeerReport, Peers, known_as, store_name
 from crosstie.run.share.tally import BoardTally
 
 A, B = "http://a:1/v1", "http://b:1/v1"
@@ -126,6 +128,92 @@ def test_without_a_voice_of_one_s_own_nothing_is_believed(sites: list[Site], clo
     # One's own words come back: what carries them works.
     tell(sites, 1, whole=True)
     assert two.sees() == 4
+
+
+def test_one_that_was_started_anew_under_its_name_has_what_it_says_now(sites: list[Site]) -> None:
+    one, two, three = sites
+    one.load(0, 4)
+    one.load(0, 2, B)
+    tell(sites, 0)
+    # Killed, and back before anyone has noticed: nothing of what it had counts any more.
+    three.board.identity = one.board.identity
+    three.load(0, 1, B)
+    told = three.machines.news(True, 10)
+    assert told is not None
+    two.machines.hear(told, 10)
+    assert (two.sees(), two.sees(B)) == (0, 1)
+
+
+def test_rates_of_others_fade_as_one_s_own(sites: list[Site], clock: list[float]) -> None:
+    one, two, three = sites
+    one.cells[0][A].write(1, 0, 0.0, 0.0, 0.0, 100.0, clock[0], 0.0, 0.0)
+    tell(sites, 0)
+    clock[0] += 2.0
+    # News of a third makes what the first said two seconds ago no younger.
+    three.load(0, 1)
+    tell(sites, 2)
+    two.board.heard()
+    (row,) = two.cells[0][A].read()
+    assert row[5] == pytest.approx(100.0 * exp(-0.2))
+    assert row[6] == clock[0]
+
+
+def test_how_far_the_first_prompt_in_the_queue_is_is_known_to_all(sites: list[Site], clock: list[float]) -> None:
+    one, two, three = sites
+    one.cells[0][A].write(2, 1, 500.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 990.0, 300.0, 995.0)
+    one.cells[1][A].write(1, 1, 70.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 998.0, 70.0, float("-inf"))
+    three.cells[0][A].write(1, 1, 40.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 985.0, 40.0, 997.0)
+    tell(sites, 0)
+    tell(sites, 2)
+    (row,) = two.cells[0][A].read()
+    assert row[9:] == (985.0, 40.0, 997.0)
+    # Its prompt is done: the next is the first.
+    three.cells[0][A].write(1, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float("inf"), 0.0, 999.0)
+    tell(sites, 2)
+    (row,) = two.cells[0][A].read()
+    assert row[9:11] == (990.0, 300.0)
+
+
+def test_an_older_version_is_understood_and_a_newer_one(sites: list[Site]) -> None:
+    one, two, _ = sites
+    one.load(0, 4)
+    told = one.machines.news(True, 10)
+    assert told is not None
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(told))
+    decode = msgspec.msgpack.Decoder(PeerReport).decode
+    # Before money in flight and queues were told of; and with what is not known yet.
+    for said in (fields[:6], [*fields, "more"]):
+        two.machines.hear(decode(msgspec.msgpack.encode(said)), 10)
+        assert two.sees() == 4
+    with pytest.raises(msgspec.MsgspecError):
+        decode(msgspec.msgpack.encode(fields[:4]))
+
+
+def test_clocks_that_do_not_agree_leave_nothing_behind(sites: list[Site]) -> None:
+    one, two, _ = sites
+    one.tallies[0].add(7, 10_000, 5, 5)
+    one.tallies[0].add(8, 10, 5, 5)
+    one.load(0, 3)
+    told = one.machines.news(True, 10_000)
+    assert told is not None
+    two.machines.hear(told, 10)
+    # What is in flight needs no clock; what was used counts in its minute, where that is one here too.
+    assert two.sees() == 3
+    assert two.machines._used == {}
+    assert two.tallies[0].total(7, 10) == (0, 0)
+
+
+def test_memory_is_bounded_whatever_is_said(sites: list[Site]) -> None:
+    _, two, _ = sites
+    nothing = (0.0,) * 8
+    for number in range(1500):
+        load = {f"http://{number}-{n}": nothing for n in range(5)}
+        two.machines.hear(PeerReport(f"stranger {number}", True, load, "s", []), 10)  # type: ignore[arg-type]
+    assert len(two.machines._peers) == 1024
+    assert not any(one.load for one in two.machines._peers.values())
+    held = [(key, (1.0, 0.0)) for key in range(70_000)]
+    two.machines.hear(PeerReport("stranger 0", True, {}, "s", [], held=held), 10)
+    assert len(two.machines._peers["stranger 0"].held) == 65_536
 
 
 def test_limits_are_totals_by_machine(sites: list[Site]) -> None:

@@ -12,13 +12,17 @@ from time import monotonic, time
 import msgspec
 import pytest
 from tests.run.gateway.fakes import until
+from tests.run.share.proxy import proxy
 from tests.run.share.redis_server import RedisServer, redis_server
+from tests.run.share.test_learnt import Site as Learning
 from tests.waiting import LIMIT_S
 
+from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
+from crosstie.route.prefix import prefix_hashes
 from crosstie.run.share.board import Board
 from crosstie.run.share.peers import PeerReport, Peers
-from crosstie.run.share.redis_share import RedisShare, connected
+from crosstie.run.share.redis_share import LearntShare, RedisShare, connected
 from crosstie.run.share.tally import BoardTally
 
 pytestmark = pytest.mark.database
@@ -209,6 +213,124 @@ def test_strangers_on_the_channel_are_not_understood(server: RedisServer) -> Non
                 await until(lambda: late.share.up)
                 assert late.told == []
                 assert late.tally.total(2, minute) == (0, 0)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_is_cut_off_goes_by_itself_and_the_others_by_each_other(server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with proxy(server.port) as between, sites(between.url, server.url, server.url) as (cut, one, two):
+            for number, site in enumerate((cut, one, two), 1):
+                site.load(number)
+            await until(lambda: [site.cell.in_flight_elsewhere() for site in (cut, one, two)] == [5, 4, 3])
+            between.cut()
+            await until(lambda: [site.cell.in_flight_elsewhere() for site in (cut, one, two)] == [0, 3, 2])
+            assert (cut.share.up, one.share.up, two.share.up) == (False, True, True)
+            cut.load(7)
+            between.mend()
+            await until(lambda: [site.cell.in_flight_elsewhere() for site in (cut, one, two)] == [5, 10, 9])
+            assert one.told == two.told == []
+
+    asyncio.run(scenario())
+
+
+def test_a_redis_that_swallows_every_word_counts_as_lost(server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with proxy(server.port) as between, sites(between.url, server.url) as (one, two):
+            two.load(2)
+            await until(lambda: one.cell.in_flight_elsewhere() == 2)
+            between.silent = True
+            await until(lambda: one.told and not one.share.up)
+            await until(lambda: one.cell.in_flight_elsewhere() == 0)
+            between.mend()
+            await until(lambda: one.cell.in_flight_elsewhere() == 2)
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_redis_brings_everything_late_and_holds_nobody_up(server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with proxy(server.port) as between, sites(between.url, server.url) as (one, two):
+            await until(lambda: one.share.up)
+            between.delay_s = 0.2
+            two.load(2)
+            # Nobody who asks waits: it is memory, and has been heard or has not.
+            assert one.cell.in_flight_elsewhere() in (0, 2)
+            await until(lambda: one.cell.in_flight_elsewhere() == 2)
+            one.load(1)
+            await until(lambda: two.cell.in_flight_elsewhere() == 1)
+
+    asyncio.run(scenario())
+
+
+def test_one_that_is_killed_is_forgotten_and_one_of_its_name_is_heard(server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with sites(server.url, server.url) as (one, killed):
+            killed.load(4)
+            await until(lambda: one.cell.in_flight_elsewhere() == 4)
+            # Without a word: as by kill -9.
+            task = killed.share._task
+            assert task is not None
+            while not task.done():
+                task.cancel()
+                await asyncio.sleep(0.01)
+            killed.share.up = False
+            await until(lambda: one.cell.in_flight_elsewhere() == 0)
+            assert len(one.machines) == 0
+            again = Site(server.url)
+            again.board.identity = killed.board.identity
+            again.load(1)
+            await until(lambda: one.cell.in_flight_elsewhere() == 1)
+            await again.share.stop()
+            again.board.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_message_of_many_megabytes_is_not_read(server: RedisServer) -> None:
+    async def scenario() -> None:
+        async with sites(server.url, server.url) as (one, two):
+            await until(lambda: one.share.up and two.share.up)
+            client = connected(server.url)
+            load = {f"http://{number}": (1.0,) * 8 for number in range(60_000)}
+            huge = msgspec.msgpack.encode(PeerReport("m", True, {A: (9.0,) * 8, **load}, "s", []))
+            assert len(huge) > 4 * 2**20
+            await client.publish("crosstie:load", huge)
+            await client.aclose()
+            two.load(2)
+            await until(lambda: one.cell.in_flight_elsewhere() == 2)
+            assert one.share.up
+            assert one.told == []
+
+    asyncio.run(scenario())
+
+
+def test_what_is_learnt_reaches_others_and_strangers_are_not_understood(server: RedisServer, catalog: Catalog) -> None:
+    async def scenario() -> None:
+        one, two = (Learning(name, catalog) for name in ("a", "b"))
+        shares = [LearntShare(connected(server.url), each.learnt, lambda: 7.0) for each in (one, two)]
+        for share in shares:
+            share.start()
+        try:
+            await until(lambda: all(share.up for share in shares))
+            client = connected(server.url)
+            for said in (b"", b"hello", b"\xff" * 100, b"\x91\x01"):
+                await client.publish("crosstie:learnt", said)
+            await client.aclose()
+            one.serve(prefix_hashes(b"x" * 9000))
+            await until(lambda: two.learnt.heard == 4)
+            assert sum(two.held(prefix_hashes(b"x" * 9000))) == 4
+            server.kill()
+            await until(lambda: not any(share.up for share in shares))
+            one.serve()
+            server.start()
+            await until(lambda: all(share.up for share in shares))
+            # What was seen while nobody could be told is not told late.
+            one.serve(prefix_hashes(b"y" * 9000))
+            await until(lambda: two.learnt.heard == 8)
+        finally:
+            for share in shares:
+                await share.stop()
 
     asyncio.run(scenario())
 

@@ -13,7 +13,7 @@ import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from math import exp
+from math import exp, inf
 from time import monotonic
 
 from crosstie.route.load import RATE_S
@@ -29,11 +29,13 @@ COMMON = (
 _BUSY = COMMON.index("busy_until")
 OWN = (
     "changed", "used", "in_flight", "waiting", "waiting_tokens", "held_tokens", "decoding_tokens", "prompt_rate",
-    "rate_at", "ttft_urgency", "tpot_urgency",
+    "rate_at", "ttft_urgency", "tpot_urgency", "head_at", "head_tokens", "first_at",
 )  # fmt: skip
 _IN_FLIGHT, _RATE = OWN.index("in_flight"), OWN.index("prompt_rate")
 # Clients that a process may have more than another and still take the next; and more than any has.
 _MORE, _MANY = 2, 10**9
+# As long ago as never.
+LONG_AGO_S = 1e6
 # How long what peers have is believed without a sign of life from whoever brings it.
 SILENT_S = 3.0
 
@@ -194,6 +196,10 @@ class Board:
         return at > 0.0 and self._now() - at < SILENT_S
 
 
+def _age(now: float, moment: float) -> float:
+    return min(max(now - moment, 0.0), LONG_AGO_S)
+
+
 class Cell:
     """One replica, as one process writes of it and reads what the others wrote."""
 
@@ -220,7 +226,8 @@ class Cell:
 
     def write(
         self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
-        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float,
+        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float, head_at: float = inf,
+        head_tokens: float = 0.0, first_at: float = -inf,
     ) -> None:  # fmt: skip
         numbers, rows = self._numbers, self._rows
         at = self._first + _IN_FLIGHT * rows + self._row
@@ -232,7 +239,10 @@ class Cell:
         numbers[at := at + rows] = prompt_rate
         numbers[at := at + rows] = rate_at
         numbers[at := at + rows] = ttft_urgency
-        numbers[at + rows] = tpot_urgency
+        numbers[at := at + rows] = tpot_urgency
+        numbers[at := at + rows] = head_at
+        numbers[at := at + rows] = head_tokens
+        numbers[at + rows] = first_at
         self._stamp()
 
     def _stamp(self) -> None:
@@ -273,6 +283,14 @@ class Cell:
         counts = [sum(one[field] for one in own) for field in range(5)]
         rate = sum(one[5] * exp(-max(now - one[6], 0.0) / RATE_S) for one in own)
         return (*counts, rate, max(one[7] for one in own), max(one[8] for one in own))
+
+    def head_of_this_machine(self, now: float) -> tuple[float, float, float]:
+        """Of the first that waits of all processes its age and tokens, and the age of the last first token."""
+        rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
+        own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
+        head_at, tokens = min([(one[9], one[10]) for one in own if one[1]], default=(-inf, 0.0))
+        first_at = max([one[11] for one in own if one[0]], default=-inf)
+        return _age(now, head_at), tokens, _age(now, first_at)
 
     # What holds for all
 

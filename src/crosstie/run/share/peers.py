@@ -6,13 +6,15 @@ Everything that is told is a total, never a difference: what comes twice, late o
 import os
 import socket
 from collections.abc import Callable, Iterable
+from math import exp, inf
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
 
-from crosstie.run.share.board import SILENT_S, Board, Cell
+from crosstie.route.load import RATE_S
+from crosstie.run.share.board import LONG_AGO_S, SILENT_S, Board, Cell
 from crosstie.run.share.tally import BoardTally
 
 # What is beyond these is no number of a gateway's.
@@ -37,6 +39,8 @@ class PeerReport(msgspec.Struct, array_like=True):
     leaving: bool = False
     # By key, dollars in flight: as announced, and how much more at the worst.
     held: list[tuple[_Count, tuple[_Amount, _Amount]]] = []
+    # By replica with a queue: the age and the tokens of the first that waits, and the age of the last first token.
+    heads: dict[str, tuple[_Amount, _Amount, _Amount]] = {}
 
 
 # Others that are kept, and keys of each: more are no gateways of one fleet.
@@ -47,6 +51,10 @@ class _Peer:
     def __init__(self) -> None:
         self.heard_at = 0.0
         self.load: dict[str, Load] = {}
+        # When each was told, since when its rate of prompts has decayed.
+        self.told_at: dict[str, float] = {}
+        # As they are told, ages being moments of the clock here.
+        self.heads: dict[str, tuple[float, float, float]] = {}
         self.held: dict[int, tuple[float, float]] = {}
 
 
@@ -94,6 +102,7 @@ class Peers:
         now = self._now()
         names = self._own if whole else [name for name in self._changed if name in self._own]
         load = {name: self._own[name].of_this_machine(now) for name in names}
+        heads = {name: self._own[name].head_of_this_machine(now) for name in names if load[name][1]}
         self._changed = set()
         used: list[tuple[int, Used]] = []
         held = [(key_id, self.tally.own_held(key_id)) for key_id in self._keys]
@@ -103,7 +112,7 @@ class Peers:
                 if requests or tokens:
                     used.append((key_id, (one, requests, tokens)))
         self._keys = {}
-        return PeerReport(self.board.identity, whole, load, self.store, used, held=held)  # type: ignore[arg-type]
+        return PeerReport(self.board.identity, whole, load, self.store, used, held=held, heads=heads)  # type: ignore[arg-type]
 
     def take_back(self, report: PeerReport) -> None:
         """It may not have reached anyone."""
@@ -130,6 +139,13 @@ class Peers:
         # Of replicas that are served here: what another serves besides is told again once that changes.
         load = {name: told for name, told in report.load.items() if name in self._of_peers}
         one.load = load if report.whole else {**before, **load}
+        now = self._now()
+        one.told_at = {name: now if name in load else one.told_at.get(name, now) for name in one.load}
+        told = {name: _moments(now, *report.heads[name]) for name in load if name in report.heads}
+        one.heads = {
+            **{name: head for name, head in one.heads.items() if name not in load and name in one.load},
+            **told,
+        }
         if report.leaving:
             one.load, one.heard_at = {}, 0.0
         for name in {*load, *(before if report.whole or report.leaving else ())}:
@@ -173,10 +189,27 @@ class Peers:
         cell = self._of_peers.get(name)
         if cell is None:
             return
-        loads = [load for one in self._peers.values() if (load := one.load.get(name)) is not None]
-        counts = [sum(load[field] for load in loads) for field in range(6)]
-        urgency = [max((load[field] for load in loads), default=0.0) for field in (6, 7)]
-        cell.write(int(counts[0]), int(counts[1]), counts[2], counts[3], counts[4], counts[5], self._now(), *urgency)
+        now = self._now()
+        of = [(load, one.told_at[name]) for one in self._peers.values() if (load := one.load.get(name)) is not None]
+        loads = [load for load, _ in of]
+        counts = [sum(load[field] for load in loads) for field in range(5)]
+        rate = sum(load[5] * exp(-max(now - told_at, 0.0) / RATE_S) for load, told_at in of)
+        ttft, tpot = (max((load[field] for load in loads), default=0.0) for field in (6, 7))
+        heads = [head for one in self._peers.values() if (head := one.heads.get(name)) is not None]
+        head_at, tokens = min([one[:2] for one in heads], default=(inf, 0.0))
+        first_at = max([one[2] for one in heads], default=-inf)
+        cell.write(
+            int(counts[0]), int(counts[1]), counts[2], counts[3], counts[4], rate, now, ttft, tpot, head_at, tokens,
+            first_at,
+        )  # fmt: skip
+
+
+def _moments(now: float, age_s: float, tokens: float, first_age_s: float) -> tuple[float, float, float]:
+    return (
+        now - age_s if age_s < LONG_AGO_S else inf,
+        tokens,
+        now - first_age_s if first_age_s < LONG_AGO_S else -inf,
+    )
 
 
 def this_machine() -> str:

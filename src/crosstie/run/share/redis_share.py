@@ -1,7 +1,7 @@
 """Carries what machines tell each other over Redis. Nobody waits for it: without it each goes by what it knows itself.
 
-What has changed is published within some 20 ms, load as a whole every second. What keys have used is also kept there
-for some minutes, so that a gateway that comes later knows.
+Load is published within 5 ms of a change and as a whole every second, what was learnt within 20 ms. What keys have used
+is also kept there for some minutes, so that a gateway that comes later knows.
 """
 
 import asyncio
@@ -18,7 +18,8 @@ from crosstie.core.errors import BadInput
 from crosstie.run.share.learnt import Learnt, LearntReport
 from crosstie.run.share.peers import PeerReport, Peers
 
-TELL_S, WHOLE_S = 0.02, 1.0
+# How often there may be something to tell: of load, and of what was learnt; and how often all of it is told.
+TELL_S, LEARN_S, WHOLE_S = 0.005, 0.02, 1.0
 # What Redis may take to answer; and how long one's own words may take to come back before it counts as lost.
 _PATIENCE_S, _DEAF_S = 1.0, 2.5
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.1, 5.0
@@ -56,6 +57,7 @@ class RedisTalk:
     """
 
     channel = ""
+    every_s = LEARN_S
 
     def __init__(self, client: Any, on_change: Callable[[str | None], None]):
         self._client, self._on_change = client, on_change
@@ -95,7 +97,7 @@ class RedisTalk:
             # Once is not always enough: where an answer comes in the same moment, `wait_for` of Python 3.11 gives the
             # answer and forgets that it was cancelled.
             self._task.cancel()
-            await asyncio.wait([self._task], timeout=TELL_S)
+            await asyncio.wait([self._task], timeout=LEARN_S)
         if self.up:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self.leave(), _PATIENCE_S)
@@ -160,7 +162,7 @@ class RedisTalk:
                 whole_at = now + WHOLE_S
             if now - self._heard_at > _DEAF_S:
                 raise TimeoutError("nothing comes back")
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(self.every_s)
 
     async def _hear(self, hearing: Any) -> None:
         while True:
@@ -185,6 +187,7 @@ class RedisShare(RedisTalk):
     """Load, and what keys have used: of one machine."""
 
     channel = _CHANNEL
+    every_s = TELL_S
 
     def __init__(self, client: Any, peers: Peers, on_change: Callable[[str | None], None]):
         super().__init__(client, on_change)
