@@ -112,6 +112,10 @@ def test_a_leader_that_is_cut_off_stops_and_the_other_goes_on(redis: RedisServer
             (second,) = [one for one in sites if one is not first]
             assert await first.status(A) == 200
             number = first.leader.share.lease.number if first.leader.share else 0
+            # The other model has asked for the place, and the first is about to leave it.
+            slot = first.hosting.pools["shared"].slots[0]
+            first.hosting.pools["shared"].residency.wanted(B, first.running.gateway.now(), lambda *_: 1)
+            slot.claimed_by, slot.leaving = B, frozenset([A])
             first.proxy.cut()
             await until(lambda: not first.leader.leads)
             # It serves what is there, by the word of the engines.

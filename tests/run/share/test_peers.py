@@ -208,7 +208,7 @@ def test_memory_is_bounded_whatever_is_said(sites: list[Site]) -> None:
     nothing = (0.0,) * 8
     for number in range(1500):
         load = {f"http://{number}-{n}": nothing for n in range(5)}
-        two.machines.hear(PeerReport(f"stranger {number}", True, load, "s", []), 10)  # type: ignore[arg-type]
+        two.machines.hear(PeerReport(f"stranger {number}", True, load, "s", []), 10)
     assert len(two.machines._peers) == 1024
     assert not any(one.load for one in two.machines._peers.values())
     held = [(key, (1.0, 0.0)) for key in range(70_000)]

@@ -167,6 +167,8 @@ class SharedPool:
         self._told = told
         for task in self._moves.values():
             task.cancel()
+        # Nobody leaves for what this one will not load.
+        self.residency.only(())
         self.show()
 
     def lead(self) -> None:

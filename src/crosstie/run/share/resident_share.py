@@ -20,6 +20,8 @@ class ResidentShare(RedisTalk):
     """`report`: what is to be told now; `on_asked`: requests by model that other gateways had; `on_news`: something of
     the leader's has changed."""
 
+    every_s = 0.05
+
     def __init__(
         self, client: Any, fleet: str, machine: str, clock: Callable[[], float], report: Callable[[], HostReport],
         on_asked: Callable[[str, int], None], on_news: Callable[[], None], hold_s: float = HOLD_S,
