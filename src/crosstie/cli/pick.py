@@ -8,9 +8,11 @@ from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.observing import observed
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.show import console, print_json, say
+from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
 from crosstie.core.fleet import Policy
 from crosstie.run.pick.process import run_picker, would_pick
+from crosstie.run.pick.stream import PickSettings
 from crosstie.run.service.start import Observers, Served, ServeOptions
 
 
@@ -40,6 +42,11 @@ from crosstie.run.service.start import Observers, Served, ServeOptions
     "--workers", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N",
     help="Processes that pick together, for more than one core: docs/scaling.md.",
 )  # fmt: skip
+@click.option(
+    "--objective", "objectives", multiple=True, metavar="NAME=N",
+    help="The priority of an InferenceObjective that requests may name (x-gateway-inference-objective): above 0 goes "
+    "before others, below 0 after them. May be repeated.",
+)  # fmt: skip
 @click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS: the certificate, with those above it.")
 @click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
 @click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only Envoys with a certificate of one of these.")
@@ -62,7 +69,9 @@ from crosstie.run.service.start import Observers, Served, ServeOptions
 @click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
 @observed
 @json_option
-def command(dry_run: bool, fallbacks: int, as_json: bool, observers: Observers, **given: Any) -> int:
+def command(
+    dry_run: bool, fallbacks: int, objectives: tuple[str, ...], as_json: bool, observers: Observers, **given: Any
+) -> int:
     """Tell Envoy where each request goes: the cheapest pool of FLEET.toml that is fast enough.
 
     \b
@@ -77,11 +86,21 @@ def command(dry_run: bool, fallbacks: int, as_json: bool, observers: Observers, 
 
     Exit status 0 after a drain that lost nothing, 1 when requests had to be cut off, 2 when it could not listen.
     """
-    options = ServeOptions(**given)
+    options, settings = ServeOptions(**given), PickSettings(fallbacks, dict(map(_objective, objectives)))
     if dry_run:
         _show(would_pick(options, observers), as_json)
         return 0
-    return 0 if run_picker(options, observers, lambda served: _show(served, as_json), fallbacks=fallbacks) else 1
+    return 0 if run_picker(options, observers, lambda served: _show(served, as_json), settings) else 1
+
+
+def _objective(said: str) -> tuple[str, int]:
+    name, _, priority = said.rpartition("=")
+    try:
+        if name:
+            return name, int(priority)
+    except ValueError:
+        pass
+    raise BadInput(f"--objective: '{said}' is no NAME=N with a whole number, such as batch=-1")
 
 
 def _show(served: Served, as_json: bool) -> None:

@@ -65,11 +65,11 @@ MODES = {
 
 
 def configuration(
-    port: int, admin: int, picker: int | None, backends: Sequence[str], *, modes: Json = MODES, subset: Any = None,
-    attributes: bool = True, filters: Json | None = None, picker_tls: Json | None = None, timeout: str = "0s",
-    idle: str = "600s",
+    port: int, admin: int, picker: int | Sequence[int] | None, backends: Sequence[str], *, modes: Json = MODES,
+    subset: Any = None, attributes: bool = True, filters: Json | None = None, pickers: Json | None = None,
+    timeout: str = "0s", idle: str = "600s",
 ) -> Json:  # fmt: skip
-    """Envoy before these backends; `picker` None: without a picker, in turn."""
+    """Envoy before these backends; `picker` None: without a picker, in turn. `pickers`: more of their cluster."""
     places = [Address(url) for url in backends]
     override = {
         "@type": f"{_TYPE}.extensions.load_balancing_policies.override_host.v3.OverrideHost",
@@ -84,10 +84,9 @@ def configuration(
     http_filters: list[Json] = []
     if picker is not None:
         pool["load_balancing_policy"] = {"policies": [{"typed_extension_config": policy}]}
-        more: Json = {"typed_extension_protocol_options": _HTTP2}
-        if picker_tls is not None:
-            more["transport_socket"] = picker_tls
-        clusters.append(_cluster("picker", [_at("127.0.0.1", picker)], **more))
+        ports = [picker] if isinstance(picker, int) else picker
+        more: Json = {"typed_extension_protocol_options": _HTTP2, **(pickers or {})}
+        clusters.append(_cluster("picker", [_at("127.0.0.1", one) for one in ports], **more))
         if subset is not None:
             metadata = {"metadata_namespace": "envoy.lb.subset_hint", "allow_overwrite": True}
             metadata["value"] = {"x-gateway-destination-endpoint-subset": subset}
@@ -135,7 +134,9 @@ def _typed(name: str, kind: str) -> Json:
 
 
 @asynccontextmanager
-async def envoy(folder: Path, picker: int | None, backends: Sequence[str], **more: Any) -> AsyncIterator[str]:
+async def envoy(
+    folder: Path, picker: int | Sequence[int] | None, backends: Sequence[str], **more: Any
+) -> AsyncIterator[str]:
     """Its address for clients, ending with /v1."""
     port, admin = free_port(), free_port()
     async with started(folder, configuration(port, admin, picker, backends, **more), admin):

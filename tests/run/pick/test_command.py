@@ -140,6 +140,8 @@ def test_a_dry_run_says_what_would_be_picked_from(tmp_path: Path, crosstie: Comm
         ("http://10.0.0.1:80/v1", ("--speed", "2"), "--speed goes with --emulate"),
         ("http://10.0.0.1:80/v1", ("--tls-cert", "c.pem"), "--tls-cert and --tls-key go together"),
         ("http://10.0.0.1:80/v1", ("--fallbacks", "99"), "'--fallbacks': 99 is not in the range"),
+        ("http://10.0.0.1:80/v1", ("--objective", "batch"), "--objective: 'batch' is no NAME=N with a whole number"),
+        ("http://10.0.0.1:80/v1", ("--objective", "a=b"), "--objective: 'a=b' is no NAME=N with a whole number"),
         ("http://10.0.0.1:80/v1", ("--host", "192.0.2.1"), "cannot listen on 192.0.2.1:9002"),
     ],
 )

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import trustme
 import yaml
 from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, until
 from tests.run.pick.envoys import Behind, address, behind_envoy, envoy, free_port, picking, said, started
 from tests.waiting import LIMIT_S
 
 from crosstie.run.gateway.record import RequestRecord
+from crosstie.run.service.edge import Edge
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.fetch import Answer, fetch_once
 
@@ -324,3 +326,82 @@ async def test_an_endpoint_that_envoy_does_not_know_costs_its_request_and_nobody
             await until(lambda: records)
             assert records[0].backend == known.url
             at.origin.close()
+
+
+# Several pickers, and TLS
+
+
+READINESS = {
+    "timeout": "60s", "interval": "0.1s", "no_traffic_interval": "0.1s", "unhealthy_threshold": 1,
+    "healthy_threshold": 1, "grpc_health_check": {"service_name": "readiness"},
+}  # fmt: skip
+
+
+@in_folder
+async def test_of_two_pickers_one_may_leave_and_no_request_is_lost(tmp_path: Path) -> None:
+    async with fakes() as [fake]:
+        fleet = fleet_of(pool_of("one", fake.url))
+        async with (
+            picking(fleet) as staying, picking(fleet) as leaving,
+            envoy(tmp_path, (staying.port, leaving.port), [fake.url], pickers={"health_checks": [READINESS]}) as url,
+        ):  # fmt: skip
+            at, picked = Behind(leaving, url), [0, 0]
+            for number, one in enumerate((staying, leaving)):
+                one.gateway.listeners.append(lambda _, number=number: picked.__setitem__(number, picked[number] + 1))
+            async with asyncio.timeout(LIMIT_S):
+                while not all(picked):
+                    assert (await at.ask()).status == 200
+            # Told by its health that it leaves, Envoy asks the other alone.
+            leaving.gateway.draining = True
+            async with asyncio.timeout(LIMIT_S):
+                while True:
+                    before = list(picked)
+                    for _ in range(6):
+                        assert (await at.ask()).status == 200
+                    await until(lambda before=before: sum(picked) >= sum(before) + 6)
+                    if picked[1] == before[1]:
+                        break
+            assert await leaving.stop() is True
+            assert (await at.ask()).status == 200
+            at.origin.close()
+
+
+@in_folder
+async def test_envoy_asks_by_tls_with_a_certificate_of_its_own(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    files = {}
+    for name in ("picker", "envoy"):
+        pair = authority.issue_cert("picker.test")
+        files[name] = tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
+        files[name][0].write_bytes(b"".join(one.bytes() for one in pair.cert_chain_pems))
+        files[name][1].write_bytes(pair.private_key_pem.bytes())
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes(authority.cert_pem.bytes())
+    chain, key = ({"filename": str(file)} for file in files["envoy"])
+    tls = {
+        "@type": "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        "sni": "picker.test",
+        "common_tls_context": {
+            "alpn_protocols": ["h2"],
+            "tls_certificates": [{"certificate_chain": chain, "private_key": key}],
+            "validation_context": {"trusted_ca": {"filename": str(ca)}},
+        },
+    }
+    secured = {"transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls}}
+    cert, own_key = files["picker"]
+    edge = Edge("127.0.0.1", 0, tls_cert=cert, tls_key=own_key, tls_client_ca=ca)
+    async with fakes() as [fake]:
+        settings = {"components": [edge]}
+        async with behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url)), settings=settings, pickers=secured) as at:
+            for _ in range(3):
+                assert (await at.ask()).status == 200
+            assert len(fake.hit) == 3
+            await edge.stop()
+        # Without the certificate that it is asked for it gets no further.
+        del tls["common_tls_context"]["tls_certificates"]
+        edge = Edge("127.0.0.1", 0, tls_cert=cert, tls_key=own_key, tls_client_ca=ca)
+        settings = {"components": [edge]}
+        async with behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url)), settings=settings, pickers=secured) as at:
+            assert (await at.ask()).status == 500
+            assert len(fake.hit) == 3
+            await edge.stop()

@@ -22,12 +22,19 @@ from crosstie.run.ledger.places import open_store
 from crosstie.run.pick import messages
 from crosstie.run.pick.picked import check_endpoints, endpoint_of
 from crosstie.run.pick.server import EXT_PROC
+from crosstie.run.pick.stream import PickSettings
 from crosstie.run.service.edge import Edge
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.wire.address import Address
+from crosstie.run.wire.request import Request
 
 ANSWER = json.dumps(
     {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}
+)
+EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"w "},"finish_reason":null}]}\n\n'
+LAST = (
+    b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":1000,"completion_tokens":1}}\n\ndata: [DONE]\n\n'
 )
 DESTINATION = messages.DESTINATION.decode()
 # Written by Envoy's own files (xds-protos 1.85.0): a request's head with a subset, the modes and an attribute, and a
@@ -67,7 +74,7 @@ async def test_header_and_metadata_name_the_same_endpoints_in_order() -> None:
             pool_of("dear", c.url, usd_per_gpu_hour=3.0),
         )  # fmt: skip
         for most, expected in ((2, [b, c, a]), (1, [b, c]), (0, [b])):
-            async with picking(fleet, fallbacks=most) as picker, proxy(picker.port) as envoy:
+            async with picking(fleet, settings=PickSettings(most)) as picker, proxy(picker.port) as envoy:
                 call = envoy.call()
                 await call.head()
                 body = asked()
@@ -147,6 +154,68 @@ async def test_who_served_is_believed_and_who_did_not_is_blamed() -> None:
             replica, now = backends[last.url].replica, picker.gateway.now()
             assert (replica.ttft.factor(now), replica.tpot.factor(now)) == (1.0, 1.0)
             call.gone()
+
+
+@on_loop
+async def test_an_answer_corrects_predictions_and_tells_who_holds_a_prompt() -> None:
+    """As in the gateway: what was seen of the answer is what was predicted the next time."""
+    async with fakes() as [fake]:
+        fleet = fleet_of(pool_of("p", fake.url, accelerator="mi300x", precision="fp8", stack="vllm"))
+        async with picking(fleet) as picker, proxy(picker.port) as envoy:
+            gateway = picker.gateway
+            prompt = asked(stream=True, messages=[{"role": "user", "content": "as before " * 400}])
+            ask = gateway.read(Request("POST", "/v1/chat/completions", "", {}, prompt))[1]
+            [replica] = gateway.live.replicas()
+            assert (replica.prefixes.match(ask.prefix), replica.ttft.factor(gateway.now())) == (0, 1.0)
+            for _ in range(6):
+                call = envoy.call()
+                await call.head()
+                await call.body(prompt)
+                for _ in range(2):
+                    await call.says()
+                # Later than any engine of that kind would be.
+                await asyncio.sleep(0.2)
+                await call.answer_head(200, content_type="text/event-stream")
+                await call.answer_body(EVENT, ends=False)
+                await call.answer_body(LAST)
+                await call.done()
+                while await call.says() is not None:
+                    pass
+                assert await call.status() == grpc.StatusCode.OK
+            assert replica.prefixes.match(ask.prefix) == len(ask.prefix) > 0
+            assert replica.ttft.factor(gateway.now()) > 1.5
+
+
+@on_loop
+async def test_an_objective_is_the_priority_that_it_was_given() -> None:
+    async with fakes() as [fake]:
+        fleet = fleet_of(pool_of("one", fake.url, max_in_flight=1))
+        settings = PickSettings(objectives={"critical": 10, "batch": -1, "usual": 0})
+        async with picking(fleet, settings=settings) as picker, proxy(picker.port) as envoy:
+            first = envoy.call()
+            await first.head()
+            await first.body(asked())
+            assert (await first.says()).HasField("request_headers")
+            waiting = picker.gateway.waiting
+            calls = {}
+            for name, headers in (
+                ("batch", {"x_gateway_inference_objective": "batch"}),
+                ("usual", {"x_gateway_inference_objective": "usual"}),
+                ("unknown", {"x_gateway_inference_objective": "nobody"}),
+                ("own", {"x_gateway_inference_objective": "critical", "x_crosstie_priority": "low"}),
+                ("critical", {"x_llm_d_inference_objective": "critical"}),
+            ):
+                calls[name] = call = envoy.call()
+                await call.head(**headers)
+                await call.body(asked())
+                number = len(calls)
+                await until(lambda number=number: len(waiting) == number)
+            first.gone()
+            # One after the other gets the only place.
+            for left, name in zip((4, 3, 2, 1, 0), ("critical", "usual", "unknown", "batch", "own"), strict=True):
+                assert (await calls[name].says()).HasField("request_headers"), name
+                assert len(waiting) == left
+                calls[name].gone()
 
 
 @on_loop
@@ -258,7 +327,7 @@ async def test_a_stream_that_breaks_off_is_told_inside_it() -> None:
         event = b'data: {"choices":[{"index":0,"delta":{"content":"w "},"finish_reason":null}]}\n\n'
         await call.answer_body(event, ends=False)
         assert (await call.says()).HasField("response_headers")
-        assert (await call.says()).response_body.response.body_mutation.streamed_response.body == event
+        assert (await call.says()).response_body.response.body_mutation.streamed_response.body == EVENT
         # The engine ends as if it had finished.
         await call.answer_body(b"")
         end = (await call.says()).response_body.response.body_mutation.streamed_response
@@ -336,9 +405,16 @@ async def test_keys_are_asked_for_before_any_body_and_go_no_further(tmp_path: Pa
             await call.body(asked())
             head = await call.says()
             assert "authorization" in head.request_headers.response.header_mutation.remove_headers
-            call.gone()
+            await call.answer_head(200)
+            await call.answer_body(ANSWER.encode())
+            await call.done()
+            while await call.says() is not None:
+                pass
             await until(lambda: not picker.gateway.exchanges)
+            # What was seen of the answer is its key's usage.
             await ledger.stop()
+            used = [(one.requests, one.input_tokens, one.output_tokens) for one in store.used(("key",))]
+            assert (1, 7, 5) in used
         store.close()
 
 

@@ -136,7 +136,7 @@ class PickedAttempt(Attempt):
         stream, first = _stream_of(self.picks_for), endpoint_of(self.backend.origin.address)
         given, removed = self._changes(stream)
         body = self._body()
-        self._find_others(stream.fallbacks)
+        self._find_others(stream.settings.fallbacks)
         endpoints = ",".join((first, *(endpoint for endpoint, _ in self.others)))
         stream.pick(endpoints, given, removed, body, self)
 

@@ -8,7 +8,7 @@ from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.errors import error_body
 from crosstie.run.pick.picked import PickedExchange, check_endpoints
 from crosstie.run.pick.server import PickCalls
-from crosstie.run.pick.stream import PickStream
+from crosstie.run.pick.stream import PickSettings, PickStream
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.start import Observers, Served, ServeOptions, run, would_serve
 from crosstie.run.wire.request import Request
@@ -18,17 +18,15 @@ _NOT_HERE = "this port is for Envoy's ext_proc, by gRPC; /health, /ready and /me
 
 
 class PickProcess(GatewayProcess):
-    """`fallbacks`: how many endpoints are named after the first."""
-
-    def __init__(self, *given: Any, fallbacks: int = 2, **more: Any):
+    def __init__(self, *given: Any, settings: PickSettings | None = None, **more: Any):
         super().__init__(*given, **more)
-        self._fallbacks = fallbacks
+        self._settings = settings or PickSettings()
 
     async def _listen(self, host: str, port: int) -> int:
         gateway, server = self.gateway, self.server
         gateway.exchange, gateway.ops_apart = PickedExchange, True
         server.tells_peers = server.http2 = True
-        server.speaker = PickCalls(server, lambda: gateway.ready, self._fallbacks).speak
+        server.speaker = PickCalls(server, lambda: gateway.ready, self._settings).speak
         server.handler = partial(_handle, server.handler)
         return await super()._listen(host, port)
 
@@ -45,10 +43,10 @@ def _handle(handler: Callable[[Request, Reply], None], request: Request, reply: 
 
 
 def run_picker(
-    options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None], *, fallbacks: int = 2
+    options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None], settings: PickSettings
 ) -> bool:
     """Picks until a signal ends it; whether every request was answered. Raises CrosstieError."""
-    return run(options, observers, on_ready, partial(PickProcess, fallbacks=fallbacks), check_endpoints)
+    return run(options, observers, on_ready, partial(PickProcess, settings=settings), check_endpoints)
 
 
 def would_pick(options: ServeOptions, observers: Observers) -> Served:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from crosstie.run.pick.messages import DecodeError, HealthCheckRequest, HealthCheckResponse, ProcessingRequest
-from crosstie.run.pick.stream import PickStream
+from crosstie.run.pick.stream import PickSettings, PickStream
 from crosstie.run.wire.grpc import INTERNAL, NOT_FOUND, OK, Call, GrpcConnection, Methods
 from crosstie.run.wire.server import Server
 
@@ -18,11 +18,10 @@ _WATCH_S = 0.2
 
 
 class PickCalls:
-    """What a connection of Envoy's may call. `ready` says whether requests may come; `fallbacks`: how many endpoints
-    may be named after the first."""
+    """What a connection of Envoy's may call. `ready` says whether requests may come."""
 
-    def __init__(self, server: Server, ready: Callable[[], bool], fallbacks: int):
-        self.server, self._ready, self.fallbacks = server, ready, fallbacks
+    def __init__(self, server: Server, ready: Callable[[], bool], settings: PickSettings):
+        self.server, self._ready, self.settings = server, ready, settings
         self._methods: Methods = {
             b"/%b/Process" % EXT_PROC.encode(): lambda on, number: _Processing(on, number, self),
             b"/%b/Check" % _HEALTH.encode(): lambda on, number: _Check(on, number, self),
@@ -45,7 +44,7 @@ class _Processing(Call):
 
     def __init__(self, on: GrpcConnection, number: int, calls: PickCalls):
         super().__init__(on, number)
-        self._stream = PickStream(calls.server, self.wake, on.peer(), calls.fallbacks)
+        self._stream = PickStream(calls.server, self.wake, calls.settings, on.peer())
 
     def take(self, message: bytes) -> None:
         try:

@@ -6,7 +6,7 @@ the attempt as if it had been connected itself. Nothing here waits: messages go 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 from crosstie.run.pick import messages
@@ -16,6 +16,8 @@ from crosstie.run.wire.server import Reply, Server, ServerConnection
 # Of an answer's head, what is Envoy's and not the engine's or the gateway's to say.
 _ENVOYS = frozenset(b"connection keep-alive transfer-encoding upgrade date server content-length".split())
 _MODES = "set request_body_mode and response_body_mode of Envoy's ext_proc filter to FULL_DUPLEX_STREAMED"
+# The name of the InferenceObjective that a request is of, as it was and as llm-d calls it now.
+_OBJECTIVE, _LLMD_OBJECTIVE = b"x-gateway-inference-objective", b"x-llm-d-inference-objective"
 Fields = list[tuple[bytes, bytes]]
 
 
@@ -30,13 +32,29 @@ class Answering(Protocol):
     def on_end(self) -> None: ...
 
 
-class PickStream(ServerConnection):
-    """`wake` is called when something has been said; `peer`: where Envoy is; `fallbacks`: how many endpoints may be
-    named after the first."""
+class PickSettings:
+    """`fallbacks`: how many endpoints may be named after the first. `objectives`: the priorities of those that requests
+    may name, as an InferenceObjective has them: below 0 goes first where something has to go, 0 is usual."""
 
-    def __init__(self, server: Server, wake: Callable[[], None], peer: str = "", fallbacks: int = 2):
+    def __init__(self, fallbacks: int = 2, objectives: Mapping[str, int] | None = None):
+        self.fallbacks, self.objectives = fallbacks, dict(objectives or {})
+
+    def hint(self, headers: dict[bytes, bytes]) -> None:
+        """A request's objective in the gateway's words; whoever uses those itself means them, and one that is not known
+        says nothing, by the standard."""
+        named = headers.get(_OBJECTIVE) or headers.get(_LLMD_OBJECTIVE)
+        if named is not None:
+            priority = self.objectives.get(named.decode("latin-1"), 0)
+            if priority:
+                headers.setdefault(b"x-crosstie-priority", b"high" if priority > 0 else b"low")
+
+
+class PickStream(ServerConnection):
+    """`wake` is called when something has been said; `peer`: where Envoy is."""
+
+    def __init__(self, server: Server, wake: Callable[[], None], settings: PickSettings, peer: str = ""):
         super().__init__(server)
-        self.fallbacks = fallbacks
+        self.settings = settings
         self.transport = cast(asyncio.Transport, _NoTransport(self))
         self._wake, self._peer = wake, peer
         # Messages for Envoy that are to be written, in this order; and whether the call is to fail after them.
@@ -102,6 +120,7 @@ class PickStream(ServerConnection):
         headers = {name: value for name, value in fields if not name.startswith(b":")}
         named = dict(fields)
         self.target, self.names = named.get(b":path", b"/"), frozenset(headers)
+        self.settings.hint(headers)
         path, _, query = self.target.decode("latin-1").partition("?")
         request = Request(named.get(b":method", b"GET").decode("latin-1"), path, query, headers, b"")
         self._request, self.subset = request, messages.subset_of(message)
