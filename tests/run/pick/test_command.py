@@ -72,6 +72,14 @@ async def test_emulated_replicas_are_picked_and_a_signal_ends_it(tmp_path: Path)
         addresses = [url.removeprefix("http://").removesuffix("/v1") for url in said["pools"]["amd"]]
         picked = await destination(port_of(running))
         assert sorted(picked.split(",")) == sorted(addresses)
+        ops = Address(said["ops_url"])
+        assert (await fetch_once(ops, "GET", "/ready", timeout_s=LIMIT_S)).status == 200
+        page = (await fetch_once(ops, "GET", "/metrics", timeout_s=LIMIT_S)).body.decode()
+        assert 'crosstie_backend_up{pool="amd"' in page
+        # Requests of clients are not for it, and it says whose it is.
+        here = Address(f"http://127.0.0.1:{port_of(running)}")
+        refused = await fetch_once(here, "POST", "/v1/chat/completions", body=asked(), timeout_s=LIMIT_S)
+        assert (refused.status, b"ext_proc" in refused.body) == (404, True)
         children = running.children()
         assert await asyncio.to_thread(running.ends, signal.SIGTERM) == 0
         await until(lambda: all(gone(child) for child in children))

@@ -64,7 +64,7 @@ async def test_requests_go_where_the_picker_says_and_are_counted(tmp_path: Path)
 
 @in_folder
 async def test_the_configuration_of_the_docs_serves(tmp_path: Path) -> None:
-    [shown] = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    shown, _ = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.DOTALL)
     async with fakes(2) as [one, two], picking(fleet_of(pool_of("p", one.url, two.url))) as picker:
         port = free_port()
         for written, found in ((8080, port), (9002, picker.port), (8001, one.port), (8002, two.port)):
