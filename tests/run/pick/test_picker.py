@@ -198,18 +198,20 @@ async def test_an_objective_is_the_priority_that_it_was_given() -> None:
             assert (await first.says()).HasField("request_headers")
             waiting = picker.gateway.waiting
             calls = {}
-            for name, headers in (
-                ("batch", {"x_gateway_inference_objective": "batch"}),
-                ("usual", {"x_gateway_inference_objective": "usual"}),
-                ("unknown", {"x_gateway_inference_objective": "nobody"}),
-                ("own", {"x_gateway_inference_objective": "critical", "x_crosstie_priority": "low"}),
-                ("critical", {"x_llm_d_inference_objective": "critical"}),
-            ):
-                calls[name] = call = envoy.call()
-                await call.head(**headers)
-                await call.body(asked())
-                number = len(calls)
-                await until(lambda number=number: len(waiting) == number)
+            for name, named, own in (
+                ("batch", "batch", ""), ("usual", "usual", ""), ("unknown", "nobody", ""), ("own", "critical", "low"),
+            ):  # fmt: skip
+                calls[name] = envoy.call()
+                if own:
+                    await calls[name].head(x_gateway_inference_objective=named, x_crosstie_priority=own)
+                else:
+                    await calls[name].head(x_gateway_inference_objective=named)
+                await calls[name].body(asked())
+                await until(lambda: len(waiting) == len(calls))
+            calls["critical"] = envoy.call()
+            await calls["critical"].head(x_llm_d_inference_objective="critical")
+            await calls["critical"].body(asked())
+            await until(lambda: len(waiting) == len(calls))
             first.gone()
             # One after the other gets the only place.
             for left, name in zip((4, 3, 2, 1, 0), ("critical", "usual", "unknown", "batch", "own"), strict=True):
