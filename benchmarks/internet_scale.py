@@ -1,6 +1,7 @@
 """1,000 replicas in 20 pools, three regions, 10,000 requests a second: simulated behind the gateways' own policies.
 
-    python benchmarks/internet_scale.py [--policy cheapest-meeting-target] [--seconds 60] [--scale 1.0] [--json FILE]
+    python benchmarks/internet_scale.py [--policy cheapest-meeting-target] [--seconds 40] [--scale 1.0] [--json FILE]
+    python benchmarks/internet_scale.py --draw RESULT.json ... --picture docs/img/internet-scale.svg
 
 Engines are those of `sim.engine`, decisions and corrections those of `route`, one router for each of 12 gateways, which
 know of each other what `run.share` would tell them: what has changed every 20 ms, through one Redis in the first
@@ -490,18 +491,45 @@ def scored(world: World, start: float, end: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def draw(results: list[dict[str, Any]], file: Path) -> None:
+    """By the second of their arrival, how many kept both targets, of those that no fault cut off."""
+    from crosstie.web.chart import colours, new_figure, save
+
+    figure = new_figure(8.0, 3.4)
+    axes = figure.subplots()
+    for result, colour in zip(results, colours(), strict=False):
+        rows = [one for one in result["by_second"] if one["from_s"] >= RAMP_S and one["requests"]]
+        shares = [100.0 * one["within"] / max(1.0 - one["broken"], 1e-9) for one in rows]
+        where = "all regions" if result["scope"] == "all" else "own region"
+        axes.plot([one["from_s"] + 0.5 for one in rows], shares, color=colour, label=f"{result['policy']}, {where}")
+    for name, phase in results[0]["phases"].items():
+        if name != "before":
+            axes.axvline(phase["from_s"], color="0.5", linewidth=0.8, linestyle=":")
+            axes.annotate(f" {name} lost", (phase["from_s"], 3.0), fontsize=8, color="0.3")
+    axes.set_xlabel("second")
+    axes.set_ylabel("within both targets, %")
+    axes.set_ylim(0.0, 101.0)
+    axes.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0.0, 0.1))
+    save(figure, file, "simulated: 1,000 replicas, 10,000 requests/s, 12 gateways; no GPU ran")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policy", choices=sorted(POLICIES), default="cheapest-meeting-target")
     parser.add_argument("--scope", choices=("all", "region"), default="all")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--load", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--alone", action="store_true", help="gateways tell each other nothing")
     parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--draw", type=Path, nargs="+", help="results to draw, instead of a run")
+    parser.add_argument("--picture", type=Path, default=Path("internet-scale.svg"))
     given = parser.parse_args()
+    if given.draw:
+        draw([json.loads(file.read_text()) for file in given.draw], given.picture)
+        return
     world = World(given.policy, given.scale, given.scope, given.seed, not given.alone, given.load)
     warm, later = RAMP_S + 1.0, given.seconds - RAMP_S - 1.0
     faults = [(warm + 0.2 * later, "pool"), (warm + 0.45 * later, "gateway"), (warm + 0.65 * later, "region")]

@@ -9,12 +9,14 @@ quiet machine that docs/internet-scale.md speaks of.
 
 import argparse
 import asyncio
+import functools
 import gc
 import json
 import time
 import tracemalloc
 from array import array
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -27,6 +29,7 @@ from crosstie.run.gateway.backend import engine_load
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.service.admin_view import fleet_view
 from crosstie.run.share.board import Board
+from crosstie.run.share.learnt import Learnt, LearntReport
 from crosstie.run.share.peers import PeerReport, Peers
 from route_speed import QUIET_S, additions_s, fleet_of
 
@@ -119,12 +122,45 @@ def sharing(keys: list[str], peers: int) -> dict[str, float]:
     message = tell()
     report = decode(message)
     for n in range(peers - 1):
-        told.hear(msgspec.structs.replace(report, machine=f"peer-{n}"))
+        told.hear(msgspec.structs.replace(report, machine=f"peer-{n}"), 0)
     other = encode(msgspec.structs.replace(report, machine="another"))
     count = len(keys)
     return {
         "entry_bytes": len(message) / count, "tell_us": 1e6 * least_s(tell) / count,
-        "hear_us": 1e6 * least_s(lambda: told.hear(decode(other))) / count,
+        "hear_us": 1e6 * least_s(lambda: told.hear(decode(other), 0)) / count,
+    }  # fmt: skip
+
+
+def learning(live: LiveFleet, blocks: int = 16) -> dict[str, float]:
+    """Of one request: bytes of what is told of it, so that others learn from it, and CPU to tell and to hear it."""
+    told, heard = Learnt("one", ""), Learnt("other", "")
+    heard.serve(live)
+    keys = [one.key for one in live.replicas()]
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(LearntReport).decode
+    count, base = 200, [10**6]
+
+    def tell() -> bytes:
+        seen = told.observations
+        for n in range(count):
+            key = keys[n * 7919 % len(keys)]
+            base[0] += blocks
+            seen.was_sent(key, tuple(range(base[0], base[0] + blocks)))
+            seen.saw_first(key, 0.1, 0.1, 2000.0, 0.2)
+            seen.saw_decode(key, 0.1, 0.1, 12.0, 0.02)
+            seen.saw_lengths("chat", live.pools[0].pool.model, 200, 1000, 4000)
+        return encode(told.news())
+
+    message = tell()
+    tell_s = least_s(tell)
+    # Numbers go up: what comes twice is heard once.
+    messages = [tell() for _ in range(5)]
+    hear_s = inf
+    for one in messages:
+        report = decode(one)
+        hear_s = min(hear_s, least_s(functools.partial(heard.hear, report, 1.0), 1))
+    return {
+        "learnt_bytes": len(message) / count, "learnt_tell_us": 1e6 * tell_s / count,
+        "learnt_hear_us": 1e6 * hear_s / count,
     }  # fmt: skip
 
 
@@ -161,6 +197,7 @@ def main() -> None:
         "kv_block_us": kv_events_us(),
         "prompt_keys_us": 1e6 * least_s(lambda: [PromptTokens(ids).keys(16) for _ in range(20)]) / 20,
         **sharing(keys, given.peers),
+        **learning(fleet_of(catalog, given.pools, each)),
         "engine_page_us": 1e6 * least_s(lambda: [engine_load(page) for _ in range(50)]) / 50,
         "engine_page_bytes": float(len(page)),
         **asyncio.run(pages(catalog, fleet)),
