@@ -145,12 +145,15 @@ def test_a_prompt_of_another_s_that_is_nearly_computed_is_hardly_waited_for() ->
     assert ttft_s(99.5) < 0.8 * ttft_s(100.0)
 
 
-def test_what_was_learnt_of_a_pool_s_speed_counts_at_once() -> None:
+def test_a_pool_s_price_follows_its_speed_once_a_second_and_not_with_every_answer() -> None:
+    """Else two pools at nearly one price change places with every answer, and the traffic goes to and fro."""
     fleet = live(pool("amd", replicas=1))
     fleet.advance(0.0, ask().model)
     (replica,) = fleet.replicas()
     replica.learn_decode(1.0, 1.0, 4.0, 0.1, 0.1)
     fleet.advance(0.1, ask().model)
+    assert fleet.pools[0].slowness == 1.0
+    fleet.advance(1.1, ask().model)
     assert fleet.pools[0].slowness > 1.2
 
 

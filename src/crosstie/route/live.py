@@ -426,7 +426,7 @@ class Replica(ReplicaLoad):
     def learn_decode(self, ratio: float, error: float, in_flight: float, tpot_s: float, now: float) -> None:
         """An answer ended that took so long a token."""
         pool = self.pool
-        self.factors_until = pool.slowness_until = -inf
+        self.factors_until = -inf
         self.touch()
         self.tpot.teach(ratio, now)
         pool.tpot_scatter.teach(error)
