@@ -48,24 +48,29 @@ class Wire:
         return ("10.1.2.3", 5) if name == "peername" else None
 
 
-class Echo(Call):
+class Echo:
     """Says each message again; "end" ends it, "fail" fails, and "gone" counts who went."""
 
     gone = 0
+
+    def __init__(self, call: Call):
+        self.call = call
 
     def take(self, said: bytes) -> None:
         if said == b"fail":
             raise ValueError("of its own")
         if said == b"end":
-            self.end(NOT_FOUND, "100% gone")
+            self.call.end(NOT_FOUND, "100% gone")
         else:
-            self.say(said)
+            self.call.say(said)
 
     def on_end(self) -> None:
-        self.end(OK)
+        self.call.end(OK)
 
     def on_lost(self) -> None:
         Echo.gone += 1
+
+    def prepare(self) -> None: ...
 
     def busy(self) -> bool:
         return True

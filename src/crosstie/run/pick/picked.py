@@ -172,9 +172,10 @@ class PickedAttempt(Attempt):
             if line:
                 name, _, value = line.partition(b": ")
                 given.append((name, value))
-        kept = headers.keys() - CREDENTIALS if backend.authorization is not None else headers.keys()
-        removed = (stream.names & _DROPPED) | ((stream.names & frozenset(CREDENTIALS)) - kept)
-        return given, sorted(removed - {name for name, _ in given})
+        # Of keys, those that the gateway has taken for its own, and all where the backend has one.
+        keeps = headers if backend.authorization is None else {}
+        dropped = {name for name in stream.names if name in _DROPPED or (name in CREDENTIALS and name not in keeps)}
+        return given, sorted(dropped.difference([name for name, _ in given]))
 
     # What Envoy tells
 

@@ -23,9 +23,9 @@ class PickCalls:
     def __init__(self, server: Server, ready: Callable[[], bool], settings: PickSettings):
         self.server, self._ready, self.settings = server, ready, settings
         self._methods: Methods = {
-            b"/%b/Process" % EXT_PROC.encode(): lambda on, number: _Processing(on, number, self),
-            b"/%b/Check" % _HEALTH.encode(): lambda on, number: _Check(on, number, self),
-            b"/%b/Watch" % _HEALTH.encode(): lambda on, number: _Watch(on, number, self),
+            b"/%b/Process" % EXT_PROC.encode(): lambda call: _Processing(call, self),
+            b"/%b/Check" % _HEALTH.encode(): lambda call: _Check(call, self),
+            b"/%b/Watch" % _HEALTH.encode(): lambda call: _Watch(call, self),
         }
 
     def speak(self, server: Server) -> GrpcConnection:
@@ -39,35 +39,35 @@ class PickCalls:
         return _UNKNOWN
 
 
-class _Processing(Call):
+class _Processing:
     """One request of a client of Envoy's."""
 
-    def __init__(self, on: GrpcConnection, number: int, calls: PickCalls):
-        super().__init__(on, number)
-        self._stream = PickStream(calls.server, self.wake, calls.settings, on.peer())
+    def __init__(self, call: Call, calls: PickCalls):
+        self._call = call
+        self._stream = PickStream(calls.server, call.wake, calls.settings, call.on.peer())
 
     def take(self, message: bytes) -> None:
         try:
             said = ProcessingRequest.FromString(message)
         except DecodeError:
-            self.end(INTERNAL, "not a message of ext_proc")
+            self._call.end(INTERNAL, "not a message of ext_proc")
             return
         stream = self._stream
         stream.take(said)
         if stream.said:
-            self.wake()
+            self._call.wake()
 
     def prepare(self) -> None:
         stream = self._stream
         said, stream.said = stream.said, []
         for message in said:
-            self.say(message.SerializeToString())
+            self._call.say(message.SerializeToString())
         if stream.failed:
-            self.end(INTERNAL, "the answer cannot be completed")
+            self._call.end(INTERNAL, "the answer cannot be completed")
 
     def on_end(self) -> None:
         # Envoy says no more; what is still to be said to it leaves first.
-        self.end(OK)
+        self._call.end(OK)
 
     def on_lost(self) -> None:
         self._stream.lost()
@@ -76,41 +76,45 @@ class _Processing(Call):
         return True
 
 
-class _Check(Call):
-    def __init__(self, on: GrpcConnection, number: int, calls: PickCalls):
-        super().__init__(on, number)
-        self._calls = calls
+class _Check:
+    def __init__(self, call: Call, calls: PickCalls):
+        self._call, self._calls = call, calls
         self._service: str | None = None
 
     def take(self, message: bytes) -> None:
         try:
             self._service = str(HealthCheckRequest.FromString(message).service)
         except DecodeError:
-            self.end(INTERNAL, "not a health check")
+            self._call.end(INTERNAL, "not a health check")
 
     def on_end(self) -> None:
         service = self._service
         status = self._calls.status(service) if service is not None else _UNKNOWN
         if status == _UNKNOWN:
-            self.end(NOT_FOUND, f"no service '{service}'")
+            self._call.end(NOT_FOUND, f"no service '{service}'")
         else:
-            self.say(HealthCheckResponse(status=status).SerializeToString())
-            self.end(OK)
+            self._call.say(HealthCheckResponse(status=status).SerializeToString())
+            self._call.end(OK)
+
+    def on_lost(self) -> None: ...
+    def prepare(self) -> None: ...
+    def busy(self) -> bool:
+        return False
 
 
 class _Watch(_Check):
-    def __init__(self, on: GrpcConnection, number: int, calls: PickCalls):
-        super().__init__(on, number, calls)
+    def __init__(self, call: Call, calls: PickCalls):
+        super().__init__(call, calls)
         self._told = -1
 
     def on_end(self) -> None:
         self._look()
 
     def _look(self) -> None:
-        if self.over or self._service is None:
+        if self._call.over or self._service is None:
             return
         status = self._calls.status(self._service)
         if status != self._told:
             self._told = status
-            self.say(HealthCheckResponse(status=status).SerializeToString())
-        self.on.server.loop.call_later(_WATCH_S, self._look)
+            self._call.say(HealthCheckResponse(status=status).SerializeToString())
+        self._call.on.server.loop.call_later(_WATCH_S, self._look)

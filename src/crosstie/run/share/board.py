@@ -204,8 +204,8 @@ class Cell:
     """One replica, as one process writes of it and reads what the others wrote."""
 
     __slots__ = (
-        "_board", "_common", "_count", "_first", "_first_byte", "_in_flight_byte", "_mark", "_memory", "_numbers",
-        "_others", "_row", "_row_of", "_rows", "_rows_of", "_seen", "at",
+        "_board", "_common", "_count", "_first", "_first_byte", "_heard", "_in_flight_byte", "_mark", "_memory",
+        "_numbers", "_others", "_row", "_row_of", "_rows", "_rows_of", "_seen", "at",
     )  # fmt: skip
 
     def __init__(self, board: Board, at: int, row: int):
@@ -222,7 +222,9 @@ class Cell:
         self._row_of, self._rows_of = struct.Struct(f"={board.rows}d"), struct.Struct(f"={len(OWN) * board.rows}d")
         self._others = [other for other in range(board.rows) if other != row]
         self._count = monotonic()
+        # As they were when it was last read: each row's stamp, and whether what peers have was known.
         self._seen: tuple[float, ...] = ()
+        self._heard = False
 
     def write(
         self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
@@ -255,11 +257,11 @@ class Cell:
     @property
     def changed(self) -> bool:
         """Whether anyone else has written since `read`."""
-        return self._stamps() != self._seen
-
-    def _stamps(self) -> tuple[float, ...]:
-        stamps, row = self._row_of.unpack_from(self._memory, self._first_byte), self._row
-        return (*stamps[:row], *stamps[row + 1 :], self._board.hears)
+        seen = self._seen
+        if not seen or self._board.hears != self._heard:
+            return True
+        stamps = self._row_of.unpack_from(self._memory, self._first_byte)
+        return any(stamps[other] != seen[other] for other in self._others)
 
     def in_flight_elsewhere(self) -> int:
         values = self._row_of.unpack_from(self._memory, self._in_flight_byte)
@@ -268,10 +270,12 @@ class Cell:
 
     def read(self) -> list[tuple[float, ...]]:
         """Of each other row that has something in flight or has had lately: the numbers that `write` was given."""
-        self._seen = self._stamps()
+        # Stamps before the numbers, whoever may write meanwhile.
+        self._seen = self._row_of.unpack_from(self._memory, self._first_byte)
+        self._heard = self._board.hears
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
         found = []
-        for row in self._others if self._board.hears else self._others[:-1]:
+        for row in self._others if self._heard else self._others[:-1]:
             if values[_IN_FLIGHT * rows + row] or values[_RATE * rows + row]:
                 found.append(values[_IN_FLIGHT * rows + row :: rows])
         return found

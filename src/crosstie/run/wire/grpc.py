@@ -1,14 +1,14 @@
 """gRPC's server side: calls on a connection of HTTP/2, messages in and out as bytes, nothing awaited.
 
 As much of HTTP/2 (RFC 9113) as gRPC uses: no push, no priorities, and heads of answers that are always the same, so
-that only those of calls have to be decompressed, by the library `hpack`. What a call's messages mean is told by its
-class; it is made for the path that was called.
+that only those of calls have to be decompressed, by the library `hpack`. What a call's messages mean is told by who
+answers it, made for the path that was called.
 """
 
 import asyncio
 import struct
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Protocol, cast
 
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.server import Server, ServerConnection
@@ -59,11 +59,30 @@ class _Broken(Exception):
         self.code = code
 
 
+class Answering(Protocol):
+    """Who answers a call: told what comes on it, and saying (`say`, `end`) what is to leave."""
+
+    def take(self, message: bytes) -> None: ...
+
+    def on_end(self) -> None:
+        """No more messages will come."""
+
+    def on_lost(self) -> None:
+        """It is over, however that came about."""
+
+    def prepare(self) -> None:
+        """Just before what it has to say is sent."""
+
+    def busy(self) -> bool:
+        """Whether somebody waits for it to be completed."""
+
+
 class Call:
-    """One call, and what its heirs do with the messages that come on it."""
+    """One call."""
 
     def __init__(self, on: "GrpcConnection", number: int):
         self.on, self.number = on, number
+        self.answering: Answering = _UNKNOWN
         # What has come of a message that is not whole, what may come, and whether no more will.
         self._read = bytearray()
         self.window = _CALL_WINDOW
@@ -77,26 +96,7 @@ class Call:
         # Whether it has something to say, and whether it is over.
         self.waits = self.over = False
 
-    # For heirs
-
-    def take(self, message: bytes) -> None:
-        raise NotImplementedError
-
-    def on_end(self) -> None:
-        """No more messages will come."""
-        raise NotImplementedError
-
-    def on_lost(self) -> None:
-        """It is over, however that came about."""
-
-    def prepare(self) -> None:
-        """Just before what it has to say is sent."""
-
-    def busy(self) -> bool:
-        """Whether somebody waits for it to be completed."""
-        return False
-
-    # By heirs
+    # By who answers it
 
     def say(self, message: bytes) -> None:
         self.out += b"\x00"
@@ -138,7 +138,7 @@ class Call:
 
     def _take(self, message: bytes) -> None:
         try:
-            self.take(message)
+            self.answering.take(message)
         except Exception as error:  # noqa: BLE001 (one call's failure is not the connection's, nor the server's)
             self.on.failed(error)
             self.end(INTERNAL, "internal error")
@@ -147,14 +147,26 @@ class Call:
         if not self.ended:
             self.ended = True
             try:
-                self.on_end()
+                self.answering.on_end()
             except Exception as error:  # noqa: BLE001 (as above)
                 self.on.failed(error)
                 self.end(INTERNAL, "internal error")
 
 
-# What answers a call of a path.
-Methods = Mapping[bytes, Callable[["GrpcConnection", int], Call]]
+class _Unknown:
+    """For calls of what there is not: nobody is interested in them."""
+
+    def take(self, message: bytes) -> None: ...
+    def on_end(self) -> None: ...
+    def on_lost(self) -> None: ...
+    def prepare(self) -> None: ...
+    def busy(self) -> bool:
+        return False
+
+
+_UNKNOWN = _Unknown()
+# Who answers a call of a path.
+Methods = Mapping[bytes, Callable[[Call], Answering]]
 
 
 class GrpcConnection(ServerConnection):
@@ -362,10 +374,13 @@ class GrpcConnection(ServerConnection):
         if len(self.calls) >= _CALLS:
             # It knows that it may not.
             raise _Broken(_CALM)
-        made = self._methods.get(path)
-        call = made(self, number) if made is not None else Unknown(self, number)
+        self.calls[number] = call = Call(self, number)
         call.room = self._first_room
-        self.calls[number] = call
+        made = self._methods.get(path)
+        if made is not None:
+            call.answering = made(call)
+        else:
+            call.end(UNIMPLEMENTED, "no such method")
         if self._head_ends:
             call.finish()
 
@@ -434,7 +449,7 @@ class GrpcConnection(ServerConnection):
             waiting, self._waiting = self._waiting, []
             for call in waiting:
                 if not call.over:
-                    call.prepare()
+                    call.answering.prepare()
                     call.waits = False
                     self._send(call, frames)
         if frames:
@@ -465,7 +480,9 @@ class GrpcConnection(ServerConnection):
     def _drop(self, call: Call) -> None:
         del self.calls[call.number]
         call.over = True
-        call.on_lost()
+        # It knows the call as well: neither keeps the other.
+        answering, call.answering = call.answering, _UNKNOWN
+        answering.on_lost()
         if self._leaves and self.idle:
             self.server.loop.call_soon(self.close)
 
@@ -509,23 +526,11 @@ class GrpcConnection(ServerConnection):
         self._frames = min(self._frames + _FRAMES_A_SECOND, _FRAMES)
 
     def busy(self) -> int:
-        return sum(call.busy() for call in self.calls.values())
+        return sum(call.answering.busy() for call in self.calls.values())
 
     @property
     def idle(self) -> bool:
         return not self.busy()
-
-
-class Unknown(Call):
-    def __init__(self, on: GrpcConnection, number: int):
-        super().__init__(on, number)
-        self.end(UNIMPLEMENTED, "no such method")
-
-    def take(self, message: bytes) -> None:
-        """Nobody is interested."""
-
-    def on_end(self) -> None:
-        """Nor in this."""
 
 
 def _unpadded(payload: bytes) -> bytes:
