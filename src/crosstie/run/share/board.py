@@ -148,12 +148,12 @@ class Board:
     def goes_first(self, row: int, connected: int) -> bool:
         """Whether a process with so many clients is the one to take the next: none has many fewer."""
         self.clients[row] = connected
-        fewest: float = min(self.clients[: self.workers].tolist())
+        fewest: float = min(list(self.clients[: self.workers]))
         return connected < fewest + _MORE
 
     def ring(self, row: int) -> None:
         """Wakes those others who have requests waiting for room."""
-        for other, waiting in enumerate(self.queued[: self.workers].tolist()):
+        for other, waiting in enumerate(self.queued[: self.workers]):
             if waiting and other != row:
                 with contextlib.suppress(BlockingIOError):
                     # Full of rings that nobody has heard yet: one more would say nothing new.
@@ -308,4 +308,4 @@ class Cell:
         return self._numbers[self._common + _BUSY]
 
     def shared(self) -> dict[str, float]:
-        return dict(zip(COMMON, self._numbers[self._common : self._common + len(COMMON)].tolist(), strict=True))
+        return dict(zip(COMMON, self._numbers[self._common : self._common + len(COMMON)], strict=True))
