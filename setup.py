@@ -28,7 +28,7 @@ COMPILED = {
         "gateway", "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay",
         "transcript",
     ],
-    "run/pick": ["picked", "server", "stream"],
+    "run/pick": ["messages", "picked", "server", "stream"],
     "run/share": ["board"],
 }  # fmt: skip
 

@@ -8,22 +8,16 @@ from typing import Any
 import grpc
 import grpc.aio
 from tests.run.gateway.fakes import MODEL
+from tests.run.pick.declared import HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from tests.waiting import LIMIT_S
 
-from crosstie.run.pick.messages import (
-    FULL_DUPLEX_STREAMED,
-    NAMESPACE,
-    SERVED,
-    SUBSET,
-    SUBSET_NAMESPACE,
-    HealthCheckRequest,
-    HealthCheckResponse,
-    ProcessingRequest,
-    ProcessingResponse,
-)
+from crosstie.run.pick import messages
+from crosstie.run.pick.messages import FULL_DUPLEX_STREAMED
 from crosstie.run.pick.server import EXT_PROC
 
 HEALTH = "grpc.health.v1.Health"
+NAMESPACE, SERVED = messages.NAMESPACE.decode(), messages.SERVED.decode()
+SUBSET_NAMESPACE, SUBSET = messages.SUBSET_NAMESPACE.decode(), messages.SUBSET.decode()
 
 
 def asked(**more: Any) -> bytes:

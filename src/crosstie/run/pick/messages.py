@@ -1,199 +1,319 @@
-"""Envoy's external processing protocol, as much of it as an endpoint picker needs: the messages, and how replies are
-made.
+"""Envoy's external processing protocol, as much of it as an endpoint picker needs: what its messages say, and replies.
 
-The messages are declared here and not taken from Envoy's published files: those are 21 MB of modules, and install a
-package called `test` beside everybody's own. On the wire names do not matter, only numbers and types, and what is not
-declared is skipped. They live in a pool of their own, so that a process which has Envoy's files as well has no clash.
+Protobuf by hand: of a message a few fields count, and what is not known is skipped, as the format wants it. A field is
+preceded by its key, eight times its number and how its value is written: 0 a number, 2 bytes after their length.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-from crosstie.core.errors import BadInput
-
-try:
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2
-    from google.protobuf.message import DecodeError as DecodeError
-except ImportError:
-    raise BadInput("the picker needs the library protobuf: pip install 'crosstie[kubernetes]'") from None
+from typing import Final
 
 # The standard's own names: gateway-api-inference-extension, docs/proposals/004-endpoint-picker-protocol, v1.0.0.
 DESTINATION = b"x-gateway-destination-endpoint"
-NAMESPACE = "envoy.lb"
-SERVED = "x-gateway-destination-endpoint-served"
-SUBSET_NAMESPACE, SUBSET = "envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset"
+NAMESPACE = b"envoy.lb"
+SERVED = b"x-gateway-destination-endpoint-served"
+SUBSET_NAMESPACE, SUBSET = b"envoy.lb.subset_hint", b"x-gateway-destination-endpoint-subset"
+# Attributes, where Envoy was told to send them (`response_attributes`).
+_DETAILS, _UPSTREAM = b"response.code_details", b"upstream.address"
 # How bodies are sent (BodySendMode).
 FULL_DUPLEX_STREAMED = 4
+# What a message is about.
+REQUEST_HEADERS: Final = 2
+RESPONSE_HEADERS: Final = 3
+REQUEST_BODY: Final = 4
+RESPONSE_BODY: Final = 5
+REQUEST_TRAILERS: Final = 6
+RESPONSE_TRAILERS: Final = 7
 # Some proxies take no longer pieces of a body than 64 KiB.
 _MOST_PIECE = 60_000
-_OVERWRITE = 2
-_PACKAGE = "crosstie.pick"
-
-# Type, name and number. *: any number of them; |: one of these at a time, the message's kind.
-_DECLARED = {
-    "HeaderValue": ("string key 1", "string value 2", "bytes raw_value 3"),
-    "HeaderMap": ("HeaderValue* headers 1",),
-    "HeaderValueOption": ("HeaderValue header 1", "int32 append_action 3"),
-    "HeaderMutation": ("HeaderValueOption* set_headers 1", "string* remove_headers 2"),
-    "HttpHeaders": ("HeaderMap headers 1", "bool end_of_stream 3"),
-    "HttpBody": ("bytes body 1", "bool end_of_stream 2"),
-    "HttpTrailers": ("HeaderMap trailers 1",),
-    "NamedStruct": ("string key 1", "Struct value 2"),
-    "Metadata": ("NamedStruct* filter_metadata 1",),
-    "ProtocolConfiguration": ("int32 request_body_mode 1", "int32 response_body_mode 2"),
-    "ProcessingRequest": (
-        "|HttpHeaders request_headers 2", "|HttpHeaders response_headers 3", "|HttpBody request_body 4",
-        "|HttpBody response_body 5", "|HttpTrailers request_trailers 6", "|HttpTrailers response_trailers 7",
-        "Metadata metadata_context 8", "NamedStruct* attributes 9", "ProtocolConfiguration protocol_config 11",
-    ),
-    "StreamedBodyResponse": ("bytes body 1", "bool end_of_stream 2"),
-    "BodyMutation": ("StreamedBodyResponse streamed_response 3",),
-    "CommonResponse": ("HeaderMutation header_mutation 2", "BodyMutation body_mutation 3", "bool clear_route_cache 5"),
-    "HeadersResponse": ("CommonResponse response 1",),
-    "BodyResponse": ("CommonResponse response 1",),
-    "TrailersResponse": ("HeaderMutation header_mutation 1",),
-    "HttpStatus": ("int32 code 1",),
-    "ImmediateResponse": ("HttpStatus status 1", "HeaderMutation headers 2", "bytes body 3", "string details 5"),
-    "ProcessingResponse": (
-        "HeadersResponse request_headers 1", "HeadersResponse response_headers 2", "BodyResponse request_body 3",
-        "BodyResponse response_body 4", "TrailersResponse request_trailers 5", "TrailersResponse response_trailers 6",
-        "ImmediateResponse immediate_response 7", "Struct dynamic_metadata 8",
-    ),
-    # Of gRPC's own health checks.
-    "HealthCheckRequest": ("string service 1",),
-    "HealthCheckResponse": ("int32 status 1",),
-}  # fmt: skip
-
-
-def _declared() -> dict[str, Any]:
-    file, field = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FieldDescriptorProto
-    plain = {name: getattr(field, f"TYPE_{name.upper()}") for name in ("string", "bytes", "bool", "int32")}
-    file.name, file.package, file.syntax = "crosstie/pick.proto", _PACKAGE, "proto3"
-    file.dependency.append(struct_pb2.DESCRIPTOR.name)
-    for name, fields in _DECLARED.items():
-        message = file.message_type.add(name=name)
-        for one in fields:
-            kind, called, number = one.split()
-            of, repeated = kind.strip("*|"), kind.endswith("*")
-            label = field.LABEL_REPEATED if repeated else field.LABEL_OPTIONAL
-            made = message.field.add(name=called, number=int(number), label=label)
-            made.type = plain.get(of, field.TYPE_MESSAGE)
-            if of not in plain:
-                made.type_name = ".google.protobuf.Struct" if of == "Struct" else f".{_PACKAGE}.{of}"
-            if kind.startswith("|"):
-                made.oneof_index = 0
-        if fields[0].startswith("|"):
-            message.oneof_decl.add(name="kind")
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(struct_pb2.DESCRIPTOR.serialized_pb)
-    pool.AddSerializedFile(file.SerializeToString())
-    find, made_of = pool.FindMessageTypeByName, message_factory.GetMessageClass
-    return {name: made_of(find(f"{_PACKAGE}.{name}")) for name in _DECLARED}
-
-
-_CLASSES = _declared()
-ProcessingRequest = _CLASSES["ProcessingRequest"]
-ProcessingResponse = _CLASSES["ProcessingResponse"]
-HealthCheckRequest = _CLASSES["HealthCheckRequest"]
-HealthCheckResponse = _CLASSES["HealthCheckResponse"]
+# Keys of fields by their numbers: with a number as value, and with bytes.
+_ONE_NUMBER, _TWO_NUMBER, _THREE_NUMBER, _FIVE_NUMBER = b"\x08", b"\x10", b"\x18", b"\x28"
+_ONE, _TWO, _THREE, _FOUR, _FIVE, _SIX, _SEVEN, _EIGHT = (bytes((8 * number + 2,)) for number in range(1, 9))
+# Fields of what replies set: overwritten or added.
+_OVERWRITE = _THREE_NUMBER + b"\x02"
 Fields = Sequence[tuple[bytes, bytes]]
+
+
+class Malformed(ValueError):
+    """Not a message of this protocol."""
+
+
+class _Reader:
+    """The fields of one message, which is a part of some bytes."""
+
+    def __init__(self, data: bytes, at: int, end: int):
+        self.data, self._at, self._end = data, at, end
+        # Of the field just read: its number, or where its bytes are.
+        self.number = self.first = self.last = 0
+
+    def next(self) -> int:
+        """The key of the next field; 0: there are no more."""
+        if self._at >= self._end:
+            return 0
+        key = self._varint()
+        kind = key & 7
+        if kind == 2:
+            size = self._varint()
+            self.first = self._at
+            self._at = self.last = self._at + size
+        elif kind == 0:
+            self.number = self._varint()
+        elif kind == 1:
+            self._at += 8
+        elif kind == 5:
+            self._at += 4
+        else:
+            raise Malformed
+        if self._at > self._end or key < 8:
+            raise Malformed
+        return key
+
+    def _varint(self) -> int:
+        data, at, end = self.data, self._at, self._end
+        found = shift = 0
+        while at < end and shift < 70:
+            byte = data[at]
+            at += 1
+            found |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                self._at = at
+                return found
+            shift += 7
+        raise Malformed
+
+    def value(self) -> bytes:
+        return self.data[self.first : self.last]
+
+    def inside(self) -> "_Reader":
+        return _Reader(self.data, self.first, self.last)
 
 
 # What Envoy says
 
 
-def fields_of(headers: Any) -> list[tuple[bytes, bytes]]:
-    """Names and values of a header map. Envoy writes values as bytes; those who write text are understood too."""
-    return [(one.key.encode("latin-1", "replace"), one.raw_value or one.value.encode()) for one in headers.headers]
+class Said:
+    """One message of Envoy's."""
+
+    def __init__(self, message: bytes):
+        # What it is about; 0: nothing that is known here.
+        self.kind = 0
+        self.fields: list[tuple[bytes, bytes]] = []
+        self.body = b""
+        self.ends = False
+        # How bodies of requests and of answers are sent, where it says so.
+        self.modes: tuple[int, int] | None = None
+        # The endpoints that the request may go to; None: it says nothing.
+        self.subset: tuple[str, ...] | None = None
+        # The endpoint that has answered, and how Envoy came by the answer; empty: it does not say.
+        self.served = self.details = ""
+        upstream = ""
+        reader = _Reader(message, 0, len(message))
+        while key := reader.next():
+            number = key >> 3
+            if key & 7 != 2:
+                continue
+            if number in (REQUEST_HEADERS, RESPONSE_HEADERS):
+                self.kind = number
+                self._read_headers(reader.inside())
+            elif number in (REQUEST_BODY, RESPONSE_BODY):
+                self.kind = number
+                self._read_body(reader.inside())
+            elif number in (REQUEST_TRAILERS, RESPONSE_TRAILERS):
+                self.kind = number
+            elif number == 8:
+                inside = reader.inside()
+                while within := inside.next():
+                    if within == 10:
+                        self._read_metadata(inside.inside())
+            elif number == 9:
+                _, value = _entry(reader.inside())
+                if value is not None:
+                    for name, one in _struct(value):
+                        if name == _DETAILS:
+                            self.details = _text(one)
+                        elif name == _UPSTREAM:
+                            upstream = _text(one)
+            elif number == 11:
+                self._read_modes(reader.inside())
+        self.served = self.served or upstream
+
+    def _read_headers(self, reader: _Reader) -> None:
+        fields = self.fields
+        while key := reader.next():
+            if key == 10:
+                headers = reader.inside()
+                while within := headers.next():
+                    if within == 10:
+                        fields.append(_header(headers.inside()))
+            elif key == 24:
+                self.ends = reader.number != 0
+
+    def _read_body(self, reader: _Reader) -> None:
+        while key := reader.next():
+            if key == 10:
+                self.body = reader.value()
+            elif key == 16:
+                self.ends = reader.number != 0
+
+    def _read_metadata(self, reader: _Reader) -> None:
+        name, value = _entry(reader)
+        if value is None:
+            return
+        if name == NAMESPACE:
+            for key, one in _struct(value):
+                if key == SERVED:
+                    self.served = _text(one)
+        elif name == SUBSET_NAMESPACE:
+            for key, one in _struct(value):
+                if key == SUBSET:
+                    self.subset = _texts(one)
+
+    def _read_modes(self, reader: _Reader) -> None:
+        request = response = 0
+        while key := reader.next():
+            if key == 8:
+                request = reader.number
+            elif key == 16:
+                response = reader.number
+        self.modes = request, response
 
 
-def _found(entries: Iterable[Any], namespace: str, key: str) -> Any:
-    """The value under a key of a namespace; None: there is none."""
-    for entry in entries:
-        if entry.key == namespace and key in entry.value.fields:
-            return entry.value.fields[key]
-    return None
+def _header(reader: _Reader) -> tuple[bytes, bytes]:
+    """Envoy writes values as bytes; those who write text are understood too."""
+    name = text = raw = b""
+    while key := reader.next():
+        if key == 10:
+            name = reader.value()
+        elif key == 18:
+            text = reader.value()
+        elif key == 26:
+            raw = reader.value()
+    return name, raw or text
 
 
-def subset_of(message: Any) -> tuple[str, ...] | None:
-    """The endpoints that it may go to, as the data plane says; None: it says nothing."""
-    value = _found(message.metadata_context.filter_metadata, SUBSET_NAMESPACE, SUBSET)
-    if value is None:
-        return None
-    # A list by the standard; some write what they also write into headers.
-    said = [one.string_value for one in value.list_value.values] or value.string_value.split(",")
-    return tuple(one.strip() for one in said if one.strip())
+def _entry(reader: _Reader) -> tuple[bytes, _Reader | None]:
+    """A name, and what stands under it."""
+    name, value = b"", None
+    while key := reader.next():
+        if key == 10:
+            name = reader.value()
+        elif key == 18:
+            value = reader.inside()
+    return name, value
 
 
-def served_by(message: Any) -> str:
-    """The endpoint that has answered, as the data plane says; empty: it does not."""
-    value = _found(message.metadata_context.filter_metadata, NAMESPACE, SERVED)
-    return (value.string_value if value is not None else "") or attribute(message, "upstream.address")
+def _struct(reader: _Reader) -> list[tuple[bytes, _Reader]]:
+    found = []
+    while key := reader.next():
+        if key == 10:
+            name, value = _entry(reader.inside())
+            if value is not None:
+                found.append((name, value))
+    return found
 
 
-def attribute(message: Any, name: str) -> str:
-    """Of a request, where Envoy was told to send it (`response_attributes`)."""
-    for entry in message.attributes:
-        if name in entry.value.fields:
-            return str(entry.value.fields[name].string_value)
-    return ""
+def _text(value: _Reader) -> str:
+    text = b""
+    while key := value.next():
+        if key == 26:
+            text = value.value()
+    return text.decode("utf-8", "replace")
+
+
+def _texts(value: _Reader) -> tuple[str, ...]:
+    """A list by the standard; some write what they also write into headers."""
+    said: list[str] = []
+    while key := value.next():
+        if key == 26:
+            said += value.value().decode("utf-8", "replace").split(",")
+        elif key == 50:
+            inside = value.inside()
+            while within := inside.next():
+                if within == 10:
+                    said.append(_text(inside.inside()))
+    return tuple([one.strip() for one in said if one.strip()])
+
+
+def service_of(message: bytes) -> str:
+    """Whose health is asked for."""
+    reader, name = _Reader(message, 0, len(message)), b""
+    while key := reader.next():
+        if key == 10:
+            name = reader.value()
+    return name.decode("utf-8", "replace")
 
 
 # What Envoy is told
 
 
-def _mutate(mutation: Any, given: Fields, removed: Iterable[bytes] = ()) -> None:
-    for name, value in given:
-        option = mutation.set_headers.add()
-        option.append_action = _OVERWRITE
-        option.header.key, option.header.raw_value = name.decode("latin-1"), value
-    mutation.remove_headers.extend(name.decode("latin-1") for name in removed)
+def _sized(key: bytes, value: bytes) -> bytes:
+    size = len(value)
+    if size < 0x80:
+        return key + bytes((size,)) + value
+    return key + _varint(size) + value
 
 
-def picked(endpoints: str, given: Fields, removed: Iterable[bytes]) -> Any:
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _mutation(given: Fields, removed: Iterable[bytes] = ()) -> bytes:
+    made = [
+        _sized(_ONE, _sized(_ONE, _sized(_ONE, name) + _sized(_THREE, value)) + _OVERWRITE) for name, value in given
+    ]
+    made += [_sized(_TWO, name) for name in removed]
+    return b"".join(made)
+
+
+def _under(name: bytes, value: bytes) -> bytes:
+    """A structure of one field."""
+    return _sized(_ONE, _sized(_ONE, name) + _sized(_TWO, value))
+
+
+def picked(endpoints: str, given: Fields, removed: Iterable[bytes]) -> bytes:
     """The head of the request goes on, to the first of these endpoints, or the next where that fails. Header and
     metadata have the same value: which of them a proxy goes by is not laid down."""
-    message = ProcessingResponse()
-    common = message.request_headers.response
-    common.clear_route_cache = True
-    _mutate(common.header_mutation, [(DESTINATION, endpoints.encode()), *given], removed)
-    metadata = message.dynamic_metadata.fields[NAMESPACE].struct_value
-    metadata.fields[DESTINATION.decode()].string_value = endpoints
-    return message
+    named = endpoints.encode()
+    # With the route to be looked for anew.
+    common = _sized(_TWO, _mutation([(DESTINATION, named), *given], removed)) + _FIVE_NUMBER + b"\x01"
+    metadata = _under(NAMESPACE, _sized(_FIVE, _under(DESTINATION, _sized(_THREE, named))))
+    return _sized(_ONE, _sized(_ONE, common)) + _sized(_EIGHT, metadata)
 
 
-def headed(given: Fields, removed: Iterable[bytes]) -> Any:
+def headed(given: Fields, removed: Sequence[bytes]) -> bytes:
     """The head of the answer goes on, with these changes."""
-    message = ProcessingResponse()
-    message.response_headers.SetInParent()
-    if given or removed:
-        _mutate(message.response_headers.response.header_mutation, given, removed)
-    return message
+    common = _sized(_ONE, _sized(_TWO, _mutation(given, removed))) if given or removed else b""
+    return _sized(_TWO, common)
 
 
-def pieces(side: str, body: bytes, *, ends: bool) -> list[Any]:
-    """A body, or the next of it; `side`: "request_body" or "response_body"; `ends`: nothing follows."""
-    made = []
-    for at in range(0, max(len(body), 1), _MOST_PIECE):
-        message = ProcessingResponse()
-        streamed = getattr(message, side).response.body_mutation.streamed_response
-        streamed.body = body[at : at + _MOST_PIECE]
-        streamed.end_of_stream = ends and at + _MOST_PIECE >= len(body)
-        made.append(message)
+def pieces(kind: int, body: bytes, *, ends: bool) -> list[bytes]:
+    """A body, or the next of it; `kind`: REQUEST_BODY or RESPONSE_BODY; `ends`: nothing follows."""
+    made, size = [], len(body)
+    side = _THREE if kind == REQUEST_BODY else _FOUR
+    for at in range(0, max(size, 1), _MOST_PIECE):
+        streamed = _sized(_ONE, body[at : at + _MOST_PIECE])
+        if ends and at + _MOST_PIECE >= size:
+            streamed += _TWO_NUMBER + b"\x01"
+        made.append(_sized(side, _sized(_ONE, _sized(_THREE, _sized(_THREE, streamed)))))
     return made
 
 
-def trailed(side: str) -> Any:
-    """The trailers go on as they are; `side`: "request_trailers" or "response_trailers"."""
-    message = ProcessingResponse()
-    getattr(message, side).SetInParent()
-    return message
+def trailed(kind: int) -> bytes:
+    """The trailers go on as they are; `kind`: REQUEST_TRAILERS or RESPONSE_TRAILERS."""
+    return _sized(_FIVE if kind == REQUEST_TRAILERS else _SIX, b"")
 
 
-def answered(status: int, given: Fields, body: bytes) -> Any:
+def answered(status: int, given: Fields, body: bytes) -> bytes:
     """An answer of the picker's own, in the place of any other."""
-    message = ProcessingResponse()
-    immediate = message.immediate_response
-    immediate.status.code, immediate.body, immediate.details = status, body, "crosstie_pick"
-    _mutate(immediate.headers, given)
-    return message
+    code = _sized(_ONE, _ONE_NUMBER + _varint(status))
+    return _sized(
+        _SEVEN, code + _sized(_TWO, _mutation(given)) + _sized(_THREE, body) + _sized(_FIVE, b"crosstie_pick")
+    )
+
+
+def health(status: int) -> bytes:
+    return _ONE_NUMBER + _varint(status)

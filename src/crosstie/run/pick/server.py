@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from crosstie.run.pick.messages import DecodeError, HealthCheckRequest, HealthCheckResponse, ProcessingRequest
+from crosstie.run.pick.messages import Malformed, health, service_of
 from crosstie.run.pick.stream import PickSettings, PickStream
 from crosstie.run.wire.grpc import INTERNAL, NOT_FOUND, OK, Call, GrpcConnection, Methods
 from crosstie.run.wire.server import Server
@@ -48,20 +48,14 @@ class _Processing:
 
     def take(self, message: bytes) -> None:
         try:
-            said = ProcessingRequest.FromString(message)
-        except DecodeError:
+            self._stream.take(message)
+        except Malformed:
             self._call.end(INTERNAL, "not a message of ext_proc")
-            return
-        stream = self._stream
-        stream.take(said)
-        if stream.said:
-            self._call.wake()
 
     def prepare(self) -> None:
         stream = self._stream
-        said, stream.said = stream.said, []
-        for message in said:
-            self._call.say(message.SerializeToString())
+        for message in stream.taken():
+            self._call.say(message)
         if stream.failed:
             self._call.end(INTERNAL, "the answer cannot be completed")
 
@@ -83,8 +77,8 @@ class _Check:
 
     def take(self, message: bytes) -> None:
         try:
-            self._service = str(HealthCheckRequest.FromString(message).service)
-        except DecodeError:
+            self._service = service_of(message)
+        except Malformed:
             self._call.end(INTERNAL, "not a health check")
 
     def on_end(self) -> None:
@@ -93,7 +87,7 @@ class _Check:
         if status == _UNKNOWN:
             self._call.end(NOT_FOUND, f"no service '{service}'")
         else:
-            self._call.say(HealthCheckResponse(status=status).SerializeToString())
+            self._call.say(health(status))
             self._call.end(OK)
 
     def on_lost(self) -> None: ...
@@ -116,5 +110,5 @@ class _Watch(_Check):
         status = self._calls.status(self._service)
         if status != self._told:
             self._told = status
-            self._call.say(HealthCheckResponse(status=status).SerializeToString())
+            self._call.say(health(status))
         self._call.on.server.loop.call_later(_WATCH_S, self._look)

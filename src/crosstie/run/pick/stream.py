@@ -2,12 +2,12 @@
 
 To the gateway it is a connection with one request on it. What the gateway answers by itself leaves as an immediate
 response; what is to go to a backend is told to Envoy with the endpoint, and what Envoy then has from there is told to
-the attempt as if it had been connected itself. Nothing here waits: messages go in, and `said` fills.
+the attempt as if it had been connected itself. Nothing here waits: messages go in, and others are `taken`.
 """
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 from crosstie.run.pick import messages
 from crosstie.run.wire.request import BadRequest, Request
@@ -55,10 +55,13 @@ class PickStream(ServerConnection):
     def __init__(self, server: Server, wake: Callable[[], None], settings: PickSettings, peer: str = ""):
         super().__init__(server)
         self.settings = settings
-        self.transport = cast(asyncio.Transport, _NoTransport(self))
+        self._socket = _NoTransport()
+        self.transport = cast(asyncio.Transport, self._socket)
         self._wake, self._peer = wake, peer
-        # Messages for Envoy that are to be written, in this order; and whether the call is to fail after them.
-        self.said: list[Any] = []
+        # Messages for Envoy that are to be written, in this order, and pieces of the answer after them; and whether the
+        # call is to fail then.
+        self._said: list[bytes] = []
+        self._open: list[bytes] = []
         self.failed = False
         # Endpoints that the data plane has left; None: all.
         self.subset: tuple[str, ...] | None = None
@@ -75,35 +78,35 @@ class PickStream(ServerConnection):
         self._passes = False
         self._status = 0
         self._came: Fields = []
-        # The last piece of the answer, while more may be added to it.
-        self._open: Any = None
 
     def peer(self) -> str:
         return self._peer
 
     # What Envoy says
 
-    def take(self, message: Any) -> None:
-        kind = message.WhichOneof("kind")
-        if kind == "response_body":
-            self._take_answer(message.response_body)
-        elif kind == "request_body":
-            self._take_body(message.request_body)
-        elif kind == "request_headers":
+    def take(self, data: bytes) -> None:
+        """Raises Malformed."""
+        message = messages.Said(data)
+        kind = message.kind
+        if kind == messages.RESPONSE_BODY:
+            self._take_answer(message)
+        elif kind == messages.REQUEST_BODY:
+            self._take_body(message)
+        elif kind == messages.REQUEST_HEADERS:
             self._begin(message)
-        elif kind == "response_headers":
+        elif kind == messages.RESPONSE_HEADERS:
             self._begin_answer(message)
-        elif kind == "request_trailers":
+        elif kind == messages.REQUEST_TRAILERS:
             self._request_trailed = True
             self._ask()
-        elif kind == "response_trailers":
+        elif kind == messages.RESPONSE_TRAILERS:
             self._response_trailed = True
             self._end_answer()
 
     def lost(self) -> None:
         """The call has ended: the client or Envoy has gone, or all has been said."""
         if not self.closed:
-            self.closed = True
+            self.closed = self._socket.closed = True
             self._give_up()
 
     def _give_up(self) -> None:
@@ -115,24 +118,22 @@ class PickStream(ServerConnection):
             watcher, reply.watcher = reply.watcher, None
             watcher.on_client_gone()
 
-    def _begin(self, message: Any) -> None:
-        fields = messages.fields_of(message.request_headers.headers)
+    def _begin(self, message: messages.Said) -> None:
+        fields = message.fields
         headers = {name: value for name, value in fields if not name.startswith(b":")}
         named = dict(fields)
         self.target, self.names = named.get(b":path", b"/"), frozenset(headers)
         self.settings.hint(headers)
         path, _, query = self.target.decode("latin-1").partition("?")
         request = Request(named.get(b":method", b"GET").decode("latin-1"), path, query, headers, b"")
-        self._request, self.subset = request, messages.subset_of(message)
-        if message.request_headers.end_of_stream:
+        self._request, self.subset = request, message.subset
+        if message.ends:
             self._ask()
             return
-        if message.HasField("protocol_config"):
-            modes = message.protocol_config
-            wanted = messages.FULL_DUPLEX_STREAMED
-            if modes.request_body_mode != wanted or modes.response_body_mode != wanted:
-                self._refuse_early(BadRequest(500, f"the picker is not sent what it needs: {_MODES}"))
-                return
+        wanted = messages.FULL_DUPLEX_STREAMED
+        if message.modes is not None and message.modes != (wanted, wanted):
+            self._refuse_early(BadRequest(500, f"the picker is not sent what it needs: {_MODES}"))
+            return
         if self.server.opens is not None:
             try:
                 # Nobody who may not ask gets to send a body.
@@ -140,19 +141,19 @@ class PickStream(ServerConnection):
             except BadRequest as refused:
                 self._refuse_early(refused)
 
-    def _take_body(self, body: Any) -> None:
+    def _take_body(self, message: messages.Said) -> None:
         request, limits = self._request, self.server.limits
         if request is None:
             # It has been answered.
             return
-        self._pieces.append(body.body)
-        self._size += len(body.body)
+        self._pieces.append(message.body)
+        self._size += len(message.body)
         self._hold(self._size)
         if self._size > limits.body_bytes:
             self._refuse_early(BadRequest(413, f"the body is longer than {limits.body_bytes} bytes"))
         elif self.server.arriving > limits.arriving_bytes:
             self._refuse_early(BadRequest(503, "more is arriving than there is room for; try again later"))
-        elif body.end_of_stream:
+        elif message.ends:
             self._ask()
 
     def _ask(self) -> None:
@@ -171,55 +172,67 @@ class PickStream(ServerConnection):
         self.current = reply = Reply(self)
         reply.send(refused.status, refused.body or self.server.refusal(refused.status, refused.why), refused.headers)
 
-    def _begin_answer(self, message: Any) -> None:
-        fields = messages.fields_of(message.response_headers.headers)
-        ends = message.response_headers.end_of_stream
+    def _begin_answer(self, message: messages.Said) -> None:
+        fields = message.fields
         if self._answering is None:
             # Envoy answers by itself, before anything was picked: whoever waits here waits for nobody.
-            self.said.append(messages.headed((), ()))
+            self._say(messages.headed((), ()))
             self._passes = True
             self._give_up()
             return
         self._status = int(dict(fields).get(b":status", b"0"))
         self._came = [(name, value) for name, value in fields if not name.startswith(b":")]
-        details = messages.attribute(message, "response.code_details")
-        self._answering.on_served(messages.served_by(message), details)
+        self._answering.on_served(message.served, message.details)
         self._answering.on_head(self._status, self._came)
-        if ends:
+        if message.ends:
             self._end_answer()
 
-    def _take_answer(self, body: Any) -> None:
+    def _take_answer(self, message: messages.Said) -> None:
         if self._passes:
-            self.said += messages.pieces("response_body", body.body, ends=body.end_of_stream)
+            self._say(*messages.pieces(messages.RESPONSE_BODY, message.body, ends=message.ends))
         elif self._answering is not None:
-            if body.body:
-                self._answering.on_body(body.body)
-            if body.end_of_stream:
+            if message.body:
+                self._answering.on_body(message.body)
+            if message.ends:
                 self._end_answer()
 
     def _end_answer(self) -> None:
         answering, self._answering = self._answering, None
         if self._passes:
-            self.said.append(messages.trailed("response_trailers"))
+            self._say(messages.trailed(messages.RESPONSE_TRAILERS))
         elif answering is not None:
             answering.on_end()
 
     # What Envoy is told
 
+    def taken(self) -> list[bytes]:
+        """What is to be written now."""
+        self._close_piece(ends=False)
+        said, self._said = self._said, []
+        return said
+
+    def _say(self, *told: bytes) -> None:
+        self._close_piece(ends=False)
+        self._said += told
+        self._wake()
+
+    def _close_piece(self, *, ends: bool) -> None:
+        if self._open or ends:
+            data, self._open = b"".join(self._open), []
+            self._said += messages.pieces(messages.RESPONSE_BODY, data, ends=ends)
+
     def pick(self, endpoints: str, given: Fields, removed: list[bytes], body: bytes, answering: Answering) -> None:
         """The request goes to the first of these that takes it, so changed."""
         self._answering = answering
-        self.said.append(messages.picked(endpoints, given, removed))
-        self.said += messages.pieces("request_body", body, ends=not self._request_trailed)
+        self._say(messages.picked(endpoints, given, removed))
+        self._say(*messages.pieces(messages.REQUEST_BODY, body, ends=not self._request_trailed))
         if self._request_trailed:
-            self.said.append(messages.trailed("request_trailers"))
-        self._wake()
+            self._say(messages.trailed(messages.REQUEST_TRAILERS))
 
     def send_whole(self, status: int, content_type: bytes, lines: bytes, body: bytes) -> None:
         self._answering = None
         given = [(b"content-type", content_type), *_fields(lines)]
-        self.said.append(messages.answered(status, given, b"" if self.head_only else body))
-        self._wake()
+        self._say(messages.answered(status, given, b"" if self.head_only else body))
 
     def send_head(self, status: int, lines: bytes, length: int | None) -> None:
         given = _fields(lines)
@@ -232,29 +245,21 @@ class PickStream(ServerConnection):
         changed = [field for field in given if field not in came]
         if status != self._status:
             changed.append((b":status", b"%d" % status))
-        self.said.append(messages.headed(changed, sorted(removed)))
-        self._wake()
+        self._say(messages.headed(changed, sorted(removed)))
 
     def send_piece(self, data: bytes) -> None:
-        if self._open is not None and self.said and self.said[-1] is self._open:
-            self._open.response_body.response.body_mutation.streamed_response.body += data
-        else:
-            self.said += messages.pieces("response_body", data, ends=False)
-            self._open = self.said[-1]
+        self._open.append(data)
         self._wake()
 
     def send_now(self) -> None:
         """Everything leaves as it comes."""
 
     def send_end(self) -> None:
-        ends = not self._response_trailed
-        if self._open is not None and self.said and self.said[-1] is self._open:
-            self._open.response_body.response.body_mutation.streamed_response.end_of_stream = ends
-        elif ends:
-            self.said += messages.pieces("response_body", b"", ends=True)
-        if not ends:
-            self.said.append(messages.trailed("response_trailers"))
-        self._wake()
+        if self._response_trailed:
+            self._say(messages.trailed(messages.RESPONSE_TRAILERS))
+        else:
+            self._close_piece(ends=True)
+            self._wake()
 
     def next_request(self) -> None:
         self.current = None
@@ -280,11 +285,11 @@ class _NoTransport:
     """What a stream has in the place of a socket: Envoy reads at its own pace, and what it does not read is not asked
     for."""
 
-    def __init__(self, stream: PickStream):
-        self._stream = stream
+    def __init__(self) -> None:
+        self.closed = False
 
     def is_closing(self) -> bool:
-        return self._stream.closed
+        return self.closed
 
     def get_write_buffer_size(self) -> int:
         return 0
