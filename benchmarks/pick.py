@@ -40,6 +40,7 @@ def cpu_s(pid: int) -> float:
 async def noop(port: int, endpoint: str) -> None:
     """A picker that names one endpoint and passes everything on."""
     import grpc
+    from tests.run.pick.declared import ProcessingRequest
 
     from crosstie.run.pick import messages
     from crosstie.run.pick.server import EXT_PROC
@@ -52,13 +53,12 @@ async def noop(port: int, endpoint: str) -> None:
             elif kind == "response_headers":
                 await context.write(messages.headed((), ()))
             else:
-                said = getattr(message, kind)
-                [piece] = messages.pieces(kind, said.body, ends=said.end_of_stream)
+                said, side = getattr(message, kind), getattr(messages, kind.upper())
+                [piece] = messages.pieces(side, said.body, ends=said.end_of_stream)
                 await context.write(piece)
 
-    handler = grpc.stream_stream_rpc_method_handler(
-        process, messages.ProcessingRequest.FromString, lambda message: message.SerializeToString()
-    )
+    # Its replies are written by hand as ours are, which favours it.
+    handler = grpc.stream_stream_rpc_method_handler(process, ProcessingRequest.FromString, lambda reply: reply)
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(EXT_PROC, {"Process": handler}),))
     server.add_insecure_port(f"127.0.0.1:{port}")
