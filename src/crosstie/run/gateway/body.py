@@ -4,7 +4,7 @@ Only a handful of fields are decoded. The prompt stays bytes: its length and its
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import astuple
@@ -92,7 +92,9 @@ class RequestBody:
         self.session = fields.prompt_cache_key or fields.user
         # What the model will read: everything counts that an engine may give it. Nothing long is copied: that would
         # take longer than reading it.
-        size, held_to = _sizes(astuple(fields))
+        # By position: two dozen names would take longer to look up than all the rest of a small body.
+        values = astuple(fields)
+        size, held_to = sum(map(len, values[READ_AT:HELD_TO_AT])), sum(map(len, values[HELD_TO_AT:]))
         # Prompts beside each other, each of which is answered.
         self.prompts, ids_bytes = 1, 0
         self.token_ids: int | None = None
@@ -125,18 +127,6 @@ class RequestBody:
         key = b'"messages"' if len(messages) else b'"prompt"' if len(prompt) else b'"input"'
         # Where the prompt begins in the body, for what it has in common with others'.
         self.prompt_at = max(body.find(key), 0)
-
-
-def _sizes(fields: tuple[Any, ...]) -> tuple[int, int]:
-    """Bytes of what is read, and of what may only be held to. By position: two dozen names would take longer to look up
-    than all the rest of a small body."""
-    size = held_to = 0
-    for at in range(READ_AT, len(fields)):
-        if at < HELD_TO_AT:
-            size += len(fields[at])
-        else:
-            held_to += len(fields[at])
-    return size, held_to
 
 
 def read_body(body: bytes) -> RequestBody:
