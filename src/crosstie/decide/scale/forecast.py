@@ -1,0 +1,102 @@
+"""Traffic of one class, now and soon: the shape of a day, at the level that is seen, with a margin for past errors.
+
+No clock: every moment is given, in seconds since 1970 or any other midnight.
+"""
+
+import math
+
+import msgspec
+
+DAY_S = 86_400.0
+# How long the level that is believed looks back, and the one that it is held against for a trend.
+_FAST_S, _SLOW_S = 300.0, 1800.0
+# A trend is not believed for longer.
+_TREND_S = 900.0
+# Differences within so many deviations of counting are chance.
+_SURE = 2.0
+# What forecasts are wrong by before any was checked, as a logarithm's deviation, and how long errors are remembered.
+_FIRST_ERROR, _ERROR_S = 0.05, 6 * 3600.0
+# The share of forecasts that the margin covers is nine in ten.
+_DEVIATIONS = 1.28
+_STEP_S = 60.0
+# A class that has been silent is expected to send this at most, and no shape is nothing.
+_LEAST = 1e-9
+
+
+def shape_at(shape: tuple[float, ...], at_s: float) -> float:
+    """Windows of equal length over a day, between whose middles it goes straight; no window: always 1."""
+    if not shape:
+        return 1.0
+    place = (at_s % DAY_S) / DAY_S * len(shape) - 0.5
+    first = math.floor(place)
+    part = place - first
+    return max(shape[first % len(shape)] * (1.0 - part) + shape[(first + 1) % len(shape)] * part, _LEAST)
+
+
+class Forecast(msgspec.Struct, kw_only=True):
+    """What is known of a class. `shape`: traffic by equal windows of a day, over its peak."""
+
+    shape: tuple[float, ...] = ()
+    # Requests/s over the shape's, as believed and as it was a while ago; None: nothing was seen.
+    fast: float | None = None
+    slow: float = 0.0
+    at_s: float = 0.0
+    # The last count by itself: for surges that a mean has not noticed.
+    last_per_s: float = 0.0
+    last_count: float = 0.0
+    # Mean square of the logarithm of what came over what was forecast.
+    error: float = _FIRST_ERROR**2
+    # Forecasts that are still to be checked: when for, and what.
+    open: list[tuple[float, float]] = []
+
+    def see(self, now_s: float, requests_per_s: float, over_s: float) -> None:
+        """So many requests a second came within the last `over_s`."""
+        level = requests_per_s / shape_at(self.shape, now_s - 0.5 * over_s)
+        self.last_per_s, self.last_count = requests_per_s, requests_per_s * over_s
+        if self.fast is None:
+            self.fast, self.slow = level, level
+        else:
+            passed = max(now_s - self.at_s, 0.0)
+            self.fast += (level - self.fast) * -math.expm1(-passed / _FAST_S)
+            self.slow += (level - self.slow) * -math.expm1(-passed / _SLOW_S)
+            self._check(now_s, passed)
+        self.at_s = now_s
+
+    def _check(self, now_s: float, passed: float) -> None:
+        seen = max(self.now_per_s(now_s), _LEAST)
+        weight = -math.expm1(-passed / _ERROR_S)
+        while self.open and self.open[0][0] <= now_s:
+            _, said = self.open.pop(0)
+            if said > _LEAST and seen > _LEAST:
+                self.error += (min(math.log(seen / said) ** 2, 1.0) - self.error) * weight
+
+    def now_per_s(self, now_s: float) -> float:
+        return (self.fast or 0.0) * shape_at(self.shape, now_s)
+
+    def at(self, now_s: float, then_s: float) -> float:
+        """Requests/s at a later moment, as it looks now."""
+        if self.fast is None:
+            return 0.0
+        level, moved = self.fast, self.fast - self.slow
+        chance = math.sqrt(max(level, _LEAST) / max(shape_at(self.shape, now_s), _LEAST) / (2.0 * _FAST_S))
+        if moved > _SURE * chance:
+            # Both means lag behind a rise, each by its own length.
+            level += moved / (_SLOW_S - _FAST_S) * (_FAST_S + min(then_s - now_s, _TREND_S))
+        return level * shape_at(self.shape, then_s)
+
+    def peak(self, now_s: float, until_s: float) -> float:
+        """The most between now and then; what surges right now counts as well."""
+        moments = max(math.ceil((until_s - now_s) / _STEP_S), 1)
+        expected = max(self.at(now_s, now_s + (until_s - now_s) * step / moments) for step in range(moments + 1))
+        surging = self.last_per_s * (1.0 - _SURE / math.sqrt(max(self.last_count, 1.0)))
+        return max(expected, surging)
+
+    def promise(self, now_s: float, then_s: float) -> None:
+        """Notes what is forecast, so that it can be held against what comes; once for a moment is enough."""
+        if self.fast is not None and (not self.open or then_s - self.open[-1][0] >= _STEP_S):
+            self.open.append((then_s, self.at(now_s, then_s)))
+
+    @property
+    def margin(self) -> float:
+        """What is added for how wrong forecasts have been, as a factor."""
+        return math.exp(min(_DEVIATIONS * math.sqrt(self.error), math.log(2.0)))

@@ -1,0 +1,375 @@
+"""How many replicas of each supply there should be, decided again and again from what is seen.
+
+Up: the cheapest replicas that carry the most that is forecast until new ones would serve. Down: those without which
+the ones that serve carry what was needed lately and will be needed soon; they are emptied before they go. No clock and
+no I/O: a simulation and a service give it what they see, and do what it says. Its state is plain data.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import numpy as np
+
+from crosstie.core.errors import BadInput
+from crosstie.core.scaling import ScaleRules, Supply
+from crosstie.decide.plan.programme import Array, Indices
+from crosstie.decide.scale.forecast import DAY_S, Forecast
+from crosstie.decide.scale.mixture import Choices
+from crosstie.decide.scale.starting import StartTime
+
+# A replica is bought for about so long: what its start costs is spread over it. Less where replicas are short, so that
+# those that start sooner are taken.
+_BOUGHT_S, _SHORT_S = 3600.0, 600.0
+# A supply that lost half of its replicas at once, or all, or does not deliver what was asked for in three times the
+# usual time, is not counted on for so long; twice as long each time, up to an hour.
+_HALF, _OVERDUE = 0.5, 3.0
+_CLOSED_S, _LONGEST_CLOSED_S = 600.0, 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Requests of a class that are alike: their share of it."""
+
+    class_name: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Capacities:
+    """What one replica of each pool takes of each part, in requests/s; its GPUs, price and usual start."""
+
+    parts: Sequence[Part]
+    rate: Mapping[str, Array]
+    gpus: Mapping[str, int]
+    usd_per_gpu_hour: Mapping[str, float]
+    start_s: Mapping[str, float]
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is at a moment. By class: requests/s of the last `over_s`; by supply: replicas that serve, those that
+    were asked for, of those being emptied how many are empty, and how busy they are, 1 being full."""
+
+    at_s: float
+    requests_per_s: dict[str, float]
+    over_s: float
+    ready: dict[str, int]
+    wanted: dict[str, int]
+    empty: dict[str, int] = {}
+    busy: dict[str, float] = {}
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one supply: replicas to have, those of them to be emptied, and why."""
+
+    replicas: int
+    draining: int
+    why: str
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one class, requests/s: now, the most until `until_s`, and what is provided for."""
+
+    now: float
+    peak: float
+    until_s: float
+    margin: float
+    provided: float
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    at_s: float
+    orders: dict[str, Order]
+    needs: dict[str, Need]
+    usd_per_hour: float
+    # What could not be done, in words; empty: nothing.
+    short: str = ""
+
+
+class SupplyState(msgspec.Struct, kw_only=True):
+    start: StartTime
+    ready: int = 0
+    # When each that is not there yet was asked for, and when each that goes began to be emptied.
+    pending: list[float] = []
+    drains: list[float] = []
+    closed_until_s: float = -1.0
+    closed_for_s: float = 0.0
+    closed_why: str = ""
+    lost: int = 0
+    replica_s: float = 0.0
+
+
+class ScalerState(msgspec.Struct, kw_only=True):
+    """All that a scaler remembers: kept by whoever runs it, it outlives a restart."""
+
+    supplies: dict[str, SupplyState] = {}
+    forecasts: dict[str, Forecast] = {}
+    # What was provided for lately, by class: moments and requests/s.
+    lately: list[tuple[float, dict[str, float]]] = []
+    at_s: float | None = None
+    # Since midnight.
+    spent_usd: float = 0.0
+
+
+@dataclass(slots=True)
+class Scaler:
+    rules: ScaleRules
+    known: Capacities
+    # By class: the shape of its day.
+    days: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    state: ScalerState = field(default_factory=ScalerState)
+
+    def __post_init__(self) -> None:
+        for one in self.rules.supplies:
+            if one.pool not in self.known.rate:
+                raise BadInput(f"supply {one.name}: no pool '{one.pool}'; there are {', '.join(self.known.rate)}")
+            if one.least > one.most:
+                raise BadInput(f"supply {one.name}: least {one.least} is more than most {one.most}")
+            start = StartTime.of(one.start_s or self.known.start_s[one.pool])
+            self.state.supplies.setdefault(one.name, SupplyState(start=start))
+        for name in dict.fromkeys(part.class_name for part in self.known.parts):
+            known = self.state.forecasts.setdefault(name, Forecast())
+            known.shape = self.days.get(name, ())
+
+    def usd_per_hour(self, one: Supply) -> float:
+        """Of a replica, as it is paid."""
+        price = self.known.usd_per_gpu_hour[one.pool] if one.usd_per_gpu_hour is None else one.usd_per_gpu_hour
+        return price * self.known.gpus[one.pool]
+
+    def decide(self, seen: Seen) -> Decision:
+        now, supplies = seen.at_s, self.rules.supplies
+        self._learn(seen)
+        lead_s = max(self._start_s(one) for one in supplies) + self.rules.every_s
+        needs = self._needs(now, lead_s)
+        provided = {name: need.provided for name, need in needs.items()}
+        keep = self._keep(now, lead_s, provided)
+        up, down = self._choices(seen), self._serving(seen)
+        demand = self._by_part(provided)
+        short_now = self._short(seen)
+        target, short = self._target(up, demand, now, short_now)
+        stays = down.cheapest(self._by_part(keep))
+        orders = {
+            one.name: self._order(one, seen, int(target[i]), None if stays is None else int(stays[i]))
+            for i, one in enumerate(supplies)
+        }
+        paid = sum(orders[one.name].replicas * self.usd_per_hour(one) for one in supplies)
+        return Decision(at_s=now, orders=orders, needs=needs, usd_per_hour=paid, short=short)
+
+    # What is seen
+
+    def _learn(self, seen: Seen) -> None:
+        now, state = seen.at_s, self.state
+        passed = 0.0 if state.at_s is None else max(now - state.at_s, 0.0)
+        for name, forecast in state.forecasts.items():
+            forecast.see(now, seen.requests_per_s.get(name, 0.0), seen.over_s)
+        for one in self.rules.supplies:
+            mine, ready, wanted = state.supplies[one.name], seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)
+            mine.replica_s += passed * ready
+            state.spent_usd += passed / 3600.0 * self.usd_per_hour(one) * max(ready, wanted)
+            if state.at_s is None:
+                mine.pending = [now] * max(wanted - ready, 0)
+            else:
+                self._changed(mine, ready, wanted, now)
+            mine.ready = ready
+        if state.at_s is not None and self._day(now) != self._day(state.at_s):
+            state.spent_usd = 0.0
+        state.at_s = now
+
+    def _changed(self, mine: SupplyState, ready: int, wanted: int, now: float) -> None:
+        came, lost = ready - mine.ready, min(mine.ready, wanted) - ready
+        if came > 0:
+            for asked in mine.pending[:came]:
+                if now >= mine.closed_until_s and now > asked:
+                    mine.start.see(now - asked)
+            del mine.pending[:came]
+            mine.closed_until_s, mine.closed_for_s = min(mine.closed_until_s, now), 0.0
+        if lost > 0:
+            mine.lost += lost
+            mine.pending += [now] * lost
+            if ready == 0 or (lost > 1 and lost >= _HALF * mine.ready):
+                self._close(mine, now, f"lost {lost} of {mine.ready} at once")
+            del mine.drains[max(ready, 0) :]
+        missing = max(wanted - ready, 0)
+        # The platform, or a person, may have asked for others.
+        mine.pending = [*mine.pending, *[now] * (missing - len(mine.pending))][:missing]
+        if mine.pending and now >= mine.closed_until_s and now - mine.pending[0] > _OVERDUE * mine.start.late_s:
+            waited = now - mine.pending[0]
+            self._close(mine, now, f"{missing} asked for {waited / 60:.0f} min ago have not come")
+            mine.pending = [mine.closed_until_s] * missing
+
+    def _close(self, mine: SupplyState, now: float, why: str) -> None:
+        mine.closed_for_s = min(2.0 * mine.closed_for_s, _LONGEST_CLOSED_S) if mine.closed_for_s else _CLOSED_S
+        mine.closed_until_s, mine.closed_why = now + mine.closed_for_s, why
+
+    def _is_closed(self, name: str) -> bool:
+        return (self.state.at_s or 0.0) < self.state.supplies[name].closed_until_s
+
+    def _start_s(self, one: Supply) -> float:
+        return self.state.supplies[one.name].start.late_s
+
+    # What is needed
+
+    def _day(self, at_s: float) -> int:
+        return int((at_s + 3600.0 * self.rules.utc_offset_hours) // DAY_S)
+
+    def _needs(self, now: float, lead_s: float) -> dict[str, Need]:
+        found, until = {}, now + lead_s
+        for name, forecast in self.state.forecasts.items():
+            peak = forecast.peak(now, until)
+            found[name] = Need(
+                now=forecast.now_per_s(now), peak=peak, until_s=until, margin=forecast.margin,
+                provided=peak * forecast.margin * (1.0 + self.rules.spare),
+            )  # fmt: skip
+            forecast.promise(now, until)
+        return found
+
+    def _keep(self, now: float, lead_s: float, provided: dict[str, float]) -> dict[str, float]:
+        """Below it nothing is given back: the most that was provided for lately, or will be by when what goes now could
+        be back."""
+        state = self.state
+        state.lately = [one for one in state.lately if one[0] > now - self.rules.settle_s]
+        state.lately.append((now, provided))
+        found = {}
+        for name, forecast in state.forecasts.items():
+            later = forecast.peak(now, now + lead_s + self.rules.settle_s) * forecast.margin * (1.0 + self.rules.spare)
+            found[name] = max(later, *(past.get(name, 0.0) for _, past in state.lately))
+        return found
+
+    def _by_part(self, by_class: Mapping[str, float]) -> Array:
+        return np.array([by_class[part.class_name] * part.share for part in self.known.parts])
+
+    # What there is to choose from
+
+    def _choices(self, seen: Seen, bought_s: float = _BOUGHT_S) -> Choices:
+        supplies = self.rules.supplies
+        ready = np.array([seen.ready.get(one.name, 0) for one in supplies], np.int64)
+        wanted = np.array([seen.wanted.get(one.name, 0) for one in supplies], np.int64)
+        closed = np.array([self._is_closed(one.name) for one in supplies])
+        most = np.array([one.most for one in supplies], np.int64)
+        return Choices(
+            rate=np.array([self.known.rate[one.pool] for one in supplies]),
+            usd_per_hour=np.array([self._weighed_usd(one) for one in supplies]),
+            floor=np.array([one.least for one in supplies], np.int64),
+            have=np.where(closed, ready, np.maximum(ready, wanted)),
+            most=np.where(closed, np.minimum(ready, most), most),
+            starting=np.array([self._start_s(one) / bought_s for one in supplies]),
+        )
+
+    def _weighed_usd(self, one: Supply) -> float:
+        """What a replica costs more than not having it: nothing where it is paid anyway, and what its losses cost where
+        it may be taken away."""
+        if one.kind == "reserved":
+            return 0.0
+        mine = self.state.supplies[one.name]
+        hours = mine.replica_s / 3600.0
+        # Its own losses count for more the longer it was watched: a day of one replica as much as what the rules say.
+        lost = (one.lost_per_hour * 24.0 + mine.lost) / (24.0 + hours)
+        return self.usd_per_hour(one) * (1.0 + lost * self._start_s(one) / 3600.0)
+
+    def _serving(self, seen: Seen) -> Choices:
+        """Only those that serve now."""
+        supplies, state = self.rules.supplies, self.state.supplies
+        there = [max(seen.ready.get(one.name, 0) - len(state[one.name].drains), 0) for one in supplies]
+        serving = np.array(there, np.int64)
+        least = np.array([one.least for one in supplies], np.int64)
+        return Choices(
+            rate=np.array([self.known.rate[one.pool] for one in supplies]),
+            usd_per_hour=np.array([self._weighed_usd(one) for one in supplies]),
+            floor=np.minimum(least, serving), have=serving, most=serving, starting=np.zeros(len(supplies)),
+        )  # fmt: skip
+
+    def _short(self, seen: Seen) -> bool:
+        """Whether those that serve cannot carry what comes now."""
+        now = {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
+        return self._serving(seen).cheapest(self._by_part(now)) is None
+
+    # What to have
+
+    def _target(self, up: Choices, demand: Array, now: float, short_now: bool) -> tuple[Indices, str]:
+        supplies = self.rules.supplies
+        if short_now:
+            up = replace(up, starting=up.starting * (_BOUGHT_S / _SHORT_S))
+        steady = np.array([one.kind != "spot" for one in supplies])
+        if not steady.all():
+            # What must not depend on spot replicas is found first, and is there in any case.
+            alone = replace(up, most=np.where(steady, up.most, 0), have=np.where(steady, up.have, 0))
+            base = alone.cheapest(demand * (1.0 - self.rules.spot_share))
+            up = replace(up, floor=np.maximum(up.floor, np.where(steady, up.most, 0) if base is None else base))
+        found, whys = up.cheapest(demand), []
+        limit = self._budget(now)
+        if found is None:
+            share = up.carried(demand)
+            found = up.cheapest(demand * share)
+            full = [one.name for one, most in zip(supplies, up.most, strict=True) if most >= one.most]
+            out = [one.name for one in supplies if self._is_closed(one.name)]
+            whys.append(
+                f"all replicas that can be had carry {share:.0%} of what is needed"
+                + (f"; raise `most` of {', '.join(full)}" if full else "")
+                + (f"; not counted on: {', '.join(out)}" if out else "")
+            )
+        if found is None:
+            found = up.have
+        if limit is not None and float(found @ self._paid()) > limit * (1.0 + 1e-9):
+            paid = replace(up, usd_per_hour=self._paid())
+            within = paid.cheapest(demand, limit)
+            if within is None:
+                share = paid.carried(demand, limit)
+                within = paid.cheapest(demand * share, limit)
+                whys.append(f"the budget ({limit:.2f} USD/h now) carries {share:.0%} of what is needed")
+            found = np.minimum(up.floor, up.most) if within is None else within
+        return found, "; ".join(whys)
+
+    def _paid(self) -> Array:
+        return np.array([self.usd_per_hour(one) for one in self.rules.supplies])
+
+    def _budget(self, now: float) -> float | None:
+        """USD an hour that may be spent now: of the day's, what is left over the rest of the day as traffic goes."""
+        limits = [] if self.rules.budget_usd_per_hour is None else [self.rules.budget_usd_per_hour]
+        if self.rules.budget_usd_per_day is not None:
+            left = max(self.rules.budget_usd_per_day - self.state.spent_usd, 0.0)
+            rest_s = DAY_S - (now + 3600.0 * self.rules.utc_offset_hours) % DAY_S
+            moments = [now + rest_s * step / 24 for step in range(24)]
+            traffic = [sum(one.at(now, at) for one in self.state.forecasts.values()) for at in moments]
+            mean = sum(traffic) / len(traffic)
+            limits.append(left / (rest_s / 3600.0) * (traffic[0] / mean if mean else 1.0))
+        return min(limits) if limits else None
+
+    def _order(self, one: Supply, seen: Seen, target: int, stays: int | None) -> Order:
+        """`target`: replicas to have by then; `stays`: of those that serve, how many may not go."""
+        now, mine = seen.at_s, self.state.supplies[one.name]
+        ready, wanted = seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)
+        closed = self._is_closed(one.name)
+        over = len([since for since in mine.drains if now - since >= self.rules.drain_s])
+        gone = min(max(over, seen.empty.get(one.name, 0)), len(mine.drains))
+        del mine.drains[:gone]
+        wanted -= gone
+        counted = (ready - gone if closed else max(wanted, ready - gone)) - len(mine.drains)
+        said = [f"{gone} emptied and given back"] if gone else []
+        if target > counted:
+            kept = min(len(mine.drains), target - counted)
+            if kept:
+                del mine.drains[len(mine.drains) - kept :]
+                said.append(f"{kept} kept that were being emptied")
+            new = 0 if closed else max(min(target - counted - kept, one.most - wanted), 0)
+            if new:
+                mine.pending += [now] * new
+                wanted += new
+                said.append(f"{new} more: serving in about {mine.start.likely_s / 60:.0f} min")
+        elif stays is not None:
+            free = ready - gone - len(mine.drains) - max(stays, one.least)
+            if free > 0:
+                mine.drains += [now] * free
+                said.append(f"{free} to be emptied: the others carry what was and will be needed")
+        if closed:
+            said.append(f"not counted on until {_clock(mine.closed_until_s, self.rules)}: {mine.closed_why}")
+        # What is over the floor, where somebody has set fewer.
+        if wanted < one.least:
+            mine.pending += [now] * (one.least - wanted)
+            said.append(f"floor of {one.least}")
+            wanted = one.least
+        return Order(replicas=wanted, draining=len(mine.drains), why="; ".join(said) or "as it is")
+
+
+def _clock(at_s: float, rules: ScaleRules) -> str:
+    minutes = int((at_s + 3600.0 * rules.utc_offset_hours) % DAY_S // 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}"
