@@ -248,10 +248,10 @@ def test_a_pool_that_dies_hands_its_requests_over_and_is_used_again() -> None:
         if simulator.now < 10.0 <= one.arrival_s:
             simulator.advance(10.0)
             under_way = {id(sent.request) for sent in simulator._sent.values() if sent.flight.replica.pool is dead}
-            simulator.fail(dead)
+            simulator.fail(dead.replicas)
         if simulator.now < 20.0 <= one.arrival_s:
             simulator.advance(20.0)
-            simulator.restore(dead)
+            simulator.restore(dead.replicas)
         simulator.advance(one.arrival_s)
         simulator.send(one)
     simulator.advance(inf)
@@ -281,7 +281,7 @@ def test_without_resuming_an_answer_that_is_broken_off_is_lost() -> None:
         simulator.send(one)
     cut = sum(simulator.engines[FAST].made(number) > 0 for number in simulator._sent)
     assert cut
-    simulator.fail(simulator.live.pools[0])
+    simulator.fail(simulator.live.pools[0].replicas)
     simulator.advance(inf)
     assert sum(one.pool is None for one in simulator.answered) == cut
 

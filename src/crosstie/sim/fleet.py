@@ -5,7 +5,7 @@ last tokens as they come; what engines report beside that would say the same, be
 Answers' lengths are known to the engines alone.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import inf
@@ -18,7 +18,7 @@ from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import Tables, deployment_of, live_fleet, service_of, typical
 from crosstie.route.decision import Decision
-from crosstie.route.live import Flight, LiveFleet, LivePool
+from crosstie.route.live import Flight, LiveFleet, Replica
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 from crosstie.sim.disaggregated import DisaggregatedEngine
@@ -257,13 +257,14 @@ class FleetSimulator:
             )
         )
 
-    def fail(self, pool: LivePool) -> int:
-        """Every replica of a pool is gone now. What they had begun goes on elsewhere, as behind the gateway: what the
-        client has is read again there, and the rest is made. How many requests they had."""
-        for replica in pool.replicas:
+    def fail(self, replicas: Sequence[Replica], why: str = "failed") -> int:
+        """These are gone now. What they had begun goes on elsewhere, as behind the gateway: what the client has is read
+        again there, and the rest is made. How many requests they had."""
+        for replica in replicas:
             self.engines[replica.key].advance(self.now)
-            replica.went_down("failed")
-        cut_off = [one for one in self._sent.items() if one[1].flight.replica.pool is pool]
+            replica.went_down(why)
+        gone = {replica.key for replica in replicas}
+        cut_off = [one for one in self._sent.items() if one[1].flight.replica.key in gone]
         for number, sent in cut_off:
             del self._sent[number]
             flight, request = sent.flight, sent.request
@@ -279,13 +280,13 @@ class FleetSimulator:
             ask.input_tokens += sent.made + made
             ask.waited_s = self.now - request.arrival_s
             self._place(request, ask, sent.made + made, first_at)
-        for replica in pool.replicas:
+        for replica in replicas:
             self._plan(replica.key)
         return len(cut_off)
 
-    def restore(self, pool: LivePool) -> None:
-        """Its replicas are back, with nothing in their caches, and are brought up slowly."""
-        for replica in pool.replicas:
+    def restore(self, replicas: Sequence[Replica]) -> None:
+        """These are back, with nothing in their caches, and are brought up slowly."""
+        for replica in replicas:
             replica.came_up(self.now)
         self._let_in()
 

@@ -159,13 +159,13 @@ def _play(
 
 def _failing(simulator: FleetSimulator, pool: LivePool, handed: list[int], number: int) -> Callable[[], None]:
     def fail() -> None:
-        handed[number] = simulator.fail(pool)
+        handed[number] = simulator.fail(pool.replicas)
 
     return fail
 
 
 def _restoring(simulator: FleetSimulator, pool: LivePool) -> Callable[[], None]:
-    return lambda: simulator.restore(pool)
+    return lambda: simulator.restore(pool.replicas)
 
 
 def _result(

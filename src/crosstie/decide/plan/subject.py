@@ -1,6 +1,6 @@
 """What a simulation is of: a fleet file, a saved plan, or a workload, which is planned first."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -28,12 +28,19 @@ class Subject:
     workload: Workload | None
     # What is in the file and not in the fleet.
     notes: tuple[str, ...] = ()
+    # By model: what its replicas take in simulation over what closed forms say, where the plan was confirmed.
+    correction: dict[str, float] = field(default_factory=dict)
+
+
+class _Confirmed(msgspec.Struct, frozen=True):
+    correction: dict[str, float] = {}
 
 
 class _SavedPlan(msgspec.Struct, frozen=True):
     format: str
     workload: Workload
     fleet_file: Fleet | None = None
+    confirmed: _Confirmed | None = None
 
 
 def read_subject(catalog: Catalog, file: Path, on_progress: OnProgress = no_progress) -> Subject:
@@ -51,7 +58,8 @@ def read_subject(catalog: Catalog, file: Path, on_progress: OnProgress = no_prog
 def of_plan(made: Plan) -> Subject:
     if not made.answered:
         raise BadInput(f"{made.workload.name}: no fleet will do, so none is simulated; `crosstie plan` says why")
-    return Subject(made.workload.name, _addressed(fleet_of(made)), made.workload)
+    correction = made.confirmed.correction if made.confirmed else {}
+    return Subject(made.workload.name, _addressed(fleet_of(made)), made.workload, correction=correction)
 
 
 def of_fleet(fleet: Fleet) -> Subject:
@@ -94,7 +102,8 @@ def _saved(file: Path) -> Subject:
     if saved.fleet_file is None:
         why = "has no fleet: it was infeasible, or saved by an earlier version; `crosstie plan --save` makes it again"
         raise BadData(file, "fleet_file", why)
-    return Subject(file.stem, _addressed(saved.fleet_file), saved.workload)
+    correction = saved.confirmed.correction if saved.confirmed else {}
+    return Subject(file.stem, _addressed(saved.fleet_file), saved.workload, correction=correction)
 
 
 def _addressed(fleet: Fleet) -> Fleet:

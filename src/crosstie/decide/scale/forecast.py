@@ -37,6 +37,8 @@ class Forecast(msgspec.Struct, kw_only=True):
     """What is known of a class. `shape`: traffic by equal windows of a day, over its peak."""
 
     shape: tuple[float, ...] = ()
+    # Of the clock that the shape goes by.
+    offset_s: float = 0.0
     # Requests/s over the shape's, as believed and as it was a while ago; None: nothing was seen.
     fast: float | None = None
     slow: float = 0.0
@@ -51,7 +53,7 @@ class Forecast(msgspec.Struct, kw_only=True):
 
     def see(self, now_s: float, requests_per_s: float, over_s: float) -> None:
         """So many requests a second came within the last `over_s`."""
-        level = requests_per_s / shape_at(self.shape, now_s - 0.5 * over_s)
+        level = requests_per_s / self._shape(now_s - 0.5 * over_s)
         self.last_per_s, self.last_count = requests_per_s, requests_per_s * over_s
         if self.fast is None:
             self.fast, self.slow = level, level
@@ -70,19 +72,25 @@ class Forecast(msgspec.Struct, kw_only=True):
             if said > _LEAST and seen > _LEAST:
                 self.error += (min(math.log(seen / said) ** 2, 1.0) - self.error) * weight
 
+    def _shape(self, at_s: float) -> float:
+        return shape_at(self.shape, at_s + self.offset_s)
+
     def now_per_s(self, now_s: float) -> float:
-        return (self.fast or 0.0) * shape_at(self.shape, now_s)
+        return (self.fast or 0.0) * self._shape(now_s)
+
+    def chance(self, now_s: float) -> float:
+        """How far the level may be off by chance alone, as a share: requests are counted, and come at random."""
+        return _SURE / math.sqrt(max(self.now_per_s(now_s) * 2.0 * _FAST_S, 1.0))
 
     def at(self, now_s: float, then_s: float) -> float:
         """Requests/s at a later moment, as it looks now."""
         if self.fast is None:
             return 0.0
         level, moved = self.fast, self.fast - self.slow
-        chance = math.sqrt(max(level, _LEAST) / max(shape_at(self.shape, now_s), _LEAST) / (2.0 * _FAST_S))
-        if moved > _SURE * chance:
+        if moved > level * self.chance(now_s):
             # Both means lag behind a rise, each by its own length.
             level += moved / (_SLOW_S - _FAST_S) * (_FAST_S + min(then_s - now_s, _TREND_S))
-        return level * shape_at(self.shape, then_s)
+        return level * self._shape(then_s)
 
     def peak(self, now_s: float, until_s: float) -> float:
         """The most between now and then; what surges right now counts as well."""

@@ -25,6 +25,8 @@ _BOUGHT_S, _SHORT_S = 3600.0, 600.0
 # usual time, is not counted on for so long; twice as long each time, up to an hour.
 _HALF, _OVERDUE = 0.5, 3.0
 _CLOSED_S, _LONGEST_CLOSED_S = 600.0, 3600.0
+# A supply that has just grown gives nothing back for so long.
+_STAYS_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,13 @@ class SupplyState(msgspec.Struct, kw_only=True):
     # When each that is not there yet was asked for, and when each that goes began to be emptied.
     pending: list[float] = []
     drains: list[float] = []
+    # When it last grew.
+    grew_s: float = -1e18
     closed_until_s: float = -1.0
     closed_for_s: float = 0.0
     closed_why: str = ""
+    # What was asked for until then teaches nothing of how long starts take.
+    doubted_until_s: float = -1.0
     lost: int = 0
     replica_s: float = 0.0
 
@@ -129,7 +135,7 @@ class Scaler:
             self.state.supplies.setdefault(one.name, SupplyState(start=start))
         for name in dict.fromkeys(part.class_name for part in self.known.parts):
             known = self.state.forecasts.setdefault(name, Forecast())
-            known.shape = self.days.get(name, ())
+            known.shape, known.offset_s = self.days.get(name, ()), 3600.0 * self.rules.utc_offset_hours
 
     def usd_per_hour(self, one: Supply) -> float:
         """Of a replica, as it is paid."""
@@ -179,7 +185,7 @@ class Scaler:
         came, lost = ready - mine.ready, min(mine.ready, wanted) - ready
         if came > 0:
             for asked in mine.pending[:came]:
-                if now >= mine.closed_until_s and now > asked:
+                if asked > mine.doubted_until_s and now > asked:
                     mine.start.see(now - asked)
             del mine.pending[:came]
             mine.closed_until_s, mine.closed_for_s = min(mine.closed_until_s, now), 0.0
@@ -199,7 +205,8 @@ class Scaler:
 
     def _close(self, mine: SupplyState, now: float, why: str) -> None:
         mine.closed_for_s = min(2.0 * mine.closed_for_s, _LONGEST_CLOSED_S) if mine.closed_for_s else _CLOSED_S
-        mine.closed_until_s, mine.closed_why = now + mine.closed_for_s, why
+        mine.closed_until_s = mine.doubted_until_s = now + mine.closed_for_s
+        mine.closed_why = why
 
     def _is_closed(self, name: str) -> bool:
         return (self.state.at_s or 0.0) < self.state.supplies[name].closed_until_s
@@ -231,7 +238,9 @@ class Scaler:
         state.lately.append((now, provided))
         found = {}
         for name, forecast in state.forecasts.items():
-            later = forecast.peak(now, now + lead_s + self.rules.settle_s) * forecast.margin * (1.0 + self.rules.spare)
+            later = forecast.peak(now, now + lead_s + max(self.rules.settle_s, _STAYS_S)) * forecast.margin * (1.0 + self.rules.spare)
+            # What chance gives back it soon wants again.
+            later *= 1.0 + forecast.chance(now)
             found[name] = max(later, *(past.get(name, 0.0) for _, past in state.lately))
         return found
 
@@ -353,9 +362,10 @@ class Scaler:
             new = 0 if closed else max(min(target - counted - kept, one.most - wanted), 0)
             if new:
                 mine.pending += [now] * new
+                mine.grew_s = now
                 wanted += new
                 said.append(f"{new} more: serving in about {mine.start.likely_s / 60:.0f} min")
-        elif stays is not None:
+        elif stays is not None and now - mine.grew_s >= _STAYS_S:
             free = ready - gone - len(mine.drains) - max(stays, one.least)
             if free > 0:
                 mine.drains += [now] * free

@@ -1,0 +1,110 @@
+"""What the plan knows of its pools, as the scaler needs it: requests/s of a replica by kind of request, price, start."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.loading import shipped_loading
+from crosstie.core.disaggregated import Servable
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet, Pool
+from crosstie.core.scaling import ScaleRules, Supply
+from crosstie.core.workload import Workload
+from crosstie.decide.plan.candidates import key_of
+from crosstie.decide.plan.programme import Array
+from crosstie.decide.plan.subject import Subject
+from crosstie.decide.plan.survey import Offers, offers, parts_of, peak_of, scaling_of, survey
+from crosstie.decide.plan.traffic import of_means
+from crosstie.decide.scale.mixture import Choices
+from crosstie.decide.scale.scaler import Capacities, Part
+from crosstie.decide.scale.starting import start_s
+from crosstie.route.build import deployment_of, service_of
+
+# Over what the plan has of a pool: what may be asked for where no rule says how many there can be.
+_MOST_TIMES = 2
+
+
+def rules_of(fleet: Fleet) -> ScaleRules:
+    """Of a fleet for which nobody wrote any: each pool is one supply, at its price, up to twice what was planned."""
+    return ScaleRules(
+        supplies=tuple(Supply(name=one.name, pool=one.name, most=_MOST_TIMES * one.replicas) for one in fleet.pools)
+    )
+
+
+def capacities(catalog: Catalog, subject: Subject) -> Capacities:
+    """By the closed forms and the simulations that the plan rests on, at the sureness that it was made for.
+
+    A fleet that the plan says carries its peak does so here: where closed forms see less in it, they are corrected.
+    """
+    fleet, workload = subject.fleet, subject.workload or of_means(subject.fleet)
+    parts = parts_of(workload)
+    offered = _offers(catalog, fleet, workload).corrected(subject.correction)
+    demand = np.array([part.requests_per_s for part in parts])
+    rate = {pool.name: _rates(catalog, offered, pool, fleet, demand) for pool in fleet.pools}
+    unserved = [part for part in parts if not any(one[part.index] > 0 for one in rate.values())]
+    if unserved:
+        one = unserved[0]
+        raise BadInput(
+            f"no pool of fleet '{fleet.name}' keeps the targets of class {one.request_class.name} for prompts of up to "
+            f"{one.slice.longest_input} tokens, at any load: plan the workload again"
+        )
+    factor = _promised(fleet, rate, demand * peak_of(workload))
+    facts, deployments = shipped_loading(), {pool.name: deployment_of(catalog, pool) for pool in fleet.pools}
+    return Capacities(
+        parts=[Part(part.request_class.name, part.slice.share) for part in parts],
+        rate={name: one * factor for name, one in rate.items()},
+        gpus={pool.name: pool.replica_gpus for pool in fleet.pools},
+        usd_per_gpu_hour={pool.name: pool.usd_per_gpu_hour for pool in fleet.pools},
+        start_s={name: start_s(facts, one) for name, one in deployments.items() if one is not None},
+    )
+
+
+def _offers(catalog: Catalog, fleet: Fleet, workload: Workload) -> Offers:
+    parts = parts_of(workload)
+    surveyed = []
+    for model in dict.fromkeys(part.request_class.model for part in parts):
+        mine = [part for part in parts if part.request_class.model == model]
+        served = [_servable(catalog, pool) for pool in fleet.pools if pool.model == model]
+        known = {key_of(one): one for one in served}
+        surveyed.append(survey(list(known.values()), mine))
+    return offers(surveyed, scaling_of(workload), peak=peak_of(workload))
+
+
+def _servable(catalog: Catalog, pool: Pool) -> Servable:
+    found = service_of(catalog, pool) or deployment_of(catalog, pool)
+    if found is None:
+        raise BadInput(f"pool {pool.name} names no accelerator, so nothing says what a replica carries")
+    return found
+
+
+def _rates(catalog: Catalog, offered: Offers, pool: Pool, fleet: Fleet, demand: Array) -> Array:
+    """Of the ways in which such replicas can be run, the one that carries most of what is routed there; what that one
+    does not take, as the best of the others would."""
+    key = key_of(_servable(catalog, pool))
+    rows = [i for i, column in enumerate(offered.columns) if key_of(column.deployment) == key]
+    routed = {one.name for one in fleet.classes if any(route.pool == pool.name for route in one.routes)}
+    mine = np.array([part.request_class.name in routed for part in offered.parts]) if routed else demand > 0
+    rate = offered.requests_per_s[rows]
+    takes = np.divide(demand, rate, out=np.full_like(rate, np.inf), where=rate > 0)[:, mine]
+    # More kinds of requests come first, then fewer replicas for them.
+    order = sorted(range(len(rows)), key=lambda i: (int(np.isinf(takes[i]).sum()), _finite_sum(takes[i])))
+    best = rate[order[0]]
+    return np.where(best > 0, best, rate.max(axis=0))
+
+
+def _finite_sum(values: Array) -> float:
+    return float(values[np.isfinite(values)].sum())
+
+
+def _promised(fleet: Fleet, rate: Mapping[str, Array], demand: Array) -> float:
+    """By how much more a replica takes than closed forms say, if the fleet carries the peak; 1 where they agree."""
+    planned = np.array([pool.replicas for pool in fleet.pools], np.int64)
+    none = np.zeros(len(planned))
+    fixed = Choices(
+        rate=np.array([rate[pool.name] for pool in fleet.pools]), usd_per_hour=none, floor=planned, have=planned,
+        most=planned, starting=none,
+    )  # fmt: skip
+    if fixed.cheapest(demand) is not None:
+        return 1.0
+    return 1.0 / max(fixed.carried(demand), 0.01)

@@ -1,0 +1,162 @@
+"""A platform in virtual time: replicas that are asked for, start, serve, are emptied and go; and what they cost."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+
+from crosstie.core.scaling import ScaleRules, Supply
+from crosstie.decide.scale.scaler import Order, Seen
+
+# A supply that goes back on what it did within so long flaps.
+FLAP_S = 1800.0
+
+
+class Controller(Protocol):
+    """Whatever says how many there should be."""
+
+    @property
+    def every_s(self) -> float: ...
+
+    def orders(self, seen: Seen) -> Mapping[str, Order]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """One replica of a supply, by its number among all that the supply can have."""
+
+    supply: str
+    number: int
+    ready_s: float
+    state: Literal["starting", "ready", "draining"] = "starting"
+
+
+@dataclass(slots=True)
+class Bill:
+    gpu_s: float = 0.0
+    usd: float = 0.0
+    moves: int = 0
+    flaps: int = 0
+    most: int = 0
+
+
+@dataclass(slots=True)
+class Platform:
+    """`start_s` says how long a replica takes; the hooks are told what becomes of each."""
+
+    rules: ScaleRules
+    gpus: Mapping[str, int]
+    usd_per_hour: Mapping[str, float]
+    start_s: Callable[[Supply], float]
+    came: Callable[[Instance], None] = lambda one: None
+    drains: Callable[[Instance, bool], None] = lambda one, on: None
+    goes: Callable[[Instance], None] = lambda one: None
+    is_empty: Callable[[Instance], bool] = lambda one: True
+    now: float = 0.0
+    bill: Bill = field(default_factory=Bill)
+    there: dict[str, list[Instance]] = field(default_factory=dict)
+    # By supply: until when nothing starts there.
+    out_until: dict[str, float] = field(default_factory=dict)
+    _turned: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def begin(self, replicas: Mapping[str, int]) -> None:
+        """With so many that serve already."""
+        for one in self.rules.supplies:
+            self.there[one.name] = []
+            for _ in range(replicas.get(one.name, 0)):
+                self._serves(self._add(one, self.now))
+
+    def advance(self, until: float) -> None:
+        """Replicas that come by then, in order."""
+        while True:
+            coming = [one for mine in self.there.values() for one in mine if one.state == "starting"]
+            soonest = min(coming, key=lambda one: (one.ready_s, one.supply, one.number), default=None)
+            if soonest is None or soonest.ready_s > until:
+                break
+            self._pass(soonest.ready_s)
+            self._serves(soonest)
+        self._pass(until)
+
+    @property
+    def next_s(self) -> float:
+        """When the next replica comes."""
+        return min((o.ready_s for mine in self.there.values() for o in mine if o.state == "starting"), default=np.inf)
+
+    def _pass(self, until: float) -> None:
+        passed = max(until - self.now, 0.0)
+        for one in self.rules.supplies:
+            # Nobody pays for what a supply that is out does not have.
+            counted = 0 if self.out_until.get(one.name, 0.0) > self.now else len(self.there[one.name])
+            self.bill.gpu_s += passed * counted * self.gpus[one.pool]
+            self.bill.usd += passed / 3600.0 * counted * self.usd_per_hour[one.name]
+        self.now = max(self.now, until)
+
+    def _add(self, supply: Supply, ready_s: float) -> Instance:
+        mine = self.there[supply.name]
+        taken = {one.number for one in mine}
+        number = next(number for number in range(supply.most) if number not in taken)
+        one = Instance(supply.name, number, ready_s)
+        mine.append(one)
+        self.bill.most = max(self.bill.most, sum(map(len, self.there.values())))
+        return one
+
+    def _serves(self, one: Instance) -> None:
+        one.state = "ready"
+        self.came(one)
+
+    def seen(self, requests_per_s: dict[str, float], over_s: float, busy: dict[str, float]) -> Seen:
+        def count(name: str, *states: str) -> int:
+            return sum(one.state in states for one in self.there[name])
+
+        names = [one.name for one in self.rules.supplies]
+        emptied = {
+            name: sum(one.state == "draining" and self.is_empty(one) for one in self.there[name]) for name in names
+        }
+        return Seen(
+            at_s=self.now, requests_per_s=requests_per_s, over_s=over_s, busy=busy, empty=emptied,
+            ready={name: count(name, "ready", "draining") for name in names},
+            wanted={name: len(self.there[name]) for name in names},
+        )  # fmt: skip
+
+    def obey(self, orders: Mapping[str, Order]) -> None:
+        for supply in self.rules.supplies:
+            order, mine = orders[supply.name], self.there[supply.name]
+            asked = min(order.replicas, supply.most)
+            self._count(supply.name, asked - len(mine))
+            while len(mine) < asked:
+                begun = max(self.now, self.out_until.get(supply.name, 0.0))
+                self._add(supply, begun + self.start_s(supply))
+            for one in self._last(mine, len(mine) - asked):
+                mine.remove(one)
+                self.goes(one)
+            serving = [one for one in mine if one.state != "starting"]
+            for place, one in enumerate(sorted(serving, key=lambda one: one.number)):
+                leaves = place >= len(serving) - order.draining
+                if leaves != (one.state == "draining"):
+                    one.state = "draining" if leaves else "ready"
+                    self.drains(one, leaves)
+
+    def _last(self, mine: list[Instance], count: int) -> list[Instance]:
+        """Those that go first: emptied ones, those being emptied, those that do not serve yet, the newest."""
+        ranks = {"draining": 0, "starting": 1, "ready": 2}
+        order = sorted(mine, key=lambda one: (ranks[one.state], not self.is_empty(one), -one.number))
+        return order[: max(count, 0)]
+
+    def _count(self, name: str, change: int) -> None:
+        if not change:
+            return
+        self.bill.moves += abs(change)
+        before = self._turned.get(name)
+        if before is not None and before[1] * change < 0 and self.now - before[0] < FLAP_S:
+            self.bill.flaps += 1
+        self._turned[name] = (self.now, change)
+
+    def lose(self, supply: str, until: float) -> None:
+        """All of a supply is gone, and nothing starts there until then; what was asked for comes back after that."""
+        found = next(one for one in self.rules.supplies if one.name == supply)
+        self.out_until[supply] = until
+        for one in self.there[supply]:
+            if one.state != "starting":
+                self.goes(one)
+            one.state, one.ready_s = "starting", until + self.start_s(found)
