@@ -1,7 +1,5 @@
 """What the plan knows of its pools, as the scaler needs it: requests/s of a replica by kind of request, price, start."""
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from crosstie.catalog.library import Catalog
@@ -16,7 +14,6 @@ from crosstie.decide.plan.programme import Array
 from crosstie.decide.plan.subject import Subject
 from crosstie.decide.plan.survey import Offers, offers, parts_of, peak_of, scaling_of, survey
 from crosstie.decide.plan.traffic import of_means
-from crosstie.decide.scale.mixture import Choices
 from crosstie.decide.scale.scaler import Capacities, Part
 from crosstie.decide.scale.starting import start_s
 from crosstie.route.build import deployment_of, service_of
@@ -28,15 +25,17 @@ _MOST_TIMES = 2
 def rules_of(fleet: Fleet) -> ScaleRules:
     """Of a fleet for which nobody wrote any: each pool is one supply, at its price, up to twice what was planned."""
     return ScaleRules(
-        supplies=tuple(Supply(name=one.name, pool=one.name, most=_MOST_TIMES * one.replicas) for one in fleet.pools)
+        supplies=tuple(
+            Supply(name=one.name, pool=one.name, kind="reserved", most=one.replicas)
+            if one.paid_anyway
+            else Supply(name=one.name, pool=one.name, most=_MOST_TIMES * one.replicas)
+            for one in fleet.pools
+        )
     )
 
 
 def capacities(catalog: Catalog, subject: Subject) -> Capacities:
-    """By the closed forms and the simulations that the plan rests on, at the sureness that it was made for.
-
-    A fleet that the plan says carries its peak does so here: where closed forms see less in it, they are corrected.
-    """
+    """By the closed forms and the simulations that the plan rests on, at the sureness that it was made for."""
     fleet, workload = subject.fleet, subject.workload or of_means(subject.fleet)
     parts = parts_of(workload)
     offered = _offers(catalog, fleet, workload).corrected(subject.correction)
@@ -49,11 +48,10 @@ def capacities(catalog: Catalog, subject: Subject) -> Capacities:
             f"no pool of fleet '{fleet.name}' keeps the targets of class {one.request_class.name} for prompts of up to "
             f"{one.slice.longest_input} tokens, at any load: plan the workload again"
         )
-    factor = _promised(fleet, rate, demand * peak_of(workload))
     facts, deployments = shipped_loading(), {pool.name: deployment_of(catalog, pool) for pool in fleet.pools}
     return Capacities(
         parts=[Part(part.request_class.name, part.slice.share) for part in parts],
-        rate={name: one * factor for name, one in rate.items()},
+        rate=rate,
         gpus={pool.name: pool.replica_gpus for pool in fleet.pools},
         usd_per_gpu_hour={pool.name: pool.usd_per_gpu_hour for pool in fleet.pools},
         start_s={name: start_s(facts, one) for name, one in deployments.items() if one is not None},
@@ -95,16 +93,3 @@ def _rates(catalog: Catalog, offered: Offers, pool: Pool, fleet: Fleet, demand: 
 
 def _finite_sum(values: Array) -> float:
     return float(values[np.isfinite(values)].sum())
-
-
-def _promised(fleet: Fleet, rate: Mapping[str, Array], demand: Array) -> float:
-    """By how much more a replica takes than closed forms say, if the fleet carries the peak; 1 where they agree."""
-    planned = np.array([pool.replicas for pool in fleet.pools], np.int64)
-    none = np.zeros(len(planned))
-    fixed = Choices(
-        rate=np.array([rate[pool.name] for pool in fleet.pools]), usd_per_hour=none, floor=planned, have=planned,
-        most=planned, starting=none,
-    )  # fmt: skip
-    if fixed.cheapest(demand) is not None:
-        return 1.0
-    return 1.0 / max(fixed.carried(demand), 0.01)
