@@ -37,6 +37,8 @@ class ScaleRules(msgspec.Struct, frozen=True, kw_only=True):
     budget_usd_per_day: _Usd | None = None
     # Of the traffic, the most that may depend on spot replicas.
     spot_share: _Share = 0.5
+    # Of the requests, those that are to keep their targets.
+    within: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
     # Capacity beyond what the forecast asks for, as a share of it.
     spare: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     # How often it is decided; how long what was needed counts before replicas go; and how long one that goes may take

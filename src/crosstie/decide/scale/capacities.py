@@ -25,12 +25,7 @@ _MOST_TIMES = 2
 def rules_of(fleet: Fleet) -> ScaleRules:
     """Of a fleet for which nobody wrote any: each pool is one supply, at its price, up to twice what was planned."""
     return ScaleRules(
-        supplies=tuple(
-            Supply(name=one.name, pool=one.name, kind="reserved", most=one.replicas)
-            if one.paid_anyway
-            else Supply(name=one.name, pool=one.name, most=_MOST_TIMES * one.replicas)
-            for one in fleet.pools
-        )
+        supplies=tuple(Supply(name=one.name, pool=one.name, most=_MOST_TIMES * one.replicas) for one in fleet.pools)
     )
 
 

@@ -100,6 +100,9 @@ class DaySimulator:
             came=self._came, drains=self._drains, goes=self._goes, is_empty=self._is_empty,
         )  # fmt: skip
         self.day = Day(self.platform.bill)
+        # Since the last decision, by class.
+        self.ended: Counter[str] = Counter()
+        self.kept: Counter[str] = Counter()
         pools = tuple(
             msgspec.structs.replace(
                 pool,
@@ -136,10 +139,12 @@ class DaySimulator:
                     platform.lose(loss.supply, at + loss.for_s)
                 if at >= decides:
                     rates = {name or "": count / (at - last) for name, count in came.items()}
-                    orders = self.controller.orders(platform.seen(rates, at - last, self._busy()))
+                    ended = {name: (n, self.kept[name] / n) for name, n in self.ended.items()}
+                    orders = self.controller.orders(platform.seen(rates, at - last, self._busy(), ended))
                     platform.obey(orders)
                     self._note(at)
-                    came.clear()
+                    for counted in (came, self.ended, self.kept):
+                        counted.clear()
                     last, decides = at, at + self.controller.every_s
             simulator.advance(request.arrival_s)
             simulator.send(request)
@@ -155,14 +160,17 @@ class DaySimulator:
 
     def _tell(self, answer: SimulatedAnswer) -> None:
         hour = int(answer.request.arrival_s // 3600.0)
+        name = answer.request.class_name or ""
         self.day.requests[hour] += 1
+        self.ended[name] += 1
         if answer.pool is None:
             self.day.refused += 1
             return
-        served = self.simulator.live.classes.get(answer.request.class_name or "")
+        served = self.simulator.live.classes.get(name)
         ttft, tpot = (served.ttft, served.tpot) if served else (None, None)
         kept = (ttft is None or answer.ttft_s <= ttft.seconds) and (tpot is None or answer.tpot_s <= tpot.seconds)
         self.day.within[hour] += kept
+        self.kept[name] += kept
 
     def _replica(self, one: Instance) -> Replica:
         return self.replicas[_address(one.supply, one.number)]

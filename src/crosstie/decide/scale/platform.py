@@ -105,7 +105,10 @@ class Platform:
         one.state = "ready"
         self.came(one)
 
-    def seen(self, requests_per_s: dict[str, float], over_s: float, busy: dict[str, float]) -> Seen:
+    def seen(
+        self, requests_per_s: dict[str, float], over_s: float, busy: dict[str, float],
+        ended: dict[str, tuple[int, float]] | None = None,
+    ) -> Seen:  # fmt: skip
         def count(name: str, *states: str) -> int:
             return sum(one.state in states for one in self.there[name])
 
@@ -114,7 +117,7 @@ class Platform:
             name: sum(one.state == "draining" and self.is_empty(one) for one in self.there[name]) for name in names
         }
         return Seen(
-            at_s=self.now, requests_per_s=requests_per_s, over_s=over_s, busy=busy, empty=emptied,
+            at_s=self.now, requests_per_s=requests_per_s, over_s=over_s, busy=busy, empty=emptied, ended=ended or {},
             ready={name: count(name, "ready", "draining") for name in names},
             wanted={name: len(self.there[name]) for name in names},
         )  # fmt: skip

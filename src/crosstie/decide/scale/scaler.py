@@ -16,6 +16,7 @@ from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.programme import Array, Indices
 from crosstie.decide.scale.forecast import DAY_S, Forecast
 from crosstie.decide.scale.mixture import Choices
+from crosstie.decide.scale.reach import Reach
 from crosstie.decide.scale.starting import StartTime
 
 # A replica is bought for about so long: what its start costs is spread over it. Less where replicas are short, so that
@@ -59,6 +60,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     wanted: dict[str, int]
     empty: dict[str, int] = {}
     busy: dict[str, float] = {}
+    # By class, of the requests that ended meanwhile: how many, and the share that kept its targets.
+    ended: dict[str, tuple[int, float]] = {}
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +113,7 @@ class ScalerState(msgspec.Struct, kw_only=True):
 
     supplies: dict[str, SupplyState] = {}
     forecasts: dict[str, Forecast] = {}
+    reach: dict[str, Reach] = {}
     # What was provided for lately, by class: moments and requests/s.
     lately: list[tuple[float, dict[str, float]]] = []
     at_s: float | None = None
@@ -134,6 +138,7 @@ class Scaler:
             start = StartTime.of(one.start_s or self.known.start_s[one.pool])
             self.state.supplies.setdefault(one.name, SupplyState(start=start))
         for name in dict.fromkeys(part.class_name for part in self.known.parts):
+            self.state.reach.setdefault(name, Reach())
             known = self.state.forecasts.setdefault(name, Forecast())
             known.shape, known.offset_s = self.days.get(name, ()), 3600.0 * self.rules.utc_offset_hours
 
@@ -180,6 +185,19 @@ class Scaler:
         if state.at_s is not None and self._day(now) != self._day(state.at_s):
             state.spent_usd = 0.0
         state.at_s = now
+        self._judge(seen)
+
+    def _judge(self, seen: Seen) -> None:
+        if not seen.ended:
+            return
+        now = {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
+        serving = self._serving(seen)
+        takes = serving.have @ serving.rate
+        # As if every replica had a like share of every kind: near enough for a verdict.
+        load = float(np.divide(self._by_part(now), takes, out=np.full(len(takes), np.inf), where=takes > 0).sum())
+        for name, (ended, within) in seen.ended.items():
+            if name in self.state.reach:
+                self.state.reach[name].see(ended, within, load, self.rules.within)
 
     def _changed(self, mine: SupplyState, ready: int, wanted: int, now: float) -> None:
         came, lost = ready - mine.ready, min(mine.ready, wanted) - ready
@@ -245,7 +263,9 @@ class Scaler:
         return found
 
     def _by_part(self, by_class: Mapping[str, float]) -> Array:
-        return np.array([by_class[part.class_name] * part.share for part in self.known.parts])
+        """In requests of the plan: where replicas take more than it says, fewer."""
+        reach = {name: one.factor for name, one in self.state.reach.items()}
+        return np.array([by_class[p.class_name] * p.share / reach[p.class_name] for p in self.known.parts])
 
     # What there is to choose from
 

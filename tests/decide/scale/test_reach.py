@@ -1,0 +1,37 @@
+"""What replicas take is learnt from targets kept and missed."""
+
+from crosstie.decide.scale.reach import Reach
+from crosstie.decide.scale.scaler import Scaler
+from tests.decide.scale.cases import KNOWN, rules, seen
+
+
+def judged(within: float, load: float, times: int = 20) -> float:
+    reach = Reach()
+    for _ in range(times):
+        reach.see(400, within, load, 0.95)
+    return reach.factor
+
+
+def test_targets_kept_at_full_load_let_replicas_take_more_and_missed_ones_less() -> None:
+    assert judged(0.999, 0.9) > 1.1
+    assert judged(0.97, 0.9) == 1.0
+    assert judged(0.9, 0.9) < 0.7
+
+
+def test_neither_idle_replicas_nor_missing_ones_say_anything() -> None:
+    assert judged(0.999, 0.3) == judged(0.5, 0.3) == judged(0.5, 1.5) == 1.0
+
+
+def test_few_requests_are_no_verdict_and_there_are_bounds() -> None:
+    reach = Reach()
+    reach.see(20, 0.0, 0.9, 0.95)
+    assert reach.factor == 1.0
+    assert judged(1.0, 0.9, 1000) == 1.3
+    assert judged(0.0, 0.9, 1000) == 0.5
+
+
+def test_replicas_that_take_more_are_fewer() -> None:
+    plain, learnt = Scaler(rules(), KNOWN), Scaler(rules(), KNOWN)
+    learnt.state.reach["chat"].factor = 1.3
+    orders = [one.decide(seen(0.0, 16.0, cheap=(0, 0), dear=(0, 0))).orders["cheap"] for one in (plain, learnt)]
+    assert orders[0].replicas > orders[1].replicas
