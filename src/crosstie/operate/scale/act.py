@@ -1,0 +1,148 @@
+"""What is done with a decision: scale subresources patched, a command run, the gateway told what to empty.
+
+Each is an `Actor`: it says what replicas were asked for, if it knows, and brings about an order. One that fails leaves
+the fleet as it is, is said, and is tried again with the next decision.
+"""
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from crosstie.core.errors import BadInput
+from crosstie.core.scaling import ScaleRules, Supply
+from crosstie.decide.scale.scaler import Order
+from crosstie.run.service.loaders import LoadFailed, run_hook
+from crosstie.run.wire.address import Address
+from crosstie.run.wire.client import Origin
+from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.run.wire.way import Way
+
+# Where a pod finds the API server's certificate, its own token and its namespace.
+_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_GROUPS = {
+    "deployments": "/apis/apps/v1",
+    "statefulsets": "/apis/apps/v1",
+    "replicasets": "/apis/apps/v1",
+    "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1",
+}
+_HOOK_S = 600.0
+
+
+class Failed(Exception):
+    """An order was not brought about; the reason in words."""
+
+
+class Actor(Protocol):
+    async def there(self, one: Supply) -> tuple[int, int] | None:
+        """Replicas that were asked for, and that serve; None: it does not know."""
+
+    async def obey(self, one: Supply, order: Order, before: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """Scale subresources of an API server: `get` and `patch` on them is all the right that it needs."""
+
+    url: str
+    namespace: str
+    token: str = ""
+    # A file: the authorities that its certificate is held to, in place of the system's.
+    ca: str | None = None
+
+    @classmethod
+    def in_pod(cls) -> "Kubernetes":
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        try:
+            token, namespace = (_POD / "token").read_text().strip(), (_POD / "namespace").read_text().strip()
+        except OSError:
+            token = namespace = ""
+        if not host or not token:
+            raise BadInput("--patch: this is no pod with a service account; name the API server: --patch URL")
+        return cls(f"https://{host}:{port}", namespace, token, str(_POD / "ca.crt"))
+
+    def path(self, one: Supply) -> str:
+        kind, slash, name = (one.target or f"deployments/{one.name}").partition("/")
+        if not slash or not name or kind not in _GROUPS:
+            raise BadInput(f"supply {one.name}: target '{one.target}' is not one of {', '.join(_GROUPS)}, then /NAME")
+        return f"{_GROUPS[kind]}/namespaces/{self.namespace}/{kind}/{name}/scale"
+
+    async def _ask(self, one: Supply, method: str, body: object = None) -> dict[str, Any]:
+        path, at = self.path(one), Address(self.url)
+        headers = [(b"accept", b"application/json")]
+        if self.token:
+            headers.append((b"authorization", b"Bearer " + self.token.encode()))
+        if body is not None:
+            headers.append((b"content-type", b"application/merge-patch+json"))
+        data = None if body is None else json.dumps(body).encode()
+        way = Way(ssl.create_default_context(cafile=self.ca)) if at.secure else None
+        origin = Origin(asyncio.get_running_loop(), at, way)
+        try:
+            answer = await fetch(origin, method, at.root + path, headers=headers, body=data, timeout_s=10.0)
+        except OSError as error:
+            raise Failed(f"{self.url}: {error}") from None
+        finally:
+            origin.close()
+        if answer.status == 404:
+            raise Failed(f"supply {one.name}: the API server has no {path.split('/namespaces/')[1]}")
+        if answer.status not in (200, 201):
+            raise Failed(f"supply {one.name}: the API server answers {answer.status}: {_message(answer)}")
+        try:
+            found = json.loads(answer.body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise Failed(f"supply {one.name}: the API server's answer is no object")
+        return found
+
+    async def there(self, one: Supply) -> tuple[int, int] | None:
+        """The subresource counts replicas that exist, not those that serve: the gateway knows of these."""
+        found = await self._ask(one, "GET")
+        asked = found.get("spec", {}).get("replicas", 0)
+        return int(asked), int(found.get("status", {}).get("replicas", 0))
+
+    async def obey(self, one: Supply, order: Order, before: int) -> None:
+        if order.replicas != before:
+            await self._ask(one, "PATCH", {"spec": {"replicas": order.replicas}})
+
+
+def _message(answer: Answer) -> str:
+    try:
+        said = json.loads(answer.body).get("message", "")
+    except (ValueError, AttributeError):
+        said = ""
+    return str(said or "no reason given")[:200]
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A command of the user's, for SkyPilot or a script: told in its environment what to have."""
+
+    command: str
+    say: Callable[[str], object]
+
+    async def there(self, one: Supply) -> tuple[int, int] | None:
+        return None
+
+    async def obey(self, one: Supply, order: Order, before: int) -> None:
+        if order.replicas == before:
+            return
+        given = {
+            "SUPPLY": one.name, "POOL": one.pool, "KIND": one.kind, "REPLICAS": str(order.replicas),
+            "BEFORE": str(before), "DRAINING": str(order.draining), "WHY": order.why,
+        }  # fmt: skip
+        try:
+            await run_hook(self.command, given, _HOOK_S, lambda said: self.say(f"hook: {said}"))
+        except LoadFailed as error:
+            raise Failed(f"supply {one.name}: {error}") from None
+
+
+def actors(rules: ScaleRules, kubernetes: Kubernetes | None, hook: Hook | None) -> list[Actor]:
+    """Those that were asked for; what they could not do is found here."""
+    for one in rules.supplies if kubernetes else ():
+        kubernetes.path(one)  # type: ignore[union-attr]
+    return [one for one in (kubernetes, hook) if one is not None]
