@@ -34,6 +34,7 @@ SECTIONS = {
         "usage": "requests, tokens and dollars by key, model, pool, class or day",
         "explain": "where a running gateway would send a request, and why",
         "admin": "pools of a running gateway: state, drain, add, remove, weights, decisions",
+        "scale": "how many replicas of each pool, by cost and forecast: KEDA, HPA, patches, hooks, a dry run",
         "emulate": "a fleet's replicas without its accelerators, in the time they would take, with faults",
     },
     "Prove": {

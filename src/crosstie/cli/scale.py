@@ -1,0 +1,191 @@
+"""`crosstie scale`: how many replicas of each pool there should be now, by cost; once, or as a service."""
+
+import asyncio
+import re
+import time
+from pathlib import Path
+
+import click
+from msgspec import to_builtins
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.scaling import ReadRules, read_rules
+from crosstie.cli.assignments import amount, assigned
+from crosstie.cli.lazy import GroupedCommand
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.progress import progress
+from crosstie.cli.scale_show import show_decision
+from crosstie.cli.show import console, print_json
+from crosstie.core.errors import BadInput
+from crosstie.decide.plan.subject import Subject, read_subject
+from crosstie.decide.scale.capacities import capacities, rules_of
+from crosstie.decide.scale.scaler import Scaler, Seen
+from crosstie.operate.scale.act import Hook, Kubernetes, actors
+from crosstie.operate.scale.keda import serve_keda
+from crosstie.operate.scale.observe import Watch, read_gateways
+from crosstie.operate.scale.service import ScaleService, read_state
+from crosstie.run.wire.loops import run_on_loop
+from crosstie.run.wire.server import Server
+
+_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
+# Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.
+_LOOK_S, _GIVEN_S = 10.0, 600.0
+_GROUPS = {
+    "A dry run": "--rate --replicas --at",
+    "What is done": "--patch --namespace --token-file --hook --keda --port",
+}
+
+
+@click.command("scale", cls=GroupedCommand, groups=_GROUPS)
+@click.argument("what", metavar="FLEET|PLAN|WORKLOAD", type=FILE)
+@click.option("--rules", type=FILE, metavar="FILE", help="Supplies, limits, budgets, the day. [default: a supply a pool]")
+@click.option("--gateway", "gateways", multiple=True, metavar="URL", help="Whose metrics say what comes; several.")
+@click.option("--state", type=FILE, metavar="FILE", help="Keeps what is learnt, over restarts.")
+@click.option("--dry-run", is_flag=True, help="Decide once, say why, change nothing.")
+@click.option("--rate", "rates", multiple=True, metavar="CLASS=X", help="Requests/s, in place of a gateway's.")
+@click.option("--replicas", multiple=True, metavar="SUPPLY=N", help="That serve now. [default: as planned]")
+@click.option("--at", metavar="HH:MM", help="The time of day. [default: now]")
+@click.option("--patch", metavar="URL|pod", help="Patch scale subresources of this API server, or of the pod's own.")
+@click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Of what is patched.")
+@click.option("--token-file", type=FILE, metavar="FILE", help="The token for --patch URL.")
+@click.option("--hook", metavar="COMMAND", help="Run for each change; $CROSSTIE_SUPPLY and _REPLICAS say which.")
+@click.option("--keda", metavar="HOST:PORT", help="KEDA's external scaler over gRPC (crosstie[keda]).")
+@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="/metrics for an HPA, and /decision.")
+@json_option
+def command(
+    what: Path, rules: Path | None, gateways: tuple[str, ...], state: Path | None, dry_run: bool,
+    rates: tuple[str, ...], replicas: tuple[str, ...], at: str | None, patch: str | None, namespace: str,
+    token_file: Path | None, hook: str | None, keda: str | None, port: int | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Decides how many replicas each pool should have: the cheapest that carry what is forecast until new ones serve.
+
+    \b
+    crosstie scale plan.json --dry-run --rate chat=9
+    crosstie scale fleet.toml --rules scale.toml --gateway http://gateway:8080 --dry-run
+    crosstie scale fleet.toml --rules scale.toml --gateway http://gateway:8080 --keda 0.0.0.0:9090
+    crosstie scale fleet.toml --rules scale.toml --gateway http://gateway:8080 --patch pod
+
+    Capacities and prices are the plan's, start-up times the catalog's; both are corrected by what is seen. Without
+    --dry-run it runs until it is ended, and needs a gateway and something to do (--patch, --hook, --keda or --port).
+    Exit status 1 where replicas that can be had do not carry what is needed.
+    """
+    if not dry_run and (rates or replicas or at):
+        raise BadInput("--rate, --replicas and --at are for --dry-run")
+    catalog = Catalog()
+    with progress("planning") as on_progress:
+        subject = read_subject(catalog, what, on_progress)
+    read = read_rules(rules) if rules is not None else ReadRules(rules_of(subject.fleet), _planned_day(subject))
+    known = capacities(catalog, subject)
+    days = {part.class_name: read.of(part.class_name) for part in known.parts}
+    scaler = Scaler(read.rules, known, days)
+    planned = {one.name: 0 for one in read.rules.supplies}
+    for pool in subject.fleet.pools:
+        first = next((one for one in read.rules.supplies if one.pool == pool.name), None)
+        if first is not None:
+            planned[first.name] = min(pool.replicas, first.most)
+    if state is not None:
+        scaler = Scaler(read.rules, known, days, read_state(state))
+    if dry_run:
+        seen = _given(scaler, rates, _counted(scaler, replicas, planned), _moment(at), gateways)
+        decision = scaler.decide(seen)
+        document = {"seen": to_builtins(seen), "decision": to_builtins(decision)}
+        print_json(document) if as_json else show_decision(console(), subject.label, scaler, seen, decision)
+        return 1 if decision.short else 0
+    if not gateways:
+        raise BadInput("--gateway URL: whose traffic is to be followed; or --dry-run with --rate CLASS=X")
+    if patch is None and hook is None and keda is None and port is None:
+        raise BadInput("nothing would be done: --patch, --hook, --keda or --port; or --dry-run")
+    cluster = None if patch is None else _cluster(patch, namespace, token_file)
+    doing = actors(read.rules, cluster, None if hook is None else Hook(hook, _say))
+    service = ScaleService(scaler, gateways, time.time, _say, doing, planned, state)
+    return run_on_loop(_serve(service, keda, port))
+
+
+def _say(text: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
+
+
+def _planned_day(subject: Subject) -> tuple[float, ...]:
+    return subject.workload.day if subject.workload else ()
+
+
+def _cluster(patch: str, namespace: str, token_file: Path | None) -> Kubernetes:
+    if patch == "pod":
+        return Kubernetes.in_pod()
+    try:
+        token = token_file.read_text().strip() if token_file else ""
+    except OSError as error:
+        raise BadInput(f"--token-file {token_file}: cannot be read: {error.strerror}") from None
+    return Kubernetes(patch.rstrip("/"), namespace, token)
+
+
+def _counted(scaler: Scaler, given: tuple[str, ...], planned: dict[str, int]) -> dict[str, int]:
+    found = assigned("--replicas", given, amount)
+    most = {one.name: one.most for one in scaler.rules.supplies}
+    for name, count in found.items():
+        if name not in most:
+            raise BadInput(f"--replicas {name}: no such supply; there are {', '.join(most)}")
+        if count != int(count) or not 0 <= count <= most[name]:
+            raise BadInput(f"--replicas {name}={count:g}: a whole number up to {most[name]}, its most")
+    return {**planned, **{name: int(count) for name, count in found.items()}}
+
+
+def _moment(at: str | None) -> float:
+    now = time.time()
+    if at is None:
+        return now
+    read = _CLOCK.fullmatch(at)
+    if read is None:
+        raise BadInput(f"--at {at}: write a time of day such as 20:30")
+    return now - now % 86_400.0 + 3600.0 * int(read[1]) + 60.0 * int(read[2])
+
+
+def _given(
+    scaler: Scaler, rates: tuple[str, ...], there: dict[str, int], at_s: float, gateways: tuple[str, ...]
+) -> Seen:
+    at_s -= 3600.0 * scaler.rules.utc_offset_hours
+    if rates:
+        found = assigned("--rate", rates, amount)
+        for name, rate in found.items():
+            if name not in scaler.state.forecasts:
+                raise BadInput(f"--rate {name}: no such class; there are {', '.join(scaler.state.forecasts)}")
+            if rate < 0:
+                raise BadInput(f"--rate {name}={rate:g}: must not be below 0")
+        return Seen(at_s=at_s, requests_per_s=found, over_s=_GIVEN_S, ready=dict(there), wanted=dict(there))
+    if not gateways:
+        raise BadInput("--dry-run needs what comes: --gateway URL, or --rate CLASS=X")
+    return run_on_loop(_looked(scaler, gateways, there))
+
+
+async def _looked(scaler: Scaler, gateways: tuple[str, ...], there: dict[str, int]) -> Seen:
+    watch = Watch(scaler.rules)
+    try:
+        watch.look(time.time(), await read_gateways(gateways), there)
+        await asyncio.sleep(_LOOK_S)
+        seen = watch.look(time.time(), await read_gateways(gateways), there)
+    except OSError as error:
+        raise BadInput(f"--gateway: {error}") from None
+    assert seen is not None
+    return seen
+
+
+async def _serve(service: ScaleService, keda: str | None, port: int | None) -> int:
+    loop = asyncio.get_running_loop()
+    page = Server(loop, service.answer) if port is not None else None
+    server = None
+    try:
+        if page is not None and port is not None:
+            try:
+                _say(f"/metrics on port {await page.listen('0.0.0.0', port)}")
+            except OSError as error:
+                raise BadInput(f"--port {port}: {error.strerror}") from None
+        if keda is not None:
+            server, bound = await serve_keda(service, keda)
+            _say(f"KEDA's external scaler on port {bound}")
+        await service.run()
+    finally:
+        if page is not None:
+            page.close()
+        if server is not None:
+            await server.stop(1.0)
+    return 0

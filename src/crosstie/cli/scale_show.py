@@ -1,0 +1,47 @@
+"""A decision on the screen: what comes, what is provided for, what to have of each supply, and why."""
+
+from rich.console import Console
+
+from crosstie.cli.show import say, show_table
+from crosstie.core.figures import dollars, number
+from crosstie.decide.scale.scaler import Decision, Scaler, Seen
+
+
+def show_decision(out: Console, label: str, scaler: Scaler, seen: Seen, decision: Decision) -> None:
+    offset_s = 3600.0 * scaler.rules.utc_offset_hours
+
+    def clock(at_s: float) -> str:
+        minutes = int((at_s + offset_s) % 86_400.0 // 60)
+        return f"{minutes // 60:02d}:{minutes % 60:02d}"
+
+    say(out, f"{label} at {clock(decision.at_s)}: what would be done; nothing was")
+    show_table(
+        out,
+        ("class", "requests/s now", "at most", "until", "margin", "provided for"),
+        [
+            (
+                name, number(need.now), number(need.peak), clock(need.until_s), f"{need.margin - 1.0:.0%}",
+                number(need.provided),
+            )
+            for name, need in decision.needs.items()
+        ],
+    )  # fmt: skip
+    state = scaler.state.supplies
+    show_table(
+        out,
+        ("supply", "price", "$/h each", "starts in", "serving", "to have", "why"),
+        [
+            (
+                one.name, one.kind, dollars(scaler.usd_per_hour(one)), f"{state[one.name].start.likely_s / 60:.0f} min",
+                str(seen.ready.get(one.name, 0)), str(decision.orders[one.name].replicas),
+                decision.orders[one.name].why,
+            )
+            for one in scaler.rules.supplies
+        ],
+    )  # fmt: skip
+    say(out, f"Together {dollars(decision.usd_per_hour)} an hour")
+    if decision.short:
+        say(out, f"Short: {decision.short}")
+    learnt = [f"{name} {one.factor:.2f}" for name, one in scaler.state.reach.items() if one.factor != 1.0]
+    if learnt:
+        say(out, f"Learnt: replicas take so many times what the plan says: {', '.join(learnt)}")
