@@ -4,12 +4,12 @@
 
 Days are real ones: requests/s of a language model's and of DeepSeek-R1's clients at Alibaba Cloud by ten minutes
 (ServeGen), scaled so that the busiest ten minutes need so many replicas (--replicas). The fixed fleet is the cheapest
-mixture for these ten minutes: the smallest that would have done, chosen with hindsight. The scaler knows of the day what
-the days before it were like, their median, and nothing where there is none. Requests come at random within the minute,
-with lengths of benchmarks/autoscale_workload.toml, to the fleet of benchmarks/autoscale.toml through the gateway's own
-policy. Engines take the time that the performance model predicts: no GPU runs, AMD's or NVIDIA's. Starts take what the
-catalog says, scattered; the scaler's first belief is the same and it learns. "lost" takes all replicas of the dearer
-half of the fleet away at the busiest hour, for an hour: nothing starts there until then.
+mixture for these ten minutes: the smallest that would have done, chosen with hindsight. The scaler knows of the day
+what the days before it were like, their median, and nothing where there is none. Requests come at random, with
+lengths of benchmarks/autoscale_workload.toml, to the fleet of benchmarks/autoscale.toml through the gateway's own
+policy. Engines take the time that the performance model predicts: no GPU runs, AMD's or NVIDIA's. Starts take what
+the catalog says, scattered; the scaler's first belief is the same and it learns. "lost" takes all replicas of the
+dearer half of the fleet away at the busiest hour, for an hour: nothing starts there until then.
 
 hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: decide/scale/rivals.py) that holds NN% of
          the requests that a replica may have in flight.

@@ -20,8 +20,9 @@ BANDS: list[dict[str, list[list[str]]]] = [
             ["prove.probe"],
         ],
     },
+    {"operate": [["operate.scale"]]},
     {
-        "decide": [["decide.scorecard"], ["decide.plan"], ["decide.cost"], ["decide.compare"]],
+        "decide": [["decide.scorecard", "decide.scale"], ["decide.plan"], ["decide.cost"], ["decide.compare"]],
         "run": [
             ["run.pick"],
             ["run.service"],
@@ -42,11 +43,12 @@ BANDS: list[dict[str, list[list[str]]]] = [
     },
     {"foundations": [["sim"], ["route"], ["host"], ["perf", "catalog"], ["core"]]},
 ]
-COLOURS = {"": "#e8ebee", "decide": "#dcebf7", "port": "#f9e7d2", "run": "#dff1e0", "prove": "#eee2f4"}
+COLOURS = {"": "#e8ebee", "decide": "#dcebf7", "port": "#f9e7d2", "run": "#dff1e0", "prove": "#eee2f4", "operate": "#f4f0d6"}
 TITLES = {
     "prove": "prove: replay, measure, calibrate",
     "decide": "decide: which, how many, at what cost",
     "port": "port: what breaks on ROCm",
+    "operate": "operate: the fleet kept as it should be",
     "run": "run: one endpoint over the fleet",
     "foundations": "foundations: nouns, performance model, data, policies",
 }

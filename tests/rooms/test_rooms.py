@@ -10,7 +10,7 @@ import crosstie
 
 SOURCE = Path(crosstie.__file__).parent
 ROOT = SOURCE.parents[1]
-# A room may import itself and those before it in this list. The four wings hold rooms of their own.
+# A room may import itself and those before it in this list. The five wings hold rooms of their own.
 ROOMS = [
     "core",
     "perf",
@@ -31,6 +31,7 @@ ROOMS = [
     "decide.cost",
     "decide.plan",
     "decide.scorecard",
+    "decide.scale",
     "run.wire",
     "run.ledger",
     "run.share",
@@ -40,6 +41,7 @@ ROOMS = [
     "run.cluster",
     "run.service",
     "run.pick",
+    "operate.scale",
     "prove.replay",
     "prove.probe",
     "prove.calibration",

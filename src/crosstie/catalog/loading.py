@@ -16,9 +16,15 @@ _REST = {
     "disk": Quantity("bytes_per_s", 1e6, 1e13, "weights read from a disk, for the whole replica"),
     "wake": Quantity("seconds", 0.0, 600.0, "waking an engine, beside the copy of its weights"),
     "start": Quantity("seconds", 0.0, 3600.0, "starting an engine, beside reading its weights"),
-    "cold_start": Quantity("seconds", 0.0, 3600.0, "starting an engine that keeps no compiled kernels, beside its weights"),
-    "peer_check": Quantity("seconds", 0.0, 3600.0, "what a replica of several GPUs adds to look at how they reach each other"),
-    "first_graphs": Quantity("seconds", 0.0, 3600.0, "what the first capture on AMD adds, where AITER's kernels are built"),
+    "cold_start": Quantity(
+        "seconds", 0.0, 3600.0, "starting an engine that keeps no compiled kernels, beside its weights"
+    ),
+    "peer_check": Quantity(
+        "seconds", 0.0, 3600.0, "what a replica of several GPUs adds to look at how they reach each other"
+    ),
+    "first_graphs": Quantity(
+        "seconds", 0.0, 3600.0, "what the first capture on AMD adds, where AITER's kernels are built"
+    ),
     "remote": Quantity("bytes_per_s", 1e6, 1e13, "from memory that all replicas share to one GPU"),
     "asleep": Quantity("bytes", 0.0, 1e12, "what a sleeping engine keeps on each GPU"),
 }

@@ -38,7 +38,9 @@ _GROUPS = {
 
 @click.command("scale", cls=GroupedCommand, groups=_GROUPS)
 @click.argument("what", metavar="FLEET|PLAN|WORKLOAD", type=FILE)
-@click.option("--rules", type=FILE, metavar="FILE", help="Supplies, limits, budgets, the day. [default: a supply a pool]")
+@click.option(
+    "--rules", type=FILE, metavar="FILE", help="Supplies, limits, budgets, the day. [default: a supply a pool]"
+)
 @click.option("--gateway", "gateways", multiple=True, metavar="URL", help="Whose metrics say what comes; several.")
 @click.option("--state", type=FILE, metavar="FILE", help="Keeps what is learnt, over restarts.")
 @click.option("--dry-run", is_flag=True, help="Decide once, say why, change nothing.")

@@ -1,4 +1,4 @@
-"""What may be scaled and how far: supplies of replicas, each of one pool at one kind of price, with limits and budgets."""
+"""What may be scaled and how far: supplies of replicas, each of one pool at one kind of price, limits and budgets."""
 
 from typing import Annotated, Literal
 

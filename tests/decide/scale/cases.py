@@ -18,7 +18,7 @@ DEAR = Supply(name="dear", pool="dear", most=20)
 
 
 def rules(*supplies: Supply, **more: float) -> ScaleRules:
-    return ScaleRules(supplies=supplies or (CHEAP, DEAR), every_s=60.0, **more)  # type: ignore[arg-type]
+    return ScaleRules(supplies=supplies or (CHEAP, DEAR), every_s=60.0, **more)
 
 
 def seen(at_s: float, per_s: float, empty: dict[str, int] | None = None, **there: tuple[int, int]) -> Seen:
@@ -33,5 +33,5 @@ def seen(at_s: float, per_s: float, empty: dict[str, int] | None = None, **there
 def watched(scaler: Scaler, minutes: int, per_s: float, begin_s: float = 0.0, **there: tuple[int, int]) -> float:
     """The same for so many minutes; the moment after them."""
     for minute in range(minutes):
-        scaler.decide(seen(begin_s + 60.0 * minute, per_s, **there))
+        scaler.decide(seen(begin_s + 60.0 * minute, per_s, None, **there))
     return begin_s + 60.0 * minutes

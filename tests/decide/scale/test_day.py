@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.decide.scale.cases import CHEAP, DEAR, KNOWN
+from tests.decide.scale.fluid import fluid_day
 
 from crosstie.catalog.days import shipped_days
 from crosstie.catalog.fleets import read_fleet
@@ -16,8 +18,6 @@ from crosstie.decide.scale.capacities import capacities, rules_of
 from crosstie.decide.scale.day import Day, DaySimulator, Loss, day_traffic
 from crosstie.decide.scale.rivals import ByScaler, Fixed
 from crosstie.decide.scale.scaler import Scaler
-from tests.decide.scale.cases import CHEAP, DEAR, KNOWN
-from tests.decide.scale.fluid import fluid_day
 
 pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

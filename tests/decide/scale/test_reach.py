@@ -1,8 +1,9 @@
 """What replicas take is learnt from targets kept and missed."""
 
+from tests.decide.scale.cases import KNOWN, rules, seen
+
 from crosstie.decide.scale.reach import Reach
 from crosstie.decide.scale.scaler import Scaler
-from tests.decide.scale.cases import KNOWN, rules, seen
 
 
 def judged(within: float, load: float, times: int = 20) -> float:

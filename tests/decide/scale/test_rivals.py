@@ -1,9 +1,10 @@
 """Kubernetes' autoscaler by its documentation, and the bill of a platform."""
 
+from tests.decide.scale.cases import CHEAP, rules
+
 from crosstie.decide.scale.platform import Platform
 from crosstie.decide.scale.rivals import Fixed, Hpa
 from crosstie.decide.scale.scaler import Order, Seen
-from tests.decide.scale.cases import CHEAP, rules
 
 
 def looked(hpa: Hpa, at_s: float, busy: float, ready: int, wanted: int) -> int:

@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
+from tests.decide.scale.cases import CHEAP, DEAR, KNOWN, rules, seen, watched
 
 from crosstie.core.errors import BadInput
 from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.scale.scaler import Scaler, ScalerState
-from tests.decide.scale.cases import CHEAP, DEAR, KNOWN, rules, seen, watched
 
 
 def test_it_buys_what_is_cheapest_and_then_the_next() -> None:

@@ -1,4 +1,4 @@
-"""What the plan knows of its pools, as the scaler needs it: requests/s of a replica by kind of request, price, start."""
+"""What the plan knows of its pools, for the scaler: requests/s of a replica by kind of request, price, start."""
 
 import numpy as np
 
@@ -83,7 +83,7 @@ def _rates(catalog: Catalog, offered: Offers, pool: Pool, fleet: Fleet, demand: 
     # More kinds of requests come first, then fewer replicas for them.
     order = sorted(range(len(rows)), key=lambda i: (int(np.isinf(takes[i]).sum()), _finite_sum(takes[i])))
     best = rate[order[0]]
-    return np.where(best > 0, best, rate.max(axis=0))
+    return np.asarray(np.where(best > 0, best, rate.max(axis=0)))
 
 
 def _finite_sum(values: Array) -> float:

@@ -57,7 +57,9 @@ class Day:
         return self.bill.gpu_s / 3600.0
 
 
-def day_traffic(workload: Workload, shape: tuple[float, ...], span_s: float, seed: int, begin_s: float = 0.0) -> Traffic:
+def day_traffic(
+    workload: Workload, shape: tuple[float, ...], span_s: float, seed: int, begin_s: float = 0.0
+) -> Traffic:
     """Requests of a workload's classes, at their peak rates times the shape of the day, at random moments."""
     chance = np.random.default_rng(seed)
     parts = [(number, one, piece) for number, one in enumerate(workload.classes) for piece in one.slices]

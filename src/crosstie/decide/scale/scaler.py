@@ -256,9 +256,9 @@ class Scaler:
         state.lately.append((now, provided))
         found = {}
         for name, forecast in state.forecasts.items():
-            later = forecast.peak(now, now + lead_s + max(self.rules.settle_s, _STAYS_S)) * forecast.margin * (1.0 + self.rules.spare)
+            later = forecast.peak(now, now + lead_s + max(self.rules.settle_s, _STAYS_S)) * (1.0 + self.rules.spare)
             # What chance gives back it soon wants again.
-            later *= 1.0 + forecast.chance(now)
+            later *= forecast.margin * (1.0 + forecast.chance(now))
             found[name] = max(later, *(past.get(name, 0.0) for _, past in state.lately))
         return found
 

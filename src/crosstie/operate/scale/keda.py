@@ -1,8 +1,8 @@
 """KEDA's external scaler over gRPC: each supply is a ScaledObject whose metric is the number of replicas to have.
 
 The messages are those of KEDA's externalscaler.proto, described here so that nothing has to be generated. The target is
-1, so that the autoscaler behind KEDA asks for as many replicas as the metric says; it ignores steps of less than a tenth
-(docs/scale.md says what to do about that).
+1, so that the autoscaler behind KEDA asks for as many replicas as the metric says; it ignores steps of less than a
+tenth (docs/scale.md says what to do about that).
 """
 
 from collections.abc import AsyncIterator
