@@ -55,6 +55,8 @@ class ScaleService:
             return None
         seen = self.watch.look(self.clock(), counts, asked)
         if seen is None:
+            # The first look: nothing to hold it against yet.
+            self._stand("")
             return None
         decision = self.scaler.decide(seen)
         problems = await self._obey(decision, asked)
