@@ -1,18 +1,23 @@
-"""Scaling by cost over a day, beside a fleet that stays as it is and Kubernetes' autoscaler by utilisation.
+"""Scaling by cost over real days, beside a fleet that stays as it is and Kubernetes' autoscaler by utilisation.
 
-    python benchmarks/autoscale.py [--replicas 12] [--hours 24] [--day m-small:6] [--json FILE]
+    python benchmarks/autoscale.py [--replicas 20] [--json FILE]                every day, traffic as a fluid
+    python benchmarks/autoscale.py --requests --day deepseek-r1:0 --replicas 12   a day request by request
 
-Days are real ones: requests/s of a language model's and of DeepSeek-R1's clients at Alibaba Cloud by ten minutes
-(ServeGen), scaled so that the busiest ten minutes need so many replicas (--replicas). The fixed fleet is the cheapest
-mixture for these ten minutes: the smallest that would have done, chosen with hindsight. The scaler knows of the day
-what the days before it were like, their median, and nothing where there is none. Requests come at random, with
-lengths of benchmarks/autoscale_workload.toml, to the fleet of benchmarks/autoscale.toml through the gateway's own
-policy. Engines take the time that the performance model predicts: no GPU runs, AMD's or NVIDIA's. Starts take what
-the catalog says, scattered; the scaler's first belief is the same and it learns. "lost" takes all replicas of the
-dearer half of the fleet away at the busiest hour, for an hour: nothing starts there until then.
+Days are all that ServeGen has in ten minutes and 24 hours each: fourteen of a language model's clients at Alibaba Cloud
+(m-small) and one of DeepSeek-R1's; none is left out. Each is scaled so that its busiest hour needs the fixed fleet
+whole: the fixed fleet is what the plan's solver buys for that hour, with so many replicas (--replicas). The scaler
+knows of a day what the days before it were like, their median, and nothing where there is none. Beside each result
+stands the least that there is: the fewest GPUs that carry each ten minutes, had and given back at once, by someone
+who knows the day. Starts take what the catalog says, scattered; the scaler's first belief is the same and it learns.
+"lost" takes all replicas of the pool with most of them away at the busiest hour, for an hour: nothing starts there.
+
+--requests sends requests at random moments, with lengths of benchmarks/autoscale_workload.toml, to the fleet of
+benchmarks/autoscale.toml through the gateway's own policy. Engines take the time that the performance model predicts:
+no GPU runs, AMD's or NVIDIA's.
 
 hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: decide/scale/rivals.py) that holds NN% of
-         the requests that a replica may have in flight.
+         what a replica may have in flight: as a fluid, of what it takes; with --requests, of the requests that it has
+         in flight when it takes all that it can (Little's law).
 """
 
 import argparse
@@ -34,7 +39,7 @@ from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.subject import of_fleet
 from crosstie.decide.scale.capacities import capacities
 from crosstie.decide.scale.day import Day, DaySimulator, Loss, day_traffic
-from crosstie.decide.scale.mixture import Choices
+from crosstie.decide.scale.fluid import Traffic, fewest_gpus, fluid_day, replicas_for
 from crosstie.decide.scale.platform import Controller
 from crosstie.decide.scale.rivals import ByScaler, Fixed, Hpa
 from crosstie.decide.scale.scaler import Capacities, Scaler
@@ -67,106 +72,95 @@ def expected(before: list[np.ndarray]) -> tuple[float, ...]:
     return tuple((smooth / smooth.max()).tolist())
 
 
-def choices(rules: ScaleRules, known: Capacities) -> Choices:
-    none = np.zeros(len(rules.supplies), np.int64)
-    return Choices(
-        rate=np.array([known.rate[one.pool] for one in rules.supplies]),
-        usd_per_hour=np.array([known.usd_per_gpu_hour[one.pool] * known.gpus[one.pool] for one in rules.supplies]),
-        floor=none, have=none, most=np.array([one.most for one in rules.supplies]), starting=none * 1.0,
-    )  # fmt: skip
+def rules_for(known: Capacities, replicas: int) -> tuple[ScaleRules, float]:
+    """Half of the fixed fleet is of the cheaper pool, which has no more; and the rate that the whole of it carries."""
+    cheap, dear = sorted(known.rate, key=lambda name: known.usd_per_gpu_hour[name] * known.gpus[name])
+    half = replicas // 2
+    share = np.array([part.share for part in known.parts])
+    carried = half / float((share / known.rate[cheap]).sum())
+    carried += (replicas - half) / float((share / known.rate[dear]).sum())
+    rules = ScaleRules(
+        supplies=(Supply(name=cheap, pool=cheap, most=half), Supply(name=dear, pool=dear, most=2 * replicas)),
+        every_s=60.0,
+        drain_s=600.0,
+    )
+    return rules, carried
 
 
-def row(label: str, day: Day, spent_s: float, fixed: Day | None) -> dict[str, Any]:
+def row(label: str, day: Day, fixed: Day | None, least: float, spent_s: float) -> dict[str, Any]:
     hour, worst = day.worst_hour
+    of = (fixed or day).gpu_hours
     return {
-        "label": label,
-        "requests": day.requests.total(),
-        "within": day.share,
-        "worst_hour": hour,
-        "worst_hour_within": worst,
-        "refused": day.refused,
-        "gpu_hours": day.gpu_hours,
-        "of_fixed_gpu_hours": day.gpu_hours / (fixed or day).gpu_hours,
-        "usd": day.bill.usd,
-        "of_fixed_usd": day.bill.usd / (fixed or day).bill.usd,
-        "moves": day.bill.moves,
-        "flaps": day.bill.flaps,
-        "most": day.bill.most,
+        "label": label, "requests": day.requests.total(), "within": day.share, "worst_hour": hour,
+        "worst_hour_within": worst, "refused": day.refused, "gpu_hours": day.gpu_hours,
+        "of_fixed": day.gpu_hours / of, "least_of_fixed": least / of, "usd": day.bill.usd,
+        "of_fixed_usd": day.bill.usd / (fixed or day).bill.usd, "moves": day.bill.moves, "flaps": day.bill.flaps,
         "cpu_s": spent_s,
-    }
+    }  # fmt: skip
 
 
 def show(one: dict[str, Any]) -> None:
     print(
-        f"  {one['label']:<16}{one['within']:8.2%} within{one['worst_hour_within']:8.1%} at {one['worst_hour']:02d} h"
-        f"{one['gpu_hours']:8.1f} GPU-h ({one['of_fixed_gpu_hours']:.1%}){one['usd']:8.0f} USD "
-        f"({one['of_fixed_usd']:.1%}){one['moves']:5d} moves{one['flaps']:4d} flaps{one['cpu_s']:7.0f} s"
+        f"  {one['label']:<12}{one['within']:8.2%} within{one['worst_hour_within']:8.1%} at {one['worst_hour']:02d} h"
+        f"{one['gpu_hours']:8.1f} GPU-h: {one['of_fixed']:6.1%} of fixed, least {one['least_of_fixed']:.1%}"
+        f"{one['of_fixed_usd']:8.1%} of its USD{one['moves']:5d} moves{one['flaps']:3d} flaps{one['cpu_s']:6.0f} s"
     )
     sys.stdout.flush()
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--replicas", type=int, default=12, help="of the fixed fleet")
-    asked.add_argument("--hours", type=float, default=24.0)
-    asked.add_argument("--begin", type=float, default=0.0, help="hour of the day")
-    asked.add_argument("--day", action="append", help="MODEL:NUMBER; several")
+    asked.add_argument("--replicas", type=int, default=20, help="of the fixed fleet")
+    asked.add_argument("--requests", action="store_true", help="one by one, not as a fluid")
+    asked.add_argument("--day", action="append", help="MODEL:NUMBER; several; all of them without it")
     asked.add_argument("--hpa", type=float, action="append", help="targets of the autoscaler, shares")
-    asked.add_argument("--every", type=float, default=60.0)
-    asked.add_argument("--only", help="labels that begin so")
+    asked.add_argument("--only", action="append", help="labels; fixed comes always")
     asked.add_argument("--json", type=Path)
     given = asked.parse_args()
-    catalog = Catalog()
+    catalog, every = Catalog(), days()
     fleet, work = read_fleet(catalog, HERE / "autoscale.toml"), read_workload(catalog, HERE / "autoscale_workload.toml")
     known = capacities(catalog, replace(of_fleet(fleet), workload=work))
-    share = np.array([part.share for part in known.parts])
-    # Half of the fixed fleet is of what is cheaper and can be had no further, the rest of the other.
-    cheap, dear = (pool.name for pool in fleet.pools)
-    half = given.replicas // 2
-    rules = ScaleRules(
-        supplies=(Supply(name=cheap, pool=cheap, most=half), Supply(name=dear, pool=dear, most=2 * given.replicas)),
-        every_s=given.every,
-    )
-    alone = choices(rules, known)
-    most = np.array([half, given.replicas - half])
-    every_one = replace(alone, floor=most, most=most)
-    peak = 10.0 * given.replicas * every_one.carried(share * 10.0 * given.replicas)
-    work = msgspec.structs.replace(
-        work, classes=tuple(msgspec.structs.replace(one, requests_per_s=float(peak)) for one in work.classes)
-    )
-    begin_s, every = 3600.0 * given.begin, days()
+    rules, carried = rules_for(known, given.replicas)
     results = []
-    for name in given.day or ["m-small:6"]:
+    for name in given.day or [f"{model}:{number}" for model, found in every.items() for number in range(len(found))]:
         model, _, number = name.partition(":")
         real = every[model][int(number)]
+        hours = real.reshape(24, 6).mean(axis=1)
         shape, guess = tuple((real / real.max()).tolist()), expected(every[model][: int(number)])
-        traffic = day_traffic(work, shape, 3600.0 * given.hours, seed=1, begin_s=begin_s)
-        static = alone.cheapest(share * peak)
-        first = alone.cheapest(share * peak * shape[int(begin_s // WINDOW_S) % WINDOWS])
-        assert static is not None
-        assert first is not None
-        counts = [dict(zip((cheap, dear), map(int, some), strict=True)) for some in (static, first)]
-        hour = int(np.argmax(real.reshape(24, 6).mean(axis=1)))
-        loss = Loss(dear if counts[0][dear] >= half else cheap, 3600.0 * hour + 900.0, 3600.0)
+        peak = 0.999 * carried * float(real.max() / hours.max())
+        busiest: Traffic = {"chat": (0.999 * carried, ())}
+        flow: Traffic = {"chat": (peak, shape)}
+        static, first = replicas_for(rules, known, busiest, 0.0), replicas_for(rules, known, flow, 0.0)
+        least = sum(fewest_gpus(rules, known, flow)) * 24.0 / WINDOWS
+        loss = Loss(max(static, key=lambda one: static[one]), 3600.0 * int(np.argmax(hours)) + 900.0, 3600.0)
+        traffic = None
+        if given.requests:
+            sent = tuple(msgspec.structs.replace(one, requests_per_s=peak) for one in work.classes)
+            traffic = day_traffic(msgspec.structs.replace(work, classes=sent), shape, 86_400.0, seed=1)
         print(
-            f"{name}: {len(traffic):,} requests, at most {peak:.1f}/s, mean {real.mean() / real.max():.0%} of that; "
-            f"fixed fleet {counts[0]}; forecast from {number if guess else 'no'} days; lost: {loss.supply} at {hour}:15"
+            f"{name}: {f'{len(traffic):,} requests, ' if traffic else ''}busiest hour {0.999 * carried:.1f}/s, mean "
+            f"{real.mean() / hours.max():.0%} of that; fixed {static}; forecast from {number if guess else 'no'} days; "
+            f"lost: {loss.supply} at {int(np.argmax(hours))}:15"
         )
+        shares = given.hpa or [0.6, 0.8]
         controllers: list[tuple[str, Controller, dict[str, int], list[Loss]]] = [
-            ("fixed", Fixed(counts[0]), counts[0], []),
-            ("scale", ByScaler(Scaler(rules, known, {"chat": guess})), counts[1], []),
-            ("scale, lost", ByScaler(Scaler(rules, known, {"chat": guess})), counts[1], [loss]),
-            *((f"hpa {x:.0%}", Hpa(rules, target=x), counts[1], []) for x in given.hpa or [0.6, 0.8]),
-            ("hpa, lost", Hpa(rules, target=(given.hpa or [0.8])[-1]), counts[1], [loss]),
-            ("fixed, lost", Fixed(counts[0]), counts[0], [loss]),
+            ("fixed", Fixed(static), static, []),
+            ("scale", ByScaler(Scaler(rules, known, {"chat": guess})), first, []),
+            *((f"hpa {share:.0%}", Hpa(rules, target=share), first, []) for share in shares),
+            ("scale lost", ByScaler(Scaler(rules, known, {"chat": guess})), first, [loss]),
+            ("fixed lost", Fixed(static), static, [loss]),
+            (f"hpa {shares[-1]:.0%} lost", Hpa(rules, target=shares[-1]), first, [loss]),
         ]
         fixed: Day | None = None
-        for label, controller, start, losses in controllers:
-            if given.only and not label.startswith((given.only, "fixed")):
+        for label, controller, begin, losses in controllers:
+            if given.only and label not in (*given.only, "fixed"):
                 continue
             spent = time.process_time()
-            day = DaySimulator(catalog, fleet, rules, known, controller).run(traffic, start, losses)
-            results.append({"day": name, **row(label, day, time.process_time() - spent, fixed)})
+            if traffic is None:
+                day = fluid_day(rules, known, controller, flow, begin, losses=losses)
+            else:
+                day = DaySimulator(catalog, fleet, rules, known, controller).run(traffic, begin, losses)
+            results.append({"day": name, **row(label, day, fixed, least, time.process_time() - spent)})
             show(results[-1])
             fixed = fixed or day
             if given.json:

@@ -1,6 +1,7 @@
 """Scaling rules: what may be scaled and how far, and the day that traffic follows, from a file of the user's."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from crosstie.catalog.days import read_day
 from crosstie.catalog.reading import only_keys, read_record, read_toml, read_values, table, text
 from crosstie.catalog.traces import Trace, find_trace, read_trace
-from crosstie.core.errors import BadData
+from crosstie.core.errors import BadData, did_you_mean, near_names
 from crosstie.core.scaling import ScaleRules, Supply
 
 _DAY_S = 86_400.0
@@ -35,7 +36,8 @@ class ReadRules:
         return self.days.get(class_name, self.day)
 
 
-def read_rules(file: Path) -> ReadRules:
+def read_rules(file: Path, pools: Collection[str]) -> ReadRules:
+    """`pools`: those of the fleet."""
     raw = read_toml(file)
     only_keys(file, "", raw, {"scale", "supply"})
     scale = table(file, "scale", raw.get("scale", {}))
@@ -47,6 +49,9 @@ def read_rules(file: Path) -> ReadRules:
     for index, one in enumerate(supplies):
         if one.name in [other.name for other in supplies[:index]]:
             raise BadData(file, f"supply[{index}].name", f"'{one.name}' is there twice")
+        if one.pool not in pools:
+            hint = did_you_mean(near_names(one.pool, pools)) or f" There are {', '.join(pools)}."
+            raise BadData(file, f"supply[{index}].pool", f"the fleet has no pool '{one.pool}'.{hint}")
         if one.least > one.most:
             raise BadData(file, f"supply[{index}].least", f"{one.least} is more than most, which is {one.most}")
     rules = ScaleRules(supplies=supplies, **read_values(file, "scale", scale, ScaleRules, _RULES & set(scale)))

@@ -1,8 +1,10 @@
 """`crosstie scale`: how many replicas of each pool there should be now, by cost; once, or as a service."""
 
 import asyncio
+import os
 import re
 import time
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -14,26 +16,33 @@ from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.progress import progress
-from crosstie.cli.scale_show import show_decision
+from crosstie.cli.scale_show import show_day, show_decision
 from crosstie.cli.show import console, print_json
 from crosstie.core.errors import BadInput
+from crosstie.core.scaling import ScaleRules
 from crosstie.decide.plan.subject import Subject, read_subject
 from crosstie.decide.scale.capacities import capacities, rules_of
+from crosstie.decide.scale.rehearsal import SCALED, rehearse
 from crosstie.decide.scale.scaler import Scaler, Seen
 from crosstie.operate.scale.act import Hook, Kubernetes, actors
+from crosstie.operate.scale.drain import Drainer
 from crosstie.operate.scale.keda import serve_keda
 from crosstie.operate.scale.observe import Watch, read_gateways
 from crosstie.operate.scale.service import ScaleService, read_state
+from crosstie.run.wire.address import Address
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.server import Server
+from crosstie.web.chart import check_ending
+from crosstie.web.scale_chart import draw_day
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 # Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.
 _LOOK_S, _GIVEN_S = 10.0, 600.0
 _GROUPS = {
-    "A dry run": "--rate --replicas --at",
-    "What is done": "--patch --namespace --token-file --hook --keda --port",
+    "Nothing is done": "--dry-run --rate --replicas --at --day --plot",
+    "What is done": "--patch --namespace --token-file --hook --keda --port --admin --key-file",
 }
+_KEY = "CROSSTIE_ADMIN_KEY"
 
 
 @click.command("scale", cls=GroupedCommand, groups=_GROUPS)
@@ -47,36 +56,49 @@ _GROUPS = {
 @click.option("--rate", "rates", multiple=True, metavar="CLASS=X", help="Requests/s, in place of a gateway's.")
 @click.option("--replicas", multiple=True, metavar="SUPPLY=N", help="That serve now. [default: as planned]")
 @click.option("--at", metavar="HH:MM", help="The time of day. [default: now]")
+@click.option("--day", "whole_day", is_flag=True, help="Decide through a whole day, in virtual time.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw that day (.svg, .png, .pdf).")
 @click.option("--patch", metavar="URL|pod", help="Patch scale subresources of this API server, or of the pod's own.")
 @click.option("--namespace", default="default", show_default=True, metavar="NAME", help="Of what is patched.")
 @click.option("--token-file", type=FILE, metavar="FILE", help="The token for --patch URL.")
 @click.option("--hook", metavar="COMMAND", help="Run for each change; $CROSSTIE_SUPPLY and _REPLICAS say which.")
-@click.option("--keda", metavar="HOST:PORT", help="KEDA's external scaler over gRPC (crosstie[keda]).")
+@click.option("--keda", metavar="HOST:PORT", help="KEDA's external scaler over gRPC.")
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="/metrics for an HPA, and /decision.")
+@click.option("--admin", "admins", multiple=True, metavar="URL", help="Gateways' --admin-port: empty before removal.")
+@click.option("--key-file", type=FILE, metavar="FILE", help=f"The key for --admin, if not in {_KEY}.")
 @json_option
 def command(
     what: Path, rules: Path | None, gateways: tuple[str, ...], state: Path | None, dry_run: bool,
     rates: tuple[str, ...], replicas: tuple[str, ...], at: str | None, patch: str | None, namespace: str,
-    token_file: Path | None, hook: str | None, keda: str | None, port: int | None, as_json: bool,
+    token_file: Path | None, hook: str | None, keda: str | None, port: int | None, admins: tuple[str, ...],
+    key_file: Path | None, whole_day: bool, plot: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
     """Decides how many replicas each pool should have: the cheapest that carry what is forecast until new ones serve.
 
     \b
     crosstie scale plan.json --dry-run --rate chat=9
-    crosstie scale fleet.toml --rules scale.toml --gateway http://gateway:8080 --dry-run
-    crosstie scale fleet.toml --rules scale.toml --gateway http://gateway:8080 --keda 0.0.0.0:9090
-    crosstie scale fleet.toml --rules scale.toml --gateway http://gateway:8080 --patch pod
+    crosstie scale plan.json --day --plot day.svg
+    crosstie scale fleet.toml --gateway http://gateway:8080 --dry-run
+    crosstie scale fleet.toml --gateway http://gateway:8080 --keda 0.0.0.0:9090
+    crosstie scale fleet.toml --gateway http://gateway:8080 --patch pod
 
-    Capacities and prices are the plan's, start-up times the catalog's; both are corrected by what is seen. Without
-    --dry-run it runs until it is ended, and needs a gateway and something to do (--patch, --hook, --keda or --port).
+    Capacities and prices are the plan's, start-up times the catalog's; both are corrected by what is seen. --rules
+    says what may be scaled and how far. Without --dry-run or --day it runs until it is ended, and needs a gateway
+    and something to do (--patch, --hook, --keda or --port). docs/scale.md has the rest.
+
     Exit status 1 where replicas that can be had do not carry what is needed.
     """
     if not dry_run and (rates or replicas or at):
         raise BadInput("--rate, --replicas and --at are for --dry-run")
+    if plot is not None and not whole_day:
+        raise BadInput("--plot draws a day: give --day with it")
+    if plot is not None:
+        check_ending(plot)
     catalog = Catalog()
     with progress("planning") as on_progress:
         subject = read_subject(catalog, what, on_progress)
-    read = read_rules(rules) if rules is not None else ReadRules(rules_of(subject.fleet), _planned_day(subject))
+    pools = [pool.name for pool in subject.fleet.pools]
+    read = read_rules(rules, pools) if rules is not None else ReadRules(rules_of(subject.fleet), _planned_day(subject))
     known = capacities(catalog, subject)
     days = {part.class_name: read.of(part.class_name) for part in known.parts}
     scaler = Scaler(read.rules, known, days)
@@ -87,6 +109,8 @@ def command(
             planned[first.name] = min(pool.replicas, first.most)
     if state is not None:
         scaler = Scaler(read.rules, known, days, read_state(state))
+    if whole_day:
+        return _rehearse(subject, scaler, planned, plot, as_json)
     if dry_run:
         seen = _given(scaler, rates, _counted(scaler, replicas, planned), _moment(at), gateways)
         decision = scaler.decide(seen)
@@ -99,7 +123,8 @@ def command(
         raise BadInput("nothing would be done: --patch, --hook, --keda or --port; or --dry-run")
     cluster = None if patch is None else _cluster(patch, namespace, token_file)
     doing = actors(read.rules, cluster, None if hook is None else Hook(hook, _say))
-    service = ScaleService(scaler, gateways, time.time, _say, doing, planned, state)
+    drainer = _drainer(admins, key_file, read.rules, by_platform=patch is not None) if admins else None
+    service = ScaleService(scaler, gateways, time.time, _say, doing, planned, state, drainer)
     return run_on_loop(_serve(service, keda, port))
 
 
@@ -119,6 +144,36 @@ def _cluster(patch: str, namespace: str, token_file: Path | None) -> Kubernetes:
     except OSError as error:
         raise BadInput(f"--token-file {token_file}: cannot be read: {error.strerror}") from None
     return Kubernetes(patch.rstrip("/"), namespace, token)
+
+
+def _drainer(urls: tuple[str, ...], key_file: Path | None, rules: ScaleRules, *, by_platform: bool) -> Drainer:
+    try:
+        key = key_file.read_text(encoding="ascii").strip() if key_file else os.environ.get(_KEY, "").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--key-file {key_file}: cannot be read: {error}") from None
+    if not key:
+        raise BadInput(f"--admin needs the gateway's key: set {_KEY}, or give --key-file")
+    for url in urls:
+        Address(url)
+    shared = Counter(one.pool for one in rules.supplies if not one.backends)
+    for one in rules.supplies:
+        if shared[one.pool] > 1 and not by_platform:
+            raise BadInput(f"supply {one.name}: others are of pool {one.pool} too; say which `backends` are its own")
+    return Drainer(urls, key)
+
+
+def _rehearse(subject: Subject, scaler: Scaler, planned: dict[str, int], plot: Path | None, as_json: bool) -> int:
+    rates = {one.name: one.requests_per_s for one in (subject.workload or subject.fleet).classes}
+    if not any(scaler.days.values()):
+        raise BadInput("--day: no day is known; give `day` or `recording` in --rules, or traffic.day in the workload")
+    with progress("deciding") as on_progress:
+        found = rehearse(scaler, rates, planned, on_progress)
+    if plot is not None:
+        gpus = {one.name: scaler.known.gpus[one.pool] for one in scaler.rules.supplies}
+        draw_day(found.days[SCALED], gpus, found.fewest, found.fixed_gpus, f"{subject.label}: a day", plot)
+        click.echo(f"drawn as {plot}", err=True)
+    print_json(found.document()) if as_json else show_day(console(), subject.label, found)
+    return 0
 
 
 def _counted(scaler: Scaler, given: tuple[str, ...], planned: dict[str, int]) -> dict[str, int]:

@@ -4,6 +4,7 @@ from rich.console import Console
 
 from crosstie.cli.show import say, show_table
 from crosstie.core.figures import dollars, number
+from crosstie.decide.scale.rehearsal import PLANNED, Rehearsal
 from crosstie.decide.scale.scaler import Decision, Scaler, Seen
 
 
@@ -29,19 +30,49 @@ def show_decision(out: Console, label: str, scaler: Scaler, seen: Seen, decision
     state = scaler.state.supplies
     show_table(
         out,
-        ("supply", "price", "$/h each", "starts in", "serving", "to have", "why"),
+        ("supply", "price", "$/h each", "starts in", "serving", "to have", "of them to empty"),
         [
             (
-                one.name, one.kind, dollars(scaler.usd_per_hour(one)), f"{state[one.name].start.likely_s / 60:.0f} min",
-                str(seen.ready.get(one.name, 0)), str(decision.orders[one.name].replicas),
-                decision.orders[one.name].why,
+                one.name, one.kind, dollars(scaler.known.usd_per_hour(one)),
+                f"{state[one.name].start.likely_s / 60:.0f} min", str(seen.ready.get(one.name, 0)),
+                str(decision.orders[one.name].replicas), str(decision.orders[one.name].draining),
             )
             for one in scaler.rules.supplies
         ],
     )  # fmt: skip
+    for one in scaler.rules.supplies:
+        say(out, f"- {one.name}: {decision.orders[one.name].why}")
     say(out, f"Together {dollars(decision.usd_per_hour)} an hour")
     if decision.short:
         say(out, f"Short: {decision.short}")
     learnt = [f"{name} {one.factor:.2f}" for name, one in scaler.state.reach.items() if one.factor != 1.0]
     if learnt:
         say(out, f"Learnt: replicas take so many times what the plan says: {', '.join(learnt)}")
+
+
+def show_day(out: Console, label: str, found: Rehearsal) -> None:
+    say(out, f"{label}: a day in virtual time, traffic as a fluid; nothing was done")
+    fixed = found.days[PLANNED]
+    rows = [
+        (
+            name, f"{day.share:.1%}", f"{day.worst_hour[1]:.1%} at {day.worst_hour[0]:02d} h", number(day.gpu_hours),
+            f"{day.gpu_hours / fixed.gpu_hours:.0%}" if fixed.gpu_hours else "", dollars(day.bill.usd),
+            str(day.bill.flaps),
+        )
+        for name, day in found.days.items()
+    ]  # fmt: skip
+    least = found.fewest_gpu_hours
+    rows.append(
+        (
+            "the least there is",
+            "",
+            "",
+            number(least),
+            f"{least / fixed.gpu_hours:.0%}" if fixed.gpu_hours else "",
+            "",
+            "",
+        )
+    )
+    show_table(out, ("replicas", "within", "worst hour", "GPU-hours", "of planned", "cost", "flaps"), rows)
+    say(out, "within: requests that come while what serves carries them; flaps: changes taken back within 30 min")
+    say(out, "the least: the fewest GPUs that carry each ten minutes, by someone who knows the day")

@@ -29,6 +29,9 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     lost_per_hour: _Share = 0.0
     # What is patched: deployments/NAME, leaderworkersets/NAME, statefulsets/NAME; empty: deployments and its name.
     target: str = ""
+    # Addresses of its replicas as the gateway has them, where two supplies share a pool and no platform knows whose
+    # they are.
+    backends: tuple[str, ...] = ()
 
 
 class ScaleRules(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.decide.scale.cases import CHEAP, DEAR, KNOWN
-from tests.decide.scale.fluid import fluid_day
 
 from crosstie.catalog.days import shipped_days
 from crosstie.catalog.fleets import read_fleet
@@ -16,6 +15,7 @@ from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.subject import of_fleet
 from crosstie.decide.scale.capacities import capacities, rules_of
 from crosstie.decide.scale.day import Day, DaySimulator, Loss, day_traffic
+from crosstie.decide.scale.fluid import fewest_gpus, fluid_day
 from crosstie.decide.scale.rivals import ByScaler, Fixed
 from crosstie.decide.scale.scaler import Scaler
 
@@ -29,7 +29,7 @@ RULES = ScaleRules(supplies=(CHEAP, msgspec.structs.replace(DEAR, most=30)), eve
 def day(name: str, guess: tuple[float, ...], *losses: Loss) -> Day:
     shape = shipped_days()[name]
     scaler = ByScaler(Scaler(RULES, KNOWN, {"chat": guess}))
-    return fluid_day(RULES, KNOWN, scaler, {"chat": PEAK}, shape, {"cheap": 10, "dear": 3}, losses=losses)
+    return fluid_day(RULES, KNOWN, scaler, {"chat": (PEAK, shape)}, {"cheap": 10, "dear": 3}, losses=losses)
 
 
 @pytest.mark.parametrize(("name", "share"), [("servegen-language", 0.74), ("servegen-reasoning", 0.6)])
@@ -38,6 +38,10 @@ def test_a_day_is_served_for_little_more_than_its_mean_without_flapping(name: st
     assert found.share > 0.99
     assert found.gpu_hours < share * 24 * STATIC
     assert found.bill.flaps == 0
+    # Nobody does with less than the fewest.
+    fewest = fewest_gpus(RULES, KNOWN, {"chat": (PEAK, shipped_days()[name])})
+    assert max(fewest) == STATIC
+    assert found.gpu_hours > 24.0 * sum(fewest) / len(fewest)
 
 
 def test_a_pool_that_is_lost_at_the_peak_costs_minutes_of_it() -> None:

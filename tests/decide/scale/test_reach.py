@@ -6,15 +6,15 @@ from crosstie.decide.scale.reach import Reach
 from crosstie.decide.scale.scaler import Scaler
 
 
-def judged(within: float, load: float, times: int = 20) -> float:
+def judged(within: float, load: float, hours: int = 4) -> float:
     reach = Reach()
-    for _ in range(times):
-        reach.see(400, within, load, 0.95)
+    for _ in range(60 * hours):
+        reach.see(400, within, 60.0, load, 0.95)
     return reach.factor
 
 
 def test_targets_kept_at_full_load_let_replicas_take_more_and_missed_ones_less() -> None:
-    assert judged(0.999, 0.9) > 1.1
+    assert judged(0.999, 0.9) > 1.2
     assert judged(0.97, 0.9) == 1.0
     assert judged(0.9, 0.9) < 0.7
 
@@ -25,10 +25,16 @@ def test_neither_idle_replicas_nor_missing_ones_say_anything() -> None:
 
 def test_few_requests_are_no_verdict_and_there_are_bounds() -> None:
     reach = Reach()
-    reach.see(20, 0.0, 0.9, 0.95)
+    reach.see(20, 0.0, 3600.0, 0.9, 0.95)
     assert reach.factor == 1.0
-    assert judged(1.0, 0.9, 1000) == 1.3
-    assert judged(0.0, 0.9, 1000) == 0.5
+    # Nor are many within a minute: misses come in clusters.
+    reach.see(5000, 0.0, 60.0, 0.9, 0.95)
+    assert reach.factor < 1.0
+    sudden = Reach()
+    sudden.see(5000, 0.0, 60.0, 0.9, 0.95)
+    assert sudden.factor == 1.0
+    assert judged(1.0, 0.9, 24) == 1.3
+    assert judged(0.0, 0.9, 24) == 0.5
 
 
 def test_replicas_that_take_more_are_fewer() -> None:

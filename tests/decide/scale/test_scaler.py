@@ -55,6 +55,27 @@ def test_a_replica_goes_when_it_is_empty_or_has_had_its_time() -> None:
     assert late.draining == 0
 
 
+def test_the_margin_is_used_before_more_are_bought() -> None:
+    # Five carry ten. A margin of 7% over 9.6 is more than that, half of it is not.
+    for per_s, bought in ((9.6, 5), (9.8, 6)):
+        decision = Scaler(rules(), KNOWN).decide(seen(0.0, per_s, cheap=(5, 5), dear=(0, 0)))
+        assert decision.needs["chat"].provided > 10.0
+        assert decision.orders["cheap"].replicas == bought
+    # All of it where something was given back lately, so that it does not come and go.
+    scaler = Scaler(rules(), KNOWN)
+    scaler.state.supplies["dear"].shrank_s = -600.0
+    assert scaler.decide(seen(0.0, 9.8, cheap=(5, 5), dear=(0, 0))).orders["cheap"].replicas == 5
+
+
+def test_waiting_never_goes_below_a_floor_nor_leans_on_spot() -> None:
+    kept = Supply(name="kept", pool="cheap", least=7, most=9)
+    decision = Scaler(rules(kept), KNOWN).decide(seen(0.0, 9.6, kept=(5, 5)))
+    assert decision.orders["kept"].replicas == 7
+    spot = Supply(name="spot", pool="cheap", kind="spot", usd_per_gpu_hour=0.5, most=50)
+    decision = Scaler(rules(spot, DEAR, spot_share=0.5), KNOWN).decide(seen(0.0, 9.6, spot=(5, 5), dear=(0, 0)))
+    assert decision.orders["dear"].replicas == 3
+
+
 def test_traffic_that_comes_back_keeps_those_that_were_being_emptied() -> None:
     scaler = Scaler(rules(drain_s=3600.0), KNOWN)
     at, order = 0.0, None

@@ -11,7 +11,8 @@ from tests.decide.scale.cases import KNOWN, rules
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.scaling import Supply
 from crosstie.decide.scale.scaler import Order, Scaler
-from crosstie.operate.scale.act import Actor, Failed, Hook, Kubernetes, actors
+from crosstie.operate.scale.act import Actor, Failed, Hook, Kubernetes, Moves, actors
+from crosstie.operate.scale.drain import Drainer
 from crosstie.operate.scale.keda import METRIC, SERVICE, ExternalScaler, messages, serve_keda
 from crosstie.operate.scale.observe import Counts, Watch
 from crosstie.operate.scale.service import ScaleService, read_state
@@ -121,7 +122,9 @@ def test_scale_subresources_are_read_and_patched_and_no_more() -> None:
     run_on_loop(main())
 
 
-@pytest.mark.parametrize(("status", "said"), [(403, "403: deployments.apps is forbidden"), (500, "answers 500")])
+@pytest.mark.parametrize(
+    ("status", "said"), [(403, "docs/scale.md has the Role to get llm/deployments/cheap/scale"), (500, "answers 500")]
+)
 def test_an_api_server_that_refuses_leaves_the_fleet_as_it_is_and_is_said_once(status: int, said: str) -> None:
     async def main() -> None:
         gateway, api, lines = Gateway(), ApiServer(cheap=1, dear=0), list[str]()
@@ -145,7 +148,7 @@ def test_an_api_server_that_refuses_leaves_the_fleet_as_it_is_and_is_said_once(s
 def test_a_resource_that_the_api_server_does_not_have_is_named() -> None:
     async def main() -> None:
         there, at = await listening(ApiServer(cheap=1).answer)
-        with pytest.raises(Failed, match="the API server has no llm/deployments/other/scale"):
+        with pytest.raises(Failed, match="has no llm/deployments/other/scale; apply its manifest"):
             await Kubernetes(at, "llm").there(Supply(name="other", pool="cheap", most=1))
         there.close()
 
@@ -156,6 +159,150 @@ def test_a_target_of_no_kind_that_can_be_scaled_is_refused_at_once() -> None:
     odd = Supply(name="odd", pool="cheap", most=1, target="daemonsets/odd")
     with pytest.raises(BadInput, match="target 'daemonsets/odd' is not one of deployments"):
         actors(rules(odd), Kubernetes("http://127.0.0.1:1", "llm"), None)
+
+
+class Admin:
+    """The administrator's port of a gateway: backends of one pool."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.backends = {at: {"backend": at, "up": True, "draining": False, "in_flight": 5} for at in addresses}
+        self.key = b"Bearer secret"
+
+    def answer(self, request: Request, reply: Reply) -> None:
+        if request.headers[b"authorization"] != self.key:
+            reply.send(401, b'{"error":{"message":"no such key"}}')
+        elif request.method == "GET":
+            pool = {"pool": "cheap", "draining": False, "backends": list(self.backends.values())}
+            reply.send(200, json.dumps({"pools": [pool]}).encode())
+        else:
+            at = json.loads(request.body)["backend"]
+            self.backends[at]["draining"] = request.path.endswith("/drain")
+            reply.send(200, b"{}")
+
+    @property
+    def draining(self) -> list[str]:
+        return [at for at, one in self.backends.items() if one["draining"]]
+
+
+A, B, C = (f"http://10.0.0.{number}:8000/v1" for number in (1, 2, 3))
+
+
+def test_replicas_are_emptied_through_the_gateway_before_they_are_stopped() -> None:
+    async def main() -> None:
+        admin, one = Admin(A, B, C), Supply(name="cheap", pool="cheap", most=3)
+        admin.backends[B]["in_flight"] = 2
+        server, url = await listening(admin.answer)
+        drainer = Drainer([url], "secret")
+        await drainer.look()
+        # The one with the fewest requests.
+        moves = await drainer.obey(one, Order(replicas=3, draining=1, why=""), 3)
+        assert (moves.emptying, moves.stop, admin.draining) == ((B,), (), [B])
+        await drainer.look()
+        assert drainer.empty([one], {}) == {"cheap": 0}
+        admin.backends[B]["in_flight"] = 0
+        await drainer.look()
+        assert drainer.empty([one], {}) == {"cheap": 1}
+        moves = await drainer.obey(one, Order(replicas=2, draining=0, why=""), 3)
+        assert moves.stop == (B,)
+        # As long as it is not down it stays closed; then it is let in, for when it is started again.
+        await drainer.look()
+        assert (admin.draining, drainer.empty([one], {})) == ([B], {"cheap": 0})
+        admin.backends[B]["up"] = False
+        await drainer.look()
+        assert admin.draining == []
+        await drainer.look()
+        moves = await drainer.obey(one, Order(replicas=3, draining=0, why=""), 2)
+        assert moves.start == (B,)
+        server.close()
+
+    run_on_loop(main())
+
+
+def test_traffic_that_comes_back_opens_what_was_being_emptied() -> None:
+    async def main() -> None:
+        admin, one = Admin(A, B, C), Supply(name="cheap", pool="cheap", most=3)
+        server, url = await listening(admin.answer)
+        drainer = Drainer([url], "secret")
+        await drainer.look()
+        await drainer.obey(one, Order(replicas=3, draining=2, why=""), 3)
+        assert admin.draining == [B, C]
+        await drainer.look()
+        await drainer.obey(one, Order(replicas=3, draining=0, why=""), 3)
+        assert admin.draining == []
+        server.close()
+
+    run_on_loop(main())
+
+
+def test_only_its_own_backends_or_pods_are_emptied() -> None:
+    async def main() -> None:
+        admin = Admin(A, B, C)
+        server, url = await listening(admin.answer)
+        drainer = Drainer([url], "secret")
+        await drainer.look()
+        own = Supply(name="spot", pool="cheap", most=3, backends=(A,))
+        await drainer.obey(own, Order(replicas=1, draining=1, why=""), 1)
+        assert admin.draining == [A]
+        pods = Supply(name="other", pool="cheap", most=3)
+        moves = await drainer.obey(pods, Order(replicas=1, draining=1, why=""), 1, {"10.0.0.2"})
+        assert moves.emptying == (B,)
+        with pytest.raises(Failed, match="pools is answered 401: no such key"):
+            await Drainer([url], "wrong").look()
+        server.close()
+
+    run_on_loop(main())
+
+
+class Pods(ApiServer):
+    """The same, with pods and their annotations."""
+
+    def __init__(self, **replicas: int) -> None:
+        super().__init__(**replicas)
+        self.costs: dict[str, str] = {}
+
+    def answer(self, request: Request, reply: Reply) -> None:
+        if "/pods" not in request.path:
+            super().answer(request, reply)
+            return
+        if request.method == "PATCH":
+            given = json.loads(request.body)["metadata"]["annotations"]
+            self.costs[request.path.rsplit("/", 1)[1]] = given["controller.kubernetes.io/pod-deletion-cost"]
+            reply.send(200, b"{}")
+            return
+        pods = [
+            {"metadata": {"name": f"pod-{number}"}, "status": {"podIP": f"10.0.0.{number}"}} for number in (1, 2, 3)
+        ]
+        reply.send(200, json.dumps({"items": [*pods, {"metadata": {"name": "new"}, "status": {}}]}).encode())
+
+
+def test_kubernetes_takes_those_away_that_were_emptied() -> None:
+    async def main() -> None:
+        api, one = Pods(cheap=3), Supply(name="cheap", pool="cheap", most=3)
+        server, url = await listening(api.answer)
+        cluster = Kubernetes(url, "llm")
+        assert await cluster.hosts(one) == {"10.0.0.1", "10.0.0.2", "10.0.0.3"}
+        await cluster.obey(one, Order(replicas=3, draining=1, why=""), 3, Moves(emptying=(B,)))
+        assert (api.costs, api.replicas) == ({"pod-2": "-100"}, {"cheap": 3})
+        await cluster.obey(one, Order(replicas=2, draining=0, why=""), 3, Moves(stop=(B,)))
+        assert api.replicas == {"cheap": 2}
+        server.close()
+
+    run_on_loop(main())
+
+
+def test_a_hook_that_failed_is_run_again() -> None:
+    async def main() -> None:
+        gateway, lines = Gateway(), list[str]()
+        service, server = await begun(gateway, Hook("false", print), said=lines)
+        for _ in range(3):
+            await service.step()
+            gateway.passes(60.0)
+        assert service.wanted == {"cheap": 1, "dear": 0}
+        assert sum("ended with status 1" in line for line in lines) == 1
+        assert sum(line.startswith("cheap: 1 -> ") for line in lines) == 2
+        server.close()
+
+    run_on_loop(main())
 
 
 def test_a_gateway_that_does_not_answer_changes_nothing() -> None:
@@ -178,11 +325,14 @@ def test_a_hook_is_told_what_to_have_and_one_that_fails_is_said(tmp_path: Path) 
         script.chmod(0o755)
         one = Supply(name="cheap", pool="cheap", most=9)
         order = Order(replicas=4, draining=0, why="")
-        await Hook(str(script), print).obey(one, order, 1)
-        await Hook(str(script), print).obey(one, order, 4)
+        await Hook(str(script), print).obey(one, order, 1, None)
+        await Hook(str(script), print).obey(one, order, 4, None)
         assert out.read_text() == "cheap 1 4\n"
+        script.write_text(f'#!/bin/sh\necho "$CROSSTIE_START|$CROSSTIE_STOP" > {out}\n')
+        await Hook(str(script), print).obey(one, order, 1, Moves(stop=("http://a",), start=("http://b", "http://c")))
+        assert out.read_text() == "http://b http://c|http://a\n"
         with pytest.raises(Failed, match="ended with status 1"):
-            await Hook("false", print).obey(one, order, 1)
+            await Hook("false", print).obey(one, order, 1, None)
 
     run_on_loop(main())
 

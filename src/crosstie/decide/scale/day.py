@@ -93,12 +93,8 @@ class DaySimulator:
             usual = (starts_s or {}).get(one.name) or one.start_s or known.start_s[one.pool]
             return float(usual * np.exp(_SCATTER * chance.standard_normal()))
 
-        def usd(one: Supply) -> float:
-            price = known.usd_per_gpu_hour[one.pool] if one.usd_per_gpu_hour is None else one.usd_per_gpu_hour
-            return price * known.gpus[one.pool]
-
         self.platform = Platform(
-            rules, known.gpus, {one.name: usd(one) for one in rules.supplies}, start_s,
+            rules, known.gpus, {one.name: known.usd_per_hour(one) for one in rules.supplies}, start_s,
             came=self._came, drains=self._drains, goes=self._goes, is_empty=self._is_empty,
         )  # fmt: skip
         self.day = Day(self.platform.bill)

@@ -12,8 +12,8 @@ DAY_S = 86_400.0
 _FAST_S, _SLOW_S = 300.0, 1800.0
 # A trend is not believed for longer.
 _TREND_S = 900.0
-# Differences within so many deviations of counting are chance.
-_SURE = 2.0
+# Differences within so many deviations of counting are chance; a rise that is bought for must be further off.
+_SURE, _RISE = 2.0, 3.0
 # What forecasts are wrong by before any was checked, as a logarithm's deviation, and how long errors are remembered.
 _FIRST_ERROR, _ERROR_S = 0.05, 6 * 3600.0
 # The share of forecasts that the margin covers is nine in ten.
@@ -87,7 +87,7 @@ class Forecast(msgspec.Struct, kw_only=True):
         if self.fast is None:
             return 0.0
         level, moved = self.fast, self.fast - self.slow
-        if moved > level * self.chance(now_s):
+        if moved > level * self.chance(now_s) * _RISE / _SURE:
             # Both means lag behind a rise, each by its own length.
             level += moved / (_SLOW_S - _FAST_S) * (_FAST_S + min(then_s - now_s, _TREND_S))
         return level * self._shape(then_s)
@@ -96,7 +96,7 @@ class Forecast(msgspec.Struct, kw_only=True):
         """The most between now and then; what surges right now counts as well."""
         moments = max(math.ceil((until_s - now_s) / _STEP_S), 1)
         expected = max(self.at(now_s, now_s + (until_s - now_s) * step / moments) for step in range(moments + 1))
-        surging = self.last_per_s * (1.0 - _SURE / math.sqrt(max(self.last_count, 1.0)))
+        surging = self.last_per_s * (1.0 - _RISE / math.sqrt(max(self.last_count, 1.0)))
         return max(expected, surging)
 
     def promise(self, now_s: float, then_s: float) -> None:

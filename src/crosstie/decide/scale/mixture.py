@@ -4,7 +4,7 @@ Each supply is up to three columns: replicas that have to be there in any case a
 there are at their price, and new ones, which also cost the time in which they start and serve nobody.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,20 @@ class Choices:
             return None
         taken = np.bincount(supply[there], found.replicas, minlength=len(floor)).astype(np.int64)
         return np.maximum(taken, floor)
+
+    def load(self, demand: Array) -> float:
+        """Of all that are there, as if each had a like share of every kind of request; 1 is full."""
+        takes = self.have @ self.rate
+        return float(np.divide(demand, takes, out=np.where(demand > _NONE, np.inf, 0.0), where=takes > 0).sum())
+
+    def carries(self, demand: Array) -> bool:
+        """Whether those that are there do; what a like share does not tell is solved."""
+        if self.load(demand) <= 1.0:
+            return True
+        # One kind of request, or replicas that differ in all kinds by the same factor: no other share is better.
+        alike = np.linalg.matrix_rank(self.rate) <= 1
+        there = replace(self, floor=np.zeros_like(self.have), most=self.have, starting=np.zeros(len(self.have)))
+        return not alike and there.cheapest(demand) is not None
 
     def carried(self, demand: Array, budget_usd_per_hour: float = np.inf) -> float:
         """The share of the demand that can be carried, where all of it cannot."""

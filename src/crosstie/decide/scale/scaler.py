@@ -28,6 +28,9 @@ _HALF, _OVERDUE = 0.5, 3.0
 _CLOSED_S, _LONGEST_CLOSED_S = 600.0, 3600.0
 # A supply that has just grown gives nothing back for so long.
 _STAYS_S = 1800.0
+# Of the margin over what is forecast, how much may be used up before more are bought; all of it where something was
+# given back within the time above.
+_USED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,11 @@ class Capacities:
     gpus: Mapping[str, int]
     usd_per_gpu_hour: Mapping[str, float]
     start_s: Mapping[str, float]
+
+    def usd_per_hour(self, one: Supply) -> float:
+        """Of a replica, as it is paid."""
+        price = self.usd_per_gpu_hour[one.pool] if one.usd_per_gpu_hour is None else one.usd_per_gpu_hour
+        return price * self.gpus[one.pool]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +105,9 @@ class SupplyState(msgspec.Struct, kw_only=True):
     # When each that is not there yet was asked for, and when each that goes began to be emptied.
     pending: list[float] = []
     drains: list[float] = []
-    # When it last grew.
+    # When it last grew, and when it last gave something back.
     grew_s: float = -1e18
+    shrank_s: float = -1e18
     closed_until_s: float = -1.0
     closed_for_s: float = 0.0
     closed_why: str = ""
@@ -142,11 +151,6 @@ class Scaler:
             known = self.state.forecasts.setdefault(name, Forecast())
             known.shape, known.offset_s = self.days.get(name, ()), 3600.0 * self.rules.utc_offset_hours
 
-    def usd_per_hour(self, one: Supply) -> float:
-        """Of a replica, as it is paid."""
-        price = self.known.usd_per_gpu_hour[one.pool] if one.usd_per_gpu_hour is None else one.usd_per_gpu_hour
-        return price * self.known.gpus[one.pool]
-
     def decide(self, seen: Seen) -> Decision:
         now, supplies = seen.at_s, self.rules.supplies
         self._learn(seen)
@@ -158,12 +162,13 @@ class Scaler:
         demand = self._by_part(provided)
         short_now = self._short(seen)
         target, short = self._target(up, demand, now, short_now)
+        target = self._waiting(up, target, needs, now)
         stays = down.cheapest(self._by_part(keep))
         orders = {
             one.name: self._order(one, seen, int(target[i]), None if stays is None else int(stays[i]))
             for i, one in enumerate(supplies)
         }
-        paid = sum(orders[one.name].replicas * self.usd_per_hour(one) for one in supplies)
+        paid = sum(orders[one.name].replicas * self.known.usd_per_hour(one) for one in supplies)
         return Decision(at_s=now, orders=orders, needs=needs, usd_per_hour=paid, short=short)
 
     # What is seen
@@ -176,7 +181,7 @@ class Scaler:
         for one in self.rules.supplies:
             mine, ready, wanted = state.supplies[one.name], seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)
             mine.replica_s += passed * ready
-            state.spent_usd += passed / 3600.0 * self.usd_per_hour(one) * max(ready, wanted)
+            state.spent_usd += passed / 3600.0 * self.known.usd_per_hour(one) * max(ready, wanted)
             if state.at_s is None:
                 mine.pending = [now] * max(wanted - ready, 0)
             else:
@@ -192,12 +197,10 @@ class Scaler:
             return
         now = {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
         serving = self._serving(seen)
-        takes = serving.have @ serving.rate
-        # As if every replica had a like share of every kind: near enough for a verdict.
-        load = float(np.divide(self._by_part(now), takes, out=np.full(len(takes), np.inf), where=takes > 0).sum())
+        load = serving.load(self._by_part(now))
         for name, (ended, within) in seen.ended.items():
             if name in self.state.reach:
-                self.state.reach[name].see(ended, within, load, self.rules.within)
+                self.state.reach[name].see(ended, within, seen.over_s, load, self.rules.within)
 
     def _changed(self, mine: SupplyState, ready: int, wanted: int, now: float) -> None:
         came, lost = ready - mine.ready, min(mine.ready, wanted) - ready
@@ -293,7 +296,7 @@ class Scaler:
         hours = mine.replica_s / 3600.0
         # Its own losses count for more the longer it was watched: a day of one replica as much as what the rules say.
         lost = (one.lost_per_hour * 24.0 + mine.lost) / (24.0 + hours)
-        return self.usd_per_hour(one) * (1.0 + lost * self._start_s(one) / 3600.0)
+        return self.known.usd_per_hour(one) * (1.0 + lost * self._start_s(one) / 3600.0)
 
     def _serving(self, seen: Seen) -> Choices:
         """Only those that serve now."""
@@ -310,7 +313,7 @@ class Scaler:
     def _short(self, seen: Seen) -> bool:
         """Whether those that serve cannot carry what comes now."""
         now = {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
-        return self._serving(seen).cheapest(self._by_part(now)) is None
+        return not self._serving(seen).carries(self._by_part(now))
 
     # What to have
 
@@ -348,8 +351,27 @@ class Scaler:
             found = np.minimum(up.floor, up.most) if within is None else within
         return found, "; ".join(whys)
 
+    def _waiting(self, up: Choices, target: Indices, needs: Mapping[str, Need], now: float) -> Indices:
+        """Nothing is bought while what there is carries what is forecast: the margin is there to be used, or replicas
+        would come and go as it is gained and lost."""
+        supplies, mine = self.rules.supplies, self.state.supplies
+        there = replace(up, have=np.maximum(up.have - [len(mine[one.name].drains) for one in supplies], 0))
+        if float((target - there.have) @ up.usd_per_hour) <= 0 or (there.have < np.minimum(up.floor, up.most)).any():
+            return target
+        used = 1.0 if any(now - one.shrank_s < _STAYS_S for one in mine.values()) else _USED
+        needed = self._by_part(
+            {
+                name: need.peak * (1.0 + self.rules.spare) * (1.0 + (need.margin - 1.0) * (1.0 - used))
+                for name, need in needs.items()
+            }
+        )
+        steady = np.array([one.kind != "spot" for one in supplies])
+        alone = replace(there, have=np.where(steady, there.have, 0))
+        enough = there.carries(needed) and (steady.all() or alone.carries(needed * (1.0 - self.rules.spot_share)))
+        return there.have if enough else target
+
     def _paid(self) -> Array:
-        return np.array([self.usd_per_hour(one) for one in self.rules.supplies])
+        return np.array([self.known.usd_per_hour(one) for one in self.rules.supplies])
 
     def _budget(self, now: float) -> float | None:
         """USD an hour that may be spent now: of the day's, what is left over the rest of the day as traffic goes."""
@@ -371,6 +393,8 @@ class Scaler:
         over = len([since for since in mine.drains if now - since >= self.rules.drain_s])
         gone = min(max(over, seen.empty.get(one.name, 0)), len(mine.drains))
         del mine.drains[:gone]
+        if gone:
+            mine.shrank_s = now
         wanted -= gone
         counted = (ready - gone if closed else max(wanted, ready - gone)) - len(mine.drains)
         said = [f"{gone} emptied and given back"] if gone else []
@@ -389,6 +413,7 @@ class Scaler:
             free = ready - gone - len(mine.drains) - max(stays, one.least)
             if free > 0:
                 mine.drains += [now] * free
+                mine.shrank_s = now
                 said.append(f"{free} to be emptied: the others carry what was and will be needed")
         if closed:
             said.append(f"not counted on until {_clock(mine.closed_until_s, self.rules)}: {mine.closed_why}")

@@ -8,10 +8,11 @@ import asyncio
 import json
 import os
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from crosstie.core.errors import BadInput
 from crosstie.core.scaling import ScaleRules, Supply
@@ -31,22 +32,38 @@ _GROUPS = {
     "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1",
 }
 _HOOK_S = 600.0
+# Of the pods of a ReplicaSet those with the lowest cost go first.
+_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
 class Failed(Exception):
     """An order was not brought about; the reason in words."""
 
 
-class Actor(Protocol):
-    async def there(self, one: Supply) -> tuple[int, int] | None:
-        """Replicas that were asked for, and that serve; None: it does not know."""
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Addresses of one supply: those to be stopped now, those being emptied, and those at which others can start."""
 
-    async def obey(self, one: Supply, order: Order, before: int) -> None: ...
+    stop: tuple[str, ...] = ()
+    emptying: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+
+
+class Actor(Protocol):
+    async def there(self, one: Supply) -> int | None:
+        """Replicas that were asked for; None: it does not know."""
+
+    async def hosts(self, one: Supply) -> set[str] | None:
+        """Addresses of its replicas' hosts; None: it does not know."""
+
+    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
+        """`moves`: which ones, where gateways are told what to empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
-    """Scale subresources of an API server: `get` and `patch` on them is all the right that it needs."""
+    """Scale subresources of an API server: `get` and `patch` on them is all the right that it needs; to empty pods
+    before they go, also `list` and `patch` on these."""
 
     url: str
     namespace: str
@@ -71,8 +88,8 @@ class Kubernetes:
             raise BadInput(f"supply {one.name}: target '{one.target}' is not one of {', '.join(_GROUPS)}, then /NAME")
         return f"{_GROUPS[kind]}/namespaces/{self.namespace}/{kind}/{name}/scale"
 
-    async def _ask(self, one: Supply, method: str, body: object = None) -> dict[str, Any]:
-        path, at = self.path(one), Address(self.url)
+    async def _ask(self, one: Supply, path: str, method: str = "GET", body: object = None) -> dict[str, Any]:
+        at = Address(self.url)
         headers = [(b"accept", b"application/json")]
         if self.token:
             headers.append((b"authorization", b"Bearer " + self.token.encode()))
@@ -87,8 +104,15 @@ class Kubernetes:
             raise Failed(f"{self.url}: {error}") from None
         finally:
             origin.close()
+        what = path.partition("/namespaces/")[2]
         if answer.status == 404:
-            raise Failed(f"supply {one.name}: the API server has no {path.split('/namespaces/')[1]}")
+            raise Failed(
+                f"supply {one.name}: the API server has no {what}; apply its manifest, or name what is scaled as its "
+                "`target`"
+            )
+        if answer.status == 403:
+            verb = "patch" if method == "PATCH" else "get"
+            raise Failed(f"supply {one.name}: 403: {_message(answer)}; docs/scale.md has the Role to {verb} {what}")
         if answer.status not in (200, 201):
             raise Failed(f"supply {one.name}: the API server answers {answer.status}: {_message(answer)}")
         try:
@@ -99,15 +123,31 @@ class Kubernetes:
             raise Failed(f"supply {one.name}: the API server's answer is no object")
         return found
 
-    async def there(self, one: Supply) -> tuple[int, int] | None:
+    async def there(self, one: Supply) -> int | None:
         """The subresource counts replicas that exist, not those that serve: the gateway knows of these."""
-        found = await self._ask(one, "GET")
-        asked = found.get("spec", {}).get("replicas", 0)
-        return int(asked), int(found.get("status", {}).get("replicas", 0))
+        return int((await self._ask(one, self.path(one))).get("spec", {}).get("replicas", 0))
 
-    async def obey(self, one: Supply, order: Order, before: int) -> None:
+    async def _pods(self, one: Supply) -> list[dict[str, Any]]:
+        selector = (await self._ask(one, self.path(one))).get("status", {}).get("selector", "")
+        listed = await self._ask(one, f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={quote(selector)}")
+        return [pod for pod in listed.get("items", []) if pod.get("status", {}).get("podIP")]
+
+    async def hosts(self, one: Supply) -> set[str] | None:
+        return {pod["status"]["podIP"] for pod in await self._pods(one)}
+
+    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
+        if moves is not None:
+            await self._mark(one, {Address(at).dials for at in (*moves.stop, *moves.emptying)})
         if order.replicas != before:
-            await self._ask(one, "PATCH", {"spec": {"replicas": order.replicas}})
+            await self._ask(one, self.path(one), "PATCH", {"spec": {"replicas": order.replicas}})
+
+    async def _mark(self, one: Supply, leaving: Iterable[str]) -> None:
+        """Those being emptied are the ones that a smaller number then takes away."""
+        for pod in await self._pods(one):
+            cost = "-100" if pod["status"]["podIP"] in leaving else "0"
+            if (pod["metadata"].get("annotations") or {}).get(_COST, "0") != cost:
+                path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+                await self._ask(one, path, "PATCH", {"metadata": {"annotations": {_COST: cost}}})
 
 
 def _message(answer: Answer) -> str:
@@ -125,15 +165,19 @@ class Hook:
     command: str
     say: Callable[[str], object]
 
-    async def there(self, one: Supply) -> tuple[int, int] | None:
+    async def there(self, one: Supply) -> int | None:
         return None
 
-    async def obey(self, one: Supply, order: Order, before: int) -> None:
+    async def hosts(self, one: Supply) -> set[str] | None:
+        return None
+
+    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
         if order.replicas == before:
             return
         given = {
             "SUPPLY": one.name, "POOL": one.pool, "KIND": one.kind, "REPLICAS": str(order.replicas),
             "BEFORE": str(before), "DRAINING": str(order.draining), "WHY": order.why,
+            "STOP": " ".join(moves.stop if moves else ()), "START": " ".join(moves.start if moves else ()),
         }  # fmt: skip
         try:
             await run_hook(self.command, given, _HOOK_S, lambda said: self.say(f"hook: {said}"))

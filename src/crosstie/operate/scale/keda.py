@@ -48,7 +48,7 @@ def messages() -> dict[str, Any]:
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
-        raise BadInput("--keda needs protobuf and grpcio: pip install 'crosstie[keda]'") from None
+        raise BadInput("--keda needs gRPC: pip install 'crosstie[kubernetes]'") from None
     file = descriptor_pb2.FileDescriptorProto(name="externalscaler.proto", package="externalscaler", syntax="proto3")
     for name, fields in _MESSAGES.items():
         made = file.message_type.add(name=name)
@@ -128,7 +128,7 @@ async def serve_keda(service: ScaleService, address: str) -> tuple[Any, int]:
     try:
         import grpc
     except ImportError:
-        raise BadInput("--keda needs grpcio: pip install 'crosstie[keda]'") from None
+        raise BadInput("--keda needs gRPC: pip install 'crosstie[kubernetes]'") from None
 
     def method(handler: Any, asked: str, make: Any = grpc.unary_unary_rpc_method_handler) -> Any:
         return make(

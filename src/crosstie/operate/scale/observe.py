@@ -63,9 +63,9 @@ class Watch:
     at_s: float = 0.0
 
     def look(
-        self, now_s: float, counts: Counts, wanted: Mapping[str, int], ready: Mapping[str, int] | None = None
+        self, now_s: float, counts: Counts, wanted: Mapping[str, int], empty: Mapping[str, int] | None = None
     ) -> Seen | None:
-        """None the first time. `ready`: replicas that serve by supply, as the platform says; without it, backends that
+        """None the first time. `empty`: by supply, replicas being emptied that are. Those that serve are backends that
         are up, of each pool as far as its supplies were asked for."""
         before, since = self.before, now_s - self.at_s
         self.before, self.at_s = counts, now_s
@@ -75,8 +75,9 @@ class Watch:
         return Seen(
             at_s=now_s, over_s=since,
             requests_per_s={name: count / since for name, count in came.items()},
-            ready=dict(ready) if ready is not None else self._ready(counts, wanted),
+            ready=self._ready(counts, wanted),
             wanted=dict(wanted),
+            empty=dict(empty or {}),
             ended=_ended(counts, before, came),
         )  # fmt: skip
 

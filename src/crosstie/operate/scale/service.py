@@ -10,8 +10,10 @@ import msgspec
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.histogram import Family, exposition
-from crosstie.decide.scale.scaler import Decision, Scaler, ScalerState
-from crosstie.operate.scale.act import Actor, Failed
+from crosstie.core.scaling import Supply
+from crosstie.decide.scale.scaler import Decision, Order, Scaler, ScalerState
+from crosstie.operate.scale.act import Actor, Failed, Moves
+from crosstie.operate.scale.drain import Drainer
 from crosstie.operate.scale.observe import Watch, read_gateways
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
@@ -30,6 +32,8 @@ class ScaleService:
     # What there was asked for before anything was decided, where no actor knows.
     wanted: dict[str, int] = field(default_factory=dict)
     state_file: Path | None = None
+    # None: replicas are given so long to finish, and nobody is told to send them nothing new.
+    drainer: Drainer | None = None
     decision: Decision | None = None
     # What stands in the way, until it no longer does.
     trouble: str = ""
@@ -49,18 +53,20 @@ class ScaleService:
         """One look and what follows from it; None: nothing could be decided, and nothing was done."""
         try:
             counts = await read_gateways(self.gateways)
-            asked = await self._asked()
+            asked, hosts = await self._asked(), await self._hosts()
+            if self.drainer is not None:
+                await self.drainer.look()
         except (OSError, BadInput, Failed) as error:
             self._stand(f"nothing is decided and nothing changed: {error}")
             return None
-        seen = self.watch.look(self.clock(), counts, asked)
+        empty = self.drainer.empty(self.scaler.rules.supplies, hosts) if self.drainer is not None else {}
+        seen = self.watch.look(self.clock(), counts, asked, empty)
         if seen is None:
             # The first look: nothing to hold it against yet.
             self._stand("")
             return None
         decision = self.scaler.decide(seen)
-        problems = await self._obey(decision, asked)
-        self.wanted = {name: order.replicas for name, order in decision.orders.items()}
+        problems = await self._obey(decision, asked, hosts)
         self._keep_state()
         self._stand("; ".join([*problems, *([decision.short] if decision.short else [])]))
         async with self.decided:
@@ -74,21 +80,40 @@ class ScaleService:
             for one in self.scaler.rules.supplies:
                 there = await actor.there(one)
                 if there is not None:
-                    found[one.name] = there[0]
+                    found[one.name] = there
         return found
 
-    async def _obey(self, decision: Decision, asked: Mapping[str, int]) -> list[str]:
+    async def _hosts(self) -> dict[str, set[str]]:
+        """By supply, where a platform knows them: which of a pool's backends are its own."""
+        found = {}
+        for actor in self.actors if self.drainer is not None else ():
+            for one in self.scaler.rules.supplies:
+                hosts = await actor.hosts(one)
+                if hosts is not None:
+                    found[one.name] = hosts
+        return found
+
+    async def _obey(
+        self, decision: Decision, asked: Mapping[str, int], hosts: Mapping[str, set[str]]
+    ) -> list[str]:  # fmt: skip
         problems = []
         for one in self.scaler.rules.supplies:
             order, before = decision.orders[one.name], asked.get(one.name, 0)
             if order.replicas != before:
                 self.say(f"{one.name}: {before} -> {order.replicas}: {order.why}")
-            for actor in self.actors:
-                try:
-                    await actor.obey(one, order, before)
-                except Failed as error:
-                    problems.append(str(error))
+            try:
+                moves = await self._moves(one, order, before, hosts.get(one.name))
+                for actor in self.actors:
+                    await actor.obey(one, order, before, moves)
+                self.wanted[one.name] = order.replicas
+            except (OSError, Failed) as error:
+                # It is as it was, and is tried again.
+                self.wanted[one.name] = before
+                problems.append(str(error))
         return problems
+
+    async def _moves(self, one: Supply, order: Order, before: int, hosts: set[str] | None) -> Moves | None:
+        return None if self.drainer is None else await self.drainer.obey(one, order, before, hosts)
 
     def _stand(self, trouble: str) -> None:
         self.failures += bool(trouble)

@@ -1,0 +1,93 @@
+"""A day with traffic as a fluid: what a controller would do, in seconds where requests one by one take many minutes.
+
+Requests of a moment keep their targets as far as what serves then carries them; nothing is known of queues.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from crosstie.core.scaling import ScaleRules, Supply
+from crosstie.decide.plan.programme import Array, Indices
+from crosstie.decide.scale.day import Day, Loss
+from crosstie.decide.scale.forecast import DAY_S, shape_at
+from crosstie.decide.scale.mixture import Choices
+from crosstie.decide.scale.platform import Controller, Platform
+from crosstie.decide.scale.scaler import Capacities
+
+# How far starts scatter, as a logarithm's deviation; and windows of a day for what would be the least.
+_SCATTER, _WINDOWS = 0.15, 144
+
+# By class, requests/s where its day is 1, and that day.
+Traffic = Mapping[str, tuple[float, tuple[float, ...]]]
+
+
+def fluid_day(
+    rules: ScaleRules, known: Capacities, controller: Controller, traffic: Traffic, begin: Mapping[str, int], *,
+    seed: int = 0, span_s: float = DAY_S, losses: Sequence[Loss] = (), begin_s: float = 0.0,
+) -> Day:  # fmt: skip
+    """`begin`: replicas that serve at the start."""
+    chance = np.random.default_rng(seed)
+
+    def start_s(one: Supply) -> float:
+        return float((one.start_s or known.start_s[one.pool]) * np.exp(_SCATTER * chance.standard_normal()))
+
+    price = {one.name: known.usd_per_hour(one) for one in rules.supplies}
+    platform = Platform(rules, known.gpus, price, start_s, now=begin_s)
+    platform.begin(begin)
+    day, every = Day(platform.bill), controller.every_s
+    losing = sorted(losses, key=lambda one: -one.at_s)
+    for step in range(int(span_s / every)):
+        at = begin_s + (step + 1) * every
+        platform.advance(at)
+        while losing and losing[-1].at_s <= at:
+            loss = losing.pop()
+            platform.lose(loss.supply, at + loss.for_s)
+        middle = at - 0.5 * every
+        came = {name: float(chance.poisson(x * shape_at(d, middle) * every)) for name, (x, d) in traffic.items()}
+        demand = _demand(known, traffic, middle)
+        there = np.array([sum(o.state == "ready" for o in platform.there[one.name]) for one in rules.supplies])
+        serving = _choices(rules, known, there)
+        carried = 1.0 if serving.carries(demand) else serving.carried(demand)
+        hour, total = int(at // 3600.0), round(sum(came.values()))
+        day.requests[hour] += total
+        day.within[hour] += round(total * carried)
+        busy = dict.fromkeys(price, min(serving.load(demand), 1.0))
+        platform.obey(controller.orders(platform.seen({n: c / every for n, c in came.items()}, every, busy)))
+        asked = {name: len(mine) for name, mine in platform.there.items()}
+        day.course.append((at, asked, dict(zip(platform.there, map(int, there), strict=True))))
+    return day
+
+
+def fewest_gpus(rules: ScaleRules, known: Capacities, traffic: Traffic) -> list[float]:
+    """What nobody can go below: for every ten minutes the fewest GPUs that carry them, had and given back at once, by
+    someone who knows the day beforehand."""
+    gpus = np.array([float(known.gpus[one.pool]) for one in rules.supplies])
+    moments = [(window + 0.5) * DAY_S / _WINDOWS for window in range(_WINDOWS)]
+    return [float(_for(rules, known, _demand(known, traffic, at), gpus) @ gpus) for at in moments]
+
+
+def replicas_for(rules: ScaleRules, known: Capacities, traffic: Traffic, at_s: float) -> dict[str, int]:
+    """By supply, the cheapest that carry what comes then; all that can be had where they do not."""
+    price = np.array([known.usd_per_hour(one) for one in rules.supplies])
+    found = _for(rules, known, _demand(known, traffic, at_s), price)
+    return dict(zip((one.name for one in rules.supplies), map(int, found), strict=True))
+
+
+def _for(rules: ScaleRules, known: Capacities, demand: Array, price: Array) -> Indices:
+    most = np.array([one.most for one in rules.supplies], np.int64)
+    found = _choices(rules, known, most, price).cheapest(demand)
+    return most if found is None else found
+
+
+def _demand(known: Capacities, traffic: Traffic, at_s: float) -> Array:
+    now = {name: peak * shape_at(day, at_s) for name, (peak, day) in traffic.items()}
+    return np.array([now[part.class_name] * part.share for part in known.parts])
+
+
+def _choices(rules: ScaleRules, known: Capacities, most: Indices, price: Array | None = None) -> Choices:
+    none = np.zeros(len(most))
+    return Choices(
+        rate=np.array([known.rate[one.pool] for one in rules.supplies]), usd_per_hour=none if price is None else price,
+        floor=none.astype(np.int64), have=most, most=most, starting=none,
+    )  # fmt: skip
