@@ -87,14 +87,15 @@ def rules_for(known: Capacities, replicas: int) -> tuple[ScaleRules, float]:
     return rules, carried
 
 
-def row(label: str, day: Day, fixed: Day | None, least: float, spent_s: float) -> dict[str, Any]:
+def row(label: str, day: Day, fixed: tuple[float, float], least: float, spent_s: float) -> dict[str, Any]:
+    """`fixed`: GPU-hours and USD of the fleet that stays as it is."""
     hour, worst = day.worst_hour
-    of = (fixed or day).gpu_hours
+    of, usd = fixed
     return {
         "label": label, "requests": day.requests.total(), "within": day.share, "worst_hour": hour,
         "worst_hour_within": worst, "refused": day.refused, "gpu_hours": day.gpu_hours,
         "of_fixed": day.gpu_hours / of, "least_of_fixed": least / of, "usd": day.bill.usd,
-        "of_fixed_usd": day.bill.usd / (fixed or day).bill.usd, "moves": day.bill.moves, "flaps": day.bill.flaps,
+        "of_fixed_usd": day.bill.usd / usd, "moves": day.bill.moves, "flaps": day.bill.flaps,
         "cpu_s": spent_s,
     }  # fmt: skip
 
@@ -114,7 +115,7 @@ def main() -> None:
     asked.add_argument("--requests", action="store_true", help="one by one, not as a fluid")
     asked.add_argument("--day", action="append", help="MODEL:NUMBER; several; all of them without it")
     asked.add_argument("--hpa", type=float, action="append", help="targets of the autoscaler, shares")
-    asked.add_argument("--only", action="append", help="labels; fixed comes always")
+    asked.add_argument("--only", action="append", help="labels such as scale, 'scale lost', 'hpa 80%%'")
     asked.add_argument("--json", type=Path)
     given = asked.parse_args()
     catalog, every = Catalog(), days()
@@ -151,9 +152,13 @@ def main() -> None:
             ("fixed lost", Fixed(static), static, [loss]),
             (f"hpa {shares[-1]:.0%} lost", Hpa(rules, target=shares[-1]), first, [loss]),
         ]
-        fixed: Day | None = None
+        supplies = [(one, 24.0 * static[one.name]) for one in rules.supplies]
+        fixed = (
+            sum(known.gpus[one.pool] * hours_had for one, hours_had in supplies),
+            sum(known.usd_per_hour(one) * hours_had for one, hours_had in supplies),
+        )
         for label, controller, begin, losses in controllers:
-            if given.only and label not in (*given.only, "fixed"):
+            if given.only and label not in given.only:
                 continue
             spent = time.process_time()
             if traffic is None:
@@ -162,7 +167,6 @@ def main() -> None:
                 day = DaySimulator(catalog, fleet, rules, known, controller).run(traffic, begin, losses)
             results.append({"day": name, **row(label, day, fixed, least, time.process_time() - spent)})
             show(results[-1])
-            fixed = fixed or day
             if given.json:
                 given.json.write_text(json.dumps({"arguments": vars(given) | {"json": ""}, "runs": results}, indent=1))
 

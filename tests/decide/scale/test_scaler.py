@@ -67,6 +67,15 @@ def test_the_margin_is_used_before_more_are_bought() -> None:
     assert scaler.decide(seen(0.0, 9.8, cheap=(5, 5), dear=(0, 0))).orders["cheap"].replicas == 5
 
 
+def test_replicas_are_not_exchanged_for_others_that_save_little() -> None:
+    # Seven carry what comes; the cheap ones would save a twentieth, or nearly half.
+    there = seen(0.0, 11.9, cheap=(0, 0), dear=(6, 6))
+    near = msgspec.structs.replace(CHEAP, usd_per_gpu_hour=3.6)
+    assert Scaler(rules(near, DEAR), KNOWN).decide(there).orders["dear"].replicas == 6
+    assert Scaler(rules(near, DEAR), KNOWN).decide(there).orders["cheap"].replicas == 1
+    assert Scaler(rules(CHEAP, DEAR), KNOWN).decide(there).orders["cheap"].replicas == 7
+
+
 def test_waiting_never_goes_below_a_floor_nor_leans_on_spot() -> None:
     kept = Supply(name="kept", pool="cheap", least=7, most=9)
     decision = Scaler(rules(kept), KNOWN).decide(seen(0.0, 9.6, kept=(5, 5)))

@@ -31,6 +31,8 @@ _STAYS_S = 1800.0
 # Of the margin over what is forecast, how much may be used up before more are bought; all of it where something was
 # given back within the time above.
 _USED = 0.5
+# Replicas are not exchanged for others that would save less than this share of what all cost.
+_SWAP = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,7 @@ class Scaler:
         demand = self._by_part(provided)
         short_now = self._short(seen)
         target, short = self._target(up, demand, now, short_now)
-        target = self._waiting(up, target, needs, now)
+        target = self._settled(up, target, demand, needs, now)
         stays = down.cheapest(self._by_part(keep))
         orders = {
             one.name: self._order(one, seen, int(target[i]), None if stays is None else int(stays[i]))
@@ -351,13 +353,28 @@ class Scaler:
             found = np.minimum(up.floor, up.most) if within is None else within
         return found, "; ".join(whys)
 
-    def _waiting(self, up: Choices, target: Indices, needs: Mapping[str, Need], now: float) -> Indices:
+    def _settled(
+        self, up: Choices, target: Indices, demand: Array, needs: Mapping[str, Need], now: float
+    ) -> Indices:  # fmt: skip
         """Nothing is bought while what there is carries what is forecast: the margin is there to be used, or replicas
-        would come and go as it is gained and lost."""
+        would come and go as it is gained and lost. Nor are some bought to give others back, unless that saves much."""
         supplies, mine = self.rules.supplies, self.state.supplies
         there = replace(up, have=np.maximum(up.have - [len(mine[one.name].drains) for one in supplies], 0))
-        if float((target - there.have) @ up.usd_per_hour) <= 0 or (there.have < np.minimum(up.floor, up.most)).any():
+        if not (target > there.have).any() or (there.have < np.minimum(up.floor, up.most)).any():
             return target
+        steady = np.array([one.kind != "spot" for one in supplies])
+        paid, limit = up.usd_per_hour, self._budget(now)
+        if limit is not None and float(there.have @ self._paid()) > limit:
+            return target
+        if (target < there.have).any():
+            # What must not depend on spot replicas stays in it.
+            least = up.floor if steady.all() else np.maximum(up.floor, np.where(steady, target, 0))
+            beside = replace(up, floor=np.maximum(least, there.have)).cheapest(demand)
+            if beside is None or float(beside @ paid) > (1.0 + _SWAP) * float(target @ paid):
+                return target
+            if limit is not None and float(beside @ self._paid()) > limit:
+                return target
+            target = beside
         used = 1.0 if any(now - one.shrank_s < _STAYS_S for one in mine.values()) else _USED
         needed = self._by_part(
             {
@@ -365,7 +382,6 @@ class Scaler:
                 for name, need in needs.items()
             }
         )
-        steady = np.array([one.kind != "spot" for one in supplies])
         alone = replace(there, have=np.where(steady, there.have, 0))
         enough = there.carries(needed) and (steady.all() or alone.carries(needed * (1.0 - self.rules.spot_share)))
         return there.have if enough else target
