@@ -43,7 +43,14 @@ BANDS: list[dict[str, list[list[str]]]] = [
     },
     {"foundations": [["sim"], ["route"], ["host"], ["perf", "catalog"], ["core"]]},
 ]
-COLOURS = {"": "#e8ebee", "decide": "#dcebf7", "port": "#f9e7d2", "run": "#dff1e0", "prove": "#eee2f4", "operate": "#f4f0d6"}
+COLOURS = {
+    "": "#e8ebee",
+    "decide": "#dcebf7",
+    "port": "#f9e7d2",
+    "run": "#dff1e0",
+    "prove": "#eee2f4",
+    "operate": "#f4f0d6",
+}
 TITLES = {
     "prove": "prove: replay, measure, calibrate",
     "decide": "decide: which, how many, at what cost",
