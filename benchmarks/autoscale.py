@@ -1,23 +1,22 @@
 """Scaling by cost over real days, beside a fleet that stays as it is and Kubernetes' autoscaler by utilisation.
 
-    python benchmarks/autoscale.py [--replicas 20] [--json FILE]                every day, traffic as a fluid
-    python benchmarks/autoscale.py --requests --day deepseek-r1:0 --replicas 12   a day request by request
+    crosstie plan benchmarks/autoscale_workload.toml --json > plan.json
+    python benchmarks/autoscale.py --plan plan.json [--json FILE]          every day, traffic as a fluid
+    python benchmarks/autoscale.py --plan plan.json --requests --day m-small:1    a day request by request
 
 Days are all that ServeGen has in ten minutes and 24 hours each: fourteen of a language model's clients at Alibaba Cloud
-(m-small) and one of DeepSeek-R1's; none is left out. Each is scaled so that its busiest hour needs the fixed fleet
-whole: the fixed fleet is what the plan's solver buys for that hour, with so many replicas (--replicas). The scaler
+(m-small) and one of DeepSeek-R1's; none is left out. The fixed fleet is what `crosstie plan` buys for the workload,
+confirmed by simulation, and each day is scaled so that its busiest hour is the peak that the plan is for. The scaler
 knows of a day what the days before it were like, their median, and nothing where there is none. Beside each result
 stands the least that there is: the fewest GPUs that carry each ten minutes, had and given back at once, by someone
 who knows the day. Starts take what the catalog says, scattered; the scaler's first belief is the same and it learns.
-"lost" takes all replicas of the pool with most of them away at the busiest hour, for an hour: nothing starts there.
+"lost" takes all replicas of the supply with most of them away at the busiest hour, for an hour: nothing starts there.
 
---requests sends requests at random moments, with lengths of benchmarks/autoscale_workload.toml, to the fleet of
-benchmarks/autoscale.toml through the gateway's own policy. Engines take the time that the performance model predicts:
-no GPU runs, AMD's or NVIDIA's.
+--requests sends requests at random moments, with lengths of benchmarks/autoscale_workload.toml, to that fleet through
+the gateway's own policy. Engines take the time that the performance model predicts: no GPU runs, AMD's or NVIDIA's.
 
 hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: decide/scale/rivals.py) that holds NN% of
-         what a replica may have in flight: as a fluid, of what it takes; with --requests, of the requests that it has
-         in flight when it takes all that it can (Little's law).
+         what a replica takes as a fluid; with --requests, of its KV cache.
 """
 
 import argparse
@@ -25,27 +24,28 @@ import csv
 import json
 import sys
 import time
-from dataclasses import replace
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.workloads import read_workload
+from crosstie.core.fleet import Fleet
 from crosstie.core.scaling import ScaleRules, Supply
-from crosstie.decide.plan.subject import of_fleet
+from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.scale.capacities import capacities
 from crosstie.decide.scale.day import Day, DaySimulator, Loss, day_traffic
 from crosstie.decide.scale.fluid import Traffic, fewest_gpus, fluid_day, replicas_for
 from crosstie.decide.scale.platform import Controller
 from crosstie.decide.scale.rivals import ByScaler, Fixed, Hpa
-from crosstie.decide.scale.scaler import Capacities, Scaler
+from crosstie.decide.scale.scaler import Scaler
 
 HERE = Path(__file__).parent
 WINDOWS, WINDOW_S = 144, 600
+# How many of a pool can be had, over what the plan buys; none more of accelerators that the workload limits.
+MORE = 3
 
 
 def days() -> dict[str, list[np.ndarray]]:
@@ -72,19 +72,12 @@ def expected(before: list[np.ndarray]) -> tuple[float, ...]:
     return tuple((smooth / smooth.max()).tolist())
 
 
-def rules_for(known: Capacities, replicas: int) -> tuple[ScaleRules, float]:
-    """Half of the fixed fleet is of the cheaper pool, which has no more; and the rate that the whole of it carries."""
-    cheap, dear = sorted(known.rate, key=lambda name: known.usd_per_gpu_hour[name] * known.gpus[name])
-    half = replicas // 2
-    share = np.array([part.share for part in known.parts])
-    carried = half / float((share / known.rate[cheap]).sum())
-    carried += (replicas - half) / float((share / known.rate[dear]).sum())
-    rules = ScaleRules(
-        supplies=(Supply(name=cheap, pool=cheap, most=half), Supply(name=dear, pool=dear, most=2 * replicas)),
-        every_s=60.0,
-        drain_s=600.0,
-    )
-    return rules, carried
+def rules_for(fleet: Fleet, limited: Collection[str]) -> ScaleRules:
+    supplies = [
+        Supply(name=one.name, pool=one.name, most=one.replicas * (1 if one.accelerator in limited else MORE))
+        for one in fleet.pools
+    ]
+    return ScaleRules(supplies=tuple(supplies), every_s=60.0, drain_s=600.0)
 
 
 def row(label: str, day: Day, fixed: tuple[float, float], least: float, spent_s: float) -> dict[str, Any]:
@@ -111,7 +104,7 @@ def show(one: dict[str, Any]) -> None:
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--replicas", type=int, default=20, help="of the fixed fleet")
+    asked.add_argument("--plan", type=Path, default=HERE / "autoscale_workload.toml", help="saved; else it is made")
     asked.add_argument("--requests", action="store_true", help="one by one, not as a fluid")
     asked.add_argument("--day", action="append", help="MODEL:NUMBER; several; all of them without it")
     asked.add_argument("--hpa", type=float, action="append", help="targets of the autoscaler, shares")
@@ -119,19 +112,21 @@ def main() -> None:
     asked.add_argument("--json", type=Path)
     given = asked.parse_args()
     catalog, every = Catalog(), days()
-    fleet, work = read_fleet(catalog, HERE / "autoscale.toml"), read_workload(catalog, HERE / "autoscale_workload.toml")
-    known = capacities(catalog, replace(of_fleet(fleet), workload=work))
-    rules, carried = rules_for(known, given.replicas)
+    subject = read_subject(catalog, given.plan)
+    fleet, work = subject.fleet, subject.workload
+    assert work is not None
+    known = capacities(catalog, subject)
+    rules = rules_for(fleet, work.constraints.at_most)
+    static, carried = {pool.name: pool.replicas for pool in fleet.pools}, work.classes[0].requests_per_s
     results = []
     for name in given.day or [f"{model}:{number}" for model, found in every.items() for number in range(len(found))]:
         model, _, number = name.partition(":")
         real = every[model][int(number)]
         hours = real.reshape(24, 6).mean(axis=1)
         shape, guess = tuple((real / real.max()).tolist()), expected(every[model][: int(number)])
-        peak = 0.999 * carried * float(real.max() / hours.max())
-        busiest: Traffic = {"chat": (0.999 * carried, ())}
+        peak = carried * float(real.max() / hours.max())
         flow: Traffic = {"chat": (peak, shape)}
-        static, first = replicas_for(rules, known, busiest, 0.0), replicas_for(rules, known, flow, 0.0)
+        first = replicas_for(rules, known, flow, 0.0)
         least = sum(fewest_gpus(rules, known, flow)) * 24.0 / WINDOWS
         loss = Loss(max(static, key=lambda one: static[one]), 3600.0 * int(np.argmax(hours)) + 900.0, 3600.0)
         traffic = None
@@ -139,7 +134,7 @@ def main() -> None:
             sent = tuple(msgspec.structs.replace(one, requests_per_s=peak) for one in work.classes)
             traffic = day_traffic(msgspec.structs.replace(work, classes=sent), shape, 86_400.0, seed=1)
         print(
-            f"{name}: {f'{len(traffic):,} requests, ' if traffic else ''}busiest hour {0.999 * carried:.1f}/s, mean "
+            f"{name}: {f'{len(traffic):,} requests, ' if traffic else ''}busiest hour {carried:.1f}/s, mean "
             f"{real.mean() / hours.max():.0%} of that; fixed {static}; forecast from {number if guess else 'no'} days; "
             f"lost: {loss.supply} at {int(np.argmax(hours))}:15"
         )
@@ -168,7 +163,8 @@ def main() -> None:
             results.append({"day": name, **row(label, day, fixed, least, time.process_time() - spent)})
             show(results[-1])
             if given.json:
-                given.json.write_text(json.dumps({"arguments": vars(given) | {"json": ""}, "runs": results}, indent=1))
+                asked_for = {key: str(value) for key, value in vars(given).items() if value}
+                given.json.write_text(json.dumps({"arguments": asked_for, "runs": results}, indent=1))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ def test_a_day_beforehand_beside_the_planned_fleet_and_the_least(crosstie: Comma
         (("--gateway", "http://127.0.0.1:9", "--patch", "pod"), "this is no pod with a service account"),
         (("--gateway", "http://127.0.0.1:9", "--hook", "true", "--admin", "http://127.0.0.1:8"), "--admin needs"),
         (("--day",), "--day: no day is known; give `day` or `recording` in --rules"),
+        (("--day", "--speed", "9"), "--speed is for a scaler that runs"),
         (("--plot", "day.svg"), "--plot draws a day: give --day with it"),
         (("--day", "--plot", "day.gif"), "--plot day.gif: the name must end in"),
     ],

@@ -21,7 +21,7 @@ from crosstie.cli.show import console, print_json
 from crosstie.core.errors import BadInput
 from crosstie.core.scaling import ScaleRules
 from crosstie.decide.plan.subject import Subject, read_subject
-from crosstie.decide.scale.capacities import capacities, rules_of
+from crosstie.decide.scale.capacities import capacities, check_inventory, rules_of
 from crosstie.decide.scale.rehearsal import SCALED, rehearse
 from crosstie.decide.scale.scaler import Scaler, Seen
 from crosstie.operate.scale.act import Hook, Kubernetes, actors
@@ -66,12 +66,16 @@ _KEY = "CROSSTIE_ADMIN_KEY"
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="/metrics for an HPA, and /decision.")
 @click.option("--admin", "admins", multiple=True, metavar="URL", help="Gateways' --admin-port: empty before removal.")
 @click.option("--key-file", type=FILE, metavar="FILE", help=f"The key for --admin, if not in {_KEY}.")
+@click.option(
+    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
+    help="Over replicas that are emulated X times as fast: seconds are theirs.",
+)  # fmt: skip
 @json_option
 def command(
     what: Path, rules: Path | None, gateways: tuple[str, ...], state: Path | None, dry_run: bool,
     rates: tuple[str, ...], replicas: tuple[str, ...], at: str | None, patch: str | None, namespace: str,
     token_file: Path | None, hook: str | None, keda: str | None, port: int | None, admins: tuple[str, ...],
-    key_file: Path | None, whole_day: bool, plot: Path | None, as_json: bool,
+    key_file: Path | None, whole_day: bool, plot: Path | None, speed: float, as_json: bool,
 ) -> int:  # fmt: skip
     """Decides how many replicas each pool should have: the cheapest that carry what is forecast until new ones serve.
 
@@ -90,6 +94,8 @@ def command(
     """
     if not dry_run and (rates or replicas or at):
         raise BadInput("--rate, --replicas and --at are for --dry-run")
+    if speed != 1.0 and (dry_run or whole_day):
+        raise BadInput("--speed is for a scaler that runs")
     if plot is not None and not whole_day:
         raise BadInput("--plot draws a day: give --day with it")
     if plot is not None:
@@ -98,7 +104,8 @@ def command(
     with progress("planning") as on_progress:
         subject = read_subject(catalog, what, on_progress)
     pools = [pool.name for pool in subject.fleet.pools]
-    read = read_rules(rules, pools) if rules is not None else ReadRules(rules_of(subject.fleet), _planned_day(subject))
+    read = read_rules(rules, pools) if rules is not None else ReadRules(rules_of(subject), _planned_day(subject))
+    check_inventory(read.rules, subject)
     known = capacities(catalog, subject)
     days = {part.class_name: read.of(part.class_name) for part in known.parts}
     scaler = Scaler(read.rules, known, days)
@@ -124,8 +131,11 @@ def command(
     cluster = None if patch is None else _cluster(patch, namespace, token_file)
     doing = actors(read.rules, cluster, None if hook is None else Hook(hook, _say))
     drainer = _drainer(admins, key_file, read.rules, by_platform=patch is not None) if admins else None
-    service = ScaleService(scaler, gateways, time.time, _say, doing, planned, state, drainer)
-    return run_on_loop(_serve(service, keda, port))
+    began = time.time()
+    service = ScaleService(
+        scaler, gateways, lambda: began + (time.time() - began) * speed, _say, doing, planned, state, drainer
+    )
+    return run_on_loop(_serve(service, keda, port, speed))
 
 
 def _say(text: str) -> None:
@@ -226,7 +236,7 @@ async def _looked(scaler: Scaler, gateways: tuple[str, ...], there: dict[str, in
     return seen
 
 
-async def _serve(service: ScaleService, keda: str | None, port: int | None) -> int:
+async def _serve(service: ScaleService, keda: str | None, port: int | None, speed: float) -> int:
     loop = asyncio.get_running_loop()
     page = Server(loop, service.answer) if port is not None else None
     server = None
@@ -239,7 +249,7 @@ async def _serve(service: ScaleService, keda: str | None, port: int | None) -> i
         if keda is not None:
             server, bound = await serve_keda(service, keda)
             _say(f"KEDA's external scaler on port {bound}")
-        await service.run()
+        await service.run(speed)
     finally:
         if page is not None:
             page.close()

@@ -65,7 +65,7 @@ def test_requests_one_by_one_through_the_gateways_policy_keep_their_targets_as_r
     pools = [pool.name for pool in fleet.pools]
     rules = ScaleRules(supplies=tuple(Supply(name=one, pool=one, most=5) for one in pools), every_s=60.0)
     work = msgspec.structs.replace(
-        work, classes=tuple(msgspec.structs.replace(one, requests_per_s=4.0) for one in work.classes)
+        work, classes=tuple(msgspec.structs.replace(one, requests_per_s=1.8) for one in work.classes)
     )
     # From a quarter of the peak to all of it, within an hour.
     shape = (0.25, 1.0) * 12
@@ -76,10 +76,11 @@ def test_requests_one_by_one_through_the_gateways_policy_keep_their_targets_as_r
         traffic, dict.fromkeys(pools, 1)
     )
     assert found.requests.total() == len(traffic)
-    assert found.share > 0.95 > fixed.share
+    assert found.share > 0.9 > fixed.share
     assert found.bill.moves > 0
 
 
 def test_a_fleet_without_rules_may_have_twice_what_was_planned() -> None:
-    fleet = read_fleet(Catalog(), BENCHMARKS / "autoscale.toml")
-    assert [(one.kind, one.most) for one in rules_of(fleet).supplies] == [("on-demand", 12), ("on-demand", 12)]
+    subject = of_fleet(read_fleet(Catalog(), BENCHMARKS / "autoscale.toml"))
+    planned = {pool.name: pool.replicas for pool in subject.fleet.pools}
+    assert {one.name: one.most for one in rules_of(subject).supplies} == {name: 2 * n for name, n in planned.items()}

@@ -1,5 +1,8 @@
 """What the plan knows of its pools, for the scaler: requests/s of a replica by kind of request, price, start."""
 
+import math
+from collections import Counter
+
 import numpy as np
 
 from crosstie.catalog.library import Catalog
@@ -22,11 +25,39 @@ from crosstie.route.build import deployment_of, service_of
 _MOST_TIMES = 2
 
 
-def rules_of(fleet: Fleet) -> ScaleRules:
-    """Of a fleet for which nobody wrote any: each pool is one supply, at its price, up to twice what was planned."""
+def rules_of(subject: Subject) -> ScaleRules:
+    """Of a fleet for which nobody wrote any: each pool is one supply, at its price, up to twice what was planned, or
+    what there is of its accelerator."""
+    planned: Counter[str] = Counter()
+    for one in subject.fleet.pools:
+        planned[one.accelerator or ""] += one.gpus
+    there = _there_are(subject)
+
+    def most(one: Pool) -> int:
+        kind = one.accelerator or ""
+        times = min(_MOST_TIMES, there.get(kind, math.inf) / max(planned[kind], 1))
+        return max(math.floor(one.replicas * times), one.replicas)
+
     return ScaleRules(
-        supplies=tuple(Supply(name=one.name, pool=one.name, most=_MOST_TIMES * one.replicas) for one in fleet.pools)
+        supplies=tuple(Supply(name=one.name, pool=one.name, most=most(one)) for one in subject.fleet.pools)
     )
+
+
+def check_inventory(rules: ScaleRules, subject: Subject) -> None:
+    """Nothing may be asked for that the plan's workload says cannot be had."""
+    pools = {one.name: one for one in subject.fleet.pools}
+    for accelerator, gpus in _there_are(subject).items():
+        mine = [one for one in rules.supplies if pools[one.pool].accelerator == accelerator]
+        asked = sum(one.most * pools[one.pool].replica_gpus for one in mine)
+        if asked > gpus:
+            raise BadInput(
+                f"supply {', '.join(one.name for one in mine)}: `most` comes to {asked} {accelerator}, and by "
+                f"constraints.at_most of the workload there are {gpus}: lower the one or raise the other"
+            )
+
+
+def _there_are(subject: Subject) -> dict[str, int]:
+    return dict(subject.workload.constraints.at_most) if subject.workload else {}
 
 
 def capacities(catalog: Catalog, subject: Subject) -> Capacities:

@@ -117,7 +117,6 @@ class DaySimulator:
         scaled = msgspec.structs.replace(fleet, pools=pools)
         self.simulator = FleetSimulator(catalog, scaled, seed=seed, prefixes=False, tell=self._tell)
         self.replicas: dict[str, Replica] = {one.key: one for one in self.simulator.live.replicas()}
-        self.in_flight_most = {pool.name: pool.max_in_flight for pool in fleet.pools}
         for replica in self.replicas.values():
             replica.went_down("not there")
 
@@ -189,11 +188,12 @@ class DaySimulator:
         return self._replica(one).in_flight == 0
 
     def _busy(self) -> dict[str, float]:
+        """By supply, of the KV caches of those that serve, the share that is taken: what people scale engines by."""
         found = {}
         for one in self.rules.supplies:
-            serving = [self._replica(other) for other in self.platform.there[one.name] if other.state == "ready"]
-            full = len(serving) * self.in_flight_most[one.pool]
-            found[one.name] = sum(other.in_flight for other in serving) / full if full else 0.0
+            ready = [other for other in self.platform.there[one.name] if other.state == "ready"]
+            engines = [self.simulator.engines[_address(one.name, other.number)] for other in ready]
+            found[one.name] = sum(engine.kv_used_fraction for engine in engines) / max(len(engines), 1)
         return found
 
 

@@ -163,11 +163,12 @@ class Scaler:
         up, down = self._choices(seen), self._serving(seen)
         demand = self._by_part(provided)
         short_now = self._short(seen)
-        target, short = self._target(up, demand, now, short_now)
-        target = self._settled(up, target, demand, needs, now)
+        cheapest, short = self._target(up, demand, now, short_now)
+        target = self._settled(up, cheapest, demand, needs, now)
         stays = down.cheapest(self._by_part(keep))
         orders = {
-            one.name: self._order(one, seen, int(target[i]), None if stays is None else int(stays[i]))
+            # What would soon be bought again does not go, even where something dearer cannot go yet.
+            one.name: self._order(one, seen, int(target[i]), None if stays is None else int(max(stays[i], cheapest[i])))
             for i, one in enumerate(supplies)
         }
         paid = sum(orders[one.name].replicas * self.known.usd_per_hour(one) for one in supplies)
@@ -366,16 +367,17 @@ class Scaler:
         paid, limit = up.usd_per_hour, self._budget(now)
         if limit is not None and float(there.have @ self._paid()) > limit:
             return target
+        lately = any(now - one.shrank_s < _STAYS_S for one in mine.values())
         if (target < there.have).any():
             # What must not depend on spot replicas stays in it.
             least = up.floor if steady.all() else np.maximum(up.floor, np.where(steady, target, 0))
             beside = replace(up, floor=np.maximum(least, there.have)).cheapest(demand)
-            if beside is None or float(beside @ paid) > (1.0 + _SWAP) * float(target @ paid):
+            if beside is None or (not lately and float(beside @ paid) > (1.0 + _SWAP) * float(target @ paid)):
                 return target
             if limit is not None and float(beside @ self._paid()) > limit:
                 return target
             target = beside
-        used = 1.0 if any(now - one.shrank_s < _STAYS_S for one in mine.values()) else _USED
+        used = 1.0 if lately else _USED
         needed = self._by_part(
             {
                 name: need.peak * (1.0 + self.rules.spare) * (1.0 + (need.margin - 1.0) * (1.0 - used))

@@ -43,11 +43,11 @@ class ScaleService:
         self.watch = Watch(self.scaler.rules)
         self.decided = asyncio.Condition()
 
-    async def run(self) -> None:
-        """Until it is cancelled."""
+    async def run(self, speed: float = 1.0) -> None:
+        """Until it is cancelled. `speed`: seconds of its clock to each that passes."""
         while True:
             await self.step()
-            await asyncio.sleep(self.scaler.rules.every_s)
+            await asyncio.sleep(self.scaler.rules.every_s / speed)
 
     async def step(self) -> Decision | None:
         """One look and what follows from it; None: nothing could be decided, and nothing was done."""
