@@ -47,7 +47,7 @@ class ScaleRules(msgspec.Struct, frozen=True, kw_only=True):
     # How often it is decided; how long what was needed counts before replicas go; and how long one that goes may take
     # to finish its requests.
     every_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
-    settle_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 3600.0
+    settle_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 2700.0
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 120.0
     # Of the clock that the day's shape goes by.
     utc_offset_hours: Annotated[float, msgspec.Meta(ge=-14, le=14)] = 0.0

@@ -14,7 +14,7 @@ _BUSY, _NEARLY, _FULL = 0.75, 0.92, 1.02
 # How far from what is promised to all of it the share must be to move: up above the first, down below the second. A
 # policy that sends each request where it is cheapest uses up what targets allow, and so stays near what is promised:
 # that says nothing against the replicas.
-_MORE, _LESS = 0.6, -0.4
+_MORE, _LESS = 0.6, -1.0
 _UP, _DOWN = 1.02, 0.97
 _LEAST, _MOST = 0.5, 1.3
 

@@ -408,6 +408,11 @@ class Scaler:
         now, mine = seen.at_s, self.state.supplies[one.name]
         ready, wanted = seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)
         closed = self._is_closed(one.name)
+        said = []
+        if stays is None and mine.drains:
+            # The others no longer carry what was and will be needed: these would soon be bought again.
+            said.append(f"{len(mine.drains)} kept that were being emptied")
+            mine.drains.clear()
         over = len([since for since in mine.drains if now - since >= self.rules.drain_s])
         gone = min(max(over, seen.empty.get(one.name, 0)), len(mine.drains))
         del mine.drains[:gone]
@@ -415,7 +420,8 @@ class Scaler:
             mine.shrank_s = now
         wanted -= gone
         counted = (ready - gone if closed else max(wanted, ready - gone)) - len(mine.drains)
-        said = [f"{gone} emptied and given back"] if gone else []
+        if gone:
+            said.append(f"{gone} emptied and given back")
         if target > counted:
             kept = min(len(mine.drains), target - counted)
             if kept:
