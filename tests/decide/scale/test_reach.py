@@ -21,6 +21,17 @@ def test_targets_kept_at_full_load_let_replicas_take_more_and_missed_ones_less()
     assert judged(0.85, 0.9) < 0.7
 
 
+def test_what_a_shortage_taught_fades_while_the_promise_is_kept() -> None:
+    reach = Reach(factor=0.8)
+    for _ in range(60 * 24):
+        reach.see(400, 0.96, 60.0, 0.8, 0.95)
+    assert reach.factor == 1.0
+    reach = Reach(factor=0.8)
+    for _ in range(60 * 24):
+        reach.see(400, 0.94, 60.0, 0.8, 0.95)
+    assert reach.factor == 0.8
+
+
 def test_neither_idle_replicas_nor_missing_ones_say_anything() -> None:
     # Targets that are kept well below the limit do not say where that is.
     assert judged(0.999, 0.85) == 1.0

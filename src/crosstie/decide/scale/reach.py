@@ -47,3 +47,6 @@ class Reach(msgspec.Struct, kw_only=True):
             self.factor = min(self.factor * _UP, _MOST)
         elif share < promised + _LESS * room:
             self.factor = max(self.factor * _DOWN, _LEAST)
+        elif share >= promised and self.factor < 1.0:
+            # What a shortage taught fades while the promise is kept: such a policy never shows more than that.
+            self.factor = min(self.factor * _UP, 1.0)
