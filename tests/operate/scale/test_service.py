@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.decide.scale.cases import KNOWN, rules
+from tests.decide.scale.cases import CHEAP, DEAR, KNOWN, rules
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.scaling import Supply
@@ -117,6 +117,23 @@ def test_scale_subresources_are_read_and_patched_and_no_more() -> None:
         assert api.replicas["cheap"] + api.replicas["dear"] >= 6
         changed = [one for one in api.asked if one[0] != "GET"]
         assert {path.rsplit("/", 1)[1] for _, path, _ in changed} == {"scale"}
+        server.close()
+        there.close()
+
+    run_on_loop(main())
+
+
+def test_more_than_there_is_is_never_asked_for_and_said_with_what_to_do() -> None:
+    async def main() -> None:
+        gateway, api, lines = Gateway(), ApiServer(cheap=1, dear=0), list[str]()
+        there, at = await listening(api.answer)
+        service, server = await begun(gateway, Kubernetes(at, "llm"), said=lines)
+        gateway.per_s = 1000.0
+        for _ in range(3):
+            await service.step()
+            gateway.passes(60.0)
+        assert api.replicas == {"cheap": CHEAP.most, "dear": DEAR.most}
+        assert sum("raise `most` of cheap, dear" in line for line in lines) == 1
         server.close()
         there.close()
 
