@@ -36,7 +36,7 @@ from crosstie.run.service.start import serve
 KEY = "an-administrators-own-key"
 SHUT = json.dumps({"kind": "reject", "health": False})
 # Replicas of each pool, requests in tokens, and how much of what all take the busiest moment has.
-COUNT, INPUT, OUTPUT, BUSIEST = 3, 200, 8_000, 0.85
+COUNT, INPUT, OUTPUT, BUSIEST = 3, 200, 16_000, 0.85
 # Few requests keep such replicas busy: long answers, and a target that only small batches keep.
 FLEET = (
     """format = 1
@@ -65,7 +65,7 @@ name = "chat"
 model = "llama-3.3-70b"
 requests_per_s = 0.1
 input_tokens = 200
-output_tokens = 8000
+output_tokens = 16000
 ttft_ms = { p95 = 60000 }
 tpot_ms = { p95 = 80 }
 """
