@@ -1,6 +1,6 @@
 """A day in minutes with real processes: a gateway, emulated replicas, `crosstie scale` with a hook, a client.
 
-    python benchmarks/autoscale_emulated.py [--minutes 4] [--hours 24] [--day servegen-reasoning]
+    python benchmarks/autoscale_emulated.py [--minutes 4] [--hours 24] [--day servegen-language]
 
 `crosstie serve --emulate` has every replica that there can be; those that were not asked for answer 503, also to health
 checks. `crosstie scale` empties replicas through the gateway's administrator's port and runs a shell script for each
@@ -36,7 +36,7 @@ from crosstie.run.service.start import serve
 KEY = "an-administrators-own-key"
 SHUT = json.dumps({"kind": "reject", "health": False})
 # Replicas of each pool, requests in tokens, and how much of what all take the busiest moment has.
-COUNT, INPUT, OUTPUT, BUSIEST = 3, 200, 16_000, 0.85
+COUNT, INPUT, OUTPUT, BUSIEST = 3, 200, 20_000, 0.9
 # Few requests keep such replicas busy: long answers, and a target that only small batches keep.
 FLEET = (
     """format = 1
@@ -65,7 +65,7 @@ name = "chat"
 model = "llama-3.3-70b"
 requests_per_s = 0.1
 input_tokens = 200
-output_tokens = 16000
+output_tokens = 20000
 ttft_ms = { p95 = 60000 }
 tpot_ms = { p95 = 80 }
 """
@@ -176,7 +176,7 @@ def main() -> None:
     asked.add_argument("--minutes", type=float, default=4.0)
     asked.add_argument("--begin", type=float, default=0.0, help="hour of the day")
     asked.add_argument("--hours", type=float, default=24.0)
-    asked.add_argument("--day", default="servegen-reasoning", choices=tuple(shipped_days()))
+    asked.add_argument("--day", default="servegen-language", choices=tuple(shipped_days()))
     given = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = run(given.day, given.minutes, given.begin, given.hours, Path(folder))
