@@ -9,6 +9,7 @@ import pytest
 from tests.conftest import Command
 from tests.small_workload import small_text
 
+from crosstie.cli.html import give
 from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table, taken_down
 from crosstie.web.report import Column, Heading, Line, Part, Report, Table, write_report
 
@@ -79,6 +80,20 @@ def test_what_is_shown_is_taken_down_and_not_printed(capsys: pytest.CaptureFixtu
     ]
     shown()
     assert "the answer" in capsys.readouterr().out
+
+
+def test_a_document_is_made_only_for_those_who_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made: list[int] = []
+
+    def document() -> dict[str, int]:
+        made.append(1)
+        return {"answer": 7}
+
+    give(document, lambda _: None, title="t", html=None, verbose=False, as_json=False)
+    assert made == []
+    give(document, lambda _: None, title="t", html=tmp_path / "r.html", verbose=False, as_json=True)
+    assert made == [1]
+    assert '"answer": 7' in capsys.readouterr().out
 
 
 def test_a_page_has_every_word_of_the_screen() -> None:

@@ -99,7 +99,7 @@ def command(
         click.echo(f"drawn as {picture}", err=True)
     more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
     more |= {"roofline": [roofline_json(one) for one in roofs]} if roofs else {}
-    document = {**to_json(card), **more, **({"apart": [apart_json(one) for one in split]} if split else {})}
+    more |= {"apart": [apart_json(one) for one in split]} if split else {}
 
     def shown(details: bool) -> None:
         show(card, details)
@@ -109,7 +109,7 @@ def command(
             show_sweep(swept)
 
     give(
-        document, shown, title=f"{card.model.name} on {names}", html=html, verbose=verbose,
+        lambda: to_json(card) | more, shown, title=f"{card.model.name} on {names}", html=html, verbose=verbose,
         as_json=as_json, figures=lambda: curves_figure(swept, title, published),
     )  # fmt: skip
     return 0 if any(entry.estimate for entry in card.entries) else 1

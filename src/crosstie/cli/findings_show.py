@@ -46,7 +46,7 @@ def report(
     if sarif_file:
         write_text(Path(sarif_file), json_text(sarif(ordered)) + "\n")
     give(
-        to_json(findings, verdicts, more or {}),
+        lambda: to_json(findings, verdicts, more or {}),
         lambda details: _show(title, ordered, verdicts, details, last, caveat),
         title=title, html=html, verbose=verbose, as_json=as_json,
     )  # fmt: skip

@@ -28,7 +28,7 @@ def check_html(file: Path | None) -> None:
 
 
 def give(
-    document: Any,
+    document: Callable[[], Any],
     show: Callable[[bool], object],
     *,
     title: str,
@@ -37,11 +37,13 @@ def give(
     as_json: bool,
     figures: Callable[[], Mapping[str, Figure]] = dict,
 ) -> None:
-    """An answer as it is wanted: printed, as JSON, and as a page. `show` takes whether details are wanted."""
+    """An answer as it is wanted: printed, as JSON, and as a page. `show` takes whether details are wanted; the
+    document is made only for those who read it."""
+    made = document() if html or as_json else None
     if html:
-        write_html(html, title, document, lambda: show(True), figures=figures())
+        write_html(html, title, made, lambda: show(True), figures=figures())
     if as_json:
-        print_json(document)
+        print_json(made)
     else:
         show(verbose)
 

@@ -165,7 +165,7 @@ def command(
     same = all(one.verdict == "same" for one in found) and not any(one.worse for one in scores)
     admitted = _admitted(port, pool or "") if port is not None and admit and same else None
     give(
-        document(found, scores) | {"admitted": admitted is not None},
+        lambda: document(found, scores) | {"admitted": admitted is not None},
         lambda details: _show(found, scores, admitted, details, pool if admit else None),
         title=f"{party.url} and {', '.join(one.url for one in parties)}: the same model?", html=html, verbose=verbose,
         as_json=as_json,

@@ -92,11 +92,14 @@ def command(
         contests = [contest(catalog, one, chosen) for one in shipped_scenarios()]
     axes = _axes(catalog, chosen, contests, wanted)
     shown = contests if _SCENARIOS in wanted else []
-    document = {
-        "accelerators": [one.id for one in chosen],
-        "axes": [asdict(axis) for axis in axes],
-        "scenarios": [contest_json(one) for one in shown],
-    }
+
+    def document() -> dict[str, object]:
+        return {
+            "accelerators": [one.id for one in chosen],
+            "axes": [asdict(axis) for axis in axes],
+            "scenarios": [contest_json(one) for one in shown],
+        }
+
     give(
         document, lambda details: show(chosen, axes, shown, details or bool(parts)), title="Scorecard of accelerators",
         html=html, verbose=verbose, as_json=as_json,

@@ -102,8 +102,9 @@ def command(
         draw_course(found.runs, outages, plot)
         click.echo(f"plot written to {plot}", err=True)
     give(
-        to_json(found), lambda details: show_simulation(console(), found, details), title=f"{what}, simulated",
-        html=html, verbose=verbose, as_json=as_json, figures=lambda: course_figure(found.runs, outages),
+        lambda: to_json(found), lambda details: show_simulation(console(), found, details),
+        title=f"{what}, simulated", html=html, verbose=verbose, as_json=as_json,
+        figures=lambda: course_figure(found.runs, outages),
     )  # fmt: skip
     if len(found.runs) < found.asked:
         click.echo(f"crosstie: interrupted after {len(found.runs)} of {found.asked} runs", err=True)

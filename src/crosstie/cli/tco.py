@@ -109,8 +109,9 @@ def command(
     if plot:
         draw_tornado(answer.assessed, plot)
     give(
-        to_json(answer), lambda details: show(answer, details), title=f"What {card.model.name} costs to own", html=html,
-        verbose=verbose, as_json=as_json, figures=lambda: tornado_figure(answer.assessed),
+        lambda: to_json(answer), lambda details: show(answer, details),
+        title=f"What {card.model.name} costs to own", html=html, verbose=verbose, as_json=as_json,
+        figures=lambda: tornado_figure(answer.assessed),
     )  # fmt: skip
     if plot:
         click.echo(f"drawn as {plot}", err=True)

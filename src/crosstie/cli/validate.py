@@ -64,8 +64,8 @@ def command(
         write_text(target, predictions(found))
     names = ", ".join(file.name for file in files)
     give(
-        document(found), lambda details: show(found, details), title=f"Predicted against measured: {names}", html=html,
-        verbose=verbose, as_json=as_json,
+        lambda: document(found), lambda details: show(found, details), title=f"Predicted against measured: {names}",
+        html=html, verbose=verbose, as_json=as_json,
     )  # fmt: skip
     if target and not as_json:
         click.echo(f"predictions written to {target}", err=True)
