@@ -53,6 +53,19 @@ def planned(page: Any, type_it: Any) -> dict[str, Any]:
     return dict(answer.value.json())
 
 
+def test_on_a_narrow_screen_what_became_of_it_is_in_sight_while_one_types(page: Any) -> None:
+    page.set_viewport_size({"width": 360, "height": 800})
+    found = planned(page, lambda: page.get_by_label("requests/s at the peak").fill("300"))
+    said = f"${found['document']['fleet']['usd_per_hour']:.2f} an hour"
+    page.wait_for_function("said => document.querySelector('#state').textContent.startsWith(said)", arg=said)
+    box = page.locator("#state").bounding_box()
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= 360
+    assert box["y"] >= 0
+    assert box["y"] + box["height"] <= 800
+    page.set_viewport_size({"width": 1280, "height": 800})
+
+
 def test_typing_moves_the_fleet_and_numbers_are_the_answers(page: Any, address: str) -> None:
     page.get_by_role("button", name="Keep beside").click()
     found = planned(page, lambda: page.get_by_label("requests/s at the peak").fill("400"))

@@ -160,7 +160,8 @@ async function ask(path) {
   at("error").hidden = !found.error;
   at("error").textContent = found.error ?? "";
   const took = ((performance.now() - begun) / 1000).toFixed(1);
-  at("state").textContent = found.error ? "not planned" : `${found.simulated ? "confirmed by simulation" : "by closed forms; Simulate confirms it"}, ${took} s`;
+  const fleet = found.document?.fleet, cost = fleet ? `$${fleet.usd_per_hour.toFixed(2)} an hour, ` : "";
+  at("state").textContent = found.error ? "not planned" : `${cost}${found.simulated ? "confirmed by simulation" : "by closed forms; Simulate confirms it"}, ${took} s`;
   // The last answer stays while something is mistyped, but cannot be saved as if it were of this workload.
   for (const id of ["keep", "save-workload", "save-fleet", "simulate"]) at(id).disabled = Boolean(found.error);
   if (found.error) return;
