@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 import click
 
-DOCS = Path(__file__).parents[1] / "docs"
 FOLDER = "live"
 _MARK = re.compile(r"<!-- live: ([\w-]+) -->")
 _COMPARE = "compare llama-3.1-70b --precision fp8 --on mi300x,h200,h100-sxm"
@@ -45,22 +44,22 @@ CHARTS = {
 }
 
 
-def commands(folder: Path) -> Iterator[list[str]]:
+def commands() -> Iterator[list[str]]:
     """As few as can be: what one command gives of reports and of charts is asked of it at once."""
     by_command: dict[tuple[str, bool], list[str]] = {}
     for name, one in REPORTS.items():
-        by_command.setdefault((one.command, False), []).extend((one.option, str(folder / f"{name}.html")))
+        by_command.setdefault((one.command, False), []).extend((one.option, f"{name}.html"))
     for name, one in CHARTS.items():
         for dark in (False, True):
-            file = folder / f"{name}-{'dark' if dark else 'light'}.svg"
-            by_command.setdefault((one.command, dark), []).extend((one.option, str(file)))
+            file = f"{name}-{'dark' if dark else 'light'}.svg"
+            by_command.setdefault((one.command, dark), []).extend((one.option, file))
     for (command, dark), options in by_command.items():
         yield [*command.split(), *options, *(["--dark"] if dark else [])]
 
 
-def run(arguments: list[str]) -> None:
+def run(arguments: list[str], folder: Path) -> None:
     made = subprocess.run(
-        [sys.executable, "-m", "crosstie", *arguments], capture_output=True, text=True, check=False, cwd=DOCS.parent
+        [sys.executable, "-m", "crosstie", *arguments], capture_output=True, text=True, check=False, cwd=folder
     )
     if made.returncode:
         raise click.ClickException(f"crosstie {' '.join(arguments)}: status {made.returncode}: {made.stderr.strip()}")
@@ -71,7 +70,7 @@ def generated() -> Path:
     """Once, however often the pages are built anew while somebody writes them."""
     folder = Path(tempfile.mkdtemp(prefix="crosstie-live-"))
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(run, commands(folder)))
+        list(pool.map(lambda one: run(one, folder), commands()))
     return folder
 
 
@@ -97,8 +96,7 @@ def shown(name: str, page: str) -> str:
         return (
             f'<p class="live"><code>crosstie {one.command} {one.option} FILE</code>, as it is today: '
             f'<a href="{to}/{name}.html" target="_blank">open it by itself</a></p>\n'
-            f'<iframe class="live" src="{to}/{name}.html" title="{one.says}" loading="lazy" sandbox="allow-popups">'
-            "</iframe>"
+            f'<iframe class="live" src="{to}/{name}.html" title="{one.says}" loading="lazy"></iframe>'
         )
     if name not in CHARTS:
         raise click.ClickException(f"{page}: there is no live '{name}'; known are {', '.join([*REPORTS, *CHARTS])}")
