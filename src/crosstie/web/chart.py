@@ -140,9 +140,14 @@ def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark
         for (name, colour, hatch), size in zip(_MEMORY, parts, strict=True):
             axes.barh(row, size / 1e9, left=left / 1e9, color=colour, hatch=hatch, edgecolor="white", height=0.62,
                       label=name if row == 0 else None)  # fmt: skip
+            middle = (left + size / 2) / 1e9
             if size > 0.06 * largest:
-                axes.text((left + size / 2) / 1e9, row, f"{size / 1e9:,.0f}", ha="center", va="center", fontsize=8,
-                          bbox=box)  # fmt: skip
+                axes.text(middle, row, f"{size / 1e9:,.0f}", ha="center", va="center", fontsize=8, bbox=box)
+            elif size > 0:
+                # Too narrow for its number: that stands over the bar, or below it for what is free.
+                below = name == _MEMORY[-1][0]
+                axes.text(middle, row + (0.35 if below else -0.35), f"{size / 1e9:.1f}", ha="center", fontsize=7,
+                          va="top" if below else "bottom")  # fmt: skip
             left += size
         axes.plot([plan.capacity_bytes / 1e9] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2)
         more = f" {one.sequences:,} x {one.context:,} tokens" if one.fits else " does not fit"
