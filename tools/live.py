@@ -19,7 +19,8 @@ import click
 
 FOLDER = "live"
 _MARK = re.compile(r"<!-- live: ([\w-]+) -->")
-_COMPARE = "compare llama-3.1-70b --precision fp8 --on mi300x,h200,h100-sxm"
+# A model and lengths that others have published results of, on both vendors.
+_COMPARE = "compare gpt-oss-120b --on mi355x,b200,h200 --input 1024 --output 1024"
 
 
 class Shown(NamedTuple):
