@@ -49,6 +49,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.build import Tables, deployment_of, live_fleet, typical
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight
+from crosstie.route.observed import Observations
 from crosstie.route.policies import make_policy
 from crosstie.route.policy import predict
 from crosstie.route.router import Router
@@ -214,6 +215,9 @@ class World:
         self.gateways = [Gateway(self, one, seed + one, share if gateways > 1 else "none") for one in range(gateways)]
         # One that has seen all of it at once.
         self.shadow = Gateway(self, -1, seed, "none")
+        for pool in self.shadow.live.pools:
+            # As one of several, that reads pools' prices when those do; it tells nobody.
+            pool.observations = Observations(most=0)
         self._shadowed: dict[int, Flight] = {}
         self._replicas = {one.key: one for one in self.shadow.live.replicas()}
         self.asked: dict[Ask, Ask] = {}

@@ -9,6 +9,7 @@ from tests.route.fleets import ask, live, load, pool
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Policy
 from crosstie.route.live import LiveFleet
+from crosstie.route.observed import Observations
 from crosstie.route.policies import POLICIES, make_policy, registry
 from crosstie.route.router import Router
 
@@ -154,6 +155,16 @@ def test_a_pool_s_price_follows_its_speed_once_a_second_and_not_with_every_answe
     fleet.advance(0.1, ask().model)
     assert fleet.pools[0].slowness == 1.0
     fleet.advance(1.1, ask().model)
+    assert fleet.pools[0].slowness > 1.2
+
+
+def test_gateways_that_share_follow_a_pool_s_speed_at_once() -> None:
+    fleet = live(pool("amd", replicas=1))
+    fleet.pools[0].observations = Observations()
+    fleet.advance(0.0, ask().model)
+    (replica,) = fleet.replicas()
+    replica.learn_decode(1.0, 1.0, 4.0, 0.1, 0.1)
+    fleet.advance(0.1, ask().model)
     assert fleet.pools[0].slowness > 1.2
 
 

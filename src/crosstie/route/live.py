@@ -427,6 +427,10 @@ class Replica(ReplicaLoad):
         """An answer ended that took so long a token."""
         pool = self.pool
         self.factors_until = -inf
+        if pool.observations is not None:
+            # Each of several gateways looks at its own moments: a price that is read once a second would be another in
+            # each of them.
+            pool.slowness_until = -inf
         self.touch()
         self.tpot.teach(ratio, now)
         pool.tpot_scatter.teach(error)
