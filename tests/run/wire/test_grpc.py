@@ -171,6 +171,18 @@ def test_heads_are_understood_padded_prioritised_and_in_parts(client: Client) ->
         assert fields(got[0][3]).get(b"grpc-status", b"") == status
 
 
+def test_a_head_that_comes_again_means_what_the_table_says_then(client: Client) -> None:
+    # POST, a path that is not to be kept, as Envoy writes it; one that is, and then the newest of the table.
+    literal, kept, other = b"\x83\x04\x05/echo", b"\x83\x44\x05/echo", b"\x83\x44\x06/other"
+    newest = b"\x83\xbe"
+    heads = (literal, literal, kept, newest, newest, other, newest, literal, newest, b"\x20", literal)
+    said = []
+    for at, block in enumerate(heads):
+        got = client.send(frame(HEADERS, END_HEADERS, 2 * at + 1, block), frame(DATA, 0, 2 * at + 1, message(b"y")))
+        said.append(fields(got[0][3]).get(b"grpc-status", b"echo"))
+    assert said == [b"echo"] * 5 + [b"12", b"12", b"echo", b"12", b"12", b"echo"]
+
+
 def test_what_nobody_answers_and_what_fails_is_told_in_the_status(client: Client) -> None:
     for number, data, status in (
         (1, message(b"end"), b"5"), (3, message(b"x", flag=1), b"12"), (5, struct.pack(">BI", 0, 2**22), b"8"),

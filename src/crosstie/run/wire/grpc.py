@@ -356,6 +356,9 @@ class GrpcConnection(ServerConnection):
         if block == self._known:
             return self._known_path
         self._known = b""
+        table = self._decoder.header_table
+        entries = table.dynamic_entries
+        newest, number, most = entries[0] if entries else None, len(entries), table.maxsize
         try:
             fields = self._decoder.decode(block, raw=True)
         except hpack.HPACKError:
@@ -364,8 +367,8 @@ class GrpcConnection(ServerConnection):
         for name, value in fields:
             if name == b":path":
                 path = bytes(value)
-        if min(block, default=0) >= 0x80 and 0xFF not in block:
-            # Places in the table and nothing else: it means the same until something enters the table.
+        if (entries[0] if entries else None) is newest and (len(entries), table.maxsize) == (number, most):
+            # It has left the table as it was: it means the same until something enters the table.
             self._known, self._known_path = block, path
         return path
 
