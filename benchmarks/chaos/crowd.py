@@ -198,6 +198,9 @@ class Crowd:
 
     async def _trickle(self, connection: _Connection, data: bytes, for_s: float) -> None:
         for i in range(5):
+            if connection.transport.is_closing():
+                # Answered at its head, where it may not come in: what it was told has come, and is judged.
+                return
             connection.transport.write(data[len(data) * i // 5 : len(data) * (i + 1) // 5])
             await asyncio.sleep(for_s / 10)
 
