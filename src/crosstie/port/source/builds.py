@@ -2,7 +2,6 @@
 
 import ast
 import re
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
@@ -11,7 +10,7 @@ import msgspec
 
 from crosstie.port.source.files import Files, hip_builds
 from crosstie.port.source.project import both, either, negated
-from crosstie.port.source.python import Known, ends_on_rocm, known_of, on_rocm
+from crosstie.port.source.python import Known, ends_on_rocm, known_of, on_rocm, parsed
 
 _BY_TORCH = re.compile(r"cpp_extension|CUDAExtension|hipify_torch|hipify_python|utils\.hipify|torch_hipify")
 _COMMAND = re.compile(r"([A-Za-z_]\w*)\s*\(((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\([^()]*\))*)\)")
@@ -162,9 +161,7 @@ def _part(words: list[str], shared: frozenset[str]) -> bool | None:
 
 def _by_python(path: str, text: str) -> list[_Listed]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+        tree = parsed(text)
         found: list[_Listed] = []
         _statements(path, tree.body, known_of(tree), True, found)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

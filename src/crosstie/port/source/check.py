@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding, Location, Severity, worst
@@ -124,26 +125,23 @@ def _beside_amd(
     asks_for_libhipcxx = any("hipcxx" in text.lower() for text in files.build.values())
     folders, stems, own_way = files.folders, files.stems, not may_hipify(files)
 
-    def judged(one: SourceHazard) -> SourceHazard:
+    def judged(one: SourceHazard) -> tuple[Severity, str]:
         if one.severity != "note" and one.file in left_out:
-            what = f"{one.what}; {left_out[one.file]} leaves this file out on ROCm"
-            return msgspec.structs.replace(one, severity="note", what=what)
+            return "note", f"; {left_out[one.file]} leaves this file out on ROCm"
         if one.severity != "note" and is_nvidia(one.file, folders, stems):
-            return msgspec.structs.replace(one, severity="note", what=one.what + by_name)
-        if one.severity == "error" and one.check == "libcudacxx" and asks_for_libhipcxx:
-            return msgspec.structs.replace(one, severity="note", what=one.what + by_libhipcxx)
-        if one.severity == "error" and own_way and one.check in ("hipify-leftover", "hipify-header"):
-            return msgspec.structs.replace(one, severity="unknown", what=one.what + by_hand)
-        asked = project.asks_for_nvidia(one.file, one.line) if one.severity == "error" else ""
-        if asked:
+            return "note", by_name
+        if one.severity != "error":
+            return one.severity, ""
+        if one.check == "libcudacxx" and asks_for_libhipcxx:
+            return "note", by_libhipcxx
+        if own_way and one.check in ("hipify-leftover", "hipify-header"):
+            return "unknown", by_hand
+        if asked := project.asks_for_nvidia(one.file, one.line):
             # Whether a build for ROCm sets the project's own switch as well stands in no source.
-            severity: Severity = "note" if asked == "library" else "unknown"
-            return msgspec.structs.replace(one, severity=severity, what=one.what + by_switch)
-        if one.severity == "error" and asks_for_hip and one.file in files.python:
-            return msgspec.structs.replace(one, severity="unknown", what=one.what + by_caller)
-        return one
+            return "note" if asked == "library" else "unknown", by_switch
+        return ("unknown", by_caller) if asks_for_hip and one.file in files.python else ("error", "")
 
-    return [judged(one) for one in hazards]
+    return [replace(one, severity=severity, what=one.what + why) for one in hazards for severity, why in [judged(one)]]
 
 
 def _counts(result: Hipified) -> HipifyCounts:
@@ -162,7 +160,7 @@ def _merged(hazards: list[SourceHazard], opinion: Opinion) -> list[SourceHazard]
         same = next((one for one in left if _agree(hazard, one)), None)
         if same is not None:
             left.remove(same)
-            hazard = msgspec.structs.replace(hazard, evidence=same.evidence, grounds="compiled")
+            hazard = replace(hazard, evidence=same.evidence, grounds="compiled")
         merged.append(hazard)
     return merged + left
 

@@ -13,7 +13,7 @@ from crosstie.port.source.code import Code, also, streams
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lanes import LANE_RULES, macro_sizes
 from crosstie.port.source.launches import LAUNCH_RULES
-from crosstie.port.source.lexer import CppToken, closing, number
+from crosstie.port.source.lexer import COMPARES, CppToken, closing, number
 from crosstie.port.source.masks import MASK_RULES
 from crosstie.port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
 from crosstie.port.source.rules import NameRule, name_rules, passes_for_hopper, ptx_rule
@@ -36,7 +36,6 @@ _LABEL = re.compile(r"^(?:llvm\.[\w.]+|[A-Za-z_$][\w$@]*)$")
 _LANGUAGES = (".cu", ".cuh")
 _DEVICE = re.compile(r"__device__|__global__|cuda_runtime|<cuda")
 _MOST_NAMED = 4
-_COMPARES = (">=", "<=", ">", "<", "==", "!=")
 # Ampere, Hopper and Blackwell: what is true on none of them is for GPUs that nobody ports from.
 _ARCHITECTURES = (800, 900, 1000)
 _NVIDIA = {
@@ -174,7 +173,7 @@ def _capabilities(code: Code) -> Iterator[SourceHazard]:
     """`prop.major >= 9`: ROCm answers with the instruction set's version, 9 for gfx942 and gfx950."""
     for at in code.names.get("major", ()):
         sign = code.text(at + 1)
-        if code.text(at - 1) not in (".", "->") or sign not in (*_COMPARES, "*") or code.is_for_amd(at):
+        if code.text(at - 1) not in (".", "->") or sign not in (*COMPARES, "*") or code.is_for_amd(at):
             continue
         asked = number(code.text(at + 2)) if sign != "*" else None
         if asked is not None and not passes_for_hopper(sign, asked):
@@ -249,7 +248,7 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
     inside = source[side.first - 1 : side.last]
     rest = _COMMENT.sub("", "\n".join(source[side.last : side.last + _LINES_OF_REST]).split("#endif", 1)[0])
     never = all(held is False for held in on_nvidia)
-    compares = any(token.text in _COMPARES for token in side.directive.tokens)
+    compares = any(token.text in COMPARES for token in side.directive.tokens)
     if not _has_code(inside) or side.taken is None or side.taken is not never:
         return None
     if name == "__CUDA_ARCH__" and not compares and (never or all(on_nvidia)):

@@ -5,6 +5,7 @@ file that one reader cannot lex still has hazards that its owner wants to know. 
 tokens are numbers, or None where the text alone does not tell.
 """
 
+import operator
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,12 @@ _LEVELS: tuple[tuple[str, ...], ...] = (
     ("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
     ("*", "/", "%"),
 )  # fmt: skip
+COMPARES: Mapping[str, Callable[[int, int], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+_SIGNS: Mapping[str, Callable[[int, int], int]] = {
+    "|": operator.or_, "^": operator.xor, "&": operator.and_, "+": operator.add, "-": operator.sub, "*": operator.mul,
+}  # fmt: skip
 _MOST_BITS = 4096
 _DEEPEST = 60
 # Tokens: no declaration or argument that anybody writes is longer.
@@ -348,11 +355,7 @@ def _apply(sign: str, left: Value, right: Value) -> Value:
         return left << right if sign == "<<" else left >> right
     if sign == "*" and left.bit_length() + right.bit_length() > _MOST_BITS:
         return None
-    return {
-        "|": left | right, "^": left ^ right, "&": left & right, "==": int(left == right), "!=": int(left != right),
-        "<": int(left < right), ">": int(left > right), "<=": int(left <= right), ">=": int(left >= right),
-        "+": left + right, "-": left - right, "*": left * right,
-    }[sign]  # fmt: skip
+    return int((COMPARES.get(sign) or _SIGNS[sign])(left, right))
 
 
 def closing(tokens: Sequence[CppToken], at: int) -> int:

@@ -144,11 +144,8 @@ def _kept_bits(code: Code, at: int) -> int | None:
 def _first_parameter_bits(code: Code, name: str) -> int | None:
     """The width of the first parameter of a function of the same file."""
     for function in code.functions:
-        if function.name != name:
-            continue
-        head = max((at for at in code.names[name] if at < function.start), default=None)
-        if head is not None and code.tokens[head + 1].text == "(":
-            given = arguments(code.tokens[head + 2 : closing(code.tokens, head + 1)])
+        if function.name == name:
+            given = arguments(code.tokens[function.head + 2 : closing(code.tokens, function.head + 1)])
             words = {token.text for token in given[0]} if given else set()
             return None if "*" in words else bits_of(words)
     return None

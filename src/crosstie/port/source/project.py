@@ -444,25 +444,22 @@ class Project:
         if (path, gfx9) not in self._passes:
             unit, own = self.units[path], self.macros(path)
 
-            def defined(name: str) -> bool | None:
-                if gfx9:
-                    return True if name == "__GFX9__" else own.defined(name)
-                return False if _OPEN.match(name) else own.defined(name)
+            def settled(name: str) -> object:
+                return name == "__GFX9__" if gfx9 else _OPEN.match(name)
 
-            def value(name: str) -> Value:
-                if gfx9:
-                    return 1 if name == "__GFX9__" else own.value(name)
-                return 0 if _OPEN.match(name) else own.value(name)
-
-            sides = branches(unit.directives, Macros(defined, value), unit.line_count)
+            macros = Macros(
+                lambda name: gfx9 if settled(name) else own.defined(name),
+                lambda name: int(gfx9) if settled(name) else own.value(name),
+            )
+            sides = branches(unit.directives, macros, unit.line_count)
             self._passes[path, gfx9] = taken_lines(sides, unit.line_count)
         return self._passes[path, gfx9]
 
     def host_value(self, name: str, path: str) -> tuple[bool, Value]:
         """Whether a name has another value in device code, by macros of targets, and what it is on the host."""
-        found = [(file, body, line) for file, body, line in self._candidates(name, path)]
-        on_host = [(file, body) for file, body, line in found if not self.left_out_on_host(file, line)]
-        values = {evaluate(body, lambda other: self.constant(other, path)) for _, body in on_host}
+        found = self._candidates(name, path)
+        on_host = [body for file, body, line in found if not self.left_out_on_host(file, line)]
+        values = {evaluate(body, lambda other: self.constant(other, path)) for body in on_host}
         by_pass = len(on_host) < len(found)
         return by_pass, values.pop() if len(values) == 1 else None
 

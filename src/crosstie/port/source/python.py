@@ -51,6 +51,13 @@ class Known(msgspec.Struct, frozen=True):
     imported: frozenset[str]
 
 
+def parsed(text: str) -> ast.Module:
+    with warnings.catch_warnings():
+        # Escapes that Python itself warns about are not this command's business.
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
 def known_of(tree: ast.Module) -> Known:
     values: dict[str, list[ast.expr]] = {}
     loops: dict[str, list[ast.expr]] = {}
@@ -492,10 +499,7 @@ def _compared_major(node: ast.Compare) -> tuple[str, int] | None:
 def python_hazards(path: str, text: str, own: frozenset[str] = frozenset()) -> list[SourceHazard]:
     """`own`: packages of the tree itself, which it may import whatever they are called elsewhere."""
     try:
-        with warnings.catch_warnings():
-            # Escapes that Python itself warns about are not this command's business.
-            warnings.simplefilter("ignore")
-            tree = ast.parse(text)
+        tree = parsed(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = error.lineno if isinstance(error, SyntaxError) else None
         what = "this file is no Python that could be read"

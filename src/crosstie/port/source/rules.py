@@ -13,6 +13,7 @@ from crosstie.catalog.reading import Sources, only_keys, read_record, read_toml,
 from crosstie.core.errors import BadData
 from crosstie.core.finding import Severity
 from crosstie.port.source.hazard import Condition
+from crosstie.port.source.lexer import COMPARES
 
 _DATA = Path(__file__).parent / "data"
 KINDS = ("module", "attribute", "call", "string", "build")
@@ -138,11 +139,4 @@ def ptx_rule(opcode: str) -> PtxRule | None:
 
 def passes_for_hopper(sign: str, major: int) -> bool:
     """Whether `9 sign major` tells gfx9, which answers 9, from Ampere, which answers 8."""
-    held = {
-        answer: {
-            ">=": answer >= major, "<=": answer <= major, ">": answer > major, "<": answer < major,
-            "==": answer == major, "!=": answer != major,
-        }[sign]
-        for answer in (8, 9)
-    }  # fmt: skip
-    return held[8] != held[9]
+    return COMPARES[sign](8, major) != COMPARES[sign](9, major)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from crosstie.core.finding import Severity
 from crosstie.port.source.code import Code, Function, skip_angles, template_of
 from crosstie.port.source.hazard import SourceHazard
+from crosstie.port.source.launches import launches
 from crosstie.port.source.lexer import CppToken, Value, arguments, closing, size_of, statements, until
 
 _OPT_IN = "cudaFuncAttributeMaxDynamicSharedMemorySize"
@@ -175,15 +176,8 @@ def _with_sizes(code: Code, tokens: Sequence[CppToken], at: int) -> list[CppToke
 
 
 def _launches(code: Code) -> Iterator[SourceHazard]:
-    tokens = code.tokens
-    for at, token in enumerate(tokens):
-        if token.text != "<<<":
-            continue
-        end = next((i for i in range(at, min(len(tokens), at + 200)) if tokens[i].text == ">>>"), None)
-        if end is None:
-            continue
-        given = arguments(tokens[at + 1 : end])
-        size = _run_time(code, given[2], at) if len(given) > 2 else None
+    for at, given in launches(code):
+        size = _run_time(code, given[2], at) if code.text(at) == "<<<" and len(given) > 2 else None
         if size is not None:
             yield from _over(code, "this launch", size, at)
 

@@ -61,18 +61,13 @@ def _doubled(code: Code) -> Iterator[SourceHazard]:
         kinds = _DOUBLED.get(function.name, ())
         if not kinds or "__device__" not in function.returns or function.template or code.parameters:
             continue
-        at = _name_of(code, function)
+        at = function.head
         given = arguments(code.tokens[at + 2 : closing(code.tokens, at + 1)]) if code.text(at + 1) == "(" else []
         words = [token.text for token in given[0]] if given else []
         kind = next((one for one in kinds if one in words), "")
         if kind and "*" in words and not code.is_side_for_amd(at) and _is_global(code.tokens, at):
             what = f"HIP has {function.name}({kind}*) itself, so this is there twice"
             yield code.hazard("overload", "error", what, at, "leave it out on ROCm: #ifndef USE_ROCM around it")
-
-
-def _name_of(code: Code, function: Function) -> int:
-    """Where its name stands before its body."""
-    return max((one for one in code.names[function.name] if one < function.start), default=function.start)
 
 
 def _is_global(tokens: Sequence[CppToken], at: int) -> bool:
@@ -103,8 +98,7 @@ def _returns(code: Code) -> Iterator[SourceHazard]:
             inside = {token.text for token in code.tokens[function.start : function.end]}
             if inside.isdisjoint(_LEAVES) and function.end > function.start + 1:
                 what = f"{function.name} has a result and no return: clang takes its end for unreachable"
-                at = _name_of(code, function)
-                yield code.hazard("clang-strictness", "error", what, at, "return a value, or make it void")
+                yield code.hazard("clang-strictness", "error", what, function.head, "return a value, or make it void")
 
 
 def _has_result(function: Function) -> bool:
