@@ -4,15 +4,19 @@ Where `perf.steady_state` gives means in closed form, this gives percentiles; th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array
-from crosstie.sim.engine import Engine
+from crosstie.sim.engine import Engine, Token
+
+if TYPE_CHECKING:
+    from crosstie.sim.disaggregated import DisaggregatedEngine
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -45,9 +49,16 @@ def simulate(deployment: Deployment, requests: Sequence[Arrival], slower: float 
     engine = Engine(deployment, context, slower, preempts=False)
     for index, request in enumerate(ordered):
         engine.add(index, request.input_tokens, request.output_tokens, request.arrival_s, request.cached_tokens)
+    return latencies_of(engine, ordered, engine.advance(math.inf))
+
+
+def latencies_of(
+    engine: "Engine | DisaggregatedEngine", ordered: Sequence[Arrival], told: Iterable[Token]
+) -> Latencies:
+    """`told`: of all requests, each by its place among them."""
     first, last = np.full(len(ordered), math.nan), np.full(len(ordered), math.nan)
-    for index, tokens, finished, at in engine.advance(math.inf):
-        if tokens == 1:
+    for index, count, finished, at in told:
+        if count == 1 or math.isnan(first[index]):
             first[index] = at
         if finished:
             last[index] = at

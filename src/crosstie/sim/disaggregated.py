@@ -10,30 +10,19 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 
-import numpy as np
-
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.perf.disaggregated import Sides, transfer
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.tabulated import StepTimes
-from crosstie.sim.arrivals import Arrival, Latencies
+from crosstie.sim.arrivals import Arrival, Latencies, latencies_of
 from crosstie.sim.engine import Engine, Key, Token
 from crosstie.sim.prefix_cache import PrefixCache
 
 
 class _Job:
     __slots__ = (
-        "cached",
-        "decoder",
-        "ends_at_step",
-        "gone",
-        "id",
-        "input",
-        "made",
-        "output",
-        "prefiller",
-        "prefix",
+        "cached", "decoder", "ends_at_step", "gone", "id", "input", "made", "output", "prefiller", "prefix",
         "since_step",
     )  # fmt: skip
 
@@ -103,9 +92,7 @@ class _DecodeReplica:
             job.ends_at_step = -1
 
     def next_event_s(self) -> float | None:
-        if self.under_way:
-            return self.clock
-        if self.jobs:
+        if self.under_way or self.jobs:
             return self.clock
         while self.ready and self.ready[0][2].gone:
             heappop(self.ready)
@@ -223,18 +210,18 @@ class DisaggregatedEngine:
 
     @property
     def busy_s(self) -> float:
-        """GPU time over GPUs: the mean over both sides."""
-        service = self.service
-        prefill = sum(one.busy_s for one in self.prefillers) * service.prefill.parallelism.gpus
-        decode = sum(one.busy_s for one in self.decoders) * service.decode.parallelism.gpus
-        return (prefill + decode) / service.gpus
+        return self._mean(sum(one.busy_s for one in self.prefillers), sum(one.busy_s for one in self.decoders))
 
     def busy_by(self, moment: float) -> float:
-        """The same up to then."""
+        return self._mean(
+            sum(one.busy_by(moment) for one in self.prefillers), sum(one.busy_by(moment) for one in self.decoders)
+        )
+
+    def _mean(self, prefill_s: float, decode_s: float) -> float:
+        """GPU time over GPUs of both sides."""
         service = self.service
-        prefill = sum(one.busy_by(moment) for one in self.prefillers) * service.prefill.parallelism.gpus
-        decode = sum(one.busy_by(moment) for one in self.decoders) * service.decode.parallelism.gpus
-        return (prefill + decode) / service.gpus
+        spent = prefill_s * service.prefill.parallelism.gpus + decode_s * service.decode.parallelism.gpus
+        return spent / service.gpus
 
     def add(
         self, id: Key, input_tokens: int, output_tokens: int, now: float, cached_tokens: int = 0,
@@ -398,21 +385,8 @@ def simulate_apart(service: Disaggregated, requests: Sequence[Arrival], slower: 
     inputs = sum(r.input_tokens for r in ordered) / len(ordered)
     outputs = sum(r.output_tokens for r in ordered) / len(ordered)
     engine = DisaggregatedEngine(service, inputs, outputs, slower)
-    first, last = np.full(len(ordered), math.nan), np.full(len(ordered), math.nan)
-
-    def note(tokens: list[Token]) -> None:
-        for index, count, finished, at in tokens:
-            if count == 1 or math.isnan(first[index]):
-                first[index] = at
-            if finished:
-                last[index] = at
-
+    told: list[Token] = []
     for index, request in enumerate(ordered):
-        note(engine.advance(request.arrival_s))
+        told += engine.advance(request.arrival_s)
         engine.add(index, request.input_tokens, request.output_tokens, request.arrival_s, request.cached_tokens)
-    note(engine.advance(math.inf))
-    later = np.array([float(r.output_tokens - 1) for r in ordered])
-    tpot = np.divide(last - first, later, out=np.full(len(ordered), np.nan), where=later > 0)
-    arrivals = np.array([r.arrival_s for r in ordered])
-    span = max(engine.clock - float(arrivals[0]) - engine.request_s, 1e-9)
-    return Latencies(first - arrivals, tpot, engine.busy_s / span)
+    return latencies_of(engine, ordered, told + engine.advance(math.inf))

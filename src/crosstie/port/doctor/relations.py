@@ -160,13 +160,9 @@ def _rocm(machine: Machine) -> Iterable[Finding]:
     if built and installed and built.major != installed.major:
         told = f"PyTorch is built for ROCm {built.major}.{built.minor}, ROCm {installed} is installed"
         yield _finding(
-            "rocm-release",
-            "unknown",
-            f"{told}: libraries of both may be loaded into one process",
-            "/opt/rocm",
-            told,
+            "rocm-release", "unknown", f"{told}: libraries of both may be loaded into one process", "/opt/rocm", told,
             f"PyTorch for ROCm {installed.major}, or a ROCm {built.major} beside it; the engine's image has one.",
-        )
+        )  # fmt: skip
 
 
 def _release(machine: Machine, engine: EngineRelease) -> Iterable[Finding]:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -262,32 +261,20 @@ def _not_compiled(answer: TargetResult) -> Iterator[Finding]:
 
 def _stopped(answer: TargetResult) -> Iterator[Finding]:
     for failure in answer.failures:
-        missing = failure.get("missing", [])
-        if missing:
-            yield _missing_import(answer, failure, missing)
-            continue
+        error, names = failure["type"], ", ".join(failure.get("missing", ()))
+        check, why = "launch-stopped", error
+        remedy = "a launcher that keeps to CPU tensors and to what the fake device answers; values are not computed"
+        if names:
+            sure = error in ("ImportError", "ModuleNotFoundError")
+            check, why = "missing-import", f"{names} cannot be imported"
+            why = why if sure else f"{error}, perhaps because {why}"
+            remedy = f"{names} in the environment that compiles (--python), or a launcher that does without"
         yield Finding(
-            check="launch-stopped", severity="unknown",
-            what=f"{failure['launcher']} stopped before it had launched everything: {failure['type']}",
+            check=check, severity="unknown", grounds="emulated", target=answer.target.name, remedy=remedy,
+            what=f"{failure['launcher']} stopped before it had launched everything: {why}",
             where=Location(file=failure["file"], line=failure["line"] or None, name=failure["launcher"]),
-            evidence=f"{failure['type']}: {failure['message']}", grounds="emulated",
-            remedy="a launcher that keeps to CPU tensors and to what the fake device answers; values are not computed",
-            target=answer.target.name,
+            evidence=f"{error}: {failure['message']}",
         )  # fmt: skip
-
-
-def _missing_import(answer: TargetResult, failure: dict[str, Any], missing: Sequence[str]) -> Finding:
-    sure = failure["type"] in ("ImportError", "ModuleNotFoundError")
-    names = ", ".join(missing)
-    what = f"{names} cannot be imported" if sure else f"{failure['type']}, perhaps because {names} cannot be imported"
-    return Finding(
-        check="missing-import", severity="unknown",
-        what=f"{failure['launcher']} stopped before it had launched everything: {what}",
-        where=Location(file=failure["file"], line=failure["line"] or None, name=failure["launcher"]),
-        evidence=f"{failure['type']}: {failure['message']}", grounds="emulated",
-        remedy=f"{names} in the environment that compiles (--python), or a launcher that does without",
-        target=answer.target.name,
-    )  # fmt: skip
 
 
 def shown(file: str) -> str:

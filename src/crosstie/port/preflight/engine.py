@@ -15,6 +15,7 @@ from crosstie.catalog.reading import (
     cited_tables,
     one_of,
     only_keys,
+    read_record,
     read_table,
     read_toml,
     table,
@@ -111,13 +112,10 @@ class EngineEnd(msgspec.Struct, frozen=True, kw_only=True):
 def ended() -> tuple[EngineEnd, ...]:
     file = newest_file(DATA / "engines.toml", "preflight/engines.toml")
     raw = read_toml(file)
-    sources = Sources(file, raw.get("sources"))
-    found = []
-    for where, entry, source, day in cited_tables(file, raw, "ended", sources):
-        only_keys(file, where, entry, {"engine", "name", "since", "what", "source"})
-        words = {key: text(file, f"{where}.{key}", entry.get(key)) for key in ("engine", "name", "since", "what")}
-        found.append(EngineEnd(**words, source=source, date=day))
-    return tuple(found)
+    return tuple(
+        read_record(file, where, entry, EngineEnd, source=source, date=day)
+        for where, entry, source, day in cited_tables(file, raw, "ended", Sources(file, raw.get("sources")))
+    )
 
 
 class Support(msgspec.Struct, frozen=True, kw_only=True):

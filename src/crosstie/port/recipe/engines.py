@@ -86,11 +86,7 @@ def _vllm(started: Started) -> Told:
         config = _json({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
         found += [
             _flag("--kv-transfer-config", config, f"prefill and decode apart: {pool.apart.connector}"),
-            _flag(
-                "VLLM_NIXL_SIDE_CHANNEL_HOST",
-                OWN_ADDRESS,
-                "this machine: the other side asks it for a cache",
-            ),
+            _flag("VLLM_NIXL_SIDE_CHANNEL_HOST", OWN_ADDRESS, "this machine: the other side asks it for a cache"),
             _flag("VLLM_NIXL_SIDE_CHANNEL_PORT", _SIDE_CHANNEL, "vLLM's own port for that"),
         ]
     return ("vllm", "serve", started.weights), found, notes

@@ -47,28 +47,20 @@ def _chosen(name: str, accelerator: Accelerator) -> str:
 
 
 def container_for(vendor: str, gpus: int, *, between_machines: bool) -> Container:
-    host = [("ipc", "ranks of a replica hand tensors over through shared memory")] if gpus > 1 else []
-    devices: list[tuple[str, str]] = []
-    capabilities: list[tuple[str, str]] = []
-    memlock = ""
-    if between_machines:
-        host.append(("network", "ranks and caches go between machines, over RDMA where it is there"))
-        devices.append(("/dev/infiniband", "the ports of RDMA; take it out where machines have none"))
-        capabilities.append(("IPC_LOCK", "RDMA pins memory"))
-        memlock = "RDMA pins memory"
-    if vendor != "AMD":
-        return Container(
-            devices=tuple(devices), capabilities=tuple(capabilities), host=tuple(host), memlock=memlock,
-            nvidia="NVIDIA's container toolkit puts the driver's libraries into the container",
-        )  # fmt: skip
-    devices = [
-        ("/dev/kfd", "ROCm's compute driver"),
-        ("/dev/dri", "the GPUs themselves, as render nodes"),
-        *devices,
-    ]
-    capabilities.insert(0, ("SYS_PTRACE", "RCCL's ranks map each other's memory"))
+    amd = vendor == "AMD"
+    devices = (("/dev/kfd", "ROCm's compute driver"), ("/dev/dri", "the GPUs themselves, as render nodes"))
+    capabilities = (("SYS_PTRACE", "RCCL's ranks map each other's memory"),)
+    groups = (("video", "may open /dev/kfd and /dev/dri"), ("render", "the same, on newer distributions"))
+    ipc = (("ipc", "ranks of a replica hand tensors over through shared memory"),)
+    # Where ranks are on several machines.
+    network = (("network", "ranks and caches go between machines, over RDMA where it is there"),)
+    ports = (("/dev/infiniband", "the ports of RDMA; take it out where machines have none"),)
     return Container(
-        devices=tuple(devices), capabilities=tuple(capabilities), host=tuple(host), memlock=memlock,
-        groups=(("video", "may open /dev/kfd and /dev/dri"), ("render", "the same, on newer distributions")),
-        unconfined="the usual profile refuses memory mappings that ROCm makes",
-    )  # fmt: skip
+        devices=devices * amd + ports * between_machines,
+        groups=groups * amd,
+        capabilities=capabilities * amd + (("IPC_LOCK", "RDMA pins memory"),) * between_machines,
+        host=ipc * (gpus > 1) + network * between_machines,
+        unconfined="the usual profile refuses memory mappings that ROCm makes" * amd,
+        nvidia="" if amd else "NVIDIA's container toolkit puts the driver's libraries into the container",
+        memlock="RDMA pins memory" * between_machines,
+    )

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from crosstie.prove.bench.gpus import GpuUse
 from crosstie.prove.bench.loads import Load
@@ -19,7 +18,6 @@ from crosstie.prove.bench.measure import Run
 from crosstie.prove.replay.outcomes import Targets, kept_targets
 from crosstie.prove.replay.replay import RequestOutcome
 
-Floats = NDArray[np.float64]
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "longest_gap_s")
 _MOST_FAULTS = 5

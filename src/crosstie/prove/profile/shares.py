@@ -28,8 +28,6 @@ from crosstie.prove.profile.trace import Event, Trace
 
 HOST, BETWEEN = "gaps: the host launches late", "gaps: between kernels"
 GAPS = "gaps"
-# Kernels that are named beside a class; --json has all.
-_NAMED = 8
 # Of what is bookkeeping, the part by which sparse attention chooses what to read.
 _CHOOSING = ("sorting", "gathers")
 

@@ -14,7 +14,15 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.kube import FLEET, KUBE, SERVES
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool
-from crosstie.port.recipe.forms.kubernetes import Object, container_security, documents, kubernetes, pod_security
+from crosstie.port.recipe.forms.kubernetes import (
+    Object,
+    container_security,
+    disruption_budget,
+    documents,
+    kubernetes,
+    pod_security,
+    resource,
+)
 from crosstie.port.recipe.forms.text import comment, yaml_text
 from crosstie.port.recipe.names import named
 from crosstie.port.recipe.recipe import Recipe, service_name
@@ -94,32 +102,20 @@ def _check_names(recipes: Sequence[Recipe]) -> None:
 
 
 def _config(fleet: Fleet) -> Object:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "crosstie-fleet", "labels": {FLEET: service_name(fleet.name)}},
-        "data": {"fleet.toml": fleet_text(fleet)},
-    }
+    metadata = {"name": "crosstie-fleet", "labels": {FLEET: service_name(fleet.name)}}
+    return resource("v1", "ConfigMap", metadata, data={"fleet.toml": fleet_text(fleet)})
 
 
 def _account(name: str) -> list[Object]:
     """May see which addresses Services have, in its own namespace, and nothing else."""
-    role = f"{name}-discovery"
+    role, group = f"{name}-discovery", "rbac.authorization.k8s.io"
+    rule = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}
+    who = [{"kind": "ServiceAccount", "name": name}]
+    bound = {"apiGroup": group, "kind": "Role", "name": role}
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _meta(name), "automountServiceAccountToken": False},
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "Role",
-            "metadata": _meta(name, role),
-            "rules": [{"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}],
-        },
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": _meta(name, role),
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
-            "subjects": [{"kind": "ServiceAccount", "name": name}],
-        },
+        resource("v1", "ServiceAccount", _meta(name), automountServiceAccountToken=False),
+        resource(f"{group}/v1", "Role", _meta(name, role), rules=[rule]),
+        resource(f"{group}/v1", "RoleBinding", _meta(name, role), roleRef=bound, subjects=who),
     ]
 
 
@@ -138,7 +134,7 @@ def gateway_objects(fleet: Fleet) -> list[Object]:
         *_account(GATEWAY),
         _deployment(GATEWAY, words, {"http": GATEWAY_PORT}, leaves_s),
         _service(GATEWAY, {"name": "http", "port": 80, "targetPort": "http"}),
-        _budget(GATEWAY),
+        disruption_budget(_meta(GATEWAY), _labels(GATEWAY)),
     ]
 
 
@@ -187,31 +183,17 @@ def _deployment(name: str, words: list[str], ports: dict[str, int], leaves_s: in
             {"name": "tmp", "emptyDir": {}},
         ],
     }
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": _meta(name),
-        "spec": {
-            "replicas": 2,
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
-            "selector": {"matchLabels": _labels(name)},
-            "template": {"metadata": {"labels": _labels(name)}, "spec": pod},
-        },
+    spec = {
+        "replicas": 2,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "selector": {"matchLabels": _labels(name)},
+        "template": {"metadata": {"labels": _labels(name)}, "spec": pod},
     }
+    return resource("apps/v1", "Deployment", _meta(name), spec=spec)
 
 
 def _service(name: str, *ports: Object) -> Object:
-    spec = {"selector": _labels(name), "ports": [*ports]}
-    return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(name), "spec": spec}
-
-
-def _budget(name: str) -> Object:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _meta(name),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(name)}},
-    }
+    return resource("v1", "Service", _meta(name), spec={"selector": _labels(name), "ports": [*ports]})
 
 
 def _one_port(recipes: Sequence[Recipe]) -> int:
@@ -228,6 +210,25 @@ def picker_objects(fleet: str, port: int) -> list[Object]:
     words = ["pick", f"{_CONFIG}/fleet.toml", "--host", "0.0.0.0", "--port", str(PICKER_PORT)]
     words += ["--ops-host", "0.0.0.0", "--ops-port", str(OPS_PORT), "--log-format", "json"]
     group, version = _POOLS
+    metadata = {"name": fleet, "labels": {FLEET: fleet}}
+    pool = {
+        # Pools of several accelerators in one: which is taken is the picker's to say.
+        "selector": {"matchLabels": {FLEET: fleet, SERVES: "true"}},
+        "targetPorts": [{"number": port}],
+        "endpointPickerRef": {
+            "group": "", "kind": "Service", "name": PICKER, "port": {"number": PICKER_PORT},
+            # Without the picker nobody knows which pod has the model.
+            "failureMode": "FailClose",
+        },
+    }  # fmt: skip
+    rule = {
+        "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
+        "backendRefs": [{"group": group, "kind": "InferencePool", "name": fleet}],
+        # Answers are streamed for minutes; engines and clients end them.
+        "timeouts": {"request": "0s"},
+    }
+    parents = [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": PARENT}]
+    route = {"parentRefs": parents, "rules": [rule]}
     return [
         *_account(PICKER),
         _deployment(PICKER, words, {"grpc": PICKER_PORT, "http": OPS_PORT}, 30),
@@ -236,39 +237,10 @@ def picker_objects(fleet: str, port: int) -> list[Object]:
             {"name": "grpc", "port": PICKER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
             {"name": "http", "port": OPS_PORT, "targetPort": "http"},
         ),
-        _budget(PICKER),
-        {
-            "apiVersion": f"{group}/{version}",
-            "kind": "InferencePool",
-            "metadata": {"name": fleet, "labels": {FLEET: fleet}},
-            "spec": {
-                # Pools of several accelerators in one: which is taken is the picker's to say.
-                "selector": {"matchLabels": {FLEET: fleet, SERVES: "true"}},
-                "targetPorts": [{"number": port}],
-                "endpointPickerRef": {
-                    "group": "", "kind": "Service", "name": PICKER, "port": {"number": PICKER_PORT},
-                    # Without the picker nobody knows which pod has the model.
-                    "failureMode": "FailClose",
-                },
-            },
-        },
-        {
-            "apiVersion": "gateway.networking.k8s.io/v1",
-            "kind": "HTTPRoute",
-            "metadata": {"name": fleet, "labels": {FLEET: fleet}},
-            "spec": {
-                "parentRefs": [{"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": PARENT}],
-                "rules": [
-                    {
-                        "matches": [{"path": {"type": "PathPrefix", "value": "/v1"}}],
-                        "backendRefs": [{"group": group, "kind": "InferencePool", "name": fleet}],
-                        # Answers are streamed for minutes; engines and clients end them.
-                        "timeouts": {"request": "0s"},
-                    }
-                ],
-            },
-        },
-    ]  # fmt: skip
+        disruption_budget(_meta(PICKER), _labels(PICKER)),
+        resource(f"{group}/{version}", "InferencePool", metadata, spec=pool),
+        resource("gateway.networking.k8s.io/v1", "HTTPRoute", metadata, spec=route),
+    ]
 
 
 def network_objects(fleet: str) -> list[Object]:
@@ -276,7 +248,7 @@ def network_objects(fleet: str) -> list[Object]:
         kinds = [kind for key, kind in (("ingress", "Ingress"), ("egress", "Egress")) if key in spec]
         whole = {"podSelector": {"matchLabels": selector}, "policyTypes": kinds, **spec}
         meta = {"name": name, "labels": {FLEET: fleet}}
-        return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": whole}
+        return resource("networking.k8s.io/v1", "NetworkPolicy", meta, spec=whole)
 
     engines = {"podSelector": {"matchLabels": {FLEET: fleet}}}
     own = [{"podSelector": {"matchLabels": _labels(name)}} for name in (GATEWAY, PICKER)]
@@ -304,15 +276,11 @@ def network_objects(fleet: str) -> list[Object]:
 
 def monitor_objects(fleet: str) -> list[Object]:
     def monitor(name: str, selector: Object) -> Object:
-        return {
-            "apiVersion": "monitoring.coreos.com/v1",
-            "kind": "ServiceMonitor",
-            "metadata": {"name": name, "labels": {FLEET: fleet}},
-            "spec": {
-                "selector": {"matchLabels": selector},
-                "endpoints": [{"port": "http", "path": "/metrics", "interval": "15s"}],
-            },
-        }
+        endpoints = [{"port": "http", "path": "/metrics", "interval": "15s"}]
+        spec = {"selector": {"matchLabels": selector}, "endpoints": endpoints}
+        return resource(
+            "monitoring.coreos.com/v1", "ServiceMonitor", {"name": name, "labels": {FLEET: fleet}}, spec=spec
+        )
 
     own = [monitor(name, _labels(name)) for name in (GATEWAY, PICKER)]
     return [monitor("crosstie-engines", {FLEET: fleet}), *own]

@@ -32,6 +32,10 @@ def kubernetes(recipe: Recipe, _bare: bool = False, *, fleet: str = "") -> dict[
     return {f"{recipe.name}.yaml": "\n".join(said) + "\n" + documents(objects(recipe, fleet))}
 
 
+def resource(api: str, kind: str, metadata: Object, **rest: Any) -> Object:
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **rest}
+
+
 def documents(made: list[Object]) -> str:
     return "---\n".join(yaml_text(one) for one in made)
 
@@ -75,7 +79,7 @@ def _objects(recipe: Recipe) -> list[Object]:
         # GPUs are scarce: a new pod would wait for those that the old one has.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
     }  # fmt: skip
-    found.append({"apiVersion": "apps/v1", "kind": kind, "metadata": _metadata(recipe, recipe.name), "spec": spec})
+    found.append(resource("apps/v1", kind, _metadata(recipe, recipe.name), spec=spec))
     return [*found, _service(recipe, _labels(recipe))]
 
 
@@ -106,38 +110,27 @@ def _marked(made: Object, fleet: str) -> Object:
 
 
 def _budget(recipe: Recipe) -> Object:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _metadata(recipe, recipe.name),
-        # Of a group the loss of one pod is that of all, which are then not ready: the next eviction waits.
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": _labels(recipe)}},
-    }
+    # Of a group the loss of one pod is that of all, which are then not ready: the next eviction waits.
+    return disruption_budget(_metadata(recipe, recipe.name), _labels(recipe))
+
+
+def disruption_budget(metadata: Object, labels: dict[str, str]) -> Object:
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels}}
+    return resource("policy/v1", "PodDisruptionBudget", metadata, spec=spec)
 
 
 def _service(recipe: Recipe, selector: dict[str, str]) -> Object:
     """Headless: its name has the address of every pod, which `dns+http://NAME` finds."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(recipe, recipe.name),
-        "spec": {
-            "clusterIP": "None",
-            "selector": selector,
-            "ports": [{"name": "http", "port": recipe.port, "targetPort": recipe.port}],
-        },
-    }
+    ports = [{"name": "http", "port": recipe.port, "targetPort": recipe.port}]
+    spec = {"clusterIP": "None", "selector": selector, "ports": ports}
+    return resource("v1", "Service", _metadata(recipe, recipe.name), spec=spec)
 
 
 def _claims(recipe: Recipe) -> list[Object]:
     """What was fetched, and what was put there by hand: every pod of the pool reads it, so it is on shared storage."""
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "2Ti"}}}
     return [
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": _metadata(recipe, f"{recipe.name}-{name}"),
-            "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "2Ti"}}},
-        }
+        resource("v1", "PersistentVolumeClaim", _metadata(recipe, f"{recipe.name}-{name}"), spec=spec)
         for name in dict.fromkeys(_volume(recipe, i)[0] for i in range(len(recipe.mounts)))
         if name in ("cache", "models")
     ]
@@ -162,20 +155,14 @@ def _volume(recipe: Recipe, index: int) -> tuple[str, Object, Object]:
 def _group(recipe: Recipe, name: str) -> Object:
     leader = recipe.command(rank="0", head="$(LWS_LEADER_ADDRESS)")
     worker = recipe.command(rank="$(LWS_WORKER_INDEX)", head="$(LWS_LEADER_ADDRESS)")
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": _metadata(recipe, name),
-        "spec": {
-            "replicas": recipe.replicas,
-            "leaderWorkerTemplate": {
-                "size": recipe.nodes,
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": _pod(recipe, _container(recipe, leader)),
-                "workerTemplate": _pod(recipe, _container(recipe, worker, probed=False), serves=False),
-            },
-        },
+    template = {
+        "size": recipe.nodes,
+        "restartPolicy": "RecreateGroupOnPodRestart",
+        "leaderTemplate": _pod(recipe, _container(recipe, leader)),
+        "workerTemplate": _pod(recipe, _container(recipe, worker, probed=False), serves=False),
     }
+    spec = {"replicas": recipe.replicas, "leaderWorkerTemplate": template}
+    return resource("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", _metadata(recipe, name), spec=spec)
 
 
 def _pod(recipe: Recipe, container: Object, *, serves: bool = True) -> Object:

@@ -73,9 +73,7 @@ def skypilot(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
         ]) + "\n",
     }  # fmt: skip
     kept = {key: value for key, value in task.items() if value not in ({}, None)}
-    return {
-        f"{recipe.name}.sky.yaml": "\n".join([*comments(recipe, by="scheduler"), *warning]) + "\n" + yaml_text(kept)
-    }
+    return {f"{recipe.name}.sky.yaml": _file(recipe, warning, kept)}
 
 
 def _file(recipe: Recipe, more: list[str], content: dict[str, Any]) -> str:
@@ -114,11 +112,7 @@ def ray_application(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
 def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
     whole, warning = ray_application(recipe)
     note = "# `serve deploy` on a cluster whose nodes run the image; one address for all replicas: Ray balances them"
-    return {
-        f"{recipe.name}.serve.yaml": "\n".join([*comments(recipe, by="scheduler"), *warning, note])
-        + "\n"
-        + yaml_text(whole)
-    }
+    return {f"{recipe.name}.serve.yaml": _file(recipe, [*warning, note], whole)}
 
 
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
