@@ -36,11 +36,11 @@ from crosstie.core.fleet import Fleet
 from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.scale.capacities import capacities
-from crosstie.decide.scale.day import Day, DaySimulator, Loss, day_traffic
-from crosstie.decide.scale.fluid import Traffic, fewest_gpus, fluid_day, replicas_for
+from crosstie.decide.scale.fluid import Day, Loss, Traffic, fewest_gpus, fluid_day, replicas_for
 from crosstie.decide.scale.platform import Controller
 from crosstie.decide.scale.rivals import ByScaler, Fixed, Hpa
 from crosstie.decide.scale.scaler import Scaler
+from day_simulator import DaySimulator, day_traffic
 
 HERE = Path(__file__).parent
 WINDOWS, WINDOW_S = 144, 600

@@ -38,6 +38,7 @@ from crosstie.route.live import Flight
 from crosstie.route.policies import POLICIES, make_policy
 from crosstie.route.router import Router
 from crosstie.sim.engine import Engine
+from queueing import QueueingGateway
 
 MODEL = "llama-3.3-70b"
 # East US, West Europe, Southeast Asia: round trips, 95th percentile of 30 days to 2026-07-30, seconds. Microsoft's page
@@ -147,9 +148,10 @@ class Heard:
         self.hear(gateway, dict.fromkeys(self.by_gateway[gateway], (0.0,) * 6), now)
 
 
-class Gateway:
+class Gateway(QueueingGateway):
     def __init__(self, world: "World", number: int, region: str):
-        self.world, self.number, self.region = world, number, region
+        self.world: World = world
+        self.number, self.region = number, region
         self.heard = world.heard[region]
         self.news: dict[int, tuple[float, ...]] = {}
         self.alive = True
@@ -177,47 +179,14 @@ class Gateway:
             prefix=sent.prefix, patience_s=self.queue_s, waited_s=now - sent.asked_s,
         )  # fmt: skip
         sent.gateway = self
-        decision = self._decide(ask)
-        if decision.outcome == "send":
-            self._start(sent, ask, decision)
-        elif decision.outcome == "wait":
-            _, shed = self.room.add(ask, now, now + self.queue_s, sent)
-            if shed is not None:
-                self.world.refused(shed.item)
-        else:
-            self.world.refused(sent)
+        self.place(sent, ask, self.decide(ask, now), self.queue_s)
 
-    def _decide(self, ask: Ask, now: float | None = None) -> Decision:
+    def decide(self, ask: Ask, now: float) -> Decision:
         began = time.process_time_ns()
-        decision = self.router.decide(ask, self.world.now)
+        decision = super().decide(ask, now)
         self.world.spent_ns += time.process_time_ns() - began
         self.world.decisions += 1
         return decision
-
-    def _start(self, sent: Sent, ask: Ask, decision: Decision) -> None:
-        assert decision.replica is not None
-        assert decision.prediction is not None
-        sent.flight = decision.replica.start(ask, decision.prediction, self.world.now)
-        self.world.start(sent)
-
-    def let_in(self) -> None:
-        while len(self.room):
-            taken = self.room.take(self._decide, self.world.now)
-            if taken is None:
-                return
-            ticket, decision = taken
-            if decision.outcome == "send":
-                self._start(ticket.item, ticket.ask, decision)
-            else:
-                self.world.refused(ticket.item)
-
-    def expire(self) -> None:
-        for ticket in self.room.expired(self.world.now):
-            decision = self.router.last_chance(ticket.ask, self.world.now)
-            if decision is not None:
-                self._start(ticket.item, ticket.ask, decision)
-            else:
-                self.world.refused(ticket.item)
 
 
 CHAT = ServedClass(
@@ -292,10 +261,8 @@ class World:
         alive = [one for one in self.gateways if one.region == region and one.alive]
         alive[self.random.randrange(len(alive))].take(sent)
 
-    def start(self, sent: Sent) -> None:
-        flight, gateway = sent.flight, sent.gateway
-        assert flight is not None
-        assert gateway is not None
+    def sent(self, sent: Sent, gateway: Gateway, flight: Flight) -> None:
+        sent.flight = flight
         self.flying[sent.number] = sent
         key = flight.replica.key
         # It is there after half the way.

@@ -31,18 +31,9 @@ from crosstie.run.service.admin_view import fleet_view
 from crosstie.run.share.board import Board
 from crosstie.run.share.learnt import Learnt, LearntReport
 from crosstie.run.share.peers import PeerReport, Peers
-from route_speed import QUIET_S, additions_s, fleet_of
+from route_speed import QUIET_S, additions_s, fleet_of, least_s
 
 PAGE = Path(__file__).parents[1] / "tests" / "engines" / "data" / "vllm_metrics.txt"
-
-
-def least_s(work: Callable[[], object], rounds: int = 5) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        began = time.process_time()
-        work()
-        best = min(best, time.process_time() - began)
-    return best
 
 
 def grown(make: Callable[[], object]) -> tuple[object, int]:

@@ -184,6 +184,15 @@ def measure(catalog: Catalog, size: tuple[int, int], policy_name: str, rounds: i
     return found
 
 
+def least_s(work: Callable[[], object], rounds: int = 5) -> float:
+    best = float("inf")
+    for _ in range(rounds):
+        began = time.process_time()
+        work()
+        best = min(best, time.process_time() - began)
+    return best
+
+
 def additions_s() -> float:
     began = time.process_time()
     total = 0

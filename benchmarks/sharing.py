@@ -58,6 +58,7 @@ from crosstie.run.share.learnt import Learnt, LearntReport
 from crosstie.run.share.peers import PeerReport, Peers
 from crosstie.run.share.redis_share import LEARN_S, TELL_S, WHOLE_S
 from crosstie.sim.engine import Engine
+from queueing import QueueingGateway
 
 TRACES = {"chat": "azure-2023-conversation", "code": "azure-2023-code", "documents": "mooncake-conversation"}
 MODEL = "llama-3.3-70b"
@@ -91,11 +92,12 @@ class Answer:
     usd: float = 0.0
 
 
-class Gateway:
+class Gateway(QueueingGateway):
     """One of several: its own view of the fleet, its own queue, and what it tells and hears."""
 
     def __init__(self, world: "World", number: int, seed: int, share: str):
-        self.world, self.number, self.share = world, number, share
+        self.world: World = world
+        self.number, self.share = number, share
         self.live = live_fleet(world.catalog, world.fleet, 0.0, tables=world.tables)
         self.router = Router(self.live, make_policy(world.fleet.policy, seed))
         self.room = WaitingRoom(world.fleet.serving.max_queued)
@@ -142,19 +144,13 @@ class Gateway:
         request, now = self.world.requests[number], self.world.now
         ask = self._ask(request)
         self.world.asked[ask] = self.world.shadow._ask(request)
-        decision = self._decide(ask, now, arrives=True)
-        if decision.outcome == "send":
-            self._start(number, ask, decision)
-        elif decision.outcome == "wait":
-            _, shed = self.room.add(ask, now, now + self.world.fleet.serving.queue_s, number)
-            if shed is not None:
-                self.world.turned_away(shed.item)
-        else:
-            self.world.turned_away(number)
-
-    def _decide(self, ask: Ask, now: float, arrives: bool = False) -> Decision:
         decision = self.router.decide(ask, now)
-        self.world.compare(ask, decision, arrives)
+        self.world.compare(ask, decision, True)
+        self.place(number, ask, decision, self.world.fleet.serving.queue_s)
+
+    def decide(self, ask: Ask, now: float) -> Decision:
+        decision = super().decide(ask, now)
+        self.world.compare(ask, decision, False)
         return decision
 
     def _ask(self, request: TimedRequest) -> Ask:
@@ -166,31 +162,6 @@ class Gateway:
             tpot_s=served.tpot.seconds if served and served.tpot else None,
             patience_s=self.world.fleet.serving.queue_s, prefix=request.blocks,
         )  # fmt: skip
-
-    def _start(self, number: int, ask: Ask, decision: Decision) -> None:
-        assert decision.replica is not None
-        assert decision.prediction is not None
-        flight = decision.replica.start(ask, decision.prediction, self.world.now)
-        self.world.sent(number, self, flight)
-
-    def expire(self, now: float) -> None:
-        for ticket in self.room.expired(now):
-            decision = self.router.last_chance(ticket.ask, self.world.now)
-            if decision is not None:
-                self._start(ticket.item, ticket.ask, decision)
-            else:
-                self.world.turned_away(ticket.item)
-
-    def let_in(self) -> None:
-        while len(self.room):
-            taken = self.room.take(self._decide, self.world.now)
-            if taken is None:
-                return
-            ticket, decision = taken
-            if decision.outcome == "send":
-                self._start(ticket.item, ticket.ask, decision)
-            else:
-                self.world.turned_away(ticket.item)
 
 
 class World:
@@ -265,7 +236,7 @@ class World:
                 self.now = moment
             for one in self.gateways:
                 if len(one.room):
-                    one.expire(self.now)
+                    one.expire()
             do()
             if self.now > last and not self._flying and not any(len(one.room) for one in self.gateways):
                 break
@@ -351,7 +322,7 @@ class World:
             (at - flight.first_at) / later if later else 0.0, served.charged_usd,
         )  # fmt: skip
 
-    def turned_away(self, number: int) -> None:
+    def refused(self, number: int) -> None:
         self.answers[number] = Answer(self.requests[number].class_name, None)
 
     # What came of it

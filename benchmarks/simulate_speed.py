@@ -20,7 +20,6 @@ import json
 import resource
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +34,7 @@ from crosstie.decide.plan.run_result import Case
 from crosstie.decide.plan.runs import run
 from crosstie.decide.plan.traffic import recorded
 from crosstie.sim.fleet import FleetSimulator, SimulatedRequest
+from route_speed import least_s
 
 MODEL = "llama-3.1-8b"
 DAY_S, DAY_REQUESTS, SWING = 86_400.0, 5_000_000, 2.5
@@ -74,15 +74,6 @@ def day(count: int) -> Trace:
     return Trace("a day", at - at[0], inputs, outputs)
 
 
-def least_s(rounds: int, work: Callable[[], object]) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        began = time.process_time()
-        work()
-        best = min(best, time.process_time() - began)
-    return best
-
-
 def blis_s(program: Path, source: Path, replicas: int) -> float:
     """CPU seconds of one run of BLIS; an answer that leaves requests out is none."""
     command = [
@@ -103,7 +94,7 @@ def small(catalog: Catalog, replicas: int, options: argparse.Namespace) -> dict[
     fleet, sent = fleet_of(replicas, ("h100-sxm",)), small_requests(10.0 * replicas)
     ours = theirs = float("inf")
     for _ in range(options.rounds):
-        ours = min(ours, least_s(1, lambda: FleetSimulator(catalog, fleet).run(sent)))
+        ours = min(ours, least_s(lambda: FleetSimulator(catalog, fleet).run(sent), 1))
         if options.blis:
             theirs = min(theirs, blis_s(options.blis, options.blis_source, replicas))
     return {"cpu_s": ours, **({"blis_cpu_s": theirs, "times_blis": theirs / ours} if options.blis else {})}
@@ -128,7 +119,7 @@ def main() -> None:
         parser.error("--blis needs --blis-source: it reads its tables there")
     catalog = Catalog([])
     compiled = not (engine_module.__file__ or "").endswith(".py")
-    found: dict[str, object] = {"compiled": compiled, "additions_ms": 1e3 * least_s(options.rounds, additions)}
+    found: dict[str, object] = {"compiled": compiled, "additions_ms": 1e3 * least_s(additions, options.rounds)}
     large = fleet_of(50, ("h100-sxm", "mi300x"))
     count = options.day or options.requests
     traffic = recorded(day(count), large, class_name="chat", requests_per_s=None, load=1.0, count=None, seed=0)
@@ -137,7 +128,7 @@ def main() -> None:
         for replicas in (1, 4):
             found[f"small, {replicas} replicas"] = small(catalog, replicas, options)
     began = time.monotonic()
-    spent = least_s(1 if options.day else options.rounds, lambda: found.update(run=run(catalog, case, traffic)))
+    spent = least_s(lambda: found.update(run=run(catalog, case, traffic)), 1 if options.day else options.rounds)
     result = found.pop("run")
     found["day"] = {
         "requests": len(traffic),

@@ -17,7 +17,7 @@ from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
 from crosstie.cli.admin_show import show_decision, show_done, show_pools
 from crosstie.cli.assignments import amount, assigned
-from crosstie.cli.options import FILE, json_option, together
+from crosstie.cli.options import FILE, json_option, real_option, together, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import print_json
 from crosstie.core.errors import BadData, BadInput
@@ -164,8 +164,7 @@ def pools(port: AdminPort, as_json: bool) -> int:
 @command.command("drain", epilog="Example: crosstie admin drain chat-mi300x --wait")
 @click.argument("target", metavar="POOL|URL")
 @click.option("--wait", is_flag=True, help="Until nothing is in flight there.")
-@click.option("--within", type=click.FloatRange(0.1), default=3600.0, show_default=True, metavar="S",
-              help="With --wait: status 1 if it took longer.")  # fmt: skip
+@real_option("--within", 0.1, None, "With --wait: status 1 if it took longer.", metavar="S", default=3600.0)
 @_at_port
 def drain(target: str, wait: bool, within: float, port: AdminPort, as_json: bool) -> int:
     """Sends a pool or a backend nothing new; what is in flight finishes. `drained`, in `pools`: it has."""
@@ -252,9 +251,7 @@ def reset(port: AdminPort, as_json: bool) -> int:
 
 
 @command.command("decisions", epilog="Example: crosstie admin decisions --follow --alternatives")
-@click.option(
-    "--last", type=click.IntRange(1, 500), default=20, show_default=True, metavar="N", help="How many of the latest."
-)
+@whole_option("--last", 1, 500, "How many of the latest.", default=20)
 @click.option("--follow", is_flag=True, help="As they are taken, until interrupted.")
 @click.option("--alternatives", is_flag=True, help="With --follow: what every other pool scored, or what dropped it.")
 @_at_port

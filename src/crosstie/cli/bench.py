@@ -14,7 +14,7 @@ from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.writing import write_text
 from crosstie.cli.bench_show import DETAILS, show_bench
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, endpoint_options, json_option, verbose_option
+from crosstie.cli.options import FILE, endpoint_options, json_option, real_option, verbose_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, json_text, print_json
 from crosstie.core.errors import BadInput, UnknownName
@@ -62,48 +62,19 @@ _INTERRUPTED = 130
     "--ttft-ms", metavar="[pNN=]MS", help="Target, such as p95=1000; a bare number is of the 95th percentile."
 )
 @click.option("--tpot-ms", metavar="[pNN=]MS", help="Target, such as p90=50.")
-@click.option(
-    "--input",
-    "input_tokens",
-    type=click.IntRange(1, 10**7),
-    default=1024,
-    show_default=True,
-    metavar="N",
-    help="Tokens of a prompt.",
-)
-@click.option(
-    "--output",
-    "output_tokens",
-    type=click.IntRange(1, 10**6),
-    default=128,
-    show_default=True,
-    metavar="N",
-    help="Tokens of an answer.",
-)
-@click.option(
+@whole_option("--input input_tokens", 1, 10**7, "Tokens of a prompt.", default=1024)
+@whole_option("--output output_tokens", 1, 10**6, "Tokens of an answer.", default=128)
+@real_option(
     "--shortest",
-    type=click.FloatRange(0.01, 1.0),
+    0.01,
+    1.0,
+    "Lengths drawn evenly from X times to the whole. [default: all alike]",
     default=1.0,
-    metavar="X",
-    help="Lengths drawn evenly from X times to the whole. [default: all alike]",
+    show_default=False,
 )
-@click.option(
-    "--requests",
-    "most",
-    type=click.IntRange(1, 10**7),
-    metavar="N",
-    help="Of each run. [default: 10 a client, or --for]",
-)
-@click.option(
-    "--for",
-    "for_s",
-    type=click.FloatRange(0.01, 1e7),
-    metavar="S",
-    help="Seconds of each run. [default: 60 of an open loop]",
-)
-@click.option(
-    "--start", type=click.IntRange(0, 10**9), default=0, metavar="N", help="Leave out the trace's first N requests."
-)
+@whole_option("--requests most", 1, 10**7, "Of each run. [default: 10 a client, or --for]")
+@real_option("--for for_s", 0.01, 1e7, "Seconds of each run. [default: 60 of an open loop]", metavar="S")
+@whole_option("--start", 0, 10**9, "Leave out the trace's first N requests.", default=0, show_default=False)
 @click.option("--model", metavar="M", help="The model to ask for. [default: the only one that is served]")
 @click.option("--completions", is_flag=True, help="Ask /v1/completions, not chat.")
 @click.option("--let-stop", is_flag=True, help="Answers may end by themselves: no ignore_eos is sent.")
@@ -113,26 +84,9 @@ _INTERRUPTED = 130
 @click.option(
     "--tokenizer", type=FILE, metavar="FILE", help="The model's tokenizer.json: counts where the engine does not."
 )
-@click.option(
-    "--warmup",
-    type=click.IntRange(0, 10**6),
-    metavar="N",
-    help="Requests before each load, not counted. [default: one a client]",
-)
-@click.option(
-    "--repeat",
-    type=click.IntRange(1, 1000),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Runs of each load; intervals are over them.",
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(1, 512),
-    metavar="N",
-    help="Processes that send. [default: as many as the load needs]",
-)
+@whole_option("--warmup", 0, 10**6, "Requests before each load, not counted. [default: one a client]")
+@whole_option("--repeat", 1, 1000, "Runs of each load; intervals are over them.", default=1)
+@whole_option("--workers", 1, 512, "Processes that send. [default: as many as the load needs]")
 @click.option(
     "--gpu-metrics",
     "gpu_metrics",
@@ -140,16 +94,15 @@ _INTERRUPTED = 130
     metavar="SOURCE",
     help="nvidia-smi, amd-smi, an exporter's URL, or none. [default: what is here, for a local endpoint]",
 )
-@click.option(
+@real_option(
     "--speed",
-    type=click.FloatRange(0.01, 1000),
+    0.01,
+    1000,
+    "Of a server that is emulated X times as fast: all seconds are then its own.",
     default=1.0,
-    metavar="X",
-    help="Of a server that is emulated X times as fast: all seconds are then its own.",
+    show_default=False,
 )
-@click.option(
-    "--seed", type=click.IntRange(0, 2**31), default=0, show_default=True, metavar="N", help="For lengths and arrivals."
-)
+@whole_option("--seed", 0, 2**31, "For lengths and arrivals.", default=0)
 @click.option(
     "-o", "--output-file", "target", type=FILE, metavar="FILE", help="Where results go. [default: bench.json]"
 )

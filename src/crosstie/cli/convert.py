@@ -8,7 +8,7 @@ from typing import get_args
 import click
 import msgspec
 
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, console, print_json, say
 from crosstie.core.figures import bandwidth, gigabytes, seconds
@@ -28,7 +28,7 @@ from crosstie.port.checkpoint.requantisation import Granularity
     type=click.Choice([*DTYPES, FORMAT, *get_args(Granularity)]),
     help="The dialect that the weights shall have; another format for ModelOpt's FP8; or what shares a scale.",
 )
-@click.option("--jobs", type=click.IntRange(1, 16), metavar="N", help="Processes. [default: one a core, up to 8]")
+@whole_option("--jobs", 1, 16, "Processes. [default: one a core, up to 8]")
 @click.option(
     "--even-if-normalised",
     is_flag=True,

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import click
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.options import json_option, verbose_option
+from crosstie.cli.options import json_option, real_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replay_show import at, kept, latency, promised
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
@@ -25,14 +25,8 @@ _DETAILS = "the traces, medians, and where requests went"
 
 
 @click.command("demo", epilog="Example: crosstie demo --speed 20 --seconds 100 --keep")
-@click.option(
-    "--speed", type=click.FloatRange(0.1, 100), default=10.0, show_default=True, metavar="X",
-    help="Emulated seconds to each second.",
-)  # fmt: skip
-@click.option(
-    "--seconds", type=click.FloatRange(5, 3600), default=200.0, show_default=True, metavar="S",
-    help="Emulated seconds of traffic.",
-)  # fmt: skip
+@real_option("--speed", 0.1, 100, "Emulated seconds to each second.", default=10.0)
+@real_option("--seconds", 5, 3600, "Emulated seconds of traffic.", metavar="S", default=200.0)
 @click.option("--keep", is_flag=True, help="Leave the gateway running until Ctrl-C.")
 @verbose_option(_DETAILS)
 @json_option

@@ -8,7 +8,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.options import FILE, json_option, verbose_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
@@ -24,10 +24,8 @@ _DETAILS = "every tensor with its error and what is allowed"
 @click.option("--record", "out", type=FILE, metavar="OUT", help="Record --model into this file instead.")
 @click.option("--model", "folder", type=FILE, metavar="DIR", help="A Hugging Face model directory, with weights.")
 @click.option("--prompt", metavar="TEXT", help="What it reads. [default: tokens drawn from the seed]")
-@click.option("--tokens", type=click.IntRange(2, 4096), default=32, show_default=True, metavar="N", help="How many.")
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, metavar="N", help="Of tokens and samples."
-)
+@whole_option("--tokens", 2, 4096, "How many.", default=32)
+@whole_option("--seed", 0, None, "Of tokens and samples.", default=0)
 @click.option("--dtype", type=click.Choice(TYPES), default="auto", show_default=True, help="float32 sees most.")
 @click.option("--device", metavar="D", help="[default: cuda where there is one (ROCm's GPUs too), else cpu]")
 @click.option(

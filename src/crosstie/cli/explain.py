@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from crosstie.cli.options import json_option
+from crosstie.cli.options import json_option, whole_option
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, number, seconds
@@ -25,8 +25,8 @@ _HINTS = {
 @click.argument("request_file", required=False, metavar="[REQUEST.json]", type=click.Path(path_type=Path))
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The gateway.")
 @click.option("--model", metavar="M", help="Instead of a file: a model,")
-@click.option("--input", "input_tokens", type=click.IntRange(1, 10**7), metavar="N", help="a prompt of N tokens,")
-@click.option("--output", "output_tokens", type=click.IntRange(1, 10**7), metavar="N", help="and at most N to answer.")
+@whole_option("--input input_tokens", 1, 10**7, "a prompt of N tokens,")
+@whole_option("--output output_tokens", 1, 10**7, "and at most N to answer.")
 @click.option("--class", "name", metavar="C", help="As the header x-crosstie-class would say.")
 @click.option("--ttft-ms", type=float, metavar="MS", help="As x-crosstie-ttft-ms.")
 @click.option("--tpot-ms", type=float, metavar="MS", help="As x-crosstie-tpot-ms.")

@@ -10,7 +10,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.releases import releases_folder
 from crosstie.cli.mcp_guard import read_only
 from crosstie.cli.mcp_tools import TOOLS, described, schema_of
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.show import console, print_json, show_table
 from crosstie.core.errors import BadInput
 
@@ -18,9 +18,7 @@ from crosstie.core.errors import BadInput
 @click.command("mcp")
 @click.option("--root", type=FILE, metavar="DIR", help="Files beneath it may be read. [default: none]")
 @click.option("--gateway", default="http://127.0.0.1:8080", show_default=True, metavar="URL", help="`explain` asks it.")
-@click.option(
-    "--http", "port", type=click.IntRange(0, 65535), metavar="PORT", help="Streamable HTTP on 127.0.0.1, not stdio."
-)
+@whole_option("--http port", 0, 65535, "Streamable HTTP on 127.0.0.1, not stdio.", metavar="PORT")
 @click.option("--tools", "listing", is_flag=True, help="List the tools and end; with --json their schemas.")
 @json_option
 def command(root: Path | None, gateway: str, port: int | None, listing: bool, as_json: bool) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from crosstie.cli.options import FILE, together
+from crosstie.cli.options import FILE, together, whole_option
 from crosstie.run.service.logs import STYLES
 from crosstie.run.service.start import Observers
 
@@ -15,12 +15,8 @@ _options = together(
         "--record", type=FILE, metavar="FILE",
         help="Append a trace of what is served, without any text: docs/recording.md.",
     ),
-    click.option(
-        "--record-max-mib", type=click.IntRange(1, 256), metavar="N", help="Begin a new file at N MiB. [default: 64]"
-    ),
-    click.option(
-        "--record-keep", type=click.IntRange(0, 1000), metavar="N", help="Keep N full files. [default: 8]"
-    ),
+    whole_option("--record-max-mib", 1, 256, "Begin a new file at N MiB. [default: 64]"),
+    whole_option("--record-keep", 0, 1000, "Keep N full files. [default: 8]"),
     click.option(
         "--log-format", type=click.Choice(STYLES), default="text", show_default=True,
         help="Of what is written to stderr.",

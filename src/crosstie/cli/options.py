@@ -43,6 +43,23 @@ def on_option(what: str, *, required: bool = False) -> Decorator:
     )
 
 
+def whole_option(
+    names: str, least: int, most: int | None, help: str, metavar: str | None = "N", **more: Any
+) -> Decorator:
+    """A whole number within bounds: "--requests most" is the option and the name that its command has for it."""
+    return _number_option(click.IntRange(least, most), names, help=help, metavar=metavar, **more)
+
+
+def real_option(
+    names: str, least: float, most: float | None, help: str, metavar: str | None = "X", **more: Any
+) -> Decorator:
+    return _number_option(click.FloatRange(least, most), names, help=help, metavar=metavar, **more)
+
+
+def _number_option(kind: click.ParamType[Any], names: str, **more: Any) -> Decorator:
+    return click.option(*names.split(), type=kind, **{"show_default": "default" in more, **more})
+
+
 def verbose_option(what: str) -> Decorator:
     return click.option("-v", "--verbose", is_flag=True, help=f"Also: {what}.")
 

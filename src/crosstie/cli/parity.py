@@ -11,7 +11,7 @@ import click
 from crosstie.cli.admin import AdminPort, AdminRejected, reach
 from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.options import FILE, json_option, real_option, verbose_option, whole_option
 from crosstie.cli.parity_show import DETAILS, show_parity, show_scores
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, say
@@ -42,58 +42,19 @@ _KEY = "OPENAI_API_KEY"
 @click.option("--key-env", metavar="NAME", default=_KEY, show_default=True, help="The variable with the key of A.")
 @click.option("--key-env-b", metavar="NAME", help="The variable with the key of B. [default: that of A]")
 @click.option("--prompts", "file", type=FILE, default=BUNDLED, metavar="FILE", help="Prompts of your own (TOML).")
-@click.option("--limit", type=click.IntRange(1), metavar="N", help="Only the first N prompts.")
-@click.option(
-    "--long",
-    "long_tokens",
-    type=click.IntRange(100, 10**6),
-    metavar="N",
-    help="Four more prompts of about N tokens: where RoPE scaling and windows show.",
+@whole_option("--limit", 1, None, "Only the first N prompts.")
+@whole_option(
+    "--long long_tokens", 100, 10**6, "Four more prompts of about N tokens: where RoPE scaling and windows show."
 )
-@click.option(
-    "--tokens",
-    type=click.IntRange(1, 4096),
-    default=64,
-    show_default=True,
-    metavar="N",
-    help="The longest greedy answer.",
-)
-@click.option(
-    "--positions",
-    type=click.IntRange(1, 1000),
-    default=12,
-    show_default=True,
-    metavar="N",
-    help="Places a text, where it is forced step by step.",
-)
-@click.option(
-    "--top",
-    type=click.IntRange(1, 100),
-    default=20,
-    show_default=True,
-    metavar="K",
-    help="Log-probabilities a place; 5 where so many are refused.",
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(1, 1000),
-    default=4,
-    show_default=True,
-    metavar="N",
-    help="Requests at once; the second pass of A has four times as many.",
-)
+@whole_option("--tokens", 1, 4096, "The longest greedy answer.", default=64)
+@whole_option("--positions", 1, 1000, "Places a text, where it is forced step by step.", default=12)
+@whole_option("--top", 1, 100, "Log-probabilities a place; 5 where so many are refused.", metavar="K", default=20)
+@whole_option("--concurrency", 1, 1000, "Requests at once; the second pass of A has four times as many.", default=4)
 @click.option("--way", type=click.Choice(WAYS), help="How to force texts. [default: the best that all of them have]")
 @click.option("--body", metavar="JSON", default="{}", help="More keys of every request, such as chat_template_kwargs.")
-@click.option(
-    "--max-kl", type=click.FloatRange(0, 100), default=Limits().kl, show_default=True, metavar="X", help="Nats a token."
-)
-@click.option(
-    "--min-top1",
-    type=click.FloatRange(0, 1),
-    default=1 - Limits().disagreement,
-    show_default=True,
-    metavar="X",
-    help="The share of places with the same likeliest token.",
+@real_option("--max-kl", 0, 100, "Nats a token.", default=Limits().kl)
+@real_option(
+    "--min-top1", 0, 1, "The share of places with the same likeliest token.", default=1 - Limits().disagreement
 )
 @click.option("--pool", metavar="NAME", help="B is every backend of this pool; A may then be a pool's name too.")
 @click.option(
@@ -107,7 +68,7 @@ _KEY = "OPENAI_API_KEY"
 @click.option("--key-file", type=FILE, metavar="FILE", help="Where its key is, if not in CROSSTIE_ADMIN_KEY.")
 @click.option("--admit", is_flag=True, help="Undrain the pool if all of its backends are the same as A.")
 @click.option("--lm-eval", "tasks", metavar="TASK,...", help="Also run tasks of lm-evaluation-harness on both.")
-@click.option("--lm-eval-limit", "task_limit", type=click.IntRange(1), metavar="N", help="Only N questions a task.")
+@whole_option("--lm-eval-limit task_limit", 1, None, "Only N questions a task.")
 @html_option
 @verbose_option(DETAILS)
 @json_option

@@ -6,7 +6,7 @@ import click
 
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.observing import observed
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.show import console, print_json, say
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
@@ -31,17 +31,15 @@ from crosstie.run.service.start import Observers, Served, ServeOptions
     "--host", default="127.0.0.1", show_default=True, metavar="A",
     help="Where Envoy is listened to; 0.0.0.0 for everyone, :: also by IPv6.",
 )  # fmt: skip
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=9002, show_default=True, metavar="N", help="0 takes a free one."
+@whole_option("--port", 0, 65535, "0 takes a free one.", default=9002)
+@whole_option(
+    "--fallbacks",
+    0,
+    9,
+    "Endpoints named after the first, in order, for Envoy's retries. 0 for clusters that take one only.",
+    default=2,
 )
-@click.option(
-    "--fallbacks", type=click.IntRange(0, 9), default=2, show_default=True, metavar="N",
-    help="Endpoints named after the first, in order, for Envoy's retries. 0 for clusters that take one only.",
-)  # fmt: skip
-@click.option(
-    "--workers", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N",
-    help="Processes that pick together, for more than one core: docs/scaling.md.",
-)  # fmt: skip
+@whole_option("--workers", 1, 64, "Processes that pick together, for more than one core: docs/scaling.md.", default=1)
 @click.option(
     "--objective", "objectives", multiple=True, metavar="NAME=N",
     help="The priority of an InferenceObjective that requests may name (x-gateway-inference-objective): above 0 goes "
@@ -57,13 +55,8 @@ from crosstie.run.service.start import Observers, Served, ServeOptions
     help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
 )
 @click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas.")
-@click.option(
-    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
-    help="With --emulate: so many times as fast as real time.",
-)  # fmt: skip
-@click.option(
-    "--ops-port", type=click.IntRange(0, 65535), metavar="N", help="/health, /ready and /metrics by HTTP, there."
-)
+@real_option("--speed", 0.01, 1000, "With --emulate: so many times as fast as real time.", default=1.0)
+@whole_option("--ops-port", 0, 65535, "/health, /ready and /metrics by HTTP, there.")
 @click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be picked from, and end.")
 @click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")

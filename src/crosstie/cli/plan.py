@@ -12,7 +12,7 @@ from crosstie.catalog.workloads import example_text, find_workload, read_workloa
 from crosstie.catalog.writing import write_folder, write_text
 from crosstie.cli.assignments import amount, assigned, fraction
 from crosstie.cli.html import check_html, html_option
-from crosstie.cli.options import FILE, json_option, on_option, verbose_option
+from crosstie.cli.options import FILE, json_option, on_option, real_option, verbose_option
 from crosstie.cli.plan_page import pools_csv, write_page
 from crosstie.cli.plan_show import DETAILS, show_plan
 from crosstie.cli.progress import progress
@@ -56,7 +56,7 @@ from crosstie.web.plan_chart import draw_plan
 @click.option("--reserved", multiple=True, metavar="A=USD", help="Your price under contract, for the base of a day.")
 @on_option(f"Only these accelerators; {ON_THIS}.")
 @click.option("--single-gpus", is_flag=True, help="GPUs one by one, not in whole nodes.")
-@click.option("--sure", type=click.FloatRange(50, 99), metavar="PERCENT", help="How sure it should be. [default: 80]")
+@real_option("--sure", 50, 99, "How sure it should be. [default: 80]", metavar="PERCENT")
 @click.option("--sizing", type=click.Choice(["safe", "likely"]), help="The same by name: 80 or 50.")
 @click.option("--evidence", type=click.Choice(EVIDENCE), help="What must be measured to be preferred. [default: stack]")
 @click.option("--only-known", is_flag=True, help="Only what preflight knows to run, or what was measured.")

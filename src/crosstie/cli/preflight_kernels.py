@@ -9,6 +9,7 @@ import msgspec
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.findings_show import report, report_options
+from crosstie.cli.options import whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, heading, print_json, say, show_table
 from crosstie.core.figures import number
@@ -43,8 +44,8 @@ _COLUMNS = (
     help="A function that launches kernels; it is called on a fake device, and nothing runs.",
 )
 @click.option("--example", type=click.Choice(["vllm"]), help="Kernels of a library, launched by its own wrappers.")
-@click.option("--max-configs", type=click.IntRange(1), metavar="N", help="Of an autotuned kernel, the first N only.")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Compilations at once. [default: processors]")
+@whole_option("--max-configs", 1, None, "Of an autotuned kernel, the first N only.")
+@whole_option("--jobs", 1, None, "Compilations at once. [default: processors]")
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),

@@ -10,7 +10,7 @@ from crosstie.catalog.library import names_in
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.matrix_show import show_matrix
-from crosstie.cli.options import complete_models, on_option
+from crosstie.cli.options import complete_models, on_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
 from crosstie.port.preflight.effort import Effort, effort_of
@@ -36,12 +36,10 @@ _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
     is_flag=True,
     help="Every release of every engine by accelerator, with CUDA, ROCm, images, and what changed when.",
 )
-@click.option(
-    "--tp", type=click.IntRange(1, 1024), metavar="N", help="Tensor-parallel ranks. [default: the fewest that hold it]"
-)
+@whole_option("--tp", 1, 1024, "Tensor-parallel ranks. [default: the fewest that hold it]")
 @click.option("--ep", is_flag=True, help="Experts are spread over the ranks instead of being cut.")
 @click.option("--kv", type=click.Choice(_KV), default="auto", show_default=True, help="The KV cache's type.")
-@click.option("--context", type=click.IntRange(1), metavar="N", help="Tokens a sequence, for memory. [default: 8192]")
+@whole_option("--context", 1, None, "Tokens a sequence, for memory. [default: 8192]")
 @click.option("--with", "features", metavar="F,...", help="Features that must work: lora, speculative-mtp, ...")
 @click.option(
     "--env", "environment", multiple=True, metavar="NAME=VALUE", help="A variable of the engine's environment."

@@ -10,7 +10,7 @@ import msgspec
 from crosstie.catalog.library import names_in
 from crosstie.catalog.writing import write_text
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.options import FILE, on_option
+from crosstie.cli.options import FILE, on_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, say
 from crosstie.core.errors import BadInput
@@ -32,9 +32,7 @@ _MOST_FILES = 5
     "--clang", metavar="PATH", help="Clang for the second opinion. [default: clang-19 or another on the path]"
 )
 @click.option("--no-clang", is_flag=True, help="No second opinion.")
-@click.option(
-    "--jobs", type=click.IntRange(1, 256), metavar="N", help="Files that clang compiles at once. [default: cores]"
-)
+@whole_option("--jobs", 1, 256, "Files that clang compiles at once. [default: cores]")
 @click.option("--baseline", type=FILE, metavar="FILE", help="Leave out the findings that this file knows.")
 @click.option("--write-baseline", type=FILE, metavar="FILE", help="Write what is found, as a baseline for later runs.")
 @click.option("--fix", "patch_file", type=FILE, metavar="FILE", help="Write a patch for mechanical findings.")

@@ -12,7 +12,7 @@ from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_folder
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, complete_models, json_option, on_option, verbose_option
+from crosstie.cli.options import FILE, complete_models, json_option, on_option, verbose_option, whole_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, speculation_options
 from crosstie.cli.show import Output, closing, console, heading, print_json, say
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
@@ -70,9 +70,8 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 @speculation_options
 @click.option("--lora", "adapters", multiple=True, callback=_adapters, metavar="NAME=PATH", help="A LoRA adapter.")
 @click.option("--context", type=int, metavar="N", help="Tokens of a request. [default: as many as fit]")
-@click.option("--in-flight", type=click.IntRange(1, 10**6), default=256, show_default=True, metavar="N",
-              help="Requests that a replica may have at once.")  # fmt: skip
-@click.option("--replicas", type=click.IntRange(1, 10**4), default=1, show_default=True, metavar="N", help="Of them.")
+@whole_option("--in-flight", 1, 10**6, "Requests that a replica may have at once.", default=256)
+@whole_option("--replicas", 1, 10**4, "Of them.", default=1)
 @click.option("--served-as", metavar="NAME", help="What clients call the model. [default: the catalog's name]")
 @click.option("--weights", multiple=True, callback=_named, metavar="[POOL=]WHERE",
               help="The checkpoint: a repository of Hugging Face, or a folder or GGUF file here.")  # fmt: skip

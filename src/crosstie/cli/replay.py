@@ -8,7 +8,7 @@ import click
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import Trace, find_trace, read_trace
-from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.options import FILE, json_option, real_option, verbose_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replay_show import DETAILS, show_result
 from crosstie.cli.show import console, print_json
@@ -30,14 +30,13 @@ _KEY = "OPENAI_API_KEY"
 @click.option(
     "--class", "class_name", metavar="NAME", help="The class that requests say they belong to. [default: the trace's]"
 )
-@click.option("--rate", type=click.FloatRange(1e-4, 1e6), metavar="X", help="Requests a second. [default: the trace's]")
-@click.option(
-    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
-    help="Of a server that is emulated X times as fast: all seconds are then its own.",
-)  # fmt: skip
-@click.option("--requests", "most", type=click.IntRange(1, 10**7), metavar="N", help="The first N requests.")
-@click.option("--for", "for_s", type=click.FloatRange(0.01, 1e7), metavar="S", help="The first S seconds.")
-@click.option("--start", type=click.IntRange(0, 10**9), default=0, metavar="N", help="Leave out the first N requests.")
+@real_option("--rate", 1e-4, 1e6, "Requests a second. [default: the trace's]")
+@real_option(
+    "--speed", 0.01, 1000, "Of a server that is emulated X times as fast: all seconds are then its own.", default=1.0
+)
+@whole_option("--requests most", 1, 10**7, "The first N requests.")
+@real_option("--for for_s", 0.01, 1e7, "The first S seconds.", metavar="S")
+@whole_option("--start", 0, 10**9, "Leave out the first N requests.", default=0, show_default=False)
 @click.option("--fleet", type=FILE, metavar="FILE", help="Targets and prices of the fleet.")
 @verbose_option(DETAILS)
 @json_option

@@ -14,7 +14,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.scaling import ReadRules, read_rules
 from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.scale_show import show_day, show_decision
 from crosstie.cli.show import console, print_json
@@ -63,13 +63,10 @@ _KEY = "CROSSTIE_ADMIN_KEY"
 @click.option("--token-file", type=FILE, metavar="FILE", help="The token for --patch URL.")
 @click.option("--hook", metavar="COMMAND", help="Run for each change; $CROSSTIE_SUPPLY and _REPLICAS say which.")
 @click.option("--keda", metavar="HOST:PORT", help="KEDA's external scaler over gRPC.")
-@click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="/metrics for an HPA, and /decision.")
+@whole_option("--port", 0, 65535, "/metrics for an HPA, and /decision.")
 @click.option("--admin", "admins", multiple=True, metavar="URL", help="Gateways' --admin-port: empty before removal.")
 @click.option("--key-file", type=FILE, metavar="FILE", help=f"The key for --admin, if not in {_KEY}.")
-@click.option(
-    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
-    help="Over replicas that are emulated X times as fast: seconds are theirs.",
-)  # fmt: skip
+@real_option("--speed", 0.01, 1000, "Over replicas that are emulated X times as fast: seconds are theirs.", default=1.0)
 @json_option
 def command(
     what: Path, rules: Path | None, gateways: tuple[str, ...], state: Path | None, dry_run: bool,

@@ -8,7 +8,7 @@ import click
 from crosstie.catalog.fleet_text import example_fleet_text
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.observing import observed
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.fleet import Policy, Pool
 from crosstie.run.service.start import Observers, Served, ServeOptions, run, would_serve
@@ -38,9 +38,7 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
     "--host", default="127.0.0.1", show_default=True, metavar="A",
     help="Where to listen; 0.0.0.0 for everyone, :: also by IPv6.",
 )  # fmt: skip
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, metavar="N", help="0 takes a free one."
-)
+@whole_option("--port", 0, 65535, "0 takes a free one.", default=8080)
 @click.option("--unix", type=FILE, metavar="PATH", help="Listen on this unix socket as well; it is always plain.")
 @click.option(
     "--unix-mode", callback=_mode, metavar="660", help="Who may connect to it, as chmod has it; else as the umask says."
@@ -60,45 +58,27 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
     help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
 )
 @click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas.")
-@click.option(
-    "--speed", type=click.FloatRange(0.01, 1000), default=1.0, show_default=True, metavar="X",
-    help="With --emulate: so many times as fast as real time.",
-)  # fmt: skip
+@real_option("--speed", 0.01, 1000, "With --emulate: so many times as fast as real time.", default=1.0)
 @click.option(
     "--dashboard", is_flag=True,
     help="A page for operators at /crosstie/ of --port; it is at --admin-port in any case.",
 )  # fmt: skip
-@click.option(
-    "--admin-port",
-    type=click.IntRange(0, 65535),
-    metavar="N",
-    help="A second port, for `crosstie admin` and the page.",
-)
+@whole_option("--admin-port", 0, 65535, "A second port, for `crosstie admin` and the page.")
 @click.option(
     "--admin-host", default="127.0.0.1", show_default=True, metavar="A", help="Where administrators are listened to."
 )
 @click.option("--admin-anywhere", is_flag=True, help="--admin-host may be other than loopback.")
-@click.option(
-    "--ops-port", type=click.IntRange(0, 65535), metavar="N",
-    help="/health, /ready and /metrics at a port of their own, and no more at --port.",
-)  # fmt: skip
+@whole_option("--ops-port", 0, 65535, "/health, /ready and /metrics at a port of their own, and no more at --port.")
 @click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
 @click.option("--batches", type=FILE, metavar="DIR", help="Keep /v1/files and /v1/batches there, and run them.")
-@click.option(
-    "--batch-in-flight", type=click.IntRange(1, 10_000), default=32, show_default=True, metavar="N",
-    help="Requests of batches that run at once.",
-)  # fmt: skip
-@click.option(
-    "--batch-max-gib", type=click.FloatRange(0.001), default=10.0, show_default=True, metavar="G",
-    help="What all files may take.",
-)  # fmt: skip
+@whole_option("--batch-in-flight", 1, 10_000, "Requests of batches that run at once.", default=32)
+@real_option("--batch-max-gib", 0.001, None, "What all files may take.", metavar="G", default=10.0)
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be served, and end.")
 @click.option("--check", is_flag=True, hidden=True, help="The former name of --dry-run.")
 @click.option("--example", is_flag=True, help="Print a fleet file to start from.")
-@click.option(
-    "--workers", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N",
-    help="Processes that serve together; one for each core that the gateway may use.",
-)  # fmt: skip
+@whole_option(
+    "--workers", 1, 256, "Processes that serve together; one for each core that the gateway may use.", default=1
+)
 @click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
 @observed
 @json_option

@@ -12,7 +12,7 @@ from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.cli.assignments import amount, read_option
 from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.options import FILE, json_option, real_option, verbose_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console
 from crosstie.cli.simulate_show import DETAILS, show_simulation
@@ -34,26 +34,17 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 @click.option("--workload", type=FILE, metavar="FILE", help="Its classes and lengths, where WHAT brings none.")
 @click.option("--trace", metavar="TRACE", help="Recorded requests, at their own times.")
 @click.option("--class", "class_name", metavar="NAME", help="The class of all requests of a trace.")
-@click.option(
-    "--rate", type=click.FloatRange(1e-6, 1e9), metavar="X", help="Requests/s. [default: peak, or the trace's]"
-)
+@real_option("--rate", 1e-6, 1e9, "Requests/s. [default: peak, or the trace's]")
 @click.option("--load", "loads", default="1", metavar="X,Y,...", help="Times that rate; several are compared.")
 @click.option("--policy", "policies", metavar="A,B,...", help=f"Of {', '.join(_POLICIES)}. [default: the fleet's]")
 @click.option("--fleet", "fleets", multiple=True, type=FILE, metavar="FILE", help="Another fleet or plan to compare.")
-@click.option(
-    "--seeds", type=click.IntRange(1, 10_000), default=3, show_default=True, metavar="N", help="Runs of each."
-)
-@click.option(
-    "--requests",
-    type=click.IntRange(1, 10**8),
-    metavar="N",
-    help="Of each run. [default: of five minutes, or the trace's]",
-)
+@whole_option("--seeds", 1, 10_000, "Runs of each.", default=3)
+@whole_option("--requests", 1, 10**8, "Of each run. [default: of five minutes, or the trace's]")
 @click.option(
     "--kill", multiple=True, metavar="POOL@TIME[+FOR]", help="The pool dies then: mi300x@90s+60s, h200@12:00."
 )
 @click.option("--clairvoyant", is_flag=True, help="Each policy also with answers' lengths known in advance.")
-@click.option("--processes", type=click.IntRange(1, 4096), metavar="N", help="[default: one a core]")
+@whole_option("--processes", 1, 4096, "[default: one a core]")
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here (crosstie[ray]).")
 @click.option("--plot", type=FILE, metavar="FILE", help="Utilisation and queues over time (.html, .svg, .png, .pdf).")
 @html_option

@@ -11,7 +11,7 @@ from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction, read_option
 from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option
+from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.tco_show import DETAILS, show, to_json
@@ -55,9 +55,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 )
 @replica_options
 @click.option("--samples", type=int, default=10_000, show_default=True, metavar="N", help="Samples of the Monte Carlo.")
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, metavar="N", help="Seed of the Monte Carlo."
-)
+@whole_option("--seed", 0, None, "Seed of the Monte Carlo.", default=0)
 @click.option("--vary", metavar="P%", help="Move every assumption by P% instead of over its own range.")
 @click.option("--rent", is_flag=True, help="Also: rent instead, at the catalog's rents.")
 @click.option("--rent-usd", multiple=True, metavar="A=USD", help="Rent by the hour in place of the catalog's.")

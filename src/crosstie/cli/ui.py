@@ -13,7 +13,7 @@ import click
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import read_toml
 from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.ui_server import Explorer
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.loops import run_on_loop
@@ -21,7 +21,7 @@ from crosstie.run.wire.loops import run_on_loop
 
 @click.command("ui")
 @click.argument("workload", type=FILE, default=Path("assistant"), metavar="[WORKLOAD]")
-@click.option("--port", type=click.IntRange(0, 65535), default=8470, show_default=True, help="0: any that is free.")
+@whole_option("--port", 0, 65535, "0: any that is free.", metavar=None, default=8470)
 @click.option("--open", "opens", is_flag=True, help="Open it in your browser.")
 @json_option
 def command(workload: Path, port: int, opens: bool, as_json: bool) -> int:

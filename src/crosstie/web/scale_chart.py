@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crosstie.decide.scale.day import Day
+from crosstie.decide.scale.fluid import Day
 from crosstie.web.chart import colours, new_figure, save
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from benchmarks.day_simulator import DaySimulator, day_traffic
 from tests.decide.scale.cases import CHEAP, DEAR, KNOWN
 
 from crosstie.catalog.days import shipped_days
@@ -14,8 +15,7 @@ from crosstie.catalog.workloads import read_workload
 from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.subject import of_fleet
 from crosstie.decide.scale.capacities import capacities, rules_of
-from crosstie.decide.scale.day import Day, DaySimulator, Loss, day_traffic
-from crosstie.decide.scale.fluid import fewest_gpus, fluid_day
+from crosstie.decide.scale.fluid import Day, Loss, fewest_gpus, fluid_day
 from crosstie.decide.scale.rivals import ByScaler, Fixed
 from crosstie.decide.scale.scaler import Scaler
 

@@ -3,16 +3,17 @@
 Requests of a moment keep their targets as far as what serves then carries them; nothing is known of queues.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.programme import Array, Indices
-from crosstie.decide.scale.day import Day, Loss
 from crosstie.decide.scale.forecast import DAY_S, shape_at
 from crosstie.decide.scale.mixture import Choices
-from crosstie.decide.scale.platform import Controller, Platform
+from crosstie.decide.scale.platform import Bill, Controller, Platform
 from crosstie.decide.scale.scaler import Capacities
 
 # How far starts scatter, as a logarithm's deviation; and windows of a day for what would be the least.
@@ -22,23 +23,56 @@ _SCATTER, _WINDOWS = 0.15, 144
 Traffic = Mapping[str, tuple[float, tuple[float, ...]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A supply that is gone from a moment on for so long."""
+
+    supply: str
+    at_s: float
+    for_s: float
+
+
+@dataclass(slots=True)
+class Day:
+    """What a controller gave: requests and those within their targets by hour, and what the replicas cost."""
+
+    bill: Bill
+    requests: Counter[int] = field(default_factory=Counter)
+    within: Counter[int] = field(default_factory=Counter)
+    refused: int = 0
+    # Moments, and replicas asked for and serving by supply.
+    course: list[tuple[float, dict[str, int], dict[str, int]]] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        return self.within.total() / max(self.requests.total(), 1)
+
+    @property
+    def worst_hour(self) -> tuple[int, float]:
+        return min(((hour, self.within[hour] / n) for hour, n in self.requests.items()), key=lambda one: one[1])
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.bill.gpu_s / 3600.0
+
+
 def fluid_day(
-    rules: ScaleRules, known: Capacities, controller: Controller, traffic: Traffic, begin: Mapping[str, int], *,
-    seed: int = 0, span_s: float = DAY_S, losses: Sequence[Loss] = (), begin_s: float = 0.0,
+    rules: ScaleRules, known: Capacities, controller: Controller, traffic: Traffic, begin: Mapping[str, int],
+    losses: Sequence[Loss] = (),
 ) -> Day:  # fmt: skip
     """`begin`: replicas that serve at the start."""
-    chance = np.random.default_rng(seed)
+    chance = np.random.default_rng(0)
 
     def start_s(one: Supply) -> float:
         return float((one.start_s or known.start_s[one.pool]) * np.exp(_SCATTER * chance.standard_normal()))
 
     price = {one.name: known.usd_per_hour(one) for one in rules.supplies}
-    platform = Platform(rules, known.gpus, price, start_s, now=begin_s)
+    platform = Platform(rules, known.gpus, price, start_s)
     platform.begin(begin)
     day, every = Day(platform.bill), controller.every_s
     losing = sorted(losses, key=lambda one: -one.at_s)
-    for step in range(int(span_s / every)):
-        at = begin_s + (step + 1) * every
+    for step in range(int(DAY_S / every)):
+        at = (step + 1) * every
         platform.advance(at)
         while losing and losing[-1].at_s <= at:
             loss = losing.pop()

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.decide.scale.day import Day
-from crosstie.decide.scale.fluid import Traffic, fewest_gpus, fluid_day, replicas_for
+from crosstie.decide.scale.fluid import Day, Traffic, fewest_gpus, fluid_day, replicas_for
 from crosstie.decide.scale.platform import Controller
 from crosstie.decide.scale.rivals import ByScaler, Fixed, Hpa
 from crosstie.decide.scale.scaler import Scaler

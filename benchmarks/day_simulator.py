@@ -3,7 +3,6 @@ whatever controller says how many replicas there are."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -13,8 +12,9 @@ from crosstie.core.fleet import Fleet
 from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.traffic import Traffic, drawn
+from crosstie.decide.scale.fluid import Day, Loss
 from crosstie.decide.scale.forecast import shape_at
-from crosstie.decide.scale.platform import Bill, Controller, Instance, Platform
+from crosstie.decide.scale.platform import Controller, Instance, Platform
 from crosstie.decide.scale.scaler import Capacities
 from crosstie.route.live import Replica
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
@@ -22,39 +22,6 @@ from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
 _MINUTE_S = 60.0
 # How far starts scatter, as a logarithm's deviation.
 _SCATTER = 0.15
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A supply that is gone from a moment on for so long."""
-
-    supply: str
-    at_s: float
-    for_s: float
-
-
-@dataclass(slots=True)
-class Day:
-    """What a controller gave: requests and those within their targets by hour, and what the replicas cost."""
-
-    bill: Bill
-    requests: Counter[int] = field(default_factory=Counter)
-    within: Counter[int] = field(default_factory=Counter)
-    refused: int = 0
-    # Moments, and replicas asked for and serving by supply.
-    course: list[tuple[float, dict[str, int], dict[str, int]]] = field(default_factory=list)
-
-    @property
-    def share(self) -> float:
-        return self.within.total() / max(self.requests.total(), 1)
-
-    @property
-    def worst_hour(self) -> tuple[int, float]:
-        return min(((hour, self.within[hour] / n) for hour, n in self.requests.items()), key=lambda one: one[1])
-
-    @property
-    def gpu_hours(self) -> float:
-        return self.bill.gpu_s / 3600.0
 
 
 def day_traffic(
