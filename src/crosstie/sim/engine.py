@@ -88,7 +88,7 @@ class Engine:
     """`slower` stretches every step that begins from now on, and may be changed at any time.
 
     `preempts`: when the answers outgrow the cache, the latest sequence is thrown out and computed again, as vLLM does;
-    otherwise the cache gives way. `every_token`: `advance` tells of every token, not just of first and last ones.
+    otherwise the cache gives way.
     `began`, where one is given, is told when the prefill of each request begins; whoever gave it empties it.
     `prefix_tokens`: of the blocks that requests give the keys of; each attention replica then keeps a cache of them.
     """
@@ -101,14 +101,12 @@ class Engine:
         *,
         times: StepTimes | None = None,
         preempts: bool = True,
-        every_token: bool = False,
         began: dict[Key, float] | None = None,
         prefix_tokens: int | None = None,
     ):
         self.times = times or StepTimes(deployment, context)
         self._slower = slower
         self.preempts = preempts
-        self.every_token = every_token
         self.began = began
         self.pp = deployment.parallelism.pp
         hardware, dp = self.times.hardware, deployment.parallelism.dp
@@ -357,7 +355,7 @@ class Engine:
         spent = self._slower * self._seconds(riding, read, tokens, largest, before_tokens)
         self._planned = 1
         self._ends = start + spent
-        if not tokens and not self.every_token:
+        if not tokens:
             self._stretch(spent)
         return True
 
@@ -422,13 +420,6 @@ class Engine:
 
     def _end_answers(self, found: list[Token]) -> None:
         endings, steps = self._endings, self._steps
-        if self.every_token:
-            for rank in self._ranks:
-                found.extend(
-                    Token(job.id, self._made_by(job, steps), False, self._ends)
-                    for job in rank.jobs
-                    if job.ends_at_step > steps
-                )
         while endings and endings[0][0] <= steps:
             ends, _, job = heappop(endings)
             if job.ends_at_step == ends and not job.gone:
@@ -441,7 +432,7 @@ class Engine:
         """The end of a prompt's prefill: the next token of its answer, as a rule the first."""
         job.made += 1
         finished = job.made >= job.output
-        if job.made == 1 or finished or self.every_token:
+        if job.made == 1 or finished:
             found.append(Token(job.id, job.made, finished, self._ends))
         self._keep(job, answer=finished)
         rank = job.rank

@@ -5,13 +5,13 @@ import inspect
 import random
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
 from crosstie.port.capture.check import check
-from crosstie.port.capture.hazards import KINDS, CaptureResult
+from crosstie.port.capture.hazards import CaptureResult, Kind
 
 Function = Callable[..., Any]
 
@@ -302,7 +302,7 @@ def test_safe_twin_is_left_alone(function: Function) -> None:
 
 
 def test_every_kind_has_its_test() -> None:
-    assert {kind for _, kind, _ in HAZARDS} == {*KINDS} - {"not-followed"}
+    assert {kind for _, kind, _ in HAZARDS} == {*get_args(Kind)} - {"not-followed"}
 
 
 def test_all_hazards_of_a_function_are_found_at_once() -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -22,7 +22,6 @@ Kind = Literal[
     "refused-call",
     "not-followed",
 ]
-KINDS: tuple[str, ...] = get_args(Kind)
 _STALE = ("stale-host-value", "growing-allocation")
 
 

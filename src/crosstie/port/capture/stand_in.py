@@ -23,7 +23,6 @@ from crosstie.port.capture.hazards import DEVICE_SYNC, SEEDING
 _HOOKS = "crosstie.port.capture.hooks"
 _engine = torch.autograd._engine_run_backward
 
-
 LEGACY = {
     "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
     "Byte": torch.uint8, "Char": torch.int8, "Short": torch.int16, "Int": torch.int32, "Long": torch.int64,
@@ -138,7 +137,7 @@ def standing_in(device: Device) -> Iterator[None]:
         # A build without cuDNN says so of each recurrent layer.
         warnings.filterwarnings("ignore", "PyTorch was compiled without cuDNN")
         # What PyTorch warns of in its own words, about this checker's lines; warnings of user code name the user's.
-        warnings.filterwarnings("ignore", module=r"crosstie\.capture\.|torch\.")
+        warnings.filterwarnings("ignore", module=r"crosstie\.port\.capture\.|torch\.")
         for owner, names in _replacements(device).items():
             for name, value in names.items():
                 stack.enter_context(patch.object(owner, name, value, create=True))

@@ -44,9 +44,9 @@ class _Pair(msgspec.Struct, frozen=True, kw_only=True):
     def y(self) -> Floats:
         return self.b.grid()
 
-    def explains(self, made: Floats, of: Floats | None = None) -> bool:
+    def explains(self, made: Floats) -> bool:
         """Whether what a hypothesis makes of one side is the other, up to a few roundings."""
-        return _away(made, self.y if of is None else of) <= 4.0 * self.tolerance
+        return _away(made, self.y) <= 4.0 * self.tolerance
 
 
 def cause_of(

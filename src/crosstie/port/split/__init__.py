@@ -13,22 +13,16 @@ if TYPE_CHECKING:
     from crosstie.port.split.opaque import dynamic
     from crosstie.port.split.pieces import Piece, Split, split
 
-_HOME_OF = {
-    "Obstacle": "crosstie.port.split.cures",
-    "Piece": "crosstie.port.split.pieces",
-    "Split": "crosstie.port.split.pieces",
-    "dynamic": "crosstie.port.split.opaque",
-    "split": "crosstie.port.split.pieces",
-}
+_HOMES = {"Obstacle": "cures", "Piece": "pieces", "Split": "pieces", "dynamic": "opaque", "split": "pieces"}
 
 __all__ = ["Obstacle", "Piece", "Split", "dynamic", "split"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
+    if name not in _HOMES:
         raise AttributeError(f"module 'crosstie.port.split' has no name '{name}'")
     try:
-        return getattr(import_module(_HOME_OF[name]), name)
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as missing:
         if missing.name != "torch":
             raise

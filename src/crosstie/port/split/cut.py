@@ -27,7 +27,6 @@ from crosstie.port.split.trace import place
 
 _KEY = "crosstie_memory"
 
-
 _aten = torch.ops.aten
 # These wait for the device although all their shapes are known.
 _WAITING = {

@@ -29,7 +29,6 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 _handling: ContextVar[Callable[[Any], Callable[..., Any]] | None] = ContextVar("handling", default=None)
 
-
 _PLAIN_STATE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 # What PyTorch itself keeps in a module and does not compute with.
 _OF_EVERY_MODULE = {name for name, value in vars(nn.Module()).items() if name != "training"} | {"forward"}

@@ -42,7 +42,6 @@ from crosstie.port.split.opaque import (
 
 _STANDING_IN = ("int", "float")
 
-
 _NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -165,8 +164,6 @@ class Traced:
     # The result's leaves: ("node", index into the graph's outputs) or ("plain", value).
     results: list[tuple[str, Any]]
     spec: TreeSpec
-    # Modules that run as Python inside this graph, and why.
-    opaque: dict[nn.Module, str]
 
 
 @dataclass
@@ -292,7 +289,7 @@ def _trace_once(request: TraceRequest, opaque: dict[nn.Module, str]) -> Traced:
         )
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     held.hold(graph, placeholders[len(inputs) :])
-    return Traced(graph, results, out_spec[0], {module: opaque[module] for module in passed})
+    return Traced(graph, results, out_spec[0])
 
 
 @contextmanager

@@ -70,13 +70,13 @@ def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
     return made, fleet_of(made), expected
 
 
-def demo_requests(fleet: Fleet, seconds: float, load: float = 1.0) -> list[TimedRequest]:
-    """Each class's part of its trace, at `load` times the rate that the fleet was planned for."""
+def demo_requests(fleet: Fleet, seconds: float) -> list[TimedRequest]:
+    """Each class's part of its trace, at the rate that the fleet was planned for."""
     longest = min(pool.max_context for pool in fleet.pools)
     parts = []
     for one in fleet.classes:
         trace = read_trace(find_trace(TRACES[one.name], Path()))
-        rate = load * one.requests_per_s
+        rate = one.requests_per_s
         parts.append(from_trace(trace, class_name=one.name, requests_per_s=rate, seconds=seconds, longest=longest))
     return merged(*parts)
 
