@@ -95,7 +95,6 @@ MemoryOf = Literal["gpu", "free"]
 # What becomes of a format that an accelerator lacks: unpacked inside the kernel, or written out in 16 bits first.
 Emulation = Literal["fused", "materialised"]
 
-
 _DRAFT = Fact(
     value=0.3, unit="ms", basis="assumed", source="Crosstie, judgement", date="2026-11-16",
     note="choosing a token, preparing and launching the next pass",

@@ -23,7 +23,6 @@ _Spending = Annotated[float, msgspec.Meta(ge=1e-6, le=1e9)]
 
 Policy = Literal["cheapest-meeting-target", "fastest", "round-robin", "least-loaded", "weighted", "prefix"]
 
-
 # How a replica that hosts several models is told to change them: vLLM's sleep and wake, llama.cpp's router mode, or a
 # command of the user's.
 Loading = Literal["vllm-sleep", "llamacpp-router", "hook"]

@@ -10,7 +10,6 @@ from itertools import accumulate
 Samples = list[tuple[dict[str, str], float]]
 Family = tuple[str, str, str, Samples]
 
-
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 

@@ -27,17 +27,14 @@ Gpus = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
 UsdPerGpuHour = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
 _Some = msgspec.Meta(min_length=1)
 
-
 # Where the weights of a model that shares replicas come from: the host's memory (vLLM's sleep, level 1), a disk into an
 # engine that is kept (level 2), or a disk into an engine that is started for it.
 LoadFrom = Literal["host", "disk", "start"]
-
 
 # What competes in a plan: "any" that fits; "stack": of a model on an accelerator the stacks that somebody has measured
 # with it there, else those measured with models of its kind; "layout": of these the layouts measured with it.
 Evidence = Literal["any", "stack", "layout"]
 EVIDENCE: tuple[str, ...] = get_args(Evidence)
-
 
 _SURE = {"safe": 0.8, "likely": 0.5}
 

@@ -15,7 +15,6 @@ loops look for the b that gives C, open traffic for the one that gives X.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +25,7 @@ from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Hardware, Mask, peer_bytes_per_s
 from crosstie.perf.memory import gpu_cache_bytes_per_sequence
-from crosstie.perf.steady_state import held_sequences
+from crosstie.perf.steady_state import blend, depths, held_sequences
 from crosstie.perf.step import Shape, StepCost, shape, step, step_s
 
 _BISECTIONS = 24
@@ -50,14 +49,11 @@ class DisaggregatedState:
     requests_per_s: Array
     output_tokens_per_s: Array
     output_tokens_per_s_per_gpu: Array
-    # Of a request: waiting for prefill, its prefill, its transfer, and waiting for room on the decode side.
-    prefill_wait_s: Array
-    prefill_s: Array
+    # Of a request: its transfer, and waiting for room on the decode side.
     transfer_s: Array
     room_wait_s: Array
-    # Share of the prefill pool's fullest rate that is used, and the requests a second that this rate is.
+    # Share of the prefill pool's fullest rate that is used.
     prefill_busy: Array
-    prefill_requests_per_s: Array
     # Sequences that decode in the whole service, and the most that its decode replicas hold.
     decoding: Array
     concurrency_that_fits: Array
@@ -291,7 +287,7 @@ def _state(
 
     def at(sequences: Array, clients: Array | None) -> _Cycle:
         others = 1.0 if clients is None else (clients - 1.0) / clients
-        return _cycle(sides, sequences, _interpolated(grid, steps, sequences), load, prefill, sent, others)
+        return _cycle(sides, sequences, blend(steps, depths(grid, sequences)), load, prefill, sent, others)
 
     clients = wanted if requests_per_s is None else None
     low, high = np.log(_FEWEST) + np.zeros(size), np.log(fits) + np.zeros(size)
@@ -322,12 +318,9 @@ def _state(
         requests_per_s=rate,
         output_tokens_per_s=rate * outputs,
         output_tokens_per_s_per_gpu=rate * outputs / sides.gpus,
-        prefill_wait_s=cycle.wait_s,
-        prefill_s=cycle.own_s,
         transfer_s=cycle.transfer_s,
         room_wait_s=outside,
         prefill_busy=cycle.busy,
-        prefill_requests_per_s=sides.prefill_replicas / prefill.service_s,
         decoding=sequences * sides.decode_replicas,
         concurrency_that_fits=fits * sides.decode_replicas,
         prefill=step(sides.prefill, _prompt_shape(sides, load, prefill.least)),
@@ -368,13 +361,6 @@ def _step_s(sides: Sides, load: _Load, sequences: Array) -> Array:
     mixed = step_s(sides.decode, shape(sequences, load.context, tokens, load.inputs - 1.0, np.ones(1)))
     extra = np.minimum(joining, 1.0) * np.maximum(mixed - plain, 0.0)
     return np.asarray(plain + np.where(sides.recomputes, extra, 0.0))
-
-
-def _interpolated(grid: list[Array], values: list[Array], at: Array) -> Array:
-    total = values[0]
-    for (left, right), (low, high) in zip(pairwise(grid), pairwise(values), strict=True):
-        total = total + np.clip((at - left) / np.maximum(right - left, 1e-12), 0.0, 1.0) * (high - low)
-    return total
 
 
 def _cycle(

@@ -11,6 +11,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import METRICS, Correction, Estimate, Interval
 from crosstie.core.fact import Fact
+from crosstie.perf.disaggregated import DisaggregatedState
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.steady_state import SteadyState, prefill_alone, single_stream_ceiling, steady_state
@@ -80,7 +81,7 @@ def estimates(
     return found
 
 
-def decode_bound(steady: SteadyState, row: int) -> str:
+def decode_bound(steady: SteadyState | DisaggregatedState, row: int) -> str:
     if steady.capacity_binds[row, 0]:
         return "memory capacity"
     return "engine limit" if steady.engine_binds[row, 0] else bound(steady.decode, row)
@@ -97,7 +98,7 @@ def spending(hardware: Hardware, steady: SteadyState, row: int, output_tokens: i
     company = float(steady.decoding[row, 0]) / (float(steady.decoding[row, 0]) + 1.0)
     riding = 0.0 if hardware.prefill_first[row, 0] else company
     found = {}
-    for name, of in _RESOURCES.items():
+    for name, of in RESOURCES.items():
         decode, mixed = float(of(steady.decode)[row, 0]), float(of(steady.mixed)[row, 0])
         found[f"prefill {name}"] = prefill_share * max(mixed - riding * decode, 0.0)
         found[f"decode {name}"] = decode_share * decode
@@ -112,7 +113,7 @@ def shares(cost: StepCost, row: int) -> dict[str, float]:
     }
 
 
-_RESOURCES: dict[str, Callable[[StepCost], Array]] = {
+RESOURCES: dict[str, Callable[[StepCost], Array]] = {
     "compute": lambda cost: cost.compute_s,
     "memory bandwidth": lambda cost: cost.memory_s,
     "interconnect": lambda cost: cost.interconnect_s,
@@ -131,7 +132,7 @@ def check_lengths(hardware: Hardware, input_tokens: int, output_tokens: int) -> 
 
 def bound(cost: StepCost, row: int) -> str:
     """The resource that a step spends most of its time on."""
-    parts = {name: float(of(cost)[row, 0]) for name, of in _RESOURCES.items() if name != "host"}
+    parts = {name: float(of(cost)[row, 0]) for name, of in RESOURCES.items() if name != "host"}
     host = float(cost.host_s[row, 0])
     if host > (sum(parts.values()) if bool(cost.host_overlapped[row, 0]) else max(parts.values())):
         return "host"

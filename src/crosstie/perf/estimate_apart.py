@@ -13,8 +13,18 @@ from crosstie.core.disaggregated import Connector, Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate, Interval
 from crosstie.perf.disaggregated import DisaggregatedState, Sides, disaggregated_state, without_queues
-from crosstie.perf.estimate import basis, bound, ceiling, check_lengths, interval, roofline_fraction, shares
-from crosstie.perf.step import StepCost, shape, step
+from crosstie.perf.estimate import (
+    RESOURCES,
+    basis,
+    bound,
+    ceiling,
+    check_lengths,
+    decode_bound,
+    interval,
+    roofline_fraction,
+    shares,
+)
+from crosstie.perf.step import shape, step
 
 _SIDE = re.compile(
     r"(?P<replicas>\d{1,4})x(?P<split>(?:(?:TP|DP|EP)\d{1,4})+)(?:@(?P<accelerator>[\w.-]{1,60}))?", re.IGNORECASE
@@ -85,7 +95,7 @@ def estimate_apart(
         decoding=one("decoding"),
         concurrency_that_fits=float(np.floor(one("concurrency_that_fits"))),
         prefill_bound=bound(state.prefill, 0),
-        decode_bound=_decode_bound(state),
+        decode_bound=decode_bound(state, 0),
         prefill_roofline_fraction=roofline_fraction(state.prefill, 0),
         decode_roofline_fraction=roofline_fraction(state.decode, 0),
         single_stream_tokens_per_s=float(sides.decode.tokens_per_step[0, 0] / alone.total_s[0, 0]),
@@ -96,12 +106,6 @@ def estimate_apart(
         basis=f"prefill: {basis(service.prefill, load)}; decode: {basis(service.decode, load)}",
         extrapolated=service.prefill.correction.extrapolated or service.decode.correction.extrapolated,
     )
-
-
-def _decode_bound(state: DisaggregatedState) -> str:
-    if state.capacity_binds[0, 0]:
-        return "memory capacity"
-    return "engine limit" if state.engine_binds[0, 0] else bound(state.decode, 0)
 
 
 def _spending(
@@ -115,14 +119,9 @@ def _spending(
     steps = (output_tokens - 1) / output_tokens
     answers = service.decode.parallelism.gpus * steps / sequences
 
-    def parts(cost: StepCost) -> dict[str, float]:
-        spent = {"compute": cost.compute_s, "memory bandwidth": cost.memory_s, "interconnect": cost.interconnect_s}
-        found = {name: float(value[0, 0]) for name, value in spent.items()}
-        return {**found, "host": float((cost.total_s - cost.gpu_s)[0, 0])}
-
     return {
-        **{f"prefill {name}": prompts * value for name, value in parts(state.prefill).items()},
-        **{f"decode {name}": answers * value for name, value in parts(state.decode).items()},
+        **{f"prefill {name}": prompts * float(of(state.prefill)[0, 0]) for name, of in RESOURCES.items()},
+        **{f"decode {name}": answers * float(of(state.decode)[0, 0]) for name, of in RESOURCES.items()},
     }
 
 

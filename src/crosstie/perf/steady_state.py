@@ -216,9 +216,9 @@ def _settle(hardware: Hardware, load: _Load) -> Array:
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         sequences = np.exp(middle)
-        between = _between(grid, sequences)
-        full = _blend(full_s, _between(ends, sequences))
-        cycle = _cycle(hardware, sequences, _blend(decode_s, between), _blend(mixed_s, between), full, load)
+        into = depths(grid, sequences)
+        full = blend(full_s, depths(ends, sequences))
+        cycle = _cycle(hardware, sequences, blend(decode_s, into), blend(mixed_s, into), full, load)
         exceeds = cycle.decoding > sequences
         low, high = np.where(exceeds, middle, low), np.where(exceeds, high, middle)
     return np.asarray(np.exp(0.5 * (low + high)))
@@ -233,14 +233,14 @@ def _landmarks(hardware: Hardware, load: _Load) -> list[Array]:
     return [one, np.clip(grows, one, load.admitted), np.clip(full, one, load.admitted), load.admitted]
 
 
-def _between(grid: list[Array], value: Array) -> list[Array]:
+def depths(grid: list[Array], value: Array) -> list[Array]:
     """For each interval of the grid, how far into it the value lies: 0 before it, 1 after it."""
     return [np.clip((value - left) / np.maximum(right - left, 1e-12), 0.0, 1.0) for left, right in pairwise(grid)]
 
 
-def _blend(values: list[Array], between: list[Array]) -> Array:
+def blend(values: list[Array], into: list[Array]) -> Array:
     total = values[0]
-    for (left, right), share in zip(pairwise(values), between, strict=True):
+    for (left, right), share in zip(pairwise(values), into, strict=True):
         total = total + share * (right - left)
     return total
 

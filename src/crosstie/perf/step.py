@@ -426,10 +426,9 @@ def keys_sum(scan: Scan, limit: float, context: Array) -> Array:
 def _state(account: _Account, hardware: Hardware, count: int, state: State, at: Shape, queries: Array) -> None:
     workers = np.minimum(hardware.tp, state.heads)
     sequences, tokens = at.decode_sequences, at.prefill_tokens
-    prompts = tokens / np.maximum(at.prefill_span, 1.0)
     flop = (sequences * queries * state.decode_flop + tokens * state.prefill_flop) / workers
     # Read once, and written after every token that may turn out to be the last one kept.
-    traffic = ((1.0 + queries) * sequences + 2.0 * prompts) * state.bytes / workers
+    traffic = ((1.0 + queries) * sequences + 2.0 * _prompts(at)) * state.bytes / workers
     account.add_attention(count, flop, traffic, hardware.attention_rates("bf16"), _share(sequences + tokens))
 
 

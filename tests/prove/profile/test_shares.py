@@ -7,7 +7,8 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
 from crosstie.prove.profile.roofline import deployment_of, roofline
-from crosstie.prove.profile.shares import BETWEEN, GAPS, HOST, Profile, profile
+from crosstie.prove.profile.shares import BETWEEN, GAPS, Profile, profile
+from crosstie.prove.profile.sorting import HOST
 from crosstie.prove.profile.trace import Event, Trace, read_trace
 
 DATA = Path(__file__).with_name("data")

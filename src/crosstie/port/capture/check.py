@@ -45,7 +45,6 @@ _DEPTH = 6
 # Enough for another order of summation, far below what a stale value changes.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
-
 Found = tuple[Reason, str, Site]
 WARM_UP_CALLS = 3
 # The second replay has the inputs of the first: what differs then is state.

@@ -32,7 +32,6 @@ _ARRAY = "_ZN3c104impl26device_guard_impl_registryE"
 # c10/core/DeviceType.h: these two numbers are part of every serialised tensor and do not change.
 _CPU, _CUDA = 0, 1
 
-
 _T = torch.Tensor
 
 

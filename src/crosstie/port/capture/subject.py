@@ -31,7 +31,6 @@ Tree = TypeVar("Tree")
 DEVICE_NAME = "cuda"
 _PLAIN = (bool, int, float, complex, str, type(None))
 
-
 _STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[([^\[\]]+)\]")
 
 

@@ -18,9 +18,7 @@ UNWRITTEN = {
     "aten::empty_permuted",
 }  # fmt: skip
 
-
 RESIZING = {"aten::resize_", "aten::resize_as_", "aten::set_"}
-
 
 # Types for which CUDA has kernels that the CPU lacks.
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float8_e4m3fn: torch.float32,

@@ -32,7 +32,6 @@ _BLOCK = 1 << 18
 # Weights that were rounded to minus zero are rare: rows of a block without one need no comparison.
 _ROW = 1 << 12
 
-
 _FLOATS = {"F16": np.float16, "F32": np.float32, "F64": np.float64}
 _EXPONENT_BIAS = 127
 _EXPONENT_NAN = 255

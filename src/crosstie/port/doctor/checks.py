@@ -12,7 +12,7 @@ from crosstie.core.errors import BadData
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.doctor.facts import PLACES, UNSET, gpu_facts, known_facts, machine_facts
 from crosstie.port.doctor.machine import Machine
-from crosstie.port.preflight.rules import Value, conditions, covers, met, targets
+from crosstie.port.preflight.rules import Value, conditions, covers, hold, targets
 
 FILE = Path(__file__).parent / "data" / "checks.toml"
 _NAMED = re.compile(r"\{([\w.]+)\}")
@@ -32,9 +32,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     date: str
 
     def holds(self, facts: Mapping[str, Value]) -> bool:
-        return all(met(key, wanted, facts) for key, wanted in self.when.items()) and not any(
-            met(key, wanted, facts) for key, wanted in self.unless.items()
-        )
+        return hold(self.when, self.unless, facts)
 
     @property
     def of_gpu(self) -> bool:

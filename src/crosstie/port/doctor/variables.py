@@ -6,7 +6,7 @@ from crosstie.core.finding import Finding, Location, rank
 from crosstie.port.doctor.machine import Machine
 from crosstie.port.doctor.relations import kinds
 from crosstie.port.preflight.engine import EngineRelease
-from crosstie.port.preflight.rules import EngineRule, met, rules
+from crosstie.port.preflight.rules import EngineRule, rules
 
 _ENV = "env."
 
@@ -44,10 +44,7 @@ def _holds(rule: EngineRule, given: dict[str, str]) -> bool:
     """By its variables alone, which are all set: which models it speaks of is preflight's to tell."""
     asked = [key for key, _ in rule.asked_settings]
     return (
-        all(key.startswith(_ENV) for key in asked)
-        and any(key in rule.when for key in asked)
-        and all(met(key, wanted, given) for key, wanted in rule.when.items() if key in asked)
-        and not any(met(key, wanted, given) for key, wanted in rule.unless.items() if key in asked)
+        all(key.startswith(_ENV) for key in asked) and any(key in rule.when for key in asked) and rule.holds_with(given)
     )
 
 

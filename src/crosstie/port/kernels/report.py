@@ -25,7 +25,6 @@ from crosstie.port.kernels.wave_hints import wave_hints
 _PASSED_OVER = ("lds-over-limit", "threads-over-limit", "tensor-memory-over-limit")
 _PASSED_OVER_ERRORS = ("CompileTimeAssertionFailure", "PTXASError")
 
-
 # Failures of the compiler that may have to do with its release rather than with the part.
 _BY_RELEASE = ("compile-error", "compiler-crash", "launch-option")
 

@@ -32,7 +32,6 @@ _BY = {
     "deepgemm": "DeepGEMM", "marlin": "Marlin", "emulation": "emulation",
 }  # fmt: skip
 
-
 # More would be a search for a needle, and nobody sets them.
 _MOST = 3
 

@@ -29,7 +29,6 @@ from crosstie.port.preflight.operations import ModelOperation
 
 DATA = Path(__file__).parent / "data"
 
-
 # What engines do without being asked.
 _ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
 FEATURES = (

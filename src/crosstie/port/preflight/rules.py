@@ -82,6 +82,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 Value = str | int | bool
 Facts = Mapping[str, Value]
+Conditions = Mapping[str, tuple[Value, ...]]
 
 
 class EngineRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,15 +113,11 @@ class EngineRule(msgspec.Struct, frozen=True, kw_only=True):
 
     def may_hold(self, facts: Facts) -> bool:
         """Whether this row speaks of that operation; settings may still decide it."""
-        return all(met(key, wanted, facts) for key, wanted in self.when.items() if not is_setting(key)) and not any(
-            met(key, wanted, facts) for key, wanted in self.unless.items() if not is_setting(key)
-        )
+        return hold(self.when, self.unless, facts, lambda key: not is_setting(key))
 
     def holds_with(self, settings: Facts) -> bool:
         """Whether these settings leave a row standing that may hold."""
-        return all(met(key, wanted, settings) for key, wanted in self.when.items() if is_setting(key)) and not any(
-            met(key, wanted, settings) for key, wanted in self.unless.items() if is_setting(key)
-        )
+        return hold(self.when, self.unless, settings, is_setting)
 
     @property
     def asked_settings(self) -> list[tuple[str, tuple[Value, ...]]]:
@@ -129,6 +126,13 @@ class EngineRule(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_setting(key: str) -> bool:
     return key.startswith(SETTINGS)
+
+
+def hold(when: Conditions, unless: Conditions, facts: Facts, asked: Callable[[str], bool] = bool) -> bool:
+    """Whether every one of the first is met and none of the second, of those that are asked about."""
+    return all(met(key, wanted, facts) for key, wanted in when.items() if asked(key)) and not any(
+        met(key, wanted, facts) for key, wanted in unless.items() if asked(key)
+    )
 
 
 def met(key: str, wanted: tuple[Value, ...], facts: Facts) -> bool:

@@ -53,7 +53,6 @@ _KEYS = {
     "attn_logit_softcapping": "attn_logit_softcapping",
 }
 
-
 # Formats of the catalog -> schemes of checkpoints, for models of which only the config is there.
 _SCHEMES = {"fp8": "fp8-tensor", "nf4": "bnb4", "mxfp4-a8": "mxfp4", "fp32": "bf16"}
 # GGUF types -> a precision that takes as many bits or a few more: memory is rather over- than underestimated.

@@ -5,11 +5,10 @@ from datetime import date
 from importlib.metadata import version
 from typing import Any
 
-import msgspec
-
 from crosstie.prove.bench.bench import Bench, Measured
 from crosstie.prove.bench.loads import Lengths, spread_note
 from crosstie.prove.bench.summary import PointResult, ratio
+from crosstie.prove.replay.outcomes import plain
 
 FORMAT = 1
 
@@ -29,7 +28,7 @@ def document(found: Bench) -> dict[str, Any]:
             "shortest": lengths.shortest,
             "trace": lengths.trace.file if lengths.trace else None,
         },
-        "targets": _plain(settings.targets),
+        "targets": plain(settings.targets),
         "gpus_watched_by": list(found.gpus),
         "complete": not found.interrupted,
         "endpoints": [_endpoint(one, found.measured[0], lengths) for one in found.measured],
@@ -37,7 +36,7 @@ def document(found: Bench) -> dict[str, Any]:
 
 
 def _endpoint(one: Measured, first: Measured, lengths: Lengths) -> dict[str, Any]:
-    limit = None if one.limit is None else _plain(one.limit)
+    limit = None if one.limit is None else plain(one.limit)
     return {
         "name": one.endpoint.name,
         "url": one.endpoint.url,
@@ -56,11 +55,11 @@ def _endpoint(one: Measured, first: Measured, lengths: Lengths) -> dict[str, Any
 
 
 def _over(point: PointResult, first: PointResult) -> dict[str, Any]:
-    return {name: _plain(ratio(point, first, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")}
+    return {name: plain(ratio(point, first, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")}
 
 
 def _point(point: PointResult, one: Measured, lengths: Lengths, over_first: dict[str, Any] | None) -> dict[str, Any]:
-    made: dict[str, Any] = _plain(point)
+    made: dict[str, Any] = plain(point)
     watched = len(point.gpus)
     if watched and "power_w" in point.metrics:
         made["metrics"]["power_w_per_gpu"] = {"value": point.metrics["power_w"].value / watched}
@@ -87,8 +86,3 @@ def columns(point: PointResult, lengths: Lengths) -> dict[str, str]:
         "output_len": str(max(round(outputs), 1)),
         **({"notes": note} if note else {}),
     }
-
-
-def _plain(value: Any) -> Any:
-    # JSON has no NaN and no infinity: msgspec writes null for them.
-    return msgspec.json.decode(msgspec.json.encode(value))

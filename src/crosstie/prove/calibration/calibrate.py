@@ -45,7 +45,7 @@ from crosstie.prove.calibration.kernels import KINDS, Kernel, read_kernels
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import Metric, Point, Row, read_results
 from crosstie.prove.calibration.validate import summary
-from crosstie.prove.probe.document import Measurement, Probe, read_probe
+from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
 # What the shipped calibration is made from.
 SHIPPED_RESULTS = tuple(
@@ -87,7 +87,7 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path], given: Mapping[str, str
     resolve = Cases(catalog)
     for path in paths:
         before = len(found.cases), len(found.kernels)
-        if path.suffix == ".json" and _is_probe(path):
+        if path.suffix == ".json" and is_probe(text_of(path)):
             _add_probe(found, resolve, read_probe(path))
         elif path.suffix == ".json" and _is_verify_steps(path):
             for point in _verify_points(path):
@@ -136,11 +136,6 @@ def once(cases: Sequence[Case]) -> list[Case]:
         merged = [replace(own[0], value=float(np.median([row.value for row in own]))) for own in rows.values()]
         found.append(replace(same[0], point=Point(same[0].point.conditions, merged)) if len(same) > 1 else same[0])
     return found
-
-
-def _is_probe(path: Path) -> bool:
-    text = text_of(path)
-    return '"provenance"' in text and '"measurements"' in text
 
 
 def _is_verify_steps(path: Path) -> bool:

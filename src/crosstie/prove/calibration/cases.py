@@ -181,31 +181,21 @@ class Cases:
                 pools = laid_out(prefill.split), laid_out(decode.split)
                 assumed.append("memory fraction")
             service = self._service(point, pools, (prefill.replicas, decode.replicas), assumed)
-            case = Case(
-                point=point, deployment=service.decode, method="loop", replicas=1.0, clients=0.0, input_tokens=inputs,
-                output_tokens=outputs, shortest=settings.shortest or 1.0, assumed=(*assumed, *spoke), service=service,
-            )  # fmt: skip
-            return self._corrected(self._loaded(case, settings))
-        if split is None:
-            split = self._smallest(model, accelerator, precision, engine, inputs, outputs)
-            assumed.append("layout")
-        if 0 < split.gpus <= gpus and gpus % split.gpus:
-            raise NotPredicted(f"{gpus} GPUs are no whole number of replicas of {split}")
-        if split.gpus > gpus:
-            raise NotPredicted(f"{split} needs {split.gpus} GPUs and the row has {gpus}")
-        deployment = laid_out(split)
+            deployment, replicas = service.decode, 1.0
+        else:
+            if split is None:
+                split = self._smallest(model, accelerator, precision, engine, inputs, outputs)
+                assumed.append("layout")
+            if 0 < split.gpus <= gpus and gpus % split.gpus:
+                raise NotPredicted(f"{gpus} GPUs are no whole number of replicas of {split}")
+            if split.gpus > gpus:
+                raise NotPredicted(f"{split} needs {split.gpus} GPUs and the row has {gpus}")
+            service, deployment, replicas = None, laid_out(split), gpus / split.gpus
         case = Case(
-            point=point,
-            deployment=deployment,
-            method="alone" if alone else "loop",
-            replicas=gpus / split.gpus,
-            clients=0.0,
-            input_tokens=inputs,
-            output_tokens=outputs,
-            shortest=settings.shortest or 1.0,
-            first_wave_s=settings.first_wave_s or 0.0,
-            assumed=(*assumed, *spoke),
-        )
+            point=point, deployment=deployment, method="alone" if alone and not apart else "loop", replicas=replicas,
+            clients=0.0, input_tokens=inputs, output_tokens=outputs, shortest=settings.shortest or 1.0,
+            first_wave_s=0.0 if apart else settings.first_wave_s or 0.0, assumed=(*assumed, *spoke), service=service,
+        )  # fmt: skip
         return self._corrected(self._loaded(case, settings))
 
     def _corrected(self, case: Case) -> Case:

@@ -8,6 +8,7 @@ from pathlib import Path
 from crosstie.catalog.reading import text_of
 from crosstie.catalog.writing import write_text
 from crosstie.prove.calibration.tools import is_tool_file, tool_rows
+from crosstie.prove.probe.document import is_probe
 
 
 class Kept:
@@ -30,7 +31,7 @@ class Kept:
 
 
 def _is_of_a_tool(text: str) -> bool:
-    return is_tool_file(text) and not ('"provenance"' in text and '"measurements"' in text)
+    return is_tool_file(text) and not is_probe(text)
 
 
 def _name(path: Path) -> str:

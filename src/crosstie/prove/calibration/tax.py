@@ -27,7 +27,6 @@ _DATE = re.compile(r"\d{4}-\d\d(-\d\d)?")
 # Whole work first: the shares of prompts and of decoding differ, and a point counts once.
 _WHOLE = ("throughput", "batch", "e2e", "tpot", "ttft", "step", "decode_step", "prefill")
 
-
 _WHY_ABOVE = {
     "full": "its batch is not published, and the memory model's is smaller than what ran",
     "limits": "its batch is not published, and the one predicted within the limits is smaller than what ran",

@@ -15,6 +15,9 @@ from crosstie.core.errors import BadData, BadInput
 
 Cells = dict[str, str]
 Document = Mapping[str, Any]
+# Conditions, and metrics as (name, unit, value), of every run in a document.
+Metrics = list[tuple[str, str, float]]
+Runs = Iterator[tuple[Cells, Metrics]]
 
 # Columns that may be given beside a file, and the option that gives each.
 GIVEN = {
@@ -22,7 +25,8 @@ GIVEN = {
     "tp": "--tp", "num_accelerators": "--gpus", "parallelism": "--layout",
 }  # fmt: skip
 _NEEDED = ("accelerator", "model", "engine", "tp")
-_STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
+# Ours, and the words that tools have for each.
+_STATISTICS = {"mean": ("mean", "avg"), "p50": ("median", "p50"), "p90": ("p90",), "p95": ("p95",), "p99": ("p99",)}
 # Latencies, ours and as most tools call them.
 _LATENCIES = (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
 
@@ -31,8 +35,7 @@ _LATENCIES = (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
 class Tool:
     name: str
     holds: Callable[[Document], bool]
-    # Conditions, and metrics as (name, unit, value), of every run in a document.
-    runs: Callable[[Document, str], Iterator[tuple[Cells, list[tuple[str, str, float]]]]]
+    runs: Callable[[Document, str], Runs]
 
 
 def is_tool_file(text: str) -> bool:
@@ -117,7 +120,7 @@ def _load(rate: Any, concurrency: Any, prompts: float | None) -> Cells:
     return cells | {"concurrency": _tokens(clients if clients is not None else prompts or 0)}
 
 
-def _flat_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+def _flat_runs(document: Document, file: str) -> Runs:
     """`vllm bench serve` and `sglang.bench_serving`, which grew out of one script."""
     completed = _needed(document, file, "completed")
     inputs = _needed(document, file, "total_input_tokens") / completed
@@ -141,10 +144,12 @@ def _flat_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tupl
         cells |= {"input_len": _tokens(nominal[0] or 1), "output_len": _tokens(nominal[1] or 1)}
         cells["notes"] = f"random lengths {min(max(round(100 * ratio), 1), 100)}-100%"
     metrics = [("output_tokens_per_s_total", "tok/s", _needed(document, file, "output_throughput"))]
-    yield cells, metrics + _latencies(document, (*_LATENCIES, ("e2e", "e2e_latency")), "_ms", "ms")
+    for ours, theirs in (*_LATENCIES, ("e2e", "e2e_latency")):
+        metrics += _statistics(ours, "ms", document, f"{{}}_{theirs}_ms")
+    yield cells, metrics
 
 
-def _aiperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+def _aiperf_runs(document: Document, file: str) -> Runs:
     version = str(document.get("schema_version") or "1.0")
     if version.partition(".")[0] != "1":
         raise BadData(file, "schema_version", f"is {version}; AIPerf's 1.x is read")
@@ -171,10 +176,7 @@ def _aiperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tu
         cells["model"] = name
     metrics = [("output_tokens_per_s_total", "tok/s", _needed(of("output_token_throughput"), file, "avg"))]
     for ours, theirs in (("ttft", "time_to_first_token"), ("tpot", "inter_token_latency"), ("e2e", "request_latency")):
-        for said, statistic in (("avg", "mean"), ("p50", "p50"), ("p90", "p90"), ("p95", "p95"), ("p99", "p99")):
-            value = _number(of(theirs), said)
-            if value is not None:
-                metrics.append((f"{ours}_ms_{statistic}", str(of(theirs).get("unit", "ms")), value))
+        metrics += _statistics(ours, str(of(theirs).get("unit", "ms")), of(theirs))
     yield cells, metrics
 
 
@@ -189,7 +191,7 @@ def _found(value: Any, key: str) -> Any:
     return None
 
 
-def _guidellm_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+def _guidellm_runs(document: Document, file: str) -> Runs:
     about = document.get("metadata")
     version = about.get("version", 1) if isinstance(about, Mapping) else 1
     if version not in (1, 2):
@@ -224,10 +226,7 @@ def _guidellm_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[
         for ours, theirs in (("ttft", "time_to_first_token_ms"), ("tpot", "inter_token_latency_ms")):
             percentiles = of(theirs).get("percentiles")
             values = {**(percentiles if isinstance(percentiles, Mapping) else {}), **of(theirs)}
-            for said, statistic in _STATISTICS.items():
-                value = _number(values, said)
-                if value is not None:
-                    metrics.append((f"{ours}_ms_{statistic}", "ms", value))
+            metrics += _statistics(ours, "ms", values)
         yield cells, metrics
 
 
@@ -235,7 +234,7 @@ def _guidellm_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[
 _INFERENCEX_MODELS = {"dsr1": "deepseek-r1", "gptoss": "gpt-oss-120b"}
 
 
-def _inferencex_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+def _inferencex_runs(document: Document, file: str) -> Runs:
     """One entry of agg_bmk.json; seconds, and lengths of 80 to 100% of the nominal ones."""
     model = str(document.get("model", ""))
     model = model.rpartition("/")[2] if model.startswith("/") else model
@@ -272,22 +271,20 @@ def _inferencex_runs(document: Document, file: str) -> Iterator[tuple[Cells, lis
         layout = f"TP{int(width)}EP{int(_number(document, 'ep') or 1)}{'DPA' * attention}"
         cells |= {"tp": _tokens(width), "parallelism": layout}
     metrics = [("total_tokens_per_s_per_gpu", "tok/s/gpu (in+out)", _needed(document, file, "tput_per_gpu"))]
-    yield cells, metrics + _latencies(document, _LATENCIES, "", "s")
+    for ours, theirs in _LATENCIES:
+        metrics += _statistics(ours, "s", document, f"{{}}_{theirs}")
+    yield cells, metrics
 
 
-def _latencies(
-    document: Document, names: Sequence[tuple[str, str]], ending: str, unit: str
-) -> list[tuple[str, str, float]]:
-    """Each statistic that the document has of ours by their name, which ends so."""
-    found = [
-        (f"{ours}_ms_{statistic}", unit, _number(document, f"{said}_{theirs}{ending}"))
-        for ours, theirs in names
-        for said, statistic in _STATISTICS.items()
-    ]
-    return [(name, unit, value) for name, unit, value in found if value is not None]
+def _statistics(ours: str, unit: str, values: Document, named: str = "{}") -> Metrics:
+    """Each statistic of one latency that is there, under the name that the tool gives it."""
+    found = {
+        statistic: _number(values, *(named.format(one) for one in said)) for statistic, said in _STATISTICS.items()
+    }
+    return [(f"{ours}_ms_{statistic}", unit, value) for statistic, value in found.items() if value is not None]
 
 
-def _replay_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+def _replay_runs(document: Document, file: str) -> Runs:
     pools = document["pools"]
     if len(pools) != 1:
         names = ", ".join(str(pool.get("name", "")) for pool in pools)
@@ -302,16 +299,10 @@ def _replay_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tu
         "output_len": _tokens(_needed(pool, file, "output_tokens") / requests),
         "precision": "",
     }
-    metrics = []
-    for ours, theirs in (("ttft", "ttft_s"), ("tpot", "tpot_s")):
-        for statistic in ("mean", "p50", "p90", "p95", "p99"):
-            value = _number(pool.get(theirs) or {}, statistic)
-            if value is not None:
-                metrics.append((f"{ours}_ms_{statistic}", "s", value))
-    yield cells, metrics
+    yield cells, [row for name in ("ttft", "tpot") for row in _statistics(name, "s", pool.get(f"{name}_s") or {})]
 
 
-def _bench_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+def _bench_runs(document: Document, file: str) -> Runs:
     """`crosstie bench`: every load on every endpoint that was measured to its end."""
     if document["crosstie_bench"] != 1:
         raise BadData(file, "crosstie_bench", f"is {document['crosstie_bench']}; this version reads 1")
@@ -333,13 +324,12 @@ def _bench_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tup
 _BENCH_METRICS = {
     (f"{name}_ms_{statistic}", "s"): f"{name}_s_{statistic}"
     for name in ("ttft", "tpot", "e2e")
-    for statistic in _STATISTICS.values()
+    for statistic in _STATISTICS
 } | {
     ("output_tokens_per_s_total", "tok/s"): "output_tokens_per_s",
     ("gpu_power_w_avg", "W"): "power_w_per_gpu",
     ("joules_per_output_token", "J/tok"): "joules_per_output_token",
 }
-
 
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(.*?)\s*$", re.MULTILINE)
 
@@ -348,7 +338,7 @@ def _summary(text: str) -> Document:
     return {key.casefold(): value for key, value in _LINE.findall(text)}
 
 
-def _mlperf_runs(document: Document, file: str) -> Iterator[tuple[Cells, list[tuple[str, str, float]]]]:
+def _mlperf_runs(document: Document, file: str) -> Runs:
     """mlperf_log_summary.txt: lengths and limits are those of the model's data set."""
     scenario = str(document.get("scenario", ""))
     if str(document.get("mode", "")) not in ("PerformanceOnly", "Performance"):

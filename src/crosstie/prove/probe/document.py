@@ -120,6 +120,11 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     measurements: tuple[Measurement, ...]
 
 
+def is_probe(text: str) -> bool:
+    """Whether it is such a document, by the names in it."""
+    return '"provenance"' in text and '"measurements"' in text
+
+
 def read_probe(file: Path) -> Probe:
     try:
         raw = file.read_bytes()

@@ -7,9 +7,7 @@ from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.step import shape, step
-from crosstie.prove.profile.sorting import ATTENTION, BOOKKEEPING, COLLECTIVES, ELEMENTWISE, PRODUCTS
-
-_HOST = "gaps: the host launches late"
+from crosstie.prove.profile.sorting import ATTENTION, BOOKKEEPING, COLLECTIVES, ELEMENTWISE, HOST, PRODUCTS
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +41,7 @@ def roofline(deployment: Deployment, *, batch: int, context: int, prefill: int =
         predicted_s={
             PRODUCTS: parts.get("products", 0.0), ATTENTION: parts.get("attention", 0.0),
             ELEMENTWISE: parts.get("bookkeeping", 0.0), BOOKKEEPING: 0.0, COLLECTIVES: one(cost.interconnect_s),
-            _HOST: one(cost.total_s - cost.gpu_s),
+            HOST: one(cost.total_s - cost.gpu_s),
         },
         ideal_s={PRODUCTS: ideal.get("products", 0.0), ATTENTION: ideal.get("attention", 0.0)},
         step_s=one(cost.total_s), ideal_step_s=one(cost.ideal_s),

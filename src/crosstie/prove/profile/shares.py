@@ -19,6 +19,7 @@ from crosstie.prove.profile.sorting import (
     CLASSES,
     COLLECTIVES,
     ELEMENTWISE,
+    HOST,
     PRODUCTS,
     UNKNOWN,
     Place,
@@ -26,8 +27,7 @@ from crosstie.prove.profile.sorting import (
 )  # fmt: skip
 from crosstie.prove.profile.trace import Event, Trace
 
-HOST, BETWEEN = "gaps: the host launches late", "gaps: between kernels"
-GAPS = "gaps"
+BETWEEN, GAPS = "gaps: between kernels", "gaps"
 # Of what is bookkeeping, the part by which sparse attention chooses what to read.
 _CHOOSING = ("sorting", "gathers")
 

@@ -12,6 +12,7 @@ from crosstie.core.errors import BadData
 DATA = Path(__file__).with_name("data") / "kernels.toml"
 PRODUCTS, ATTENTION, COLLECTIVES = "matrix products", "attention", "collectives"
 ELEMENTWISE, BOOKKEEPING, UNKNOWN = "norms and activations", "bookkeeping", "not known"
+HOST = "gaps: the host launches late"
 CLASSES = (PRODUCTS, ATTENTION, ELEMENTWISE, BOOKKEEPING, COLLECTIVES, UNKNOWN)
 
 

@@ -2,20 +2,18 @@
 
 from typing import Any
 
-import msgspec
-
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.demo import CREDITS, TRACES, Demo
-from crosstie.prove.replay.outcomes import ReplayResult
+from crosstie.prove.replay.outcomes import ReplayResult, plain
 
 
 def result_document(result: ReplayResult, spent: Spent, usd_per_good_million: float | None) -> dict[str, Any]:
     return {
         "latencies": "seconds of the server's clock, from the moment at which each request was due",
-        **_plain(result),
-        "attributed_usd": _plain(spent.usd),
-        "attributed_usd_per_million_tokens": _plain(spent.usd_per_million),
-        "fleet_usd_per_million_tokens_within_target": _plain(usd_per_good_million),
+        **plain(result),
+        "attributed_usd": plain(spent.usd),
+        "attributed_usd_per_million_tokens": plain(spent.usd_per_million),
+        "fleet_usd_per_million_tokens_within_target": plain(usd_per_good_million),
     }
 
 
@@ -23,16 +21,11 @@ def demo_document(demo: Demo) -> dict[str, Any]:
     return {
         "emulated": "no AMD or NVIDIA GPU ran: replicas keep the time that the performance model predicts",
         "traces": {name: CREDITS[name] for name in TRACES.values()},
-        "fleet": _plain(demo.fleet),
+        "fleet": plain(demo.fleet),
         "usd_per_hour": demo.fleet.usd_per_hour,
-        "expected": _plain(demo.expected),
+        "expected": plain(demo.expected),
         "requests": demo.requests,
         "seconds": demo.seconds,
         "speed": demo.speed,
         "runs": {run.policy: result_document(run.result, run.spent, run.usd_per_good_million) for run in demo.runs},
     }
-
-
-def _plain(value: Any) -> Any:
-    # JSON has no NaN and no infinity: msgspec writes null for them.
-    return msgspec.json.decode(msgspec.json.encode(value))

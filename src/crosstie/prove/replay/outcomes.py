@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 
 from crosstie.core.fleet import Fleet
@@ -173,6 +174,11 @@ def _group(name: str, outcomes: list[RequestOutcome]) -> RequestGroup:
         predicted_ttft_s=Percentiles.of(one.predicted_ttft_s for one in outcomes if one.served),
         predicted_tpot_s=Percentiles.of(one.predicted_tpot_s for one in outcomes if not math.isnan(one.tpot_s)),
     )
+
+
+def plain(value: Any) -> Any:
+    # JSON has no NaN and no infinity: msgspec writes null for them.
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def targets_of(fleet: Fleet) -> dict[str | None, Targets]:

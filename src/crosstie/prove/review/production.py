@@ -206,18 +206,13 @@ def _page(place: str) -> str:
     if not place.startswith(("http://", "https://")):
         return text_of(Path(place))
     at = Address(place)
-
-    async def asked() -> tuple[int, bytes]:
-        answer = await fetch_once(at, "GET", f"{at.root.removesuffix('/metrics')}/metrics")
-        return answer.status, answer.body
-
     try:
-        status, body = run_on_loop(asked())
+        answer = run_on_loop(fetch_once(at, "GET", f"{at.root.removesuffix('/metrics')}/metrics"))
     except OSError as error:
         raise BadInput(f"--metrics {place}: cannot be asked: {error}") from None
-    if status != 200:
-        raise BadInput(f"--metrics {place}: answers with status {status}")
-    return body.decode("utf-8", "replace")
+    if answer.status != 200:
+        raise BadInput(f"--metrics {place}: answers with status {answer.status}")
+    return answer.body.decode("utf-8", "replace")
 
 
 @dataclass(frozen=True)
