@@ -122,17 +122,13 @@ def _between(
     # contiguous and whole, and pageable memory elsewhere, or where the copy waits and converts.
     same_shape = target is None or target.shape == source.shape
     same_layout = target is None or (same_shape and target.stride() == source.stride())
-    direct = same_layout and _dense(host) and not converted
+    direct = same_layout and bool(torch.ops.aten.is_non_overlapping_and_dense(host)) and not converted
     by_device = host.is_contiguous() and (from_device or same_shape) and (non_blocking or not converted)
     if not memories.is_pinned(host) or not (direct or by_device):
         number = source.dim() == 0 and target is not None
         yield hazards.TO_HOST if from_device else hazards.SCALAR_TO_DEVICE if number else hazards.TO_DEVICE
     elif not non_blocking:
         yield hazards.BLOCKING
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def _index(given: dict[str, Any], memories: Memories) -> Iterator[Reason]:

@@ -136,15 +136,11 @@ def hold(when: Conditions, unless: Conditions, facts: Facts, asked: Callable[[st
 
 
 def met(key: str, wanted: tuple[Value, ...], facts: Facts) -> bool:
-    return key in facts and _meets(facts[key], wanted)
+    return key in facts and any(_one(facts[key], condition) for condition in wanted)
 
 
 def covers(target: str, isa: str) -> bool:
     return target in ("any", isa) or target == ("rocm" if isa.startswith("gfx") else "cuda")
-
-
-def _meets(value: Value, wanted: tuple[Value, ...]) -> bool:
-    return any(_one(value, condition) for condition in wanted)
 
 
 def _one(value: Value, condition: Value) -> bool:

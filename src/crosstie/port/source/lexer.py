@@ -415,11 +415,7 @@ def arguments(tokens: Sequence[CppToken]) -> list[Sequence[CppToken]]:
     return [*parts, tokens[start:]] if tokens else []
 
 
-def _unknown(_: str) -> bool | None:
-    return None
-
-
-def evaluate(tokens: Sequence[CppToken], names: Names, defined: Callable[[str], bool | None] = _unknown) -> Value:
+def evaluate(tokens: Sequence[CppToken], names: Names, defined: Callable[[str], bool | None] = lambda _: None) -> Value:
     try:
         return _Reader(tokens, names, defined).whole()
     except (_Stop, RecursionError):

@@ -145,7 +145,7 @@ class GraphPlan:
         # A graph must work on the caller's own memory where it writes to it, and should where a copy would be large.
         self.in_place = [
             slot for slot, node in enumerate(self.inputs)
-            if storages(node) & static or _bytes(node.meta["val"]) > LARGE_BYTES
+            if storages(node) & static or node.meta["val"].nbytes > LARGE_BYTES
         ]  # fmt: skip
 
     def _step(self, segment: Segment) -> SegmentCode:
@@ -357,10 +357,6 @@ class Room:
                 raise Departure("a dynamic part gave a tensor that was an expanded one when its graph was made")
             value = self._distinct(value)
         self.written.copy_(value)
-
-
-def _bytes(value: torch.Tensor) -> int:
-    return value.numel() * value.element_size()
 
 
 def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *_: Any, **__: Any) -> int:

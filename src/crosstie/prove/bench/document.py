@@ -36,7 +36,7 @@ def document(found: Bench) -> dict[str, Any]:
 
 
 def _endpoint(one: Measured, first: Measured, lengths: Lengths) -> dict[str, Any]:
-    limit = None if one.limit is None else plain(one.limit)
+    limit = plain(one.limit)
     return {
         "name": one.endpoint.name,
         "url": one.endpoint.url,
