@@ -9,19 +9,20 @@ full, of the lowest priority the newest of the tenant who has most there goes, w
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any
+from typing import Any, Final
 
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 
 # Tickets that are tried for one place: those behind them are not worth the time, as they ask for much the same.
-_TRIED = 16
+_TRIED: Final = 16
 # Who has waited for this share of its TTFT target has too little left of it: simulated at 0.4 to 1 of it, at loads of
 # 0.8 to 1.5 of what a fleet was planned for.
-_LATE_SHARE = 0.6
+_LATE_SHARE: Final = 0.6
 # Over how many departures their rate is taken, and how long clients are asked to stay away at least and at most.
-_RATE_GAIN = 0.1
-_SOONEST_S, _LATEST_S = 1.0, 60.0
+_RATE_GAIN: Final = 0.1
+_SOONEST_S: Final = 1.0
+_LATEST_S: Final = 60.0
 
 
 class Ticket:

@@ -4,18 +4,23 @@ Both live in logarithms, so that twice as slow and twice as fast weigh the same,
 """
 
 from math import exp, log, sqrt
+from typing import Final
 
 # Observations that a replica's own mean must outweigh before it is believed over its pool's.
-_PRIOR = 2.0
+_PRIOR: Final = 2.0
 # The most that past observations weigh, so that a change shows within as many requests.
-_MOST = 12.0
+_MOST: Final = 12.0
 # One observation moves the mean as though it were no further away than this: a factor of three.
-_FARTHEST = 1.1
+_FARTHEST: Final = 1.1
 # Factors from a tenth to forty.
-_LEAST, _LARGEST = -2.3, 3.7
+_LEAST: Final = -2.3
+_LARGEST: Final = 3.7
 # Scatter: where it starts, what one request changes of it, the farthest that one counts for, and the most that there
 # is on a fleet that works, if badly.
-_SCATTER_START, _SCATTER_GAIN, _SCATTER_FARTHEST, _SCATTER_BELIEVED = 0.1, 0.03, 1.5, 0.2
+_SCATTER_START: Final = 0.1
+_SCATTER_GAIN: Final = 0.03
+_SCATTER_FARTHEST: Final = 1.5
+_SCATTER_BELIEVED: Final = 0.2
 
 
 def log_ratio(observed: float, predicted: float, guard: float) -> float:

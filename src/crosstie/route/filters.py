@@ -5,13 +5,14 @@ replica does (down, draining, busy, full) may change.
 """
 
 from collections.abc import Collection
+from typing import Final
 
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import LiveFleet, LivePool, Replica
 
 # Prompts are counted by their bytes before they are sent, and may be this much shorter than that.
-_SURELY = 0.75
+_SURELY: Final = 0.75
 
 
 def _surely(ask: Ask) -> float:

@@ -7,11 +7,12 @@ can choose tokens that are taken for others.
 
 from array import array
 from collections.abc import Hashable, Sequence
+from typing import Final
 
 from crosstie.route.prefix import Prefixes
 
 # Blocks that are kept of one replica: sixteen million tokens of vLLM's usual blocks. What is told beyond is not known.
-MOST_BLOCKS = 1_000_000
+MOST_BLOCKS: Final = 1_000_000
 
 
 def block_keys(ids: bytes, block_tokens: int, after: int = 0) -> list[int]:

@@ -4,11 +4,13 @@ TTFT against the prompt tokens before and in a request, TPOT against the request
 seen the lines are those of a quick server, so that the pool is tried; they rise, so that not all is tried at once.
 """
 
+from typing import Final
+
 from crosstie.core.fleet import Pool
 from crosstie.route.load import ReplicaLoad
 from crosstie.route.speed import ENDLESS, Speed, View
 
-_KEPT = 0.98
+_KEPT: Final = 0.98
 
 
 class FittedLine:

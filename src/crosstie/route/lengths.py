@@ -2,23 +2,24 @@
 and which class a request belongs to that names none."""
 
 from math import log
+from typing import Final
 
 from crosstie.core.fleet import Fleet, ServedClass
 from crosstie.core.images import ImageRule
 from crosstie.route.prefix import BLOCK_BYTES
 
 # Text with its JSON around it, until usage says otherwise.
-_BYTES_PER_TOKEN = 4.0
-_OUTPUT_TOKENS = 256.0
+_BYTES_PER_TOKEN: Final = 4.0
+_OUTPUT_TOKENS: Final = 256.0
 # What one picture, or a piece of sound or film, is counted as in tokens where nobody knows better.
-TOKENS_PER_ATTACHMENT = 1000.0
+TOKENS_PER_ATTACHMENT: Final = 1000.0
 # Requests that the starting value counts for, and after how many the past is half forgotten.
-_PRIOR_REQUESTS = 20.0
-_MEMORY_REQUESTS = 500.0
-_PRIOR_TOKENS = 4000.0
+_PRIOR_REQUESTS: Final = 20.0
+_MEMORY_REQUESTS: Final = 500.0
+_PRIOR_TOKENS: Final = 4000.0
 # Of a short prompt, most tokens are the chat template's: nothing is learnt from it about text.
-_LEAST_TOKENS = 200
-_MEMORY_TOKENS = 1e6
+_LEAST_TOKENS: Final = 200
+_MEMORY_TOKENS: Final = 1e6
 
 
 class _Mean:

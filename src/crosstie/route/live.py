@@ -7,7 +7,7 @@ few multiplications for each.
 
 from collections import deque
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.route.ask import Ask
@@ -22,19 +22,21 @@ from crosstie.route.speed import Prediction, Speed, View
 from crosstie.route.spending import Spending
 
 # A view is made anew after this long even if nothing happened: rates decay, and prompts move on.
-VIEW_S = 0.25
+VIEW_S: Final = 0.25
 # Corrections fade over much longer, so factors last until something is learnt, or this long.
-FACTORS_S = 1.0
+FACTORS_S: Final = 1.0
 # How long a replica's own corrections last in silence, and its pool's.
-_REPLICA_MEMORY_S, _POOL_MEMORY_S = 45.0, 60.0
+_REPLICA_MEMORY_S: Final = 45.0
+_POOL_MEMORY_S: Final = 60.0
 # Differences that do not matter: the network's, and the clock's.
-_TTFT_GUARD_S, _TPOT_GUARD_S = 0.02, 0.001
-_MOST_SESSIONS = 10_000
-_NO_POOLS: frozenset[str] = frozenset()
+_TTFT_GUARD_S: Final = 0.02
+_TPOT_GUARD_S: Final = 0.001
+_MOST_SESSIONS: Final = 10_000
+_NO_POOLS: Final[frozenset[str]] = frozenset()
 # Of its full limit, what a replica that has just come back may take at once.
-_FIRST_SHARE = 0.1
+_FIRST_SHARE: Final = 0.1
 # A pool of up to so many replicas is gone through whole; of a larger one a decision looks at some (`route.shortlist`).
-WHOLE = 32
+WHOLE: Final = 32
 
 
 class LivePool:

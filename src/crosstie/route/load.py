@@ -2,13 +2,13 @@
 external traffic, of which only the engine knows. Of a model that shares its machine, also whether it is loaded."""
 
 from math import exp, inf
-from typing import Literal, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 # Over how long the rate of prompt tokens is taken.
-RATE_S = 10.0
+RATE_S: Final = 10.0
 
 State = Literal["resident", "loading", "leaving", "asleep", "failed"]
-_WORDS = {
+_WORDS: Final = {
     "resident": "it is loaded",
     "loading": "it is being loaded",
     "leaving": "it finishes its requests and makes room for another model",

@@ -5,6 +5,7 @@ Lists hold what does not depend on contexts; what a step reads of the cache is a
 
 from itertools import accumulate
 from math import exp
+from typing import Final
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.fleet import Pool
@@ -13,15 +14,15 @@ from crosstie.perf.tabulated import StepTimes
 from crosstie.route.load import ReplicaLoad
 from crosstie.route.speed import Speed, View
 
-_MOST_LISTED = 1024
+_MOST_LISTED: Final = 1024
 # Decode is never stretched by more than this, however many prompts come.
-_MOST_PREFILL_SHARE = 0.8
+_MOST_PREFILL_SHARE: Final = 0.8
 # Of the first prompt in the queue, the most that is believed to be done before its first token shows it.
-_MOST_DONE = 0.9
-_LEAST_S = 1e-6
-_FEW_TOKENS = 64.0
+_MOST_DONE: Final = 0.9
+_LEAST_S: Final = 1e-6
+_FEW_TOKENS: Final = 64.0
 # Caches are sized at contexts of powers of two up to this one: windows and fixed states make tokens cheaper later.
-_POWERS = 21
+_POWERS: Final = 21
 
 
 class ModelledSpeed(Speed):

@@ -4,8 +4,10 @@ as though they had seen it themselves.
 Nothing depends on it: one that is lost is one observation less, and who hears of none goes by its own.
 """
 
+from typing import Final
+
 # Of each kind, until it is taken; nobody takes any while there is nobody to tell.
-MOST = 4096
+MOST: Final = 4096
 
 
 class Observations:

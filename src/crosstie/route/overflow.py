@@ -8,7 +8,7 @@ target, nobody is up, or the request has waited in vain. Low priority is never b
 
 from collections.abc import Collection
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from crosstie.core.fleet import Policy, Pool
 from crosstie.route.ask import Ask
@@ -20,8 +20,8 @@ from crosstie.route.policy import Query, Rated, RoutingPolicy, in_words
 from crosstie.route.speed import Prediction, Speed
 from crosstie.route.spending import Spending
 
-_HELD_BACK = "overflow: bought only where the fleet is full or would cost more"
-_NO_LIMITS = LatencyLimits(inf, inf, inf, 0.0, 0.0)
+_HELD_BACK: Final = "overflow: bought only where the fleet is full or would cost more"
+_NO_LIMITS: Final = LatencyLimits(inf, inf, inf, 0.0, 0.0)
 
 
 class PricedPool(LivePool):

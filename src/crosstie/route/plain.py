@@ -1,7 +1,7 @@
 """The policies that look at counts alone: turns, loads, weights and held prefixes."""
 
 from abc import abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
@@ -13,7 +13,7 @@ from crosstie.route.shortlist import looked_at, may_take
 from crosstie.route.speed import Prediction
 
 # A replica with a held prefix is passed over once it has this many times the mean load of all, and one request more.
-_BOUND = 1.25
+_BOUND: Final = 1.25
 
 
 class _Counting(RoutingPolicy):

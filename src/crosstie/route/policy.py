@@ -10,7 +10,7 @@ is its own. It has two methods to write:
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
@@ -20,7 +20,7 @@ from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.speed import Prediction, estimate
 
 # Names that are found as quickly one after the other.
-_FEW = 8
+_FEW: Final = 8
 
 
 class Query:

@@ -1,12 +1,13 @@
 """Prefixes of prompts: hashes that two prompts share as far as they agree, and what a replica holds of them."""
 
+from typing import Final
 from zlib import crc32
 
-BLOCK_BYTES = 2048
+BLOCK_BYTES: Final = 2048
 # Prompts are compared over their first 128 KiB; what they share beyond that is not seen.
-MOST_BLOCKS = 64
+MOST_BLOCKS: Final = 64
 # Of a hash: 32 bits of checksum, 6 of the block's number, and above them whose it is.
-WHOSE_AT = 38
+WHOSE_AT: Final = 38
 
 
 def prefix_hashes(body: bytes, start: int = 0, tenant: int = 0) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ that decide at once.
 """
 
 from collections.abc import Collection
+from typing import Final
 
 from crosstie.route.adapters import with_adapters
 from crosstie.route.ask import Ask
@@ -18,9 +19,9 @@ from crosstie.route.overflow import with_overflow
 from crosstie.route.policy import RoutingPolicy
 
 # How old what is known of other workers and peers may be when nothing depends on it.
-READ_S = 0.005
+READ_S: Final = 0.005
 # Replicas that others may fill while one decision is made.
-_TRIES = 8
+_TRIES: Final = 8
 
 
 class Router:

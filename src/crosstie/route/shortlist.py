@@ -8,12 +8,14 @@ all take the same one.
 """
 
 from collections.abc import Collection
+from typing import Final
 
 from crosstie.route.ask import Ask
 from crosstie.route.live import LivePool, Replica
 
 # Of a larger pool, those that may be sent to and are looked at, and those that are because of what they hold.
-LOOKED_AT, HOLDERS = 16, 8
+LOOKED_AT: Final = 16
+HOLDERS: Final = 8
 
 
 def looked_at(

@@ -2,11 +2,12 @@
 more request."""
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 from crosstie.route.load import ReplicaLoad
 
 # Tokens where there is no limit.
-ENDLESS = 1e15
+ENDLESS: Final = 1e15
 
 
 class View:

@@ -7,9 +7,10 @@ asked (`service.spending`).
 
 from collections.abc import Callable
 from math import inf
+from typing import Final
 
 # A dollar counts until the slice that it fell into has been over for a whole period.
-_SLICES = 48
+_SLICES: Final = 48
 
 
 class Period:

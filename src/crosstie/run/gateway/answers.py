@@ -1,17 +1,20 @@
 """What an answer of one piece really is, where its status says otherwise or too little: looked at before it counts."""
 
 import re
+from typing import Final
 
 import msgspec
 
 from crosstie.run.gateway.fields import AnswerFields, decode_parts
 
 # With a value: engines also write that there is none. In a text the quotes would be escaped.
-_ERROR = re.compile(rb'"error"\s*:\s*(?!null\b|\s)')
-_NO_MODEL = re.compile(rb'"model_not_found"|"param"\s*:\s*"model"')
-_NOT_FOUND = re.compile(rb"model.{0,300}?(?:does not exist|not found|is not available)", re.DOTALL | re.IGNORECASE)
+_ERROR: Final = re.compile(rb'"error"\s*:\s*(?!null\b|\s)')
+_NO_MODEL: Final = re.compile(rb'"model_not_found"|"param"\s*:\s*"model"')
+_NOT_FOUND: Final = re.compile(
+    rb"model.{0,300}?(?:does not exist|not found|is not available)", re.DOTALL | re.IGNORECASE
+)
 # The client's own; 401, 403 and 404 are about what the gateway sends, 408 and 429 about the backend.
-_CLIENTS = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
+_CLIENTS: Final = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
 
 
 def oddity(path: str, content: bytes, found: AnswerFields | None) -> tuple[str, int]:

@@ -9,6 +9,7 @@ the address at which the prefill engine meets the other, and a room there that n
 
 import asyncio
 from secrets import randbits
+from typing import Final
 
 import msgspec
 
@@ -31,24 +32,25 @@ from crosstie.run.wire.files import is_exhausted
 from crosstie.run.wire.request import Request
 
 # What only the gateway may say: with it a client could read other people's caches off any engine.
-RESERVED = (
+RESERVED: Final = (
     "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
     "bootstrap_pair_key", "disagg_prefill_dp_rank",
 )  # fmt: skip
-_NIXL = "kv_transfer_params"
+_NIXL: Final = "kv_transfer_params"
 # A client's way to vLLM's arguments of the same names.
-_EXTRA = "vllm_xargs"
-_REMOTE_DECODE = msgspec.Raw(
+_EXTRA: Final = "vllm_xargs"
+_REMOTE_DECODE: Final = msgspec.Raw(
     b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,'
     b'"remote_host":null,"remote_port":null}'
 )
 _ONE, _NO = msgspec.Raw(b"1"), msgspec.Raw(b"false")
 # One token, and what is needed to fetch the blocks of the longest prompt.
-_MOST_ANSWER = 64 * 2**20
-_FULL = (429, 503)
-_FULL_S, _MOST_FULL_S = 1.0, 60.0
-_ROOM_BITS = 62
-_encode = msgspec.json.Encoder().encode
+_MOST_ANSWER: Final = 64 * 2**20
+_FULL: Final = (429, 503)
+_FULL_S: Final = 1.0
+_MOST_FULL_S: Final = 60.0
+_ROOM_BITS: Final = 62
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def scores_prompt(parts: dict[str, msgspec.Raw]) -> bool:

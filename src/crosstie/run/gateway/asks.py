@@ -3,6 +3,7 @@
 Hints come in headers: x-crosstie-class, -ttft-ms, -tpot-ms, -priority (low, normal, high), -pool and -session.
 """
 
+from typing import Final
 from zlib import crc32
 
 from crosstie.core.errors import BadInput, UnknownModel
@@ -15,14 +16,14 @@ from crosstie.run.gateway.interfaces import CountedPrompt
 from crosstie.run.gateway.roads import WORDLESS
 from crosstie.run.wire.request import Request
 
-HINTS = frozenset(
+HINTS: Final = frozenset(
     b"x-crosstie-" + name for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session")
 )
 # Below that there is nothing to keep, and everybody's latency is divided by it.
-_LEAST_MS = 1e-3
+_LEAST_MS: Final = 1e-3
 # Above all numbers of keys and subjects.
-_ADAPTER_AT = 52
-PRIORITIES = {"low": 0, "normal": 1, "high": 2}
+_ADAPTER_AT: Final = 52
+PRIORITIES: Final = {"low": 0, "normal": 1, "high": 2}
 
 
 def makes_text(path: str) -> bool:

@@ -5,6 +5,7 @@ It ends exactly once, by `on_attempt_served` or `on_attempt_failed` of its excha
 
 import asyncio
 from math import inf
+from typing import Final
 
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
@@ -26,19 +27,19 @@ from crosstie.run.wire.unpack import Unpacking
 from crosstie.run.wire.way import TlsRefused
 
 # Between two machines only, or the gateway's own to say.
-_NOT_FORWARDED = frozenset(
+_NOT_FORWARDED: Final = frozenset(
     b"host connection keep-alive proxy-connection te trailer transfer-encoding upgrade content-length expect "
     b"accept-encoding authorization api-key x-api-key proxy-authorization cookie http2-settings x-request-id "
     b"traceparent tracestate".split()
 ).union(HINTS)
 # The client's own, for backends that have no key from us.
-CREDENTIALS = (b"authorization", b"api-key", b"x-api-key")
+CREDENTIALS: Final = (b"authorization", b"api-key", b"x-api-key")
 # The gateway's own, in every answer and in some.
-_ALWAYS = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
-OWN_HEADERS = (*_ALWAYS, b"x-crosstie-fallback", COST)
-_OWN_LINES = b"".join(b"%b: %%b\r\n" % name for name in _ALWAYS) + b"%b"
+_ALWAYS: Final = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
+OWN_HEADERS: Final = (*_ALWAYS, b"x-crosstie-fallback", COST)
+_OWN_LINES: Final = b"".join(b"%b: %%b\r\n" % name for name in _ALWAYS) + b"%b"
 # Of a backend's answer, what goes no further.
-_NOT_RETURNED = frozenset(
+_NOT_RETURNED: Final = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
     b"www-authenticate proxy-authenticate alt-svc content-encoding"
     # Whose pages may read it is the gateway's to say.
@@ -46,19 +47,19 @@ _NOT_RETURNED = frozenset(
 ).union(OWN_HEADERS)
 
 # A kept connection that was closed while it lay idle shows it this soon; later, somebody was at work on the request.
-_STALE_S = 0.1
+_STALE_S: Final = 0.1
 # Told by the engine itself: in what it repeats of a request, the quotes would be escaped.
-_NOT_LOADED = b'"message":"model is not loaded"'
+_NOT_LOADED: Final = b'"message":"model is not loaded"'
 # 402: a provider whose account is empty.
-_ABOUT_KEYS = (401, 402, 403)
+_ABOUT_KEYS: Final = (401, 402, 403)
 # Of a proxy, whose credentials are the gateway's to have.
-_PROXY_KEY = 407
+_PROXY_KEY: Final = 407
 # How long a backend that said it was full is left alone: as long as it asked for, from this to that.
-_FULL_S = 1.0
-_MOST_FULL_S = 60.0
-_FULL = (429, 503)
+_FULL_S: Final = 1.0
+_MOST_FULL_S: Final = 60.0
+_FULL: Final = (429, 503)
 # Engines that count all along a stream, if they are asked to.
-_COUNTING = ("vllm", "sglang", "emulated")
+_COUNTING: Final = ("vllm", "sglang", "emulated")
 
 
 class Attempt:

@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 from collections import deque
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crosstie.core.fleet import Pool
 from crosstie.route.live import Replica
@@ -12,23 +12,23 @@ from crosstie.run.wire.client import Origin
 
 # Engines whose ways of going on with an answer are known, by what their /v1/models says of its owner. An emulated
 # replica does as vLLM does, but sets no limit of its own to completions.
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "crosstie-emulated": "emulated"}
+ENGINES: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "crosstie-emulated": "emulated"}
 # So many faults in a row open it, or this share of the latest outcomes.
-IN_A_ROW = 5
-SHARE = 0.5
-_LATEST = 20
-_FIRST_OPEN_S = 1.0
-_LONGEST_OPEN_S = 30.0
+IN_A_ROW: Final = 5
+SHARE: Final = 0.5
+_LATEST: Final = 20
+_FIRST_OPEN_S: Final = 1.0
+_LONGEST_OPEN_S: Final = 30.0
 # For what people have to mend.
-_TRIPPED_S = 10.0
+_TRIPPED_S: Final = 10.0
 # Of an engine's metrics page, the lines that are wanted: it has hundreds, and comes from every replica every second.
-_RUNNING = (b"vllm:num_requests_running", b"sglang:num_running_reqs", b"llamacpp:requests_processing",
+_RUNNING: Final = (b"vllm:num_requests_running", b"sglang:num_running_reqs", b"llamacpp:requests_processing",
             b"tgi_batch_current_size")  # fmt: skip
-_WAITING = (b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"llamacpp:requests_deferred",
+_WAITING: Final = (b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"llamacpp:requests_deferred",
             b"tgi_queue_size")  # fmt: skip
 # No engine has more requests; what is not below it, infinity above all, is no load to reckon with.
-_MOST = 1e6
-_CACHE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:token_usage")
+_MOST: Final = 1e6
+_CACHE: Final = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:token_usage")
 
 
 class Breaker:
@@ -183,7 +183,7 @@ class EngineLoad(NamedTuple):
 
 
 # What follows a name on its line.
-_VALUE = re.compile(rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)")
+_VALUE: Final = re.compile(rb"(?:\{[^\n]*\})? ([0-9.eE+-]+)")
 
 
 def engine_load(page: bytes) -> EngineLoad | None:

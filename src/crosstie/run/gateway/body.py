@@ -4,7 +4,7 @@ Only a handful of fields are decoded. The prompt stays bytes: its length and its
 """
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import astuple
@@ -30,29 +30,29 @@ from crosstie.run.wire.multipart import read_form
 from crosstie.run.wire.request import Request
 
 # A list of texts, or of lists.
-_SEVERAL = re.compile(rb'\[\s*["\[]')
+_SEVERAL: Final = re.compile(rb'\[\s*["\[]')
 # Values up to this long are copied sooner than looked into.
-_SHORT = 4096
+_SHORT: Final = 4096
 # More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
-_MOST_TOKENS = 10**9
+_MOST_TOKENS: Final = 10**9
 # What engines take for true beside it (pydantic's words).
-_YES = frozenset(("true", "t", "yes", "y", "on", "1"))
+_YES: Final = frozenset(("true", "t", "yes", "y", "on", "1"))
 # No engine takes more.
-_MOST_COPIES = 10**4
-_USAGE_WISH = b'"stream_options":{"include_usage":true}'
+_MOST_COPIES: Final = 10**4
+_USAGE_WISH: Final = b'"stream_options":{"include_usage":true}'
 # The same at every event, so that a stream which breaks off has been counted.
-_CONTINUOUS_WISH = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
-_MARKS = {
+_CONTINUOUS_WISH: Final = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
+_MARKS: Final = {
     "image": (b'"image_url"', b'"input_image"'),
     "audio": (b'"input_audio"', b'"audio_url"'),
     "video": (b'"video_url"', b'"input_video"'),
 }
 # What comes along in the place of a link. What a text says of such things has its quotes escaped, and a file that is
 # none of these is text as far as anybody knows.
-_ALONG = re.compile(rb'"(?:url|image_url|audio_url|video_url)"\s*:\s*"data:(image|audio|video)/')
+_ALONG: Final = re.compile(rb'"(?:url|image_url|audio_url|video_url)"\s*:\s*"data:(image|audio|video)/')
 
 
-_encode = msgspec.json.Encoder().encode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class Attached(NamedTuple):
@@ -66,7 +66,7 @@ class Attached(NamedTuple):
     sizes: tuple[tuple[int, int], ...] = ()
 
 
-_NOTHING = Attached(0, 0, frozenset())
+_NOTHING: Final = Attached(0, 0, frozenset())
 
 
 class RequestBody:

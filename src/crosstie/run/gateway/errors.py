@@ -3,10 +3,11 @@
 import re
 from email.utils import parsedate_to_datetime
 from time import time
+from typing import Final
 
 import msgspec
 
-_TYPES = {
+_TYPES: Final = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -38,10 +39,10 @@ class RequestRejected(Exception):
         self.headers = headers
 
 
-_ADDRESS = re.compile(
+_ADDRESS: Final = re.compile(
     r" ?\('[^']*', \d+[^)]*\)|'[^']*' (?=is no host)|(?<=not valid) for '[^']*'|(?<=the proxy) '[^']*'"
 )
-_encode = msgspec.json.Encoder().encode
+_encode: Final = msgspec.json.Encoder().encode
 
 
 def retry_after(seconds: float) -> bytes:

@@ -4,7 +4,7 @@ Whatever happens, it ends exactly once, in `_close`. As long as nothing has been
 may try; from then on one may go on from where the last broke off, or the failure is told inside the answer.
 """
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from crosstie.route.admission import Ticket
 from crosstie.route.ask import Ask
@@ -27,8 +27,8 @@ from crosstie.run.gateway.transcript import Transcript
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
-_GENEROUS = 4.0
-_CODES = {504: "upstream_timeout", 503: "upstream_full", 429: "upstream_full"}
+_GENEROUS: Final = 4.0
+_CODES: Final = {504: "upstream_timeout", 503: "upstream_full", 429: "upstream_full"}
 
 
 class ExchangeOwner(Protocol):

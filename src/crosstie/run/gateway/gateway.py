@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from time import monotonic, time
+from typing import Final
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput, UnknownModel
@@ -48,13 +49,13 @@ from crosstie.run.wire.server import Reply
 from crosstie.run.wire.way import Way, way_of
 
 # How often timeouts, the queue's deadlines and idle connections are looked at.
-_TICK_S = 0.1
+_TICK_S: Final = 0.1
 # A tick that comes this long after the last one found the process halted, or the machine asleep.
-_HALT_S = 0.35
+_HALT_S: Final = 0.35
 # How often it is said that there are no files left.
-_SAY_AGAIN_S = 10.0
-_STATUS = {"unknown-model": 404, "context": 400, "modality": 400, "pin": 400, "unavailable": 503}
-_CODE = {
+_SAY_AGAIN_S: Final = 10.0
+_STATUS: Final = {"unknown-model": 404, "context": 400, "modality": 400, "pin": 400, "unavailable": 503}
+_CODE: Final = {
     "unknown-model": "model_not_found",
     "context": "context_length_exceeded",
     "modality": "unsupported_modality",

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from hmac import compare_digest
 from time import time
+from typing import Final
 
 from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
@@ -24,20 +25,22 @@ from crosstie.run.ledger.tally import LocalTally, Tally
 from crosstie.run.ledger.usage import day_end, month_end
 from crosstie.run.wire.request import Request
 
-_sha256 = hashlib.sha256
+_sha256: Final = hashlib.sha256
 # What the secret of a key that does not exist is compared with, so that both take the same time.
-_NOBODY = os.urandom(32)
-_KEY_HEADERS = (b"authorization", b"api-key", b"x-api-key")
-_CHALLENGE = b"www-authenticate: Bearer\r\n"
+_NOBODY: Final = os.urandom(32)
+_KEY_HEADERS: Final = (b"authorization", b"api-key", b"x-api-key")
+_CHALLENGE: Final = b"www-authenticate: Bearer\r\n"
 # OpenAI's clients try a 429 again unless they are told not to.
-_IN_VAIN = b"x-should-retry: false\r\n"
+_IN_VAIN: Final = b"x-should-retry: false\r\n"
 # When to come back if only requests that are being answered may take the rest of a budget, or all places of a key.
-_IN_FLIGHT_S, _OPEN_S = 5.0, 0.5
+_IN_FLIGHT_S: Final = 5.0
+_OPEN_S: Final = 0.5
 # How much of a budget may be spent at the worst, if answers of which nobody has said how long they may be get as long
 # as they can; and what is left of sums of many floats where nobody is in flight.
-_AT_WORST, _NOBODY_USD = 1.1, 1e-12
+_AT_WORST: Final = 1.1
+_NOBODY_USD: Final = 1e-12
 # Subjects of tokens that are kept in memory.
-_MOST_SUBJECTS = 50_000
+_MOST_SUBJECTS: Final = 50_000
 
 
 class Guard:

@@ -1,20 +1,21 @@
 """What a request is known by beyond this gateway: its id, and its place in a trace (W3C Trace Context)."""
 
 import re
+from typing import Final
 
 from crosstie.run.wire.request import Request
 
 # Visible characters only: an id is returned in a header and written to logs.
-_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 # Version 00 has four fields and no more; later versions may have more, and ff is none.
-_FIELDS = rb"-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
-_TRACEPARENT = re.compile(rb"00" + _FIELDS + rb"|(?!00|ff)[0-9a-f]{2}" + _FIELDS + rb"(?:-[\x20-\x7e]*)?")
-_MOST_TRACEPARENT = 512
-_MEMBER = re.compile(
+_FIELDS: Final = rb"-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+_TRACEPARENT: Final = re.compile(rb"00" + _FIELDS + rb"|(?!00|ff)[0-9a-f]{2}" + _FIELDS + rb"(?:-[\x20-\x7e]*)?")
+_MOST_TRACEPARENT: Final = 512
+_MEMBER: Final = re.compile(
     rb"([a-z0-9][a-z0-9_\-*/]{0,240}(?:@[a-z][a-z0-9_\-*/]{0,13})?|[a-z][a-z0-9_\-*/]{0,255})"
     rb"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
-_MOST_MEMBERS = 32
+_MOST_MEMBERS: Final = 32
 
 
 def is_id(given: bytes) -> bool:

@@ -6,13 +6,13 @@ that the window still covers, as if it had come evenly."""
 from hmac import compare_digest
 from math import ceil
 from time import time
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crosstie.run.gateway.asks import PRIORITIES
 from crosstie.run.ledger.keys import Key, Team
 from crosstie.run.ledger.tally import Tally
 
-NEVER = float("inf")
+NEVER: Final = float("inf")
 
 
 class Account:
@@ -81,7 +81,7 @@ class Cost(NamedTuple):
     more_usd: float
 
 
-NOTHING = Cost(0.0, 0.0)
+NOTHING: Final = Cost(0.0, 0.0)
 
 
 class Holder(Account):
@@ -201,4 +201,4 @@ def _template(what: bytes) -> bytes:
 
 _REQUESTS, _TOKENS = _template(b"requests"), _template(b"tokens")
 # Seconds as OpenAI writes them, such as 59s and 1m2s, made once; it is two minutes at the most.
-_SPANS = tuple((b"%dm" % (s // 60) if s >= 60 else b"") + b"%ds" % (s % 60) for s in range(122))
+_SPANS: Final = tuple((b"%dm" % (s // 60) if s >= 60 else b"") + b"%ds" % (s % 60) for s in range(122))

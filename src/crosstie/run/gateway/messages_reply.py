@@ -3,7 +3,7 @@
 To the gateway it is a reply like any other: chats are written to it, whole or event by event.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -27,10 +27,10 @@ from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 from crosstie.run.wire.sse import payloads
 
-_encode = msgspec.json.Encoder().encode
-_DONE = b"[DONE]"
+_encode: Final = msgspec.json.Encoder().encode
+_DONE: Final = b"[DONE]"
 # More than any message has.
-_MOST_KEPT = 64 * 2**20
+_MOST_KEPT: Final = 64 * 2**20
 
 
 class MessagesReply(Reply):

@@ -1,5 +1,7 @@
 """What a client got, in tokens: as its engine counted them where that can be so, else as they were seen to pass."""
 
+from typing import Final
+
 from crosstie.route.ask import Ask
 from crosstie.run.gateway.asks import makes_text
 from crosstie.run.gateway.body import Usage
@@ -8,9 +10,11 @@ from crosstie.run.gateway.transcript import Transcript
 
 # How often a pool's context an answer, or a prompt, may be said to be: engines' own limits differ from what a fleet
 # file says, and not by orders.
-_CONTEXTS = 2
+_CONTEXTS: Final = 2
 # More bytes than a token has, and than an event or an answer has around one.
-_TOKEN_BYTES, _EVENT_BYTES, _SPARE_BYTES = 128, 1024, 2**16
+_TOKEN_BYTES: Final = 128
+_EVENT_BYTES: Final = 1024
+_SPARE_BYTES: Final = 2**16
 
 
 class Passed:

@@ -6,6 +6,7 @@ A relay keeps what it must not send yet. As long as `reply.started` is false the
 import re
 from collections.abc import Callable
 from math import ceil
+from typing import Final
 
 from crosstie.run.gateway.body import Usage, read_answer, usage_in, usage_of
 from crosstie.run.gateway.choices import Choices
@@ -15,49 +16,49 @@ from crosstie.run.gateway.transcript import DONE, Transcript
 from crosstie.run.wire.server import Reply
 from crosstie.run.wire.sse import Events, payloads
 
-_USAGE = b'"usage":'
+_USAGE: Final = b'"usage":'
 # What a finished answer says of itself. `abort` is what vLLM gives to those whom its own end cuts short; to those
 # who still wait then it gives an opening, no token, and a proper end.
-_FINISHED = re.compile(rb'"finish_reason" ?: ?"|"response\.(?:completed|incomplete|failed)"')
-_ABORTED = re.compile(rb'"finish_reason" ?: ?"abort"')
+_FINISHED: Final = re.compile(rb'"finish_reason" ?: ?"|"response\.(?:completed|incomplete|failed)"')
+_ABORTED: Final = re.compile(rb'"finish_reason" ?: ?"abort"')
 # A line of its own: what a model writes about such things has no line ends, only escaped ones.
-_ERROR = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?error)', re.MULTILINE)
+_ERROR: Final = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?error)', re.MULTILINE)
 # The usage inside an event that has more to say; its details are objects of their own.
-_USAGE_FIELD = re.compile(rb',"usage":\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
+_USAGE_FIELD: Final = re.compile(rb',"usage":\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 # An error that the engine lays at the client's door; 408 and 429 are its own.
-_CLIENT_ERROR = re.compile(rb'"code" ?: ?"?(4(?!08|29)\d\d)\b')
+_CLIENT_ERROR: Final = re.compile(rb'"code" ?: ?"?(4(?!08|29)\d\d)\b')
 # What an event adds to an answer that is no chat and no completion: a response, or a message.
-_DELTA = re.compile(rb'"delta" ?: ?(?:\{ ?"type" ?: ?"\w+" ?, ?"\w+" ?: ?)?"([^"\\]*(?:\\.[^"\\]*)*)"')
+_DELTA: Final = re.compile(rb'"delta" ?: ?(?:\{ ?"type" ?: ?"\w+" ?, ?"\w+" ?: ?)?"([^"\\]*(?:\\.[^"\\]*)*)"')
 # What a whole answer says, and calls tools with.
-_SAID = re.compile(
+_SAID: Final = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|refusal|thinking|name|arguments)" ?: ?'
     rb'"([^"\\]*(?:\\.[^"\\]*)*)"'
 )
 # Of a longer answer all bytes are taken for what it says: looking for that would keep others waiting.
-_MOST_LOOKED_AT = 2**20
+_MOST_LOOKED_AT: Final = 2**20
 # An event without what it adds, as far as nobody has looked: its names and its punctuation.
-_ENVELOPE = 300
+_ENVELOPE: Final = 300
 # The last of an answer that was passed through as it came, where its usage stands; and that in it.
-_TAIL = 2**14
-_LAST_USAGE = re.compile(rb'.*("usage" ?: ?\{.*)\Z', re.DOTALL)
-_MOST_ERROR = 2**20
+_TAIL: Final = 2**14
+_LAST_USAGE: Final = re.compile(rb'.*("usage" ?: ?\{.*)\Z', re.DOTALL)
+_MOST_ERROR: Final = 2**20
 # Beyond that it is a stream of openings without an end, for which there is no room here.
-_MOST_OPENING = 2**16
+_MOST_OPENING: Final = 2**16
 # Of keep-alives before it, what is kept for the client.
-_MOST_PINGS = 2**12
-_EVENTS = re.compile(rb".+?(?:\r\n\r\n|\n\n|\Z)", re.DOTALL)
+_MOST_PINGS: Final = 2**12
+_EVENTS: Final = re.compile(rb".+?(?:\r\n\r\n|\n\n|\Z)", re.DOTALL)
 # The first events of an answer, before there is any token: only that an assistant is going to speak.
-_OPENING = re.compile(
+_OPENING: Final = re.compile(
     rb'"delta" ?: ?\{ ?"role" ?: ?"assistant"(?: ?, ?"\w+" ?: ?(?:""|null))* ?\}'
     rb'|"type" ?: ?"response\.(?:created|queued|in_progress|output_item\.added|content_part\.added)"'
 )
 # Without such a line it is a comment, a keep-alive: it says that a connection is alive, not that an engine is.
-_SAYS = re.compile(rb"^(?:data|event: ?error)", re.MULTILINE)
+_SAYS: Final = re.compile(rb"^(?:data|event: ?error)", re.MULTILINE)
 # An answer that is not a stream is kept until it is whole, up to this size.
-MOST_KEPT = 64 * 2**20
+MOST_KEPT: Final = 64 * 2**20
 # What an answer costs. A stream has none: it is known when the head has long left, few clients and proxies keep what
 # HTTP has for that, and strict ones refuse a usage with more in it.
-COST = b"x-crosstie-cost-usd"
+COST: Final = b"x-crosstie-cost-usd"
 
 
 class StreamRelay:

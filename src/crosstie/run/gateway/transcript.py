@@ -7,6 +7,7 @@ ends well, nobody ever does.
 import re
 import zlib
 from math import ceil
+from typing import Final
 
 import msgspec
 
@@ -23,15 +24,15 @@ from crosstie.run.wire.sse import payloads
 
 # Bytes of events that are kept as they are: some 250 of a token, most of them the same in all of them, so that a
 # twentieth is left when they are compressed. And of all events together: more is no answer to be begun again.
-_MOST_PLAIN = 64 * 2**10
-_MOST_BYTES = 16 * 2**20
-_QUICK = 1
+_MOST_PLAIN: Final = 64 * 2**10
+_MOST_BYTES: Final = 16 * 2**20
+_QUICK: Final = 1
 # What a call of a tool says, in the bytes in which it was written.
-_CALL = re.compile(rb'"(?:name|arguments)" ?: ?"([^"\\]*(?:\\.[^"\\]*)*)"')
+_CALL: Final = re.compile(rb'"(?:name|arguments)" ?: ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 # The last word of a stream, on a line of its own.
-DONE = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
-_ABSENT = (b"", b"null", b"[]")
-_encode = msgspec.json.Encoder().encode
+DONE: Final = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+_ABSENT: Final = (b"", b"null", b"[]")
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class Transcript:

@@ -8,7 +8,7 @@ import select
 import socket
 from collections.abc import Callable
 from ssl import SSLError
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 
@@ -17,12 +17,12 @@ from crosstie.run.wire.way import Way, tls_refusal, way_to
 
 Headers = list[tuple[bytes, bytes]]
 # Engines close idle connections after five seconds (uvicorn's default); one that old may be gone on arrival.
-IDLE_S = 4.0
-_MOST_IDLE = 512
-_DISTRUST_S = 60.0
+IDLE_S: Final = 4.0
+_MOST_IDLE: Final = 512
+_DISTRUST_S: Final = 60.0
 # Bytes that may come of an answer before its body: its head, and the interim answers before it.
-_MOST_HEAD = 64 * 1024
-_POLLS = hasattr(select, "poll")
+_MOST_HEAD: Final = 64 * 1024
+_POLLS: Final = hasattr(select, "poll")
 
 
 class ResponseHandler(Protocol):

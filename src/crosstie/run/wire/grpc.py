@@ -8,7 +8,7 @@ answers it, made for the path that was called.
 import asyncio
 import struct
 from collections.abc import Callable, Mapping
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.server import Server, ServerConnection
@@ -19,24 +19,45 @@ except ImportError:
     raise BadInput("gRPC needs the library hpack: pip install 'crosstie[kubernetes]'") from None
 
 # Statuses of calls that are given here.
-OK, NOT_FOUND, EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 5, 8, 12, 13
+OK: Final = 0
+NOT_FOUND: Final = 5
+EXHAUSTED: Final = 8
+UNIMPLEMENTED: Final = 12
+INTERNAL: Final = 13
 
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _DATA, _HEADERS, _PRIORITY, _RESET, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW_UPDATE, _CONTINUATION = range(10)
-_END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITISED = 0x1, 0x1, 0x4, 0x8, 0x20
-_NO_ERROR, _PROTOCOL, _FLOW, _SIZE, _COMPRESSION, _CALM = 0, 1, 3, 6, 9, 11
-_MOST_CALLS, _INITIAL_WINDOW, _FRAME_SIZE = 3, 4, 5
+_END_STREAM: Final = 0x1
+_ACK: Final = 0x1
+_END_HEADERS: Final = 0x4
+_PADDED: Final = 0x8
+_PRIORITISED: Final = 0x20
+_NO_ERROR: Final = 0
+_PROTOCOL: Final = 1
+_FLOW: Final = 3
+_SIZE: Final = 6
+_COMPRESSION: Final = 9
+_CALM: Final = 11
+_MOST_CALLS: Final = 3
+_INITIAL_WINDOW: Final = 4
+_FRAME_SIZE: Final = 5
 # What a proxy may have open at once; what may be under way from it, of a call and of all; the largest frame.
-_CALLS, _CALL_WINDOW, _WINDOW, _FRAME = 1024, 2**20, 2**24, 2**14
-_MOST_WINDOW = 2**31 - 1
+_CALLS: Final = 1024
+_CALL_WINDOW: Final = 2**20
+_WINDOW: Final = 2**24
+_FRAME: Final = 2**14
+_MOST_WINDOW: Final = 2**31 - 1
 # Frames that carry nothing of a call: so many at most, and how many more come with a call and with a second.
-_FRAMES, _FRAMES_A_CALL, _FRAMES_A_SECOND = 10_000, 16, 1000
+_FRAMES: Final = 10_000
+_FRAMES_A_CALL: Final = 16
+_FRAMES_A_SECOND: Final = 1000
 # How long a message may be beyond the longest body.
-_MORE_BYTES = 2**20
+_MORE_BYTES: Final = 2**20
 # In HPACK, by the static table and in plain: ":status: 200", "content-type: application/grpc"; "grpc-status: ".
-_HEAD = b"\x88\x0f\x10\x10application/grpc"
-_STATUS, _MESSAGE = b"\x00\x0bgrpc-status", b"\x00\x0cgrpc-message"
-_GRANT = struct.Struct(">I")
+_HEAD: Final = b"\x88\x0f\x10\x10application/grpc"
+_STATUS: Final = b"\x00\x0bgrpc-status"
+_MESSAGE: Final = b"\x00\x0cgrpc-message"
+_GRANT: Final = struct.Struct(">I")
 
 
 def _frame(kind: int, flags: int, number: int, payload: bytes) -> bytes:
@@ -164,7 +185,7 @@ class _Unknown:
         return False
 
 
-_UNKNOWN = _Unknown()
+_UNKNOWN: Final = _Unknown()
 # Who answers a call of a path.
 Methods = Mapping[bytes, Callable[[Call], Answering]]
 

@@ -9,7 +9,7 @@ same limits. What `h2` leaves to others is here: how much of what costs a client
 import asyncio
 import contextlib
 import struct
-from typing import cast
+from typing import Final, cast
 
 import h2.config
 import h2.connection
@@ -22,27 +22,37 @@ from crosstie.run.wire.request import BadRequest
 from crosstie.run.wire.server import LARGE_READ, LINGER_S, Server, ServerConnection
 
 # What a client may have open at once; it also bounds what may be undone at once.
-STREAMS = 128
+STREAMS: Final = 128
 # After so many streams it is time for a new connection: `h2` remembers how each of them ended.
-_MOST_STREAMS = 10_000
+_MOST_STREAMS: Final = 10_000
 # What may be under way to the server, on a stream and on all; and the largest frame.
-_STREAM_WINDOW, _WINDOW, _FRAME = 2**18, 2**20, 2**14
+_STREAM_WINDOW: Final = 2**18
+_WINDOW: Final = 2**20
+_FRAME: Final = 2**14
 # What may wait for a client on a stream before its sender is told, and when it may go on.
-_HIGH, _LOW = 2**16, 2**14
+_HIGH: Final = 2**16
+_LOW: Final = 2**14
 # Frames that are not requests or their bodies: so many at first and at most; and how many more are earned by a frame of
 # data that was sent, by a request, by a second.
-_FRAMES, _FRAMES_A_SENT, _FRAMES_A_REQUEST, _FRAMES_A_SECOND = 2000, 4, 16, 100
+_FRAMES: Final = 2000
+_FRAMES_A_SENT: Final = 4
+_FRAMES_A_REQUEST: Final = 16
+_FRAMES_A_SECOND: Final = 100
 # Streams that a client gives up: so many more than it lets be answered, at once and a second.
-_RESETS, _RESETS_A_SECOND = 2 * STREAMS, 10
-_SMALL = 256
+_RESETS: Final = 2 * STREAMS
+_RESETS_A_SECOND: Final = 10
+_SMALL: Final = 256
 
-_DATA, _HEADERS, _CONTINUATION = 0, 1, 9
-_END_STREAM, _END_HEADERS = 0x1, 0x4
-_NEVER_SENT = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
-_CALM = int(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+_DATA: Final = 0
+_HEADERS: Final = 1
+_CONTINUATION: Final = 9
+_END_STREAM: Final = 0x1
+_END_HEADERS: Final = 0x4
+_NEVER_SENT: Final = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+_CALM: Final = int(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
 _NO_ERROR, _INTERNAL = int(h2.errors.ErrorCodes.NO_ERROR), int(h2.errors.ErrorCodes.INTERNAL_ERROR)
 # Beyond every stream: those that are under way are still answered.
-_ALL_STREAMS = 2**31 - 1
+_ALL_STREAMS: Final = 2**31 - 1
 Fields = list[tuple[bytes, bytes]]
 
 

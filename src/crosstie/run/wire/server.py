@@ -8,7 +8,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from crosstie.run.wire.client import no_delay
 from crosstie.run.wire.listener import Listener, listening, untaken_bytes, was_reset
@@ -17,23 +17,23 @@ from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 from crosstie.run.wire.tls import ServerTls
 
 # How long a client that was refused may go on sending.
-LINGER_S = 2.0
+LINGER_S: Final = 2.0
 # How long a client whose connection was being made when the server closed may take to complete it.
-_HANDSHAKE_S = 0.2
+_HANDSHAKE_S: Final = 0.2
 # How soon a client that has gone shows it, once something is sent to it.
-_PROBE_S = 0.05
+_PROBE_S: Final = 0.05
 # After a read of this size more is likely to lie there; libuv would go on with the same connection for up to 32 reads.
-LARGE_READ = 65_536
+LARGE_READ: Final = 65_536
 # How soon it is looked whether a client has all that was sent to it by TLS.
-_CLOSE_S = 0.005
+_CLOSE_S: Final = 0.005
 # What a client begins with that knows beforehand that HTTP/2 is spoken.
-_PREFACE = b"PRI * HTTP/2.0\r\n"
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n"
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-_REASONS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_REASONS: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 # The first lines of chunks up to this long, made once: a stream is made of them.
-_MOST_SIZES = 4096
-_SIZES = tuple(b"%x\r\n" % size for size in range(_MOST_SIZES))
+_MOST_SIZES: Final = 4096
+_SIZES: Final = tuple(b"%x\r\n" % size for size in range(_MOST_SIZES))
 
 
 class Watcher(Protocol):

@@ -3,9 +3,11 @@
 An event that is cut in two by the network, or for good by a server that dies, is never passed on in part.
 """
 
-_END = b"\n\n"
+from typing import Final
+
+_END: Final = b"\n\n"
 # An event of more than this is passed on as it comes; nothing that an engine sends is that long.
-MOST_HELD = 4 * 2**20
+MOST_HELD: Final = 4 * 2**20
 
 
 class Events:

@@ -1,11 +1,12 @@
 """An answer that came compressed, in plain bytes as they come: gzip and deflate, and nothing else."""
 
 import zlib
+from typing import Final
 
 # By what servers call them: how zlib is told that they are theirs.
-_WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
+_WINDOWS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 # What one read may become: more is meant to harm.
-_MOST = 64 * 2**20
+_MOST: Final = 64 * 2**20
 
 
 class Unpacking:
