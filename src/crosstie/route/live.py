@@ -7,7 +7,7 @@ few multiplications for each.
 
 from collections import deque
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.route.ask import Ask
@@ -33,6 +33,7 @@ _TTFT_GUARD_S: Final = 0.02
 _TPOT_GUARD_S: Final = 0.001
 _MOST_SESSIONS: Final = 10_000
 _NO_POOLS: Final[frozenset[str]] = frozenset()
+_NOTHING: Final[list["LivePool"]] = []
 # Of its full limit, what a replica that has just come back may take at once.
 _FIRST_SHARE: Final = 0.1
 # A pool of up to so many replicas is gone through whole; of a larger one a decision looks at some (`route.shortlist`).
@@ -245,7 +246,7 @@ class LiveFleet:
     def in_service(self, model: str) -> tuple[int, int]:
         """Of a model's replicas, those that may be chosen, and all that are not being emptied."""
         up = there = 0
-        for pool in self.by_model.get(model, ()):
+        for pool in self.by_model.get(model, _NOTHING):
             own_up, own_there = pool.in_service()
             up, there = up + own_up, there + own_there
         return up, there
@@ -257,7 +258,7 @@ class LiveFleet:
 
     def advance(self, now: float, model: str) -> None:
         """Brings the pools of a model up to this moment, which is due before each decision about it."""
-        for pool in self.by_model.get(model, ()):
+        for pool in self.by_model.get(model, _NOTHING):
             pool.advance(now)
 
 
@@ -292,8 +293,10 @@ class Replica(ReplicaLoad):
         self.touch()
 
     def note_head(self) -> None:
-        head = next(iter(self.queue), None)
-        self.head_started, self.head_tokens = (head.started, head.new_tokens) if head is not None else (inf, 0.0)
+        for head in self.queue:
+            self.head_started, self.head_tokens = head.started, head.new_tokens
+            return
+        self.head_started, self.head_tokens = inf, 0.0
 
     def touch(self) -> None:
         """Something has changed: the next `advance` makes its view anew."""
@@ -397,8 +400,10 @@ class Replica(ReplicaLoad):
         while self.silent and self.silent[0][0] <= now:
             due, flight = self.silent.popleft()
             flight.decode_from(due)
-        head = next(iter(self.queue), None)
-        view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0) if head is not None else 0.0
+        view.late_s = 0.0
+        for head in self.queue:
+            view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0)
+            break
         # Neither is the engine's, and so corrected by what it has delivered.
         view.late_s += self.pool.network_s
         self.pool.speed.fill(view, self, now)
@@ -451,14 +456,16 @@ def _kept(target_s: float | None, predicted_s: float) -> float:
     return target_s if target_s is not None and predicted_s <= target_s else inf
 
 
-class ServedRequest(NamedTuple):
+class ServedRequest:
     """A completed request as it was delivered; None: not known."""
 
-    ttft_s: float | None
-    tpot_s: float | None
-    input_tokens: float
-    output_tokens: int | None
-    charged_usd: float
+    def __init__(
+        self, ttft_s: float | None, tpot_s: float | None, input_tokens: float, output_tokens: int | None,
+        charged_usd: float,
+    ):  # fmt: skip
+        self.ttft_s, self.tpot_s = ttft_s, tpot_s
+        self.input_tokens, self.output_tokens = input_tokens, output_tokens
+        self.charged_usd = charged_usd
 
 
 class Flight:
@@ -484,6 +491,9 @@ class Flight:
         # At a provider: what it may come to, and what the bill will have of it as far as that is known.
         self.spending: Spending | None = None
         self.reserved_usd = self.billed_usd = self.told_cached = 0.0
+        # What it was last charged, and for which lengths: an answer says what it costs before it is over.
+        self._charged_input = self._charged_output = -1.0
+        self._charged_usd = 0.0
 
     def reserve(self, spending: Spending, now: float) -> None:
         """Whatever comes of it, a prompt that was sent is paid for, unless the provider refuses it."""
@@ -549,7 +559,11 @@ class Flight:
         # A provider's bill goes by what it says itself.
         cached = self.prediction.cached_tokens if self.spending is None else self.told_cached
         cached = max(min(cached, input_tokens - 1.0), 0.0)
-        usd = self.replica.pool.request_usd(input_tokens - cached, cached, output_tokens, self.ask.tpot_s)
+        if self.spending is None and input_tokens == self._charged_input and output_tokens == self._charged_output:
+            usd = self._charged_usd
+        else:
+            usd = self.replica.pool.request_usd(input_tokens - cached, cached, output_tokens, self.ask.tpot_s)
+            self._charged_input, self._charged_output, self._charged_usd = input_tokens, output_tokens, usd
         if input_tokens > 0.0:
             self.billed_usd = usd
         return usd

@@ -158,7 +158,9 @@ class ReplicaLoad:
 
     def strictest(self) -> tuple[float, float]:
         if len(self.targets) < 2:
-            return next(iter(self.targets), (inf, inf))
+            for targets in self.targets:
+                return targets
+            return inf, inf
         return min(ttft_s for ttft_s, _ in self.targets), min(tpot_s for _, tpot_s in self.targets)
 
     def publish(self) -> None:
