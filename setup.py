@@ -66,6 +66,9 @@ def extensions() -> list[object]:
     for extension in made:
         # A missing or broken C compiler is no reason not to install.
         extension.optional = True
+        if sys.platform == "linux":
+            # Nobody puts other functions in the place of these, so that calls of them need no table, or are no calls.
+            extension.extra_compile_args.append("-fno-semantic-interposition")
     return list(made)
 
 
