@@ -280,6 +280,63 @@ def test_a_line_that_comes_again_says_the_same_and_is_held_to_every_limit_again(
         read(GET % b"host: x\r\n")
 
 
+_AGAIN = b"POST /v1/x?q=1 HTTP/1.1\r\nhost: x\r\n%bContent-Length: %b\r\naccept: a\r\n\r\n%b"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        *(_AGAIN % (b"", number, b"hello") for number in (b"5", b"005", b"4", b"+5", b"-5", b"5,5", b"5 ", b" 5", b"")),
+        *(_AGAIN % (b"", number, b"") for number in (b"0", b"1" * 18, b"9" * 19, b"0x5", b"5\r\nx: y", b"5\nx: y")),
+        *(_AGAIN % (more, b"5", b"hello") for more in (b"a: b\r\n", b"content-length: 5\r\n", b"host: y\r\n")),
+        (_AGAIN % (b"", b"5", b"hello")).replace(b"accept: a", b"Content-Length: 5"),
+        (_AGAIN % (b"", b"5", b"hello")).replace(b"accept: a", b"transfer-encoding: chunked"),
+        (_AGAIN % (b"", b"5", b"hello")).replace(b"POST", b"PUT"),
+        b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_after_a_head_like_it_a_request_is_read_as_on_a_connection_of_its_own(second: bytes) -> None:
+    limits = RequestLimits()
+    alone, after = RequestParser(limits), RequestParser(limits)
+    first = _AGAIN % (b"", b"2", b"ab")
+    for _ in range(2):
+        after.feed(first)
+        before = after.next()
+        assert before is not None
+        # Whoever takes one away takes it from its own request alone.
+        before.headers.clear()
+
+    def outcome(parser: RequestParser) -> tuple[object, ...]:
+        parser.feed(second)
+        try:
+            got = parser.next()
+        except BadRequest as refused:
+            return (refused.status, refused.why)
+        if got is None:
+            return (parser.in_head, parser.held)
+        return (got.method, got.path, got.query, got.headers, got.body, parser.keep_alive, parser.begun)
+
+    assert outcome(after) == outcome(alone)
+
+
+def test_a_head_that_comes_again_is_known_and_held_to_every_limit() -> None:
+    for spelled in (b"Content-Length", b"content-length"):
+        parser = RequestParser(RequestLimits(body_bytes=100))
+        heads = []
+        for number in (b"2", b"3"):
+            parser.feed((_AGAIN % (b"", number, b"abc"[: int(number)])).replace(b"Content-Length", spelled))
+            got = parser.next()
+            assert got is not None
+            assert got.headers[b"content-length"] == number
+            heads.append(got.head)
+        assert heads[0] is not None
+        assert heads[0] is heads[1]
+        parser.feed((_AGAIN % (b"", b"101", b"")).replace(b"Content-Length", spelled))
+        with pytest.raises(BadRequest) as refused:
+            parser.next()
+        assert refused.value.status == 413
+
+
 def test_lines_are_kept_up_to_a_number_and_secrets_never() -> None:
     before = len(_HEADER_LINES)
     for secret in (b"Authorization: Bearer s3", b"x-api-key: s3", b"Cookie: s3", b"Content-Length: 0"):

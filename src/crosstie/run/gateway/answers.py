@@ -5,8 +5,9 @@ from typing import Final
 
 import msgspec
 
-from crosstie.run.gateway.fields import AnswerFields, decode_parts
+from crosstie.run.gateway.fields import ABSENT, AnswerFields, decode_parts
 
+_ABSENT: Final = ABSENT
 # With a value: engines also write that there is none. In a text the quotes would be escaped.
 _ERROR: Final = re.compile(rb'"error"\s*:\s*(?!null\b|\s)')
 _NO_MODEL: Final = re.compile(rb'"model_not_found"|"param"\s*:\s*"model"')
@@ -21,7 +22,7 @@ def oddity(path: str, content: bytes, found: AnswerFields | None) -> tuple[str, 
     """Of an answer with a status of success: what is wrong with it, in words; or the status that it should have had,
     where the fault is the client's. Neither: nothing. `found`: what was read of it, None where it cannot be."""
     chosen = path.endswith("/completions")
-    if found is not None and _is_absent(found.error) and (len(found.choices) or not chosen):
+    if found is not None and _is_absent(found.error) and (found.choices is not _ABSENT or not chosen):
         # What nearly every answer is.
         return "", 0
     if _ERROR.search(content):
@@ -38,7 +39,7 @@ def oddity(path: str, content: bytes, found: AnswerFields | None) -> tuple[str, 
 
 
 def _is_absent(value: msgspec.Raw) -> bool:
-    return not len(value) or bytes(value) == b"null"
+    return value is _ABSENT or bytes(value) == b"null"
 
 
 def _status(error: bytes) -> int:

@@ -52,7 +52,12 @@ def ask_of(
     # What an adapter has computed is of no use to another.
     salt = tenant if adapter is None else crc32(adapter.encode()) << _ADAPTER_AT | tenant
     headers = request.headers
-    hinted = not headers.keys().isdisjoint(HINTS)
+    head = request.head
+    hinted = head.hinted if head is not None else None
+    if hinted is None:
+        hinted = not headers.keys().isdisjoint(HINTS)
+        if head is not None:
+            head.hinted = hinted
     lengths = live.lengths
     # The one count or estimate there is: routes, rates and budgets go by it.
     attached = asked.attached

@@ -37,7 +37,6 @@ CREDENTIALS: Final = (b"authorization", b"api-key", b"x-api-key")
 # The gateway's own, in every answer and in some.
 _ALWAYS: Final = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
 OWN_HEADERS: Final = (*_ALWAYS, b"x-crosstie-fallback", COST)
-_OWN_LINES: Final = b"".join(b"%b: %%b\r\n" % name for name in _ALWAYS) + b"%b"
 # Of a backend's answer, what goes no further.
 _NOT_RETURNED: Final = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
@@ -176,27 +175,33 @@ class Attempt:
 
     def _target(self, backend: Backend) -> bytes:
         request, path = self.exchange.request, self.exchange.path
-        # What an engine has beside the API lies beside its /v1.
-        base, rest = (backend.api, path[3:]) if path.startswith("/v1/") else (backend.beside, path)
-        target = rest if not request.query else f"{rest}?{request.query}"
-        return base + target.encode("latin-1")
+        target = backend.targets.get(path)
+        if target is None:
+            # What an engine has beside the API lies beside its /v1.
+            base, rest = (backend.api, path[3:]) if path.startswith("/v1/") else (backend.beside, path)
+            target = backend.targets[path] = base + rest.encode("latin-1")
+        return target if not request.query else b"%b?%b" % (target, request.query.encode("latin-1"))
 
     def _message(self, backend: Backend, body: bytes) -> bytes:
         exchange = self.exchange
         request = exchange.request
-        lines = [b"POST %b HTTP/1.1\r\n" % self._target(backend), backend.host_line]
-        for name, value in request.headers.items():
-            if name not in _NOT_FORWARDED:
-                lines.append(name + b": " + value + b"\r\n")
+        headers, head = request.headers, request.head
+        forwarded = head.forwarded if head is not None else None
+        if forwarded is None:
+            forwarded = _forwarded(headers)
+            if head is not None:
+                head.forwarded = forwarded
+        lines = [b"POST ", self._target(backend), b" HTTP/1.1\r\n", backend.host_line, forwarded]
         if backend.authorization is not None:
             lines.append(b"authorization: %b\r\n" % backend.authorization)
         else:
             for name in CREDENTIALS:
-                if name in request.headers:
-                    lines.append(name + b": " + request.headers[name] + b"\r\n")
+                value = headers.get(name)
+                if value is not None:
+                    lines.append(b"%b: %b\r\n" % (name, value))
         lines.append(
-            b"accept-encoding: identity\r\n%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n"
-            % (exchange.trace_headers, exchange.request_id, len(body))
+            b"accept-encoding: identity\r\n%bx-request-id: %b\r\ncontent-length: %b\r\n\r\n"
+            % (exchange.trace_headers, exchange.request_id, str(len(body)).encode())
         )
         lines.append(body)
         return b"".join(lines)
@@ -215,8 +220,8 @@ class Attempt:
             elif name == b"content-encoding" and value.strip().lower() != b"identity":
                 self.unpacking = Unpacking(value)
             if name not in _NOT_RETURNED and not (keyed and name.startswith(b"x-ratelimit-")):
-                kept.append(name + b": " + value + b"\r\n")
-        if status in _FULL:
+                kept.append(b"%b: %b\r\n" % (name, value))
+        if status >= 300 and status in _FULL:
             # Of those that are full, the client is told of the one that has room first.
             self.asked_s = asked_to_wait_s(headers)
             kept = [line for line in kept if not line.startswith(b"retry-after")]
@@ -237,11 +242,12 @@ class Attempt:
         if self.flight.replica.presence is not None:
             # Of a model that shares its replica.
             reason += f"; waited {ask.waited_s:.1f} s for a load" if ask.cold else "; loaded"
-        return _OWN_LINES % (
+        return b"x-crosstie-pool: %b\r\nx-crosstie-reason: %b\r\nx-request-id: %b\r\n%b%b" % (
             self.backend.name,
             reason.encode("ascii", "replace"),
             self.exchange.request_id,
-            (b"" if grant is None else grant.headers) + self.exchange.fallback,
+            b"" if grant is None else grant.headers,
+            self.exchange.fallback,
         )
 
     def on_body(self, data: bytes) -> None:
@@ -269,24 +275,8 @@ class Attempt:
         if self.unpacking is not None and not self.unpacking.done:
             why = f"{self.who} answered in an encoding that it was not asked for and that cannot be read"
             self.exchange.on_attempt_failed(why, 502, passed_on=False)
-        elif self._lost_its_model():
-            if self.context.hosted is not None:
-                self.context.hosted.doubted(self.backend.replica, surely=True)
-            self.exchange.on_attempt_failed(f"{self.who} no longer has the model", 503, fault=False)
-        elif status in _FULL:
-            self._full(status)
-        elif status >= 500:
-            # What an engine does not do at all, such as llama.cpp embeddings, is no fault of it; another may do it.
-            self.exchange.on_attempt_failed(f"{self.who} answered {status}", status, fault=status != 501)
-        elif 300 <= status < 400:
-            # Clients follow it, with the prompt: to where a backend says, around the gateway and its accounts.
-            self.exchange.on_attempt_failed(f"{self.who} would send the client elsewhere ({status})", 502)
-        elif self._is_operators(status):
-            # A key that this backend does not know, or another name for its model: nothing that a client can mend.
-            why = (
-                f"{self.who} does not take what the gateway sends ({status}): see its key, proxy, address and served_as"
-            )
-            self.exchange.on_attempt_failed(why, 502, wrong=True)
+        elif status >= 300 and self._turned_down(status):
+            return
         elif isinstance(relay, WholeRelay) and (why := self._oddity(relay)):
             self.exchange.on_attempt_failed(f"{self.who} answered {why}", 502, wrong=True)
         elif isinstance(relay, WholeRelay) and status < 300 and self._cut_a_choice(relay):
@@ -308,6 +298,30 @@ class Attempt:
         else:
             relay.end()
             self.exchange.on_attempt_served()
+
+    def _turned_down(self, status: int) -> bool:
+        """Whether a status that is none of success is dealt with here: it is no answer for the client."""
+        if self._lost_its_model():
+            if self.context.hosted is not None:
+                self.context.hosted.doubted(self.backend.replica, surely=True)
+            self.exchange.on_attempt_failed(f"{self.who} no longer has the model", 503, fault=False)
+        elif status in _FULL:
+            self._full(status)
+        elif status >= 500:
+            # What an engine does not do at all, such as llama.cpp embeddings, is no fault of it; another may do it.
+            self.exchange.on_attempt_failed(f"{self.who} answered {status}", status, fault=status != 501)
+        elif status < 400:
+            # Clients follow it, with the prompt: to where a backend says, around the gateway and its accounts.
+            self.exchange.on_attempt_failed(f"{self.who} would send the client elsewhere ({status})", 502)
+        elif self._is_operators(status):
+            # A key that this backend does not know, or another name for its model: nothing that a client can mend.
+            why = (
+                f"{self.who} does not take what the gateway sends ({status}): see its key, proxy, address and served_as"
+            )
+            self.exchange.on_attempt_failed(why, 502, wrong=True)
+        else:
+            return False
+        return True
 
     def _cut_a_choice(self, relay: WholeRelay) -> bool:
         return self.exchange.parsed.choices > 1 and not relay.reply.started and has_cut_choice(relay.content)
@@ -426,3 +440,8 @@ class Attempt:
         if self.connection is not None:
             self.connection.abort()
             self.connection = None
+
+
+def _forwarded(headers: dict[bytes, bytes]) -> bytes:
+    """The lines of a client's head that any backend gets."""
+    return b"".join([b"%b: %b\r\n" % (name, value) for name, value in headers.items() if name not in _NOT_FORWARDED])

@@ -121,6 +121,8 @@ class Backend:
         # The same as a request names them, which a proxy may have to read.
         self.api, self.beside = origin.prefix + self.base, origin.prefix + self.root
         self.name = pool.name.encode()
+        # By path, what a request for it names: paths that are served are few.
+        self.targets: dict[str, bytes] = {}
 
     @property
     def is_well(self) -> bool:

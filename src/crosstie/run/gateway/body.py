@@ -4,7 +4,7 @@ Only a handful of fields are decoded. The prompt stays bytes: its length and its
 """
 
 import re
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import astuple
@@ -12,6 +12,7 @@ from msgspec.structs import astuple
 from crosstie.core.errors import BadInput
 from crosstie.core.images import MOST_URL_BYTES, size_of_data_url
 from crosstie.run.gateway.fields import (
+    ABSENT,
     HELD_TO_AT,
     RAW,
     READ_AT,
@@ -53,6 +54,14 @@ _ALONG: Final = re.compile(rb'"(?:url|image_url|audio_url|video_url)"\s*:\s*"dat
 
 
 _encode: Final = msgspec.json.Encoder().encode
+# Found without a look at the modules that have them.
+_UNSET: Final = msgspec.UNSET
+_ABSENT: Final = ABSENT
+_READ_AT: Final[int] = READ_AT
+_HELD_TO_AT: Final[int] = HELD_TO_AT
+_astuple: Final = astuple
+_decode: Final = decode
+_decode_answer: Final = decode_answer
 
 
 class Attached(NamedTuple):
@@ -71,38 +80,52 @@ _NOTHING: Final = Attached(0, 0, frozenset())
 
 class RequestBody:
     def __init__(self, fields: Fields, body: bytes):
-        options = fields.stream_options
-        self.model = fields.model
-        self.stream = bool(fields.stream)
+        # By position: two dozen names would take longer to look up than all the rest of a small body. The first are in
+        # the order of `Fields`.
+        values: tuple[Any, ...] = _astuple(fields)
+        self.model: str | None = values[0]
+        self.stream = values[1] is True
+        options: StreamOptionFields | None = None if values[2] is _UNSET else values[2]
         # Whether it came as a form, with files in it.
         self.is_form = False
         # Whether the client said nothing at all about its stream, so that a wish can be added without a decoder;
         # and whether it wants the usage of a stream itself.
-        self.options_absent = options is msgspec.UNSET
-        self.wants_usage = bool(options and options.include_usage)
-        self.wants_continuous = self.wants_usage and bool(options and options.continuous_usage_stats)
-        most = fields.max_completion_tokens or fields.max_tokens or fields.max_output_tokens
+        self.options_absent = values[2] is _UNSET
+        self.wants_usage = self.wants_continuous = False
+        if options is not None:
+            self.wants_usage = bool(options.include_usage)
+            self.wants_continuous = self.wants_usage and bool(options.continuous_usage_stats)
+        most: int | None = values[4] or values[3] or values[5]
         self.most_output = min(most, _MOST_TOKENS) if most is not None and most > 0 else None
-        # Answers that it asks for at once: each costs what one costs.
-        self.copies = min(max(fields.n or 1, fields.best_of or 1, 1), _MOST_COPIES)
-        # And those that its answer is to have: of each prompt, where there are several.
-        self.choices = min(max(fields.n or 1, 1), _MOST_COPIES)
+        several: int = values[6] or 1
+        best_of: int = values[7] or 1
+        # Answers that its answer is to have: of each prompt, where there are several.
+        self.choices = min(max(several, 1), _MOST_COPIES)
+        # And those that it asks for at once: each costs what one costs.
+        self.copies = min(max(self.choices, best_of), _MOST_COPIES)
+        self.session: str | None = values[9] or values[8]
         # The response that it goes on from.
-        self.previous = fields.previous_response_id
-        self.session = fields.prompt_cache_key or fields.user
+        self.previous: str | None = values[10]
         # What the model will read: everything counts that an engine may give it. Nothing long is copied: that would
         # take longer than reading it.
-        # By position: two dozen names would take longer to look up than all the rest of a small body.
-        values = astuple(fields)
-        size, held_to = sum(map(len, values[READ_AT:HELD_TO_AT])), sum(map(len, values[HELD_TO_AT:]))
+        size = held_to = 0
+        for index in range(_READ_AT, len(values)):
+            value = values[index]
+            if value is not _ABSENT:
+                if index < _HELD_TO_AT:
+                    size += len(value)
+                else:
+                    held_to += len(value)
         # Prompts beside each other, each of which is answered.
         self.prompts, ids_bytes = 1, 0
         self.token_ids: int | None = None
         # One of these is in every mark: where neither is, nothing else is looked for.
         marked = b'_url"' in body or b'"input_' in body
-        messages, prompt = fields.messages, fields.prompt
+        messages, prompt, asked = values[_READ_AT], values[_READ_AT + 1], values[_READ_AT + 2]
         parts: list[bytes] = []
-        for given in (messages, prompt, fields.input):
+        for given in (messages, prompt, asked):
+            if given is _ABSENT:
+                continue
             is_chat = given is messages
             if not len(given) or (is_chat and not marked) or not _is_list(given):
                 continue
@@ -124,7 +147,7 @@ class RequestBody:
         self.prompt_bytes = size + held_to - ids_bytes
         # Whether all of these bytes are tokens, so that their number tells how long a token is.
         self.all_read = not held_to
-        key = b'"messages"' if len(messages) else b'"prompt"' if len(prompt) else b'"input"'
+        key = b'"messages"' if messages is not _ABSENT else b'"prompt"' if prompt is not _ABSENT else b'"input"'
         # Where the prompt begins in the body, for what it has in common with others'.
         self.prompt_at = max(body.find(key), 0)
 
@@ -134,7 +157,7 @@ def read_body(body: bytes) -> RequestBody:
         if not body.isascii():
             # What is skipped here is not looked at, and would be stumbled over where the model's name is changed.
             body.decode()
-        return RequestBody(decode(body), body)
+        return RequestBody(_decode(body), body)
     except msgspec.ValidationError:
         # A field of the wrong kind is for the engine to refuse, in its own words, or to take for what it may mean.
         try:
@@ -267,7 +290,7 @@ Usage = tuple[int, int, int]
 def read_answer(answer: bytes) -> AnswerFields | None:
     """An answer, or an event of one, as far as it is read here; None: it cannot be."""
     try:
-        return decode_answer(answer)
+        return _decode_answer(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -284,12 +307,13 @@ def usage_in(found: AnswerFields) -> Usage | None:
 
 
 def usage_of_fields(usage: UsageFields) -> Usage | None:
-    given = usage.prompt_tokens if usage.prompt_tokens is not None else usage.input_tokens
-    made = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
-    made = made or 0
+    # By position, as above.
+    values: tuple[Any, ...] = _astuple(usage)
+    given: int | None = values[2] if values[0] is None else values[0]
+    made: int = (values[3] if values[1] is None else values[1]) or 0
     if given is None or not (0 <= given <= _MOST_TOKENS and 0 <= made <= _MOST_TOKENS):
         return None
-    details = usage.prompt_tokens_details or usage.input_tokens_details
+    details = values[4] or values[5]
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return given, made, min(max(cached, 0), given) if type(cached) is int else 0
 

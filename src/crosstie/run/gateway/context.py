@@ -6,6 +6,7 @@ The gateway makes it and keeps it up to date; exchanges, attempts and health che
 import asyncio
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
 from crosstie.core.fleet import Serving
 from crosstie.route.ask import Ask
@@ -17,6 +18,8 @@ from crosstie.run.gateway.guard import Guard
 from crosstie.run.gateway.interfaces import Batches, HostedModels, OtherWorkers, OwnPages, Tokenizing, Tracing
 from crosstie.run.gateway.metrics import Metrics
 from crosstie.run.gateway.responses import KeptResponses
+
+_monotonic: Final = monotonic
 
 
 class Context:
@@ -57,4 +60,4 @@ class Context:
 
     def now(self) -> float:
         # Not the loop's time, which uvloop counts in whole milliseconds.
-        return monotonic() * self.speed
+        return _monotonic() * self.speed

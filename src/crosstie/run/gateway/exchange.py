@@ -92,8 +92,9 @@ class Exchange(ExchangeState):
         self.attempt.start()
 
     def _made(self, decision: Decision, replica: Replica, prediction: Prediction) -> Attempt:
-        made = Attempt if replica.pool.prefill is None else LedAttempt
-        return made(self, decision, replica, prediction)
+        if replica.pool.prefill is None:
+            return Attempt(self, decision, replica, prediction)
+        return LedAttempt(self, decision, replica, prediction)
 
     def take_model(self, ask: Ask, parsed: RequestBody, body: bytes, why: str) -> None:
         """Another model than the one that was asked for, of which nothing has come."""

@@ -7,6 +7,9 @@ from typing import Any
 
 import msgspec
 
+# One for all of them, so that what is not there is known by its being this one.
+ABSENT = msgspec.Raw()
+
 
 class StreamOptionFields(msgspec.Struct):
     include_usage: bool | None = None
@@ -26,28 +29,28 @@ class Fields(msgspec.Struct):
     prompt_cache_key: str | None = None
     previous_response_id: str | None = None
     # What a model reads, in the bytes in which it came: of whichever API, since an engine may have all of them.
-    messages: msgspec.Raw = msgspec.Raw()
-    prompt: msgspec.Raw = msgspec.Raw()
-    input: msgspec.Raw = msgspec.Raw()
-    suffix: msgspec.Raw = msgspec.Raw()
-    instructions: msgspec.Raw = msgspec.Raw()
-    system: msgspec.Raw = msgspec.Raw()
-    tools: msgspec.Raw = msgspec.Raw()
-    functions: msgspec.Raw = msgspec.Raw()
-    documents: msgspec.Raw = msgspec.Raw()
-    query: msgspec.Raw = msgspec.Raw()
-    text_1: msgspec.Raw = msgspec.Raw()
-    text_2: msgspec.Raw = msgspec.Raw()
+    messages: msgspec.Raw = ABSENT
+    prompt: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT
+    suffix: msgspec.Raw = ABSENT
+    instructions: msgspec.Raw = ABSENT
+    system: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
+    functions: msgspec.Raw = ABSENT
+    documents: msgspec.Raw = ABSENT
+    query: msgspec.Raw = ABSENT
+    text_1: msgspec.Raw = ABSENT
+    text_2: msgspec.Raw = ABSENT
     # What it may be given to read, or only be held to.
-    chat_template: msgspec.Raw = msgspec.Raw()
-    chat_template_kwargs: msgspec.Raw = msgspec.Raw()
-    response_format: msgspec.Raw = msgspec.Raw()
-    text: msgspec.Raw = msgspec.Raw()
-    structured_outputs: msgspec.Raw = msgspec.Raw()
-    guided_json: msgspec.Raw = msgspec.Raw()
-    guided_grammar: msgspec.Raw = msgspec.Raw()
-    json_schema: msgspec.Raw = msgspec.Raw()
-    grammar: msgspec.Raw = msgspec.Raw()
+    chat_template: msgspec.Raw = ABSENT
+    chat_template_kwargs: msgspec.Raw = ABSENT
+    response_format: msgspec.Raw = ABSENT
+    text: msgspec.Raw = ABSENT
+    structured_outputs: msgspec.Raw = ABSENT
+    guided_json: msgspec.Raw = ABSENT
+    guided_grammar: msgspec.Raw = ABSENT
+    json_schema: msgspec.Raw = ABSENT
+    grammar: msgspec.Raw = ABSENT
 
 
 # Those of `Fields` that are kept as bytes: by name, where they begin among all fields, and those of them that a model
@@ -91,8 +94,8 @@ class AnswerFields(msgspec.Struct):
     # The last event of a streamed response carries the whole response.
     response: ResponseFields | None = None
     # Whether they are there, and whether there is anything in it.
-    choices: msgspec.Raw = msgspec.Raw()
-    error: msgspec.Raw = msgspec.Raw()
+    choices: msgspec.Raw = ABSENT
+    error: msgspec.Raw = ABSENT
 
 
 class NameFields(msgspec.Struct):

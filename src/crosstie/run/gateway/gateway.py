@@ -89,8 +89,8 @@ class Gateway:
         self.loop, self.speed, self.router = loop, speed, router
         self.backends, self.metrics = context.backends, context.metrics
         self.exchanges: set[Exchange] = set()
-        # What a request becomes.
-        self.exchange: type[Exchange] = Exchange
+        # What a request becomes; None: a plain exchange, which is made faster by its own name.
+        self.exchange: type[Exchange] | None = None
         self._clients = Clients(fleet.serving.trusted_proxies)
         self.waiting = WaitingRoom(fleet.serving.max_queued)
         # Called with the record of each request that is over.
@@ -274,7 +274,10 @@ class Gateway:
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, record.request_id, record.key_id))
             return
-        exchange = self.exchange(self.context, self, request, reply, parsed, ask, record)
+        if self.exchange is None:
+            exchange = Exchange(self.context, self, request, reply, parsed, ask, record)
+        else:
+            exchange = self.exchange(self.context, self, request, reply, parsed, ask, record)
         if reply.gone:
             self.exchanges.add(exchange)
             exchange.on_client_gone()

@@ -91,8 +91,9 @@ class StreamRelay:
         # Its status, where the error was the client's and came in the place of an answer.
         self.client_error_status = 0
         self._events = Events()
-        # What its events begin with, in which nothing is that is looked for; None: not known yet.
-        self._known: bytes | None = None
+        # What its events begin with, in which nothing is that is looked for, once that is known.
+        self._known = b""
+        self._has_known = False
         self._opening = b""
         # The latest pieces: the end of an answer is spread over a few.
         self._last = self._before = self._before_that = b""
@@ -113,20 +114,22 @@ class StreamRelay:
         reply, transcript = self.reply, self.transcript
         # What a piece has in common with those before is not looked through again, and most pieces are one event.
         known = self._known
-        since = len(known) if known and data.startswith(known) else 0
-        alone = data.find(b"\n") == len(data) - 2
+        usual = bool(known) and data.startswith(known)
         if self.choices is not None:
             data = self._until_early_end(data, self.choices)
             if not data:
                 return False
+        new = data[len(known) :] if usual else data
+        alone = new.find(b"\n") == len(new) - 2
         if transcript is not None:
-            if reply.started and (self.unsaid or data.find(b"error", since) >= 0 or data.find(b'"abort"', since) >= 0):
+            if reply.started and (self.unsaid or b"error" in new or b'"abort"' in new):
                 data, alone = self._until_trouble(data), False
                 if not data:
                     return False
+                new = data
             transcript.add(data)
-        if data.find(_USAGE, since) >= 0:
-            data = self._without_usage(data, alone and since > 0)
+        if _USAGE in new:
+            data = self._without_usage(data, alone and usual)
             if not data:
                 return False
         self._before_that, self._before, self._last = self._before, self._last, data
@@ -146,8 +149,8 @@ class StreamRelay:
                 self._opening = data
                 return False
             reply.start(self.status, self.headers, None)
-        elif known is None:
-            self._known = _beginning(data)
+        elif not self._has_known:
+            self._known, self._has_known = _beginning(data), True
         if self.seam is not None and self.seam.notice:
             reply.write(self.seam.notice)
             self.seam.notice = b""
@@ -330,7 +333,8 @@ class WholeRelay:
 
     @property
     def content(self) -> bytes:
-        return b"".join(self._pieces)
+        pieces = self._pieces
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def say(self, content: bytes) -> None:
         """This in its place, of which nothing has left."""
@@ -350,7 +354,9 @@ class WholeRelay:
     @property
     def is_json(self) -> bool:
         """Whether it begins as every answer of the API does; what was passed through as it came was not looked at."""
-        return self.reply.started or b"".join(self._pieces[:2]).lstrip()[:1] == b"{"
+        if self.reply.started or (self._pieces and self._pieces[0].startswith(b"{")):
+            return True
+        return b"".join(self._pieces[:2]).lstrip()[:1] == b"{"
 
     def seen_tokens(self, bytes_per_token: float) -> int:
         """What it says, where its engine does not tell how much that is."""

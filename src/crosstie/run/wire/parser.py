@@ -7,7 +7,7 @@ readers could take for two different things is refused, whatever the standards l
 import re
 from typing import Any, Final, NoReturn
 
-from crosstie.run.wire.request import BadRequest, Request, RequestLimits
+from crosstie.run.wire.request import BadRequest, Head, Request, RequestLimits
 from crosstie.run.wire.values import ValueCounter
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
@@ -33,6 +33,10 @@ _HEADER_LINES: Final[dict[bytes, tuple[bytes, bytes]]] = {}
 _NAMES: Final[dict[bytes, bytes]] = {}
 _MOST_LINES: Final = 1000
 _LONGEST_LINE: Final = 256
+# Of a connection, the last head is kept as long as it is open, up to so many bytes: nearly all clients send the same
+# again, but for the length of their body.
+_LONGEST_HEAD: Final = 2048
+_LENGTH: Final = b"\r\ncontent-length: "
 _NOT_KEPT: Final = frozenset(
     b"authorization proxy-authorization api-key x-api-key cookie content-length x-request-id traceparent tracestate "
     b"idempotency-key".split()
@@ -85,6 +89,7 @@ class RequestParser:
         # Of the last request: its version, whether another may follow, whether its client waits to be told to go on.
         self.http11 = self.keep_alive = True
         self.wants_continue = False
+        self._last: Head | None = None
 
     @property
     def pending(self) -> int:
@@ -117,7 +122,7 @@ class RequestParser:
     def drop(self) -> None:
         """Lets go of all that it holds."""
         self._data, self._body, self._parts, self._request = b"", b"", None, _NO_REQUEST
-        self._values = None
+        self._values = self._last = None
         self._at = self.held = 0
         self._state = _HEAD
 
@@ -156,21 +161,58 @@ class RequestParser:
         self._seen = 0
         head = data[at : end + 2]
         self._at = end + 4
-        line = first_line(head, limits)
-        fields = header_fields(head, line, limits)
-        self._left = body_length(fields, line.http11, limits)
-        self.http11 = line.http11
-        self.keep_alive = keeps_alive(fields, line.http11)
-        self._request = Request(line.method, line.path, line.query, fields, b"")
+        last = self._last
+        if last is None or not self._repeats(last, head):
+            self._read_new_head(head)
+        fields = self._request.headers
         has_body = self._left != 0
         if self._left >= 0:
             self._state = _BODY
         else:
             self._state, self._left, self._framing = _SIZE, 0, 0
         # Who has begun to send its body waits for nothing.
-        if b"expect" in fields and has_body and self._at == len(data) and line.http11:
+        if b"expect" in fields and has_body and self._at == len(data) and self.http11:
             self.wants_continue = fields[b"expect"].lower() == b"100-continue"
         return True
+
+    def _repeats(self, last: Head, head: bytes) -> bool:
+        """Whether it is the last one again, and nothing of it has to be looked at but the length."""
+        limits, size = self._limits, len(head)
+        if size > limits.head_bytes or size > limits.header_bytes:
+            return False
+        digits = last.length_in(head)
+        length = int(digits) if digits else -1
+        if not 0 <= length <= limits.body_bytes:
+            return False
+        fields = last.fields.copy()
+        fields[b"content-length"] = digits
+        self._left, self.http11, self.keep_alive = length, last.http11, last.keep_alive
+        self._request = request = Request(last.method, last.path, last.query, fields, b"")
+        request.head = last
+        return True
+
+    def _read_new_head(self, head: bytes) -> None:
+        limits = self._limits
+        line = first_line(head, limits)
+        fields = header_fields(head, line, limits)
+        self._left = body_length(fields, line.http11, limits)
+        self.http11 = line.http11
+        self.keep_alive = keeps_alive(fields, line.http11)
+        self._request = request = Request(line.method, line.path, line.query, fields, b"")
+        self._last = None
+        length = fields.get(b"content-length")
+        if length is None or len(head) > _LONGEST_HEAD:
+            return
+        # There is one at the most.
+        before, found, after = head.partition(_LENGTH + length + b"\r\n")
+        if not found:
+            before, found, after = head.partition(b"\r\nContent-Length: " + length + b"\r\n")
+        if found:
+            start, end = before + found[: len(_LENGTH)], b"\r\n" + after
+            # The fields as they are now: whoever has the request may change its own.
+            self._last = request.head = Head(
+                start, end, line.method, line.path, line.query, fields.copy(), line.http11, self.keep_alive
+            )
 
     def _read_body(self) -> bool:
         left = self._left

@@ -1,6 +1,35 @@
 """A request as it came, what clients may do, and what is said to those who do something else."""
 
 from dataclasses import dataclass
+from typing import Final
+
+# More digits than that are more bytes than any limit, and slow to turn into a number.
+_MOST_DIGITS: Final = 18
+
+
+class Head:
+    """A head that a client sends again and again, but for the length of the body: what comes before that length and
+    after it, what all of it says, and what was made of it for others to use again."""
+
+    def __init__(
+        self, before: bytes, after: bytes, method: str, path: str, query: str, fields: dict[bytes, bytes], http11: bool,
+        keep_alive: bool,
+    ):  # fmt: skip
+        self.before, self.after = before, after
+        self.method, self.path, self.query = method, path, query
+        self.fields, self.http11, self.keep_alive = fields, http11, keep_alive
+        # The lines that go on to a backend, once somebody has put them together.
+        self.forwarded: bytes | None = None
+        # Whether there are hints to the router among its fields, once somebody has looked.
+        self.hinted: bool | None = None
+
+    def length_in(self, head: bytes) -> bytes:
+        """The digits of the length that another head of this kind tells; none: it is of another kind."""
+        before, after = self.before, self.after
+        if not (head.startswith(before) and head.endswith(after)):
+            return b""
+        digits = head[len(before) : len(head) - len(after)]
+        return digits if digits.isdigit() and len(digits) <= _MOST_DIGITS else b""
 
 
 class Request:
@@ -10,6 +39,8 @@ class Request:
         self.model: str | None = None
         # The address that it came from, where somebody wants to know.
         self.peer = ""
+        # What it has in common with others of its connection; None: nothing that is known.
+        self.head: Head | None = None
 
 
 class BadRequest(Exception):

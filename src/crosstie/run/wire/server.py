@@ -377,13 +377,13 @@ class ServerConnection:
             if not self._chunked:
                 self.keep_alive = False
         else:
-            framing = b"content-length: %d\r\n" % length
+            framing = b"content-length: %b\r\n" % str(length).encode()
         self._head = b"%b%b%b%b\r\n" % (_reason(status), lines, framing, self.closing_line())
 
     def send_piece(self, data: bytes) -> None:
         if self._chunked:
             size = len(data)
-            data = (_SIZES[size] if size < _MOST_SIZES else b"%x\r\n" % size) + data + b"\r\n"
+            data = b"%b%b\r\n" % (_SIZES[size] if size < _MOST_SIZES else b"%x\r\n" % size, data)
         if self._head:
             data, self._head = self._head + data, b""
         if not self.closed:
