@@ -122,7 +122,8 @@ class StreamRelay:
         new = data[len(known) :] if usual else data
         alone = new.find(b"\n") == len(new) - 2
         if transcript is not None:
-            if reply.started and (self.unsaid or b"error" in new or b'"abort"' in new):
+            # An error begins its line, which a single event of the usual kind does not.
+            if reply.started and (self.unsaid or b'"abort"' in new or (not (alone and usual) and b"error" in new)):
                 data, alone = self._until_trouble(data), False
                 if not data:
                     return False
@@ -169,7 +170,7 @@ class StreamRelay:
             self.unsaid = (self.unsaid + data)[:_MOST_ERROR]
             return b""
         before: list[bytes] = []
-        events: list[bytes] = _EVENTS.findall(data)
+        events = _events(data)
         for at, event in enumerate(events):
             if _ERROR.search(event) or _ABORTED.search(event):
                 self.unsaid = b"".join(events[at:])[:_MOST_ERROR]
@@ -199,7 +200,7 @@ class StreamRelay:
         if self.usage is None or not (self.hide_usage or self.hide_continuous):
             return data
         kept: list[bytes] = []
-        events: list[bytes] = _EVENTS.findall(data)
+        events = _events(data)
         for event in events:
             if not _only_usage(event):
                 kept.append(_uncounted(event) if self.hide_continuous else event)
@@ -244,15 +245,16 @@ class StreamRelay:
         latest = self.latest
         if self.unsaid:
             return False
-        if _ERROR.search(latest):
+        # What a pattern cannot do without is found sooner than the pattern.
+        if b"error" in latest and _ERROR.search(latest):
             self.has_error = True
             return False
-        if _ABORTED.search(latest):
+        if b'"abort"' in latest and _ABORTED.search(latest):
             return False
-        done = self.reply.started and DONE.search(latest) is not None
+        done = self.reply.started and b"[DONE]" in latest and DONE.search(latest) is not None
         if self.choices is not None:
             return self.choices.all_ended or (done and self.choices.all_seen_ended)
-        return _FINISHED.search(latest) is not None or done
+        return done or _FINISHED.search(latest) is not None
 
     def end(self) -> None:
         if not self.reply.started:
@@ -271,9 +273,21 @@ def _says_nothing(events: bytes) -> bool:
 
 def _beginning(event: bytes) -> bytes:
     """Up to its first choice; empty where that holds something that is looked for in every event."""
-    end = event.find(b'"choices":[{') + 12
-    found = event[:end] if end >= 12 else b""
+    end = max(event.find(b'"choices":[{') + 12, event.find(b'"choices": [{') + 13)
+    found = event[:end] if end > 13 else b""
     return b"" if b"\n" in found or b"error" in found or b'"abort"' in found or _USAGE in found else found
+
+
+def _events(data: bytes) -> list[bytes]:
+    if b"\r" in data:
+        return _EVENTS.findall(data)
+    found, at = [], 0
+    while at < len(data):
+        end = data.find(b"\n\n", at) + 2
+        end = end if end > 1 else len(data)
+        found.append(data[at:end])
+        at = end
+    return found
 
 
 def _only_usage(event: bytes) -> bool:

@@ -22,6 +22,7 @@ _MOST_IDLE: Final = 512
 _DISTRUST_S: Final = 60.0
 # Bytes that may come of an answer before its body: its head, and the interim answers before it.
 _MOST_HEAD: Final = 64 * 1024
+_USUAL: Final = b"HTTP/1.1 200 OK\r\n"
 _POLLS: Final = hasattr(select, "poll")
 
 
@@ -57,7 +58,7 @@ class Connection:
         self._headers: Headers = []
         self._head_bytes = self._before_head = 0
         self._pieces: list[bytes] = []
-        self._complete = self._keep = False
+        self._complete = self._keep = self._usual = False
         self._headed = self._paused = False
         # The end of an answer without a length is the end of its connection.
         self._until_close = True
@@ -79,7 +80,9 @@ class Connection:
             self.origin.distrust()
             self.abort()
             return
-        self.answered = True
+        if not self.answered:
+            self.answered = True
+            self._usual = data.startswith(_USUAL)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -152,8 +155,9 @@ class Connection:
         self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if not 100 <= status < 600 or self._parser.get_http_version() not in ("1.1", "1.0"):
+        # What nearly every answer begins with tells both, and nothing comes before it.
+        status: int = 200 if self._usual else self._parser.get_status_code()
+        if not self._usual and (not 100 <= status < 600 or self._parser.get_http_version() not in ("1.1", "1.0")):
             raise ValueError("no status or version of HTTP/1.1")
         if status < 200:
             self._headers = []
