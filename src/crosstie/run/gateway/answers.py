@@ -15,7 +15,7 @@ _NOT_FOUND: Final = re.compile(
     rb"model.{0,300}?(?:does not exist|not found|is not available)", re.DOTALL | re.IGNORECASE
 )
 # The client's own; 401, 403 and 404 are about what the gateway sends, 408 and 429 about the backend.
-_CLIENTS: Final = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
+_CLIENTS: Final[tuple[int, ...]] = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
 
 
 def oddity(path: str, content: bytes, found: AnswerFields | None) -> tuple[str, int]:

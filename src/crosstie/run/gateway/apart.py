@@ -32,7 +32,7 @@ from crosstie.run.wire.files import is_exhausted
 from crosstie.run.wire.request import Request
 
 # What only the gateway may say: with it a client could read other people's caches off any engine.
-RESERVED: Final = (
+RESERVED: Final[tuple[str, ...]] = (
     "kv_transfer_params", "ec_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room",
     "bootstrap_pair_key", "disagg_prefill_dp_rank",
 )  # fmt: skip
@@ -46,7 +46,7 @@ _REMOTE_DECODE: Final = msgspec.Raw(
 _ONE, _NO = msgspec.Raw(b"1"), msgspec.Raw(b"false")
 # One token, and what is needed to fetch the blocks of the longest prompt.
 _MOST_ANSWER: Final = 64 * 2**20
-_FULL: Final = (429, 503)
+_FULL: Final[tuple[int, ...]] = (429, 503)
 _FULL_S: Final = 1.0
 _MOST_FULL_S: Final = 60.0
 _ROOM_BITS: Final = 62

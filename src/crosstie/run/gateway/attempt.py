@@ -33,10 +33,10 @@ _NOT_FORWARDED: Final = frozenset(
     b"traceparent tracestate".split()
 ).union(HINTS)
 # The client's own, for backends that have no key from us.
-CREDENTIALS: Final = (b"authorization", b"api-key", b"x-api-key")
+CREDENTIALS: Final[tuple[bytes, ...]] = (b"authorization", b"api-key", b"x-api-key")
 # The gateway's own, in every answer and in some.
-_ALWAYS: Final = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
-OWN_HEADERS: Final = (*_ALWAYS, b"x-crosstie-fallback", COST)
+_ALWAYS: Final[tuple[bytes, ...]] = (b"x-crosstie-pool", b"x-crosstie-reason", b"x-request-id")
+OWN_HEADERS: Final[tuple[bytes, ...]] = (*_ALWAYS, b"x-crosstie-fallback", COST)
 # Of a backend's answer, what goes no further.
 _NOT_RETURNED: Final = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
@@ -50,15 +50,15 @@ _STALE_S: Final = 0.1
 # Told by the engine itself: in what it repeats of a request, the quotes would be escaped.
 _NOT_LOADED: Final = b'"message":"model is not loaded"'
 # 402: a provider whose account is empty.
-_ABOUT_KEYS: Final = (401, 402, 403)
+_ABOUT_KEYS: Final[tuple[int, ...]] = (401, 402, 403)
 # Of a proxy, whose credentials are the gateway's to have.
 _PROXY_KEY: Final = 407
 # How long a backend that said it was full is left alone: as long as it asked for, from this to that.
 _FULL_S: Final = 1.0
 _MOST_FULL_S: Final = 60.0
-_FULL: Final = (429, 503)
+_FULL: Final[tuple[int, ...]] = (429, 503)
 # Engines that count all along a stream, if they are asked to.
-_COUNTING: Final = ("vllm", "sglang", "emulated")
+_COUNTING: Final[tuple[str, ...]] = ("vllm", "sglang", "emulated")
 
 
 class Attempt:

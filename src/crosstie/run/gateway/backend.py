@@ -22,13 +22,13 @@ _LONGEST_OPEN_S: Final = 30.0
 # For what people have to mend.
 _TRIPPED_S: Final = 10.0
 # Of an engine's metrics page, the lines that are wanted: it has hundreds, and comes from every replica every second.
-_RUNNING: Final = (b"vllm:num_requests_running", b"sglang:num_running_reqs", b"llamacpp:requests_processing",
+_RUNNING = (b"vllm:num_requests_running", b"sglang:num_running_reqs", b"llamacpp:requests_processing",
             b"tgi_batch_current_size")  # fmt: skip
-_WAITING: Final = (b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"llamacpp:requests_deferred",
+_WAITING = (b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"llamacpp:requests_deferred",
             b"tgi_queue_size")  # fmt: skip
 # No engine has more requests; what is not below it, infinity above all, is no load to reckon with.
 _MOST: Final = 1e6
-_CACHE: Final = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:token_usage")
+_CACHE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:token_usage")
 
 
 class Breaker:

@@ -28,7 +28,7 @@ from crosstie.run.wire.request import Request
 _sha256: Final = hashlib.sha256
 # What the secret of a key that does not exist is compared with, so that both take the same time.
 _NOBODY: Final = os.urandom(32)
-_KEY_HEADERS: Final = (b"authorization", b"api-key", b"x-api-key")
+_KEY_HEADERS: Final[tuple[bytes, ...]] = (b"authorization", b"api-key", b"x-api-key")
 _CHALLENGE: Final = b"www-authenticate: Bearer\r\n"
 # OpenAI's clients try a 429 again unless they are told not to.
 _IN_VAIN: Final = b"x-should-retry: false\r\n"

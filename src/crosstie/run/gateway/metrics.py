@@ -13,8 +13,8 @@ from crosstie.route.live import Flight, ServedRequest
 from crosstie.route.speed import Prediction
 from crosstie.run.gateway.record import RequestRecord
 
-TTFT_S: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-TPOT_S: Final = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+TPOT_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
 # By the names under which `observe` keeps a pool's histograms.
 _HISTOGRAMS: Final = {
     "ttft": ("crosstie_ttft_seconds", "Time from a request's arrival to its first token."),

@@ -31,7 +31,7 @@ _QUICK: Final = 1
 _CALL: Final = re.compile(rb'"(?:name|arguments)" ?: ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 # The last word of a stream, on a line of its own.
 DONE: Final = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
-_ABSENT: Final = (b"", b"null", b"[]")
+_ABSENT: Final[tuple[bytes, ...]] = (b"", b"null", b"[]")
 _encode: Final = msgspec.json.Encoder().encode
 
 
