@@ -1,14 +1,12 @@
 """What is known of a request when it has ended: for usage, logs, traces and recordings, each told exactly once."""
 
-from typing import Final
-
 from crosstie.run.gateway.interfaces import TracedRequest
 from crosstie.run.gateway.limits import Grant
 from crosstie.run.ledger.usage import Counts, Line
 from crosstie.run.wire.request import Request
 
 # With a store that cannot be written to for days: more lines than this lose their details, and no number is lost.
-_MOST_LINES: Final = 100_000
+_MOST_LINES = 100_000
 
 
 class RequestRecord:
