@@ -182,8 +182,10 @@ def test_what_is_as_small_as_rounding_is_not_told(tmp_path: Path) -> None:
 
 
 def test_without_a_fault_it_is_the_same(tmp_path: Path) -> None:
+    """Not always to the last bit: some processors' libraries choose a kernel by how memory happens to be aligned."""
     got = found(tmp_path, None)
-    assert (got.verdict, got.largest_error, got.not_compared) == ("same", 0.0, [])
+    assert (got.verdict, got.not_compared) == ("same", [])
+    assert got.largest_error < 1e-5
 
 
 def test_another_type_is_no_fault(tmp_path: Path) -> None:
