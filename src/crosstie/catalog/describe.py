@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -168,10 +169,15 @@ def _tera(accelerator: Accelerator, compute_format: str) -> float | None:
 # Depths of speculation that a list shows.
 _SHOWN = (1, 2, 3, 4, 7)
 
+
+def _same(*names: str, of: str = "") -> dict[str, Callable[[Any], Any]]:
+    """Columns that are called as what they show, of the noun itself or of a part of it."""
+    return {name: attrgetter(f"{of}.{name}" if of else name) for name in names}
+
+
 _COLUMNS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "accelerators": {
-        "id": lambda a: a.id,
-        "name": lambda a: a.name,
+        **_same("id", "name"),
         "isa": lambda a: a.chip.isa.value,
         "GiB": lambda a: a.memory.capacity.si / 2**30,
         "TB/s": lambda a: a.memory_bytes_per_s / 1e12,
@@ -180,59 +186,48 @@ _COLUMNS: dict[str, dict[str, Callable[[Any], Any]]] = {
         "fp4 TF": lambda a: _tera(a, "fp4"),
         "fp8": lambda a: a.chip.fp8_dialect.value,
         "link GB/s": lambda a: a.scale_up.bandwidth.si / 1e9,
-        "domain": lambda a: a.domain,
+        **_same("domain"),
         "W": lambda a: a.chip.tdp.si,
     },
     "models": {
-        "id": lambda m: m.id,
+        **_same("id"),
         "parameters B": lambda m: m.parameters / 1e9,
         "active B": lambda m: m.active_parameters / 1e9,
-        "stored as": lambda m: m.native_name,
-        "context": lambda m: m.max_context,
+        "stored as": attrgetter("native_name"),
+        "context": attrgetter("max_context"),
         "layers": lambda m: "; ".join(f"{layer.count} x {layer.kind}" for layer in m.layers),
     },
     "stacks": {
-        "id": lambda s: s.id,
-        "name": lambda s: s.name,
-        "versions": lambda s: s.versions,
+        **_same("id", "name", "versions"),
         "vendors": lambda s: ", ".join(s.vendors),
-        "schedules": lambda s: s.scheduling,
+        "schedules": attrgetter("scheduling"),
         "reads": lambda s: ", ".join(s.loads),
     },
     "formats": {
-        "id": lambda f: f.id,
-        "bits a weight": lambda f: f.bits,
-        "title": lambda f: f.title,
+        **_same("id"),
+        "bits a weight": attrgetter("bits"),
+        **_same("title"),
         "runs as": lambda f: ", ".join(f.runs_as),
-        "source": lambda f: f.source,
-        "date": lambda f: f.date,
+        **_same("source", "date"),
     },
     "libraries": {
-        "id": lambda c: c.id,
-        "CUDA": lambda c: c.cuda,
-        "ROCm": lambda c: c.rocm,
-        "state": lambda c: c.state,
-        "what differs": lambda c: c.differs,
+        **_same("id"),
+        "CUDA": attrgetter("cuda"),
+        "ROCm": attrgetter("rocm"),
+        **_same("state"),
+        "what differs": attrgetter("differs"),
         "names that HIPIFY converts": lambda c: f"{c.hipify.converted:,} of {c.hipify.of:,}" if c.hipify else "",
-        "source": lambda c: c.source,
-        "date": lambda c: c.date,
+        **_same("source", "date"),
     },
     "prices": {
-        "accelerator": lambda p: p.accelerator,
-        "provider": lambda p: p.provider,
-        "kind": lambda p: p.kind,
-        "value": lambda p: p.amount.value,
-        "unit": lambda p: p.amount.unit,
-        "basis": lambda p: p.amount.basis,
-        "date": lambda p: p.amount.date,
-        "source": lambda p: p.amount.source,
+        **_same("accelerator", "provider", "kind"),
+        **_same("value", "unit", "basis", "date", "source", of="amount"),
     },
     "acceptance": {
         "model": lambda c: "others" if c.model == ANY else c.model,
-        "method": lambda c: c.method,
-        "text": lambda c: c.text,
+        **_same("method", "text"),
         "tokens a step by drafts": lambda c: " ".join(f"{k}:{n:.2f}" for k, n in c.lengths.items() if k in _SHOWN),
-        "basis": lambda c: c.basis,
+        **_same("basis"),
         "source": lambda c: f"{c.source} ({c.date})",
     },
 }

@@ -36,14 +36,17 @@ def give(
     verbose: bool,
     as_json: bool,
     figures: Callable[[], Mapping[str, Figure]] = dict,
+    markdown: Callable[[], str] | None = None,
 ) -> None:
-    """An answer as it is wanted: printed, as JSON, and as a page. `show` takes whether details are wanted; the
-    document is made only for those who read it."""
+    """An answer as it is wanted: printed, as JSON or Markdown, and as a page. `show` takes whether details are wanted;
+    the document is made only for those who read it."""
     made = document() if html or as_json else None
     if html:
         write_html(html, title, made, lambda: show(True), figures=figures())
     if as_json:
         print_json(made)
+    elif markdown:
+        click.echo(markdown(), nl=False)
     else:
         show(verbose)
 

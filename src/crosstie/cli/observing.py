@@ -1,14 +1,32 @@
-"""Options of `serve` that say what is kept of its work: records, logs and traces."""
+"""Options that `serve` and `pick` share: which policy, without GPUs, where operators look, and what is kept of their
+work: records, logs and traces."""
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import click
 
-from crosstie.cli.options import FILE, together, whole_option
+from crosstie.cli.options import FILE, real_option, together, whole_option
+from crosstie.core.fleet import Policy
 from crosstie.run.service.logs import STYLES
 from crosstie.run.service.start import Observers
+
+GROUPS = {
+    "Without GPUs": "--emulate --speed",
+    "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
+    "--log-prompts --otel",
+}
+policy_option = click.option(
+    "--policy", type=click.Choice(get_args(Policy)), metavar="P",
+    help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
+)  # fmt: skip
+emulate_options = together(
+    click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas."),
+    real_option("--speed", 0.01, 1000, "With --emulate: so many times as fast as real time.", default=1.0),
+)
+ops_host_option = click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
+with_parent_option = click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
 
 _options = together(
     click.option(

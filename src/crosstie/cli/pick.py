@@ -1,16 +1,15 @@
 """`crosstie pick`: tells Envoy where requests go, by the Gateway API Inference Extension's protocol."""
 
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.observing import observed
-from crosstie.cli.options import FILE, json_option, real_option, whole_option
+from crosstie.cli.observing import GROUPS, emulate_options, observed, ops_host_option, policy_option, with_parent_option
+from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.show import console, print_json, say
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
-from crosstie.core.fleet import Policy
 from crosstie.run.pick.process import run_picker, would_pick
 from crosstie.run.pick.stream import PickSettings
 from crosstie.run.service.start import Observers, Served, ServeOptions
@@ -20,10 +19,8 @@ from crosstie.run.service.start import Observers, Served, ServeOptions
     "pick",
     cls=GroupedCommand,
     groups={
-        "Without GPUs": "--emulate --speed",
+        **GROUPS,
         "TLS": "--tls-cert --tls-key --tls-client-ca",
-        "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
-        "--log-prompts --otel",
     },
 )
 @click.argument("file", metavar="FLEET.toml", type=FILE)
@@ -48,18 +45,12 @@ from crosstie.run.service.start import Observers, Served, ServeOptions
 @click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS: the certificate, with those above it.")
 @click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
 @click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only Envoys with a certificate of one of these.")
-@click.option(
-    "--policy",
-    type=click.Choice(get_args(Policy)),
-    metavar="P",
-    help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
-)
-@click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas.")
-@real_option("--speed", 0.01, 1000, "With --emulate: so many times as fast as real time.", default=1.0)
+@policy_option
+@emulate_options
 @whole_option("--ops-port", 0, 65535, "/health, /ready and /metrics by HTTP, there.")
-@click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
+@ops_host_option
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be picked from, and end.")
-@click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
+@with_parent_option
 @observed
 @json_option
 def command(

@@ -7,11 +7,11 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import assigned, fraction
-from crosstie.cli.html import check_html, html_option, write_html
+from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.review_show import DETAILS, checklist_markdown, review_markdown, show_checklist, show_review
-from crosstie.cli.show import console, print_json
+from crosstie.cli.show import console
 from crosstie.cli.store import moment, opened
 from crosstie.core.errors import BadInput
 from crosstie.prove.review.again import again
@@ -74,17 +74,11 @@ def command(
         if recordings:
             raise BadInput("--checklist is of the plan alone: leave the recordings out")
         items = checklist(catalog, planned, limits)
-        if html:
-            title = f"{planned.workload.name}: what to demand"
-            write_html(
-                html, title, checklist_document(planned, items), lambda: show_checklist(console(), planned, items)
-            )
-        if as_json:
-            print_json(checklist_document(planned, items))
-        elif as_markdown:
-            click.echo(checklist_markdown(planned, items), nl=False)
-        else:
-            show_checklist(console(), planned, items)
+        give(
+            lambda: checklist_document(planned, items), lambda _: show_checklist(console(), planned, items),
+            title=f"{planned.workload.name}: what to demand", html=html, verbose=verbose, as_json=as_json,
+            markdown=(lambda: checklist_markdown(planned, items)) if as_markdown else None,
+        )  # fmt: skip
         return 0
     if not recordings:
         raise BadInput("name the recordings: `crosstie serve FLEET --record trace.jsonl` writes them")
@@ -97,17 +91,11 @@ def command(
     with progress("reviewing") as on_progress:
         found = review(catalog, planned, production, limits, day, metrics=pages, usage=usage, on_progress=on_progress)
         learnt = None if no_plan else again(catalog, found, quick=quick, on_progress=on_progress)
-    if html:
-        title = f"{planned.workload.name}: plan against production"
-        write_html(
-            html, title, review_document(found, learnt), lambda: show_review(console(), found, learnt, verbose=True)
-        )
-    if as_json:
-        print_json(review_document(found, learnt))
-    elif as_markdown:
-        click.echo(review_markdown(found, learnt), nl=False)
-    else:
-        show_review(console(), found, learnt, verbose)
+    give(
+        lambda: review_document(found, learnt), lambda details: show_review(console(), found, learnt, details),
+        title=f"{planned.workload.name}: plan against production", html=html, verbose=verbose, as_json=as_json,
+        markdown=(lambda: review_markdown(found, learnt)) if as_markdown else None,
+    )  # fmt: skip
     return 0 if found.holds else 1
 
 

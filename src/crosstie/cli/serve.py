@@ -1,16 +1,16 @@
 """`crosstie serve`: one OpenAI-compatible endpoint over the pools of a fleet file."""
 
 import re
-from typing import Any, get_args
+from typing import Any
 
 import click
 
 from crosstie.catalog.fleet_text import example_fleet_text
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.observing import observed
+from crosstie.cli.observing import GROUPS, emulate_options, observed, ops_host_option, policy_option, with_parent_option
 from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.show import console, print_json, say, show_table
-from crosstie.core.fleet import Policy, Pool
+from crosstie.core.fleet import Pool
 from crosstie.run.service.start import Observers, Served, ServeOptions, run, would_serve
 
 
@@ -25,12 +25,10 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
     "serve",
     cls=GroupedCommand,
     groups={
-        "Without GPUs": "--emulate --speed",
+        **GROUPS,
         "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca --http2",
         "Batches": "--batches --batch-in-flight --batch-max-gib",
         "Administration": "--dashboard --admin-port --admin-host --admin-anywhere --ops-port --ops-host",
-        "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
-        "--log-prompts --otel",
     },
 )
 @click.argument("file", required=False, metavar="[FLEET.toml]", type=FILE)
@@ -51,14 +49,8 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
     "--http2/--no-http2", default=None,
     help="HTTP/2 also without TLS, for clients that begin with it; or never. By TLS it is agreed on.",
 )  # fmt: skip
-@click.option(
-    "--policy",
-    type=click.Choice(get_args(Policy)),
-    metavar="P",
-    help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
-)
-@click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas.")
-@real_option("--speed", 0.01, 1000, "With --emulate: so many times as fast as real time.", default=1.0)
+@policy_option
+@emulate_options
 @click.option(
     "--dashboard", is_flag=True,
     help="A page for operators at /crosstie/ of --port; it is at --admin-port in any case.",
@@ -69,7 +61,7 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
 )
 @click.option("--admin-anywhere", is_flag=True, help="--admin-host may be other than loopback.")
 @whole_option("--ops-port", 0, 65535, "/health, /ready and /metrics at a port of their own, and no more at --port.")
-@click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
+@ops_host_option
 @click.option("--batches", type=FILE, metavar="DIR", help="Keep /v1/files and /v1/batches there, and run them.")
 @whole_option("--batch-in-flight", 1, 10_000, "Requests of batches that run at once.", default=32)
 @real_option("--batch-max-gib", 0.001, None, "What all files may take.", metavar="G", default=10.0)
@@ -79,7 +71,7 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
 @whole_option(
     "--workers", 1, 256, "Processes that serve together; one for each core that the gateway may use.", default=1
 )
-@click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
+@with_parent_option
 @observed
 @json_option
 def command(dry_run: bool, check: bool, example: bool, as_json: bool, observers: Observers, **given: Any) -> int:
