@@ -96,7 +96,8 @@ class LateCell:
 
     def write(
         self, in_flight: int, waiting: int, waiting_tokens: float, held_tokens: float, decoding_tokens: float,
-        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float,
+        prompt_rate: float, rate_at: float, ttft_urgency: float, tpot_urgency: float, head_at: float,
+        head_tokens: float, first_at: float,
     ) -> None:  # fmt: skip
         self._gateway.news[self._index] = (
             in_flight, waiting, waiting_tokens, held_tokens, decoding_tokens, prompt_rate
@@ -119,8 +120,8 @@ class LateCell:
         left = [max(a - b, 0.0) for a, b in zip(total, own, strict=True)] if own else total
         if left[0] < 0.5:
             return []
-        # All requests have the same targets.
-        return [(*left, heard.at[index], 1.0 / TTFT_S, 1.0 / TPOT_S)]
+        # All requests have the same targets; nothing is told here of the prompts that are being computed.
+        return [(*left, heard.at[index], 1.0 / TTFT_S, 1.0 / TPOT_S, inf, 0.0, -inf)]
 
     def tell(self, **common: float) -> None:
         """Nobody is full by its word here."""
