@@ -33,6 +33,7 @@ from crosstie.catalog.reading import read_toml, text_of
 from crosstie.catalog.releases import in_force
 from crosstie.catalog.signals import Signal, read_signals
 from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
+from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
 from crosstie.core.disaggregated import Connector
 from crosstie.core.errors import BadData, BadInput, BadParameter, UnknownName, near_names
@@ -479,17 +480,13 @@ def spellings(noun: _Named) -> set[str]:
 
 
 def _exists(path: Path) -> bool:
-    try:
+    with in_words(f"{str(path)[:200]}: cannot be read"):
         return path.exists()
-    except OSError as error:
-        raise BadInput(f"{str(path)[:200]}: cannot be read: {error.strerror}") from None
 
 
 def _toml_files(folder: Path) -> list[Path]:
-    try:
+    with in_words(f"{folder}: cannot be read"):
         return sorted(folder.glob("*.toml"))
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be read: {error.strerror}") from None
 
 
 def _existing(name: str, what: str) -> Path:

@@ -19,6 +19,7 @@ import msgspec
 
 from crosstie.catalog.reading import is_date
 from crosstie.catalog.releases import Release
+from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadData, BadInput
 
 if TYPE_CHECKING:
@@ -142,10 +143,8 @@ def _private(pem: bytes) -> Any:
 
 
 def _public(file: Path) -> "Ed25519PublicKey":
-    try:
+    with in_words(f"{file}: cannot be read"):
         pem = file.read_bytes()
-    except OSError as error:
-        raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
     key: Ed25519PublicKey = _loaded("load_pem_public_key", "Ed25519PublicKey", str(file), pem)
     return key
 
@@ -168,14 +167,12 @@ def _loaded(how: str, kind: str, what: str, pem: bytes, **more: Any) -> Any:
 
 def fetched(source: str) -> bytes:
     """The bytes of a file or an http(s) address, as far as a release may reach."""
-    try:
+    with in_words(f"{source}: cannot be read"):
         if "://" not in source:
             with Path(source).expanduser().open("rb") as file:
                 raw = file.read(MOST_BYTES + 1)
         else:
             raw = _downloaded(source)
-    except OSError as error:
-        raise BadInput(f"{source}: cannot be read: {error.strerror or error}") from None
     if len(raw) > MOST_BYTES:
         raise BadInput(f"{source}: is more than {MOST_BYTES // 2**20} MiB, so no release of the catalog")
     return raw

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.writing import json_rows, write_text
+from crosstie.catalog.writing import in_words, json_rows, write_text
 from crosstie.core.errors import BadData, BadInput
 
 _SHIPPED = Path(__file__).parent / "data" / "release.json"
@@ -98,7 +98,7 @@ def staged(files: Mapping[str, bytes]) -> Iterator[Path]:
     folder = releases_folder()
     if folder is None:
         raise BadInput("there is no home directory: set XDG_DATA_HOME to a folder")
-    try:
+    with in_words(f"{folder}: cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=folder, prefix="draft-"))
         try:
@@ -109,8 +109,6 @@ def staged(files: Mapping[str, bytes]) -> Iterator[Path]:
             yield draft
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be written: {error.strerror}") from None
 
 
 def refuse_unless_newer(release: Release) -> None:

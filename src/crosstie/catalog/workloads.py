@@ -26,6 +26,7 @@ from crosstie.catalog.reading import (
     texts,
     toml_in,
 )
+from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import KV_FORMATS
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.model import Model
@@ -61,15 +62,13 @@ EXAMPLES = Path(__file__).parent / "data" / "workloads"
 def find_workload(given: Path) -> Path:
     """A file, or the name of a shipped example."""
     shipped = EXAMPLES / f"{given}.toml"
-    try:
+    with in_words(f"{str(given)[:200]}: cannot be read"):
         if given.is_dir():
             raise BadInput(f"{given}: is a folder, not a workload file")
         if given.exists():
             return given
         if given.name == str(given) and shipped.exists():
             return shipped
-    except OSError as error:
-        raise BadInput(f"{str(given)[:200]}: cannot be read: {error.strerror}") from None
     names = ", ".join(sorted(file.stem for file in EXAMPLES.glob("*.toml")))
     raise BadInput(f"{given}: no such workload file; shipped examples: {names}")
 

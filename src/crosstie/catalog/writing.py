@@ -4,11 +4,21 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from crosstie.core.errors import BadInput
+
+
+@contextmanager
+def in_words(what: str) -> Iterator[None]:
+    """What the system refuses under it, as a sentence that begins so."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{what}: {error.strerror or error}") from None
 
 
 def write_whole(target: Path, write: Callable[[Path], object]) -> None:
@@ -87,17 +97,13 @@ def _has_heading(value: Any) -> bool:
 
 def write_folder(option: str, folder: Path, files: dict[str, str]) -> None:
     """Files by name, in a folder that is made if need be."""
-    try:
+    with in_words(f"{option} {folder}: cannot be written"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"{option} {folder}: cannot be written: {error.strerror}") from None
     for name, text in files.items():
         write_text(folder / name, text)
 
 
 def write_text(target: Path, text: str) -> None:
     """A whole text file, or a sentence about why not."""
-    try:
+    with in_words(f"{target}: cannot be written"):
         write_whole(target, lambda draft: draft.write_text(text, encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"{target}: cannot be written: {error.strerror}") from None

@@ -13,7 +13,7 @@ from crosstie.catalog.models import model_file_text, model_id
 from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
 from crosstie.catalog.releases import measured_files
-from crosstie.catalog.writing import write_text
+from crosstie.catalog.writing import in_words, write_text
 from crosstie.cli.catalog_update import pack_command, revert_command, status_command, update_command
 from crosstie.cli.options import FILE, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
@@ -256,10 +256,8 @@ def _keep(content: str, target: Path, force: bool) -> None:
         except UnicodeEncodeError:
             raise BadInput("the config has characters that are no text") from None
         check_names(Catalog([target.parent.parent]), draft)
-    try:
+    with in_words(f"cannot write {target}"):
         if target.exists() and not force:
             raise BadInput(f"{target} is already there; --force replaces it")
         target.parent.mkdir(parents=True, exist_ok=True)
         write_text(target, content)
-    except OSError as error:
-        raise BadInput(f"cannot write {target}: {error.strerror}") from None

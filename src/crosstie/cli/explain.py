@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from crosstie.catalog.writing import in_words
 from crosstie.cli.options import json_option, whole_option
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
@@ -59,10 +60,8 @@ def asked_of(url: str, body: bytes, hints: Mapping[str, object]) -> dict[str, An
         headers.append((b"authorization", f"Bearer {key}".encode()))
     at = Address(url)
     question = fetch_once(at, "POST", f"{at.root}/crosstie/explain", headers=headers, body=body, timeout_s=10)
-    try:
+    with in_words(f"{at.url}: no gateway answers there"):
         answer = run_on_loop(question)
-    except OSError as error:
-        raise BadInput(f"{at.url}: no gateway answers there: {error.strerror or error}") from None
     try:
         said = json.loads(answer.body)
     except ValueError:
@@ -76,10 +75,8 @@ def _body(file: Path | None, model: str | None, inputs: int | None, outputs: int
     if file is not None:
         if model or inputs or outputs:
             raise BadInput("a request file says model and lengths itself: leave --model, --input and --output out")
-        try:
+        with in_words(f"{file}: cannot be read"):
             return file.read_bytes()
-        except OSError as error:
-            raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
     if not model:
         raise BadInput("name a request file, or --model and --input")
     return body_of(model, inputs, outputs)

@@ -8,6 +8,7 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.releases import releases_folder
+from crosstie.catalog.writing import in_words
 from crosstie.cli.mcp_guard import read_only
 from crosstie.cli.mcp_tools import TOOLS, described, schema_of
 from crosstie.cli.options import FILE, json_option, whole_option
@@ -76,15 +77,11 @@ def _list(as_json: bool) -> int:
 
 def _entered(root: Path) -> Path:
     """Names of files are taken from there."""
-    try:
+    with in_words(f"--root {root}"):
         os.chdir(root)
-    except OSError as error:
-        raise BadInput(f"--root {root}: {error.strerror}") from None
     return Path.cwd()
 
 
 def _listening(port: int) -> socket.socket:
-    try:
+    with in_words(f"--http {port}"):
         return socket.create_server(("127.0.0.1", port))
-    except OSError as error:
-        raise BadInput(f"--http {port}: {error.strerror}") from None

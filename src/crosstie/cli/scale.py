@@ -12,6 +12,7 @@ from msgspec import to_builtins
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.scaling import ReadRules, read_rules
+from crosstie.catalog.writing import in_words
 from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, real_option, whole_option
@@ -146,10 +147,8 @@ def _planned_day(subject: Subject) -> tuple[float, ...]:
 def _cluster(patch: str, namespace: str, token_file: Path | None) -> Kubernetes:
     if patch == "pod":
         return Kubernetes.in_pod()
-    try:
+    with in_words(f"--token-file {token_file}: cannot be read"):
         token = token_file.read_text().strip() if token_file else ""
-    except OSError as error:
-        raise BadInput(f"--token-file {token_file}: cannot be read: {error.strerror}") from None
     return Kubernetes(patch.rstrip("/"), namespace, token)
 
 
@@ -239,10 +238,8 @@ async def _serve(service: ScaleService, keda: str | None, port: int | None, spee
     server = None
     try:
         if page is not None and port is not None:
-            try:
+            with in_words(f"--port {port}"):
                 _say(f"/metrics on port {await page.listen('0.0.0.0', port)}")
-            except OSError as error:
-                raise BadInput(f"--port {port}: {error.strerror}") from None
         if keda is not None:
             server, bound = await serve_keda(service, keda)
             _say(f"KEDA's external scaler on port {bound}")

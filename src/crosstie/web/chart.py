@@ -8,7 +8,7 @@ from textwrap import wrap
 from typing import Any
 
 from crosstie import __version__
-from crosstie.catalog.writing import write_whole
+from crosstie.catalog.writing import in_words, write_whole
 from crosstie.core.errors import BadInput
 from crosstie.core.units import SECONDS_PER_HOUR
 from crosstie.decide.compare.curve import Curve
@@ -202,10 +202,8 @@ def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str)
     finish(figure, f"{note}\n{drawn}" if note else drawn, **grid)
     if dark:
         _by_night(figure)
-    try:
+    with in_words(f"--plot {file}: cannot be written"):
         write_whole(file, lambda draft: figure.savefig(draft, dpi=150))
-    except OSError as error:
-        raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None
 
 
 def _by_night(figure: Any) -> None:

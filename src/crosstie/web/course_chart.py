@@ -84,7 +84,4 @@ def _write_page(figure: Any, title: str, file: Path) -> None:
         "<style>body{margin:2rem auto;max-width:80rem;font-family:sans-serif}svg{max-width:100%;height:auto}</style>"
         f"</head><body>\n{picture}\n</body></html>\n"
     )
-    try:
-        write_text(file, page)
-    except OSError as error:
-        raise BadInput(f"--plot {file}: cannot be written: {error.strerror}") from None
+    write_text(file, page)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput
 
 _ID = re.compile(r"(?:file|batch)-[0-9a-f]{24}")
@@ -84,11 +85,9 @@ class BatchStore:
 
     def __init__(self, folder: Path, most_bytes: int):
         self.folder, self.most_bytes = folder, most_bytes
-        try:
+        with in_words(f"--batches {folder}"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             (folder / ".writable").write_bytes(b"")
-        except OSError as error:
-            raise BadInput(f"--batches {folder}: {error.strerror or error}") from None
 
     # Files
 

@@ -11,6 +11,7 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.tokenizer import Tokenizer
+from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
@@ -277,10 +278,8 @@ def _reached_at(host: str) -> str:
 async def _listen(server: EmulatedServer, host: str, port: int) -> None:
     if not 0 <= port <= 65535:
         raise BadInput(f"{server.name}: there is no port {port}")
-    try:
+    with in_words(f"{server.name} cannot listen on {host}:{port}"):
         await server.listen(host, port)
-    except OSError as error:
-        raise BadInput(f"{server.name} cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
 def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
+from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.child import Child, ChildFailed, start_child
 from crosstie.run.wire.listener import listening
@@ -69,12 +70,9 @@ def start_local(
 
 def _refuse_taken(port: int) -> None:
     """Asked here, since llama.cpp's own log does not always say it before it ends."""
-    try:
-        with contextlib.ExitStack() as stack:
-            for one in listening("127.0.0.1", port):
-                stack.enter_context(one)
-    except OSError as error:
-        raise BadInput(f"port {port} of 127.0.0.1 is in use or not to be had: {error.strerror}") from None
+    with in_words(f"port {port} of 127.0.0.1 is in use or not to be had"), contextlib.ExitStack() as stack:
+        for one in listening("127.0.0.1", port):
+            stack.enter_context(one)
 
 
 def shipped_weights() -> Path:

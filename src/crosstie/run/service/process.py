@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Serving
 from crosstie.run.gateway.errors import error_body
@@ -54,10 +55,8 @@ def check_places(served: Fleet, fleet: Fleet) -> None:
 @contextlib.contextmanager
 def listening_on(host: str, port: int, whom: str = "") -> Iterator[None]:
     """Raises BadInput where that cannot be done."""
-    try:
+    with in_words(f"cannot listen on {host}:{port}{whom}"):
         yield
-    except OSError as error:
-        raise BadInput(f"cannot listen on {host}:{port}{whom}: {error.strerror or error}") from None
 
 
 class Component:
