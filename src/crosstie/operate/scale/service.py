@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from crosstie.core.errors import BadData, BadInput
-from crosstie.core.histogram import Family, exposition
+from crosstie.core.histogram import Family, Samples, exposition
 from crosstie.core.scaling import Supply
 from crosstie.decide.scale.scaler import Decision, Order, Scaler, ScalerState
 from crosstie.operate.scale.act import Actor, Failed, Moves
@@ -146,34 +146,23 @@ class ScaleService:
         ]
         if made is not None:
             orders = [({"supply": one.name, "pool": one.pool}, made.orders[one.name]) for one in supplies]
-            needs = list(made.needs.items())
+            desired: Samples = [(labels, order.replicas) for labels, order in orders]
+            draining: Samples = [(dict(labels), order.draining) for labels, order in orders]
+            traffic = [
+                ({"class": name, "what": what}, value)
+                for name, need in made.needs.items()
+                for what, value in (("now", need.now), ("forecast", need.peak), ("provided", need.provided))
+            ]
+            reach = [({"class": name}, one.factor) for name, one in state.reach.items()]
+            starts = [({"supply": name}, one.start.likely_s) for name, one in state.supplies.items()]
             families += [
-                (
-                    "crosstie_scale_desired_replicas", "gauge", "Replicas to have.",
-                    [(labels, order.replicas) for labels, order in orders],
-                ),
-                (
-                    "crosstie_scale_draining_replicas", "gauge", "Of these, those to be emptied.",
-                    [(dict(labels), order.draining) for labels, order in orders],
-                ),
-                (
-                    "crosstie_scale_requests_per_second", "gauge", "Traffic: now, forecast, and provided for.",
-                    [
-                        ({"class": name, "what": what}, value)
-                        for name, need in needs
-                        for what, value in (("now", need.now), ("forecast", need.peak), ("provided", need.provided))
-                    ],
-                ),
-                (
-                    "crosstie_scale_reach", "gauge", "What replicas take over what the plan says, as learnt.",
-                    [({"class": name}, one.factor) for name, one in state.reach.items()],
-                ),
-                (
-                    "crosstie_scale_start_seconds", "gauge", "What a start is expected to take, as learnt.",
-                    [({"supply": name}, one.start.likely_s) for name, one in state.supplies.items()],
-                ),
+                ("crosstie_scale_desired_replicas", "gauge", "Replicas to have.", desired),
+                ("crosstie_scale_draining_replicas", "gauge", "Of these, those to be emptied.", draining),
+                ("crosstie_scale_requests_per_second", "gauge", "Traffic: now, forecast, and provided for.", traffic),
+                ("crosstie_scale_reach", "gauge", "What replicas take over what the plan says, as learnt.", reach),
+                ("crosstie_scale_start_seconds", "gauge", "What a start is expected to take, as learnt.", starts),
                 ("crosstie_scale_usd_per_hour", "gauge", "What the replicas to have cost.", [({}, made.usd_per_hour)]),
-            ]  # fmt: skip
+            ]
         return exposition(families)
 
     def answer(self, request: Request, reply: Reply) -> None:

@@ -211,16 +211,12 @@ class ClusterDiscovery(Component):
         places = [({"backend": one.url}, one) for one in self._places.values()]
         if not places:
             return []
+        counts = [(at, float(len(one.endpoints))) for at, one in places]
+        failures = [(at, float(one.failures)) for at, one in places]
         return [
-            (
-                "crosstie_cluster_endpoints", "gauge", "Replicas that a kube:// backend has ready.",
-                [(at, float(len(one.endpoints))) for at, one in places],
-            ),
-            (
-                "crosstie_cluster_failures_total", "counter", "Times that the API server could not tell.",
-                [(at, float(one.failures)) for at, one in places],
-            ),
-        ]  # fmt: skip
+            ("crosstie_cluster_endpoints", "gauge", "Replicas that a kube:// backend has ready.", counts),
+            ("crosstie_cluster_failures_total", "counter", "Times that the API server could not tell.", failures),
+        ]
 
 
 def _wanted(fleet: Fleet) -> set[str]:

@@ -194,16 +194,12 @@ class Discovery(Component):
         names = [({"backend": one.url}, one) for one in self._names.values()]
         if not names:
             return []
+        counts = [(at, float(len(one.addresses))) for at, one in names]
+        failures = [(at, float(one.failures)) for at, one in names]
         return [
-            (
-                "crosstie_discovered_addresses", "gauge", "Addresses that a name of the fleet file has.",
-                [(at, float(len(one.addresses))) for at, one in names],
-            ),
-            (
-                "crosstie_discovery_failures_total", "counter", "Times that a name could not be looked up.",
-                [(at, float(one.failures)) for at, one in names],
-            ),
-        ]  # fmt: skip
+            ("crosstie_discovered_addresses", "gauge", "Addresses that a name of the fleet file has.", counts),
+            ("crosstie_discovery_failures_total", "counter", "Times that a name could not be looked up.", failures),
+        ]
 
 
 def _is_name(backend: str) -> bool:

@@ -14,7 +14,7 @@ from crosstie.catalog.engine_knowledge import endpoint
 from crosstie.catalog.tokenizer import EXTRA
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.core.histogram import Family
+from crosstie.core.histogram import Family, Samples
 from crosstie.route.held import HeldBlocks
 from crosstie.route.live import Replica
 from crosstie.run.gateway.gateway import Gateway
@@ -337,21 +337,15 @@ class KvEvents(Component):
         if not self._known:
             return []
         held = [({"backend": key}, one) for key, (_, one) in self._known.items()]
-        refused = self._subscriber.refused if self._subscriber is not None else {}
+        blocks: Samples = [(at, len(one)) for at, one in held]
+        known: Samples = [(at, int(one.complete)) for at, one in held]
+        counts = self._subscriber.refused if self._subscriber is not None else {}
+        refused: Samples = [({"backend": key}, count) for key, count in counts.items()]
         return [
-            (
-                "crosstie_kv_blocks", "gauge", "Blocks that an engine says it holds.",
-                [(at, len(one)) for at, one in held],
-            ),
-            (
-                "crosstie_kv_known", "gauge", "1 where an engine has told of everything that it holds.",
-                [(at, int(one.complete)) for at, one in held],
-            ),
-            (
-                "crosstie_kv_refused_total", "counter", "Messages in the place of KV events that were none.",
-                [({"backend": key}, count) for key, count in refused.items()],
-            ),
-        ]  # fmt: skip
+            ("crosstie_kv_blocks", "gauge", "Blocks that an engine says it holds.", blocks),
+            ("crosstie_kv_known", "gauge", "1 where an engine has told of everything that it holds.", known),
+            ("crosstie_kv_refused_total", "counter", "Messages in the place of KV events that were none.", refused),
+        ]
 
     def _look(self) -> None:
         """Says once of each who publishes something else than events."""

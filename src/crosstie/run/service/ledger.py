@@ -211,20 +211,14 @@ class Ledger(Component):
         refused = [({"code": code}, float(count)) for code, count in self._guard.refused.items()]
         pending: Samples = [({}, float(self.pending))]
         teams = [({"team": one.name}, one) for one in self._guard.teams]
+        requests = [(of, float(one.requests)) for of, one in teams]
+        tokens = [(of, float(one.tokens)) for of, one in teams]
+        usd = [(of, one.usd) for of, one in teams]
         return [
-            (
-                "crosstie_team_requests_total", "counter", "Requests of a team's keys that have ended.",
-                [(of, float(one.requests)) for of, one in teams],
-            ),
-            (
-                "crosstie_team_tokens_total", "counter", "Tokens of a team's keys, prompts and answers.",
-                [(of, float(one.tokens)) for of, one in teams],
-            ),
-            (
-                "crosstie_team_usd_total", "counter", "Dollars that a team's keys were charged for.",
-                [(of, one.usd) for of, one in teams],
-            ),
+            ("crosstie_team_requests_total", "counter", "Requests of a team's keys that have ended.", requests),
+            ("crosstie_team_tokens_total", "counter", "Tokens of a team's keys, prompts and answers.", tokens),
+            ("crosstie_team_usd_total", "counter", "Dollars that a team's keys were charged for.", usd),
             ("crosstie_key_refused_total", "counter", "Requests refused because of their key, by code.", refused),
             ("crosstie_ledger_pending", "gauge", "Requests whose usage is not in the store yet.", pending),
             ("crosstie_ledger_failures_total", "counter", "Times that the store failed.", [({}, float(self.failures))]),
-        ]  # fmt: skip
+        ]

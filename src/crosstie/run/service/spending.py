@@ -61,14 +61,12 @@ class ProviderSpending(Component):
         each = [({"pool": pool.name, "in": one.name}, one) for pool, spending in bought for one in spending.periods]
         spent = [(at, period.spent_usd(now)) for at, period in each]
         most = [(at, period.most_usd) for at, period in each if isfinite(period.most_usd)]
+        reserved = [({"pool": pool.name}, spending.reserved_usd) for pool, spending in bought]
         return [
             ("crosstie_provider_spent_usd", "gauge", "Spent at a provider within the last hour or day.", spent),
-            (
-                "crosstie_provider_reserved_usd", "gauge", "What requests at a provider may come to.",
-                [({"pool": pool.name}, spending.reserved_usd) for pool, spending in bought],
-            ),
+            ("crosstie_provider_reserved_usd", "gauge", "What requests at a provider may come to.", reserved),
             ("crosstie_provider_max_usd", "gauge", "What may be spent at a provider in an hour or a day.", most),
-        ]  # fmt: skip
+        ]
 
 
 def _of_others(tally: BoardTally, account: int) -> float:
