@@ -86,6 +86,24 @@ def test_a_completed_request_teaches_corrections_and_lengths() -> None:
     assert fleet.lengths.bytes_per_token(ask().model) > 5
 
 
+def test_slower_than_predicted_within_the_limit_of_a_replica_is_no_scatter() -> None:
+    """It is filled up to that while the request is there."""
+    fleet = live(pool(replicas=1))
+    replica, scatter = fleet.replicas()[0], fleet.pools[0].tpot_scatter
+    expected = told(ttft_s=0.5, tpot_s=0.02)
+    expected.tpot_limit_s, start = 0.05, scatter.margin(1.64)
+
+    def answer(tpot_s: float) -> float:
+        for _ in range(10):
+            flight = replica.start(ask(), expected, 0.0)
+            flight.first_token(0.5)
+            flight.end(0.5 + 99 * tpot_s, output_tokens=100, input_tokens=1000, completed=True)
+        return scatter.margin(1.64)
+
+    assert answer(0.045) == start
+    assert answer(0.08) > 1.2 * start
+
+
 def test_one_first_token_that_nobody_saw_is_assumed() -> None:
     replica = fresh()
     flight = replica.start(ask(streams=False), told(ttft_s=0.5), 0.0)

@@ -8,6 +8,7 @@ from tests.route.fleets import AMD, NVIDIA, ask, chosen, decided, live, load, po
 
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.fleet import Route
+from crosstie.route.live import Promise
 from crosstie.route.modelled import ModelledSpeed
 from crosstie.route.policies import POLICIES, make_policy
 
@@ -109,13 +110,30 @@ def test_nobody_breaks_what_others_were_promised() -> None:
     strict = served(ttft=served().ttft, routes=routed("amd"))
     lax = served("batch", ttft=None, tpot=None, routes=routed("amd", "nvidia"))
     planned = live(AMD, NVIDIA, classes=(strict, lax))
-    assert planned.pools[0].promised_ttft_s == 1.0
-    assert planned.pools[1].promised_ttft_s == float("inf")
+    assert planned.pools[0].promised_ttft.seconds == 1.0
+    assert planned.pools[1].promised_ttft.seconds == float("inf")
     batch: dict[str, Any] = {"class_name": "batch", "ttft_s": None, "tpot_s": None}
     assert chosen(planned, **batch) == "amd"
     for replica in planned.pools[0].replicas:
         load(replica, 60, decoding=False, ttft_s=None, tpot_s=None, input_tokens=5000.0)
     assert chosen(planned, **batch) == "nvidia"
+
+
+def test_a_promise_has_the_margin_of_the_class_that_it_was_made_to() -> None:
+    """Whoever asks: batch with no target and no margin would fill the pool to the edge of what others need."""
+    strict = served(ttft=served().ttft, routes=routed("amd"))
+    lax = served("batch", ttft=None, tpot=None, routes=routed("amd", "nvidia"))
+    fleet = live(AMD, NVIDIA, classes=(strict, lax))
+    batch: dict[str, Any] = {"class_name": "batch", "ttft_s": None, "tpot_s": None}
+    for replica in fleet.pools[0].replicas:
+        load(replica, 40, decoding=False, ttft_s=None, tpot_s=None, input_tokens=2000.0)
+    seen = decided(make_policy("cheapest-meeting-target"), fleet, ask(pin="amd", **batch), 0.0).prediction
+    assert seen is not None
+    fleet.pools[0].promised_ttft = Promise(1.3 * seen.ttft_s, 1.64)
+    assert chosen(fleet, **batch) == "amd"
+    for _ in range(200):
+        fleet.pools[0].ttft_scatter.teach(0.5)
+    assert chosen(fleet, **batch) == "nvidia"
 
 
 def test_without_a_target_load_spreads_by_finish() -> None:

@@ -8,8 +8,7 @@ from tests.route.fleets import ask, live, load, pool
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Policy
-from crosstie.route.live import LiveFleet
-from crosstie.route.observed import Observations
+from crosstie.route.live import LiveFleet, Promise
 from crosstie.route.policies import POLICIES, make_policy, registry
 from crosstie.route.router import Router
 
@@ -146,26 +145,22 @@ def test_a_prompt_of_another_s_that_is_nearly_computed_is_hardly_waited_for() ->
     assert ttft_s(99.5) < 0.8 * ttft_s(100.0)
 
 
-def test_a_pool_s_price_follows_its_speed_once_a_second_and_not_with_every_answer() -> None:
-    """Else two pools at nearly one price change places with every answer, and the traffic goes to and fro."""
+def test_a_pool_s_price_follows_its_speed_over_many_answers_and_at_once() -> None:
+    """By a few, two pools at nearly one price would change places with every answer, and the traffic go to and fro; by
+    the clock, several gateways would each have another price."""
     fleet = live(pool("amd", replicas=1))
-    fleet.advance(0.0, ask().model)
     (replica,) = fleet.replicas()
-    replica.learn_decode(1.0, 1.0, 4.0, 0.1, 0.1)
-    fleet.advance(0.1, ask().model)
-    assert fleet.pools[0].slowness == 1.0
-    fleet.advance(1.1, ask().model)
-    assert fleet.pools[0].slowness > 1.2
-
-
-def test_gateways_that_share_follow_a_pool_s_speed_at_once() -> None:
-    fleet = live(pool("amd", replicas=1))
-    fleet.pools[0].observations = Observations()
-    fleet.advance(0.0, ask().model)
-    (replica,) = fleet.replicas()
-    replica.learn_decode(1.0, 1.0, 4.0, 0.1, 0.1)
-    fleet.advance(0.1, ask().model)
-    assert fleet.pools[0].slowness > 1.2
+    for index in range(200):
+        replica.learn_decode(0.0, 0.0, 4.0, 0.1, 0.01 * index)
+    fleet.advance(2.0, ask().model)
+    before = fleet.pools[0].slowness
+    replica.learn_decode(1.0, 1.0, 4.0, 0.1, 2.0)
+    fleet.advance(2.0, ask().model)
+    assert before < fleet.pools[0].slowness < 1.01 * before
+    for index in range(400):
+        replica.learn_decode(1.0, 0.0, 4.0, 0.1, 2.0 + 0.01 * index)
+    fleet.advance(6.0, ask().model)
+    assert fleet.pools[0].slowness > 2.0
 
 
 def test_policies_are_registered_once_and_by_the_names_of_the_fleet_file() -> None:
@@ -198,6 +193,22 @@ def test_who_is_sent_at_the_end_of_its_patience(changes: dict[str, Any], sent: b
     decision = router.last_chance(waiting, 10.0)
     assert (decision is not None) is sent
     assert decision is None or decision.outcome == "send"
+
+
+def test_a_prompt_that_would_stand_before_others_on_any_idle_replica_is_sent_at_the_end_of_its_patience() -> None:
+    """However many replicas there were, it could not come in time without that."""
+    fleet = live(pool("amd", replicas=2))
+    for replica in fleet.replicas():
+        load(replica, 4)
+    router = Router(fleet, make_policy("cheapest-meeting-target"))
+    long = ask(patience_s=10.0, input_tokens=30_000.0, ttft_s=20.0, tpot_s=None)
+    fleet.pools[0].promised_ttft = Promise(0.1, 1.64)
+    assert router.decide(long, 0.0).outcome == "wait"
+    assert router.last_chance(long, 10.0) is not None
+    fleet.pools[0].promised_ttft = Promise(5.0, 1.64)
+    for replica in fleet.replicas():
+        load(replica, 100, decoding=False, input_tokens=8000.0)
+    assert router.last_chance(long, 10.0) is None, "others were there before it: it waited for room"
 
 
 def test_what_only_the_margin_keeps_out_is_sent_at_the_end_of_its_patience() -> None:

@@ -1,5 +1,6 @@
 """A live fleet from a fleet file; on a reload, what is known of replicas that stay is kept."""
 
+from collections.abc import Iterable
 from statistics import NormalDist
 
 import msgspec
@@ -17,7 +18,7 @@ from crosstie.perf.tabulated import StepTimes
 from crosstie.route.apart import ApartSpeed
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths
-from crosstie.route.live import LiveFleet, LivePool, Replica
+from crosstie.route.live import LiveFleet, LivePool, Promise, Replica
 from crosstie.route.load import Presence
 from crosstie.route.modelled import ModelledSpeed
 from crosstie.route.overflow import PricedPool
@@ -139,8 +140,13 @@ def _watts(catalog: Catalog, pool: Pool) -> float:
 def _promise(live: LivePool, fleet: Fleet) -> None:
     of_model = [one for one in fleet.classes if one.model == live.pool.model]
     routed = [one for one in of_model if any(route.pool == live.name for route in one.routes)]
-    live.promised_ttft_s = min((one.ttft.seconds for one in routed if one.ttft), default=float("inf"))
-    live.promised_tpot_s = min((one.tpot.seconds for one in routed if one.tpot), default=float("inf"))
+    live.promised_ttft = _tightest(one.ttft for one in routed)
+    live.promised_tpot = _tightest(one.tpot for one in routed)
+
+
+def _tightest(targets: Iterable[Target | None]) -> Promise:
+    promises = [Promise(one.seconds, _deviations(one)) for one in targets if one is not None]
+    return min(promises, default=Promise(float("inf"), 0.0), key=lambda one: (one.seconds, -one.deviations))
 
 
 def _deviations(target: Target | None) -> float:

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
+from crosstie.route.corrections import Scatter
 from crosstie.route.decision import Decision
 from crosstie.route.filters import without_room
-from crosstie.route.live import LivePool, Replica
+from crosstie.route.live import LivePool, Promise, Replica
 from crosstie.route.policy import Query, Rated, RoutingPolicy, in_words
 from crosstie.route.shortlist import looked_at, most_held
 from crosstie.route.speed import Prediction, first_token_s
@@ -62,9 +63,21 @@ def limits_of(query: Query) -> LatencyLimits:
     return LatencyLimits(inf, inf, _PATIENCE * idle_s, 0.0, 0.0)
 
 
-def _lost(pools: list[LivePool], ask: Ask, limits: LatencyLimits) -> bool:
+def _lost(query: Query, limits: LatencyLimits) -> bool:
     """Whether the first token would be late even on an idle replica."""
-    return all(pool.speed.idle_s(ask.input_tokens, 0.0) >= limits.ttft_s for pool in pools)
+    return all(pool.idle_ttft_s(query.ask.input_tokens, query.now) >= limits.ttft_s for pool in query.pools)
+
+
+def _with_margin(limit_s: float, deviations: float, promised: Promise, scatter: Scatter, bounded: bool) -> float:
+    """The tighter of a request's own limit and what the pool promises to others, each with the margin of whom it is
+    for."""
+    if limit_s < inf:
+        limit_s /= scatter.margin(deviations, bounded)
+    if promised.seconds < inf:
+        promised_s = promised.seconds / scatter.margin(promised.deviations, bounded)
+        if promised_s < limit_s:
+            return promised_s
+    return limit_s
 
 
 def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd: float | None = None) -> Best | None:
@@ -80,12 +93,9 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     prefix = bool(ask.prefix) or ask.tokens is not None
     input_tokens, output_tokens = ask.input_tokens, ask.output_tokens
     context, later = input_tokens + 0.5 * output_tokens, max(output_tokens - 1.0, 0.0)
-    ttft_limit = min(limits.ttft_s, pool.promised_ttft_s)
-    if ttft_limit < inf:
-        ttft_limit /= pool.ttft_scatter.margin(limits.ttft_deviations, ask.in_doubt)
-    tpot_limit = min(limits.tpot_s, pool.promised_tpot_s)
-    if tpot_limit < inf:
-        tpot_limit /= pool.tpot_scatter.margin(limits.tpot_deviations, ask.in_doubt)
+    in_doubt = ask.in_doubt
+    ttft_limit = _with_margin(limits.ttft_s, limits.ttft_deviations, pool.promised_ttft, pool.ttft_scatter, in_doubt)
+    tpot_limit = _with_margin(limits.tpot_s, limits.tpot_deviations, pool.promised_tpot, pool.tpot_scatter, in_doubt)
     finish_limit = limits.finish_s
     loyal = pool.sessions.get(ask.session) if ask.session is not None else None
     best: Replica | None = None
@@ -143,7 +153,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         usd = pool.request_usd(input_tokens - cached, cached, output_tokens, ask.tpot_s)
     predicted = Prediction(
         ttft_s=ttft_s, tpot_s=tpot_s, predicted_usd=usd, cached_tokens=cached, raw_ttft_s=raw_ttft_s,
-        raw_tpot_s=raw_tpot_s,
+        raw_tpot_s=raw_tpot_s, ttft_limit_s=ttft_limit, tpot_limit_s=tpot_limit,
     )  # fmt: skip
     return Best(best, predicted, finish_s, miss)
 
@@ -189,7 +199,7 @@ class CheapestMeetingTarget(_Predicting):
             return self._cheapest(within, query, meets=True)
         if not found:
             return without_room(pools, query.now, query.exclude)
-        if ask.patience_s > 0.0 and limits.ttft_s < inf and _lost(pools, ask, limits):
+        if ask.patience_s > 0.0 and limits.ttft_s < inf and _lost(query, limits):
             within = [one for one in self._found(query, limits.without_ttft()) if one.miss <= 1.0]
             if within:
                 return self._cheapest(within, query, meets=False)
@@ -253,8 +263,8 @@ class CheapestMeetingTarget(_Predicting):
             return None
         view = best.replica.view
         kept = [
-            ("TTFT", best.prediction.ttft_s, min(limits.ttft_s, pool.promised_ttft_s, view.strictest_ttft_s)),
-            ("TPOT", best.prediction.tpot_s, min(limits.tpot_s, pool.promised_tpot_s, view.strictest_tpot_s)),
+            ("TTFT", best.prediction.ttft_s, min(limits.ttft_s, pool.promised_ttft.seconds, view.strictest_ttft_s)),
+            ("TPOT", best.prediction.tpot_s, min(limits.tpot_s, pool.promised_tpot.seconds, view.strictest_tpot_s)),
             ("finish", best.finish_s, limits.finish_s),
         ]
         name, seconds, limit = max(kept, key=lambda one: one[1] / one[2])

@@ -3,7 +3,7 @@
 Both live in logarithms, so that twice as slow and twice as fast weigh the same, and both forget.
 """
 
-from math import exp, log, sqrt
+from math import exp, inf, log, sqrt
 from typing import Final
 
 # Observations that a replica's own mean must outweigh before it is believed over its pool's.
@@ -15,9 +15,9 @@ _FARTHEST: Final = 1.1
 # Factors from a tenth to forty.
 _LEAST: Final = -2.3
 _LARGEST: Final = 3.7
-# Scatter: where it starts, what one request changes of it, the farthest that one counts for, and the most that there
-# is on a fleet that works, if badly.
-_SCATTER_START: Final = 0.1
+# Scatter: the least variance, with which it starts; what one request changes of it, the farthest that one counts for,
+# and the most scatter that there is on a fleet that works, if badly.
+_SCATTER_LEAST: Final = 0.01
 _SCATTER_GAIN: Final = 0.03
 _SCATTER_FARTHEST: Final = 1.5
 _SCATTER_BELIEVED: Final = 0.2
@@ -25,6 +25,8 @@ _SCATTER_BELIEVED: Final = 0.2
 
 def log_ratio(observed: float, predicted: float, guard: float) -> float:
     """`guard` is the difference that does not matter: three milliseconds instead of one is no factor of three."""
+    if predicted == inf:
+        return -inf
     # Comparisons rather than `max`: this runs four times a request.
     return log(((observed if observed > 0.0 else 0.0) + guard) / ((predicted if predicted > 0.0 else 0.0) + guard))
 
@@ -32,8 +34,9 @@ def log_ratio(observed: float, predicted: float, guard: float) -> float:
 class OnlineCorrection:
     """Observed over predicted, decayed, and shrunk to that of a parent, or to 1."""
 
-    def __init__(self, memory_s: float, parent: "OnlineCorrection | None" = None):
+    def __init__(self, memory_s: float, parent: "OnlineCorrection | None" = None, most: float = _MOST):
         self._memory_s = memory_s
+        self._most = most
         self._parent = parent
         self._mean = 0.0
         self._weight = 0.0
@@ -51,10 +54,14 @@ class OnlineCorrection:
         elif ratio > _LARGEST:
             ratio = _LARGEST
         self._mean = mean + (ratio - mean) / (weight + 1.0)
-        self._weight = weight + 1.0 if weight + 1.0 < _MOST else _MOST
+        self._weight = weight + 1.0 if weight + 1.0 < self._most else self._most
         self._at = now
         if self._parent is not None:
             self._parent.teach(ratio, now)
+
+    def start(self, factor: float, now: float) -> None:
+        """Begins as though it had learnt this factor."""
+        self._mean, self._weight, self._at = log(factor), self._most, now
 
     def _weight_at(self, now: float) -> float:
         # With traffic, new observations push old ones out; in silence all of them last a while and are then forgotten,
@@ -74,15 +81,24 @@ class OnlineCorrection:
 
 
 class Scatter:
-    """Decayed standard deviation of the logarithm of observed over predicted, after correction."""
+    """How far requests come beyond what they were sent for: a decayed standard deviation of the logarithm of observed
+    over the limit of the replica, or over the corrected prediction where that is more.
+
+    A replica is filled after a request was sent there, up to the limits that it keeps: slower than predicted by that is
+    no error, and the light ones of a class leave room for those that come near its limit.
+    """
 
     def __init__(self) -> None:
-        self._variance = _SCATTER_START**2
+        self._variance = _SCATTER_LEAST
 
     def teach(self, error: float) -> None:
-        # Coming sooner than predicted breaks no target.
+        if error == -inf:
+            # It had no limit.
+            return
+        # Coming sooner breaks no target.
         bounded = min(max(error, 0.0), _SCATTER_FARTHEST)
-        self._variance += _SCATTER_GAIN * (2.0 * bounded * bounded - self._variance)
+        variance = self._variance + _SCATTER_GAIN * (2.0 * bounded * bounded - self._variance)
+        self._variance = variance if variance > _SCATTER_LEAST else _SCATTER_LEAST
 
     @property
     def beyond_belief(self) -> bool:

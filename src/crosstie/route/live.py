@@ -32,12 +32,21 @@ _POOL_MEMORY_S: Final = 60.0
 _TTFT_GUARD_S: Final = 0.02
 _TPOT_GUARD_S: Final = 0.001
 _MOST_SESSIONS: Final = 10_000
+# Answers that a pool's price follows: so few as its corrections do would make pools of nearly one price change places.
+_MOST_PRICED: Final = 200.0
 _NO_POOLS: Final[frozenset[str]] = frozenset()
 _NOTHING: Final[list["LivePool"]] = []
 # Of its full limit, what a replica that has just come back may take at once.
 _FIRST_SHARE: Final = 0.1
 # A pool of up to so many replicas is gone through whole; of a larger one a decision looks at some (`route.shortlist`).
 WHOLE: Final = 32
+
+
+class Promise:
+    """A latency that a pool is to keep, and the standard deviations that it must hold for."""
+
+    def __init__(self, seconds: float, deviations: float):
+        self.seconds, self.deviations = seconds, deviations
 
 
 class LivePool:
@@ -54,6 +63,7 @@ class LivePool:
         self.ttft = OnlineCorrection(_POOL_MEMORY_S)
         self.tpot = OnlineCorrection(_POOL_MEMORY_S)
         # How much slower than modelled it decodes, and so how much more of a replica each request takes.
+        self.pace = OnlineCorrection(_POOL_MEMORY_S, most=_MOST_PRICED)
         self.slowness = 1.0
         self.slowness_until = -inf
         # Until when no replica's view is too old.
@@ -63,7 +73,7 @@ class LivePool:
         # Where each conversation went last.
         self.sessions: dict[str, Replica] = {}
         # The tightest targets of the classes that the plan sends here: nobody may be sent here who breaks them.
-        self.promised_ttft_s = self.promised_tpot_s = inf
+        self.promised_ttft = self.promised_tpot = Promise(inf, 0.0)
         # Of one that is paid by the token, see `route.overflow`; None: it is the fleet's own.
         self.spending: Spending | None = None
         # What others are to learn from what is seen here; None: there are none.
@@ -103,7 +113,7 @@ class LivePool:
             return
         if now >= self.slowness_until:
             # What was learnt of its speed fades even while nobody is sent there.
-            self.slowness = self.tpot.factor(now)
+            self.slowness = self.pace.factor(now)
             self.slowness_until = now + FACTORS_S
         fresh_until = self.slowness_until
         if self.holders is not None:
@@ -135,6 +145,16 @@ class LivePool:
             return 0.0
         spent_s = self.speed.replica_s(new_tokens, cached_tokens, output_tokens, tpot_s or inf)
         return self.added_usd_per_s * self.slowness * spent_s
+
+    def start_at(self, slowness: float, now: float) -> None:
+        """Begins as though it had learnt how much slower than modelled its replicas are."""
+        for one in (self.ttft, self.tpot, self.pace):
+            one.start(slowness, now)
+        self.slowness_until = -inf
+
+    def idle_ttft_s(self, input_tokens: float, now: float) -> float:
+        """Of a prompt on a replica that has nothing else to do, corrected by what the pool has delivered."""
+        return self.speed.idle_s(input_tokens, 0.0) * self.ttft.factor(now)
 
     def most_usd(self, ask: Ask) -> float:
         """What a request may come to: as long as it says that its answer may be, or as they usually are."""
@@ -434,12 +454,10 @@ class Replica(ReplicaLoad):
         """An answer ended that took so long a token."""
         pool = self.pool
         self.factors_until = -inf
-        if pool.observations is not None:
-            # Each of several gateways looks at its own moments: a price that is read once a second would be another in
-            # each of them.
-            pool.slowness_until = -inf
+        pool.slowness_until = -inf
         self.touch()
         self.tpot.teach(ratio, now)
+        pool.pace.teach(ratio, now)
         pool.tpot_scatter.teach(error)
         pool.speed.saw_decode(in_flight, tpot_s)
 
@@ -522,7 +540,7 @@ class Flight:
         replica, whole_s = self.replica, now - self.started
         observed = whole_s - replica.pool.network_s
         ratio = log_ratio(observed, self.prediction.raw_ttft_s, _TTFT_GUARD_S)
-        error = log_ratio(whole_s, self.prediction.ttft_s, _TTFT_GUARD_S)
+        error = log_ratio(whole_s, max(self.prediction.ttft_s, self.prediction.ttft_limit_s), _TTFT_GUARD_S)
         replica.learn_first(ratio, error, self.ahead_tokens, observed, now)
         if replica.pool.observations is not None:
             replica.pool.observations.saw_first(replica.key, ratio, error, self.ahead_tokens, observed)
@@ -577,7 +595,7 @@ class Flight:
         if tpot_s <= 0.0:
             return None
         ratio = log_ratio(tpot_s, predicted.raw_tpot_s, _TPOT_GUARD_S)
-        error = log_ratio(tpot_s, predicted.tpot_s, _TPOT_GUARD_S)
+        error = log_ratio(tpot_s, max(predicted.tpot_s, predicted.tpot_limit_s), _TPOT_GUARD_S)
         there = 0.5 * (self.in_flight + replica.in_flight + replica.elsewhere.in_flight + 1)
         replica.learn_decode(ratio, error, there, tpot_s, now)
         if replica.pool.observations is not None:

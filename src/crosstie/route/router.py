@@ -71,14 +71,15 @@ class Router:
         return Decision("wait", "other gateways took every place while this was decided")
 
     def last_chance(self, ask: Ask, now: float) -> Decision | None:
-        """At the end of its patience the urgent is sent wherever there is room, and so is a prompt that is too long for
-        its TTFT on any idle replica: more replicas would not have helped it. After engines have stood still their
+        """At the end of its patience the urgent is sent wherever there is room, and so is a prompt that takes longer on
+        any idle replica than its TTFT, or than what its pool promises to others: more replicas would not have helped
+        it. After engines have stood still their
         predictions are trusted so little that nothing would be sent, and nothing learnt: then it is sent where it
         breaks no target with the margin of a fleet that works. None: it has waited for nothing."""
         if ask.priority < 1:
             return None
         own = [pool for pool in fitting(self.fleet.by_model.get(ask.model, []), ask) if pool.spending is None]
-        if ask.priority == 1 and not _too_long(ask, own):
+        if ask.priority == 1 and not _too_long(ask, own, now):
             if not any(pool.tpot_scatter.beyond_belief for pool in own):
                 return None
             ask.in_doubt = True
@@ -118,6 +119,12 @@ def _is_crowded(replica: Replica, now: float) -> bool:
     return replica.in_flight >= replica.advance(now).limit
 
 
-def _too_long(ask: Ask, pools: list[LivePool]) -> bool:
-    ttft_s, tokens = ask.ttft_s, ask.input_tokens
-    return bool(pools) and ttft_s is not None and all(pool.speed.idle_s(tokens, 0.0) >= ttft_s for pool in pools)
+def _too_long(ask: Ask, pools: list[LivePool], now: float) -> bool:
+    """Whether its prompt alone, on an idle replica, takes longer than it or others of the pool may wait, in every
+    pool."""
+    ttft_s = ask.ttft_s
+    if ttft_s is None:
+        return False
+    return bool(pools) and all(
+        pool.idle_ttft_s(ask.input_tokens, now) >= min(ttft_s, pool.promised_ttft.seconds) for pool in pools
+    )

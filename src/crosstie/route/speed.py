@@ -97,6 +97,8 @@ class Prediction:
         cached_tokens: float,
         raw_ttft_s: float,
         raw_tpot_s: float,
+        ttft_limit_s: float = 0.0,
+        tpot_limit_s: float = 0.0,
     ):
         self.ttft_s = ttft_s
         self.tpot_s = tpot_s
@@ -105,6 +107,9 @@ class Prediction:
         self.cached_tokens = cached_tokens
         self.raw_ttft_s = raw_ttft_s
         self.raw_tpot_s = raw_tpot_s
+        # What the replica may be filled up to before the request counts as late, margins taken off; 0: nobody looked.
+        self.ttft_limit_s = ttft_limit_s
+        self.tpot_limit_s = tpot_limit_s
 
     def finish_s(self, output_tokens: float) -> float:
         return self.ttft_s + max(output_tokens - 1.0, 0.0) * self.tpot_s

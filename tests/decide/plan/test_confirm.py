@@ -377,3 +377,45 @@ def test_what_a_pool_that_the_check_enlarged_does_in_the_place_of_others_is_save
     needed[:] = [2]
     larger, _ = search.checked(both)
     assert [one.replicas for one in larger.pools] == [pool.replicas + 1, 1]
+
+
+def test_next_to_a_fleet_are_those_with_its_pools_swapped_at_a_lower_price(
+    searched: "tuple[confirm._Search, confirm._Proposal]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In nodes of four GPUs, since a replica here is one."""
+    _, found = searched
+    (pool, *_), (column, *_) = found.pools, found.columns
+    assert pool.deployment.gpus == 1
+    monkeypatch.setattr(confirm, "_usd_per_hour", lambda _, pools: 4.0 * -(-sum(one.gpus for one in pools) // 4))
+    large, little = confirm.resized(pool, 6), replace(confirm.resized(pool, 3), name="little")
+    both = replace(found, pools=[large, little], columns=[column, column])
+    # Of twelve that are paid nine are used: one less of either saves a node.
+    assert [[one.replicas for one in near.pools] for near in confirm._next_to(both, 12.0)] == [[5, 3], [6, 2]]
+    # For two nodes less the large pool gives five, and the little one takes no more than the node has left; alone it
+    # has not as many.
+    assert [[one.replicas for one in near.pools] for near in confirm._next_to(both, 8.0)] == [[1, 3]]
+    more = replace(both, pools=[large, replace(confirm.resized(pool, 2), name="little")])
+    assert [[one.replicas for one in near.pools] for near in confirm._next_to(more, 8.0)] == [[2, 2]]
+    assert confirm._next_to(replace(found, pools=[large], columns=[column]), 12.0) == []
+
+
+def test_a_cheaper_fleet_that_hardly_missed_is_the_answer_where_it_holds_with_fresh_seeds(
+    searched: "tuple[confirm._Search, confirm._Proposal]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, found = searched
+    (pool, *_), (column, *_) = found.pools, found.columns
+    dear, cheap, cheaper = (
+        replace(found, pools=[confirm.resized(pool, n)], columns=[column])
+        for n in (pool.replicas + 4, pool.replicas + 2, pool.replicas + 1)
+    )
+    holds = {dear.pools[0].replicas, cheap.pools[0].replicas}
+    levels = {cheap.pools[0].replicas: 1.2, cheaper.pools[0].replicas: 1.2}
+    monkeypatch.setattr(
+        confirm, "_missing", lambda of, pools, most=inf: (set() if pools[0].replicas in holds else {"chat"}, [])
+    )
+    monkeypatch.setattr(Bench, "levels", lambda self, pools, load=1.0, most=inf: {"chat": levels[pools[0].replicas]})
+    monkeypatch.setattr(search, "near", [cheap, cheaper])
+    assert search.checked(dear)[0] is cheap
+    # One seed that speaks clearly against a fleet is enough.
+    levels[cheap.pools[0].replicas] = 1.4
+    assert search.checked(dear)[0].pools == dear.pools

@@ -166,7 +166,9 @@ class Bench:
             self.catalog, self._fleet(few), None, seed, prefixes=False, tell=tally.add, tables=self._tables
         )
         slower = self.scaling([pool.deployment for pool in few]).tpot
-        for pool, factor in zip(few, slower, strict=True):
+        for pool, live, factor in zip(few, simulator.live.pools, slower, strict=True):
+            # A gateway that has run for longer than this knows it.
+            live.start_at(float(factor), 0.0)
             for number in range(pool.replicas):
                 simulator.engines[_address(pool, number)].slower = float(factor)
         for request in sent:

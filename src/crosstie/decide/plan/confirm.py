@@ -57,6 +57,9 @@ _HOPE = 1.08
 _WORTH_TRYING = 0.99
 # Where fresh seeds miss: how often replicas are added, and how many, each time twice as many.
 _GROWN, _GROWTH, _TO_GROW = 6, 0.03, 6
+# Misses over those allowed up to which a fleet may have missed by the chance of one seed; and how many cheaper fleets
+# are checked beside the one that was found.
+_BY_CHANCE, _SECOND_LOOKS = 1.3, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,8 @@ class _Search:
         # By pool: how much more it takes than its closed form says.
         self.found: Learnt = learnt
         self.best: _Proposal | None = None
+        # Those that hardly missed: one seed says little of a fleet that is near.
+        self.near: list[_Proposal] = []
 
     @property
     def put(self) -> _Put:
@@ -293,6 +298,8 @@ class _Search:
                 self.best = proposed
                 if rounds == _RIVAL_ROUNDS:
                     break
+            elif self._is_near(proposed):
+                self.near.append(proposed)
         return self.best or (self._grown(last) if last is not None else None)
 
     def _try(self, proposed: _Proposal, factors: Array, corrects: bool) -> bool:
@@ -388,7 +395,36 @@ class _Search:
         return best
 
     def checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass]]:
-        """The fleet with fresh seeds; where a class misses, its pools get more replicas, no more than that takes."""
+        """The fleet with fresh seeds, or a cheaper one that holds with these: of those that hardly missed with the
+        search's, and of those next to it."""
+        answer, classes = self._checked(found)
+        looked, tried = 0, {fleet_key(answer.pools)}
+        while looked < _SECOND_LOOKS:
+            paid = _usd_per_hour(answer.asked, answer.pools) * _WORTH_TRYING
+            others = [one for one in self.near if _usd_per_hour(one.asked, one.pools) < paid] + _next_to(answer, paid)
+            others = [one for one in others if fleet_key(one.pools) not in tried]
+            if not others:
+                break
+            other = min(others, key=lambda one: _usd_per_hour(one.asked, one.pools))
+            tried.add(fleet_key(other.pools))
+            looked += 1
+            if self._is_near(other):
+                missing, then = _missing(other.of, other.pools)
+                if not missing:
+                    answer, classes = other, then
+        return answer, classes
+
+    def _is_near(self, fleet: _Proposal) -> bool:
+        """Whether a fleet holds, or hardly misses, with the search's seed."""
+        for model, bench in fleet.of.benches.items():
+            bench.left += 1
+            found = bench.levels(_of(model, fleet.pools), most=_BY_CHANCE)
+            if found is None or max(found.values()) > _BY_CHANCE:
+                return False
+        return True
+
+    def _checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass]]:
+        """Where a class misses, its pools get more replicas, no more than that takes."""
         pools, classes = enlarged(found.pools, lambda pools: _missing(found.of, pools))
         larger = replace(found, pools=pools)
         if classes is None:
@@ -472,7 +508,35 @@ def _of(model: str, pools: Sequence[PoolPlan]) -> list[PoolPlan]:
 
 def _without(pools: Sequence[PoolPlan], place: int, step: int) -> list[PoolPlan]:
     """With so many replicas less of one pool."""
-    return [replace(one, replicas=one.replicas - step) if i == place else one for i, one in enumerate(pools)]
+    return [resized(one, one.replicas - step) if i == place else one for i, one in enumerate(pools)]
+
+
+def _next_to(fleet: _Proposal, below: float) -> list[_Proposal]:
+    """Fleets below a price with fewer replicas of one of a model's pools, and with as many more of its others as come
+    with the nodes. Of a pool that is alone `shrunk` knows what it bears."""
+    found = []
+    for place, pool in enumerate(fleet.pools):
+        others = [
+            i for i, one in enumerate(fleet.pools) if one.deployment.model is pool.deployment.model and i != place
+        ]
+        for step in range(1, pool.replicas if others else 0):
+            fewer = _without(fleet.pools, place, step)
+            usd = _usd_per_hour(fleet.asked, fewer)
+            if usd < below:
+                break
+        else:
+            continue
+        # No more GPUs than it had: there may be no others.
+        free = step * pool.deployment.gpus
+        for other in others:
+            one = fewer[other].deployment
+            while one.accelerator is pool.deployment.accelerator and one.gpus <= free:
+                larger = _without(fewer, other, -1)
+                if _usd_per_hour(fleet.asked, larger) > usd:
+                    break
+                fewer, free = larger, free - one.gpus
+        found.append(replace(fleet, pools=fewer))
+    return found
 
 
 def _can_carry_all(fleet: _Proposal) -> bool:

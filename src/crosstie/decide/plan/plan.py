@@ -257,7 +257,8 @@ def _own_plan(
         return found
     on_progress(0, 0, "the same with prefill and decode apart")
     apart = planned(better, True)
-    if not apart.fleet:
+    if not apart.fleet or (found.confirmed and not apart.confirmed):
+        # What simulation could not confirm does not stand against what it did.
         return found
     simple = 1.0 - workload.constraints.simplicity
     if found.fleet and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple:
