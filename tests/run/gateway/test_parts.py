@@ -12,6 +12,7 @@ from crosstie.route.lengths import Lengths
 from crosstie.run.gateway.asks import _attached_tokens
 from crosstie.run.gateway.backend import IN_A_ROW, Breaker, engine_load
 from crosstie.run.gateway.body import Attached, read_body, usage_of, with_model, with_usage_requested
+from crosstie.run.gateway.transcript import DONE, is_done
 
 
 def body(**fields: object) -> bytes:
@@ -251,3 +252,9 @@ vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.1
         0.25,
     )
     assert engine_load(b"nothing_known 1\n") is None
+
+
+@given(st.lists(st.sampled_from([b"data: ", b"data:", b"[DONE]", b"\n", b"\r\n", b" ", b"{}", b"dat"]), max_size=12))
+def test_the_last_word_is_found_where_its_pattern_finds_it(said: list[bytes]) -> None:
+    events = b"".join(said)
+    assert is_done(events) == (DONE.search(events) is not None)

@@ -119,8 +119,9 @@ class RequestBody:
         # Prompts beside each other, each of which is answered.
         self.prompts, ids_bytes = 1, 0
         self.token_ids: int | None = None
-        # One of these is in every mark: where neither is, nothing else is looked for.
-        marked = b'_url"' in body or b'"input_' in body
+        # One of these is in every mark: where neither is, nothing else is looked for. By `find`, since `in` takes bytes
+        # for a number first, and makes an exception of it.
+        marked = body.find(b'_url"') >= 0 or body.find(b'"input_') >= 0
         messages, prompt, asked = values[_READ_AT], values[_READ_AT + 1], values[_READ_AT + 2]
         parts: list[bytes] = []
         for given in (messages, prompt, asked):

@@ -12,7 +12,7 @@ from crosstie.run.gateway.body import Usage, read_answer, usage_in, usage_of
 from crosstie.run.gateway.choices import Choices
 from crosstie.run.gateway.fields import AnswerFields
 from crosstie.run.gateway.seam import Seam
-from crosstie.run.gateway.transcript import DONE, Transcript
+from crosstie.run.gateway.transcript import DONE, Transcript, is_done
 from crosstie.run.wire.server import Reply
 from crosstie.run.wire.sse import Events, payloads
 
@@ -122,21 +122,24 @@ class StreamRelay:
         new = data[len(known) :] if usual else data
         alone = new.find(b"\n") == len(new) - 2
         if transcript is not None:
-            # An error begins its line, which a single event of the usual kind does not.
-            if reply.started and (self.unsaid or b'"abort"' in new or (not (alone and usual) and b"error" in new)):
+            # An error begins its line, which a single event of the usual kind does not. Bytes are searched by `find`:
+            # `in` takes them for a number first, and makes an exception of it each time.
+            if reply.started and (
+                self.unsaid or new.find(b'"abort"') >= 0 or (not (alone and usual) and new.find(b"error") >= 0)
+            ):
                 data, alone = self._until_trouble(data), False
                 if not data:
                     return False
                 new = data
             transcript.add(data)
-        if _USAGE in new:
+        if new.find(_USAGE) >= 0:
             data = self._without_usage(data, alone and usual)
             if not data:
                 return False
         self._before_that, self._before, self._last = self._before, self._last, data
         if not reply.started:
             data, alone = self._opening + data, False
-            if self.has_error or _ERROR.search(data):
+            if self.has_error or _has_error(data):
                 self.has_error = True
                 self._opening = data[:_MOST_ERROR]
                 found = _CLIENT_ERROR.search(data)
@@ -193,7 +196,7 @@ class StreamRelay:
         if self.hide_continuous and (usual or not (b'"choices":[]' in data or b'"choices": []' in data)):
             # The latest is enough, and is read when the stream has broken off.
             self._counting = data
-            return _uncounted(data)
+            return _uncounted(data, alone=usual)
         for payload in payloads(data):
             if _USAGE in payload:
                 self.usage = usage_of(payload) or self.usage
@@ -245,13 +248,12 @@ class StreamRelay:
         latest = self.latest
         if self.unsaid:
             return False
-        # What a pattern cannot do without is found sooner than the pattern.
-        if b"error" in latest and _ERROR.search(latest):
+        if _has_error(latest):
             self.has_error = True
             return False
-        if b'"abort"' in latest and _ABORTED.search(latest):
+        if latest.find(b'"abort"') >= 0 and _ABORTED.search(latest):
             return False
-        done = self.reply.started and b"[DONE]" in latest and DONE.search(latest) is not None
+        done = self.reply.started and is_done(latest)
         if self.choices is not None:
             return self.choices.all_ended or (done and self.choices.all_seen_ended)
         return done or _FINISHED.search(latest) is not None
@@ -261,6 +263,11 @@ class StreamRelay:
             self.reply.start(self.status, self.headers, None)
             self.reply.write(self._opening)
         self.reply.end()
+
+
+def _has_error(events: bytes) -> bool:
+    # What a pattern cannot do without is found sooner than the pattern.
+    return events.find(b"error") >= 0 and _ERROR.search(events) is not None
 
 
 def _says_nothing(events: bytes) -> bool:
@@ -294,14 +301,14 @@ def _only_usage(event: bytes) -> bool:
     return _USAGE in event and (b'"choices":[]' in event or b'"choices": []' in event)
 
 
-def _uncounted(events: bytes) -> bytes:
-    """Without the usage in them."""
+def _uncounted(events: bytes, alone: bool = False) -> bytes:
+    """Without the usage in them. `alone`: they are known to be one."""
     at = events.find(b',"usage":{')
     if (
         at >= 0
         and events.endswith(b"}}\n\n")
         and events.find(b'},"', at) < 0
-        and events.find(b"\n\n") == len(events) - 2
+        and (alone or events.find(b"\n\n") == len(events) - 2)
     ):
         # The last thing in a single event, as vLLM writes it.
         return events[:at] + b"}\n\n"

@@ -89,7 +89,7 @@ class Transcript:
         if not events:
             return
         try:
-            self.done = self.done or DONE.search(events) is not None
+            self.done = self.done or is_done(events)
             for chunk in _chunks(events):
                 self._note(chunk)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -167,6 +167,12 @@ class Transcript:
         """Nothing more is kept: it will not be used."""
         self.why_not = self.why_not or why
         self.texts, self._events, self._compressed = [], [], []
+
+
+def is_done(events: bytes) -> bool:
+    """Whether the last word is among them; as `DONE` finds it, and sooner."""
+    lines = b"\n" + events
+    return lines.find(b"\ndata: [DONE]") >= 0 or lines.find(b"\ndata:[DONE]") >= 0
 
 
 def _other_than_text(delta: DeltaFields) -> str:
