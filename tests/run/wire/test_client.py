@@ -56,6 +56,10 @@ async def heard(port: int) -> list[object]:
     [
         (OK, [200, b"hi", "ended"]),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n0\r\n\r\n", [200, b"hi", "ended"]),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n2\r\nbc\r\n1\r\nd\r\n0\r\n\r\n",
+            [200, b"abcd", "ended"],
+        ),
         (b"HTTP/1.1 100 Continue\r\n\r\n" + OK, [200, b"hi", "ended"]),
         # Without a length, the connection's end is the answer's.
         (b"HTTP/1.1 200 OK\r\n\r\nhi", [200, b"hi", "ended"]),

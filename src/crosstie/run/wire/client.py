@@ -24,6 +24,10 @@ _DISTRUST_S: Final = 60.0
 _MOST_HEAD: Final = 64 * 1024
 _USUAL: Final = b"HTTP/1.1 200 OK\r\n"
 _POLLS: Final = hasattr(select, "poll")
+# Names of headers as servers write them, and in small letters: a few servers say the same few all the time.
+_names: Final[dict[bytes, bytes]] = {}
+_MOST_NAMES: Final = 512
+_LONGEST_NAME: Final = 64
 
 
 class ResponseHandler(Protocol):
@@ -57,7 +61,9 @@ class Connection:
     def _reset(self) -> None:
         self._headers: Headers = []
         self._head_bytes = self._before_head = 0
-        self._pieces: list[bytes] = []
+        # What has come of the body in one read: nearly always one piece, for which no list is made.
+        self._piece = b""
+        self._more: list[bytes] = []
         self._complete = self._keep = self._usual = False
         self._headed = self._paused = False
         # The end of an answer without a length is the end of its connection.
@@ -103,9 +109,11 @@ class Connection:
             if self._before_head > _MOST_HEAD:
                 self._lose(ConnectionError(f"answer has more than {_MOST_HEAD} bytes before its body"))
                 return
-        if self._pieces:
-            pieces, self._pieces = self._pieces, []
-            handler.on_body(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        if self._piece:
+            piece, self._piece = self._piece, b""
+            if self._more:
+                piece, self._more = piece + b"".join(self._more), []
+            handler.on_body(piece)
         if self._complete and self.handler is handler:
             self._finish(self._keep)
 
@@ -145,7 +153,12 @@ class Connection:
         if self._headed:
             # After the body: nobody waits for it any more, and whoever has the headers must not see them change.
             return
-        name = name.lower()
+        small = _names.get(name)
+        if small is None:
+            small = name.lower()
+            if len(_names) < _MOST_NAMES and len(name) <= _LONGEST_NAME:
+                _names[name] = small
+        name = small
         if name == b"content-length":
             self._until_close = False
         elif name == b"transfer-encoding":
@@ -168,7 +181,10 @@ class Connection:
             self.handler.on_head(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
+        if self._piece:
+            self._more.append(body)
+        else:
+            self._piece = body
 
     def on_message_complete(self) -> None:
         self._complete = self._headed
