@@ -56,6 +56,7 @@ _CHUNK: Final = re.compile(
     rb"([0-9A-Fa-f]++)(?:[ \t]*+;[ \t]*+" + _TOKEN + rb"(?:[ \t]*+=[ \t]*+(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?+)*+"
 )
 _NO_REQUEST: Final = Request("", "", "", {}, b"")
+_CR: Final = 0x0D
 # What is to come next of a request.
 _HEAD: Final = 0
 _BODY: Final = 1
@@ -145,7 +146,7 @@ class RequestParser:
 
     def _read_head(self) -> bool:
         data, at, limits = self._data, self._at, self._limits
-        if data.startswith(b"\r\n", at) and not self._blank:
+        if at < len(data) and data[at] == _CR and data.startswith(b"\r\n", at) and not self._blank:
             # One empty line before a request: some send it after the last one's body (RFC 9112, 2.2).
             self._blank = True
             at += 2
