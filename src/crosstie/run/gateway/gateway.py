@@ -40,12 +40,12 @@ from crosstie.run.gateway.messages_reply import MessagesReply
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.responses import PATH
-from crosstie.run.gateway.roads import FORMS, MESSAGES
+from crosstie.run.gateway.roads import FORMS, MESSAGES, SERVED
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
 from crosstie.run.wire.files import most_files
 from crosstie.run.wire.request import BadRequest, Request
-from crosstie.run.wire.server import Reply
+from crosstie.run.wire.server import Handler, Reply
 from crosstie.run.wire.way import Way, way_of
 
 # How often timeouts, the queue's deadlines and idle connections are looked at.
@@ -242,6 +242,17 @@ class Gateway:
         )
 
     # Requests
+
+    def front(self, otherwise: Handler) -> Handler:
+        """What nearly every request is goes on from compiled code at once; `otherwise` takes all."""
+
+        def take(request: Request, reply: Reply) -> None:
+            if request.method == "POST" and request.path in SERVED and not self.context.serving.cors_origins:
+                self.serve(request, reply)
+            else:
+                otherwise(request, reply)
+
+        return take
 
     def serve(self, request: Request, reply: Reply) -> None:
         """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""

@@ -60,7 +60,7 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
         else:
             _tell(gateway, request, reply, None)
 
-    return handle
+    return gateway.front(handle)
 
 
 def _count_first(tokenizing: Tokenizing, gateway: Gateway, request: Request, reply: Reply) -> None:
