@@ -25,7 +25,8 @@ class Events:
             data, self.held = self.held + data, b""
             return data
         data = self.held + data if self.held else data
-        if b"\r" in data and b"\r\n\r\n" in data:
+        # By `find`: `in` takes bytes for a number first, and makes an exception of it.
+        if data.find(b"\r") >= 0 and data.find(b"\r\n\r\n") >= 0:
             end = max(data.rfind(b"\r\n\r\n") + 4, data.rfind(_END) + 2)
         else:
             end = data.rfind(_END) + 2
