@@ -76,6 +76,8 @@ def test_who_may_take_as_long_as_it_takes_says_nothing_of_scatter() -> None:
     wide = one.margin(1.64)
     for _ in range(100):
         one.teach(log_ratio(5.0, math.inf, 0.02))
+        # As another gateway tells it.
+        one.teach(-8.0)
     assert one.margin(1.64) == wide
 
 

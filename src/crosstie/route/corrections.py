@@ -15,6 +15,8 @@ _FARTHEST: Final = 1.1
 # Factors from a tenth to forty.
 _LEAST: Final = -2.3
 _LARGEST: Final = 3.7
+# Errors up to this are of those that had no limit: what gateways tell each other goes no lower.
+_NO_LIMIT: Final = -8.0
 # Scatter: the least variance, with which it starts; what one request changes of it, the farthest that one counts for,
 # and the most scatter that there is on a fleet that works, if badly.
 _SCATTER_LEAST: Final = 0.01
@@ -92,8 +94,7 @@ class Scatter:
         self._variance = _SCATTER_LEAST
 
     def teach(self, error: float) -> None:
-        if error == -inf:
-            # It had no limit.
+        if error <= _NO_LIMIT:
             return
         # Coming sooner breaks no target.
         bounded = min(max(error, 0.0), _SCATTER_FARTHEST)
