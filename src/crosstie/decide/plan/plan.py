@@ -259,11 +259,17 @@ def _own_plan(
     apart = planned(better, True)
     if not apart.fleet or (found.confirmed and not apart.confirmed):
         # What simulation could not confirm does not stand against what it did.
-        return found
+        return replace(found, outlooks=[_of_one_model_alone(one) for one in found.outlooks])
     simple = 1.0 - workload.constraints.simplicity
     if found.fleet and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple:
         return replace(found, apart=_beside(apart, found))
     return replace(apart, together=_beside(found, apart), outlooks=found.outlooks)
+
+
+def _of_one_model_alone(one: Outlook) -> Outlook:
+    if not one.pays:
+        return one
+    return replace(one, why="the search found no such fleet that holds when simulated whole", pays=False)
 
 
 def _beside(other: Plan, answer: Plan) -> Alternative | None:
