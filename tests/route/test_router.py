@@ -195,16 +195,21 @@ def test_who_is_sent_at_the_end_of_its_patience(changes: dict[str, Any], sent: b
     assert decision is None or decision.outcome == "send"
 
 
-def test_a_prompt_that_would_stand_before_others_on_any_idle_replica_is_sent_at_the_end_of_its_patience() -> None:
+@pytest.mark.parametrize("ttft_s", [20.0, None])
+def test_a_prompt_that_would_stand_before_others_on_any_idle_replica_is_sent_at_the_end_of_its_patience(
+    ttft_s: float | None,
+) -> None:
     """However many replicas there were, it could not come in time without that."""
     fleet = live(pool("amd", replicas=2))
     for replica in fleet.replicas():
         load(replica, 4)
     router = Router(fleet, make_policy("cheapest-meeting-target"))
-    long = ask(patience_s=10.0, input_tokens=30_000.0, ttft_s=20.0, tpot_s=None)
-    fleet.pools[0].promised_ttft = Promise(0.1, 1.64)
-    assert router.decide(long, 0.0).outcome == "wait"
-    assert router.last_chance(long, 10.0) is not None
+    # The last by its margin alone.
+    for promised_s in (0.1, 1.05 * fleet.pools[0].idle_ttft_s(30_000.0, 0.0)):
+        long = ask(patience_s=10.0, input_tokens=30_000.0, ttft_s=ttft_s)
+        fleet.pools[0].promised_ttft = Promise(promised_s, 1.64)
+        assert router.decide(long, 0.0).outcome == "wait"
+        assert router.last_chance(long, 10.0) is not None
     fleet.pools[0].promised_ttft = Promise(5.0, 1.64)
     for replica in fleet.replicas():
         load(replica, 100, decoding=False, input_tokens=8000.0)

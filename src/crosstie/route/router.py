@@ -7,6 +7,7 @@ that decide at once.
 """
 
 from collections.abc import Collection
+from math import inf
 from typing import Final
 
 from crosstie.route.adapters import with_adapters
@@ -73,9 +74,9 @@ class Router:
     def last_chance(self, ask: Ask, now: float) -> Decision | None:
         """At the end of its patience the urgent is sent wherever there is room, and so is a prompt that takes longer on
         any idle replica than its TTFT, or than what its pool promises to others: more replicas would not have helped
-        it. After engines have stood still their
-        predictions are trusted so little that nothing would be sent, and nothing learnt: then it is sent where it
-        breaks no target with the margin of a fleet that works. None: it has waited for nothing."""
+        it. After engines have stood still their predictions are trusted so little that nothing would be sent, and
+        nothing learnt: then it is sent where it breaks no target with the margin of a fleet that works. None: it has
+        waited for nothing."""
         if ask.priority < 1:
             return None
         own = [pool for pool in fitting(self.fleet.by_model.get(ask.model, []), ask) if pool.spending is None]
@@ -120,11 +121,12 @@ def _is_crowded(replica: Replica, now: float) -> bool:
 
 
 def _too_long(ask: Ask, pools: list[LivePool], now: float) -> bool:
-    """Whether its prompt alone, on an idle replica, takes longer than it or others of the pool may wait, in every
-    pool."""
-    ttft_s = ask.ttft_s
-    if ttft_s is None:
-        return False
-    return bool(pools) and all(
-        pool.idle_ttft_s(ask.input_tokens, now) >= min(ttft_s, pool.promised_ttft.seconds) for pool in pools
-    )
+    """Whether its prompt alone, on an idle replica, takes longer than it may wait, or than leaves others of the pool
+    their margin, in every pool."""
+    ttft_s = inf if ask.ttft_s is None else ask.ttft_s
+    for pool in pools:
+        promised = pool.promised_ttft
+        limit_s = promised.seconds / pool.ttft_scatter.margin(promised.deviations, True)
+        if pool.idle_ttft_s(ask.input_tokens, now) < min(ttft_s, limit_s):
+            return False
+    return bool(pools)
