@@ -215,7 +215,8 @@ async def test_a_backend_that_keeps_failing_is_left_alone_and_taken_back() -> No
         async with running(fleet) as at:
             for _ in range(20):
                 assert (await at.ask()).status == 200
-            assert len(bad.hit) == 5
+            # On a busy machine a probe may have been one of the five faults.
+            assert 4 <= len(bad.hit) <= 5
             assert await at.metric("crosstie_breaker_open", pool="bad") == 1
             bad.mode = "ok"
             await until(lambda: at.gateway.backends[bad.url].replica.up)
