@@ -38,7 +38,7 @@ from crosstie.port.capture.subject import (
     with_device_and_seed,
 )
 from crosstie.port.capture.tape import NotFollowed, TapeEntry, address
-from crosstie.port.capture.twin import EndedProcess, Twin
+from crosstie.port.capture.twin import EndedProcess, Twin, without_onednn
 
 Numbers = dict[str, Any]
 _DEPTH = 6
@@ -213,10 +213,11 @@ def check_on(device: Device, fn: Any, inputs: Source, *, state: Callable[..., An
             fn, "a function that torch.compile has wrapped", "give the function itself, not torch.compile(function)"
         )
     threads = torch.get_num_threads()
-    # One thread, here and in the twin: sums come out alike, and a forked process has no other threads.
+    # One thread and one library, here and in the twin: sums come out alike, and a forked process has no other threads.
     torch.set_num_threads(1)
     try:
-        return _checked(device, fn, inputs, state)
+        with without_onednn():
+            return _checked(device, fn, inputs, state)
     except NotFollowed:
         # While inputs or state were made.
         return CaptureResult(verdict="unknown", hazards=tuple(device.unfollowed))

@@ -6,13 +6,27 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from crosstie.core.errors import BadInput
+
+
+@contextmanager
+def without_onednn() -> Iterator[None]:
+    """On Arm processors oneDNN waits for threads that it had before a fork, for ever, however many PyTorch may use."""
+    # Not by its `flags`, which warns of settings for other devices.
+    backend: Any = torch.backends.mkldnn
+    before = backend.enabled
+    backend.enabled = False
+    try:
+        yield
+    finally:
+        backend.enabled = before
 
 
 class EndedProcess(BadInput):
@@ -65,7 +79,9 @@ def _work_and_leave(work: Callable[[], Any], write: int, heard: bool) -> None:
             os.dup2(silent, 2)
             sys.stdout = sys.stderr = io.StringIO()
         said = io.BytesIO()
-        torch.save(work(), said, pickle_module=pickle)
+        torch.set_num_threads(1)
+        with without_onednn():
+            torch.save(work(), said, pickle_module=pickle)
         with os.fdopen(write, "wb") as pipe:
             pipe.write(said.getvalue())
         if heard:
