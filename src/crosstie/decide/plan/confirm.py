@@ -273,7 +273,7 @@ class _Search:
         """The cheapest fleet that holds; None where none was found."""
         hope = 1.0
         tried: set[tuple[int, FleetKey]] = set()
-        last: _Proposal | None = None
+        tries: list[tuple[float, _Proposal]] = []
         for number in range(rounds):
             proposed, factors = self._next(hope)
             if proposed is not None and len(self.every) == 1:
@@ -293,14 +293,17 @@ class _Search:
             tried.add(fleet)
             label = ", ".join(f"{pool.gpus} {pool.deployment.accelerator.id}" for pool in proposed.pools)
             self.on_progress(number, rounds, f"simulating {label}")
-            last = proposed
             if self._try(proposed, factors, number < rounds - 1):
                 self.best = proposed
                 if rounds == _RIVAL_ROUNDS:
                     break
             elif self._is_near(proposed):
                 self.near.append(proposed)
-        return self.best or (self._grown(last) if last is not None else None)
+            tries.append((_worst(proposed), proposed))
+        if self.best is not None or not tries:
+            return self.best
+        # What misses least needs least.
+        return self._grown(min(tries, key=lambda one: one[0])[1])
 
     def _try(self, proposed: _Proposal, factors: Array, corrects: bool) -> bool:
         """Whether the fleet holds; corrects its pools, where another is still to be proposed by that."""
@@ -504,6 +507,12 @@ def _missing(
 def _of(model: str, pools: Sequence[PoolPlan]) -> list[PoolPlan]:
     """Those of a model that carry anything."""
     return [pool for pool in pools if pool.deployment.model.id == model and pool.carried]
+
+
+def _worst(fleet: _Proposal) -> float:
+    """Of all classes, misses over those allowed; without end where nobody looked."""
+    found = [bench.levels(_of(model, fleet.pools)) for model, bench in fleet.of.benches.items()]
+    return max((max(levels.values()) if levels else inf for levels in found), default=inf)
 
 
 def _without(pools: Sequence[PoolPlan], place: int, step: int) -> list[PoolPlan]:
