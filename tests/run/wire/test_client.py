@@ -2,13 +2,14 @@ import asyncio
 import os
 
 import pytest
+from hypothesis import given, strategies as st
 from tests.run.wire.sockets import origin_of, scripted, serving
 from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers
+from crosstie.run.wire.client import Connection, Headers, Origin
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.request import Request
@@ -231,3 +232,94 @@ def test_an_address_taken_apart(url: str, base: str, root: str, port: int) -> No
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(BadInput):
         Address(url)
+
+
+class Kept(asyncio.Transport):
+    """A transport of no socket; `shut` once its connection was given up."""
+
+    shut = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return None
+
+    def write(self, data: object) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None:
+        self.shut = True
+
+
+def told_of(answers: list[tuple[bytes, int]], *, remembers: bool) -> list[object]:
+    """What is told of answers, one after the other on a connection as long as that is kept, each of which comes in two
+    reads if it is cut; by a client that remembers the head of the last one, or does not."""
+    loop = asyncio.new_event_loop()
+    try:
+        origin, told = Origin(loop, Address("http://h/v1")), list[object]()
+        connection, transport = Connection(origin), Kept()
+        connection.connection_made(transport)
+        for answer, cut in answers:
+            listener = Named()
+            connection.send(b"", listener)
+            for piece in (answer[:cut], answer[cut:]) if cut else (answer,):
+                if not remembers:
+                    origin.known = None
+                if not transport.shut:
+                    connection.data_received(piece)
+            told += [*listener.told, "|"]
+            if transport.shut:
+                break
+        return [*told, transport.shut]
+    finally:
+        loop.close()
+
+
+class Named(Heard):
+    def on_head(self, status: int, headers: Headers) -> None:
+        self.told += [status, *headers]
+
+
+HEADS = (
+    b"content-type: application/json\r\ncontent-length: %b\r\n",
+    b"Content-Length: %b\r\ndate: now\r\n",
+    b"content-length: %b\r\nconnection: close\r\n",
+    b"x: content-length: %b\r\ncontent-length: %b\r\n",
+    b"content-length:%b\r\n",
+    b"content-length: %b \r\n",
+)
+
+
+@st.composite
+def an_answer(draw: st.DrawFn) -> tuple[bytes, int]:
+    body = draw(st.sampled_from((b"", b"a", b"hi", b"{}\r\n\r\n", b"0123456789")))
+    length = draw(st.sampled_from((b"%d", b"%d", b"%d", b"0%d", b"+%d", b"%d0", b"%020d"))) % len(body)
+    head = draw(st.sampled_from((*HEADS[:2], *HEADS[:2], *HEADS)))
+    status = draw(st.sampled_from((b"200 OK", b"200 OK", b"200 OK", b"404 Not Found")))
+    after = draw(st.sampled_from((b"", b"", b"", b"!", OK)))
+    answer = b"HTTP/1.1 %b\r\n%b\r\n%b%b" % (status, head.replace(b"%b", length), body, after)
+    return answer, draw(st.sampled_from((0, 0, 0, 5, len(answer) - 1)))
+
+
+@given(st.lists(an_answer(), min_size=1, max_size=5))
+def test_a_head_that_comes_again_is_told_as_one_that_was_read(answers: list[tuple[bytes, int]]) -> None:
+    assert told_of(answers, remembers=True) == told_of(answers, remembers=False)
+
+
+def test_a_head_that_comes_again_but_for_its_length_is_not_read_again() -> None:
+    loop = asyncio.new_event_loop()
+    origin = Origin(loop, Address("http://h/v1"))
+    connection, listener = Connection(origin), Named()
+    connection.connection_made(Kept())
+    for length in (2, 0, 10):
+        connection.send(b"", listener)
+        connection.data_received(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (length, b"x" * length))
+        known = origin.known
+        assert known is not None
+        # Kept of the first, and of none that it was enough for.
+        assert known.headers == [(b"content-length", b"2")]
+    loop.close()
+    assert [one for one in listener.told if isinstance(one, tuple)] == [
+        (b"content-length", b"2"), (b"content-length", b"0"), (b"content-length", b"10"),
+    ]  # fmt: skip

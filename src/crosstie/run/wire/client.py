@@ -23,6 +23,10 @@ _DISTRUST_S: Final = 60.0
 # Bytes that may come of an answer before its body: its head, and the interim answers before it.
 _MOST_HEAD: Final = 64 * 1024
 _USUAL: Final = b"HTTP/1.1 200 OK\r\n"
+# Of a backend, the last head of such an answer is kept, up to so many bytes: nearly all answers have the same again,
+# but for the length of their body.
+_LONGEST_HEAD: Final = 2048
+_MOST_DIGITS: Final = 18
 _POLLS: Final = hasattr(select, "poll")
 # Names of headers as servers write them, and in small letters: a few servers say the same few all the time.
 _names: Final[dict[bytes, bytes]] = {}
@@ -42,6 +46,14 @@ class ResponseHandler(Protocol):
     def on_lost(self, error: Exception | None) -> None: ...
 
 
+class _KnownHead:
+    """A head that has been read: what comes before the length in it and after it, up to the body, and its fields, of
+    which the one at this place is the length."""
+
+    def __init__(self, before: bytes, after: bytes, headers: Headers, at: int):
+        self.before, self.after, self.headers, self.at = before, after, headers, at
+
+
 class Connection:
     """One connection, a request at a time. An asyncio protocol by its methods, not its base, so that it compiles."""
 
@@ -55,15 +67,21 @@ class Connection:
         self.idle_since = 0.0
         # Asks the kernel whether anything has come that the loop has not told of yet.
         self._unread: Any = None
+        self._headers: Headers = []
+        # What has come of the body in one read: nearly always one piece, for which no list is made.
+        self._piece = b""
+        self._more: list[bytes] = []
         self._reset()
         self._parser = httptools.HttpResponseParser(self)
 
     def _reset(self) -> None:
-        self._headers: Headers = []
-        self._head_bytes = self._before_head = 0
-        # What has come of the body in one read: nearly always one piece, for which no list is made.
+        # Those who were told of an answer may have its lists: only what is empty still is used again.
+        if self._headers:
+            self._headers = []
+        if self._more:
+            self._more = []
         self._piece = b""
-        self._more: list[bytes] = []
+        self._head_bytes = self._before_head = 0
         self._complete = self._keep = self._usual = False
         self._headed = self._paused = False
         # The end of an answer without a length is the end of its connection.
@@ -86,8 +104,12 @@ class Connection:
             self.origin.distrust()
             self.abort()
             return
-        if not self.answered:
+        first = not self.answered
+        if first:
             self.answered = True
+            known = self.origin.known
+            if known is not None and self._is_known(known, data, handler):
+                return
             self._usual = data.startswith(_USUAL)
         try:
             self._parser.feed_data(data)
@@ -115,7 +137,46 @@ class Connection:
                 piece, self._more = piece + b"".join(self._more), []
             handler.on_body(piece)
         if self._complete and self.handler is handler:
+            if first and self._usual and self._keep:
+                self._know(data)
             self._finish(self._keep)
+
+    def _is_known(self, known: _KnownHead, data: bytes, handler: ResponseHandler) -> bool:
+        """Whether it is a whole answer, and no more than that, with a head that was read before: then it is taken, and
+        nothing of its head is looked at but the length."""
+        if not data.startswith(known.before):
+            return False
+        at, after = len(known.before), known.after
+        end = data.find(after, at, at + _MOST_DIGITS + len(after))
+        if end < 0:
+            return False
+        digits, begin = data[at:end], end + len(after)
+        if not digits.isdigit() or len(data) - begin != int(digits):
+            return False
+        headers = known.headers.copy()
+        headers[known.at] = (b"content-length", digits)
+        self._headed, self._until_close = True, False
+        handler.on_head(200, headers)
+        if self.handler is handler and begin < len(data):
+            handler.on_body(data[begin:])
+        if self.handler is handler:
+            self._finish(keep=True)
+        return True
+
+    def _know(self, data: bytes) -> None:
+        """Keeps the head of a whole answer that came in one read, for those that come after it."""
+        places = [at for at, (name, _) in enumerate(self._headers) if name == b"content-length"]
+        begin = data.find(b"\r\n\r\n") + 4
+        if len(places) != 1 or begin > _LONGEST_HEAD:
+            return
+        length = self._headers[places[0]][1]
+        for name in (b"\r\ncontent-length: ", b"\r\nContent-Length: "):
+            at = data.find(name + length + b"\r\n", 0, begin)
+            if at >= 0 and length.isdigit() and len(data) - begin == int(length):
+                at += len(name)
+                after = data[at + len(length) : begin]
+                # A list of its own: whoever has the answer may change what it was given.
+                self.origin.known = _KnownHead(data[:at], after, self._headers.copy(), places[0])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -253,6 +314,8 @@ class Origin:
         self._connecting: set[asyncio.Task[None]] = set()
         self._retired = False
         self._distrusted_until = 0.0
+        # What its answers begin with, as far as one was read.
+        self.known: _KnownHead | None = None
 
     @property
     def connections(self) -> int:
