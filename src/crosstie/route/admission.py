@@ -103,9 +103,9 @@ class WaitingRoom:
         self.most = most
         self._by_priority: dict[int, _Lanes] = {}
         self._deadlines: list[tuple[float, int, Ticket]] = []
-        # How many there are of each kind, and in all.
+        # How many there are of each kind, and in all, which is asked at every request.
         self._kinds: dict[tuple[object, ...], int] = {}
-        self._count = 0
+        self.count = 0
         # How many there are of each tenant, and the tokens that it was let through with since somebody has waited.
         self._tenants: dict[int, int] = {}
         self._served: dict[int, float] = {}
@@ -115,7 +115,7 @@ class WaitingRoom:
         self._gap_s = 1.0
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
     def add(self, ask: Ask, now: float, deadline: float, item: Any = None) -> tuple[Ticket, Ticket | None]:
         """The newcomer's ticket, and the one that had to go for it, which may be the same."""
@@ -130,8 +130,8 @@ class WaitingRoom:
         self._tenants[tenant] = waits + 1
         heappush(self._deadlines, (deadline, ticket.number, ticket))
         self._kinds[ticket.kind] = self._kinds.get(ticket.kind, 0) + 1
-        self._count += 1
-        if self._count <= self.most:
+        self.count += 1
+        if self.count <= self.most:
             return ticket, None
         lowest = self._by_priority[min(p for p, lanes in self._by_priority.items() if lanes.in_time or lanes.late)]
         shed = lowest.last()
@@ -143,20 +143,20 @@ class WaitingRoom:
         if ticket.lane is None:
             return False
         _step_out(ticket.lane, ticket)
-        self._count -= 1
+        self.count -= 1
         waits = self._tenants[ticket.tenant] - 1
         if waits:
             self._tenants[ticket.tenant] = waits
         else:
             del self._tenants[ticket.tenant]
-            if not self._count:
+            if not self.count:
                 self._served.clear()
         left = self._kinds[ticket.kind] - 1
         if left:
             self._kinds[ticket.kind] = left
         else:
             del self._kinds[ticket.kind]
-        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * self._count:
+        if len(self._deadlines) > 64 and len(self._deadlines) > 2 * self.count:
             self._deadlines = sorted(entry for entry in self._deadlines if entry[2].there)
         return True
 
@@ -217,7 +217,7 @@ class WaitingRoom:
         """When a place is likely to be free again for those who are turned away now."""
         idle = now - self._left_at if self._left_at is not None else 0.0
         gap_s = max(self._gap_s, _RATE_GAIN * idle)
-        return min(max(gap_s * (self._count + 1), _SOONEST_S), _LATEST_S)
+        return min(max(gap_s * (self.count + 1), _SOONEST_S), _LATEST_S)
 
 
 Decider = Callable[[Ask, float], Decision]

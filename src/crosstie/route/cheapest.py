@@ -10,10 +10,10 @@ from typing import ClassVar
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
 from crosstie.route.corrections import Scatter
-from crosstie.route.decision import Decision
+from crosstie.route.decision import Decision, in_words
 from crosstie.route.filters import without_room
 from crosstie.route.live import LivePool, Promise, Replica
-from crosstie.route.policy import Query, Rated, RoutingPolicy, in_words
+from crosstie.route.policy import Query, Rated, RoutingPolicy
 from crosstie.route.shortlist import looked_at, most_held
 from crosstie.route.speed import Prediction, first_token_s
 
@@ -70,10 +70,11 @@ def _lost(query: Query, limits: LatencyLimits) -> bool:
 
 def _with_margin(limit_s: float, deviations: float, promised: Promise, scatter: Scatter, bounded: bool) -> float:
     """The tighter of a request's own limit and what the pool promises to others, each with the margin of whom it is
-    for."""
+    for. Where they are the same, as of a pool that is there for one class, the margin is reckoned once."""
+    asked_s = limit_s
     if limit_s < inf:
         limit_s /= scatter.margin(deviations, bounded)
-    if promised.seconds < inf:
+    if promised.seconds < inf and not (promised.seconds == asked_s and promised.deviations == deviations):
         promised_s = promised.seconds / scatter.margin(promised.deviations, bounded)
         if promised_s < limit_s:
             return promised_s
@@ -241,21 +242,22 @@ class CheapestMeetingTarget(_Predicting):
 
     def _cheapest(self, within: list[Best], query: Query, meets: bool) -> Decision:
         """Of those that cost the same, pools that the plan sends such requests to go first."""
-        ask, pools = query.ask, len(query.pools)
-        most_usd = min(one.prediction.predicted_usd for one in within) * _SAME_PRICE
-        same = [one for one in within if one.prediction.predicted_usd <= most_usd]
-        if len(same) > 1:
-            guide = query.fleet.guide(ask)
-            same = [one for one in same if one.replica.pool.name in guide] or same
-        chosen = min(same, key=_finish_s)
-        prediction = chosen.prediction
+        ask, chosen = query.ask, within[0]
+        if len(within) > 1:
+            most_usd = min(one.prediction.predicted_usd for one in within) * _SAME_PRICE
+            same = [one for one in within if one.prediction.predicted_usd <= most_usd]
+            if len(same) > 1:
+                guide = query.fleet.guide(ask)
+                same = [one for one in same if one.replica.pool.name in guide] or same
+            chosen = min(same, key=_finish_s)
         said = "within target" if meets else "without harm to others, its TTFT lost,"
         return Decision(
             "send",
-            lambda: f"cheapest {said} of {pools} pools: {in_words(prediction, ask)}",
+            f"cheapest {said} of {len(query.pools)} pools",
             replica=chosen.replica,
-            prediction=prediction,
+            prediction=chosen.prediction,
             meets=meets,
+            told=ask,
         )
 
     def _missed(self, best: Best, pool: LivePool, limits: LatencyLimits) -> str | None:
@@ -282,9 +284,10 @@ class CheapestMeetingTarget(_Predicting):
         said = f"misses least of {count}, none within target" if limits.finish_s == inf else f"soonest of {count}"
         return Decision(
             "send",
-            lambda: f"{said}: {in_words(prediction, ask)}",
+            said,
             replica=chosen.replica,
             prediction=prediction,
+            told=ask,
         )
 
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
@@ -301,13 +304,13 @@ class Fastest(_Predicting):
         if not found:
             return without_room(query.pools, query.now, query.exclude)
         chosen = min(found, key=_finish_s)
-        prediction, count = chosen.prediction, len(found)
         return Decision(
             "send",
-            lambda: f"soonest to finish of {count}: {in_words(prediction, query.ask)}",
+            f"soonest to finish of {len(found)}",
             replica=chosen.replica,
-            prediction=prediction,
+            prediction=chosen.prediction,
             meets=chosen.miss <= 1.0,
+            told=query.ask,
         )
 
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:

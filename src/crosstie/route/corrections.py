@@ -92,6 +92,8 @@ class Scatter:
 
     def __init__(self) -> None:
         self._variance = _SCATTER_LEAST
+        # Its root, which is asked for more often than it changes.
+        self._scatter = sqrt(_SCATTER_LEAST)
 
     def teach(self, error: float) -> None:
         if error <= _NO_LIMIT:
@@ -100,6 +102,7 @@ class Scatter:
         bounded = min(max(error, 0.0), _SCATTER_FARTHEST)
         variance = self._variance + _SCATTER_GAIN * (2.0 * bounded * bounded - self._variance)
         self._variance = variance if variance > _SCATTER_LEAST else _SCATTER_LEAST
+        self._scatter = sqrt(self._variance)
 
     @property
     def beyond_belief(self) -> bool:
@@ -108,5 +111,5 @@ class Scatter:
 
     def margin(self, deviations: float, bounded: bool = False) -> float:
         """The factor that so many deviations above the prediction are; `bounded`: as on a fleet that works."""
-        scatter = sqrt(self._variance)
+        scatter = self._scatter
         return exp(deviations * (min(scatter, _SCATTER_BELIEVED) if bounded else scatter))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
+from crosstie.route.ask import Ask
 from crosstie.route.live import Replica
 from crosstie.route.speed import Prediction
 
@@ -27,7 +28,8 @@ class Considered(NamedTuple):
 
 
 class Decision:
-    """`meets`: whether the prediction keeps the targets. The reason is put into words when it is asked for."""
+    """`meets`: whether the prediction keeps the targets. `told`: whose targets the prediction is told beside, after a
+    `why` that has only names from here. The reason is put into words when it is asked for."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class Decision:
         prediction: Prediction | None = None,
         meets: bool = False,
         refusal: Refusal | None = None,
+        told: Ask | None = None,
     ):
         self.outcome = outcome
         self.replica = replica
@@ -49,20 +52,39 @@ class Decision:
         self.panic = False
         # What is to be said besides.
         self.note = ""
+        self._told = told
         # What names come into was made up by people; the rest is numbers.
-        self._why = _for_a_header(why) if isinstance(why, str) else why
+        self._why = _for_a_header(why) if told is None and isinstance(why, str) else why
 
     @property
     def reason(self) -> str:
         """Short, ASCII and on one line, so that it fits a header: what goes into it is put so where it is made."""
-        if not isinstance(self._why, str):
-            self._why = self._why()
-        why = f"{self._why}; {_for_a_header(self.note)}" if self.note else self._why
+        why, told = self._why, self._told
+        if not isinstance(why, str):
+            why = self._why = why()
+        elif told is not None and self.prediction is not None:
+            why = self._why = f"{why}: {in_words(self.prediction, told)}"
+            self._told = None
+        if self.note:
+            why = f"{why}; {_for_a_header(self.note)}"
         return f"{why}; out of service, but too few are in it" if self.panic else why
 
     def __repr__(self) -> str:
         where = f" {self.replica.key}" if self.replica else ""
         return f"Decision({self.outcome}{where}: {self.reason})"
+
+
+def in_words(prediction: Prediction, ask: Ask) -> str:
+    """Price and latencies beside their targets; milliseconds because people read them. Every answer says why it came
+    from where it did: whole numbers are written ten times as fast, and rounded here, not by a call for each."""
+    ttft = f" of {int(ask.ttft_s * 1e3 + 0.5)}" if ask.ttft_s is not None else ""
+    tpot = f" of {int(ask.tpot_s * 1e3 + 0.5)}" if ask.tpot_s is not None else ""
+    held = f", {int(prediction.cached_tokens + 0.5)} tokens held" if prediction.cached_tokens else ""
+    return (
+        f"${int(prediction.predicted_usd * 1e6 + 0.5)} a million such requests, "
+        f"TTFT {int(prediction.ttft_s * 1e3 + 0.5)}{ttft} ms, "
+        f"TPOT {int(prediction.tpot_s * 1e3 + 0.5)}{tpot} ms{held}"
+    )
 
 
 def _for_a_header(text: str) -> str:

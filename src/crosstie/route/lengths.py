@@ -29,9 +29,11 @@ class _Mean:
         self.above, self.below, self.memory = start * weight, weight, memory
 
     def add(self, above: float, below: float) -> None:
-        kept = min(self.memory / (self.below + below), 1.0)
-        self.above = self.above * kept + above
-        self.below = self.below * kept + below
+        if self.below + below > self.memory:
+            kept = self.memory / (self.below + below)
+            self.above, self.below = self.above * kept, self.below * kept
+        self.above += above
+        self.below += below
 
     @property
     def value(self) -> float:
@@ -63,8 +65,10 @@ class Lengths:
         mean = self._by_class.get(class_name) if class_name is not None else None
         if mean is None:
             mean = self._by_model.get(model)
-        expected = max(mean.value if mean is not None else _OUTPUT_TOKENS, 1.0)
-        return expected if most_output is None else max(min(expected, float(most_output)), 1.0)
+        expected = _OUTPUT_TOKENS if mean is None else mean.value
+        if most_output is not None and float(most_output) < expected:
+            expected = float(most_output)
+        return expected if expected > 1.0 else 1.0
 
     def bytes_per_token(self, model: str) -> float:
         mean = self._bytes.get(model)
@@ -75,7 +79,8 @@ class Lengths:
         return BLOCK_BYTES / self.bytes_per_token(model)
 
     def input_tokens(self, model: str, prompt_bytes: int) -> float:
-        return max(prompt_bytes / self.bytes_per_token(model), 1.0)
+        tokens = prompt_bytes / self.bytes_per_token(model)
+        return tokens if tokens > 1.0 else 1.0
 
     def image_tokens(self, model: str, width: int = 0, height: int = 0) -> float:
         """Tokens of a picture; without a size, of one that nothing is known of."""
@@ -98,7 +103,10 @@ class Lengths:
         if output_tokens is not None and output_tokens > 0:
             if class_name in self._by_class:
                 self._by_class[class_name].add(float(output_tokens), 1.0)
-            self._by_model.setdefault(model, self._mean(_OUTPUT_TOKENS)).add(float(output_tokens), 1.0)
+            by_model = self._by_model.get(model)
+            if by_model is None:
+                by_model = self._by_model[model] = self._mean(_OUTPUT_TOKENS)
+            by_model.add(float(output_tokens), 1.0)
         if input_tokens and input_tokens >= _LEAST_TOKENS and prompt_bytes:
             mean = self._bytes.setdefault(model, _Mean(_BYTES_PER_TOKEN, _PRIOR_TOKENS, _MEMORY_TOKENS))
             # More than a token a byte, or a token of many words, is something else than text that was read.

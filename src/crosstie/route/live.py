@@ -10,6 +10,7 @@ from math import inf
 from typing import Final
 
 from crosstie.core.fleet import Fleet, Pool, ServedClass
+from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
 from crosstie.route.corrections import OnlineCorrection, Scatter, log_ratio
 from crosstie.route.held import HeldBlocks
@@ -196,6 +197,10 @@ class LivePool:
             del self.sessions[next(iter(self.sessions))]
 
 
+def _seconds(target: Target | None) -> float | None:
+    return None if target is None else target.seconds
+
+
 def _guides(one: ServedClass) -> list[tuple[float, frozenset[str]]]:
     """The pools of prompts up to so many tokens, the shortest first."""
     pools: dict[float, set[str]] = {}
@@ -210,6 +215,8 @@ class LiveFleet:
         self.pools = pools
         self.lengths = lengths
         self.classes: dict[str, ServedClass] = {one.name: one for one in fleet.classes}
+        # By class, its targets of TTFT and TPOT.
+        self.targets = {one.name: (_seconds(one.ttft), _seconds(one.tpot)) for one in fleet.classes}
         # For requests that name none.
         self.unnamed = Classes(fleet)
         self.by_model: dict[str, list[LivePool]] = {}
@@ -391,7 +398,8 @@ class Replica(ReplicaLoad):
         if self.pool.spending is not None:
             flight.reserve(self.pool.spending, now)
         self.touch()
-        self.publish()
+        if self.elsewhere.cell is not None:
+            self.publish()
         return flight
 
     def cached_tokens(self, ask: Ask, block_tokens: float) -> float:
@@ -420,24 +428,26 @@ class Replica(ReplicaLoad):
         while self.silent and self.silent[0][0] <= now:
             due, flight = self.silent.popleft()
             flight.decode_from(due)
-        view.late_s = 0.0
+        late_s = 0.0
         for head in self.queue:
-            view.late_s = max(now - head.started - head.prediction.ttft_s, 0.0)
+            late_s = max(now - head.started - head.prediction.ttft_s, 0.0)
             break
         # Neither is the engine's, and so corrected by what it has delivered.
-        view.late_s += self.pool.network_s
+        view.late_s = late_s + self.pool.network_s
         self.pool.speed.fill(view, self, now)
         if now >= self.factors_until:
             view.ttft_factor = self.ttft.factor(now)
             view.tpot_factor = self.tpot.factor(now)
             self.factors_until = now + FACTORS_S
-        share = 1.0 if self.slow_start_s <= 0.0 else self.share_at(now)
+        share = 1.0 if self.slow_start_s <= 0.0 or self.slow_start_s <= now - self.since else self.share_at(now)
         elsewhere = self.elsewhere
         # What other workers and peers have there is not left for this one.
         view.limit = max(int(self.pool.pool.max_in_flight * share), 1) - elsewhere.in_flight
         ttft_s, tpot_s = self.strictest()
-        view.strictest_ttft_s = min(ttft_s, elsewhere.strictest_ttft_s)
-        view.strictest_tpot_s = min(tpot_s, elsewhere.strictest_tpot_s)
+        # Comparisons rather than `min`, here and below: all of this runs at every request.
+        other_ttft_s, other_tpot_s = elsewhere.strictest_ttft_s, elsewhere.strictest_tpot_s
+        view.strictest_ttft_s = ttft_s if ttft_s < other_ttft_s else other_ttft_s
+        view.strictest_tpot_s = tpot_s if tpot_s < other_tpot_s else other_tpot_s
         self.fresh_until = now + VIEW_S
         return view
 
@@ -470,10 +480,6 @@ class Replica(ReplicaLoad):
         return changed or self.busy_until != busy_until
 
 
-def _kept(target_s: float | None, predicted_s: float) -> float:
-    return target_s if target_s is not None and predicted_s <= target_s else inf
-
-
 class ServedRequest:
     """A completed request as it was delivered; None: not known."""
 
@@ -495,8 +501,13 @@ class Flight:
         self.prediction = prediction
         self.started = now
         # Only what could be kept when it was sent is kept from others: one hopeless target must not close a replica.
-        self.targets = (_kept(ask.ttft_s, prediction.ttft_s), _kept(ask.tpot_s, prediction.tpot_s))
-        self.new_tokens = max(ask.input_tokens - prediction.cached_tokens, 1.0)
+        ttft_s, tpot_s = ask.ttft_s, ask.tpot_s
+        self.targets = (
+            ttft_s if ttft_s is not None and prediction.ttft_s <= ttft_s else inf,
+            tpot_s if tpot_s is not None and prediction.tpot_s <= tpot_s else inf,
+        )
+        new_tokens = ask.input_tokens - prediction.cached_tokens
+        self.new_tokens = new_tokens if new_tokens > 1.0 else 1.0
         self.context = ask.input_tokens + 0.5 * ask.output_tokens
         self.ahead_tokens = replica.waiting_tokens + replica.elsewhere.waiting_tokens + self.new_tokens
         self.in_flight = replica.in_flight + replica.elsewhere.in_flight + 1
@@ -530,7 +541,8 @@ class Flight:
         replica.decoding_tokens += self.context
         replica.last_first_at = max(replica.last_first_at, now)
         replica.touch()
-        replica.publish()
+        if replica.elsewhere.cell is not None:
+            replica.publish()
 
     def first_token(self, now: float) -> None:
         if self.released or self.seen:
@@ -576,7 +588,8 @@ class Flight:
             return 0.0
         # A provider's bill goes by what it says itself.
         cached = self.prediction.cached_tokens if self.spending is None else self.told_cached
-        cached = max(min(cached, input_tokens - 1.0), 0.0)
+        if cached:
+            cached = max(min(cached, input_tokens - 1.0), 0.0)
         if self.spending is None and input_tokens == self._charged_input and output_tokens == self._charged_output:
             usd = self._charged_usd
         else:
@@ -631,4 +644,5 @@ class Flight:
         else:
             del replica.targets[self.targets]
         replica.touch()
-        replica.publish()
+        if replica.elsewhere.cell is not None:
+            replica.publish()

@@ -177,12 +177,14 @@ class ModelledSpeed(Speed):
         if n < 1.0:
             n = 1.0
         index = int(n) if n < self.last else self.last
-        token_s = self._token_s(index, n, context)
+        # As `_token_s` and `_attended` have it, without their calls: prices are asked for at every decision.
+        token_s = (self.decode[index] + n * context * self.per_cached_step) * self.steps_per_token
         if token_s > tpot_s:
             n = self._most_within(tpot_s, n, context)
             index = int(n)
             token_s = self._token_s(index, n, context)
-        attention_s = self.per_attended * self._attended(new_tokens, cached_tokens)
+        beyond = new_tokens - self.chunk
+        attention_s = self.per_attended * (cached_tokens + (0.5 * beyond if beyond > 0.0 else 0.0))
         prefill_s = new_tokens * (self.prompt_token_s[index] + attention_s)
         return prefill_s + output_tokens * token_s / n
 

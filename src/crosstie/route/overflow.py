@@ -16,7 +16,7 @@ from crosstie.route.cheapest import Best, LatencyLimits, best_of, limits_of
 from crosstie.route.decision import Decision
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Replica
-from crosstie.route.policy import Query, Rated, RoutingPolicy, in_words
+from crosstie.route.policy import Query, Rated, RoutingPolicy
 from crosstie.route.speed import Prediction, Speed
 from crosstie.route.spending import Spending
 
@@ -118,13 +118,13 @@ class Overflow(RoutingPolicy):
                 chosen = best
         if chosen is None:
             return None
-        prediction = chosen.prediction
         return Decision(
             "send",
-            lambda: f"overflow, {why}: {in_words(prediction, ask)}",
+            f"overflow, {why}",
             replica=chosen.replica,
-            prediction=prediction,
+            prediction=chosen.prediction,
             meets=chosen.miss <= 1.0,
+            told=ask,
         )
 
     def _cheaper(self, query: Query, sold: list[PricedPool], own: Decision) -> Decision | None:

@@ -8,7 +8,7 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.filters import available, without_room
 from crosstie.route.live import LivePool, Replica
-from crosstie.route.policy import Query, RoutingPolicy, in_words, predict
+from crosstie.route.policy import Query, RoutingPolicy, predict
 from crosstie.route.shortlist import looked_at, may_take
 from crosstie.route.speed import Prediction
 
@@ -25,7 +25,7 @@ class _Counting(RoutingPolicy):
         ask = query.ask
         said = predict(query.fleet, replica, ask)
         meets = (ask.ttft_s is None or said.ttft_s <= ask.ttft_s) and (ask.tpot_s is None or said.tpot_s <= ask.tpot_s)
-        return Decision("send", lambda: f"{why}: {in_words(said, ask)}", replica=replica, prediction=said, meets=meets)
+        return Decision("send", why, replica=replica, prediction=said, meets=meets, told=ask)
 
     def _able(self, query: Query) -> list[Replica]:
         """Those that have room; of large pools, some of them."""

@@ -133,20 +133,3 @@ def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
         raw_ttft_s=raw_ttft_s,
         raw_tpot_s=raw_tpot_s,
     )
-
-
-def in_words(prediction: Prediction, ask: Ask) -> str:
-    """Price and latencies beside their targets; milliseconds because people read them."""
-    ttft = f" of {_whole(ask.ttft_s * 1e3)}" if ask.ttft_s is not None else ""
-    tpot = f" of {_whole(ask.tpot_s * 1e3)}" if ask.tpot_s is not None else ""
-    held = f", {_whole(prediction.cached_tokens)} tokens held" if prediction.cached_tokens else ""
-    usd = _whole(prediction.predicted_usd * 1e6)
-    return (
-        f"${usd} a million such requests, TTFT {_whole(prediction.ttft_s * 1e3)}{ttft} ms, "
-        f"TPOT {_whole(prediction.tpot_s * 1e3)}{tpot} ms{held}"
-    )
-
-
-def _whole(value: float) -> int:
-    """Every answer says why it came from where it did: whole numbers are written ten times as fast."""
-    return int(value + 0.5)

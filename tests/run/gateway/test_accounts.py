@@ -8,14 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 from tests.run.gateway.fakes import MODEL, Fake, fakes, fleet_of, pool_of, running, until
 from tests.waiting import LIMIT_S
 
+from crosstie.route.ask import Ask
+from crosstie.run.gateway.passed import Passed, plainly_counted
 from crosstie.run.gateway.record import RequestRecord
+from crosstie.run.gateway.relay import WholeRelay
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.run.wire.server import Reply, Server, ServerConnection
 
 TEXT = "word " * 400
 BEYOND = 65 * 2**20
@@ -322,3 +326,23 @@ def test_many_prompts_are_as_long_as_each_of_them_and_as_dear_as_all() -> None:
             assert (ask.prompts, ask.copies, ask.output_tokens) == (10, 1, 1.0)
 
     run_on_loop(test())
+
+
+@given(
+    st.integers(0, 300), st.integers(0, 300), st.integers(0, 10**6), st.integers(1, 3), st.integers(1, 3),
+    st.sampled_from(("/v1/chat/completions", "/v1/embeddings")),
+)  # fmt: skip
+def test_what_is_plainly_counted_passes_a_closer_look(
+    given_tokens: int, made: int, passed: int, copies: int, prompts: int, path: str
+) -> None:
+    loop = asyncio.new_event_loop()
+    relay = WholeRelay(Reply(ServerConnection(Server(loop, lambda request, reply: None))), 200, b"")
+    loop.close()
+    relay.usage, relay.passed = (given_tokens, made, 0), passed
+    ask = Ask(model="m", class_name=None, input_tokens=10.0, output_tokens=10.0, copies=copies, prompts=prompts)
+    plain = plainly_counted(relay, ask, 50)
+    closer = Passed(relay, None, ask, path, context=50, bytes_per_token=4.0, before=0).usage()
+    assert plain is None or plain == closer
+    # Of an ordinary answer no closer look is taken.
+    if 0 < made <= 100 and given_tokens <= 100 and passed <= 1000 * made:
+        assert plain == (given_tokens, made, 0)

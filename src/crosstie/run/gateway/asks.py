@@ -24,10 +24,12 @@ _LEAST_MS: Final = 1e-3
 # Above all numbers of keys and subjects.
 _ADAPTER_AT: Final = 52
 PRIORITIES: Final = {"low": 0, "normal": 1, "high": 2}
+# Found without a look at the module that has them.
+_WORDLESS: Final = WORDLESS
 
 
 def makes_text(path: str) -> bool:
-    return path not in WORDLESS
+    return path not in _WORDLESS
 
 
 def _attached_tokens(lengths: Lengths, model: str, attached: Attached) -> float:
@@ -73,16 +75,19 @@ def ask_of(
     name = _hint(headers, b"class") if hinted else None
     if name is not None and name not in live.classes:
         raise BadInput(f"x-crosstie-class: '{name}' is no class of this fleet; there are {', '.join(live.classes)}")
-    served = live.classes[name] if name is not None else live.unnamed.of(model, tokens)
+    if name is None:
+        served = live.unnamed.of(model, tokens)
+        name = None if served is None else served.name
+    ttft_s, tpot_s = (None, None) if name is None else live.targets[name]
     ask = Ask(
         model=model,
-        class_name=served.name if served else None,
+        class_name=name,
         input_tokens=tokens,
-        output_tokens=lengths.expected_output(served.name if served else None, model, most_output),
+        output_tokens=lengths.expected_output(name, model, most_output),
         most_output=most_output,
-        ttft_s=served.ttft.seconds if served and served.ttft else None,
-        tpot_s=served.tpot.seconds if served and served.tpot else None,
-        modalities=asked.attached.kinds,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        modalities=attached.kinds,
         prefix=prefix_hashes(request.body, asked.prompt_at, salt),
         session=asked.session,
         prompt_bytes=text_bytes if asked.all_read and asked.token_ids is None else 0,

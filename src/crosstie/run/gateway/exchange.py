@@ -19,7 +19,7 @@ from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import error_body, error_event, retry_after
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.handover import MOST_BROKEN, Handover
-from crosstie.run.gateway.passed import Passed
+from crosstie.run.gateway.passed import Passed, plainly_counted
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.gateway.responses import PATH
@@ -45,6 +45,9 @@ class ExchangeOwner(Protocol):
 
 
 class Exchange(ExchangeState):
+    # Bytes that its client had not read when it was last looked at.
+    unsent: int = 0
+
     def __init__(
         self, context: Context, owner: ExchangeOwner, request: Request, reply: Reply, parsed: RequestBody, ask: Ask,
         record: RequestRecord,
@@ -55,8 +58,6 @@ class Exchange(ExchangeState):
         self.status = 0
         # Its place in the queue, if it had to wait for room.
         self.ticket: Ticket | None = None
-        # Bytes that its client had not read when it was last looked at.
-        self.unsent = 0
         self.attempt: Attempt | None = None
         # Who looks for another backend to go on with a stream, once it broke off.
         self.handover: Handover | None = None
@@ -82,14 +83,14 @@ class Exchange(ExchangeState):
         if decision.panic:
             context.metrics.panics[replica.pool.pool.name] += 1
             context.on_panic(self.ask.model)
-        if not self.attempts:
-            self.record.waited_s = (context.now() - self.arrived) / context.speed
         self.attempts += 1
         self.tried += (replica.key,)
-        self.attempt = self._made(decision, replica, prediction)
+        self.attempt = attempt = self._made(decision, replica, prediction)
+        if self.attempts == 1:
+            self.record.waited_s = (attempt.flight.started - self.arrived) / context.speed
         if self.record.trace is not None:
-            self.trace_headers = self.record.trace.attempt(self.attempt.backend.pool.name, replica.key)
-        self.attempt.start()
+            self.trace_headers = self.record.trace.attempt(attempt.backend.pool.name, replica.key)
+        attempt.start()
 
     def _made(self, decision: Decision, replica: Replica, prediction: Prediction) -> Attempt:
         if replica.pool.prefill is None:
@@ -171,7 +172,7 @@ class Exchange(ExchangeState):
             attempt.flight.billed_usd = 0.0
         blamed = attempt.speaker
         attempt.given_up()
-        self._release(completed=False)
+        self._release(now, completed=False)
         if self.record.trace is not None:
             self.record.trace.failed(why, attempt.status or status)
         # What only an operator can mend breaks no engine, and is told to nobody else.
@@ -359,7 +360,7 @@ class Exchange(ExchangeState):
     def _answer(self, status: int, why: str, code: str, headers: bytes) -> None:
         self.reply.send(status, error_body(status, why, code), headers)
 
-    def _release(self, *, completed: bool) -> bool:
+    def _release(self, now: float, *, completed: bool) -> bool:
         """The attempt is over, and accounted for; whether that was all of a whole answer."""
         attempt, self.attempt = self.attempt, None
         if attempt is None:
@@ -369,7 +370,7 @@ class Exchange(ExchangeState):
             attempt.flight.billed_usd = 0.0
         record = self.record
         served = attempt.flight.end(
-            self.context.now(),
+            now,
             input_tokens=record.input_tokens if record.counted else None,
             output_tokens=record.output_tokens if record.counted else None,
             # Of a part of an answer nothing is to be learnt: neither how long they get nor what they take.
@@ -399,13 +400,19 @@ class Exchange(ExchangeState):
             return
         if self._accounted is attempt.flight:
             return
-        passed = Passed(
-            relay, transcript, self.ask, self.request.path, context=attempt.flight.replica.pool.max_context,
-            bytes_per_token=self.bytes_per_token, before=record.output_tokens,
-        )  # fmt: skip
-        usage = passed.usage()
-        record.counted = usage is not None
-        given, made, cached = usage or passed.estimate(self.given)
+        context = attempt.flight.replica.pool.max_context
+        usage = plainly_counted(relay, self.ask, context)
+        if usage is None:
+            passed = Passed(
+                relay, transcript, self.ask, self.request.path, context=context,
+                bytes_per_token=self.bytes_per_token, before=record.output_tokens,
+            )  # fmt: skip
+            usage = passed.usage()
+            record.counted = usage is not None
+            given, made, cached = usage or passed.estimate(self.given)
+        else:
+            record.counted = True
+            given, made, cached = usage
         attempt.flight.told_cached = float(cached)
         part = max(made - record.output_tokens, 0)
         self.legs.append((attempt.flight, part))
@@ -426,8 +433,9 @@ class Exchange(ExchangeState):
             self.handover.cancel()
             self.handover = None
         # It also lets go of the attempt: each holds the other, and no collector shall have to find them.
-        observed = self._release(completed=how == "served")
-        self._fill(how)
+        now = self.context.now()
+        observed = self._release(now, completed=how == "served")
+        self._fill(how, now)
         if how == "served" and not observed:
             # Of several backends, or ended by the gateway itself.
             for index, (flight, tokens) in enumerate(self.legs):
@@ -435,10 +443,10 @@ class Exchange(ExchangeState):
         self.owner.on_exchange_closed(self)
         self.ticket = None
 
-    def _fill(self, how: str) -> None:
-        record, ask, context = self.record, self.ask, self.context
+    def _fill(self, how: str, now: float) -> None:
+        record, ask = self.record, self.ask
         record.how, record.status = how, self.status
         record.code = "" if how == "served" else self.code
         record.model, record.class_name = ask.adapter or ask.model, ask.class_name or ""
         record.streamed, record.attempts = self.parsed.stream, self.attempts
-        record.seconds = (context.now() - self.arrived) / context.speed
+        record.seconds = (now - self.arrived) / self.context.speed

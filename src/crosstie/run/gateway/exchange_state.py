@@ -16,6 +16,14 @@ from crosstie.run.wire.server import Reply
 
 
 class ExchangeState(ABC):
+    # Here is what few exchanges set: objects of more than 29 attributes of their own are slow to make, not compiled.
+    # How many attempts have broken their engine.
+    broke: int = 0
+    # Backends that were ruled out before anything was decided, whichever model answers in the end.
+    ruled_out: tuple[str, ...] = ()
+    # The line of the head that says why it is another model's answer.
+    fallback: bytes = b""
+
     def __init__(
         self, context: Context, request: Request, reply: Reply, parsed: RequestBody, ask: Ask, record: RequestRecord,
     ):  # fmt: skip
@@ -30,16 +38,11 @@ class ExchangeState(ABC):
         self.began = context.clock
         self.arrived = context.now()
         self.closed = False
-        # Attempts so far, and how many of them have broken their engine.
-        self.attempts = self.broke = 0
+        self.attempts = 0
         # Backends that have had their turn, and those that cannot be asked.
         self.tried: tuple[str, ...] = ask.tried
-        # Backends that were ruled out before anything was decided, whichever model answers in the end.
-        self.ruled_out: tuple[str, ...] = ()
         # What backends are asked: what the client asked, until one has to go on from where another broke off.
         self.path, self.body = request.path, request.body
-        # The line of the head that says why it is another model's answer.
-        self.fallback = b""
         # What the client has of a stream, and where what comes now joins what came before.
         self.transcript: Transcript | None = None
         self.seam: Seam | None = None

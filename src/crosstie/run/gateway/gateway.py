@@ -63,6 +63,13 @@ _CODE: Final = {
     "unavailable": "no_backend",
 }
 
+# Found without a look at the modules that have them.
+_time: Final = time
+_FORMS: Final = FORMS
+_SERVED: Final = SERVED
+_MESSAGES: Final = MESSAGES
+_PATH: Final = PATH
+
 
 class Gateway:
     def __init__(
@@ -247,7 +254,7 @@ class Gateway:
         """What nearly every request is goes on from compiled code at once; `otherwise` takes all."""
 
         def take(request: Request, reply: Reply) -> None:
-            if request.method == "POST" and request.path in SERVED and not self.context.serving.cors_origins:
+            if request.method == "POST" and request.path in _SERVED and not self.context.serving.cors_origins:
                 self.serve(request, reply)
             else:
                 otherwise(request, reply)
@@ -258,7 +265,7 @@ class Gateway:
         """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""
         request_id, path = self._request_id(request), request.path
         guard, key_id = self.context.guard, 0
-        if path == MESSAGES:
+        if path == _MESSAGES:
             reply = MessagesReply(reply)
         try:
             if guard is not None:
@@ -271,7 +278,7 @@ class Gateway:
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return
-        record = RequestRecord(request_id, path, time(), "", 0)
+        record = RequestRecord(request_id, path, _time(), "", 0)
         record.key_id = key_id
         if self.context.tokenizing is None:
             self._serve(request, reply, record, None)
@@ -301,7 +308,7 @@ class Gateway:
         """What a request asks for, within the limits of its key. Raises RequestRejected."""
         parsed, ask = self.read(request, key_id, prompt)
         guard = self.context.guard
-        return parsed, ask, None if guard is None else guard.admit(key_id, ask, self.serving.max_open_per_key)
+        return parsed, ask, None if guard is None else guard.admit(key_id, ask, self.context.serving.max_open_per_key)
 
     def serve_batched(self, request: Request, reply: Reply, key_id: int) -> None:
         """A request of a batch of this key: after all others, and without targets, so that the cheapest pool has it."""
@@ -314,7 +321,7 @@ class Gateway:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return
         ask.priority, ask.ttft_s, ask.tpot_s = 0, None, None
-        record = RequestRecord(request_id, request.path, time(), "", 0)
+        record = RequestRecord(request_id, request.path, _time(), "", 0)
         record.key_id, record.grant = key_id, grant
         self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
 
@@ -336,28 +343,28 @@ class Gateway:
 
     def read(self, request: Request, key_id: int = 0, prompt: CountedPrompt | None = None) -> tuple[RequestBody, Ask]:
         """What a request asks for, and what that means to the router. Raises RequestRejected."""
-        guard, model, live = self.context.guard, None, self.live
+        guard, model, live, serving = self.context.guard, None, self.router.fleet, self.context.serving
         names = live.names if guard is None else guard.names_for(key_id, request)
         tenant = 0 if guard is None else guard.tenant(key_id)
         try:
             if b"content-encoding" in request.headers:
                 _check_encoding(request)
-            parsed = read_form_body(request) if request.path in FORMS else read_body(request.body)
+            parsed = read_form_body(request) if request.path in _FORMS else read_body(request.body)
             if request.model is not None and request.model != parsed.model and not parsed.is_form:
                 request.body = with_model(request.body, request.model)
                 parsed = read_body(request.body)
             model = parsed.model
-            ask = ask_of(live, names, request, parsed, 0 if self.serving.share_prefixes else tenant, prompt)
+            ask = ask_of(live, names, request, parsed, 0 if serving.share_prefixes else tenant, prompt)
         except UnknownModel as error:
             if guard is not None and names is not live.names:
                 raise guard.not_allowed(key_id, model) from None
             raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
-        ask.patience_s, ask.tenant = self.serving.queue_s * self.speed, tenant
+        ask.patience_s, ask.tenant = serving.queue_s * self.speed, tenant
         if live.led:
             check_led(live, request, parsed, ask)
-        if parsed.previous is not None and request.path == PATH:
+        if parsed.previous is not None and request.path == _PATH:
             self._send_home(ask, parsed.previous)
         return parsed, ask
 
@@ -376,12 +383,13 @@ class Gateway:
     def _begin(self, exchange: Exchange) -> None:
         self.exchanges.add(exchange)
         hosted, ask = self.context.hosted, exchange.ask
-        now = self.now()
+        # It has just been made.
+        now = exchange.arrived
         try:
             cold = hosted.asked(ask) if hosted is not None else None
             if cold is not None:
                 exchange.refuse(503, cold[0], "model_not_loaded", retry_after_s=cold[1])
-            elif len(self.waiting):
+            elif self.waiting.count:
                 # Nobody overtakes those who wait already, unless by priority.
                 self.queue(exchange, now)
                 self._admit()
@@ -486,7 +494,7 @@ class Gateway:
             self.waiting.leave(exchange.ticket)
         self.metrics.count_request(exchange.record)
         self._tell(exchange.record, exchange.request)
-        if len(self.waiting):
+        if self.waiting.count:
             self.loop.call_soon(self._admit)
 
     def _refused_early(
@@ -494,7 +502,7 @@ class Gateway:
     ) -> tuple[bytes, bytes]:
         """Counts and tells a request that no exchange was made of; its answer's body, and lines of its head."""
         self.metrics.refused[refused.code] += 1
-        record = RequestRecord(request_id, request.path, time(), "refused", refused.status)
+        record = RequestRecord(request_id, request.path, _time(), "refused", refused.status)
         record.code, record.key_id = refused.code, key_id
         record.traceparent, context = context_of(request)
         if self.context.tracing is not None:
@@ -502,7 +510,7 @@ class Gateway:
         self._tell(record, request)
         headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
         body = error_body(refused.status, str(refused), refused.code, refused.param)
-        return error_message(refused.status, body) if request.path == MESSAGES else body, headers
+        return error_message(refused.status, body) if request.path == _MESSAGES else body, headers
 
     def _tell(self, record: RequestRecord, request: Request) -> None:
         record.request = request

@@ -17,6 +17,18 @@ _EVENT_BYTES: Final = 1024
 _SPARE_BYTES: Final = 2**16
 
 
+def plainly_counted(relay: StreamRelay | WholeRelay, ask: Ask, context: int) -> Usage | None:
+    """The engine's own count where nothing about it calls for a closer look, as of nearly every whole answer; None:
+    `Passed` takes that look."""
+    usage = relay.usage
+    if usage is None:
+        return None
+    given, made, _ = usage
+    most = _CONTEXTS * context
+    plain = 0 < made <= most * ask.copies and given <= most * ask.prompts and relay.passed <= _EVENT_BYTES * made
+    return usage if plain else None
+
+
 class Passed:
     """`before`: tokens of the answer that others had made before."""
 

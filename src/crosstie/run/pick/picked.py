@@ -106,10 +106,10 @@ class PickedExchange(Exchange):
         self.attempts += 1
         self._failed(backend, f"Envoy had no answer from the backend of pool {backend.pool.name}, and asked the next")
 
-    def _release(self, *, completed: bool) -> bool:
+    def _release(self, now: float, *, completed: bool) -> bool:
         # When the one that has answered was asked is not known: nothing is to be learnt from how long it took.
         moved = isinstance(self.attempt, PickedAttempt) and self.attempt.moved
-        return super()._release(completed=completed and not moved)
+        return super()._release(now, completed=completed and not moved)
 
 
 def _stream_of(exchange: Exchange) -> PickStream:

@@ -355,7 +355,7 @@ class Hosting(HostedModels, Component):
         self.role.serve(process.fleet)
         process.on(FollowerReport, self._on_report)
         process.on(LeaderState, self._on_leader_state)
-        self.gateway.context.hosted = self
+        self._offer()
         self.gateway.metrics.sources.append(lambda: families(self.pools.values()))
         if isinstance(self.role, Leader):
             await asyncio.gather(*self.role.verify())
@@ -364,7 +364,12 @@ class Hosting(HostedModels, Component):
     def reloaded(self, fleet: Fleet) -> None:
         self._join(fleet)
         self.role.serve(fleet)
+        self._offer()
         self._again.set()
+
+    def _offer(self) -> None:
+        """To the gateway, which asks at every request: not where no pool hosts anything."""
+        self.gateway.context.hosted = self if self.role.models else None
 
     def _join(self, fleet: Fleet) -> None:
         """Other gateways, where there may be any with the same shared pools."""
