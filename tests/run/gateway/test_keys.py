@@ -18,6 +18,11 @@ from tests.run.wire.sockets import said
 from crosstie.core.errors import BadInput, CrosstieError, StoreFailed
 from crosstie.core.fleet import ServedClass, SharedState
 from crosstie.core.workload import Target
+from crosstie.route.build import live_fleet
+from crosstie.route.policies import make_policy
+from crosstie.route.router import Router
+from crosstie.run.gateway.errors import RequestRejected
+from crosstie.run.gateway.guard import Guard
 from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import Store
@@ -27,6 +32,8 @@ from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.wire.fetch import Answer, fetch
 from crosstie.run.wire.loops import run_on_loop
+from crosstie.run.wire.parser import RequestParser
+from crosstie.run.wire.request import RequestLimits
 from crosstie.run.wire.server import Reply
 
 OTHER = "qwen3-8b"
@@ -933,3 +940,34 @@ async def test_lines_are_bounded_and_numbers_are_kept(tmp_path: Path) -> None:
             assert [(row.of, row.requests, row.output_tokens) for row in at.store.used(["model"])] == [
                 (("",), 2, 10), ((MODEL,), 1, 5),
             ]  # fmt: skip
+
+
+def test_a_head_that_comes_again_is_judged_again() -> None:
+    """What a head says of who asks is read once; whether that is let in is asked at every request."""
+    public_id, secret = new_public_id(), new_secret()
+    key = Key(id=7, name="alice", public_id=public_id, digest=digest(secret), created_at=1.0)
+    fleet = fleet_of(pool_of("one", "http://h/v1"))
+    guard = Guard(Router(live_fleet(CATALOG, fleet, 0.0), make_policy(fleet.policy)))
+    parser = RequestParser(RequestLimits())
+    said_key = f"authorization: Bearer {shown(public_id, secret)}"
+    raw = f"POST / HTTP/1.1\r\nhost: h\r\n{said_key}\r\ncontent-length: 0\r\n\r\n"
+
+    def let_in() -> int | str:
+        parser.feed(raw.encode())
+        request = parser.next()
+        assert request is not None
+        assert request.head is not None
+        try:
+            return guard.known(request)
+        except RequestRejected as refused:
+            return refused.code
+
+    assert let_in() == "invalid_api_key"
+    guard.know([key])
+    assert let_in() == let_in() == 7
+    guard.know([msgspec.structs.replace(key, revoked_at=2.0)])
+    assert let_in() == "api_key_revoked"
+    guard.know([msgspec.structs.replace(key, digest=digest("another"))])
+    assert let_in() == "invalid_api_key"
+    guard.know([])
+    assert let_in() == "invalid_api_key"

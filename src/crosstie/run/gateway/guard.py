@@ -12,7 +12,6 @@ from hmac import compare_digest
 from time import time
 from typing import Final
 
-from crosstie.core.workload import Target
 from crosstie.route.ask import Ask
 from crosstie.route.router import Router
 from crosstie.run.gateway.asks import PRIORITIES
@@ -150,14 +149,14 @@ class Guard:
         """The id of the key that a request comes with, and which it then no longer carries: backends do not get to
         see it. Raises RequestRejected."""
         headers = request.headers
-        holder = self._holder(headers)
+        holder = self._holder(request)
         for name in _KEY_HEADERS:
             headers.pop(name, None)
         return holder.id
 
     def key_of(self, request: Request) -> int:
         """The same of a request that keeps it: its body is still to come."""
-        return self._holder(request.headers).id
+        return self._holder(request).id
 
     def tenant(self, key_id: int) -> int:
         holder = self._by_id.get(key_id)
@@ -190,24 +189,20 @@ class Guard:
             raise self._refuse(401, "this key is no more", "invalid_api_key")
         self._check_valid(holder)
 
-    def _holder(self, headers: dict[bytes, bytes]) -> Holder:
-        given = headers.get(b"authorization")
-        named, also = headers.get(b"api-key"), headers.get(b"x-api-key")
-        token = named if named is not None else also
-        if given is not None:
-            scheme, _, rest = given.partition(b" ")
-            if scheme.lower() == b"bearer":
-                token = rest
+    def _holder(self, request: Request) -> Holder:
+        head = request.head
+        credential = head.credential if head is not None else None
+        if credential is None:
+            credential = _credential(request.headers)
+            if head is not None:
+                head.credential = credential
+        token, public_id, found = credential
         if not token:
             raise self._refuse(401, "no API key: send it as 'Authorization: Bearer ct-...'", "missing_api_key")
-        token = token.strip()
         tokens = self.tokens
         if tokens is not None and token.count(b".") == 2:
-            return self._subject(tokens, token)
-        parts = token.split(b"-", 2)
-        secret = parts[2] if len(parts) == 3 else b""
-        holder = self._by_public.get(parts[1]) if len(parts) == 3 and parts[0] == b"ct" else None
-        found = _sha256(secret).digest()
+            return self._subject(tokens, token.strip())
+        holder = self._by_public.get(public_id) if public_id else None
         right = compare_digest(found, _NOBODY if holder is None else holder.digest)
         if holder is None or not (right or holder.had(found)):
             raise self._refuse(401, "this is no API key of this gateway", "invalid_api_key")
@@ -335,13 +330,14 @@ class Guard:
         if not of_model:
             why = f"this key is for class {_listed(holder.classes)}, and none of them is of {ask.model}"
             raise self._refuse(403, why, "class_not_allowed")
-        before = live.classes.get(ask.class_name or "")
+        before_ttft_s, before_tpot_s = live.targets.get(ask.class_name or "", (None, None))
         chosen = min(of_model, key=lambda one: abs(one.input_tokens - ask.input_tokens))
+        ttft_s, tpot_s = live.targets[chosen.name]
         # Targets that are not those of the class it had been put in are the request's own.
-        if ask.ttft_s == _seconds(before.ttft if before else None):
-            ask.ttft_s = _seconds(chosen.ttft)
-        if ask.tpot_s == _seconds(before.tpot if before else None):
-            ask.tpot_s = _seconds(chosen.tpot)
+        if ask.ttft_s == before_ttft_s:
+            ask.ttft_s = ttft_s
+        if ask.tpot_s == before_tpot_s:
+            ask.tpot_s = tpot_s
         ask.class_name = chosen.name
         ask.output_tokens = live.lengths.expected_output(chosen.name, ask.model, ask.most_output)
 
@@ -462,13 +458,25 @@ class Guard:
         return RequestRejected(status, why, code, retry_after_s, _CHALLENGE if status == 401 else headers)
 
 
+def _credential(headers: dict[bytes, bytes]) -> tuple[bytes, bytes, bytes]:
+    """The token that a request comes with, as it is written; the public part of a key, empty where it is none; and the
+    digest of its secret."""
+    given = headers.get(b"authorization")
+    named, also = headers.get(b"api-key"), headers.get(b"x-api-key")
+    token = (named if named is not None else also) or b""
+    if given is not None:
+        scheme, _, rest = given.partition(b" ")
+        if scheme.lower() == b"bearer":
+            token = rest
+    parts = token.strip().split(b"-", 2)
+    secret = parts[2] if len(parts) == 3 else b""
+    public_id = parts[1] if len(parts) == 3 and parts[0] == b"ct" else b""
+    return token, public_id, _sha256(secret).digest()
+
+
 def _subject(number: int, name: str) -> Holder:
     """Of tokens; nobody has a secret for it."""
     return Holder(Key(id=number, public_id="", name=name, digest="00" * 32))
-
-
-def _seconds(target: Target | None) -> float | None:
-    return None if target is None else target.seconds
 
 
 def _text(value: bytes) -> str:

@@ -24,6 +24,7 @@ class Account:
         self.whose = "this key"
         self.rpm = self.tpm = 0
         self.usd_per_day = self.usd_per_month = 0.0
+        self.budgeted = False
         # Dollars of today and this month as the store last told them; those that it did not know of then; and those
         # of which it had not known the time before, since others may not have heard of them yet.
         self.today_usd = self.month_usd = self.own_usd = self.written_usd = 0.0
@@ -32,13 +33,10 @@ class Account:
         self.in_flight = 0
         self.reserved_usd = self.more_usd = 0.0
 
-    @property
-    def budgeted(self) -> bool:
-        return self.usd_per_day > 0.0 or self.usd_per_month > 0.0
-
     def limit(self, rpm: int | None, tpm: int | None, usd_per_day: float | None, usd_per_month: float | None) -> None:
         self.rpm, self.tpm = rpm or 0, tpm or 0
         self.usd_per_day, self.usd_per_month = usd_per_day or 0.0, usd_per_month or 0.0
+        self.budgeted = self.usd_per_day > 0.0 or self.usd_per_month > 0.0
 
     def reserve(self, cost: "Cost", tally: Tally) -> None:
         self.in_flight += 1
@@ -89,8 +87,9 @@ class Holder(Account):
 
     def __init__(self, key: Key):
         super().__init__()
-        # Whose limits hold beside its own.
+        # Whose limits hold beside its own; and both, its own account first.
         self.team: TeamAccount | None = None
+        self.accounts: list[Account] = [self]
         # Requests that are being answered, or wait.
         self.open = 0
         # The names of models that it may use, and of which names of the gateway's these were made.
@@ -115,11 +114,6 @@ class Holder(Account):
         self.limited = bool(self.rpm or self.tpm or self.budgeted or self.max_open)
         self.names_of = None
 
-    @property
-    def accounts(self) -> "list[Account]":
-        """Its own, and its team's."""
-        return [self] if self.team is None else [self, self.team]
-
     def join(self, team: TeamAccount | None) -> None:
         if team is self.team:
             return
@@ -129,6 +123,8 @@ class Holder(Account):
         if team is not None:
             team.own_usd += self.own_usd
         self.team = team
+        # Another list: whoever was let in before settles with those of then.
+        self.accounts = [self] if team is None else [self, team]
 
     def had(self, digest: bytes) -> bool:
         """Whether this was its secret before it was rotated, and is still good."""

@@ -22,6 +22,8 @@ class Head:
         self.forwarded: bytes | None = None
         # Whether there are hints to the router among its fields, once somebody has looked.
         self.hinted: bool | None = None
+        # What it says of who asks, once the guard has read it: what that is worth is asked at every request.
+        self.credential: tuple[bytes, bytes, bytes] | None = None
 
     def length_in(self, head: bytes) -> bytes:
         """The digits of the length that another head of this kind tells; none: it is of another kind."""
