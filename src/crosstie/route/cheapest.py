@@ -5,7 +5,7 @@ that a replica holds makes it finish sooner and cost less, so affinity needs no 
 """
 
 from math import inf
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
@@ -18,15 +18,15 @@ from crosstie.route.shortlist import looked_at, most_held
 from crosstie.route.speed import Prediction, first_token_s
 
 # Where nothing is asked for: what the fastest pool would take if it were idle, so many times over.
-_PATIENCE = 2.0
+_PATIENCE: Final = 2.0
 # A header's target is taken for one of nine requests in ten.
-_USUAL_DEVIATIONS = (1.2816, 1.2816)
+_USUAL_DEVIATIONS: Final = 1.2816
 # Prices this close are the same, and the sooner one is taken.
-_SAME_PRICE = 1.02
+_SAME_PRICE: Final = 1.02
 # How much later than the best replica of its pool a conversation may finish where it was before.
-_LOYALTY = 1.25
+_LOYALTY: Final = 1.25
 # Whoever misses comes after all who do not, however soon they finish.
-_AFTER = 1e12
+_AFTER: Final = 1e12
 
 
 class LatencyLimits:
@@ -52,8 +52,9 @@ class Best:
 
 def limits_of(query: Query) -> LatencyLimits:
     fleet, ask = query.fleet, query.ask
-    ttft_z, tpot_z = fleet.deviations.get(ask.class_name, _USUAL_DEVIATIONS)
     if ask.ttft_s is not None or ask.tpot_s is not None:
+        deviations = fleet.deviations.get(ask.class_name)
+        ttft_z, tpot_z = (_USUAL_DEVIATIONS, _USUAL_DEVIATIONS) if deviations is None else deviations
         ttft_s = max(ask.ttft_s - ask.waited_s, 1e-3) if ask.ttft_s is not None else inf
         return LatencyLimits(ttft_s, ask.tpot_s or inf, inf, ttft_z, tpot_z)
     if fleet.planned.get(ask.class_name or ""):
@@ -219,20 +220,27 @@ class CheapestMeetingTarget(_Predicting):
         new, output = ask.input_tokens, ask.output_tokens
         prefix = bool(ask.prefix) or ask.tokens is not None
         block_tokens = query.fleet.lengths.block_tokens(ask.model) if prefix else 0.0
-        priced: list[tuple[float, int, float]] = []
+        # By pool; and their places in the order of what they may cost at the least, of equals the first before.
+        usds: list[float] = []
+        least: list[float] = []
+        order: list[int] = []
         for index, pool in enumerate(pools):
             usd = least_usd = pool.request_usd(new, 0.0, output, ask.tpot_s)
             if prefix:
                 cached = most_held(pool, ask, block_tokens)
                 if cached > 0.0:
                     least_usd = min(usd, pool.request_usd(new - cached, cached, output, ask.tpot_s))
-            priced.append((least_usd, index, usd))
-        priced.sort()
+            usds.append(usd)
+            least.append(least_usd)
+            at = index
+            while at > 0 and least[order[at - 1]] > least_usd:
+                at -= 1
+            order.insert(at, index)
         within, found, most_usd = [], [], inf
-        for least_usd, index, usd in priced:
-            if least_usd > most_usd:
+        for index in order:
+            if least[index] > most_usd:
                 break
-            best = best_of(query, pools[index], limits, self._turn, usd)
+            best = best_of(query, pools[index], limits, self._turn, usds[index])
             if best is not None:
                 found.append(best)
                 if best.miss <= 1.0:

@@ -23,7 +23,7 @@ def _surely(ask: Ask) -> float:
 
 def longest(ask: Ask) -> float:
     """Tokens that the request may come to; of several prompts, each."""
-    return ask.input_tokens / ask.prompts + (ask.output_tokens if ask.most_output is None else ask.most_output)
+    return ask.input_tokens / ask.prompts + (ask.output_tokens if ask.most_output is None else float(ask.most_output))
 
 
 def fitting(pools: list[LivePool], ask: Ask) -> list[LivePool]:

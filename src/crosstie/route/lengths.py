@@ -101,8 +101,9 @@ class Lengths:
     ) -> None:
         """What a completed request turned out to be; None: nobody said."""
         if output_tokens is not None and output_tokens > 0:
-            if class_name in self._by_class:
-                self._by_class[class_name].add(float(output_tokens), 1.0)
+            by_class = None if class_name is None else self._by_class.get(class_name)
+            if by_class is not None:
+                by_class.add(float(output_tokens), 1.0)
             by_model = self._by_model.get(model)
             if by_model is None:
                 by_model = self._by_model[model] = self._mean(_OUTPUT_TOKENS)

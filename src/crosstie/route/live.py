@@ -307,8 +307,8 @@ class Replica(ReplicaLoad):
         self.queue: dict[Flight, None] = {}
         # None: its pool has no adapters.
         self.adapters: AdapterSlots | None = None
-        # Those whose first token nobody will see, with the moment at which it is assumed.
-        self.silent: deque[tuple[float, Flight]] = deque()
+        # Those whose first token nobody will see, by the moment at which it is assumed.
+        self.silent: deque[Flight] = deque()
         self.reported: Reported | None = None
         self.ttft = OnlineCorrection(_REPLICA_MEMORY_S, pool.ttft)
         self.tpot = OnlineCorrection(_REPLICA_MEMORY_S, pool.tpot)
@@ -391,7 +391,8 @@ class Replica(ReplicaLoad):
         if ask.session is not None:
             self.pool.remember(ask.session, self)
         if not ask.streams:
-            self.silent.append((now + prediction.ttft_s, flight))
+            flight.due = now + prediction.ttft_s
+            self.silent.append(flight)
         if ask.adapter is not None and self.adapters is not None:
             flight.slots = self.adapters
             self.adapters.begin(ask.adapter)
@@ -425,9 +426,9 @@ class Replica(ReplicaLoad):
         view = self.view
         if now < self.fresh_until:
             return view
-        while self.silent and self.silent[0][0] <= now:
-            due, flight = self.silent.popleft()
-            flight.decode_from(due)
+        while self.silent and self.silent[0].due <= now:
+            flight = self.silent.popleft()
+            flight.decode_from(flight.due)
         late_s = 0.0
         for head in self.queue:
             late_s = max(now - head.started - head.prediction.ttft_s, 0.0)
@@ -502,7 +503,8 @@ class Flight:
         self.started = now
         # Only what could be kept when it was sent is kept from others: one hopeless target must not close a replica.
         ttft_s, tpot_s = ask.ttft_s, ask.tpot_s
-        self.targets = (
+        # A tuple of any length: compiled, one of two floats would be made anew each time that it is looked up.
+        self.targets: tuple[float, ...] = (
             ttft_s if ttft_s is not None and prediction.ttft_s <= ttft_s else inf,
             tpot_s if tpot_s is not None and prediction.tpot_s <= tpot_s else inf,
         )
@@ -512,8 +514,9 @@ class Flight:
         self.ahead_tokens = replica.waiting_tokens + replica.elsewhere.waiting_tokens + self.new_tokens
         self.in_flight = replica.in_flight + replica.elsewhere.in_flight + 1
         self.first_at: float | None = None
-        # Whether the first token was seen, not assumed.
+        # Whether the first token was seen, not assumed; and when it would be.
         self.seen = False
+        self.due = inf
         self.released = False
         # Where it uses an adapter.
         self.slots: AdapterSlots | None = None
@@ -578,7 +581,7 @@ class Flight:
             pool.observations.saw_lengths(ask.class_name, ask.model, output_tokens, counted, ask.prompt_bytes)
         tpot_s = self._teach_tpot(now, output_tokens)
         known_input = float(input_tokens) if input_tokens else ask.input_tokens
-        charged_usd = self.charge_usd(known_input, float(output_tokens or ask.output_tokens))
+        charged_usd = self.charge_usd(known_input, float(output_tokens) if output_tokens else ask.output_tokens)
         ttft_s = self.first_at - self.started if self.seen and self.first_at is not None else None
         return ServedRequest(ttft_s, tpot_s, known_input, output_tokens, charged_usd)
 

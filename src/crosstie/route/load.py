@@ -143,7 +143,7 @@ class ReplicaLoad:
         self.head_tokens = 0.0
         self.last_first_at = -inf
         # TTFT and TPOT targets of those in flight, and how many have each.
-        self.targets: dict[tuple[float, float], int] = {}
+        self.targets: dict[tuple[float, ...], int] = {}
         self.elsewhere = LoadElsewhere()
         self.external_running = self.external_waiting = self.external_held = 0.0
         self.external_until = -inf
@@ -159,9 +159,9 @@ class ReplicaLoad:
     def strictest(self) -> tuple[float, float]:
         if len(self.targets) < 2:
             for targets in self.targets:
-                return targets
+                return targets[0], targets[1]
             return inf, inf
-        return min(ttft_s for ttft_s, _ in self.targets), min(tpot_s for _, tpot_s in self.targets)
+        return min([targets[0] for targets in self.targets]), min([targets[1] for targets in self.targets])
 
     def publish(self) -> None:
         """Tells other workers and peers what this one has there now."""

@@ -65,9 +65,10 @@ class RoutingPolicy(ABC):
         pools = fleet.by_model.get(ask.model)
         query = Query(fleet, fitting(pools, ask) if pools else [], ask, now, exclude, panic)
         # Before the decision, which may change whose turn it is.
-        considered = self._considered(query) if explain else []
+        considered = self._considered(query) if explain else None
         decision = self.pick(query) if query.pools else refused(fleet, ask)
-        decision.considered = considered
+        if considered is not None:
+            decision.considered = considered
         return decision
 
     @abstractmethod
