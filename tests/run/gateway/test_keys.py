@@ -161,12 +161,18 @@ async def test_limits_of_the_gateways_own_account_are_not_shown_to_its_clients(t
 
     vendor = Vendor()
     await vendor.start()
-    for keys, left in ((True, b"6"), (False, b"9999")):
+    for keys, left in ((True, [b"6", b"5", b"4"]), (False, [b"9999"] * 3)):
         state = SharedState(keys=keys, store=str(tmp_path / "store.db"))
         async with keyed(tmp_path, pools=(pool_of("one", vendor.url),), classes=(), state=state) as at:
-            answer = await at.ask(await at.key(f"key-{keys}", rpm=7))
-            assert answer.header(b"x-ratelimit-remaining-requests") == left
-            assert answer.header(b"x-vendor") == b"them"
+            token = await at.key(f"key-{keys}", rpm=7)
+            # The head of the second is known, and of the third what of it goes on.
+            answers = [await at.ask(token) for _ in range(3)]
+            assert [one.header(b"x-ratelimit-remaining-requests") for one in answers] == left
+            # What goes on without keys is not what goes on with them.
+            at.at.gateway.context.guard = None
+            answers += [await at.ask(token) for _ in range(2)]
+            assert [one.header(b"x-ratelimit-remaining-requests") for one in answers[3:]] == [b"9999"] * 2
+            assert [one.header(b"x-vendor") for one in answers] == [b"them"] * 5
     vendor.crash()
 
 

@@ -211,9 +211,14 @@ class Attempt:
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
         self.last_at = self.context.clock
-        streamed, kept = False, []
         # What is left to the gateway's own account with a backend is no business of whoever has a key.
         keyed = self.context.guard is not None
+        known = self.connection.head if self.connection is not None else None
+        passed = None if known is None else known.passed_keyed if keyed else known.passed
+        if passed is not None:
+            self._whole_from(status, passed)
+            return
+        streamed, kept = False, []
         for name, value in headers:
             if name == b"content-type" and value.startswith(b"text/event-stream"):
                 streamed = True
@@ -225,17 +230,26 @@ class Attempt:
             # Of those that are full, the client is told of the one that has room first.
             self.asked_s = asked_to_wait_s(headers)
             kept = [line for line in kept if not line.startswith(b"retry-after")]
-        kept.append(self.own_headers())
-        exchange = self.exchange
-        lines, reply = b"".join(kept), exchange.reply
+        exchange, passed = self.exchange, b"".join(kept)
+        if known is not None and not streamed and self.unpacking is None:
+            if keyed:
+                known.passed_keyed = passed
+            else:
+                known.passed = passed
         if streamed and status < 300:
             self.relay = StreamRelay(
-                reply, status, lines, hide_usage=not exchange.parsed.wants_usage, hide_continuous=self.counting,
-                transcript=exchange.transcribed(), seam=exchange.seam,
+                exchange.reply, status, passed + self.own_headers(), hide_usage=not exchange.parsed.wants_usage,
+                hide_continuous=self.counting, transcript=exchange.transcribed(), seam=exchange.seam,
                 choices=Choices(exchange.parsed.choices) if exchange.parsed.choices > 1 else None,
             )  # fmt: skip
-        elif not reply.started:
-            self.relay = WholeRelay(reply, status, lines, exchange.priced)
+        else:
+            self._whole_from(status, passed)
+
+    def _whole_from(self, status: int, passed: bytes) -> None:
+        """An answer in one piece begins; `passed`: the backend's lines that go on to the client."""
+        exchange = self.exchange
+        if not exchange.reply.started:
+            self.relay = WholeRelay(exchange.reply, status, passed + self.own_headers(), exchange.priced)
 
     def own_headers(self) -> bytes:
         grant, reason, ask = self.exchange.record.grant, self.decision.reason, self.exchange.ask

@@ -303,7 +303,9 @@ def usage_of(answer: bytes) -> Usage | None:
 
 
 def usage_in(found: AnswerFields) -> Usage | None:
-    usage = found.usage or (found.response.usage if found.response else None)
+    usage = found.usage
+    if usage is None and found.response is not None:
+        usage = found.response.usage
     return usage_of_fields(usage) if usage is not None else None
 
 

@@ -47,8 +47,12 @@ class ExchangeState(ABC):
         self.transcript: Transcript | None = None
         self.seam: Seam | None = None
         # Tokens of the prompt as far as they can be guessed, and bytes of a token of its model.
-        self.given = round(ask.input_tokens)
+        self._given = ask.input_tokens
         self.bytes_per_token = context.router.fleet.lengths.bytes_per_token(ask.model)
+
+    @property
+    def given(self) -> int:
+        return round(self._given)
 
     # What an attempt tells
 

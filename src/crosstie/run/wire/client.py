@@ -46,12 +46,15 @@ class ResponseHandler(Protocol):
     def on_lost(self, error: Exception | None) -> None: ...
 
 
-class _KnownHead:
+class KnownHead:
     """A head that has been read: what comes before the length in it and after it, up to the body, and its fields, of
     which the one at this place is the length."""
 
     def __init__(self, before: bytes, after: bytes, headers: Headers, at: int):
         self.before, self.after, self.headers, self.at = before, after, headers, at
+        # The lines that go on to a client, with keys or without, once somebody has put them together.
+        self.passed: bytes | None = None
+        self.passed_keyed: bytes | None = None
 
 
 class Connection:
@@ -67,6 +70,8 @@ class Connection:
         self.idle_since = 0.0
         # Asks the kernel whether anything has come that the loop has not told of yet.
         self._unread: Any = None
+        # Of the present answer, if it begins with what was read before.
+        self.head: KnownHead | None = None
         self._headers: Headers = []
         # What has come of the body in one read: nearly always one piece, for which no list is made.
         self._piece = b""
@@ -81,6 +86,7 @@ class Connection:
         if self._more:
             self._more = []
         self._piece = b""
+        self.head = None
         self._head_bytes = self._before_head = 0
         self._complete = self._keep = self._usual = False
         self._headed = self._paused = False
@@ -141,7 +147,7 @@ class Connection:
                 self._know(data)
             self._finish(self._keep)
 
-    def _is_known(self, known: _KnownHead, data: bytes, handler: ResponseHandler) -> bool:
+    def _is_known(self, known: KnownHead, data: bytes, handler: ResponseHandler) -> bool:
         """Whether it is a whole answer, and no more than that, with a head that was read before: then it is taken, and
         nothing of its head is looked at but the length."""
         if not data.startswith(known.before):
@@ -156,6 +162,7 @@ class Connection:
         headers = known.headers.copy()
         headers[known.at] = (b"content-length", digits)
         self._headed, self._until_close = True, False
+        self.head = known
         handler.on_head(200, headers)
         if self.handler is handler and begin < len(data):
             handler.on_body(data[begin:])
@@ -176,7 +183,7 @@ class Connection:
                 at += len(name)
                 after = data[at + len(length) : begin]
                 # A list of its own: whoever has the answer may change what it was given.
-                self.origin.known = _KnownHead(data[:at], after, self._headers.copy(), places[0])
+                self.origin.known = KnownHead(data[:at], after, self._headers.copy(), places[0])
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
@@ -315,7 +322,7 @@ class Origin:
         self._retired = False
         self._distrusted_until = 0.0
         # What its answers begin with, as far as one was read.
-        self.known: _KnownHead | None = None
+        self.known: KnownHead | None = None
 
     @property
     def connections(self) -> int:
