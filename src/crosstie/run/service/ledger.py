@@ -16,7 +16,7 @@ from crosstie.core.fleet import Fleet
 from crosstie.core.histogram import Family, Samples
 from crosstie.run.gateway.guard import Guard
 from crosstie.run.gateway.notices import Notice
-from crosstie.run.gateway.record import Accounts, RequestRecord
+from crosstie.run.gateway.record import Accounts
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import News, Store
 from crosstie.run.ledger.usage import Batch
@@ -104,7 +104,8 @@ class Ledger(Component):
         if gateway.context.guard is not None and not self._guard.keys:
             line = "keys are required and there are none yet: `crosstie keys create NAME` makes one"
             process.notify(Notice("no_keys", "warning", line))
-        gateway.listeners.append(self._on_record)
+        # What was estimated of a request becomes what it was, and what it was is written down.
+        gateway.listeners += [self._guard.settle, self.accounts.add]
         gateway.metrics.sources.append(self._families)
         self._thread = threading.Thread(target=self._work, args=(store,), name="ledger", daemon=True)
         self._thread.start()
@@ -121,10 +122,6 @@ class Ledger(Component):
     def pending(self) -> int:
         """Requests that have ended and are not in the store yet."""
         return self.accounts.requests + (self._batch.requests if self._batch is not None else 0)
-
-    def _on_record(self, record: RequestRecord) -> None:
-        self._guard.settle(record)
-        self.accounts.add(record)
 
     # The loop's side
 
