@@ -41,20 +41,42 @@ PIECE = 2**18
 HELD = {"held back, no key": (16, 64 * MIB, False), "held back, with a key": (16, 30 * MIB, True)}
 
 
+CHAT, MESSAGES, FORM = "/v1/chat/completions", "/v1/messages", "/v1/audio/transcriptions"
+
+
+def chat(text: bytes) -> bytes:
+    return HEAD + b'"max_tokens":5,"messages":[{"role":"user","content":"' + text + b'"}]}'
+
+
+def form(file: bytes) -> bytes:
+    part = b'--b\r\ncontent-disposition: form-data; name="'
+    return b'%bmodel"\r\n\r\n%b\r\n%bfile"; filename="a"\r\n\r\n%b\r\n--b--\r\n' % (part, MODEL.encode(), part, file)
+
+
 def bodies() -> dict[str, bytes]:
     return {
         "objects": HEAD + b'"messages":[' + b"{}," * (7 * MIB) + b"{}]}",
         "top-level keys": HEAD + b'"a":1,' * (4 * MIB) + b'"b":1}',
         "token ids": HEAD + b'"prompt":[' + b"1," * (12 * MIB) + b"1]}",
-        "one text": HEAD + b'"messages":[{"role":"user","content":"' + b"x" * (30 * MIB) + b'"}]}',
+        "one text": chat(b"x" * (30 * MIB)),
+        "escaped text": chat(b'\\"' * (15 * MIB)),
+        "names of pictures": chat(b"_url" * (7 * MIB)),
+        "90,000 texts": HEAD + b'"prompt":[' + b'"%b",' % (b"x" * 330) * 90_000 + b'""]}',
+        "Anthropic's messages": chat(b"x" * (30 * MIB)),
+        "a recording": form(b"x" * (30 * MIB)),
         "deep nesting": HEAD + b'"messages":' + b"[" * (8 * MIB) + b"]" * (8 * MIB) + b"}",
         "80,000 objects": HEAD + b'"messages":[' + b"{}," * 80_000 + b"{}]}",
     }
 
 
-def head(length: int, key: str | None) -> bytes:
+PATHS = {"Anthropic's messages": MESSAGES, "a recording": FORM}
+
+
+def head(length: int, key: str | None, path: str = CHAT) -> bytes:
     own = b"authorization: Bearer %b\r\n" % key.encode() if key else b""
-    return b"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\n%bcontent-length: %d\r\n\r\n" % (own, length)
+    if path == FORM:
+        own += b"content-type: multipart/form-data; boundary=b\r\n"
+    return b"POST %b HTTP/1.1\r\nhost: gateway\r\n%bcontent-length: %d\r\n\r\n" % (path.encode(), own, length)
 
 
 def small(port: int, key: str, stop: Signal, told: "Queue[Any]") -> None:
@@ -79,14 +101,14 @@ def small(port: int, key: str, stop: Signal, told: "Queue[Any]") -> None:
     told.put((sorted(times), dict(bad)))
 
 
-def send(port: int, key: str, body: bytes, stop: Signal, told: "Queue[Any]") -> None:
+def send(port: int, key: str, path: str, body: bytes, stop: Signal, told: "Queue[Any]") -> None:
     """One body after the other; tells what was answered."""
     os.nice(19)
     answers: Counter[str] = Counter()
     while not stop.is_set():
         with socket.create_connection((HOST, port), timeout=60) as line:
             try:
-                line.sendall(head(len(body), key))
+                line.sendall(head(len(body), key, path))
                 for at in range(0, len(body), PIECE):
                     line.sendall(body[at : at + PIECE])
                     if stop.is_set():
@@ -150,13 +172,14 @@ def measured(server: int, port: int, key: str, attack: list[Callable[..., Proces
 
 
 def attacks(port: int, key: str, senders: int) -> dict[str, list[Callable[..., Process]]]:
-    def sends(body: bytes) -> Callable[..., Process]:
-        return lambda stop, told: Process(target=send, args=(port, key, body, stop, told))
+    def sends(name: str, body: bytes) -> Callable[..., Process]:
+        path = PATHS.get(name, CHAT)
+        return lambda stop, told: Process(target=send, args=(port, key, path, body, stop, told))
 
     def holds(length: int, own: str | None) -> Callable[..., Process]:
         return lambda stop, told: Process(target=hold, args=(port, own, length, stop, told))
 
-    found = {name: [sends(body)] * senders for name, body in bodies().items()}
+    found = {name: [sends(name, body)] * senders for name, body in bodies().items()}
     for name, (count, length, keyed) in HELD.items():
         found[name] = [holds(length, key if keyed else None)] * count
     return found

@@ -324,6 +324,11 @@ def test_an_empty_and_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (b"multipart/form-data", b"", "boundary"),
         (b"multipart/form-data; boundary=x", b"--x\r\n", "no end"),
         (b"multipart/form-data; boundary=x", b"--x\r\n\r\nabc\r\n--x--", "no name"),
+        (
+            b"multipart/form-data; boundary=x",
+            b'--x\r\n; name="same"\r\n\r\n\r\n' * 1001 + b"--x--",
+            "more than 1000 parts",
+        ),
     ],
 )
 def test_a_form_that_is_none_is_refused(kind: bytes, body: bytes, said: str) -> None:
@@ -334,4 +339,5 @@ def test_a_form_that_is_none_is_refused(kind: bytes, body: bytes, said: str) -> 
 def test_content_that_looks_like_a_boundary_in_part_is_kept() -> None:
     content = b"--x\n\r\n--y\r\n-"
     body = b'--xy\r\ncontent-disposition: form-data; name="f"; filename="n"\r\n\r\n' + content + b"\r\n--xy--\r\n"
-    assert read_form(b'multipart/form-data; boundary="xy"', body) == {"f": ("n", content)}
+    form = read_form(b'multipart/form-data; boundary="xy"', body)
+    assert {name: (part.file, part.content(body)) for name, part in form.items()} == {"f": ("n", content)}

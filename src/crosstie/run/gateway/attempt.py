@@ -47,6 +47,8 @@ _NOT_RETURNED: Final = frozenset(
 
 # A kept connection that was closed while it lay idle shows it this soon; later, somebody was at work on the request.
 _STALE_S: Final = 0.1
+# Longer bodies are not copied behind their heads.
+_LONG: Final = 65_536
 # Told by the engine itself: in what it repeats of a request, the quotes would be escaped.
 _NOT_LOADED: Final = b'"message":"model is not loaded"'
 # 402: a provider whose account is empty.
@@ -154,10 +156,11 @@ class Attempt:
 
     def _go(self, connection: Connection) -> None:
         self.connection = connection
-        connection.send(self._request(), self)
-
-    def _request(self) -> bytes:
-        return self._message(self.backend, self._body())
+        body = self._body()
+        if len(body) < _LONG:
+            connection.send(self._message(self.backend, body), self)
+        else:
+            connection.send(self._head(self.backend, body), self, body)
 
     def _body(self) -> bytes:
         exchange, backend = self.exchange, self.backend
@@ -183,6 +186,9 @@ class Attempt:
         return target if not request.query else b"%b?%b" % (target, request.query.encode("latin-1"))
 
     def _message(self, backend: Backend, body: bytes) -> bytes:
+        return self._head(backend, body) + body
+
+    def _head(self, backend: Backend, body: bytes) -> bytes:
         exchange = self.exchange
         request = exchange.request
         headers, head = request.headers, request.head
@@ -203,7 +209,6 @@ class Attempt:
             b"accept-encoding: identity\r\n%bx-request-id: %b\r\ncontent-length: %b\r\n\r\n"
             % (exchange.trace_headers, exchange.request_id, str(len(body)).encode())
         )
-        lines.append(body)
         return b"".join(lines)
 
     # What the upstream connection tells

@@ -4,10 +4,11 @@ Only a handful of fields are decoded. The prompt stays bytes: its length and its
 """
 
 import re
+from collections import Counter
 from typing import Any, Final, NamedTuple
 
 import msgspec
-from msgspec.structs import astuple
+from msgspec.structs import asdict, astuple
 
 from crosstie.core.errors import BadInput
 from crosstie.core.images import MOST_URL_BYTES, size_of_data_url
@@ -23,15 +24,21 @@ from crosstie.run.gateway.fields import (
     decode,
     decode_answer,
     decode_list,
+    decode_loosely,
     decode_models,
     decode_name,
     decode_parts,
 )
 from crosstie.run.wire.multipart import read_form
+from crosstie.run.wire.outline import Outline, left_out, next_left_out
 from crosstie.run.wire.request import Request
 
 # A list of texts, or of lists.
 _SEVERAL: Final = re.compile(rb'\[\s*["\[]')
+# Longer bodies are read by their outline, where they have one.
+_LONG: Final = 2**18
+# Of an outline so much is searched for pictures: whoever puts one behind more pays for it as for text.
+_SEARCHED: Final = 2**18
 # Values up to this long are copied sooner than looked into.
 _SHORT: Final = 4096
 # More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
@@ -43,11 +50,13 @@ _MOST_COPIES: Final = 10**4
 _USAGE_WISH: Final = b'"stream_options":{"include_usage":true}'
 # The same at every event, so that a stream which breaks off has been counted.
 _CONTINUOUS_WISH: Final = b'"stream_options":{"include_usage":true,"continuous_usage_stats":true}'
-_MARKS: Final = {
-    "image": (b'"image_url"', b'"input_image"'),
-    "audio": (b'"input_audio"', b'"audio_url"'),
-    "video": (b'"video_url"', b'"input_video"'),
-}
+# What names a part that is no text, and whether it is a key there.
+_KINDS: Final = {
+    b"image_url": "image", b"input_image": "image",
+    b"input_audio": "audio", b"audio_url": "audio",
+    b"video_url": "video", b"input_video": "video",
+}  # fmt: skip
+_MARK: Final = re.compile(rb'"(%b)"(:)?' % b"|".join(_KINDS))
 # What comes along in the place of a link. What a text says of such things has its quotes escaped, and a file that is
 # none of these is text as far as anybody knows.
 _ALONG: Final = re.compile(rb'"(?:url|image_url|audio_url|video_url)"\s*:\s*"data:(image|audio|video)/')
@@ -79,11 +88,13 @@ _NOTHING: Final = Attached(0, 0, frozenset())
 
 
 class RequestBody:
-    def __init__(self, fields: Fields, body: bytes):
+    def __init__(self, fields: Fields, body: bytes, text: bytes):
+        """`text`: what its fields were read from, which is the body or its outline."""
+        outlined = text is not body
         # By position: two dozen names would take longer to look up than all the rest of a small body. The first are in
         # the order of `Fields`.
         values: tuple[Any, ...] = _astuple(fields)
-        self.model: str | None = values[0]
+        self.model: str | None = _restored(values[0], body) if outlined else values[0]
         self.stream = values[1] is True
         options: StreamOptionFields | None = None if values[2] is _UNSET else values[2]
         # Whether it came as a form, with files in it.
@@ -95,8 +106,8 @@ class RequestBody:
         if options is not None:
             self.wants_usage = bool(options.include_usage)
             self.wants_continuous = self.wants_usage and bool(options.continuous_usage_stats)
-        most: int | None = values[4] or values[3] or values[5]
-        self.most_output = min(most, _MOST_TOKENS) if most is not None and most > 0 else None
+        allowed: int | None = values[4] or values[3] or values[5]
+        self.most_output = min(allowed, _MOST_TOKENS) if allowed is not None and allowed > 0 else None
         several: int = values[6] or 1
         best_of: int = values[7] or 1
         # Answers that its answer is to have: of each prompt, where there are several.
@@ -106,22 +117,28 @@ class RequestBody:
         self.session: str | None = values[9] or values[8]
         # The response that it goes on from.
         self.previous: str | None = values[10]
+        if outlined:
+            self.session, self.previous = _restored(self.session, body), _restored(self.previous, body)
         # What the model will read: everything counts that an engine may give it. Nothing long is copied: that would
         # take longer than reading it.
         size = held_to = 0
         for index in range(_READ_AT, len(values)):
             value = values[index]
             if value is not _ABSENT:
+                length = len(value)
+                if outlined:
+                    length += left_out(bytes(value))
                 if index < _HELD_TO_AT:
-                    size += len(value)
+                    size += length
                 else:
-                    held_to += len(value)
+                    held_to += length
         # Prompts beside each other, each of which is answered.
         self.prompts, ids_bytes = 1, 0
         self.token_ids: int | None = None
         # One of these is in every mark: where neither is, nothing else is looked for. By `find`, since `in` takes bytes
         # for a number first, and makes an exception of it.
-        marked = body.find(b'_url"') >= 0 or body.find(b'"input_') >= 0
+        most = _SEARCHED if outlined else len(text)
+        marked = text.find(b'_url"', 0, most) >= 0 or text.find(b'"input_', 0, most) >= 0
         messages, prompt, asked = values[_READ_AT], values[_READ_AT + 1], values[_READ_AT + 2]
         parts: list[bytes] = []
         for given in (messages, prompt, asked):
@@ -143,26 +160,35 @@ class RequestBody:
                 self.copies *= self.prompts
                 self.choices *= self.prompts
         # Searching long texts for what is attached would take longer than the rest of all this.
-        self.attached = _attached(b"".join(parts)) if marked and parts else _NOTHING
+        self.attached = _attached(b"".join(parts)[:most], body) if marked and parts else _NOTHING
         # Without what is told as token ids.
         self.prompt_bytes = size + held_to - ids_bytes
         # Whether all of these bytes are tokens, so that their number tells how long a token is.
         self.all_read = not held_to
-        key = b'"messages"' if messages is not _ABSENT else b'"prompt"' if prompt is not _ABSENT else b'"input"'
-        # Where the prompt begins in the body, for what it has in common with others'.
-        self.prompt_at = max(body.find(key), 0)
+        self._key = b'"messages"' if messages is not _ABSENT else b'"prompt"' if prompt is not _ABSENT else b'"input"'
+        self.find_prompt(body)
+
+    def find_prompt(self, body: bytes) -> None:
+        """Where the prompt begins in the body, for what it has in common with others'."""
+        self.prompt_at = max(body.find(self._key, 0, _SEARCHED), 0)
 
 
-def read_body(body: bytes) -> RequestBody:
+def read_body(body: bytes, outline: Outline | None = None) -> RequestBody:
+    text = body
+    if outline is not None and len(body) > _LONG:
+        # Decoding and searching thirty megabytes of text would take a tenth of a second, for everybody else too.
+        text = outline.text
+        if not outline.utf8:
+            raise BadInput("the body is no JSON: it is not UTF-8")
     try:
-        if not body.isascii():
+        if text is body and not body.isascii():
             # What is skipped here is not looked at, and would be stumbled over where the model's name is changed.
             body.decode()
-        return RequestBody(_decode(body), body)
+        return RequestBody(_decode(text), body, text)
     except msgspec.ValidationError:
         # A field of the wrong kind is for the engine to refuse, in its own words, or to take for what it may mean.
         try:
-            return RequestBody(_leniently(body), body)
+            return RequestBody(_leniently(text), body, text)
         except (msgspec.DecodeError, RecursionError) as error:
             raise BadInput(f"the body is not as expected: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -174,11 +200,11 @@ def read_body(body: bytes) -> RequestBody:
 def read_form_body(request: Request) -> RequestBody:
     """Of a form with files in it: its model, and the length of its texts. Raises BadInput."""
     form = read_form(request.headers.get(b"content-type", b""), request.body)
-    texts = {name: content for name, (file, content) in form.items() if not file}
+    texts = {name: part.content(request.body) for name, part in form.items() if not part.file}
     model = texts.get("model", b"").decode(errors="replace") or None
     streams = texts.get("stream", b"").lower() in (b"true", b"1")
     prompt = msgspec.Raw(_encode(texts.get("prompt", b"").decode(errors="replace")))
-    made = RequestBody(Fields(model=model, stream=streams, prompt=prompt), b"")
+    made = RequestBody(Fields(model=model, stream=streams, prompt=prompt), b"", b"")
     made.is_form = True
     return made
 
@@ -186,7 +212,8 @@ def read_form_body(request: Request) -> RequestBody:
 def _leniently(body: bytes) -> Fields:
     """Fields as engines read them that take 16.0 and "16" for 16: whoever writes them so is not to be streamed to,
     nor to have a prompt read, without its being counted."""
-    parts = decode_parts(body)
+    fields: dict[str, msgspec.Raw] = asdict(decode_loosely(body))
+    parts = {name: value for name, value in fields.items() if value is not _ABSENT}
     given = msgspec.json.decode(parts["stream_options"]) if "stream_options" in parts else msgspec.UNSET
     options = StreamOptionFields() if given is not msgspec.UNSET else msgspec.UNSET
     if isinstance(options, StreamOptionFields) and isinstance(given, dict):
@@ -194,7 +221,7 @@ def _leniently(body: bytes) -> Fields:
         options.continuous_usage_stats = _means_yes(given.get("continuous_usage_stats"))
     # Options that are none at all make the engine refuse: nothing will be streamed, and nothing can be added to them.
     streams = given is msgspec.UNSET or given is None or isinstance(given, dict)
-    fields = Fields(
+    found = Fields(
         model=decode_name(parts["model"]) if "model" in parts else None,
         stream=streams and "stream" in parts and _means_yes(msgspec.json.decode(parts["stream"])),
         stream_options=options,
@@ -206,8 +233,8 @@ def _leniently(body: bytes) -> Fields:
     )
     for name in RAW:
         if name in parts:
-            setattr(fields, name, parts[name])
-    return fields
+            setattr(found, name, parts[name])
+    return found
 
 
 def _means_yes(value: object) -> bool:
@@ -228,20 +255,38 @@ def _is_list(value: msgspec.Raw) -> bool:
     return bytes(memoryview(value)[:1]) == b"["
 
 
-def _attached(prompt: bytes) -> Attached:
-    counts = {kind: sum(prompt.count(mark) for mark in marks) for kind, marks in _MARKS.items()}
+def _restored(name: str | None, body: bytes) -> str | None:
+    """A name as it is in the body, where the outline has left it out for its length."""
+    missing = None if name is None else next_left_out(name.encode())
+    if missing is None:
+        return name
+    opening, start, length = missing
+    return str(msgspec.json.decode(b'"%b"' % body[start - opening : start + length]))
+
+
+def _attached(prompt: bytes, body: bytes) -> Attached:
+    """`prompt`: out of the body, or of its outline."""
+    counts, keys = Counter[str](), Counter[str]()
+    for found in _MARK.finditer(prompt):
+        kind = _KINDS[found[1]]
+        counts[kind] += 1
+        keys[kind] += bool(found[2])
     # A part names its kind twice, as its type and as its key, and may leave out the first.
-    keys = {kind: sum(prompt.count(mark + b":") for mark in marks) for kind, marks in _MARKS.items()}
-    numbers = {kind: max(count // 2, keys[kind], 1) for kind, count in counts.items() if count}
+    numbers = {kind: max(count // 2, keys[kind], 1) for kind, count in counts.items()}
     size, sizes = 0, []
     for found in _ALONG.finditer(prompt):
         at = found.start(1) - len(b"data:")
         end = prompt.find(b'"', at)
         if end < 0:
             break
-        size += end - at
+        length, url = end - at, prompt[at : min(end, at + MOST_URL_BYTES)]
+        missing = next_left_out(url)
+        if missing is not None:
+            begun, start, more = missing
+            length, url = begun + more, body[start - begun : start - begun + MOST_URL_BYTES]
+        size += length
         if found[1] == b"image":
-            known = size_of_data_url(prompt[at : min(end, at + MOST_URL_BYTES)])
+            known = size_of_data_url(url)
             if known is not None:
                 sizes.append(known)
     images = numbers.get("image", 0)

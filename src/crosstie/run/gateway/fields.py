@@ -160,7 +160,11 @@ class ModelsFields(msgspec.Struct):
     data: list[ModelFields] = []
 
 
+# The same fields of whatever kind, and nothing for the others: there may be a hundred thousand.
+LooseFields = msgspec.defstruct("LooseFields", [(name, msgspec.Raw, ABSENT) for name in _NAMES])
+
 decode = msgspec.json.Decoder(Fields).decode
+decode_loosely = msgspec.json.Decoder(LooseFields).decode
 decode_name = msgspec.json.Decoder(str | None).decode
 decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_prefilled = msgspec.json.Decoder(PrefilledFields).decode

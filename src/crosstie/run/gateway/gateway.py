@@ -349,10 +349,11 @@ class Gateway:
         try:
             if b"content-encoding" in request.headers:
                 _check_encoding(request)
-            parsed = read_form_body(request) if request.path in _FORMS else read_body(request.body)
+            parsed = read_form_body(request) if request.path in _FORMS else read_body(request.body, request.outline)
             if request.model is not None and request.model != parsed.model and not parsed.is_form:
                 request.body = with_model(request.body, request.model)
-                parsed = read_body(request.body)
+                parsed.model = request.model
+                parsed.find_prompt(request.body)
             model = parsed.model
             ask = ask_of(live, names, request, parsed, 0 if serving.share_prefixes else tenant, prompt)
         except UnknownModel as error:

@@ -5,14 +5,18 @@ a chat at the door, and everything behind it (routing, limits, failover, going o
 `messages_reply` turns the answer back. What a chat cannot say is refused here, by its name.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from crosstie.core.errors import BadInput
+from crosstie.run.gateway.errors import RequestRejected
 from crosstie.run.gateway.roads import MESSAGES
+from crosstie.run.wire.request import Request
 
 Json = dict[str, Any]
+Filled = Callable[[bytes], bytes]
 CHAT = "/v1/chat/completions"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 # Why an answer ended, in the other API's words; what is not here is the end of a turn.
@@ -79,8 +83,28 @@ decode_chat = msgspec.json.Decoder(ChatAnswer).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def chat_of(body: bytes, *, counting: bool = False) -> Json:
-    """The chat that a body of Messages asks for. Raises BadInput. `counting`: it is only to be counted."""
+def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json]:
+    """What a request of Messages asks for, as a chat; and that as it was read, without its long strings. Raises
+    RequestRejected. `counting`: it is only to be counted."""
+    body, outline = request.body, request.outline
+    try:
+        if outline is None:
+            chat = chat_of(body, counting=counting)
+        else:
+            # Long strings go over as they are: to decode and encode thirty megabytes would keep everybody waiting.
+            chat = chat_of(outline.text, counting=counting, filled=lambda text: outline.filled(text, body)[0])
+    except BadInput as error:
+        raise RequestRejected(400, str(error), "bad_request") from None
+    made = Request(request.method, CHAT, request.query, request.headers, _encode(chat))
+    if outline is not None:
+        made.body, made.outline = outline.filled(made.body, body)
+    made.model, made.peer = request.model, request.peer
+    return made, chat
+
+
+def chat_of(body: bytes, *, counting: bool = False, filled: Filled = bytes) -> Json:
+    """The chat that a body of Messages asks for. Raises BadInput. `filled`: gives JSON the long strings that the body
+    lacks, before it becomes a string itself."""
     try:
         asked = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -90,7 +114,7 @@ def chat_of(body: bytes, *, counting: bool = False) -> Json:
     if not counting and not isinstance(asked.get("max_tokens"), int):
         raise BadInput("max_tokens: a whole number is required")
     chat: Json = {name: asked[name] for name in _SAME if asked.get(name) is not None}
-    chat["messages"] = [*_system(asked.get("system")), *_messages(asked.get("messages"))]
+    chat["messages"] = [*_system(asked.get("system")), *_messages(asked.get("messages"), filled)]
     if asked.get("stream") is True:
         chat["stream_options"] = {"include_usage": True}
     if asked.get("stop_sequences"):
@@ -136,7 +160,7 @@ def _system(system: Any) -> list[Json]:
     return [{"role": "system", "content": _text(system, "system")}]
 
 
-def _messages(messages: Any) -> list[Json]:
+def _messages(messages: Any, filled: Filled) -> list[Json]:
     found: list[Json] = []
     for at, one in enumerate(_list(messages, "messages")):
         where = f"messages.{at}"
@@ -148,11 +172,11 @@ def _messages(messages: Any) -> list[Json]:
             found.append({"role": role, "content": content})
             continue
         blocks = [_object(block, f"{where}.content.{n}") for n, block in enumerate(_list(content, f"{where}.content"))]
-        found += _assistant(blocks, where) if role == "assistant" else _others(role, blocks, where)
+        found += _assistant(blocks, where, filled) if role == "assistant" else _others(role, blocks, where)
     return found
 
 
-def _assistant(blocks: list[Json], where: str) -> list[Json]:
+def _assistant(blocks: list[Json], where: str, filled: Filled) -> list[Json]:
     said: Json = {"role": "assistant", "content": None}
     for at, block in enumerate(blocks):
         place = f"{where}.content.{at}"
@@ -168,7 +192,7 @@ def _assistant(blocks: list[Json], where: str) -> list[Json]:
             case "tool_use":
                 function = {
                     "name": _text(block.get("name"), f"{place}.name"),
-                    "arguments": _encode(block.get("input") or {}).decode(),
+                    "arguments": filled(_encode(block.get("input") or {})).decode(),
                 }
                 call = {"id": _text(block.get("id"), f"{place}.id"), "type": "function", "function": function}
                 said.setdefault("tool_calls", []).append(call)

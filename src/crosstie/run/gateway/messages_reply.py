@@ -7,15 +7,12 @@ from typing import Any, Final
 
 import msgspec
 
-from crosstie.core.errors import BadInput
-from crosstie.run.gateway.errors import RequestRejected
 from crosstie.run.gateway.messages import (
-    CHAT,
     ChatAnswer,
     ChatChoice,
     ChatUsage,
     SaidFields,
-    chat_of,
+    chat_for,
     decode_chat,
     error_message,
     message_head,
@@ -57,13 +54,8 @@ class MessagesReply(Reply):
 
     def chat_for(self, request: Request) -> Request:
         """What the client asked for, as a chat. Raises RequestRejected."""
-        try:
-            chat = chat_of(request.body)
-        except BadInput as error:
-            raise RequestRejected(400, str(error), "bad_request") from None
+        made, chat = chat_for(request)
         self._streamed = chat.get("stream") is True
-        made = Request(request.method, CHAT, request.query, request.headers, _encode(chat))
-        made.model, made.peer = request.model, request.peer
         return made
 
     def send(self, status: int, body: bytes, headers: bytes = b"", content_type: bytes = b"application/json") -> None:

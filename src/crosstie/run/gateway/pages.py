@@ -5,7 +5,6 @@ from urllib.parse import unquote
 
 import msgspec
 
-from crosstie.core.errors import BadInput
 from crosstie.route.apart import choose_prefill
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered
@@ -14,7 +13,7 @@ from crosstie.run.gateway.cors import answers_browser
 from crosstie.run.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.interfaces import CountedPrompt, Tokenizing
-from crosstie.run.gateway.messages import CHAT, COUNT_TOKENS, chat_of, error_message
+from crosstie.run.gateway.messages import COUNT_TOKENS, chat_for, error_message
 from crosstie.run.gateway.paths import tidy_path
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.roads import SERVED
@@ -69,7 +68,7 @@ def _count_first(tokenizing: Tokenizing, gateway: Gateway, request: Request, rep
         key_id, guard = _key_id(gateway, request), gateway.context.guard
         if guard is not None:
             guard.check_open(key_id)
-        asked = _as_chat(request) if request.path == COUNT_TOKENS else request
+        asked = chat_for(request, counting=True)[0] if request.path == COUNT_TOKENS else request
     except RequestRejected:
         _tell(gateway, request, reply, None)
     else:
@@ -258,19 +257,10 @@ def _charge(gateway: Gateway, key_id: int, request: Request, ask: Ask) -> None:
         guard.settle(record)
 
 
-def _as_chat(request: Request) -> Request:
-    """Of a message of Anthropic's. Raises RequestRejected."""
-    try:
-        chat = chat_of(request.body, counting=True)
-    except BadInput as error:
-        raise RequestRejected(400, str(error), "bad_request") from None
-    return Request("POST", CHAT, "", request.headers, _encode(chat))
-
-
 def _count_tokens(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -> tuple[int, bytes, bytes]:
     """What a message of Anthropic's would be taken to have for its length: counted, or the router's estimate."""
     key_id = _key_id(gateway, request)
-    _, ask = gateway.read(_as_chat(request), key_id, prompt)
+    _, ask = gateway.read(chat_for(request, counting=True)[0], key_id, prompt)
     _charge(gateway, key_id, request, ask)
     return 200, _encode({"input_tokens": max(round(ask.input_tokens), 1)}), _JSON
 

@@ -260,12 +260,15 @@ class Connection:
 
     # The sender's side
 
-    def send(self, data: bytes, handler: ResponseHandler) -> None:
+    def send(self, data: bytes, handler: ResponseHandler, more: bytes = b"") -> None:
+        """`more`: what is too long to be put behind the rest."""
         self.handler = handler
         self.answered = False
         self.uses += 1
         self._reset()
         self.transport.write(data)
+        if more:
+            self.transport.write(more)
 
     @property
     def silent(self) -> bool:

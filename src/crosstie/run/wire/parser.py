@@ -5,10 +5,11 @@ readers could take for two different things is refused, whatever the standards l
 """
 
 import re
+from io import BytesIO
 from typing import Any, Final, NoReturn
 
+from crosstie.run.wire.outline import Outline
 from crosstie.run.wire.request import BadRequest, Head, Request, RequestLimits
-from crosstie.run.wire.values import ValueCounter
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _PATH: Final = rb"[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+)*+"
@@ -81,12 +82,12 @@ class RequestParser:
         # Bytes to come of the body or the chunk, and bytes so far of the frames of chunks.
         self._left = self._framing = 0
         # A body that came at once, or what has come of one in parts: not as a list of them, since the smallest parts
-        # take ten times their bytes there.
+        # take ten times their bytes there, and so that it is given out without being copied.
         self._body = b""
-        self._parts: bytearray | None = None
-        # Bytes so far of the body that is arriving, and its values where it may be JSON.
+        self._parts: BytesIO | None = None
+        # Bytes so far of the body that is arriving, and its outline where it may be JSON.
         self.held = 0
-        self._values: ValueCounter | None = None
+        self._outline: Outline | None = None
         # Of the last request: its version, whether another may follow, whether its client waits to be told to go on.
         self.http11 = self.keep_alive = True
         self.wants_continue = False
@@ -123,7 +124,7 @@ class RequestParser:
     def drop(self) -> None:
         """Lets go of all that it holds."""
         self._data, self._body, self._parts, self._request = b"", b"", None, _NO_REQUEST
-        self._values = self._last = None
+        self._outline = self._last = None
         self._at = self.held = 0
         self._state = _HEAD
 
@@ -138,8 +139,11 @@ class RequestParser:
             return None
         request, self._request = self._request, _NO_REQUEST
         parts = self._parts
-        request.body = self._body if parts is None else bytes(parts)
-        self._body, self._parts, self._values = b"", None, None
+        if parts is None:
+            request.body = self._body
+        else:
+            request.body, request.outline = parts.getvalue(), self._outline
+        self._body, self._parts, self._outline = b"", None, None
         self._state, self._blank, self.wants_continue = _HEAD, False, False
         self.held = 0
         return request
@@ -228,23 +232,24 @@ class RequestParser:
                     if parts is None:
                         parts = self._begin_parts()
                     self._count(piece)
-                    parts += piece
+                    parts.write(piece)
                 self._at = at + len(piece)
                 self.held += len(piece)
                 self._left = left - len(piece)
         return self._left == 0
 
-    def _begin_parts(self) -> bytearray:
+    def _begin_parts(self) -> BytesIO:
         """What comes at once is small; of what does not, the values are counted as they come."""
         first, self._body = self._body, b""
-        self._parts = parts = bytearray(first)
+        self._parts = parts = BytesIO()
+        parts.write(first)
         if self._request.path not in self._limits.form_paths:
-            self._values = ValueCounter(self._limits.body_values, self._limits.body_plain_bytes)
+            self._outline = Outline(self._limits.body_values, self._limits.body_plain_bytes)
             self._count(first)
         return parts
 
     def _count(self, piece: bytes) -> None:
-        if self._values is not None and not self._values.feed(piece):
+        if self._outline is not None and not self._outline.feed(piece):
             limits = self._limits
             raise BadRequest(
                 413,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from crosstie.run.wire.outline import Outline
+
 # More digits than that are more bytes than any limit, and slow to turn into a number.
 _MOST_DIGITS: Final = 18
 
@@ -39,6 +41,8 @@ class Request:
         self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
         # The model that its path names; None: as of most, its body does.
         self.model: str | None = None
+        # The outline of a body that came in pieces, where it may be JSON.
+        self.outline: Outline | None = None
         # The address that it came from, where somebody wants to know.
         self.peer = ""
         # What it has in common with others of its connection; None: nothing that is known.
