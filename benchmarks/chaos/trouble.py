@@ -23,6 +23,8 @@ _WELL = 0.5
 _AFTERMATH_S = 1.0
 # By then the gateway has followed the last change of its configuration.
 _SETTLED_S = 3.0
+# How long a change is asked for again where the gateway says that it is busy with another.
+_BUSY_S = 120.0
 _KILL = "kill -9 of the gateway"
 
 
@@ -251,6 +253,10 @@ class Trouble:
     async def _admin(self, action: str, body: dict[str, object] | dict[str, str]) -> None:
         at = f"http://127.0.0.1:{self.ground.gateway.admin_port}/admin/v1/{action}"
         answer = await _post(at, body, ADMIN_KEY)
+        deadline = monotonic() + _BUSY_S
+        while answer.status == 503 and b'"busy"' in answer.body and monotonic() < deadline:
+            # Its processes get too little of the machine to come to an end: they say so, and are asked again.
+            answer = await _post(at, body, ADMIN_KEY)
         if answer.status != 200:
             raise ValueError(f"{action} {body}: {answer.status} {answer.body[:300]!r}")
         if refused := json.loads(answer.body)["refused_by"]:

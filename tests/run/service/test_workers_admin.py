@@ -20,8 +20,8 @@ from tests.run.service.test_process import pool_at
 from tests.run.share.keys import asked, known_to_all, made_key
 
 from crosstie.catalog.fleet_text import fleet_text
-from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool, SharedState
+from crosstie.run.gateway.errors import RequestRejected
 from crosstie.run.service.worker_link import WorkerLink
 
 pytestmark = pytest.mark.slow
@@ -166,9 +166,11 @@ def test_a_turn_is_one_worker_s_and_is_not_waited_for_for_ever(tmp_path: Path, m
     async def scenario() -> None:
         first, second = (WorkerLink(tmp_path, row, 2, {}) for row in range(2))
         async with first.turn():
-            with pytest.raises(BadInput, match="another worker"):
+            with pytest.raises(RequestRejected, match="another worker") as refused:
                 async with second.turn():
                     pass
+            # It was no mistake of who asked.
+            assert (refused.value.status, refused.value.code) == (503, "busy")
         async with second.turn():
             pass
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import msgspec
 
-from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.errors import CrosstieError
 from crosstie.route.load import State
+from crosstie.run.gateway.errors import RequestRejected
 from crosstie.run.service.admin_view import DecisionView, FleetView
 from crosstie.run.service.overlay import Change
 
@@ -201,7 +202,8 @@ class WorkerLink:
                     break
                 except BlockingIOError:
                     if monotonic() > deadline:
-                        raise BadInput("another worker is making a change and does not come to an end") from None
+                        why = "another worker is making a change and does not come to an end; try again"
+                        raise RequestRejected(503, why, "busy") from None
                     await asyncio.sleep(_TRY_S)
             yield
 
