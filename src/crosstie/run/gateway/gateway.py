@@ -351,7 +351,7 @@ class Gateway:
                 _check_encoding(request)
             parsed = read_form_body(request) if request.path in _FORMS else read_body(request.body, request.outline)
             if request.model is not None and request.model != parsed.model and not parsed.is_form:
-                request.body = with_model(request.body, request.model)
+                request.body, request.outline = with_model(request.body, request.model), None
                 parsed.model = request.model
                 parsed.find_prompt(request.body)
             model = parsed.model
