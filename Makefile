@@ -9,6 +9,9 @@ VENVS := .venvs
 AS_INSTALLED := $(abspath $(VENVS)/as-installed)
 # Two processes, and the programs that `make programs` may have brought.
 PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 2
+# pytest keeps the test modules as it has rewritten them: where that is forbidden, each of its processes takes half a
+# minute of CPU to do it anew, and each command that a test starts compiles this package again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all lint types quick unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
 
