@@ -110,10 +110,12 @@ def send(port: int, key: str, path: str, body: bytes, stop: Signal, told: "Queue
             try:
                 line.sendall(head(len(body), key, path))
                 for at in range(0, len(body), PIECE):
-                    line.sendall(body[at : at + PIECE])
                     if stop.is_set():
+                        # Half a body gets no answer before the gateway's patience is over.
                         break
-                answers[line.recv(64)[9:12].decode() or "closed"] += 1
+                    line.sendall(body[at : at + PIECE])
+                else:
+                    answers[line.recv(64)[9:12].decode() or "closed"] += 1
             except OSError:
                 # Closed while it still sent; what was said before that may be lost with it.
                 answers["closed"] += 1
