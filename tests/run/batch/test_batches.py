@@ -323,6 +323,7 @@ def test_an_empty_and_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (b"application/json", b"{}", "multipart/form-data"),
         (b"multipart/form-data", b"", "boundary"),
         (b"multipart/form-data; boundary=x", b"--x\r\n", "no end"),
+        (b"multipart/form-data; boundary=x", b"abcd--", "no end"),
         (b"multipart/form-data; boundary=x", b"--x\r\n\r\nabc\r\n--x--", "no name"),
         (
             b"multipart/form-data; boundary=x",

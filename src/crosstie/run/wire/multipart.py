@@ -39,10 +39,11 @@ def read_form(content_type: bytes, body: bytes) -> dict[str, FormPart]:
     if not content_type.lower().startswith(b"multipart/form-data") or found is None:
         raise BadInput("a file is sent as multipart/form-data, with a boundary")
     mark = b"\r\n--" + (found[1] or found[2])
-    # The first may stand at the very beginning.
-    at = len(mark) - 2 if body.startswith(mark[2:]) else body.find(mark) + len(mark)
-    if at < len(mark) - 2:
+    # The first may stand at the very beginning, without the end of a line before it.
+    begun = -2 if body.startswith(mark[2:]) else body.find(mark)
+    if begun == -1:
         raise BadInput("the form has no end")
+    at = begun + len(mark)
     fields: dict[str, FormPart] = {}
     number = 0
     while (end := body.find(mark, at)) >= 0:
