@@ -293,6 +293,20 @@ def test_a_failed_load_is_tried_again_later_and_later() -> None:
     assert residency.wanted("a", now - 1.0, idle) is not None
 
 
+def test_a_load_that_was_put_off_is_no_failure() -> None:
+    residency = pool(50)
+    for now in (0.0, 5.0, 10.0, 15.0):
+        residency.asked("a", now)
+        move = residency.wanted("a", now, idle)
+        assert move is not None
+        residency.began(move, now)
+        residency.put_off(move, "another loads there", now)
+        assert residency.wanted("a", now + 1.0, idle) is None
+        waiting = residency.why_waiting("a")
+        assert (waiting.why, waiting.retry_s) == ("another loads there", 4.0), "no longer than the first time"
+    assert residency.counts.failed == 0
+
+
 def test_nothing_goes_where_nobody_answers_or_the_model_cannot_be_loaded() -> None:
     residency = pool(50, slots=2)
     residency.slots[0].usable = False

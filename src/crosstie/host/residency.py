@@ -60,7 +60,9 @@ class Residency:
         self._worth = self._settings.worth(hosted, self._settings.demand_memory_s, now)
         self._waiting: dict[str, WaitingModel] = {}
         self._failures = dict.fromkeys(self.hosted, 0)
+        # From when on each may be tried again, and why not before.
         self._not_before = dict.fromkeys(self.hosted, -math.inf)
+        self._why_not_yet = dict.fromkeys(self.hosted, "")
         self.counts = PoolCounts(by_model={model: ModelCounts() for model in self.hosted})
 
     def _homes(self) -> dict[str, Slot]:
@@ -121,7 +123,7 @@ class Residency:
                 left = slot.loading_since + one.load_s - now
                 return self._must_wait(waiting, f"{model} is being loaded on {slot.key}", max(left, _SOON_S))
         if now < self._not_before[model]:
-            return self._must_wait(waiting, f"loading {model} failed; it is tried again", self._not_before[model] - now)
+            return self._must_wait(waiting, self._why_not_yet[model], self._not_before[model] - now)
         spot = self._best(one, now, busy)
         if spot is None:
             return self._must_wait(waiting, "every replica is loading, promised to another model or away", _SOON_S)
@@ -331,17 +333,27 @@ class Residency:
     def failed(self, move: Move, now: float) -> None:
         """The model is not there, and is tried again after a while that doubles with each failure."""
         model = move.load.model
-        if move.slot.loading == model:
-            move.slot.loading = None
         self._failures[model] += 1
         for tally in (self.counts, self.counts.by_model[model]):
             tally.failed += 1
         # 2 ** 30 is beyond any backoff, and a float.
         pause = self._settings.backoff_s * 2.0 ** min(self._failures[model] - 1, 30)
-        self._not_before[model] = now + min(pause, self._settings.most_backoff_s)
+        self._again_after(
+            move, min(pause, self._settings.most_backoff_s), f"loading {model} failed; it is tried again", now
+        )
+
+    def put_off(self, move: Move, why: str, now: float) -> None:
+        """It was not tried, or not to its end: nothing is known against the model or the replica."""
+        self._again_after(move, self._settings.backoff_s, why, now)
+
+    def _again_after(self, move: Move, pause_s: float, why: str, now: float) -> None:
+        model = move.load.model
+        if move.slot.loading == model:
+            move.slot.loading = None
+        self._not_before[model], self._why_not_yet[model] = now + pause_s, why
         waiting = self._waiting.get(model)
         if waiting:
-            self._must_wait(waiting, f"loading {model} failed; it is tried again", self._not_before[model] - now)
+            self._must_wait(waiting, why, pause_s)
 
     def retry(self, model: str) -> None:
         """A load that failed may be tried at once: on another replica, where nothing speaks against it."""

@@ -220,7 +220,9 @@ class Leader(Role, LoadGuard):
         if told != self._told:
             self._told, self._revision = told, self._revision + 1
         now = self.share.residents.clock()
-        claims = {slot: until - now for slot, until in lease.claimed.items() if until > now}
+        # Those of a lead before this one were told under its number.
+        own_claims = {slot: one for slot, one in lease.claimed.items() if one.number == lease.number}
+        claims = {slot: one.until - now for slot, one in own_claims.items() if one.until > now}
         absent = {model: self.absent(model) for model in self.models if not self.is_loaded(model)}
         bounded = {model: (why[:200], min(max(retry_s, 0.0), 3600.0)) for model, (why, retry_s) in absent.items()}
         return HostReport(

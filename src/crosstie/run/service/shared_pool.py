@@ -52,6 +52,10 @@ class LoadGuard(Protocol):
         """Nothing is going on there any more."""
 
 
+class _NotOurs(LoadFailed):
+    """Somebody else may be changing that replica: no fault of the model's or the replica's."""
+
+
 class SharedPool:
     """`elsewhere`: requests in flight by a backend's key in other processes of this gateway. `guard`: None where no
     other gateway has these replicas."""
@@ -287,7 +291,7 @@ class SharedPool:
             {known_as(self.loader.backend(index, m).replica.key.partition("#")[0]) for m in self.loader.entries}
         )
         if not await self.guard.claim(places, for_s):
-            raise LoadFailed("another gateway may be loading there, or this one does not lead any more")
+            raise _NotOurs("another gateway may be loading there, or this one does not lead any more")
         try:
             async with asyncio.timeout(for_s):
                 yield
@@ -301,15 +305,17 @@ class SharedPool:
 
     def _check_lead(self) -> None:
         if self.guard is not None and not self.guard.leads:
-            raise LoadFailed("this gateway does not lead any more")
+            raise _NotOurs("this gateway does not lead any more")
 
     def _made(self, task: asyncio.Task[None], move: Move, index: int, began: float) -> None:
         """Whatever came of it, the replica is not taken to be loading any more."""
         del self._moves[index]
         now = self.gateway.now()
         error = None if task.cancelled() else task.exception()
-        if task.cancelled():
-            self.residency.failed(move, now)
+        if task.cancelled() or isinstance(error, _NotOurs):
+            why = "another gateway may be loading there" if error is not None else "its load was given up"
+            self.residency.put_off(move, f"{move.load.model} is not loaded, and {why}", now)
+            self.unsure.add(index)
         elif error is not None:
             self._gave_up(move, index, str(error) if isinstance(error, (LoadFailed, OSError)) else repr(error))
         else:

@@ -9,13 +9,14 @@ and do as it says. Rules, each for a fault that it stands against:
              of before has put its lease back by then, or has stopped. One that ends well leaves the lease free
     claims   before a replica is touched it is claimed for as long as the load may take at most, by name, in Redis, and
              all are told. A load that goes on at the engine after its leader is gone is so waited for by the next one.
-             Who knows of a claim that Redis has forgotten goes by it all the same, and puts it back
+             Who knows of a claim that Redis has forgotten goes by it all the same, and puts it back. What was released
+             is not gone from Redis but marked so, because who has not heard of it could not tell that from forgotten
     number   every lease has a higher one than those before, and what a leader of a lower number says is not heard
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from math import inf
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -29,16 +30,17 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 # Gateways that are kept; and requests of one report that count.
 _MOST_MACHINES, _MOST_ASKED = 1024, 1000
 _FREE = b"free"
-# Whoever's it is, compared and changed in one step.
+# Compared and changed in one step. What is not there is "".
 _RENEW = "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('pexpire',KEYS[1],ARGV[2]) else return 0 end"
-_TAKE = (
-    "if redis.call('get',KEYS[1])==ARGV[1] then redis.call('set',KEYS[1],ARGV[2],'px',ARGV[3]) return 1 end return 0"
+_SWAP = (
+    "if (redis.call('get',KEYS[1]) or '')~=ARGV[1] then return 0 end "
+    "redis.call('set',KEYS[1],ARGV[2],'px',ARGV[3]) return 1"
 )
-_CLAIM = (
-    "local v=redis.call('get',KEYS[1]) if v and v~=ARGV[1] then return 0 end "
-    "redis.call('set',KEYS[1],ARGV[1],'px',ARGV[2]) return 1"
+# The mark stays for as long as anybody may remember the claim.
+_RELEASE = (
+    "if redis.call('get',KEYS[1])~=ARGV[1] then return 0 end "
+    "redis.call('set',KEYS[1],ARGV[2],'px',math.max(redis.call('pttl',KEYS[1]),1)) return 1"
 )
-_RELEASE = "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end"
 
 
 class HostReport(msgspec.Struct, array_like=True):
@@ -61,6 +63,26 @@ class HostReport(msgspec.Struct, array_like=True):
     leaving: bool = False
 
 
+class Claim(NamedTuple):
+    """Of a slot, by the leader of that number: what it loads there may go on until then."""
+
+    until: float
+    number: int
+
+    @property
+    def value(self) -> bytes:
+        return b"%d" % self.number
+
+    @property
+    def released(self) -> bytes:
+        return b"%b %d" % (_FREE, self.number)
+
+    def is_over(self, found: bytes | None) -> bool:
+        """By what Redis has there: it was released, or one that came after it was."""
+        mark, _, number = (found or b"").partition(b" ")
+        return mark == _FREE and number.isdigit() and int(number) >= self.number
+
+
 class Residents:
     """What is known of the other gateways. No input or output; `clock` is this machine's."""
 
@@ -71,8 +93,8 @@ class Residents:
         self._leader: tuple[float, HostReport] | None = None
         # The highest that was heard of.
         self.number = 0
-        # By slot, until when another's load may go on there, and under which number it began.
-        self._claims: dict[str, tuple[float, int]] = {}
+        # By slot, another's load that may go on there.
+        self._claims: dict[str, Claim] = {}
         self._asked: dict[str, dict[str, int]] = {}
 
     def hear(self, report: HostReport) -> dict[str, int]:
@@ -92,8 +114,8 @@ class Residents:
         if report.leads and report.number >= self.number:
             self.number, self._leader = report.number, (now, report)
             # Those that it has released are gone; those of a leader before it stay until their time is over.
-            of_others = {slot: one for slot, one in self._claims.items() if one[1] != report.number}
-            told = {slot: (now + for_s, report.number) for slot, for_s in report.claims.items()}
+            of_others = {slot: one for slot, one in self._claims.items() if one.number != report.number}
+            told = {slot: Claim(now + for_s, report.number) for slot, for_s in report.claims.items()}
             self._claims = {**of_others, **told}
         # Of one that was never heard of it is not known when it was asked.
         before = self._asked.get(report.machine, report.asked)
@@ -106,11 +128,12 @@ class Residents:
         for machine in [name for name, (at, _) in self._heard.items() if at < heard]:
             del self._heard[machine]
             self._asked.pop(machine, None)
-        self._claims = {slot: one for slot, one in self._claims.items() if one[0] > self.clock()}
+        self._claims = {slot: one for slot, one in self._claims.items() if one.until > self.clock()}
 
     @property
-    def claims(self) -> dict[str, float]:
-        return {slot: until for slot, (until, _) in self._claims.items()}
+    def claims(self) -> dict[str, Claim]:
+        """Of others."""
+        return self._claims
 
     def leader(self) -> HostReport | None:
         """What the leader said, while it is heard of."""
@@ -142,8 +165,8 @@ class Lease:
         self._until = -inf
         self.number = 0
         self._absent_since: float | None = None
-        # By slot, until when it is claimed by this gateway.
-        self.claimed: dict[str, float] = {}
+        # By slot, this gateway's own.
+        self.claimed: dict[str, Claim] = {}
 
     @property
     def held(self) -> bool:
@@ -157,16 +180,16 @@ class Lease:
         """Of Redis: what was seen to be absent may have been there since."""
         self._absent_since = None
 
-    async def keep(self, client: Any, known: int, claims: dict[str, float]) -> None:
+    async def keep(self, client: Any, known: int, claims: Mapping[str, Claim]) -> None:
         """Renews it, or takes it if it may; once a second. `known`: the highest number that was heard of. `claims`: of
-        others, by slot, until when, to be put back if Redis has lost them."""
+        others, by slot, to be put back if Redis has lost them."""
         began, hold_ms = self._clock(), int(1000 * self._hold_s)
         if self.held:
             renewed = await client.eval(_RENEW, 1, self._at, self._value, hold_ms)
             if not renewed:
                 renewed = await client.set(self._at, self._value, nx=True, px=hold_ms)
             self._until = began + self._hold_s - _margin(self._hold_s) if renewed else -inf
-            await self._put_back(client, {slot: until for slot, until in self.claimed.items() if until > began})
+            await self._put_back(client, self.claimed)
             return
         found = await client.get(self._at)
         if found is not None:
@@ -189,39 +212,45 @@ class Lease:
         if found is None:
             taken = await client.set(self._at, self._value, nx=True, px=hold_ms)
         else:
-            taken = await client.eval(_TAKE, 1, self._at, _FREE, self._value, hold_ms)
+            taken = await client.eval(_SWAP, 1, self._at, _FREE, self._value, hold_ms)
         if taken:
             self._until = began + self._hold_s - _margin(self._hold_s)
 
-    async def _put_back(self, client: Any, claims: dict[str, float]) -> None:
-        for slot, until in claims.items():
-            left_ms = int(1000 * (until - self._clock()))
-            whose = self._machine if slot in self.claimed else "another"
+    async def _put_back(self, client: Any, claims: Mapping[str, Claim]) -> None:
+        for slot, claim in claims.items():
+            left_ms = int(1000 * (claim.until - self._clock()))
             if left_ms > 0:
-                await client.set(self._claim_at(slot), whose, nx=True, px=left_ms)
+                await client.set(self._claim_at(slot), claim.value, nx=True, px=left_ms)
 
     async def give_up(self, client: Any) -> None:
-        """Whoever comes next need not wait."""
-        if self.held:
-            self._until = -inf
-            await client.eval(_TAKE, 1, self._at, self._value, _FREE, 86_400_000)
+        """Whoever comes next need not wait. Also one that no longer counts on it says so, while Redis still does."""
+        self._until = -inf
+        await client.eval(_SWAP, 1, self._at, self._value, _FREE, 86_400_000)
 
-    async def claim(self, client: Any, slots: Collection[str], for_s: float, known: dict[str, float]) -> bool:
-        """Whether all of these are this gateway's for so long. `known`: of others, by slot, until when."""
-        began = self._clock()
-        if not self.held or any(known.get(slot, -inf) > began for slot in slots):
-            return False
+    async def claim(self, client: Any, slots: Collection[str], for_s: float, known: Mapping[str, Claim]) -> bool:
+        """Whether all of these are this gateway's for so long. `known`: of others, by slot."""
         for slot in slots:
-            if not await client.eval(_CLAIM, 1, self._claim_at(slot), self._machine, int(1000 * for_s)):
+            # By the clock of before it asked.
+            claim = Claim(self._clock() + for_s, self.number)
+            found = await client.get(self._claim_at(slot))
+            if not self.held or not self._may_claim(slot, found, known.get(slot)):
                 return False
-            self.claimed[slot] = began + for_s
+            if not await client.eval(_SWAP, 1, self._claim_at(slot), found or b"", claim.value, int(1000 * for_s)):
+                return False
+            self.claimed[slot] = claim
         return self.held
 
+    def _may_claim(self, slot: str, found: bytes | None, known: Claim | None) -> bool:
+        """By what Redis has of that slot, and what was heard of it."""
+        own = self.claimed.get(slot)
+        if known is not None and known.until > self._clock():
+            return known.is_over(found)
+        return found is None or found.startswith(_FREE) or (own is not None and found == own.value)
+
     async def release(self, client: Any, slots: Collection[str]) -> None:
-        for slot in slots:
-            self.claimed.pop(slot, None)
-        for slot in slots:
-            await client.eval(_RELEASE, 1, self._claim_at(slot), self._machine)
+        claims = {slot: claim for slot in slots if (claim := self.claimed.pop(slot, None)) is not None}
+        for slot, claim in claims.items():
+            await client.eval(_RELEASE, 1, self._claim_at(slot), claim.value, claim.released)
 
     def _claim_at(self, slot: str) -> str:
         return f"{self._at}:claim:{slot}"
