@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import httptools
@@ -173,7 +174,7 @@ def memory(pid: int) -> int:
 def by_tenth(track: list[int]) -> list[float]:
     """The median of each tenth of the run, in MiB: a body that is being read is no growth."""
     ends = [round(len(track) * i / 10) for i in range(11)]
-    parts = [track[a:b] for a, b in zip(ends, ends[1:], strict=False) if b > a]
+    parts = [track[a:b] for a, b in pairwise(ends) if b > a]
     return [round(statistics.median(part) / 2**20, 1) for part in parts]
 
 
