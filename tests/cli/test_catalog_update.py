@@ -20,6 +20,7 @@ from crosstie.catalog import release_file
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.prices import COLUMNS
 from crosstie.catalog.releases import Release
+from crosstie.cli import catalog_update
 from crosstie.prove.calibration import calibrate as learning
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,12 @@ def pack(tmp_path: Path, key: Ed25519PrivateKey) -> Pack:
     return made
 
 
+@pytest.fixture
+def without_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about what a release flips: two plans before it is in force take seconds."""
+    monkeypatch.setattr(catalog_update, "_replanned", lambda workloads, draft: [])
+
+
 def refused(crosstie: Command, data_home: Path, *arguments: str) -> str:
     got = crosstie("catalog", "update", *arguments)
     assert (got.status, got.out) == (2, "")
@@ -79,35 +86,38 @@ def refused(crosstie: Command, data_home: Path, *arguments: str) -> str:
     return got.err
 
 
+@pytest.mark.slow
 def test_an_update_is_in_force_says_what_it_flips_and_is_reverted(
     crosstie: Command, pack: Pack, public: Path, tmp_path: Path
 ) -> None:
     file, question = pack(), small(tmp_path)
-    before = json.loads(crosstie("plan", str(question), "--json").out)["fleet"]["gpus"]
+    before = json.loads(crosstie("plan", str(question), "--quick", "--json").out)["fleet"]["gpus"]
     got = crosstie("catalog", "update", str(file), "--key", str(public), "--plan", str(question))
     assert got.status == 0, got.err
     assert "Release 2031-01-01 is in force (signed by key " in got.out
     row = next(line for line in got.out.splitlines() if line.startswith("small"))
     assert row.split()[1:6] == ["FLIPS", "1", "mi300x", "1", "h200"]
     assert before == {"mi300x": 1}
-    assert json.loads(crosstie("plan", str(question), "--json").out)["fleet"]["gpus"] == {"h200": 1}
+    assert json.loads(crosstie("plan", str(question), "--quick", "--json").out)["fleet"]["gpus"] == {"h200": 1}
     assert "mi300x" in {p.accelerator for p in Catalog().prices if p.amount.source == "shop.example"}
     told = json.loads(crosstie("catalog", "status", "--json").out)
     assert (told["in_force"], [one["release"] for one in told["installed"]]) == ("2031-01-01", ["2031-01-01"])
     assert crosstie("catalog", "revert").out == "release 2031-01-01 is gone; the shipped data are in force\n"
-    assert json.loads(crosstie("plan", str(question), "--json").out)["fleet"]["gpus"] == before
+    assert json.loads(crosstie("plan", str(question), "--quick", "--json").out)["fleet"]["gpus"] == before
     assert crosstie("catalog", "revert").status == 2
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_the_users_own_files_stand_over_a_release(crosstie: Command, pack: Pack, public: Path, tmp_path: Path) -> None:
     question = small(tmp_path)
     own = tmp_path / "user-catalog"
     own.mkdir()
     (own / "prices.csv").write_text(HEAD + "mi300x,us,on-demand,1.5,USD/h,claimed,2026-01-01,our contract,\n")
     assert crosstie("catalog", "update", str(pack()), "--key", str(public), "--plan", str(question)).status == 0
-    assert json.loads(crosstie("plan", str(question), "--json").out)["prices"]["mi300x"]["usd"] == 1.5
+    assert json.loads(crosstie("plan", str(question), "--quick", "--json").out)["prices"]["mi300x"]["usd"] == 1.5
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_two_updates_and_back_one_by_one(crosstie: Command, pack: Pack, public: Path, tmp_path: Path) -> None:
     question = str(small(tmp_path))
     for day in ("2031-01-01", "2031-02-01"):
@@ -131,6 +141,7 @@ def test_a_dry_run_changes_nothing(
     assert list(data_home.iterdir()) == []
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_rules_and_models_of_a_release_are_used(crosstie: Command, pack: Pack, tmp_path: Path) -> None:
     shipped = (Path(release_file.__file__).parent / "data" / "models" / "llama-3.1-8b.toml").read_text()
     new = shipped.replace('id = "llama-3.1-8b"', 'id = "llama-9-8b"')
@@ -144,6 +155,7 @@ def test_rules_and_models_of_a_release_are_used(crosstie: Command, pack: Pack, t
     assert "is not taken: preflight/rules/vllm-new.toml" in got.err
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_a_signature_must_hold(crosstie: Command, pack: Pack, public: Path, data_home: Path, tmp_path: Path) -> None:
     file = pack()
     # No key ships, and none was named.
@@ -163,6 +175,7 @@ def test_a_signature_must_hold(crosstie: Command, pack: Pack, public: Path, data
     assert crosstie("catalog", "update", str(bare), "--unsigned", "--plan", str(small(tmp_path))).status == 0
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_a_key_that_ships_is_trusted_without_being_named(
     crosstie: Command, pack: Pack, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +197,7 @@ def test_the_repository_has_no_private_key() -> None:
     assert (kept.returncode, kept.stdout) == (1, "")
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_results_of_a_release_are_learnt_from(
     crosstie: Command, pack: Pack, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, catalog: Catalog
 ) -> None:
@@ -284,6 +298,7 @@ def server() -> Iterator[Server]:
     thread.join()
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_an_update_over_http(crosstie: Command, pack: Pack, public: Path, server: Server, tmp_path: Path) -> None:
     server.body, server.how = pack().read_bytes(), "without length"
     url = f"http://127.0.0.1:{server.server_port}/catalog.json"
@@ -339,6 +354,7 @@ def test_a_broken_list_of_releases_is_named_and_removed(crosstie: Command, data_
     assert crosstie("fit", "llama-3.1-8b", "--on", "mi300x").status == 0
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_a_release_that_the_shipped_data_have_overtaken_is_not_used(
     crosstie: Command, pack: Pack, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +380,7 @@ def test_pack_by_the_command(crosstie: Command, tmp_path: Path, key: Ed25519Priv
     assert crosstie("catalog", "pack", str(tmp_path / "none"), *options, "-o", str(target)).status == 2
 
 
+@pytest.mark.usefixtures("without_plans")
 def test_a_release_may_bring_acceptance(crosstie: Command, public: Path, pack: Pack) -> None:
     rows = (
         "model,method,text,lengths,low,high,basis,date,source,note\n"

@@ -144,6 +144,7 @@ def test_compare_answers(crosstie: Command) -> None:
     assert "\x1b" not in got.out
 
 
+@pytest.mark.slow
 def test_a_sweep_as_table_json_and_picture(crosstie: Command, tmp_path: Path) -> None:
     picture = tmp_path / "curve.svg"
     arguments = ["compare", "llama-3.1-8b", "--on", "mi300x,h200", "--sweep"]

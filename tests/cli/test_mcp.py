@@ -138,6 +138,7 @@ def test_the_example_of_a_workload_can_be_planned() -> None:
     assert answer("plan", {"workload_toml": EXAMPLE, "quick": True})["feasible"]
 
 
+@pytest.mark.slow
 def test_a_plan_is_confirmed_and_tells_how_far_it_is(crosstie: Command, tmp_path: Path) -> None:
     told: list[tuple[float, str | None]] = []
 

@@ -40,7 +40,7 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
 
 
 def test_what_the_answer_leaves_out_is_there_on_request(crosstie: Command, tmp_path: Path) -> None:
-    got = crosstie("plan", str(small(tmp_path)), "-v").out
+    got = crosstie("plan", str(small(tmp_path)), "--quick", "-v").out
     for part in ("Routing", "Cost by class", "80% intervals", "prices on-demand: mi300x", "limited by"):
         assert part in got
     assert "-v for" not in got
@@ -87,7 +87,7 @@ def test_no_fleet_will_do(crosstie: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path, (TTFT, "ttft_ms = { p95 = 1 }")))
     target = tmp_path / "fleet.toml"
     target.write_text("the fleet of last week")
-    got = crosstie("plan", file, "--fleet", str(target), "--save", str(tmp_path / "plan.json"))
+    got = crosstie("plan", file, "--quick", "--fleet", str(target), "--save", str(tmp_path / "plan.json"))
     assert got.status == 1
     assert "No fleet will do." in got.out
     assert "- class 'chat' ttft_ms: p95 = 1 would have to be p95 = " in got.out
@@ -95,7 +95,7 @@ def test_no_fleet_will_do(crosstie: Command, tmp_path: Path) -> None:
     assert target.read_text() == "the fleet of last week"
     # The plan is kept all the same, and holds.
     assert crosstie("plan", "--watch", str(tmp_path / "plan.json")).status == 0
-    as_json = crosstie("plan", file, "--json")
+    as_json = crosstie("plan", file, "--quick", "--json")
     document = json.loads(as_json.out)
     assert as_json.status == 1
     assert (document["feasible"], document["fleet"]) == (False, None)
@@ -113,13 +113,15 @@ def test_no_fleet_will_do(crosstie: Command, tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_limits_in_the_way(crosstie: Command, tmp_path: Path, limits: str, words: str) -> None:
-    got = crosstie("plan", str(small(tmp_path, constrained(limits))))
+    got = crosstie("plan", str(small(tmp_path, constrained(limits))), "--quick")
     assert got.status == 1
     assert words in got.out
 
 
 def test_targets_that_both_are_in_the_way(crosstie: Command, tmp_path: Path) -> None:
-    got = crosstie("plan", str(small(tmp_path, (TTFT, "ttft_ms = { p95 = 1 }"), ("{ p90 = 50 }", "{ p90 = 0.5 }"))))
+    got = crosstie(
+        "plan", str(small(tmp_path, (TTFT, "ttft_ms = { p95 = 1 }"), ("{ p90 = 50 }", "{ p90 = 0.5 }"))), "--quick"
+    )
     assert got.status == 1
     assert "All of these are in the way:" in got.out
     assert got.out.count("\n- class 'chat'") == 2
@@ -129,7 +131,7 @@ def test_targets_that_both_are_in_the_way(crosstie: Command, tmp_path: Path) -> 
 def test_the_fleet_file_reads_back(crosstie: Command, catalog: Catalog, tmp_path: Path, name: str) -> None:
     target = tmp_path / "fleet.toml"
     got = crosstie(
-        "plan", str(small(tmp_path, ('name = "chat"', f'name = "{name}"'))), "--fleet", str(target), "--json"
+        "plan", str(small(tmp_path, ('name = "chat"', f'name = "{name}"'))), "--quick", "--fleet", str(target), "--json"
     )
     assert got.status == 0
     assert got.err == f"fleet written to {target}\n"
@@ -145,27 +147,38 @@ def test_the_fleet_file_reads_back(crosstie: Command, catalog: Catalog, tmp_path
 
 def test_prices_of_ones_own(crosstie: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path))
-    dear = json.loads(crosstie("plan", file, "--price", "MI300X=5.5", "--json").out)
+    dear = json.loads(crosstie("plan", file, "--quick", "--price", "MI300X=5.5", "--json").out)
     assert dear["fleet"]["gpus"] == {"h200": 1}
     assert (dear["prices"]["mi300x"]["usd"], dear["prices"]["mi300x"]["kind"]) == (5.5, "given")
     cheap = json.loads(
-        crosstie("plan", file, "--price", "mi300x=5.5", "--discount", "amd=50%", "--discount", "h200=0.1", "--json").out
+        crosstie(
+            "plan",
+            file,
+            "--quick",
+            "--price",
+            "mi300x=5.5",
+            "--discount",
+            "amd=50%",
+            "--discount",
+            "h200=0.1",
+            "--json",
+        ).out
     )
     assert cheap["fleet"]["gpus"] == {"mi300x": 1}
     assert (cheap["prices"]["mi300x"]["usd"], cheap["prices"]["mi300x"]["discount"]) == (2.75, 0.5)
     assert cheap["prices"]["h200"]["usd"] == pytest.approx(0.9 * dear["prices"]["h200"]["usd"])
     assert (
         "mi300x $2.75 (given, 50% off)"
-        in crosstie("plan", file, "--price", "mi300x=5.5", "--discount", "AMD=50%", "-v").out
+        in crosstie("plan", file, "--quick", "--price", "mi300x=5.5", "--discount", "AMD=50%", "-v").out
     )
 
 
 def test_the_command_line_goes_before_the_file(crosstie: Command, tmp_path: Path) -> None:
     prices = tables("[prices]\nkind = 'spot'\nusd_per_gpu_hour = { mi300x = 9 }\ndiscount = { AMD = 0.5 }")
     file = str(small(tmp_path, prices))
-    assert json.loads(crosstie("plan", file, "--json").out)["prices"]["mi300x"]["usd"] == 4.5
+    assert json.loads(crosstie("plan", file, "--quick", "--json").out)["prices"]["mi300x"]["usd"] == 4.5
     got = json.loads(
-        crosstie("plan", file, "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "modelled-3-years", "--sizing", "likely", "--json").out
+        crosstie("plan", file, "--quick", "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "modelled-3-years", "--sizing", "likely", "--json").out
     )  # fmt: skip
     assert got["prices"]["mi300x"]["usd"] == 2
     assert got["prices"]["h200"]["kind"] == "modelled-3-years"
@@ -173,7 +186,7 @@ def test_the_command_line_goes_before_the_file(crosstie: Command, tmp_path: Path
 
 
 def test_only_these_accelerators(crosstie: Command, tmp_path: Path) -> None:
-    got = json.loads(crosstie("plan", str(small(tmp_path)), "--on", "H200,b200,h200", "--json").out)
+    got = json.loads(crosstie("plan", str(small(tmp_path)), "--quick", "--on", "H200,b200,h200", "--json").out)
     assert set(got["prices"]) == {"h200", "b200"}
     assert set(got["single_vendor"]) == {"NVIDIA"}
 
@@ -182,7 +195,9 @@ def test_only_these_accelerators(crosstie: Command, tmp_path: Path) -> None:
 def test_every_kind_of_price_works_or_says_what_is_missing(crosstie: Command, tmp_path: Path, kind: str) -> None:
     """One kind for all, whichever it is: what has no such price is left out and named."""
     file = str(small(tmp_path))
-    got = crosstie("plan", file, "--prices", kind, "--on", "mi300x,h200,rtx-4090", "--price", "rtx-4090=1", "--json")
+    got = crosstie(
+        "plan", file, "--quick", "--prices", kind, "--on", "mi300x,h200,rtx-4090", "--price", "rtx-4090=1", "--json"
+    )
     assert got.status == 0
     document = json.loads(got.out)
     assert document["price_kinds"] == [kind]
@@ -190,25 +205,28 @@ def test_every_kind_of_price_works_or_says_what_is_missing(crosstie: Command, tm
     assert {price["kind"] for price in document["prices"].values()} <= {kind, "given"}
     for name, reason in document["left_out"].items():
         assert reason["why"] == f"no price of kind {kind}"
-        one_line(crosstie("plan", file, "--prices", kind, "--on", name), f"has a price of kind {kind}; give one with")
+        one_line(
+            crosstie("plan", file, "--quick", "--prices", kind, "--on", name),
+            f"has a price of kind {kind}; give one with",
+        )
 
 
 def test_a_second_kind_stands_in_and_is_marked(crosstie: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path))
-    alone = crosstie("plan", file, "--on", "mi325x,h200").out
+    alone = crosstie("plan", file, "--quick", "--on", "mi325x,h200").out
     assert "left out, no on-demand price: mi325x (quoted $2.00)" in alone
     assert "1 h200" in alone
-    marked = crosstie("plan", file, "--on", "mi325x,h200", "--prices", "on-demand,quoted").out
+    marked = crosstie("plan", file, "--quick", "--on", "mi325x,h200", "--prices", "on-demand,quoted").out
     assert "prices on-demand: mi325x $2.00 (quoted, Vultr, 2026-02)" in marked
     assert "left out" not in marked
 
 
 def test_buying_costs_what_owning_assumes(crosstie: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path))
-    full = json.loads(crosstie("plan", file, "--prices", "buy", "--json").out)["prices"]["mi300x"]
-    half = json.loads(crosstie("plan", file, "--prices", "buy", "--discount", "AMD=50%", "--json").out)["prices"][
-        "mi300x"
-    ]
+    full = json.loads(crosstie("plan", file, "--quick", "--prices", "buy", "--json").out)["prices"]["mi300x"]
+    half = json.loads(crosstie("plan", file, "--quick", "--prices", "buy", "--discount", "AMD=50%", "--json").out)[
+        "prices"
+    ]["mi300x"]
     assert full["kind"] == "buy"
     # The discount is off the purchase, and running costs stay.
     assert 0.5 * full["usd"] < half["usd"] < full["usd"]
@@ -217,10 +235,11 @@ def test_buying_costs_what_owning_assumes(crosstie: Command, tmp_path: Path) -> 
 def test_what_is_on_hand_needs_a_price(crosstie: Command, tmp_path: Path) -> None:
     limits = (ALLOWED, 'accelerators = ["mi300x", "rx-7900-xtx"]\ninventory = { rx-7900-xtx = 8 }\n')
     file = str(small(tmp_path, limits))
-    one_line(crosstie("plan", file), "constraints.inventory.rx-7900-xtx", "--price rx-7900-xtx=USD")
-    assert crosstie("plan", file, "--price", "rx-7900-xtx=0.3").status == 0
+    one_line(crosstie("plan", file, "--quick"), "constraints.inventory.rx-7900-xtx", "--price rx-7900-xtx=USD")
+    assert crosstie("plan", file, "--quick", "--price", "rx-7900-xtx=0.3").status == 0
 
 
+@pytest.mark.slow
 def test_the_example_plans(crosstie: Command, tmp_path: Path) -> None:
     example = crosstie("plan", "--example")
     assert example.status == 0
@@ -233,7 +252,7 @@ def test_the_example_plans(crosstie: Command, tmp_path: Path) -> None:
 
 def test_traffic_may_shrink(crosstie: Command, tmp_path: Path) -> None:
     file = small(tmp_path, ("requests_per_s = 5\n", "requests_per_s = 5\ngrowth_per_year = -0.3\n"))
-    assert ", shrinking 30% a year" in crosstie("plan", str(file)).out
+    assert ", shrinking 30% a year" in crosstie("plan", str(file), "--quick").out
 
 
 FLAGS = [
@@ -278,7 +297,7 @@ PLANLESS = [
 @pytest.mark.parametrize(("change", "words"), PLANLESS, ids=[words for _, words in PLANLESS])
 def test_contradictions_name_file_and_key(crosstie: Command, tmp_path: Path, change: Change, words: str) -> None:
     file = small(tmp_path, change)
-    one_line(crosstie("plan", str(file)), f"{file}: {words}")
+    one_line(crosstie("plan", str(file), "--quick"), f"{file}: {words}")
 
 
 def test_workloads_that_are_none(crosstie: Command, tmp_path: Path) -> None:
@@ -325,7 +344,7 @@ def test_a_disk_that_fills_leaves_nothing_half_written(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    got = crosstie("plan", file, "--fleet", str(fleet), "--save", str(saved))
+    got = crosstie("plan", file, "--quick", "--fleet", str(fleet), "--save", str(saved))
     assert got.status == 2
     assert got.err.splitlines() == [
         f"plan written to {saved}", f"crosstie: {fleet}: cannot be written: No space left on device",
@@ -337,9 +356,7 @@ def test_a_disk_that_fills_leaves_nothing_half_written(
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:
     """The files are written all the same."""
     saved = tmp_path / "plan.json"
-    command = (
-        f'"{sys.executable}" -m crosstie plan "{small(tmp_path)}" --save "{saved}" | true; exit ${{PIPESTATUS[0]}}'
-    )
+    command = f'"{sys.executable}" -m crosstie plan "{small(tmp_path)}" --quick --save "{saved}" | true; exit ${{PIPESTATUS[0]}}'
     environment = {**os.environ, "CROSSTIE_CATALOG": str(tmp_path / "none")}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 141
@@ -349,7 +366,7 @@ def test_a_reader_that_goes_away(tmp_path: Path) -> None:
 
 def test_the_picture_of_a_plan(crosstie: Command, tmp_path: Path) -> None:
     target = tmp_path / "plan.svg"
-    got = crosstie("plan", str(small(tmp_path)), "--plot", str(target))
+    got = crosstie("plan", str(small(tmp_path)), "--quick", "--plot", str(target))
     assert got.status == 0
     drawn = target.read_text()
     assert "<svg" in drawn

@@ -63,6 +63,7 @@ def test_more_than_can_be_had_is_status_1_with_what_to_do(crosstie: Command) -> 
     assert "raise `most` of mi300x, h200" in " ".join(got.out.split())
 
 
+@pytest.mark.slow
 def test_a_day_beforehand_beside_the_planned_fleet_and_the_least(crosstie: Command, rules: Path) -> None:
     got = crosstie("scale", FLEET, "--rules", str(rules), "--day", "--plot", str(rules.with_suffix(".svg")))
     assert got.status == 0, got.err

@@ -59,7 +59,7 @@ def test_what_is_paid_by_the_token_is_left_out_and_named(crosstie: Command, tmp_
 
 def test_a_workload_is_planned_and_a_saved_plan_gives_the_same(crosstie: Command, tmp_path: Path) -> None:
     work, saved = str(small(tmp_path)), str(tmp_path / "plan.json")
-    assert crosstie("plan", work, "--save", saved).status == 0
+    assert crosstie("plan", work, "--quick", "--save", saved).status == 0
     documents = [json.loads(crosstie("simulate", one, *QUICK, "--json").out) for one in (work, saved)]
     for document in documents:
         for one in document["runs"]:
@@ -71,6 +71,7 @@ def test_a_workload_is_planned_and_a_saved_plan_gives_the_same(crosstie: Command
     assert documents[0]["interrupted"] is False
 
 
+@pytest.mark.slow
 def test_policies_loads_and_fleets_side_by_side(crosstie: Command, tmp_path: Path) -> None:
     other = tmp_path / "small-one.toml"
     other.write_text(Path(FLEET).read_text().replace(', "http://127.0.0.1:8002/v1"', ""))

@@ -13,6 +13,8 @@ from tests.conftest import Command
 from tests.decide.plan.test_shared import text as shared_workload
 from tests.small_workload import small
 
+from crosstie.catalog.library import Catalog
+from crosstie.cli import plan as plan_command
 from crosstie.cli.admin_show import show_pools
 from crosstie.cli.explain import show as show_explained
 from crosstie.cli.findings_show import report
@@ -20,6 +22,9 @@ from crosstie.cli.replay_show import show_result
 from crosstie.cli.show import console, say, show_scorecard, show_table
 from crosstie.core.figures import dollars, gigabytes, seconds, significant
 from crosstie.core.finding import Finding, Location
+from crosstie.core.workload import Workload
+from crosstie.decide.plan import watch
+from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.outcomes import result_of
 from crosstie.prove.replay.replay import RequestOutcome
@@ -86,7 +91,13 @@ RESULTS = Path(__file__).parents[2] / "examples" / "results" / "published.csv"
 FLEET = Path(__file__).parents[2] / "examples" / "fleets" / "two_vendors.toml"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+# Four times each of these takes seconds.
+LONG = {"simulate", "matrix", "compare-verbose", "tco", "validate"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow) if one in LONG else one for one in COMMANDS]
+)
 def test_a_command_prints_the_same_at_every_width(
     name: str, crosstie: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,16 +107,42 @@ def test_a_command_prints_the_same_at_every_width(
     assert len(figures(whole)) > 3
 
 
+@pytest.fixture
+def planned_once(monkeypatch: pytest.MonkeyPatch, made_plans: dict[str, Plan]) -> None:
+    """Printed at every width, planned once."""
+
+    def once(catalog: Catalog, workload: Workload, *, confirm: bool, **others: Any) -> Plan:
+        asked = repr((workload, confirm))
+        if asked not in made_plans:
+            made_plans[asked] = make_plan(catalog, workload, confirm=confirm, **others)
+        return made_plans[asked]
+
+    monkeypatch.setattr(plan_command, "plan", once)
+    monkeypatch.setattr(watch, "plan", once)
+
+
+@pytest.fixture(scope="module")
+def made_plans() -> dict[str, Plan]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def workload_file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(small(tmp_path_factory.mktemp("workload")))
+
+
+@pytest.mark.usefixtures("planned_once")
 def test_a_plan_prints_the_same_at_every_width(
-    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload_file: str
 ) -> None:
     saved = str(tmp_path / "plan.json")
-    planned = ["plan", str(small(tmp_path)), "--save", saved]
+    planned = ["plan", workload_file, "--save", saved]
     fits(lambda: crosstie(*planned).out, monkeypatch)
     fits(lambda: crosstie(*planned, "-v").out, monkeypatch)
     fits(lambda: crosstie("plan", "--watch", saved).out, monkeypatch)
 
 
+@pytest.mark.usefixtures("planned_once")
 def test_a_plan_of_shared_replicas_prints_the_same_at_every_width(
     crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +264,7 @@ def numbers_of_plan(made: Any) -> Iterator[str]:
         yield f"{pool['utilisation']:.0%}"
 
 
+@pytest.mark.usefixtures("planned_once")
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(
     ("words", "numbers"),
@@ -239,11 +277,11 @@ def numbers_of_plan(made: Any) -> Iterator[str]:
     ids=["fit", "compare", "tco", "plan"],
 )
 def test_the_numbers_of_the_json_are_on_the_screen(
-    words: list[str], numbers: Callable[[Any], Iterator[str]], width: int, crosstie: Command, tmp_path: Path,
+    words: list[str], numbers: Callable[[Any], Iterator[str]], width: int, crosstie: Command, workload_file: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("COLUMNS", str(width))
-    words = [str(small(tmp_path)) if word == "WORKLOAD" else word for word in words]
+    words = [workload_file if word == "WORKLOAD" else word for word in words]
     printed = " ".join(crosstie(*words).out.split())
     wanted = list(numbers(json.loads(crosstie(*words, "--json").out)))
     assert wanted
