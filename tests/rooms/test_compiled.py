@@ -2,6 +2,7 @@
 `make compiled` runs on it."""
 
 import ast
+import re
 from pathlib import Path
 
 import crosstie
@@ -22,6 +23,7 @@ def compiled() -> set[str]:
 
 
 COMPILED = compiled()
+HEIRS = re.compile(r"^[ \t]*class \w+[(\[]", re.MULTILINE)
 PLAIN = [
     path
     for path in sorted(SOURCE.rglob("*.py"))
@@ -31,6 +33,9 @@ PLAIN = [
 
 def inherited(text: str) -> list[str]:
     """Classes of compiled modules that a module's own classes derive from."""
+    if not HEIRS.search(text) or not any(f"from {module} import" in text for module in COMPILED):
+        # To parse all files takes seconds.
+        return []
     tree = ast.parse(text)
     taken = {
         alias.asname or alias.name

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,12 @@ def run(*words: object) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("workloads/*.toml")), ids=lambda file: file.stem)
+def but_slow(files: list[Path], *slow: str) -> list[Any]:
+    """Parameters, of which those named take seconds of a plan."""
+    return [pytest.param(file, id=file.stem, marks=[pytest.mark.slow] if file.stem in slow else []) for file in files]
+
+
+@pytest.mark.parametrize("file", but_slow(sorted(EXAMPLES.glob("workloads/*.toml")), "owned"))
 def test_a_fleet_is_found_for_every_workload(file: Path) -> None:
     assert not crosstie.plan(file, catalog=crosstie.Catalog([])).obstacles
 
@@ -37,7 +43,7 @@ def test_every_fleet_file_is_read_and_written_back(file: Path, tmp_path: Path) -
     assert crosstie.read_fleet(catalog, again) == fleet
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("script", but_slow(SCRIPTS, "plan_for_prices"))
 def test_every_script_runs(script: Path) -> None:
     assert run(script)
 

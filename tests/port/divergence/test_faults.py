@@ -162,7 +162,9 @@ def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     is_named(name, torch.float32, tmp_path)
 
 
-@pytest.mark.parametrize("name", COARSE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "half" else [pytest.mark.slow]) for name in COARSE]
+)
 def test_a_fault_is_named_in_bfloat16(name: str, tmp_path: Path) -> None:
     is_named(name, torch.bfloat16, tmp_path)
 

@@ -29,6 +29,12 @@ def line(custom_id: str, **changes: Any) -> str:
     return json.dumps({"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body, **changes}) + "\n"
 
 
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How often it looks for batches, which every test waits for."""
+    monkeypatch.setattr("crosstie.run.batch.runner._LOOK_S", 0.02)
+
+
 def file_of(*ids: str) -> tuple[str, bytes]:
     return ("in.jsonl", "".join(line(one) for one in ids).encode())
 

@@ -271,11 +271,12 @@ def test_what_a_refusal_costs_is_not_told() -> None:
 
 
 def test_a_client_that_hangs_up_pays_for_what_it_got() -> None:
-    """Events that hold many tokens each, of an engine that has not counted yet."""
+    """Events that hold many tokens each, of an engine that has not counted yet, and goes on to say something: who has
+    gone is known by what is written to them."""
 
     async def test() -> None:
         async with fakes() as [fake]:
-            fake.tokens, fake.mode = 50, "half-then-silent"
+            fake.tokens, fake.mode = 50, "half-then-pings"
             async with running(fleet_of(pool_of("one", fake.url))) as at:
                 ended: list[RequestRecord] = []
                 at.gateway.listeners.append(ended.append)

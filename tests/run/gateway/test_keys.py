@@ -84,22 +84,25 @@ class Keyed:
 
 
 @contextlib.asynccontextmanager
-async def keyed(folder: Path, place: str | None = None, **changes: Any) -> AsyncIterator[Keyed]:
-    """`place`: of the store; a file in the folder where none is given."""
+async def keyed(folder: Path, place: str | None = None, every_s: float = 0.02, **changes: Any) -> AsyncIterator[Keyed]:
+    """`place`: of the store; a file in the folder where none is given. `every_s`: how often it is read and written,
+    which nearly every test waits for."""
     place = place or str(folder / "store.db")
     store = open_store(place, create=True)
     part = Ledger()
-    async with fakes() as [fake]:
-        fleet = fleet_of(
-            pool_of("one", fake.url), pool_of("two", fake.url.replace("127.0.0.1", "localhost"), model=OTHER),
-            classes=CLASSES, state=SharedState(keys=True, store=place),
-        )  # fmt: skip
-        async with running(msgspec.structs.replace(fleet, **changes), components=[part]) as at:
-            try:
-                yield Keyed(at, store, part, fake)
-            finally:
-                await part.stop()
-                store.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ledger_module, "_EVERY_S", every_s)
+        async with fakes() as [fake]:
+            fleet = fleet_of(
+                pool_of("one", fake.url), pool_of("two", fake.url.replace("127.0.0.1", "localhost"), model=OTHER),
+                classes=CLASSES, state=SharedState(keys=True, store=place),
+            )  # fmt: skip
+            async with running(msgspec.structs.replace(fleet, **changes), components=[part]) as at:
+                try:
+                    yield Keyed(at, store, part, fake)
+                finally:
+                    await part.stop()
+                    store.close()
 
 
 def code_of(answer: Answer) -> tuple[int, str]:
@@ -899,16 +902,14 @@ async def test_a_store_that_does_not_answer_is_reported_and_waited_for(tmp_path:
 
 @on_loop
 async def test_the_last_requests_are_written_before_it_ends(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        # So seldom that nothing is written before.
-        patch.setattr(ledger_module, "_EVERY_S", 3600.0)
-        async with keyed(tmp_path, state=SharedState(store=str(tmp_path / "store.db"))) as at:
-            await until(lambda: at.part._running is None)
-            assert (await at.ask(None)).status == 200
-            assert at.part.pending == 1
-            await at.part.stop()
-            assert at.part.pending == 0
-            assert at.store.used([])[0].requests == 1
+    # So seldom that nothing is written before.
+    async with keyed(tmp_path, every_s=3600.0, state=SharedState(store=str(tmp_path / "store.db"))) as at:
+        await until(lambda: at.part._running is None)
+        assert (await at.ask(None)).status == 200
+        assert at.part.pending == 1
+        await at.part.stop()
+        assert at.part.pending == 0
+        assert at.store.used([])[0].requests == 1
 
 
 @on_loop
@@ -937,8 +938,7 @@ async def test_a_store_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path
 async def test_lines_are_bounded_and_numbers_are_kept(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("crosstie.run.gateway.record._MOST_LINES", 1)
-        patch.setattr(ledger_module, "_EVERY_S", 3600.0)
-        async with keyed(tmp_path, state=SharedState(store=str(tmp_path / "store.db"))) as at:
+        async with keyed(tmp_path, every_s=3600.0, state=SharedState(store=str(tmp_path / "store.db"))) as at:
             await until(lambda: at.part._running is None)
             for model in (MODEL, OTHER, OTHER):
                 assert (await at.ask(None, model=model)).status == 200

@@ -203,7 +203,7 @@ def test_clocks_that_do_not_agree_leave_nothing_behind(sites: list[Site]) -> Non
     assert two.tallies[0].total(7, 10) == (0, 0)
 
 
-def test_memory_is_bounded_whatever_is_said(sites: list[Site]) -> None:
+def test_memory_is_bounded_whatever_is_said(sites: list[Site], monkeypatch: pytest.MonkeyPatch) -> None:
     _, two, _ = sites
     nothing = (0.0,) * 8
     for number in range(1500):
@@ -211,9 +211,12 @@ def test_memory_is_bounded_whatever_is_said(sites: list[Site]) -> None:
         two.machines.hear(PeerReport(f"stranger {number}", True, load, "s", []), 10)
     assert len(two.machines._peers) == 1024
     assert not any(one.load for one in two.machines._peers.values())
-    held = [(key, (1.0, 0.0)) for key in range(70_000)]
+    assert module._MOST_KEYS == 65_536
+    # A key that finds no room on the board was looked for in all of it.
+    monkeypatch.setattr(module, "_MOST_KEYS", 500)
+    held = [(key, (1.0, 0.0)) for key in range(600)]
     two.machines.hear(PeerReport("stranger 0", True, {}, "s", [], held=held), 10)
-    assert len(two.machines._peers["stranger 0"].held) == 65_536
+    assert len(two.machines._peers["stranger 0"].held) == 500
 
 
 def test_limits_are_totals_by_machine(sites: list[Site]) -> None:

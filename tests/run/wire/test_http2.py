@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -329,13 +330,21 @@ async def test_who_asks_on_and_on_and_reads_nothing_is_not_heard_on() -> None:
         server,
         port,
     ):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with socket.socket() as narrow:
+            # On both sides, that it takes no megabytes until nothing more fits between them.
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            narrow.connect(("127.0.0.1", port))
+            reader, writer = await asyncio.open_connection(sock=narrow.dup())
         client = Client(reader, writer)
         client.begin()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
-        for _ in range(40):
+        await until(lambda: server.connections)
+        only(server).transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        for _ in range(200):
+            if only(server)._held_back:
+                break
             # As if each had been answered, which it has.
-            for _ in range(50):
+            for _ in range(10):
                 client.h2.send_headers(
                     number := client.h2.get_next_available_stream_id(),
                     [(":method", "HEAD"), (":path", "/"), (":scheme", "http"), (":authority", "x")],
@@ -343,8 +352,8 @@ async def test_who_asks_on_and_on_and_reads_nothing_is_not_heard_on() -> None:
                 )
                 client.h2.streams.pop(number)
             client.flush()
-            await asyncio.sleep(0)
-        await until(lambda: server.connections and only(server)._held_back)
+            await asyncio.sleep(0.001)
+        await until(lambda: only(server)._held_back)
         writer.transport.abort()
         await until(lambda: not server.connections)
 
@@ -475,13 +484,15 @@ async def test_streams_opened_and_reset_at_once_end_the_connection() -> None:
 async def test_who_lets_most_of_its_requests_be_answered_may_give_up_others() -> None:
     kept = Kept()
     async with serving(kept) as (server, port), connected(port) as client:
-        for i in range(300):
-            given_up, answered = client.ask(f"/no/{i}"), client.ask(f"/yes/{i}")
-            await until(lambda i=i: f"/yes/{i}" in kept.replies)  # type: ignore[misc]
-            client.h2.reset_stream(given_up)
-            client.flush()
-            kept.replies[f"/yes/{i}"].send(200, b"")
-            assert (await client.answered(answered))[0] == b"200"
+        for first in range(0, 300, 10):
+            asked = {i: (client.ask(f"/no/{i}"), client.ask(f"/yes/{i}")) for i in range(first, first + 10)}
+            await until(lambda last=first + 9: f"/yes/{last}" in kept.replies)  # type: ignore[misc]
+            for i, (given_up, _) in asked.items():
+                client.h2.reset_stream(given_up)
+                client.flush()
+                kept.replies[f"/yes/{i}"].send(200, b"")
+            for _, answered in asked.values():
+                assert (await client.answered(answered))[0] == b"200"
         assert not client.over
         assert not server.refused
 
