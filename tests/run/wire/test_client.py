@@ -1,11 +1,12 @@
 import asyncio
+import gc
 import os
 
 import pytest
 from hypothesis import given, strategies as st
 from tests.run.wire.sockets import origin_of, scripted, serving
 from tests.run.wire.test_server import on_loop
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, until
 
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.address import Address
@@ -50,6 +51,37 @@ async def heard(port: int) -> list[object]:
         kept = origin.take()
         assert origin.connections == (1 if kept else 0)
         return listener.told
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhi",
+        # What the parser refuses, and what it is told to refuse.
+        b"HTTP/9 what\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n",
+    ],
+)
+def test_what_is_closed_is_gone_before_any_collector_comes(answer: bytes) -> None:
+    """With all that it has read: engines that hang up all day must not fill the memory between two collections."""
+
+    async def ask() -> None:
+        async with scripted(answer) as (port, _):
+            for _ in range(5):
+                await heard(port)
+            # Its end is told in a later turn of the loop.
+            await until(lambda: not connections())
+
+    def connections() -> list[object]:
+        return [one for one in gc.get_objects() if isinstance(one, Connection)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        run_on_loop(ask())
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,8 @@ class Connection:
                 self.origin.distrust()
             else:
                 switched = isinstance(error, httptools.HttpParserUpgrade)
-                why = "it changes the protocol" if switched else error.__context__ or error
+                # Its words alone: the error knows of this frame, which would know of the error.
+                why = "it changes the protocol" if switched else str(error.__context__ or error)
                 self._lose(ConnectionError(f"answer is no HTTP: {why}"))
                 return
         if self.handler is not handler:
@@ -188,8 +189,12 @@ class Connection:
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self.origin.forget(self)
-        if self.handler is None:
-            return
+        if self.handler is not None:
+            self._lost(exc)
+        # Either knows of the other: together they would stay until the collector comes, with all that they have read.
+        self._parser = cast(httptools.HttpResponseParser, None)
+
+    def _lost(self, exc: Exception | None) -> None:
         if exc is None and self._headed and self._until_close:
             self._finish(keep=False)
         elif isinstance(exc, SSLError) and not self.answered and self.uses == 1:
