@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 NEEDS = {
     "slow": "takes seconds of processor time: many processes, long simulations and properties, fits",
@@ -46,6 +47,13 @@ def marks_of_module(path: Path) -> frozenset[str]:
             case ast.Assign(targets=[ast.Name(id="pytestmark")], value=value):
                 return frozenset(marks(value))
     return frozenset()
+
+
+def one_in(number: int, names: Iterable[str]) -> list[ParameterSet]:
+    """Parameters of many tests that are alike, of which one in so many is quick."""
+    return [
+        pytest.param(name, id=name, marks=[pytest.mark.slow] if at % number else []) for at, name in enumerate(names)
+    ]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -158,7 +158,7 @@ def test_a_plan_as_page_and_table(crosstie: Command, workload: str, tmp_path: Pa
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("compare", "llama-3.1-8b", "--on", "mi300x,h200"),
+        pytest.param(("compare", "llama-3.1-8b", "--on", "mi300x,h200"), marks=pytest.mark.slow),
         ("tco", "llama-3.1-8b", "--on", "mi300x,h200", "--samples", "200"),
         ("preflight", "model", "llama-3.1-8b", "--on", "mi300x"),
     ],

@@ -113,6 +113,7 @@ def test_capture_as_json_and_sarif_has_its_keys(crosstie: Command, steps: str, t
     assert [result["ruleId"] for result in results] == ["capture-stale-host-value"]
 
 
+@pytest.mark.slow
 def test_a_dictionary_an_entry_and_all_functions(crosstie: Command, steps: str) -> None:
     whole = crosstie("preflight", "capture", f"{steps}:STEPS", "--inputs", "inputs", "--json")
     assert json.loads(whole.out)["verdicts"] == {"safe": "ok", "syncs": "error"}

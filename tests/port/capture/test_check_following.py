@@ -195,6 +195,7 @@ def test_operators_in_python_are_followed_and_others_unknown() -> None:
     assert "of_the_host" in result.hazards[0].evidence
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")
 def test_triton_kernels_compiled_functions_and_inner_graphs_are_unknown() -> None:
     triton = pytest.importorskip("triton")

@@ -103,8 +103,15 @@ def test_the_grouped_kernel_of_rocm_has_its_switch(monkeypatch: pytest.MonkeyPat
     assert on(grouped, "gfx1100").verdict == "error"
 
 
-@pytest.mark.parametrize(("name", "ocp", "fnuz"), [("h200", "ok", "error"), ("mi300x", "error", "ok"),
-                                             ("mi325x", "error", "ok"), ("mi355x", "ok", "error")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "ocp", "fnuz"),
+    [
+        ("h200", "ok", "error"),
+        ("mi300x", "error", "ok"),
+        pytest.param("mi325x", "error", "ok", marks=pytest.mark.slow),
+        pytest.param("mi355x", "ok", "error", marks=pytest.mark.slow),
+    ],
+)
 def test_fp8_products_by_dialect(name: str, ocp: str, fnuz: str) -> None:
     assert on(scaled(torch.float8_e4m3fn), name).verdict == ocp
     assert on(scaled(torch.float8_e4m3fnuz), name).verdict == fnuz

@@ -1,6 +1,7 @@
 """Faults that ports have, injected one by one: the module is named, and the cause."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,8 +17,13 @@ from crosstie.port.divergence.records import Recording, read
 Fault = Callable[[small.Small], object]
 
 
+@cache
+def fresh(dtype: torch.dtype) -> small.Small:
+    return small.model(dtype)
+
+
 def recorded(path: Path, fault: Fault | None = None, dtype: torch.dtype = torch.float32, **options: object) -> Path:
-    made = small.model(dtype)
+    made = deepcopy(fresh(dtype))
     with torch.inference_mode():
         if fault is not None:
             fault(made)
@@ -157,14 +163,19 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
 COARSE = ("half", "zeros", "nan", "heads", "a view", "uncapped", "rope scaling", "no bias", "one head")
 
 
-@pytest.mark.parametrize("name", FAULTS)
+# Others follow the same paths.
+SECOND = ("twice", "a scale of 1", "a shard", "overflow", "gate and up", "transposed", "a weight transposed")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SECOND else []) for name in FAULTS]
+)
 def test_a_fault_is_named(name: str, tmp_path: Path) -> None:
     is_named(name, torch.float32, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "half" else [pytest.mark.slow]) for name in COARSE]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COARSE)
 def test_a_fault_is_named_in_bfloat16(name: str, tmp_path: Path) -> None:
     is_named(name, torch.bfloat16, tmp_path)
 
@@ -178,6 +189,7 @@ def is_named(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert got.first.causes[0].signature == signature
 
 
+@pytest.mark.slow
 def test_what_is_as_small_as_rounding_is_not_told(tmp_path: Path) -> None:
     """A product in bfloat16, of a model in bfloat16."""
     assert found(tmp_path, coarse, torch.bfloat16).verdict == "same"
@@ -192,7 +204,7 @@ def test_without_a_fault_it_is_the_same(tmp_path: Path) -> None:
 
 def test_another_type_is_no_fault(tmp_path: Path) -> None:
     """bfloat16 against float32: every error is explained by rounding and its growth."""
-    got = compare(recorded(tmp_path / "a.npz"), recorded(tmp_path / "b.npz", dtype=torch.bfloat16))
+    got = compare(sound(torch.float32), recorded(tmp_path / "b.npz", dtype=torch.bfloat16))
     assert got.verdict == "same"
     assert 0.0 < got.largest_error < got.explained
 

@@ -88,10 +88,15 @@ def test_a_module_may_have_a_list_of_anything() -> None:
     [
         ({"name": "paste"}, "name"),
         ({"signature": {"x": "*fp16", "o": "*fp16"}}, "signature.n"),
-        ({"constexprs": {}}, "constexprs.N"),
-        ({"signature": {"x": "*fp16", "o": "*fp16", "n": "i32", "N": "i32"}, "constexprs": {}}, "signature.N"),
-        ({"constexprs": {"N": 256, "M": 1}}, "M"),
-        ({"constexprs": {"N": 256, "KIND": "tl.float17"}}, "constexprs.KIND"),
+        pytest.param({"constexprs": {}}, "constexprs.N", marks=pytest.mark.slow),
+        pytest.param(
+            {"signature": {"x": "*fp16", "o": "*fp16", "n": "i32", "N": "i32"}, "constexprs": {}},
+            "signature.N",
+            marks=pytest.mark.slow,
+        ),
+        # Each takes a process that imports Triton.
+        pytest.param({"constexprs": {"N": 256, "M": 1}}, "M", marks=pytest.mark.slow),
+        pytest.param({"constexprs": {"N": 256, "KIND": "tl.float17"}}, "constexprs.KIND", marks=pytest.mark.slow),
     ],
 )
 def test_what_does_not_agree_with_the_kernel(tmp_path: Path, entry: dict[str, object], key: str) -> None:

@@ -408,6 +408,7 @@ def test_a_plan_is_written_as_manifests(crosstie: Command, tmp_path: Path) -> No
     assert sorted(listed) == sorted(one.name for one in folder.iterdir() if one.name != "kustomization.yaml")
 
 
+@pytest.mark.slow
 def test_a_plan_that_the_nodes_have_no_room_for_writes_nothing(crosstie: Command, tmp_path: Path) -> None:
     workload, folder = str(small(tmp_path)), tmp_path / "m"
     asked = ["plan", workload, "--quick", "--manifests", str(folder), "--nodes"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+from tests.conftest import Command
 from tests.run.service.processes import END_S, Running, comes_true, command, environment, put, serving
 
 KEY = "the-key-of-these-tests"
@@ -60,6 +61,14 @@ def admin(folder: Path, gateway: Running, *arguments: str, **more: str) -> subpr
     return subprocess.run(
         command("admin", *arguments), env=settings, capture_output=True, text=True, timeout=END_S, check=False
     )
+
+
+@pytest.fixture
+def here(gateway: Running, crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command in this process, with that gateway and its key."""
+    monkeypatch.setenv("CROSSTIE_ADMIN_URL", str(gateway.said["admin_url"]))
+    monkeypatch.setenv("CROSSTIE_ADMIN_KEY", KEY)
+    return crosstie
 
 
 def test_a_pool_is_drained_shown_and_let_back(folder: Path, gateway: Running) -> None:
@@ -152,22 +161,24 @@ def test_decisions_are_listed_and_followed(folder: Path, gateway: Running) -> No
         (("pools", "--key-file", "missing"), 2, "cannot be read"),
     ],
 )
-def test_slips_are_one_line(folder: Path, gateway: Running, arguments: tuple[str, ...], status: int, said: str) -> None:
-    done = admin(folder, gateway, *arguments)
-    assert done.returncode == status
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_slips_are_one_line(here: Command, arguments: tuple[str, ...], status: int, said: str) -> None:
+    done = here("admin", *arguments)
+    assert done.status == status
+    assert said in done.err
+    assert done.err.count("\n") == 1
 
 
-def test_the_wrong_key_and_none(folder: Path, gateway: Running) -> None:
-    wrong = admin(folder, gateway, "pools", CROSSTIE_ADMIN_KEY="not-the-key-of-these-tests")
-    assert (wrong.returncode, "administrator's key" in wrong.stderr) == (2, True)
-    none = admin(folder, gateway, "pools", CROSSTIE_ADMIN_KEY="")
-    assert (none.returncode, "no key" in none.stderr) == (2, True)
-    assert admin(folder, gateway, "pools", "--key-file", str(folder / "key"), CROSSTIE_ADMIN_KEY="").returncode == 0
+def test_the_wrong_key_and_none(folder: Path, gateway: Running, here: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     # The port of the API is not the administrator's.
-    api = admin(folder, gateway, "pools", "--url", gateway.url.removesuffix("/v1"))
-    assert (api.returncode, api.stderr.count("\n")) == (2, 1)
+    api = here("admin", "pools", "--url", gateway.url.removesuffix("/v1"))
+    assert (api.status, api.err.count("\n")) == (2, 1)
+    monkeypatch.setenv("CROSSTIE_ADMIN_KEY", "not-the-key-of-these-tests")
+    wrong = here("admin", "pools")
+    assert (wrong.status, "administrator's key" in wrong.err) == (2, True)
+    monkeypatch.setenv("CROSSTIE_ADMIN_KEY", "")
+    none = here("admin", "pools")
+    assert (none.status, "no key" in none.err) == (2, True)
+    assert here("admin", "pools", "--key-file", str(folder / "key")).status == 0
 
 
 @pytest.mark.slow

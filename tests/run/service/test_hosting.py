@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.needs import one_in
 from tests.run.gateway.fakes import until
 from tests.run.service.shared import MODELS, PATIENT, SPEED, Hosted, hosted, shared_pool, with_hosts
 from tests.waiting import LIMIT_S
@@ -74,7 +75,7 @@ def test_explain_says_what_is_loaded_where() -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("loading", LOADINGS)
+@pytest.mark.parametrize("loading", one_in(2, LOADINGS))
 def test_six_models_on_two_replicas(loading: Any) -> None:
     """Twice as many as fit at a time: all are served, memory suffices at any moment, and both sides count the same."""
 

@@ -30,7 +30,9 @@ def asked(url: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
 
 
-@pytest.mark.parametrize("as_file", [False, True], ids=["a fleet", "a file"])
+@pytest.mark.parametrize(
+    "as_file", [pytest.param(False, id="a fleet"), pytest.param(True, id="a file", marks=pytest.mark.slow)]
+)
 def test_a_gateway_answers_until_the_block_ends(as_file: bool, tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(FLEET))
@@ -45,6 +47,7 @@ def test_a_gateway_answers_until_the_block_ends(as_file: bool, tmp_path: Path) -
     assert gateway.process.returncode == 0
 
 
+@pytest.mark.slow
 def test_workers_and_other_options_are_passed_on(tmp_path: Path) -> None:
     with serve(FLEET, emulate=True, speed=20.0, workers=2, options=("--admin-port", "0")) as gateway:
         assert asked(f"{gateway.api_url}/chat/completions", CHAT)[0] == 200
