@@ -88,6 +88,7 @@ def test_a_trace_where_nothing_comes_again() -> None:
     assert found.curve(np.array([1.0, 1e9]), np.ones(3, np.bool_)).tolist() == [0, 0]
 
 
+@pytest.mark.slow
 def test_what_an_endless_cache_has_of_the_conversations_of_mooncake() -> None:
     """37.4% of the prompts' tokens, as was computed elsewhere from the same trace."""
     trace = read_trace(shipped_traces()["mooncake-conversation"])

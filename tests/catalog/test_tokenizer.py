@@ -49,6 +49,7 @@ def by_hand(file: Path, text: str) -> list[int]:
     return found
 
 
+@pytest.mark.transformers
 def test_a_chat_is_read_as_transformers_reads_it(file: Path) -> None:
     import transformers
 

@@ -24,7 +24,7 @@ def picture(kind: str, size: tuple[int, int], **options: object) -> bytes:
     return held.getvalue()
 
 
-@pytest.mark.parametrize("size", [(1, 1), (640, 480), (1001, 77), (4000, 3000)])
+@pytest.mark.parametrize("size", [(1, 1), (640, 480), (1001, 77), (4000, 30), (30, 3000)])
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("PNG", {}), ("JPEG", {}), ("JPEG", {"progressive": True}), ("GIF", {}), ("WEBP", {}), ("WEBP", {"lossless": True})],

@@ -38,6 +38,7 @@ def test_speculation_gives_what_was_published(catalog: Catalog, case: tuple[str,
     assert payoff(catalog, *what).faster == pytest.approx(published, rel=0.25)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_three_drafts_are_best_for_one_stream_of_deepseek_r1(catalog: Catalog) -> None:
     """As NVIDIA found on eight B200 in FP4."""
     by_depth = [

@@ -45,6 +45,7 @@ def test_pairs_that_vllm_calls_unsupported_are_flagged() -> None:
         assert why
 
 
+@pytest.mark.slow
 def test_the_comparison_reads_a_clone(tmp_path: Path) -> None:
     """A recipe that calls verified what does not run makes it fail."""
     recipe = tmp_path / "models" / "openai" / "gpt-oss-20b.yaml"

@@ -134,6 +134,7 @@ def test_a_gpu_never_holds_more_than_the_model(model: str, precision: str) -> No
         whole = weights
 
 
+@pytest.mark.slow
 @given(
     models,
     st.sampled_from(["vllm", "sglang", "llama.cpp"]),
@@ -214,6 +215,7 @@ def test_a_step_with_drafts_is_never_faster_than_one_without(
     assert float(step(Hardware([corrected(on)]), at).total_s[0, 0]) == pytest.approx(slow)
 
 
+@pytest.mark.slow
 @given(
     model=st.sampled_from(["llama-3.1-8b", "llama-3.3-70b", "deepseek-r1", "minimax-m3", "qwen3-30b-a3b"]),
     stack=st.sampled_from(["vllm", "sglang"]),
@@ -241,6 +243,7 @@ def test_the_more_drafts_are_kept_the_better(
     assert (more.output_tokens_per_s >= fewer.output_tokens_per_s * (1 - 5e-3)).all()
 
 
+@pytest.mark.slow
 @given(
     models,
     st.sampled_from(["vllm", "sglang", "llama.cpp"]),

@@ -60,7 +60,9 @@ LOADS = {
 }
 
 
-@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize(
+    "load", [pytest.param(load, marks=pytest.mark.slow if load == "prefill is full" else []) for load in LOADS]
+)
 @pytest.mark.parametrize("connector", ["sglang-mooncake", "vllm-nixl", "tensorrt-llm"])
 def test_the_closed_form_is_met(catalog: Catalog, load: str, connector: str) -> None:
     """Throughput within 8%, TPOT within 10%, TTFT within 35%: the margins that docs/disaggregation.md states."""

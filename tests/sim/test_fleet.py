@@ -111,7 +111,9 @@ def test_a_pair_of_five_to_one_gives_what_it_can(name: str, clients: int) -> Non
     assert throughput(*PAIRS[name], clients, "fastest") > 0.9 * ideal(name, clients)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "different" else pytest.mark.slow) for name in PAIRS]
+)
 def test_taking_turns_gives_a_third_or_so(name: str) -> None:
     assert throughput(*PAIRS[name], 128, "round-robin") < 0.55 * ideal(name, 128)
 
@@ -127,6 +129,7 @@ def test_a_shared_prefix_does_not_pull_all_to_the_slow_one(policy: Policy, most:
     assert slow < most
 
 
+@pytest.mark.slow
 def test_a_replica_that_recovers_is_used_again() -> None:
     pools, slower = PAIRS["said to be equal"]
     simulator = simulator_of(pools, "cheapest-meeting-target", slower)
@@ -145,6 +148,7 @@ def test_a_replica_that_recovers_is_used_again() -> None:
     assert slow < 1.6 * fast
 
 
+@pytest.mark.slow
 def test_a_fleet_that_stood_still_is_soon_itself_again() -> None:
     still_s, ended_s = 30.0, 54.0
     classes = (served(routes=routed("fast", "other")),)
@@ -233,7 +237,7 @@ def test_nothing_unknown_is_simulated() -> None:
         FleetSimulator(CATALOG, fleet(alone("h200", "fast"), alone("h200", "fast2", backends=(FAST,))))
 
 
-@pytest.mark.parametrize("policy", ["cheapest-meeting-target", "fastest"])
+@pytest.mark.parametrize("policy", ["cheapest-meeting-target", pytest.param("fastest", marks=pytest.mark.slow)])
 def test_replicas_that_cannot_win_are_skipped_and_no_decision_changes(
     policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def test_larger_memory_means_fewer_evictions() -> None:
     assert evictions[0] > 2 * evictions[1] > 0 or evictions[0] > evictions[-1] == 0
 
 
+@pytest.mark.slow
 def test_demand_by_byte_evicts_less_than_plain_lru() -> None:
     ours, lru = (_total(settings) for settings in (ResidencySettings(), LRU))
     assert ours < 0.95 * lru

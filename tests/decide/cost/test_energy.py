@@ -108,15 +108,15 @@ def test_tco_tells_power_and_what_it_rests_on(crosstie: Command) -> None:
 
 def test_a_plan_tells_the_power_that_it_draws(crosstie: Command, tmp_path: Path) -> None:
     question = str(small(tmp_path))
-    fleet = json.loads(crosstie("plan", question, "--quick", "--json").out)["fleet"]
+    told = " ".join(crosstie("plan", question, "--quick", "-v", "--save", str(tmp_path / "plan.json")).out.split())
+    assert "kWh per million output tokens, with cooling" in told
+    fleet = json.loads((tmp_path / "plan.json").read_text())["fleet"]
     power = fleet["power"]
     assert power["rated"] == fleet["watts"]
     assert power["mean_80"][0] <= power["mean"] <= min(power["mean_80"][1], power["at_peak"])
     assert sum(power["pools"].values()) == pytest.approx(power["at_peak"])
     assert power["not_predicted"] == []
     assert power["kwh_per_million_output_tokens"] > 0
-    told = " ".join(crosstie("plan", question, "--quick", "-v").out.split())
-    assert "kWh per million output tokens, with cooling" in told
 
 
 def test_an_owned_hour_of_a_plan_pays_for_what_is_predicted(catalog: Catalog, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 
 CATALOG = Catalog()
-BUNDLED = sorted(file.stem for file in EXAMPLES.glob("*.toml"))
+BUNDLED = [
+    pytest.param(file.stem, marks=[] if file.stem == "demo" else pytest.mark.slow)
+    for file in sorted(EXAMPLES.glob("*.toml"))
+]
 
 
 @cache

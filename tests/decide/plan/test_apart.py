@@ -110,6 +110,7 @@ def test_no_part_keeps_prefill_busier_than_the_targets_bear(workload: Workload) 
                 assert np.isfinite(got.ttft_s[0, 0])
 
 
+@pytest.mark.slow
 def test_a_plan_chooses_them_where_they_are_cheaper_and_their_promises_hold(workload: Workload, apart: Plan) -> None:
     together = plan(CATALOG, choosing(workload, False), today="2026-11-16")
     assert apart.fleet is not None
@@ -177,6 +178,7 @@ def test_what_cannot_pay_is_not_simulated_and_says_why(workload: Workload) -> No
         assert (found.usd_per_hour, found.pays) == (None, False)
 
 
+@pytest.mark.slow
 def test_without_simulation_replicas_do_both_and_the_answer_says_so(workload: Workload) -> None:
     found = plan(CATALOG, choosing(workload, None), today="2026-11-16")
     assert found.fleet is not None

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.decide.plan.workloads import CHAT, one_class, workload
+from tests.decide.plan.workloads import BATCH, CHAT, CODE, one_class, workload
 
 from crosstie.catalog.library import Catalog
 from crosstie.decide.plan.candidates import key_of
@@ -13,16 +13,16 @@ from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.survey import of_one_stack, offers, one_stack, surveys
 
 DOCUMENTS = one_class("documents", 4.0, {"median": 6000, "p95": 30_000}, 300, ttft=(10.0, 0.9), tpot=(0.08, 0.9))
-ALLOWED = ("mi300x", "h200", "b200")
+ALLOWED = ("mi300x", "h200")
 
 
 def test_a_limit_that_binds_is_named_with_what_it_costs() -> None:
     catalog = Catalog([])
-    free = make_plan(catalog, workload(CHAT, DOCUMENTS, accelerators=ALLOWED))
+    free = make_plan(catalog, workload(CODE, BATCH, accelerators=ALLOWED))
     assert free.fleet is not None
     assert free.binding == []
     most = {name: max(count // 2, 1) for name, count in list(free.fleet.gpus.items())[:1]}
-    bound = make_plan(catalog, workload(CHAT, DOCUMENTS, accelerators=ALLOWED, at_most=most))
+    bound = make_plan(catalog, workload(CODE, BATCH, accelerators=ALLOWED, at_most=most))
     assert bound.fleet is not None
     (name,) = most
     (one,) = bound.binding
@@ -30,7 +30,7 @@ def test_a_limit_that_binds_is_named_with_what_it_costs() -> None:
     assert one.without_it.gpus[name] > most[name]
     assert one.saves_usd_per_hour == pytest.approx(bound.fleet.usd_per_hour - one.without_it.usd_per_hour)
     assert one.saves_usd_per_hour > 0
-    loose = make_plan(catalog, workload(CHAT, DOCUMENTS, accelerators=ALLOWED, at_most={name: 10_000}))
+    loose = make_plan(catalog, workload(CODE, BATCH, accelerators=ALLOWED, at_most={name: 10_000}))
     assert loose.binding == []
 
 

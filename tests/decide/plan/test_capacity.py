@@ -108,6 +108,7 @@ def test_looser_targets_never_lower_the_rate(
     assert_no_more(looser, together(parts(size)))
 
 
+@pytest.mark.slow
 @quick
 @given(lengths, some_ttft, some_tpot, st.tuples(percentiles, percentiles))
 def test_higher_percentiles_never_raise_it(
@@ -118,6 +119,7 @@ def test_higher_percentiles_never_raise_it(
     assert_no_more(strict, together(parts(size, ttft=target(ttft, low), tpot=target(tpot, low))))
 
 
+@pytest.mark.slow
 @quick
 @given(lengths, some_ttft, some_tpot, st.floats(1.0, 2.0))
 def test_faster_replicas_never_take_less(
@@ -128,6 +130,7 @@ def test_faster_replicas_never_take_less(
     assert_no_more(able(one).requests_per_s, faster)
 
 
+@pytest.mark.slow
 @quick
 @given(lengths, some_ttft, some_tpot, st.floats(1.0, 50.0))
 def test_replicas_that_share_their_traffic_never_take_less_each(
@@ -137,6 +140,7 @@ def test_replicas_that_share_their_traffic_never_take_less_each(
     assert_no_more(together(one), together(one, demand=demand))
 
 
+@pytest.mark.slow
 @quick
 @given(lengths, some_ttft, some_tpot, st.floats(1.0, 3.0))
 def test_what_another_pool_leaves_of_the_misses_never_lowers_it(

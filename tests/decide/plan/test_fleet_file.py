@@ -81,10 +81,17 @@ def test_engines_that_are_asked_one_by_one_have_names_of_their_own(catalog: Cata
     assert [one.name for one in started] == ["r1-prefill", "r1-decode", "shared-m0", "shared-m1", "gguf"]
 
 
-@pytest.mark.parametrize("changes", WORKLOADS.values(), ids=WORKLOADS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(changes, id=name, marks=pytest.mark.slow if name == "two vendors" else [])
+        for name, changes in WORKLOADS.items()
+    ],
+)
 def test_plans_read_back_as_fleets(catalog: Catalog, tmp_path: Path, changes: tuple[Change, ...]) -> None:
     check_reads_back(catalog, small(tmp_path, *changes), tmp_path / "fleet.toml")
 
 
+@pytest.mark.slow
 def test_the_shipped_example_reads_back_as_a_fleet(catalog: Catalog, tmp_path: Path) -> None:
     check_reads_back(catalog, EXAMPLES / "assistant.toml", tmp_path / "fleet.toml")

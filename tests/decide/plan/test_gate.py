@@ -1,5 +1,6 @@
 """A plan obeys preflight."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,11 @@ FLASH = one_class("chat", 20.0, 1500, 300, ttft=(2.0, 0.9), tpot=(0.05, 0.9), mo
 SETTINGS = ("--compilation-config.cudagraph_mode FULL_DECODE_ONLY", "VLLM_ROCM_USE_AITER=1")
 
 
+@cache
+def in_vllm_on_mi300x() -> Plan:
+    return made(on=("mi300x",), stacks=("vllm",))
+
+
 def made(*, on: tuple[str, ...], stacks: tuple[str, ...] = (), releases: dict[str, str] | None = None, **more) -> Plan:  # type: ignore[no-untyped-def]
     models = {FLASH.model: ModelChoice(precisions=("native",), stacks=stacks, releases=releases or {})}
     return plan(CATALOG, workload(FLASH, accelerators=on, models=models, **more))
@@ -39,8 +45,9 @@ def test_what_will_not_run_is_not_offered_and_is_named() -> None:
     assert [one.accelerators for one in both.will_not_run] == [("mi300x",)]
 
 
+@pytest.mark.slow
 def test_what_is_not_known_is_marked_and_can_be_excluded() -> None:
-    plain = made(on=("mi300x",), stacks=("vllm",))
+    plain = in_vllm_on_mi300x()
     assert {one.verdict for one in plain.readiness.values()} == {"not known"}
     assert {one.settings for one in plain.readiness.values()} == {SETTINGS}
     strict = made(on=("mi300x",), stacks=("vllm",), only_known=True)
@@ -51,8 +58,9 @@ def test_what_is_not_known_is_marked_and_can_be_excluded() -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_fleet_file_names_engine_release_and_settings(tmp_path: Path) -> None:
-    fleet = fleet_of(made(on=("mi300x",), stacks=("vllm",)))
+    fleet = fleet_of(in_vllm_on_mi300x())
     assert {(one.stack, one.release, one.settings) for one in fleet.pools} == {("vllm", "0.32.0", SETTINGS)}
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(fleet))

@@ -80,8 +80,18 @@ TARGETS: dict[str, tuple[list[Change], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("sizing", ["safe", "likely"])
-@pytest.mark.parametrize(("changes", "keys"), TARGETS.values(), ids=TARGETS.keys())
+# Those of a quick run: each target, and both ways of sizing.
+FEW = (("TTFT alone", "likely"), ("TPOT alone", "safe"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys", "sizing"),
+    [
+        pytest.param(*case, sizing, id=f"{name}-{sizing}", marks=[] if (name, sizing) in FEW else pytest.mark.slow)
+        for name, case in TARGETS.items()
+        for sizing in ("safe", "likely")
+    ],
+)
 def test_targets_that_nothing_keeps(
     calibrated: Catalog, tmp_path: Path, changes: list[Change], keys: list[str], sizing: str
 ) -> None:
@@ -98,6 +108,7 @@ def test_targets_that_nothing_keeps(
         assert less.fleet is None or (sizing == "safe" and less.too_dear == NO_FLEET), one
 
 
+@pytest.mark.slow
 def test_each_class_that_nothing_serves_is_named(catalog: Catalog, tmp_path: Path) -> None:
     second = (
         '[[class]]\nname = "code"\nmodel = "qwen3-8b"\nshare = 0.5\ninput = 4000\noutput = 50\nttft_ms = { p90 = 3 }\n'
@@ -114,20 +125,27 @@ def test_each_class_that_nothing_serves_is_named(catalog: Catalog, tmp_path: Pat
 
 BUSY = ("requests_per_s = 5\n", "requests_per_s = 300\n")
 LIMITS: dict[str, tuple[str, list[str]]] = {
-    "nothing to spend": ("budget_usd_per_month = 0", ["budget_usd_per_month"]),
     "a tight budget": ("budget_usd_per_month = 7000", ["budget_usd_per_month"]),
-    "no power": ("power_kw = 0", ["power_kw"]),
     "little power": ("power_kw = 9", ["power_kw"]),
-    "no GPUs": ("at_most = { mi300x = 0, h200 = 0 }", ["at_most"]),
     "few GPUs": ("at_most = { mi300x = 3, h200 = 2 }", ["at_most"]),
     "a vendor without GPUs": ("at_most = { h200 = 0 }\nvendor_share = { NVIDIA = 0.3 }", ["at_most", "vendor_share.NVIDIA"]),
     "a vendor beyond the budget": (
         "budget_usd_per_month = 25000\nvendor_share = { NVIDIA = 0.8 }", ["budget_usd_per_month", "vendor_share.NVIDIA"],
     ),
+    "nothing to spend": ("budget_usd_per_month = 0", ["budget_usd_per_month"]),
+    "no power": ("power_kw = 0", ["power_kw"]),
+    "no GPUs": ("at_most = { mi300x = 0, h200 = 0 }", ["at_most"]),
 }  # fmt: skip
+OF_A_QUICK_RUN = list(LIMITS)[:3]
 
 
-@pytest.mark.parametrize(("limits", "keys"), LIMITS.values(), ids=LIMITS.keys())
+@pytest.mark.parametrize(
+    ("limits", "keys"),
+    [
+        pytest.param(*case, id=name, marks=[] if name in OF_A_QUICK_RUN else pytest.mark.slow)
+        for name, case in LIMITS.items()
+    ],
+)
 def test_each_limit_with_what_it_would_have_to_be(
     catalog: Catalog, tmp_path: Path, limits: str, keys: list[str]
 ) -> None:
@@ -156,6 +174,7 @@ def test_limits_that_only_give_together(catalog: Catalog, tmp_path: Path) -> Non
     assert plan.obstacles == []
 
 
+@pytest.mark.slow
 def test_memory_says_how_long_a_request_may_be(
     catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

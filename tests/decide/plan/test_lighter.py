@@ -7,13 +7,14 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.workload import ModelChoice
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 
+CATALOG = Catalog([])
 # Long contexts: memory binds, so a smaller cache and smaller weights are worth most.
 LONG = one_class("long", 4.0, 20_000, 500, ttft=(20.0, 0.9), tpot=(0.1, 0.9), model="llama-3.3-70b")
 
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return make_plan(Catalog([]), workload(LONG, accelerators=("b200",), models={}))
+    return make_plan(CATALOG, workload(LONG, accelerators=("b200",), models={}))
 
 
 def test_the_answer_has_none_of_them(plan: Plan) -> None:
@@ -27,7 +28,7 @@ def test_each_is_said_with_its_gain_and_asked_for_gives_it(plan: Plan) -> None:
     kv = plan.lighter[0].fleet
     assert kv.dearer < -0.02
     asked = {LONG.model: ModelChoice(kv_formats=("bf16", "fp8"))}
-    again = make_plan(Catalog([]), workload(LONG, accelerators=("b200",), models=asked))
+    again = make_plan(CATALOG, workload(LONG, accelerators=("b200",), models=asked))
     assert again.fleet is not None
     assert again.fleet.usd_per_hour <= kv.usd_per_hour * 1.02
     assert "an FP8 KV cache" not in [one.what for one in again.lighter]
@@ -37,4 +38,4 @@ def test_what_the_workload_names_already_is_no_suggestion() -> None:
     """FP4 weights are not offered where the workload has them."""
     every = ModelChoice(precisions=("fp8", "nvfp4", "mxfp4"), kv_formats=("bf16", "fp8"))
     asked = workload(LONG, accelerators=("b200",), models={LONG.model: every})
-    assert make_plan(Catalog([]), asked).lighter == []
+    assert make_plan(CATALOG, asked).lighter == []

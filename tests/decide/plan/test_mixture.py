@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.decide.plan.workloads import workload
+from tests.decide.plan.workloads import CODE, workload
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
@@ -93,10 +93,9 @@ def test_what_has_no_contract_price_is_said_with_the_price_at_which_it_would_pay
 
 
 def test_a_plan_has_one_where_its_workload_has_a_day(catalog: Catalog) -> None:
-    assert make_plan(catalog, workload(kinds=("on-demand",))).mixture is None
-    plan = make_plan(
-        catalog, workload(kinds=("on-demand",), accelerators=("h200", "b200"), day=DAY, discount={"NVIDIA": 0.1})
-    )
+    asked = {"kinds": ("on-demand",), "accelerators": ("h200", "b200")}
+    assert make_plan(catalog, workload(CODE, **asked)).mixture is None
+    plan = make_plan(catalog, workload(CODE, **asked, day=DAY, discount={"NVIDIA": 0.1}))
     assert plan.mixture is not None
     assert plan.fleet is not None
     assert set(plan.mixture.accelerators) == set(plan.fleet.gpus)

@@ -177,7 +177,9 @@ def test_farkas_agrees_with_a_greedy_knapsack() -> None:
     assert seen == {True, False}
 
 
-@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize(
+    "limit", [pytest.param(one, marks=[] if one in ("none", "all") else pytest.mark.slow) for one in LIMITS]
+)
 def test_solve_finds_what_a_search_finds(limit: str) -> None:
     """The least cost, and None exactly where there is no fleet."""
     found_some = found_none = 0
@@ -227,6 +229,7 @@ def test_a_quick_fleet_is_a_fleet_and_no_better_than_the_best() -> None:
         assert best.usd_per_hour * (1 - 1e-6) <= usual.usd_per_hour <= best.usd_per_hour * (1 + 2 * solver.GAP), seed
 
 
+@pytest.mark.slow
 def test_columns_that_are_not_allowed_are_not_used() -> None:
     for seed, problem, best in some():
         used = best.replicas > 0
@@ -298,6 +301,7 @@ def test_tidied_keeps_the_fleet_and_carries_the_load_with_few_splits() -> None:
         assert worth(tidy) <= worth(best) * (1 + 1e-5), seed
 
 
+@pytest.mark.slow
 def test_simplified_fleets_have_fewer_pools_and_cost_little_more() -> None:
     fewer = 0
     for seed, problem, best in some():

@@ -186,6 +186,7 @@ def test_no_room_for_the_cache_is_one_line(catalog: Catalog, tmp_path: Path) -> 
     assert "no allowed replica of llama-3.1-8b has room for the cache" in said.why
 
 
+@pytest.mark.slow
 def test_adapters_cost_memory_and_speed(catalog: Catalog, tmp_path: Path) -> None:
     plain, adapted, few = (
         planned(catalog, tmp_path, lines)
@@ -212,6 +213,7 @@ def test_an_adapted_replicas_interval_is_wider(catalog: Catalog, tmp_path: Path)
     assert with_adapters([plain], [msgspec.structs.replace(one, lora=None)]) == [plain]
 
 
+@pytest.mark.slow
 def test_pictures_are_paid_for(catalog: Catalog, tmp_path: Path) -> None:
     model = ('"llama-3.1-8b"', '"qwen3-vl-32b"')
     bills = []

@@ -59,6 +59,7 @@ def test_fewer_cold_requests_take_more_replicas(catalog: Catalog, tmp_path: Path
     assert sum(pool.gpus for pool in few.pools) > sum(pool.gpus for pool in many.pools)
 
 
+@pytest.mark.slow
 def test_what_is_expected_is_near_what_is_simulated(catalog: Catalog, tmp_path: Path) -> None:
     plan = planned(catalog, tmp_path, text(accelerators='"b200"'))
     assert plan.shared
@@ -164,6 +165,7 @@ def test_shares_of_vendors_cannot_be_kept_by_a_pool_of_one_kind(catalog: Catalog
         planned(catalog, tmp_path, text() + "vendor_share = { AMD = 0.3 }\n")
 
 
+@pytest.mark.slow
 def test_the_command_says_it_and_keeps_it(crosstie: Command, tmp_path: Path) -> None:
     file, saved, fleet = (tmp_path / name for name in ("shelf.toml", "plan.json", "fleet.toml"))
     file.write_text(text(), encoding="utf-8")

@@ -76,6 +76,7 @@ def test_a_price_that_moved_or_appeared_is_a_change(
     assert watch(crosstie, tmp_path, before)["price-h200"]["now"].startswith("h200: no price then, $")
 
 
+@pytest.mark.slow
 def test_a_newer_release_is_a_change(crosstie: Command, tmp_path: Path, document: dict[str, Any]) -> None:
     old = json.loads(json.dumps(document))
     (pool,) = old["fleet"]["pools"]
@@ -87,6 +88,7 @@ def test_a_newer_release_is_a_change(crosstie: Command, tmp_path: Path, document
     assert f"signal release-{pool['stack']}: " in got.out
 
 
+@pytest.mark.slow
 def test_a_kernel_gap_is_open_until_its_row_speaks_of_the_newest_no_more(
     crosstie: Command, tmp_path: Path, document: dict[str, Any], mine: Path
 ) -> None:

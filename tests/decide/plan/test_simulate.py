@@ -87,7 +87,7 @@ def test_a_plan_and_its_fleet_are_the_same_question_and_a_seed_the_same_answer(
 def test_what_is_compared_is_run_each_with_the_same_requests(catalog: Catalog, subject: Subject) -> None:
     other = replace(subject, label="other")
     found = simulate(
-        catalog, [subject, other], Source(None, requests=200), policies=["round-robin", "fastest"], loads=[0.5, 1.0],
+        catalog, [subject, other], Source(None, requests=100), policies=["round-robin", "fastest"], loads=[0.5, 1.0],
         seeds=[0, 1], processes=1,
     )  # fmt: skip
     assert len(found.runs) == found.asked == 16
@@ -98,6 +98,7 @@ def test_what_is_compared_is_run_each_with_the_same_requests(catalog: Catalog, s
     assert by_label[0] == by_label[1]
 
 
+@pytest.mark.slow
 def test_lengths_that_are_known_do_not_make_it_worse(catalog: Catalog, subject: Subject) -> None:
     blind, seeing = simulated(catalog, subject, clairvoyant=True).runs
     assert (blind.knows_lengths, seeing.knows_lengths) == (False, True)
@@ -105,7 +106,7 @@ def test_lengths_that_are_known_do_not_make_it_worse(catalog: Catalog, subject: 
 
 
 @pytest.mark.parametrize("policy", ["cheapest-meeting-target", "fastest", "round-robin", "least-loaded"])
-@pytest.mark.parametrize("load", [0.2, 1.0])
+@pytest.mark.parametrize("load", [1.0, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_no_policy_beats_the_bound(catalog: Catalog, subject: Subject, policy: str, load: float) -> None:
     found = simulated(catalog, subject, policies=[policy], loads=[load])
     one, bound = only(found), found.bounds[subject.label, load]

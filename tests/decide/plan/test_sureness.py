@@ -40,6 +40,7 @@ def stacks(found: Plan) -> set[str]:
     return {pool.deployment.stack.id for pool in found.fleet.pools}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [("mi300x",), ("h200",), ("mi300x", "h200")], ids=str)
 def test_a_fleet_is_as_sure_as_was_asked(on: tuple[str, ...]) -> None:
     costs = []
@@ -58,6 +59,7 @@ def test_a_fleet_is_as_sure_as_was_asked(on: tuple[str, ...]) -> None:
     assert costs[0] < costs[-1]
 
 
+@pytest.mark.slow
 def test_where_hardly_anything_is_known_sureness_does_not_buy_the_fleet() -> None:
     """MI300X at 95%: at the slow end of the estimate next to nothing keeps the target."""
     found = plan(CATALOG, workload(BIG, CODE, accelerators=("mi300x",), sure=0.95))
@@ -70,6 +72,7 @@ def test_where_hardly_anything_is_known_sureness_does_not_buy_the_fleet() -> Non
     assert found.workload.sureness == 0.95
 
 
+@pytest.mark.slow
 def test_where_no_fleet_is_that_sure_the_estimates_have_the_answer_and_it_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +110,7 @@ def test_without_calibration_nothing_is_said_of_it(uncalibrated: Catalog) -> Non
     assert (found.uncertainty, found.sureness) == (None, [])
 
 
+@pytest.mark.slow
 def test_errors_of_an_accelerator_under_a_stack_go_together() -> None:
     """Two pools of the same are as sure as one; were they drawn apart, they would be less."""
     one = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sure=0.8))
@@ -117,6 +121,7 @@ def test_errors_of_an_accelerator_under_a_stack_go_together() -> None:
     assert enough(both) >= 0.78
 
 
+@pytest.mark.slow
 def test_a_stack_that_was_measured_with_the_model_goes_before_one_that_was_not() -> None:
     """vLLM on MI300X has no measured point of DeepSeek-R1, SGLang has ten; vLLM's estimate is the better looking."""
     models = {R1.model: ModelChoice(precisions=("native",))}

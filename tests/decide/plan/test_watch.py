@@ -20,9 +20,9 @@ HEAD = "accelerator,provider,kind,value,unit,basis,date,source,note\n"
 
 @pytest.fixture
 def saved(crosstie: Command, tmp_path: Path) -> Callable[..., Path]:
-    def save(*changes: Change, name: str = "plan.json") -> Path:
+    def save(*changes: Change, name: str = "plan.json", options: tuple[str, ...] = ("--quick",)) -> Path:
         file = tmp_path / name
-        crosstie("plan", str(small(tmp_path, *changes)), "--save", str(file))
+        crosstie("plan", str(small(tmp_path, *changes)), "--save", str(file), *options)
         assert file.exists()
         return file
 
@@ -51,15 +51,20 @@ def priced(folder: Path, usd: float, date: str, accelerator: str = "mi300x") -> 
     (folder / "prices.csv").write_text(f"{HEAD}{accelerator},mine,on-demand,{usd},USD/h,claimed,{date},my contract,\n")
 
 
-def dated(file: Path, made: str) -> Path:
-    """A plan as if it had been made on another day."""
-    document = json.loads(file.read_text())
-    file.write_text(json.dumps({**document, "made": made}))
+def written(folder: Path, document: dict[str, Any], **changes: object) -> Path:
+    file = folder / "plan.json"
+    file.write_text(json.dumps({**document, **changes}))
     return file
 
 
-def test_a_plan_holds_while_nothing_changes(crosstie: Command, saved: Callable[..., Path]) -> None:
-    file = saved()
+@pytest.mark.parametrize(
+    "options", [("--quick",), pytest.param((), marks=pytest.mark.slow)], ids=["quick", "confirmed"]
+)
+def test_a_plan_holds_while_nothing_changes(
+    crosstie: Command, saved: Callable[..., Path], options: tuple[str, ...]
+) -> None:
+    file = saved(options=options)
+    assert (json.loads(file.read_text())["confirmed"] is None) == bool(options)
     got = crosstie("plan", "--watch", str(file))
     assert got.status == 0
     assert f"small  {file}" in got.out
@@ -70,8 +75,10 @@ def test_a_plan_holds_while_nothing_changes(crosstie: Command, saved: Callable[.
     assert one["then"] == one["now"]
 
 
-def test_prices_flip_it_and_are_said_to(crosstie: Command, saved: Callable[..., Path], user_catalog: Path) -> None:
-    file = dated(saved(), "2026-11-01")
+def test_prices_flip_it_and_are_said_to(
+    crosstie: Command, tmp_path: Path, document: dict[str, Any], user_catalog: Path
+) -> None:
+    file = written(tmp_path, document, made="2026-11-01")
     priced(user_catalog, 9.0, "2026-11-10")
     got = crosstie("plan", "--watch", str(file))
     assert got.status == 1
@@ -91,9 +98,9 @@ def test_prices_flip_it_and_are_said_to(crosstie: Command, saved: Callable[..., 
     ("price", "made", "newer"),
     [
         ("2026-11-10", "2026-11-09", True),
-        ("2026-11-10", "2026-11-10", False),
-        ("2026-11-10", "2026-12-01", False),
-        ("2026-11", "2026-10-31", True),
+        pytest.param("2026-11-10", "2026-11-10", False, marks=pytest.mark.slow),
+        pytest.param("2026-11-10", "2026-12-01", False, marks=pytest.mark.slow),
+        pytest.param("2026-11", "2026-10-31", True, marks=pytest.mark.slow),
         # Of some day of the month in which the plan was made: not known to be newer.
         ("2026-11", "2026-11-01", False),
     ],
@@ -101,8 +108,7 @@ def test_prices_flip_it_and_are_said_to(crosstie: Command, saved: Callable[..., 
 def test_which_prices_are_newer(
     crosstie: Command, tmp_path: Path, document: dict[str, Any], user_catalog: Path, price: str, made: str, newer: bool
 ) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps({**document, "made": made}))
+    file = written(tmp_path, document, made=made)
     priced(user_catalog, 1.5, price)
     got = crosstie("plan", "--watch", str(file), "--json")
     assert got.status == 0
@@ -110,6 +116,7 @@ def test_which_prices_are_newer(
     assert [move["newer_than_plan"] for move in one["prices"]] == [newer]
 
 
+@pytest.mark.slow
 def test_a_price_that_lets_a_fleet_exist(crosstie: Command, saved: Callable[..., Path], user_catalog: Path) -> None:
     """No fleet then and one now is a flip, too, and by the price."""
     file = saved(constrained("budget_usd_per_month = 500"))
@@ -133,8 +140,10 @@ def slower(document: dict[str, Any]) -> None:
     document["scopes"]["h200"] = [-4.6 if name in rates else 2.3 for name in document["constants"]]
 
 
-def test_another_calibration_is_reported(crosstie: Command, saved: Callable[..., Path], user_catalog: Path) -> None:
-    file = saved()
+def test_another_calibration_is_reported(
+    crosstie: Command, tmp_path: Path, document: dict[str, Any], user_catalog: Path
+) -> None:
+    file = written(tmp_path, document)
 
     def a_little(document: dict[str, Any]) -> None:
         scope = next(iter(document["scopes"]))
@@ -146,14 +155,16 @@ def test_another_calibration_is_reported(crosstie: Command, saved: Callable[...,
     assert "the calibration is another than it was" in got.out
 
 
+@pytest.mark.slow
 def test_the_same_calibration_of_another_day_is_the_same(
-    crosstie: Command, saved: Callable[..., Path], user_catalog: Path
+    crosstie: Command, tmp_path: Path, document: dict[str, Any], user_catalog: Path
 ) -> None:
-    file = saved()
+    file = written(tmp_path, document)
     calibration(user_catalog, lambda document: document["made"].update(date="2027-01-01"))
     assert "the calibration is another" not in crosstie("plan", "--watch", str(file)).out
 
 
+@pytest.mark.slow
 def test_a_calibration_may_flip_it(crosstie: Command, saved: Callable[..., Path], user_catalog: Path) -> None:
     file = saved(("requests_per_s = 5\n", "requests_per_s = 500\n"))
     calibration(user_catalog, slower)
@@ -168,9 +179,12 @@ def test_a_calibration_may_flip_it(crosstie: Command, saved: Callable[..., Path]
     assert both["prices"]
 
 
-def test_folders_of_plans(crosstie: Command, saved: Callable[..., Path], user_catalog: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_folders_of_plans(
+    crosstie: Command, saved: Callable[..., Path], document: dict[str, Any], user_catalog: Path, tmp_path: Path
+) -> None:
     (tmp_path / "plans").mkdir()
-    saved(name="plans/a.json")
+    (tmp_path / "plans" / "a.json").write_text(json.dumps(document))
     saved(
         ('name = "small"', 'name = "given"'),
         ("[constraints]", "[prices]\nusd_per_gpu_hour = { mi300x = 1.3 }\n[constraints]"),
@@ -264,8 +278,7 @@ def test_files_that_are_no_json(crosstie: Command, tmp_path: Path, content: byte
 def test_options_that_a_saved_plan_has_no_use_for(
     crosstie: Command, tmp_path: Path, document: dict[str, Any], option: tuple[str, ...]
 ) -> None:
-    file = tmp_path / "plan.json"
-    file.write_text(json.dumps(document))
+    file = written(tmp_path, document)
     got = crosstie("plan", "--watch", str(file), *option)
     assert got.status == 2
     assert f"{option[0]} cannot go with it" in got.err

@@ -34,6 +34,7 @@ def test_it_saves_what_the_interval_costs(made: Plan) -> None:
     assert f"--random-input-len {one.input_tokens} " in made.measure_commands[1]
 
 
+@pytest.mark.slow
 def test_where_nothing_is_unsure_nothing_is_worth_measuring(uncalibrated: Catalog) -> None:
     assert plan(uncalibrated, workload(BIG, accelerators=("mi355x",), sure=0.9)).worth_measuring is None
     assert plan(CATALOG, workload(BIG, accelerators=("mi355x",), sizing="likely")).worth_measuring is None

@@ -191,6 +191,7 @@ def test_leaving_out_is_what_a_fit_without_would_say(catalog: Catalog) -> None:
             assert float(np.abs(error[out] - miss(fit, parts)[out]).max()) > 1e-4
 
 
+@pytest.mark.slow
 def test_no_row_is_left_out_of_its_own_error_twice(catalog: Catalog) -> None:
     """What was left out is predicted worse than what was fitted."""
     evidence = gather(catalog, mixed_evidence(catalog))
@@ -205,6 +206,7 @@ def test_no_row_is_left_out_of_its_own_error_twice(catalog: Catalog) -> None:
             assert np.sqrt(np.nanmean(error**2)) > own
 
 
+@pytest.mark.slow
 def test_the_order_of_rows_does_not_matter(catalog: Catalog) -> None:
     cases = mixed_evidence(catalog)
     forward, backward = (learn(catalog, Inputs(cases=one)) for one in (cases, cases[::-1]))
@@ -229,6 +231,7 @@ def test_the_same_evidence_gives_the_same_calibration(catalog: Catalog) -> None:
     assert once == again
 
 
+@pytest.mark.slow
 def test_an_earlier_calibration_is_no_evidence(catalog: Catalog) -> None:
     """Learning again from the same rows gives the same, whatever was believed before."""
     first = learn(catalog, Inputs(cases=mixed_evidence(catalog)))

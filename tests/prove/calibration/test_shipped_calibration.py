@@ -37,6 +37,7 @@ def rendering() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_it_was_made_from_the_shipped_files(catalog: Catalog, inputs: Inputs) -> None:
     assert inputs.files == catalog.calibration.results
 

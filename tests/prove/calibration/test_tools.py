@@ -181,6 +181,7 @@ def test_validate_reads_them_and_asks_in_one_line(crosstie: Command, tmp_path: P
     assert said["uncovered"] == {}
 
 
+@pytest.mark.slow
 def test_what_was_added_is_learnt_from_again(
     crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,10 @@ def test_the_tail_of_a_whole_request_is_no_median(tmp_path: Path) -> None:
 OFFLINE = {"scenario": "Offline", "concurrency": "", "model": "llama-2-70b", "precision": "fp8", "tp": "1"}
 
 
-@pytest.mark.parametrize("fleet", ["8xH200+8xMI350X", "8 x H200 + 8 x MI350X", "H200+MI350X"])
+@pytest.mark.parametrize(
+    "fleet",
+    ["8xH200+8xMI350X", *(pytest.param(x, marks=pytest.mark.slow) for x in ("8 x H200 + 8 x MI350X", "H200+MI350X"))],
+)
 def test_a_fleet_gives_the_sum_of_its_parts(crosstie: Command, tmp_path: Path, fleet: str) -> None:
     parts = [predicted(tmp_path, **OFFLINE, accelerator=name, num_accelerators="8") for name in ("H200", "MI350X")]
     rows = [

@@ -81,6 +81,7 @@ def test_the_comparison_takes_the_figures_that_the_claims_have(catalog: Catalog)
     assert f"{published.GPUS} accelerators, {published.DISCOUNT:.0%} discount" in text
 
 
+@pytest.mark.slow
 def test_ownership_names_its_conditions(catalog: Catalog) -> None:
     reason = finding_in(catalog, "c18").reason
     for words in ("37.1%", "22.3%", "0.91x", "1.126x", "does not state"):

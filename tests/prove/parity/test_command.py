@@ -115,7 +115,9 @@ scores = {{"alias": "sums", "exact_match,strict": 0.8 if good else {score}, "exa
 """
 
 
-@pytest.mark.parametrize(("score", "status", "word"), [("0.79", 0, "no worse"), ("0.3", 1, "worse")])
+@pytest.mark.parametrize(
+    ("score", "status", "word"), [pytest.param("0.79", 0, "no worse", marks=pytest.mark.slow), ("0.3", 1, "worse")]
+)
 def test_scores_of_lm_eval_stand_beside_each_other(
     score: str, status: int, word: str, a: Engine, b: Engine, crosstie: Command, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -140,6 +142,7 @@ def test_a_score_is_worse_by_twice_the_error_of_the_difference() -> None:
     assert (near.worse, far.worse, near.metric) == (False, True, "acc")
 
 
+@pytest.mark.slow
 def test_the_answer_prints_the_same_at_every_width(
     a: Engine, b: Engine, crosstie: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

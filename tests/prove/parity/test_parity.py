@@ -13,6 +13,7 @@ from crosstie.prove.parity.prompts import Prompt, read_prompts
 from crosstie.prove.parity.verdict import Gauge, Limits, Parity, interval, judged
 
 PROMPTS = read_prompts().taken(10, None)
+FIRST_OF_THE_WAYS = [WAYS[0], *(pytest.param(way, marks=pytest.mark.slow) for way in WAYS[1:])]
 TOOL = next(one for one in PROMPTS if one.kind == "tool")
 JSON = next(one for one in PROMPTS if one.kind == "json")
 
@@ -50,16 +51,15 @@ def test_a_factor_of_two_is_found_in_every_way(way: Way) -> None:
     assert "the weights" in found.causes[-1]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FIRST_OF_THE_WAYS)
 def test_the_token_that_stands_there_is_not_taken_for_one_of_the_likeliest(way: Way) -> None:
     passes = asked(Engine(), Engine(), way=way)
     assert min(min(step.top.values()) for one in passes.first for step in one.forced) > -14
 
 
 def test_a_little_noise_is_still_the_same_and_a_tighter_limit_says_so() -> None:
-    a, b = Engine(), Engine(sharp=1.01)
-    assert verdict(a, b).verdict == "same"
-    passes = asked(a, b)
+    passes = asked(Engine(), Engine(sharp=1.01))
+    assert judged("A", "B", passes).verdict == "same"
     assert judged("A", "B", passes, Limits(kl=1e-9)).verdict == "differs"
 
 
@@ -95,7 +95,7 @@ def test_a_wrong_template_is_told_from_wrong_weights() -> None:
     assert not any("weights" in cause for cause in found.causes)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", FIRST_OF_THE_WAYS)
 def test_another_tokenizer_is_told_as_that(way: Way) -> None:
     found = verdict(Engine(), Engine(piece=r"\s*\S{1,2}"), way=way)
     assert found.verdict == "differs"
@@ -110,6 +110,7 @@ def test_places_that_only_one_lists_are_no_other_tokenizer() -> None:
     assert judged("A", "B", passes).causes[0].startswith("the weights")
 
 
+@pytest.mark.slow
 def test_late_positions_that_differ_are_told_as_that() -> None:
     prompts = tuple(one for one in read_prompts().prompts if one.kind == "long" and one.language != "zh")
     found = verdict(Engine(), Engine(sharp=2.0, right_until=60), prompts=prompts, way="prompt_logprobs")
@@ -118,6 +119,7 @@ def test_late_positions_that_differ_are_told_as_that() -> None:
     assert found.by_position[0].kl < 0.02 < found.by_position[-1].kl
 
 
+@pytest.mark.slow
 def test_groups_are_by_position_length_and_language() -> None:
     found = verdict(Engine(), Engine())
     assert {one.name for one in found.by_language} == {one.language for one in PROMPTS}
@@ -198,6 +200,7 @@ def test_what_a_does_not_answer_is_left_out_and_what_b_does_not_is_a_difference(
     assert "too long" in missing.unanswered[0]
 
 
+@pytest.mark.slow
 def test_fewer_log_probabilities_where_so_many_are_refused() -> None:
     assert asked(Engine(), Engine(most_top=5)).top == 5
     assert asked(Engine(), Engine()).top == 20

@@ -66,6 +66,7 @@ def test_a_model_that_does_not_fit(device: ProbedDevice, monkeypatch: pytest.Mon
     assert "weights need 4.0 GB, 1.0 are free" in run(device, [step]).failures[0]["reason"]
 
 
+@pytest.mark.slow
 def test_where_nothing_compiles_the_steps_run_unfused(device: ProbedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("Cannot find a working triton installation")

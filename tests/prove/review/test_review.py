@@ -26,6 +26,7 @@ from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.usage import Batch, Counts
 
+CATALOG = Catalog([])
 DAY = "2026-11-16"
 
 
@@ -67,8 +68,8 @@ def test_a_fleet_that_serves_as_planned_is_told_as_that(reviewed: Reviewed, line
 
 def slowed(made: Path, by: float) -> Calibration:
     """Everything on the plan's accelerators takes `by` times as long."""
-    shipped = Catalog([]).calibration
-    (pool,) = read_subject(Catalog([]), made).fleet.pools
+    shipped = CATALOG.calibration
+    (pool,) = read_subject(CATALOG, made).fleet.pools
     part = tuple(_moved(name, -np.log(by)) if name in SERVING else 0.0 for name in shipped.constants)
     scope = pool.accelerator or ""
     before = shipped.scopes.get(scope, (0.0,) * len(part))
@@ -77,15 +78,16 @@ def slowed(made: Path, by: float) -> Calibration:
 
 
 def projected(calibration: Calibration, made: Path, speed: dict[str, Any]) -> float:
-    (pool,) = read_subject(Catalog([]), made).fleet.pools
+    (pool,) = read_subject(CATALOG, made).fleet.pools
     one = deployment_of(Catalog([], calibration=calibration), pool)
     assert one is not None
     in_flight = round(float(speed["note"].split()[0]))
     return estimate(one, concurrency=in_flight, input_tokens=1330, output_tokens=175).output_tokens_per_s
 
 
+@pytest.mark.slow
 def test_a_calibration_that_learnt_a_speed_has_it(made: Path) -> None:
-    shipped = Catalog([])
+    shipped = CATALOG
     (pool,) = read_subject(shipped, made).fleet.pools
     for ratio in (0.6, 0.9, 1.1):
         found = _scaled(shipped, shipped.calibration, pool, ratio, 40, (1330, 175))
@@ -95,6 +97,7 @@ def test_a_calibration_that_learnt_a_speed_has_it(made: Path) -> None:
         assert now == pytest.approx(ratio, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_slow_fleet_is_told_as_slow_by_as_much_as_it_is(reviewed: Reviewed, made: Path) -> None:
     lines = served(Catalog([], calibration=slowed(made, 1.25)), made, 600)
     status, said = reviewed(lines)
@@ -103,7 +106,7 @@ def test_a_slow_fleet_is_told_as_slow_by_as_much_as_it_is(reviewed: Reviewed, ma
     (speed,) = [one for one in said["figures"] if one["check"] == "throughput"]
     # As much less as the model itself says of such a fleet at as many in flight, though all that came was served.
     assert speed["verdict"] == "beyond"
-    true = projected(slowed(made, 1.25), made, speed) / projected(Catalog([]).calibration, made, speed)
+    true = projected(slowed(made, 1.25), made, speed) / projected(CATALOG.calibration, made, speed)
     assert true < 0.9
     assert 1.0 + speed["difference"] == pytest.approx(true, abs=0.015)
     assert set(verdicts(said, "traffic").values()) == set(verdicts(said, "lengths").values()) == {"holds"}
@@ -115,6 +118,7 @@ def test_a_slow_fleet_is_told_as_slow_by_as_much_as_it_is(reviewed: Reviewed, ma
     assert (status, said["again"]) == (0, None)
 
 
+@pytest.mark.slow
 def test_longer_prompts_are_told_as_that_and_the_fleet_is_not_blamed(
     reviewed: Reviewed, made: Path, content: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -124,7 +128,7 @@ def test_longer_prompts_are_told_as_that_and_the_fleet_is_not_blamed(
         one["input_tokens"] *= 2
     other = tmp_path / "longer.json"
     other.write_text(json.dumps(longer))
-    status, said = reviewed(served(Catalog([]), other, 600))
+    status, said = reviewed(served(CATALOG, other, 600))
     assert status == 1
     steps = said["again"]["steps"]
     assert steps[-1]["what"] == "with the traffic seen"
@@ -158,6 +162,7 @@ def test_a_class_that_the_plan_has_not_is_named(reviewed: Reviewed, lines: list[
     assert any("classes that the plan has not: agents" in note for note in said["notes"])
 
 
+@pytest.mark.slow
 def test_few_requests_are_said_to_be_few_and_prove_nothing(reviewed: Reviewed, lines: list[Line]) -> None:
     status, said = reviewed(lines[:15])
     assert status == 0
@@ -300,6 +305,7 @@ def test_usage_tells_what_a_day_s_tokens_cost(
     assert charged["seen"] == pytest.approx(1.5 / an_hour * 1e6, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_day_that_was_recorded_has_a_mean_and_a_busiest_hour(
     reviewed: Reviewed, content: dict[str, Any], lines: list[Line]
 ) -> None:
