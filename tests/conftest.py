@@ -14,6 +14,8 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.main import run
 
 pytest_plugins = ["tests.needs", "tests.no_skips"]
+# Several processes share the tests already: threads of torch beside them only take turns.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples on every run, so that a red test is about the change; `HYPOTHESIS_PROFILE=hunt pytest
 # tests/properties` looks for new ones.

@@ -14,8 +14,10 @@ from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
+from crosstie.run.gateway import messages
 from crosstie.run.gateway.messages import chat_of, decode_chat, error_message, message_of
 from crosstie.run.gateway.record import RequestRecord
+from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.server import Reply
 
 WEATHER = {"name": "weather", "description": "Today's.", "input_schema": {"type": "object", "properties": {}}}
@@ -106,6 +108,25 @@ async def test_a_long_message_arrives_as_a_short_one_would() -> None:
         await ours.messages.create(model=MODEL, max_tokens=9, system=text, messages=given)
     whole = chat_of(json.dumps({"model": MODEL, "max_tokens": 9, "system": text, "messages": given}).encode())
     assert fake.hit[0][1]["messages"] == whole["messages"]
+
+
+def test_of_the_inputs_of_tools_there_is_not_as_much_as_of_other_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are encoded once more, while everybody waits."""
+    monkeypatch.setattr(messages, "_MOST_TOOL_INPUT", 2**20)
+    text = "so " * 150_000
+
+    def used(times: int) -> list[Any]:
+        one = {"type": "tool_use", "id": "t", "name": "write", "input": {"text": text}}
+        return [{"role": "user", "content": text * 5}, {"role": "assistant", "content": [one] * times}]
+
+    async def ask() -> None:
+        said = {"id": "c1", "model": MODEL, "usage": USAGE, "choices": [{"message": {"content": "Hi."}}]}
+        async with scripted(said, max_context=2**22) as (_, ours, _):
+            assert (await ours.messages.create(model=MODEL, max_tokens=9, messages=used(2))).stop_reason
+            with pytest.raises(BadRequestError, match="inputs of tools have more than 1 MiB"):
+                await ours.messages.create(model=MODEL, max_tokens=9, messages=used(3))
+
+    run_on_loop(ask())
 
 
 @on_loop

@@ -13,6 +13,7 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.run.gateway.errors import RequestRejected
 from crosstie.run.gateway.roads import MESSAGES
+from crosstie.run.wire.outline import Outline, left_out
 from crosstie.run.wire.request import Request
 
 Json = dict[str, Any]
@@ -20,6 +21,8 @@ Filled = Callable[[bytes], bytes]
 CHAT = "/v1/chat/completions"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
 # Why an answer ended, in the other API's words; what is not here is the end of a turn.
+# To encode this much takes some 30 ms.
+_MOST_TOOL_INPUT = 8 * 2**20
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERRORS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -92,7 +95,7 @@ def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json
             chat = chat_of(body, counting=counting)
         else:
             # Long strings go over as they are: to decode and encode thirty megabytes would keep everybody waiting.
-            chat = chat_of(outline.text, counting=counting, filled=lambda text: outline.filled(text, body)[0])
+            chat = chat_of(outline.text, counting=counting, filled=_ToolInputs(outline, body).filled)
     except BadInput as error:
         raise RequestRejected(400, str(error), "bad_request") from None
     made = Request(request.method, CHAT, request.query, request.headers, _encode(chat))
@@ -100,6 +103,20 @@ def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json
         made.body, made.outline = outline.filled(made.body, body)
     made.model, made.peer = request.model, request.peer
     return made, chat
+
+
+class _ToolInputs:
+    """The inputs of tools are JSON that becomes a string: their long strings alone are encoded once more, and so there
+    may not be as much of them as of other text."""
+
+    def __init__(self, outline: Outline, body: bytes):
+        self._outline, self._body, self._left = outline, body, _MOST_TOOL_INPUT
+
+    def filled(self, text: bytes) -> bytes:
+        self._left -= len(text) + left_out(text)
+        if self._left < 0:
+            raise BadInput(f"messages: the inputs of tools have more than {_MOST_TOOL_INPUT >> 20} MiB")
+        return self._outline.filled(text, self._body)[0]
 
 
 def chat_of(body: bytes, *, counting: bool = False, filled: Filled = bytes) -> Json:
