@@ -42,6 +42,8 @@ from crosstie.core.model import Format, Model, Precision
 from crosstie.core.speculation import Speculation
 
 SHIPPED = Path(__file__).parent / "data"
+# What was read of its files, for every catalog of this process: they stay as they are while it runs.
+_OF_SHIPPED: dict[Path, Any] = {}
 
 
 class _Named(Protocol):
@@ -97,7 +99,7 @@ class Catalog:
             if _exists(directory) and not directory.is_dir():
                 raise BadInput(f"{directory}: the catalog must be a folder")
         self.directories = [SHIPPED, *extra]
-        # Nouns that were asked for by their file's name.
+        # Nouns of the other folders, as they were when this catalog first read them.
         self._asked: dict[Path, Any] = {}
         self._efficiencies: dict[str, tuple[Accelerator, Efficiency]] = {}
         self._corrections: dict[Subject, Correction] = {}
@@ -105,15 +107,15 @@ class Catalog:
 
     @cached_property
     def accelerators(self) -> dict[str, Accelerator]:
-        return _by_id(read_accelerator(file) for file in self._files("accelerators"))
+        return _by_id(self._once(file, read_accelerator) for file in self._files("accelerators"))
 
     @cached_property
     def models(self) -> dict[str, Model]:
-        return _by_id(read_model_file(file) for file in self._files("models"))
+        return _by_id(self._once(file, read_model_file) for file in self._files("models"))
 
     @cached_property
     def stacks(self) -> dict[str, Stack]:
-        return _by_id(read_stack(file) for file in self._files("stacks"))
+        return _by_id(self._once(file, read_stack) for file in self._files("stacks"))
 
     @cached_property
     def formats(self) -> dict[str, Format]:
@@ -363,9 +365,10 @@ class Catalog:
         return {key: entry for file in self._tables(name) for key, entry in read(file).items()}
 
     def _once(self, file: Path, read: Callable[[Path], Noun]) -> Noun:
-        if file not in self._asked:
-            self._asked[file] = read(file)
-        noun: Noun = self._asked[file]
+        known = _OF_SHIPPED if file.is_relative_to(SHIPPED) else self._asked
+        if file not in known:
+            known[file] = read(file)
+        noun: Noun = known[file]
         return noun
 
     def _quick(self, kind: str, name: str) -> Path | None:
