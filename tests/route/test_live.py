@@ -143,6 +143,13 @@ def test_prefixes_are_forgotten_when_a_replica_goes_down() -> None:
     assert replica.prefixes.match((1, 2, 3)) == 0
 
 
+def test_what_a_replica_is_believed_to_hold_is_bounded_also_where_nobody_knows_its_cache() -> None:
+    unknown = live(pool(replicas=1, accelerator=None)).pools[0]
+    known = fresh()
+    assert Replica("http://x", unknown, 0.0).prefixes.most < 10_000
+    assert known.prefixes.most == int(known.pool.speed.cache_tokens / 512) < 200_000
+
+
 def test_whoever_hangs_is_seen_before_it_answers() -> None:
     fleet = live(AMD)
     stuck, well = fleet.replicas()

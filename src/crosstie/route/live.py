@@ -19,7 +19,7 @@ from crosstie.route.load import RATE_S, ReplicaLoad, Reported
 from crosstie.route.observed import Observations
 from crosstie.route.prefix import Holders, Prefixes
 from crosstie.route.slots import AdapterSlots
-from crosstie.route.speed import Prediction, Speed, View
+from crosstie.route.speed import ENDLESS, Prediction, Speed, View
 from crosstie.route.spending import Spending
 
 # A view is made anew after this long even if nothing happened: rates decay, and prompts move on.
@@ -33,6 +33,10 @@ _POOL_MEMORY_S: Final = 60.0
 _TTFT_GUARD_S: Final = 0.02
 _TPOT_GUARD_S: Final = 0.001
 _MOST_SESSIONS: Final = 10_000
+# A cache whose size nobody knows is taken for this large, as many replicas have it; what is believed to be there takes a
+# megabyte of memory then, and 28 of the most.
+_UNKNOWN_CACHE_TOKENS: Final = 4e6
+_MOST_CACHE_TOKENS: Final = 1e8
 # Answers that a pool's price follows: so few as its corrections do would make pools of nearly one price change places.
 _MOST_PRICED: Final = 200.0
 _NO_POOLS: Final[frozenset[str]] = frozenset()
@@ -312,7 +316,9 @@ class Replica(ReplicaLoad):
         self.reported: Reported | None = None
         self.ttft = OnlineCorrection(_REPLICA_MEMORY_S, pool.ttft)
         self.tpot = OnlineCorrection(_REPLICA_MEMORY_S, pool.tpot)
-        self.prefixes = Prefixes(int(min(pool.speed.cache_tokens, 1e8) / block_tokens))
+        known = pool.speed.cache_tokens < ENDLESS
+        tokens = min(pool.speed.cache_tokens, _MOST_CACHE_TOKENS) if known else _UNKNOWN_CACHE_TOKENS
+        self.prefixes = Prefixes(int(tokens / block_tokens))
         # What its engine tells that it holds; None: it tells nothing, and what was sent there is all that is known.
         self.held: HeldBlocks | None = None
         self.view = View()
