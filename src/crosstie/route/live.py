@@ -33,8 +33,8 @@ _POOL_MEMORY_S: Final = 60.0
 _TTFT_GUARD_S: Final = 0.02
 _TPOT_GUARD_S: Final = 0.001
 _MOST_SESSIONS: Final = 10_000
-# A cache whose size nobody knows is taken for this large, as many replicas have it; what is believed to be there takes a
-# megabyte of memory then, and 28 of the most.
+# A cache whose size nobody knows is taken for this large, as that of many replicas is; what is believed to be there
+# then takes a megabyte of memory, and 28 of the most.
 _UNKNOWN_CACHE_TOKENS: Final = 4e6
 _MOST_CACHE_TOKENS: Final = 1e8
 # Answers that a pool's price follows: so few as its corrections do would make pools of nearly one price change places.
