@@ -37,8 +37,9 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # Tests that need nothing but this environment; tests/needs.py says how they are sorted.
+# Three processes: a third of their time they wait.
 quick: $(VENV)/.dev
-	$(PYTEST) --quick
+	$(PYTEST) -n 3 --quick
 
 # A test that fails beside others is run once more, alone: one that then passes is printed, and a defect of that test;
 # a second failure, or a run that ended without naming one, fails all of it.
