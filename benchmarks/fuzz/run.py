@@ -258,7 +258,7 @@ async def fuzz(options: argparse.Namespace, folder: Path, found: Found) -> dict[
         "seed": options.seed, "seconds": round(time.monotonic() - begun), "connections": dict(found.sent),
         "answers_by_status": dict(sorted(found.statuses.items())), "connections_cut": found.cut, "hangs": found.hangs,
         "asked_of_engines": asked.total(), "engine_faults": asked.total() - asked["calm"],
-        "memory_mib_by_tenth": by_tenth(track), "memory_mib_at_most": round(max(track) / 2**20),
+        "memory_mib_by_tenth": tenths, "memory_mib_at_most": round(max(track) / 2**20),
         "left_behind": left, "violations": found.violations,
     }  # fmt: skip
 

@@ -525,6 +525,7 @@ async def test_a_gap_that_nobody_can_fill_is_known_as_one(folder: Path) -> None:
                 engine.clear("lose-events")
                 await watched.ask(SYSTEMS[0], f"fleet {next(turns)} " * 40)
                 await asyncio.sleep(0.05)
+            assert used.held is not None, "it is still listened to"
             # What was sent there is still a guess.
             assert used.cached_tokens(_ask_of(at, SYSTEMS[5]), 500.0) == 0.0
             # Until the engine says that it holds nothing.
