@@ -379,7 +379,7 @@ def read_calibration(file: Path) -> Calibration:
     if unknown:
         raise BadData(file, "constants", f"'{unknown[0]}' is no constant of this version; make the file again")
     for scope, parts in found.scopes.items():
-        if len(parts) != len(found.constants) or not all(abs(part) <= _FURTHEST for part in parts):
+        if len(parts) != len(found.constants) or max(map(abs, parts), default=0.0) > _FURTHEST:
             raise BadData(file, f"scopes.{scope}", f"must have {len(found.constants)} numbers from -20 to 20")
     for key, count in found.points.items():
         if len(key.split(" / ")) != len(_WORDS_OF_POINTS) or count < 1:

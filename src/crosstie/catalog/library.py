@@ -99,7 +99,7 @@ class Catalog:
             if _exists(directory) and not directory.is_dir():
                 raise BadInput(f"{directory}: the catalog must be a folder")
         self.directories = [SHIPPED, *extra]
-        # Nouns of the other folders, as they were when this catalog first read them.
+        # What was read of the other folders, as they were when this catalog first read them.
         self._asked: dict[Path, Any] = {}
         self._efficiencies: dict[str, tuple[Accelerator, Efficiency]] = {}
         self._corrections: dict[Subject, Correction] = {}
@@ -169,7 +169,7 @@ class Catalog:
         if self._given is not None:
             return self._given
         files = self._tables("calibration.json")
-        return read_calibration(files[-1]) if files else empty()
+        return self._once(files[-1], read_calibration) if files else empty()
 
     @cached_property
     def _efficiency_layers(self) -> dict[str, dict[str, Any]]:
@@ -177,7 +177,7 @@ class Catalog:
         layers: dict[str, dict[str, Any]] = {}
         for directory in self.directories:
             for file in _toml_files(directory / "efficiency"):
-                merge_efficiency(layers.setdefault(file.stem, {}), read_efficiency(file))
+                merge_efficiency(layers.setdefault(file.stem, {}), self._once(file, read_efficiency))
         return layers
 
     @cached_property
@@ -362,14 +362,14 @@ class Catalog:
 
     def _merged(self, name: str, read: Callable[[Path], dict[str, Entry]]) -> dict[str, Entry]:
         """The entries of all files of that name; those of a later directory replace earlier ones."""
-        return {key: entry for file in self._tables(name) for key, entry in read(file).items()}
+        return {key: entry for file in self._tables(name) for key, entry in self._once(file, read).items()}
 
-    def _once(self, file: Path, read: Callable[[Path], Noun]) -> Noun:
+    def _once(self, file: Path, read: Callable[[Path], Entry]) -> Entry:
         known = _OF_SHIPPED if file.is_relative_to(SHIPPED) else self._asked
         if file not in known:
             known[file] = read(file)
-        noun: Noun = known[file]
-        return noun
+        found: Entry = known[file]
+        return found
 
     def _quick(self, kind: str, name: str) -> Path | None:
         """The one file that an id names, so that a command need not read the whole catalog."""

@@ -4,7 +4,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -111,6 +111,11 @@ class Protocols:
                 result = rule.set.over(result)
                 spoke.append(rule.name)
         return result, tuple(spoke)
+
+
+@cache
+def shipped_protocols() -> Protocols:
+    return Protocols()
 
 
 def read_rules(file: Path) -> tuple[ProtocolRule, ...]:

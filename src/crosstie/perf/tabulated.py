@@ -29,27 +29,32 @@ class StepTimes:
         most = self.chunk * self.dp
         self.tokens = sorted({t for t in _TOKENS if t < most} | {self.chunk, most})
         self.context = context
-        self.on_one = self._table(1.0)
-        self.on_each = self._table(1.0 / self.dp) if self.dp > 1 else self.on_one
         # Steps without prompts by their sequences, which are few and asked for again and again.
         self._decoding: dict[float, float] = {}
-        # A cache twice as long, and a prompt that continues one: what both add to a large step.
-        many = 64.0
-        longer = self._times([many], [0.0], 2.0 * context, 0.0) - self._times([many], [0.0], context, 0.0)
-        self.per_cached = max(float(longer[0]), 0.0) / (many * context)
-        later = self._times([0.0], [self.chunk], 0.0, context) - self._times([0.0], [self.chunk], 0.0, 0.0)
-        self.per_attended = max(float(later[0]), 0.0) / (self.chunk * context)
+        self._tabulate()
 
-    def _times(self, sequences: object, tokens: object, context: float, start: float, span: float = 1.0) -> Array:
-        n, t = np.asarray(sequences, np.float64), np.asarray(tokens, np.float64)
-        at = shape(n, np.where(n > 0, context, 0.0), t, np.where(t > 0, start, 0.0), span * t)
-        return np.asarray(step_s(self.hardware, at)[0])
-
-    def _table(self, span: float) -> list[list[float]]:
+    def _tabulate(self) -> None:
+        """All of it in one call of the model, which takes about as long for a hundred steps as for one."""
         n, t = (grid.ravel() for grid in np.meshgrid(self.sequences, self.tokens, indexing="ij"))
-        times = self._times(n, t, self.context, 0.0, span)
-        found: list[list[float]] = times.reshape(len(self.sequences), len(self.tokens)).tolist()
-        return found
+        size, context, many = len(n), self.context, 64.0
+        tables = 2 if self.dp > 1 else 1
+        # Behind the tables: a cache twice as long, and a prompt that continues one, each after the step without.
+        sequences = np.concatenate((*[n] * tables, [many, many, 0.0, 0.0]))
+        tokens = np.concatenate((*[t] * tables, [0.0, 0.0, self.chunk, self.chunk]))
+        contexts = np.where(sequences > 0, context, 0.0)
+        contexts[-3] = 2.0 * context
+        starts = np.zeros_like(contexts)
+        starts[-1] = context
+        spans = np.ones_like(contexts)
+        spans[size:-4] = 1.0 / self.dp
+        times = np.asarray(step_s(self.hardware, shape(sequences, contexts, tokens, starts, spans * tokens))[0])
+        found = times[:-4].reshape(tables, len(self.sequences), len(self.tokens)).tolist()
+        self.on_one: list[list[float]] = found[0]
+        self.on_each: list[list[float]] = found[-1]
+        plain_cache, longer, plain_prompt, later = times[-4:].tolist()
+        # What both add to a large step.
+        self.per_cached = max(longer - plain_cache, 0.0) / (many * context)
+        self.per_attended = max(later - plain_prompt, 0.0) / (self.chunk * context)
 
     def seconds(self, sequences: float, cached: float, tokens: float, largest: float, before: float) -> float:
         """`cached`: tokens of all the sequences' contexts. Of the attention replica with the most prompt tokens,
@@ -78,3 +83,24 @@ class StepTimes:
         left = low[j] + a * (high[j] - low[j])
         right = low[j + 1] + a * (high[j + 1] - low[j + 1])
         return left + b * (right - left)
+
+    def seconds_at(self, sequences: Array, tokens: Array, largest: Array) -> Array:
+        """`seconds` of many steps at once, where contexts and prompts are those of the tables."""
+        spent = self._all_looked_up(self.on_one, sequences, tokens)
+        if self.dp > 1:
+            even = self._all_looked_up(self.on_each, sequences, tokens)
+            on_one = np.divide(largest, tokens, out=np.full_like(tokens, 1.0 / self.dp), where=tokens > 0.0)
+            spent = even + (on_one - 1.0 / self.dp) / (1.0 - 1.0 / self.dp) * (spent - even)
+        found: Array = np.maximum(spent, 1e-6)
+        return found
+
+    def _all_looked_up(self, table: list[list[float]], sequences: Array, tokens: Array) -> Array:
+        lines, columns, times = np.asarray(self.sequences), np.asarray(self.tokens), np.asarray(table)
+        i = np.minimum(np.searchsorted(lines, sequences, "right") - 1, len(lines) - 2)
+        j = np.minimum(np.searchsorted(columns, tokens, "right") - 1, len(columns) - 2)
+        a = (sequences - lines[i]) / (lines[i + 1] - lines[i])
+        b = (tokens - columns[j]) / (columns[j + 1] - columns[j])
+        left = times[i, j] + a * (times[i + 1, j] - times[i, j])
+        right = times[i, j + 1] + a * (times[i + 1, j + 1] - times[i, j + 1])
+        found: Array = left + b * (right - left)
+        return found

@@ -3,12 +3,14 @@
 Lists hold what does not depend on contexts; what a step reads of the cache is added in proportion.
 """
 
-from itertools import accumulate
 from math import exp
 from typing import Final
 
+import numpy as np
+
 from crosstie.core.deployment import Deployment
 from crosstie.core.fleet import Pool
+from crosstie.perf.hardware import Array
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.tabulated import StepTimes
 from crosstie.route.load import ReplicaLoad
@@ -23,6 +25,12 @@ _LEAST_S: Final = 1e-6
 _FEW_TOKENS: Final = 64.0
 # Caches are sized at contexts of powers of two up to this one: windows and fixed states make tokens cheaper later.
 _POWERS: Final = 21
+
+
+def _rising(steps: Array) -> list[float]:
+    """More sequences never make a step shorter, whatever rounding does to the tables."""
+    found: list[float] = np.maximum.accumulate(steps).tolist()
+    return found
 
 
 class ModelledSpeed(Speed):
@@ -47,49 +55,41 @@ class ModelledSpeed(Speed):
         self.most_at_once = float(min(pool.max_in_flight, self.most))
         self.prefill_first = bool(hardware.prefill_first[0, 0])
         self.cache_tokens = cache_fraction * float(cache_sequences(deployment, context)) * context
-        self._cache_by_power: list[float] = [
-            cache_fraction * float(cache_sequences(deployment, 2.0**power)) * 2.0**power for power in range(_POWERS)
-        ]
+        powers = 2.0 ** np.arange(_POWERS)
+        self._cache_by_power: list[float] = (cache_fraction * cache_sequences(deployment, powers) * powers).tolist()
         self.stages = float(split.pp)
         self._list(times, prompt)
         self._idle(context)
 
     def _list(self, times: StepTimes, prompt: float) -> None:
         """By sequences: a decode step, and steps with few, an eighth and all of the prompt tokens that fit beside."""
-        numbers = range(min(self.most, _MOST_LISTED) + 2)
-        self.last = numbers[-1]
-        stages, dp = self.stages, self.dp
+        numbers = np.arange(min(self.most, _MOST_LISTED) + 2, dtype=np.float64)
+        self.last = len(numbers) - 1
+        stages = self.stages
+        # Where prompts go first, nobody decodes beside them.
+        beside = np.zeros_like(numbers) if self.prefill_first else numbers
+        room = np.maximum(self.chunk - beside * self.queries / self.dp, 0.125 * self.chunk)
 
-        def step(n: int, tokens: float, everywhere: float = 1.0) -> float:
+        def step(n: Array, tokens: Array, everywhere: float = 1.0) -> Array:
             # A pipeline works on that many parts of the sequences in turn.
             part = n / stages
-            spent = times.seconds(part, part * times.context, everywhere * tokens, tokens, 0.5 * tokens * tokens)
-            return max(spent - part * times.context * times.per_cached, _LEAST_S)
+            spent = times.seconds_at(part, everywhere * tokens, tokens) - part * times.context * times.per_cached
+            found: Array = np.maximum(spent, _LEAST_S)
+            return found
 
         def listed(share: float, everywhere: float = 1.0) -> list[float]:
             # All stages of a pipeline have a chunk under way, so that one comes out in a part of the time.
-            steps = (
-                step(0 if self.prefill_first else n, max(share * self._chunk_beside(n), 1.0), everywhere) / stages
-                for n in numbers
-            )
-            # More sequences never make a step shorter, whatever rounding does to the tables.
-            return list(accumulate(steps, max))
+            return _rising(step(beside, np.maximum(share * room, 1.0), everywhere) / stages)
 
-        self.decode: list[float] = list(accumulate((step(max(n, 1), 0.0) for n in numbers), max))
-        self.room: list[float] = [self._chunk_beside(n) for n in numbers]
+        self.decode: list[float] = _rising(step(np.maximum(numbers, 1.0), np.zeros_like(numbers)))
+        self.room: list[float] = room.tolist()
         self.few, self.eighth, self.full_alone = listed(0.0), listed(0.125), listed(1.0)
         # With a queue, every attention replica has its part of a full step.
-        self.full = listed(1.0, dp) if dp > 1.0 else self.full_alone
+        self.full = listed(1.0, self.dp) if self.dp > 1.0 else self.full_alone
         # What prompts take from decoding, each token, in steps that carry one such prompt.
-        self.prompt_token_s: list[float] = []
-        for n in numbers:
-            tokens = min(max(prompt, _FEW_TOKENS), self.room[n])
-            spent = step(0 if self.prefill_first else n, tokens) - (0.0 if self.prefill_first else self.decode[n])
-            self.prompt_token_s.append(max(spent, _LEAST_S) / (tokens * stages))
-
-    def _chunk_beside(self, sequences: int) -> float:
-        taken = 0.0 if self.prefill_first else sequences * self.queries / self.dp
-        return max(self.chunk - taken, 0.125 * self.chunk)
+        tokens = np.minimum(max(prompt, _FEW_TOKENS), room)
+        spent = step(beside, tokens) - (0.0 if self.prefill_first else np.asarray(self.decode))
+        self.prompt_token_s: list[float] = (np.maximum(spent, _LEAST_S) / (tokens * stages)).tolist()
 
     def _idle(self, context: float) -> None:
         self._idle_fixed_s = self.request_s + self.few[0] * self.stages

@@ -8,7 +8,7 @@ import msgspec
 
 from crosstie.catalog.calibration import Subject, subject_of
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.protocols import BenchmarkSettings, Protocols
+from crosstie.catalog.protocols import BenchmarkSettings, Protocols, shipped_protocols
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, Stack
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import UnknownName
@@ -108,7 +108,7 @@ class Cases:
     """Resolves points; deployments that many points share are made once."""
 
     def __init__(self, catalog: Catalog, protocols: Protocols | None = None):
-        self.catalog, self.protocols = catalog, protocols or Protocols()
+        self.catalog, self.protocols = catalog, protocols or shipped_protocols()
         self._deployments: dict[tuple[str, ...], Deployment] = {}
 
     def of(self, point: Point) -> tuple[Case, ...]:
