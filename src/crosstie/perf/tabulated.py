@@ -53,8 +53,8 @@ class StepTimes:
         self.on_each: list[list[float]] = found[-1]
         plain_cache, longer, plain_prompt, later = times[-4:].tolist()
         # What both add to a large step.
-        self.per_cached = max(longer - plain_cache, 0.0) / (many * context)
-        self.per_attended = max(later - plain_prompt, 0.0) / (self.chunk * context)
+        self.per_cached: float = max(longer - plain_cache, 0.0) / (many * context)
+        self.per_attended: float = max(later - plain_prompt, 0.0) / (self.chunk * context)
 
     def seconds(self, sequences: float, cached: float, tokens: float, largest: float, before: float) -> float:
         """`cached`: tokens of all the sequences' contexts. Of the attention replica with the most prompt tokens,
