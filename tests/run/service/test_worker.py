@@ -28,8 +28,8 @@ from crosstie.run.wire.listener import listening
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
-# Nobody finds out anything by itself within a test.
-SLOW = msgspec.structs.replace(CALM, health_every_s=600.0, metrics_every_s=600.0)
+# Nobody finds out anything by itself within a test, and at its end nobody is left to drain.
+SLOW = msgspec.structs.replace(CALM, health_every_s=600.0, metrics_every_s=600.0, drain_s=0.0)
 
 
 class RunningWorker(Running):
