@@ -4,17 +4,41 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import Command, Outcome
+from tests.needs import one_in
 from tests.small_workload import ALLOWED, Change, constrained, small, tables
 
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.decide.plan.market import PLANNED_BY
 
+pytestmark = pytest.mark.usefixtures("planned_once")
 TTFT = "ttft_ms = { p95 = 1000 }"
+# Half the candidates, for tests that ask something else of a plan.
+ONE_FORMAT = tables('[models."llama-3.1-8b"]\nprecisions = ["fp8"]')
+
+
+@pytest.fixture
+def quick_plan(crosstie: Command) -> Command:
+    """`crosstie plan FILE --quick` with these options."""
+    return lambda file, *options: crosstie("plan", str(file), "--quick", *options)
+
+
+@pytest.fixture
+def quick_document(quick_plan: Command) -> Callable[..., Any]:
+    """What it says as JSON, of a fleet."""
+
+    def document(file: str | Path, *options: str) -> Any:
+        got = quick_plan(file, *options, "--json")
+        assert got.status == 0, got.err
+        return json.loads(got.out)
+
+    return document
 
 
 def one_line(got: Outcome, *words: str) -> None:
@@ -39,8 +63,8 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
     assert got.err == ""
 
 
-def test_what_the_answer_leaves_out_is_there_on_request(crosstie: Command, tmp_path: Path) -> None:
-    got = crosstie("plan", str(small(tmp_path)), "--quick", "-v").out
+def test_what_the_answer_leaves_out_is_there_on_request(quick_plan: Command, tmp_path: Path) -> None:
+    got = quick_plan(small(tmp_path), "-v").out
     for part in ("Routing", "Cost by class", "80% intervals", "prices on-demand: mi300x", "limited by"):
         assert part in got
     assert "-v for" not in got
@@ -83,11 +107,11 @@ def test_the_answer_as_json(crosstie: Command, tmp_path: Path) -> None:
     assert got["workload"]["classes"][0]["ttft"] == {"seconds": 1.0, "percentile": 0.95}
 
 
-def test_no_fleet_will_do(crosstie: Command, tmp_path: Path) -> None:
+def test_no_fleet_will_do(crosstie: Command, quick_plan: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path, (TTFT, "ttft_ms = { p95 = 1 }")))
     target = tmp_path / "fleet.toml"
     target.write_text("the fleet of last week")
-    got = crosstie("plan", file, "--quick", "--fleet", str(target), "--save", str(tmp_path / "plan.json"))
+    got = quick_plan(file, "--fleet", str(target), "--save", str(tmp_path / "plan.json"))
     assert got.status == 1
     assert "No fleet will do." in got.out
     assert "- class 'chat' ttft_ms: p95 = 1 would have to be p95 = " in got.out
@@ -95,7 +119,7 @@ def test_no_fleet_will_do(crosstie: Command, tmp_path: Path) -> None:
     assert target.read_text() == "the fleet of last week"
     # The plan is kept all the same, and holds.
     assert crosstie("plan", "--watch", str(tmp_path / "plan.json")).status == 0
-    as_json = crosstie("plan", file, "--quick", "--json")
+    as_json = quick_plan(file, "--json")
     document = json.loads(as_json.out)
     assert as_json.status == 1
     assert (document["feasible"], document["fleet"]) == (False, None)
@@ -112,26 +136,24 @@ def test_no_fleet_will_do(crosstie: Command, tmp_path: Path) -> None:
         ("budget_usd_per_month = 1\npower_kw = 0.1", "several limits together"),
     ],
 )  # fmt: skip
-def test_limits_in_the_way(crosstie: Command, tmp_path: Path, limits: str, words: str) -> None:
-    got = crosstie("plan", str(small(tmp_path, constrained(limits))), "--quick")
+def test_limits_in_the_way(quick_plan: Command, tmp_path: Path, limits: str, words: str) -> None:
+    got = quick_plan(small(tmp_path, constrained(limits)))
     assert got.status == 1
     assert words in got.out
 
 
-def test_targets_that_both_are_in_the_way(crosstie: Command, tmp_path: Path) -> None:
-    got = crosstie(
-        "plan", str(small(tmp_path, (TTFT, "ttft_ms = { p95 = 1 }"), ("{ p90 = 50 }", "{ p90 = 0.5 }"))), "--quick"
-    )
+def test_targets_that_both_are_in_the_way(quick_plan: Command, tmp_path: Path) -> None:
+    got = quick_plan(small(tmp_path, (TTFT, "ttft_ms = { p95 = 1 }"), ("{ p90 = 50 }", "{ p90 = 0.5 }"), ONE_FORMAT))
     assert got.status == 1
     assert "All of these are in the way:" in got.out
     assert got.out.count("\n- class 'chat'") == 2
 
 
-@pytest.mark.parametrize("name", ["chat", "чат 🚂", "Über_uns 2.0", "x" * 60])
-def test_the_fleet_file_reads_back(crosstie: Command, catalog: Catalog, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", one_in(2, ["чат 🚂", "chat", "Über_uns 2.0", "x" * 60]))
+def test_the_fleet_file_reads_back(quick_plan: Command, catalog: Catalog, tmp_path: Path, name: str) -> None:
     target = tmp_path / "fleet.toml"
-    got = crosstie(
-        "plan", str(small(tmp_path, ('name = "chat"', f'name = "{name}"'))), "--quick", "--fleet", str(target), "--json"
+    got = quick_plan(
+        small(tmp_path, ('name = "chat"', f'name = "{name}"'), ONE_FORMAT), "--fleet", str(target), "--json"
     )
     assert got.status == 0
     assert got.err == f"fleet written to {target}\n"
@@ -145,98 +167,79 @@ def test_the_fleet_file_reads_back(crosstie: Command, catalog: Catalog, tmp_path
     assert fleet.planned == document["made"]
 
 
-def test_prices_of_ones_own(crosstie: Command, tmp_path: Path) -> None:
-    file = str(small(tmp_path))
-    dear = json.loads(crosstie("plan", file, "--quick", "--price", "MI300X=5.5", "--json").out)
+def test_prices_of_ones_own(quick_plan: Command, quick_document: Callable[..., Any], tmp_path: Path) -> None:
+    file = str(small(tmp_path, ONE_FORMAT))
+    dear = quick_document(file, "--price", "MI300X=5.5")
     assert dear["fleet"]["gpus"] == {"h200": 1}
     assert (dear["prices"]["mi300x"]["usd"], dear["prices"]["mi300x"]["kind"]) == (5.5, "given")
-    cheap = json.loads(
-        crosstie(
-            "plan",
-            file,
-            "--quick",
-            "--price",
-            "mi300x=5.5",
-            "--discount",
-            "amd=50%",
-            "--discount",
-            "h200=0.1",
-            "--json",
-        ).out
-    )
+    discounts = ("--price", "mi300x=5.5", "--discount", "amd=50%", "--discount", "h200=0.1")
+    cheap = quick_document(file, *discounts)
     assert cheap["fleet"]["gpus"] == {"mi300x": 1}
     assert (cheap["prices"]["mi300x"]["usd"], cheap["prices"]["mi300x"]["discount"]) == (2.75, 0.5)
     assert cheap["prices"]["h200"]["usd"] == pytest.approx(0.9 * dear["prices"]["h200"]["usd"])
-    assert (
-        "mi300x $2.75 (given, 50% off)"
-        in crosstie("plan", file, "--quick", "--price", "mi300x=5.5", "--discount", "AMD=50%", "-v").out
-    )
+    assert "mi300x $2.75 (given, 50% off)" in quick_plan(file, *discounts, "-v").out
 
 
-def test_the_command_line_goes_before_the_file(crosstie: Command, tmp_path: Path) -> None:
+def test_the_command_line_goes_before_the_file(quick_document: Callable[..., Any], tmp_path: Path) -> None:
     prices = tables("[prices]\nkind = 'spot'\nusd_per_gpu_hour = { mi300x = 9 }\ndiscount = { AMD = 0.5 }")
-    file = str(small(tmp_path, prices))
-    assert json.loads(crosstie("plan", file, "--quick", "--json").out)["prices"]["mi300x"]["usd"] == 4.5
-    got = json.loads(
-        crosstie("plan", file, "--quick", "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "modelled-3-years", "--sizing", "likely", "--json").out
-    )  # fmt: skip
+    file = str(small(tmp_path, prices, ONE_FORMAT))
+    assert quick_document(file)["prices"]["mi300x"]["usd"] == 4.5
+    got = quick_document(
+        file, "--price", "mi300x=2", "--discount", "AMD=0%", "--prices", "modelled-3-years", "--sizing", "likely"
+    )
     assert got["prices"]["mi300x"]["usd"] == 2
     assert got["prices"]["h200"]["kind"] == "modelled-3-years"
     assert (got["workload"]["sizing"], got["by_estimates"]) == ("likely", None)
 
 
-def test_only_these_accelerators(crosstie: Command, tmp_path: Path) -> None:
-    got = json.loads(crosstie("plan", str(small(tmp_path)), "--quick", "--on", "H200,b200,h200", "--json").out)
+def test_only_these_accelerators(quick_document: Callable[..., Any], tmp_path: Path) -> None:
+    got = quick_document(str(small(tmp_path, ONE_FORMAT)), "--on", "H200,b200,h200")
     assert set(got["prices"]) == {"h200", "b200"}
     assert set(got["single_vendor"]) == {"NVIDIA"}
 
 
-@pytest.mark.parametrize("kind", PLANNED_BY)
-def test_every_kind_of_price_works_or_says_what_is_missing(crosstie: Command, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", one_in(3, PLANNED_BY))
+def test_every_kind_of_price_works_or_says_what_is_missing(
+    quick_plan: Command, quick_document: Callable[..., Any], tmp_path: Path, kind: str
+) -> None:
     """One kind for all, whichever it is: what has no such price is left out and named."""
-    file = str(small(tmp_path))
-    got = crosstie(
-        "plan", file, "--quick", "--prices", kind, "--on", "mi300x,h200,rtx-4090", "--price", "rtx-4090=1", "--json"
-    )
-    assert got.status == 0
-    document = json.loads(got.out)
+    file = str(small(tmp_path, ONE_FORMAT))
+    document = quick_document(file, "--prices", kind, "--on", "mi300x,h200,rtx-4090", "--price", "rtx-4090=1")
     assert document["price_kinds"] == [kind]
     assert set(document["prices"]) | set(document["left_out"]) == {"mi300x", "h200", "rtx-4090"}
     assert {price["kind"] for price in document["prices"].values()} <= {kind, "given"}
     for name, reason in document["left_out"].items():
         assert reason["why"] == f"no price of kind {kind}"
         one_line(
-            crosstie("plan", file, "--quick", "--prices", kind, "--on", name),
+            quick_plan(file, "--prices", kind, "--on", name),
             f"has a price of kind {kind}; give one with",
         )
 
 
-def test_a_second_kind_stands_in_and_is_marked(crosstie: Command, tmp_path: Path) -> None:
-    file = str(small(tmp_path))
-    alone = crosstie("plan", file, "--quick", "--on", "mi325x,h200").out
+def test_a_second_kind_stands_in_and_is_marked(quick_plan: Command, tmp_path: Path) -> None:
+    file = str(small(tmp_path, ONE_FORMAT))
+    alone = quick_plan(file, "--on", "mi325x,h200").out
     assert "left out, no on-demand price: mi325x (quoted $2.00)" in alone
     assert "1 h200" in alone
-    marked = crosstie("plan", file, "--quick", "--on", "mi325x,h200", "--prices", "on-demand,quoted").out
+    marked = quick_plan(file, "--on", "mi325x,h200", "--prices", "on-demand,quoted").out
     assert "prices on-demand: mi325x $2.00 (quoted, Vultr, 2026-02)" in marked
     assert "left out" not in marked
 
 
-def test_buying_costs_what_owning_assumes(crosstie: Command, tmp_path: Path) -> None:
-    file = str(small(tmp_path))
-    full = json.loads(crosstie("plan", file, "--quick", "--prices", "buy", "--json").out)["prices"]["mi300x"]
-    half = json.loads(crosstie("plan", file, "--quick", "--prices", "buy", "--discount", "AMD=50%", "--json").out)[
-        "prices"
-    ]["mi300x"]
+def test_buying_costs_what_owning_assumes(quick_document: Callable[..., Any], tmp_path: Path) -> None:
+    file = str(small(tmp_path, ONE_FORMAT))
+    full = quick_document(file, "--prices", "buy")["prices"]["mi300x"]
+    half = quick_document(file, "--prices", "buy", "--discount", "AMD=50%")["prices"]["mi300x"]
     assert full["kind"] == "buy"
     # The discount is off the purchase, and running costs stay.
     assert 0.5 * full["usd"] < half["usd"] < full["usd"]
 
 
-def test_what_is_on_hand_needs_a_price(crosstie: Command, tmp_path: Path) -> None:
+def test_what_is_on_hand_needs_a_price(quick_plan: Command, tmp_path: Path) -> None:
     limits = (ALLOWED, 'accelerators = ["mi300x", "rx-7900-xtx"]\ninventory = { rx-7900-xtx = 8 }\n')
-    file = str(small(tmp_path, limits))
-    one_line(crosstie("plan", file, "--quick"), "constraints.inventory.rx-7900-xtx", "--price rx-7900-xtx=USD")
-    assert crosstie("plan", file, "--quick", "--price", "rx-7900-xtx=0.3").status == 0
+    file = str(small(tmp_path, ONE_FORMAT, limits))
+    one_line(quick_plan(file), "constraints.inventory.rx-7900-xtx", "--price rx-7900-xtx=USD")
+    assert quick_plan(file, "--price", "rx-7900-xtx=0.3").status == 0
 
 
 @pytest.mark.slow
@@ -250,9 +253,9 @@ def test_the_example_plans(crosstie: Command, tmp_path: Path) -> None:
     assert got.out.startswith("assistant: 4 request classes, 60 requests/s at the peak, growing 25% a year")
 
 
-def test_traffic_may_shrink(crosstie: Command, tmp_path: Path) -> None:
-    file = small(tmp_path, ("requests_per_s = 5\n", "requests_per_s = 5\ngrowth_per_year = -0.3\n"))
-    assert ", shrinking 30% a year" in crosstie("plan", str(file), "--quick").out
+def test_traffic_may_shrink(quick_plan: Command, tmp_path: Path) -> None:
+    file = small(tmp_path, ("requests_per_s = 5\n", "requests_per_s = 5\ngrowth_per_year = -0.3\n"), ONE_FORMAT)
+    assert ", shrinking 30% a year" in quick_plan(file).out
 
 
 FLAGS = [
@@ -295,9 +298,9 @@ PLANLESS = [
 
 
 @pytest.mark.parametrize(("change", "words"), PLANLESS, ids=[words for _, words in PLANLESS])
-def test_contradictions_name_file_and_key(crosstie: Command, tmp_path: Path, change: Change, words: str) -> None:
+def test_contradictions_name_file_and_key(quick_plan: Command, tmp_path: Path, change: Change, words: str) -> None:
     file = small(tmp_path, change)
-    one_line(crosstie("plan", str(file), "--quick"), f"{file}: {words}")
+    one_line(quick_plan(file), f"{file}: {words}")
 
 
 def test_workloads_that_are_none(crosstie: Command, tmp_path: Path) -> None:
@@ -332,7 +335,7 @@ def test_one_bad_output_keeps_the_others_from_being_written(crosstie: Command, t
 
 
 def test_a_disk_that_fills_leaves_nothing_half_written(
-    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    quick_plan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What had been written by then is said, so that nobody takes it for all."""
     file, fleet, saved = str(small(tmp_path)), tmp_path / "fleet.toml", tmp_path / "plan.json"
@@ -344,7 +347,7 @@ def test_a_disk_that_fills_leaves_nothing_half_written(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", full)
-    got = crosstie("plan", file, "--quick", "--fleet", str(fleet), "--save", str(saved))
+    got = quick_plan(file, "--fleet", str(fleet), "--save", str(saved))
     assert got.status == 2
     assert got.err.splitlines() == [
         f"plan written to {saved}", f"crosstie: {fleet}: cannot be written: No space left on device",
@@ -353,6 +356,7 @@ def test_a_disk_that_fills_leaves_nothing_half_written(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.json", "small.toml"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away(tmp_path: Path) -> None:
     """The files are written all the same."""
     saved = tmp_path / "plan.json"
@@ -364,17 +368,17 @@ def test_a_reader_that_goes_away(tmp_path: Path) -> None:
     assert json.loads(saved.read_text())["feasible"]
 
 
-def test_the_picture_of_a_plan(crosstie: Command, tmp_path: Path) -> None:
+def test_the_picture_of_a_plan(quick_plan: Command, tmp_path: Path) -> None:
     target = tmp_path / "plan.svg"
-    got = crosstie("plan", str(small(tmp_path)), "--quick", "--plot", str(target))
+    got = quick_plan(small(tmp_path), "--plot", str(target))
     assert got.status == 0
     drawn = target.read_text()
     assert "<svg" in drawn
     assert f"plot written to {target}" in got.err
 
 
-def test_quick_says_that_nothing_was_confirmed(crosstie: Command, tmp_path: Path) -> None:
+def test_quick_says_that_nothing_was_confirmed(crosstie: Command, quick_plan: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path))
-    assert "not confirmed by simulation" in crosstie("plan", file, "--quick").out
-    one_line(crosstie("plan", file, "--quick", "--simulate"), "--quick leaves out the simulation")
+    assert "not confirmed by simulation" in quick_plan(file).out
+    one_line(quick_plan(file, "--simulate"), "--quick leaves out the simulation")
     assert "Simulated: confirmed by" in crosstie("plan", file).out
