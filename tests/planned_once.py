@@ -22,7 +22,9 @@ def plan_once(catalog: Catalog, workload: Workload, *, confirm: bool = False, to
     asked = repr((msgspec.structs.replace(workload, file=""), confirm, today))
     if asked not in _MADE:
         _MADE[asked] = plan(catalog, workload, confirm=confirm, today=today, **others)
-    return replace(_MADE[asked], workload=workload)
+    made = _MADE[asked]
+    # With the classes that it was made with: what they are routed to is found by their identity.
+    return replace(made, workload=msgspec.structs.replace(made.workload, file=workload.file))
 
 
 @pytest.fixture

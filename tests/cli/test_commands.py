@@ -294,16 +294,14 @@ def test_names_are_text_and_not_markup(crosstie: Command, tmp_path: Path) -> Non
     assert "control characters" in got.err
 
 
-def test_without_a_home_there_is_still_an_answer(tmp_path: Path) -> None:
-    env = {"PATH": os.environ["PATH"], "HOME": ""}
-    got = subprocess.run(
-        [sys.executable, "-m", "crosstie", "fit", "llama-3.1-8b", "--on", "h200"],
-        capture_output=True,
-        text=True,
-        env=env,
-        cwd=tmp_path,
-    )
-    assert got.returncode == 0
+def test_without_a_home_there_is_still_an_answer(
+    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("CROSSTIE_CATALOG", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.chdir(tmp_path)
+    assert crosstie("fit", "llama-3.1-8b", "--on", "h200").status == 0
 
 
 def test_a_terminal_without_the_signs_gets_others(tmp_path: Path) -> None:
@@ -409,7 +407,7 @@ def test_as_a_module_into_a_closed_pipe() -> None:
     assert "Traceback" not in got.stderr
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [40, *(pytest.param(wide, marks=pytest.mark.slow) for wide in (80, 200))])
 def test_a_narrow_terminal_loses_nothing(columns: int) -> None:
     """On a pseudo terminal of any width every number of the answer is there."""
     ours, theirs = pty.openpty()
@@ -433,21 +431,25 @@ def test_a_narrow_terminal_loses_nothing(columns: int) -> None:
     assert re.search(r"\b888,0\d\d\b", plain)
 
 
-def test_no_color_is_respected() -> None:
-    env = {**os.environ, "NO_COLOR": "1", "FORCE_COLOR": "1", "CROSSTIE_CATALOG": "/nonexistent"}
-    got = subprocess.run(
-        [sys.executable, "-m", "crosstie", "catalog", "list", "stacks"], capture_output=True, text=True, env=env
-    )
-    assert re.search(r"\x1b\[[0-9;]*3[0-9]", got.stdout) is None
+def test_no_color_is_respected(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    colour = re.compile(r"\x1b\[[0-9;]*3[0-9]")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    asked = ("preflight", "llama-3.1-8b", "--on", "mi300x")
+    assert colour.search(crosstie(*asked).out)
+    monkeypatch.setenv("NO_COLOR", "1")
+    got = crosstie(*asked)
+    assert got.status == 0
+    assert colour.search(got.out) is None
 
 
 def test_compare_says_what_speculation_is_worth(crosstie: Command) -> None:
-    asked = ("compare", "deepseek-r1", "--on", "mi355x,b200", "--tp", "8", "--speculation", "mtp:3")
-    got = crosstie(*asked)
+    asked = ("compare", "deepseek-r1", "--tp", "8", "--speculation", "mtp:3", "--on")
+    got = crosstie(*asked, "mi355x,b200")
     assert got.status == 0
     assert "mtp:3 keeps 2.54 tokens a step on chat" in got.out
     assert got.out.count("the tokens/s of none") == 2
-    entry = json.loads(crosstie(*asked, "--json").out)["entries"][0]
+    entry = json.loads(crosstie(*asked, "mi355x", "--json").out)["entries"][0]
     assert entry["deployment"]["speculation"]["acceptance_length"] == pytest.approx(2.54)
     assert entry["deployment"]["speculation"]["depth"] == 3
     assert entry["speculation"]["gain"] > 1.0

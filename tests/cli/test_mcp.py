@@ -21,6 +21,7 @@ from crosstie.cli.mcp_server import make_server
 from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, Question, schema_of
 from crosstie.core.progress import OnProgress
 
+pytestmark = pytest.mark.usefixtures("planned_once")
 ROOT = Path(__file__).parents[2]
 NOWHERE = "http://127.0.0.1:9"
 FLEET = str(ROOT / "examples" / "fleets" / "two_vendors.toml")

@@ -12,6 +12,7 @@ from crosstie.cli.simulate import outage
 from crosstie.core.errors import BadInput
 from crosstie.decide.plan.run_result import Outage
 
+pytestmark = pytest.mark.usefixtures("planned_once")
 FLEET = str(Path(package.__file__).parent / "catalog" / "data" / "fleets" / "two-vendors.toml")
 QUICK = ("--requests", "400", "--seeds", "2", "--processes", "1")
 

@@ -15,6 +15,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import toml_document
 from crosstie.cli.ui_server import Explorer, answered
 
+pytestmark = pytest.mark.usefixtures("planned_once")
 SMALL: dict[str, Any] = tomllib.loads(small_text())
 HOSTILE = "<img src=x onerror=alert(1)>"
 

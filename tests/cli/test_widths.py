@@ -13,8 +13,6 @@ from tests.conftest import Command
 from tests.decide.plan.test_shared import text as shared_workload
 from tests.small_workload import small
 
-from crosstie.catalog.library import Catalog
-from crosstie.cli import plan as plan_command
 from crosstie.cli.admin_show import show_pools
 from crosstie.cli.explain import show as show_explained
 from crosstie.cli.findings_show import report
@@ -22,9 +20,6 @@ from crosstie.cli.replay_show import show_result
 from crosstie.cli.show import console, say, show_scorecard, show_table
 from crosstie.core.figures import dollars, gigabytes, seconds, significant
 from crosstie.core.finding import Finding, Location
-from crosstie.core.workload import Workload
-from crosstie.decide.plan import watch
-from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.outcomes import result_of
 from crosstie.prove.replay.replay import RequestOutcome
@@ -92,7 +87,7 @@ FLEET = Path(__file__).parents[2] / "examples" / "fleets" / "two_vendors.toml"
 
 
 # Four times each of these takes seconds.
-LONG = {"simulate", "matrix", "compare-verbose", "tco", "validate"}
+LONG = {"simulate", "matrix", "compare", "compare-verbose", "tco", "tco-verbose", "validate", "fit"}
 
 
 @pytest.mark.parametrize(
@@ -105,25 +100,6 @@ def test_a_command_prints_the_same_at_every_width(
     words = [named.get(word, word) for word in COMMANDS[name]]
     whole = fits(lambda: crosstie(*words).out, monkeypatch)
     assert len(figures(whole)) > 3
-
-
-@pytest.fixture
-def planned_once(monkeypatch: pytest.MonkeyPatch, made_plans: dict[str, Plan]) -> None:
-    """Printed at every width, planned once."""
-
-    def once(catalog: Catalog, workload: Workload, *, confirm: bool, **others: Any) -> Plan:
-        asked = repr((workload, confirm))
-        if asked not in made_plans:
-            made_plans[asked] = make_plan(catalog, workload, confirm=confirm, **others)
-        return made_plans[asked]
-
-    monkeypatch.setattr(plan_command, "plan", once)
-    monkeypatch.setattr(watch, "plan", once)
-
-
-@pytest.fixture(scope="module")
-def made_plans() -> dict[str, Plan]:
-    return {}
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +119,12 @@ def test_a_plan_prints_the_same_at_every_width(
 
 
 @pytest.mark.usefixtures("planned_once")
+@pytest.mark.parametrize("how", [["--quick"], pytest.param([], marks=pytest.mark.slow)], ids=["quick", "simulated"])
 def test_a_plan_of_shared_replicas_prints_the_same_at_every_width(
-    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: list[str], crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shelf.toml").write_text(shared_workload())
-    fits(lambda: crosstie("plan", str(tmp_path / "shelf.toml"), "-v").out, monkeypatch)
+    fits(lambda: crosstie("plan", str(tmp_path / "shelf.toml"), *how, "-v").out, monkeypatch)
 
 
 def test_keys_and_usage_print_the_same_at_every_width(
@@ -265,7 +242,7 @@ def numbers_of_plan(made: Any) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("planned_once")
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", [WIDTHS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in WIDTHS[1:])])
 @pytest.mark.parametrize(
     ("words", "numbers"),
     [

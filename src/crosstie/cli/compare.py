@@ -27,7 +27,7 @@ from crosstie.decide.scorecard.contest import BY_THE_HOUR
 from crosstie.perf.fit import BARELY
 from crosstie.perf.roofline import Roofline, roofline
 from crosstie.prove.calibration.published import PublishedPoint, all_results, published_points
-from crosstie.web.chart import check_ending, curves_figure, draw_costs, draw_curves
+from crosstie.web.chart import check_picture, curves_figure, draw_costs, draw_curves
 from crosstie.web.roofline_chart import draw_roofline
 
 INTERVAL = "80% interval"
@@ -75,11 +75,11 @@ def command(
         if sweep or plot or plot_cost or plot_roofline or apart or html:
             raise BadInput("--gpus stands alone: leave --sweep, the plots, --apart and --html out")
         return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
-    card = replica.scorecard(catalog, model, accelerators)
-    split = replica.apart(catalog, card, apart) if apart else []
     pictures = [one for one in (plot, plot_cost, plot_roofline) if one]
     for picture in pictures:
-        check_ending(picture)
+        check_picture(picture)
+    card = replica.scorecard(catalog, model, accelerators)
+    split = replica.apart(catalog, card, apart) if apart else []
     swept = curves(card) if sweep or plot or plot_cost or html else []
     published = _published(card) if plot or html else []
     load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"

@@ -18,7 +18,7 @@ from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
 from crosstie.perf.fit import BARELY, DOES_NOT_FIT, Fit, Placement, fit
-from crosstie.web.chart import check_ending, draw_memory
+from crosstie.web.chart import check_picture, draw_memory
 
 _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 
@@ -54,7 +54,7 @@ def command(
     Exit status 1 when the model fits on none of the accelerators.
     """
     if plot:
-        check_ending(plot)
+        check_picture(plot)
     catalog = Catalog()
     found = catalog.model(model)
     layout = layout_from(tp, pp, ep, dp)

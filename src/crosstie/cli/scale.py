@@ -33,7 +33,7 @@ from crosstie.operate.scale.service import ScaleService, read_state
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.server import Server
-from crosstie.web.chart import check_ending
+from crosstie.web.chart import check_picture
 from crosstie.web.scale_chart import draw_day
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
@@ -97,7 +97,7 @@ def command(
     if plot is not None and not whole_day:
         raise BadInput("--plot draws a day: give --day with it")
     if plot is not None:
-        check_ending(plot)
+        check_picture(plot)
     catalog = Catalog()
     with progress("planning") as on_progress:
         subject = read_subject(catalog, what, on_progress)

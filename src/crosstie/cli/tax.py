@@ -11,7 +11,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import Reading, Release, Series, Tax, Trend, shipped_results, tax
-from crosstie.web.chart import check_ending
+from crosstie.web.chart import check_picture
 from crosstie.web.tax_chart import draw_tax
 
 _DETAILS = "every release with its spread, all trends, and which models were measured"
@@ -51,7 +51,7 @@ def command(
         {catalog.stack(name).id for name in _named("--engine", engines)},
     ]
     if plot:
-        check_ending(plot)
+        check_picture(plot)
     found = tax(catalog, read_results(*(results or (shipped_results(),))), *only)
     if as_json:
         print_json(to_json(found))

@@ -20,7 +20,7 @@ from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco
 from crosstie.port.preflight.effort import as_engineers
-from crosstie.web.chart import check_ending
+from crosstie.web.chart import check_picture
 from crosstie.web.tco_chart import draw_tornado, tornado_figure
 
 _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
@@ -93,7 +93,7 @@ def command(
     Exit status 1 when no accelerator can run the model.
     """
     if plot:
-        check_ending(plot)
+        check_picture(plot)
     check_html(html)
     catalog = Catalog()
     card = replica.scorecard(catalog, model, accelerators)

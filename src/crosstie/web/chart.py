@@ -184,6 +184,14 @@ def check_ending(file: Path) -> None:
         raise BadInput(f"--plot {file}: the name must end in {', '.join(KINDS)}")
 
 
+def check_picture(file: Path) -> None:
+    """What can be told before the work: that it has an ending, a folder, and something that draws it."""
+    check_ending(file)
+    with in_words(f"--plot {file}: cannot be written"):
+        file.parent.stat()
+    _figure_class()
+
+
 def finish(figure: Any, note: str, **grid: str) -> None:
     """A grid, and the note below."""
     for axes in figure.axes:
@@ -253,12 +261,16 @@ def inline(figure: Any, note: str, **grid: str) -> str:
     return text[text.index("<svg") :].replace("#000000", "currentColor").rstrip()
 
 
-def new_figure(width: float, height: float) -> Any:
+def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise BadInput("--plot needs matplotlib: pip install 'crosstie[plot]'") from None
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure
+
+
+def new_figure(width: float, height: float) -> Any:
+    return _figure_class()(figsize=(width, height), layout="constrained")
 
 
 def colours() -> list[str]:
