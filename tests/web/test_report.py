@@ -133,6 +133,7 @@ def workload(tmp_path: Path) -> str:
     return str(file)
 
 
+@pytest.mark.usefixtures("planned_once")
 def test_a_plan_as_page_and_table(crosstie: Command, workload: str, tmp_path: Path) -> None:
     target, table = tmp_path / "report.html", tmp_path / "pools.csv"
     asked = ("plan", workload, "--quick", "--html", str(target), "--csv", str(table))

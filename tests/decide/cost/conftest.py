@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.planned_once import planned_once as planned_once
 
 from crosstie.catalog.costs import Ranged
 from crosstie.catalog.library import SHIPPED, Catalog

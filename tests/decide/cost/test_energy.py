@@ -106,6 +106,7 @@ def test_tco_tells_power_and_what_it_rests_on(crosstie: Command) -> None:
     assert "power predicted from published joules" in " ".join(crosstie(*options, "-v").out.split())
 
 
+@pytest.mark.usefixtures("planned_once")
 def test_a_plan_tells_the_power_that_it_draws(crosstie: Command, tmp_path: Path) -> None:
     question = str(small(tmp_path))
     told = " ".join(crosstie("plan", question, "--quick", "-v", "--save", str(tmp_path / "plan.json")).out.split())

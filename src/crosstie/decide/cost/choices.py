@@ -10,7 +10,7 @@ from crosstie.catalog.prices import ApiPrice
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR, MONTHS_PER_YEAR
-from crosstie.decide.cost.ownership import RUNNING, Costs, Option, inputs, own
+from crosstie.decide.cost.ownership import RUNNING, Costs, Option, inputs, own, owned_usd
 from crosstie.decide.cost.prices import Offer, Quote, by_provider, given
 from crosstie.decide.cost.ranges import likely
 
@@ -252,7 +252,8 @@ def _waiting(
     waits = (successor.months - successor.mean_slip_months * np.log1p(-cases)) / MONTHS_PER_YEAR
     rented = np.minimum(waits, years)
     bridge = float(rented.mean()) * HOURS_PER_YEAR * rent.usd * option.gpus
-    owned = [own(later, costs, float(years - wait)).total_usd if wait < years else 0.0 for wait in waits]
+    owned = np.zeros(_CASES)
+    owned[waits < years] = owned_usd(later, costs, (years - waits)[waits < years])
     engineers = own(option, costs, years).usd["engineers"]
     return bridge, float(np.mean(owned)), engineers
 

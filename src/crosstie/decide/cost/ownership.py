@@ -148,6 +148,14 @@ def own(option: Option, costs: Costs, years: float = 3.0) -> Ownership:
     )
 
 
+def owned_usd(option: Option, costs: Costs, years: Array) -> Array:
+    """What `own` has as the total, for many horizons at once."""
+    if not years.size:
+        return years
+    values = {**likely(inputs(option, costs, float(years.max()))), "years": years}
+    return np.asarray(sum(bill(values).values()))
+
+
 def bill(values: Mapping[str, Array]) -> dict[str, Array]:
     """USD over the horizon by line; numbers or arrays of samples alike."""
     years, gpus = values["years"], values["gpus"]
