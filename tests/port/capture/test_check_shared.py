@@ -4,6 +4,7 @@ import csv
 from pathlib import Path
 
 import pytest
+from tests.needs import one_in
 from tests.port.capture import shared_cases
 
 from crosstie.port.capture.check import check
@@ -16,10 +17,10 @@ def test_every_function_has_its_truth() -> None:
     assert TRUTH.keys() == shared_cases.CASES.keys()
 
 
-@pytest.mark.parametrize(("name", "verdict"), TRUTH.items())
-def test_verdict_is_the_gpus(name: str, verdict: str) -> None:
+@pytest.mark.parametrize("name", one_in(3, TRUTH))
+def test_verdict_is_the_gpus(name: str) -> None:
     result = check(shared_cases.CASES[name], shared_cases.inputs, state=shared_cases.State)
-    assert result.verdict == verdict
+    assert result.verdict == TRUTH[name]
     lines = shared_cases.CASES[name].__code__
     for hazard in result.hazards:
         assert hazard.file == shared_cases.__file__

@@ -1,20 +1,19 @@
 """`crosstie convert` as a user meets it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import CliRunner, Result
+from tests.conftest import Command
 from tests.port.checkpoint import samples
 from tests.port.checkpoint.samples import write_model
 from tests.port.checkpoint.test_convert import contents, corrupt_truncated
 
-from crosstie.cli.main import crosstie
+from crosstie.cli.main import crosstie as commands
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(crosstie, ["convert", *map(str, arguments)])
+    return CliRunner().invoke(commands, ["convert", *map(str, arguments)])
 
 
 def test_it_says_what_was_done(tmp_path: Path) -> None:
@@ -54,27 +53,17 @@ def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert contents(tmp_path) == before
 
 
-def test_a_refusal_is_one_line_and_status_2(tmp_path: Path) -> None:
+def test_a_refusal_is_one_line_and_status_2(crosstie: Command, tmp_path: Path) -> None:
     source = write_model(tmp_path / "model", samples.deepseek_block(), samples.BLOCK_FP8)
-    command = [
-        sys.executable,
-        "-m",
-        "crosstie",
-        "convert",
-        str(source),
-        "-o",
-        str(tmp_path / "out"),
-        "--to",
-        "e4m3fnuz",
-    ]
-    refused = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert refused.stderr.count("\n") == 1
-    assert "fp8 with fp8-block weights: vLLM and SGLang convert it themselves" in refused.stderr
+    asked = ("convert", str(source), "-o", str(tmp_path / "out"), "--to", "e4m3fnuz")
+    refused = crosstie(*asked)
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err.count("\n") == 1
+    assert "fp8 with fp8-block weights: vLLM and SGLang convert it themselves" in refused.err
     corrupt_truncated(source)
-    broken = subprocess.run([*command, "--even-if-normalised"], capture_output=True, text=True, check=False)
-    assert (broken.returncode, broken.stderr.count("\n")) == (2, 1)
-    assert "cut short" in broken.stderr
+    broken = crosstie(*asked, "--even-if-normalised")
+    assert (broken.status, broken.err.count("\n")) == (2, 1)
+    assert "cut short" in broken.err
     assert not (tmp_path / "out").exists()
 
 

@@ -164,7 +164,10 @@ COARSE = ("half", "zeros", "nan", "heads", "a view", "uncapped", "rope scaling",
 
 
 # Others follow the same paths.
-SECOND = ("twice", "a scale of 1", "a shard", "overflow", "gate and up", "transposed", "a weight transposed")
+SECOND = (
+    "twice", "a scale of 1", "a shard", "overflow", "gate and up", "transposed", "a weight transposed", "sign",
+    "scales by channel", "zeros", "tokens", "rotary layout", "uncapped", "no normalisation", "one head",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

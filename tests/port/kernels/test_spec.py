@@ -110,6 +110,7 @@ def test_what_does_not_agree_with_the_kernel(tmp_path: Path, entry: dict[str, ob
     assert error.value.key.endswith(f".{key}")
 
 
+@pytest.mark.triton
 def test_types_as_constants_and_arguments_that_are_not_passed(tmp_path: Path) -> None:
     source = COPY.replace("mask=i < n", "mask=True if n is None else i < n")
     entry = {

@@ -1,6 +1,7 @@
 """Readiness of deployments: what preflight says of a model without its files, in any precision, many at once."""
 
 import pytest
+from tests.needs import one_in
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment, Parallelism
@@ -24,7 +25,9 @@ def test_a_model_that_preflight_refuses_does_not_run() -> None:
     assert found.findings[0].severity == "error"
 
 
-@pytest.mark.parametrize("model", ["llama-3.3-70b", "deepseek-v4-flash", "gpt-oss-120b", "deepseek-r1", "kimi-k2.5"])
+@pytest.mark.parametrize(
+    "model", one_in(2, ["deepseek-v4-flash", "llama-3.3-70b", "gpt-oss-120b", "deepseek-r1", "kimi-k2.5"])
+)
 @pytest.mark.parametrize("stack", ["vllm", "sglang"])
 def test_verdicts_are_those_of_preflight(model: str, stack: str) -> None:
     check = ReadinessCheck(CATALOG)

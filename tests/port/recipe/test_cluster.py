@@ -393,6 +393,7 @@ def test_the_command_writes_the_folder_and_refuses_in_one_line(crosstie: Command
     assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.usefixtures("planned_once")
 def test_a_plan_is_written_as_manifests(crosstie: Command, tmp_path: Path) -> None:
     workload, folder = str(small(tmp_path)), tmp_path / "new" / "m"
     done = crosstie("plan", workload, "--quick", "--manifests", str(folder), "--fleet", str(tmp_path / "fleet.toml"))

@@ -9,6 +9,7 @@ import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -139,7 +140,7 @@ class Converter:
         self.to, self._watched, self._factor = to, watched, SCALE_FACTOR[to]
         self._recoder = Recoder(to)
         self._source, self._target = np.empty(WINDOW_BYTES, np.uint8), np.empty(WINDOW_BYTES, np.uint8)
-        _prove(self._recoder, to)
+        _prove(to)
 
     def pass_stretch(self, stretch: Stretch) -> Codes:
         if not stretch.windows:
@@ -216,9 +217,11 @@ class Converter:
             raise BadData(stretch.source, step.name, str(error)) from None
 
 
-def _prove(recoder: Recoder, to: Dialect) -> None:
+@cache
+def _prove(to: Dialect) -> None:
     """Every byte that has a counterpart keeps its value in float64, on this machine, in whole and in short blocks, with
     minus zero everywhere and in one place."""
+    recoder = Recoder(to)
     everywhere = np.tile(np.arange(256, dtype=np.uint8), 1 << 11)[:-7]
     once = np.where(everywhere == 0x80, 0, everywhere)
     once[300] = 0x80
