@@ -74,6 +74,7 @@ def test_an_answer_and_a_file_that_validate_reads(crosstie: Command, replica: st
     assert list(found["by_accelerator"]) == ["mi300x"]
 
 
+@pytest.mark.slow
 def test_bench_calibrate_and_plan_are_three_commands(
     crosstie: Command, replica: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def test_models_and_accelerators_complete_from_the_catalog(tmp_path: Path) -> No
     # Whether the file is any good is not asked: it is not read.
     (tmp_path / "models" / "llama-of-ours.toml").write_text("")
     assert "llama-of-ours" in completed("crosstie fit llama-o", tmp_path)
-    assert completed("crosstie plan x --on h200,mi35", tmp_path) == ["h200,mi350x", "h200,mi355x"]
+    assert completed("crosstie fit x --on h200,mi35", tmp_path) == ["h200,mi350x", "h200,mi355x"]
 
 
 def test_commands_complete_without_being_imported(tmp_path: Path) -> None:

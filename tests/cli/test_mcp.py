@@ -98,8 +98,8 @@ SAME: list[tuple[str, dict[str, Any], list[str]]] = [
      ["compare", "llama-3.1-70b", "--on", "mi300x,h200", "--input", "2048", "--concurrency", "16", "--precision", "fp8"]),
     ("preflight", {"model": "deepseek-v3", "on": ["mi300x", "h200"], "environment": {"VLLM_ROCM_USE_AITER": "1"}, "full": True},
      ["preflight", "deepseek-v3", "--on", "mi300x,h200", "--env", "VLLM_ROCM_USE_AITER=1"]),
-    ("simulate", {"what": FLEET, "trace": "azure-2023-conversation", "rate": 40, "requests": 200, "kill": ["mi300x@1s+1s"], "full": True},
-     ["simulate", FLEET, "--trace", "azure-2023-conversation", "--rate", "40", "--requests", "200", "--kill", "mi300x@1s+1s", "--seeds", "1"]),
+    ("simulate", {"what": FLEET, "trace": "azure-2023-conversation", "rate": 40, "requests": 100, "kill": ["mi300x@1s+1s"], "full": True},
+     ["simulate", FLEET, "--trace", "azure-2023-conversation", "--rate", "40", "--requests", "100", "--kill", "mi300x@1s+1s", "--seeds", "1"]),
     ("catalog_show", {"name": "mi300x"}, ["catalog", "show", "mi300x"]),
     ("catalog_show", {"name": "h200", "key": "price"}, ["catalog", "show", "h200", "price"]),
 ]  # fmt: skip
@@ -134,6 +134,7 @@ def test_a_plan_of_a_text_is_that_of_the_file(crosstie: Command, tmp_path: Path)
     assert of_text == whole
 
 
+@pytest.mark.slow
 def test_the_example_of_a_workload_can_be_planned() -> None:
     assert schema_of(TOOLS["plan"])["properties"]["workload_toml"]["anyOf"][0]["examples"] == [EXAMPLE]
     assert answer("plan", {"workload_toml": EXAMPLE, "quick": True})["feasible"]

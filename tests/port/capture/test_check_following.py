@@ -127,12 +127,12 @@ def test_a_class_and_a_factory_of_a_module() -> None:
     "made",
     [
         lambda device, seed: (inputs(device, seed),),
-        lambda device, seed: [inputs(device, seed)],
-        lambda device, seed: {"x": inputs(device, seed)},
+        pytest.param(lambda device, seed: [inputs(device, seed)], marks=pytest.mark.slow),
+        pytest.param(lambda device, seed: {"x": inputs(device, seed)}, marks=pytest.mark.slow),
         lambda device, seed: ((), {"x": inputs(device, seed)}),
-        lambda device: inputs(device),
+        pytest.param(lambda device: inputs(device), marks=pytest.mark.slow),
         lambda: torch.randn(4, 8, device="cuda"),
-        lambda seed: inputs("cuda", seed),
+        pytest.param(lambda seed: inputs("cuda", seed), marks=pytest.mark.slow),
     ],
 )
 def test_inputs_in_every_form(made) -> None:

@@ -136,7 +136,7 @@ def test_a_shape_beyond_all_numbers_is_refused(tmp_path: Path) -> None:
         read_header(raw_file(tmp_path, {"a": {**ENTRY, "shape": [2**62] * 64}}))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_damaged_header_is_refused_or_is_a_header(tmp_path: Path, data: st.DataObject) -> None:
     header = {"a": ENTRY, "none": {"dtype": "F4", "shape": [0, 2**62], "data_offsets": [4, 4]}, "__metadata__": {}}

@@ -316,6 +316,7 @@ def test_architectures_by_release() -> None:
 READ_ON_MAIN = {"method": "modelopt", "scheme": "fp8-block"}
 
 
+@pytest.mark.slow
 def test_releases_that_were_not_read_get_no_better_news_than_their_neighbours() -> None:
     """0.29 to 0.31 were not read: where 0.28 and 0.32 differ, the graver of both, or "unknown", is said of them."""
 

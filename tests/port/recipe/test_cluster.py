@@ -97,8 +97,13 @@ def check(made: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(catalog: Catalog) -> list[dict[str, Any]]:
-    return documents(files_of(catalog, both()))
+def texts(catalog: Catalog) -> dict[str, str]:
+    return files_of(catalog, both())
+
+
+@pytest.fixture(scope="module")
+def made(texts: dict[str, str]) -> list[dict[str, Any]]:
+    return documents(texts)
 
 
 def test_kubernetes_takes_all_of_it(made: list[dict[str, Any]]) -> None:
@@ -198,9 +203,8 @@ def test_the_gateway_finds_the_engines_of_the_manifests(
 
 
 @pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
-def test_kustomize_takes_the_folder(catalog: Catalog, tmp_path: Path) -> None:
+def test_kustomize_takes_the_folder(texts: dict[str, str], made: list[dict[str, Any]], tmp_path: Path) -> None:
     assert KUBECTL
-    texts = files_of(catalog, both())
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     done = subprocess.run(
@@ -208,7 +212,7 @@ def test_kustomize_takes_the_folder(catalog: Catalog, tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     built = [*yaml.safe_load_all(done.stdout)]
-    assert len(built) == len(documents(texts))
+    assert len(built) == len(made)
     assert {one["metadata"]["namespace"] for one in built} == {"crosstie"}
 
 
