@@ -3,7 +3,7 @@
 Rows are deployments and columns are operating points, so a thousand of each is one array operation.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,8 @@ class Hardware:
         self._attention = self.column(lambda d: d.efficiency.attention.value)
         self._rates: dict[str, tuple[Array, Array, Array]] = {}
         self._columns: dict[str, Array] = {}
+        # What follows from columns and corrections, by what it is of: kept until constants are corrected again.
+        self.kept: dict[Hashable, tuple[Array, ...]] = {}
         # Sequences that memory holds at the contexts that were last asked for.
         self.held: dict[tuple[tuple[int, ...], bytes, bytes], Array] = {}
         self._links()
@@ -85,6 +87,7 @@ class Hardware:
     def correct(self, factors: Mapping[str, Array]) -> None:
         """Multiplies the constants of the catalog; columns as everything here."""
         self.factors = dict(factors)
+        self.kept.clear()
         self.cache_bytes_per_s = self.memory_bytes_per_s * attainable("cache", self._cache, factors["cache"])
         self.kernel_s = self._kernel * factors["kernel"]
         self.host_step_s = self._host_step * factors["host_step"]
@@ -113,7 +116,10 @@ class Hardware:
             ceiling = np.minimum(ceiling, CEILINGS["compute"])
             self._rates[format.id] = (np.minimum(share, ceiling), peak, ceiling)
         share, peak, ceiling = self._rates[format.id]
-        return peak * attainable("compute", share, self.factors["compute"], ceiling), peak
+        key = "rates", format.id
+        if key not in self.kept:
+            self.kept[key] = (peak * attainable("compute", share, self.factors["compute"], ceiling),)
+        return self.kept[key][0], peak
 
     def expert_rate(self, format: Format) -> Array:
         """Achievable FLOP/s of the grouped products of experts: no more than a plain one was measured to reach."""
@@ -124,8 +130,11 @@ class Hardware:
     def stream_bytes_per_s(self, format: Format) -> Array:
         """How fast weights of a format come out of memory."""
         width = format.width
-        share = self._once(f"stream {width}", lambda: self.column(lambda d: d.efficiency.weights[width].value))
-        return self.memory_bytes_per_s * attainable("weights", share, self.factors["weights"])
+        key = "stream", width
+        if key not in self.kept:
+            share = self._once(f"stream {width}", lambda: self.column(lambda d: d.efficiency.weights[width].value))
+            self.kept[key] = (self.memory_bytes_per_s * attainable("weights", share, self.factors["weights"]),)
+        return self.kept[key][0]
 
     def attention_rates(self, compute: str) -> tuple[Array, Array]:
         """Achievable and peak FLOP/s of attention arithmetic; 16-bit where the format is missing."""

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
-from crosstie.perf.step import Shape, StepCost, shape, step, step_s
+from crosstie.perf.step import Shape, StepCost, shape, step, step_s, steps_s
 
 # From a thousandth of a sequence to a thousand: 13 halvings leave 0.2%.
 _BISECTIONS = 13
@@ -207,11 +207,11 @@ def _settle(hardware: Hardware, load: _Load) -> Array:
     """
     grid = _landmarks(hardware, load)
     at = [_shapes(hardware, sequences, load) for sequences in grid]
-    decode_s = [step_s(hardware, shapes.decode) for shapes in at]
-    mixed_s = [step_s(hardware, shapes.mixed) for shapes in at]
     # A full step grows evenly with the sequences that ride along, so its two ends are enough.
     ends = [grid[0], grid[-1]]
-    full_s = [step_s(hardware, shapes.full) for shapes in (at[0], at[-1])]
+    decode_s = steps_s(hardware, [shapes.decode for shapes in at])
+    carrying_s = steps_s(hardware, [*(shapes.mixed for shapes in at), at[0].full, at[-1].full])
+    mixed_s, full_s = carrying_s[: len(grid)], carrying_s[len(grid) :]
     low, high = np.log(_FEWEST) + 0.0 * decode_s[0], np.log(load.admitted) + 0.0 * decode_s[0]
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)

@@ -9,6 +9,7 @@ traffic at achievable rates, plus the time a kernel needs to start and drain:
 The fourth power is measured, not chosen: over 427 GEMMs on an H200 the best exponent is 4.2 to 4.9.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -29,6 +30,8 @@ UNEVEN_EXPERTS = 1.11
 # bytes then travel at the links' peak (the same, blog18@22de8b34; measured/all_to_all.csv).
 WIDE_EXCHANGE_S = 49e-6
 _NARROW_RANKS = 8.0
+# Operating points of all deployments up to which several steps are worth evaluating together.
+_FEW_POINTS = 20_000
 
 
 class Shape(NamedTuple):
@@ -203,6 +206,17 @@ def step_s(hardware: Hardware, at: Shape) -> Array:
     return spent + _draft_host(hardware, busiest)
 
 
+def steps_s(hardware: Hardware, shapes: Sequence[Shape]) -> list[Array]:
+    """`step_s` of each. Where they are few points they are evaluated as one array, since what an operation takes
+    besides its arithmetic is then most of it."""
+    sizes = [np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at)) for at in shapes]
+    if sum(rows * points for rows, points in sizes) > _FEW_POINTS:
+        return [step_s(hardware, at) for at in shapes]
+    beside = [[np.broadcast_to(part, size) for part in at] for at, size in zip(shapes, sizes, strict=True)]
+    spent = step_s(hardware, Shape(*(np.concatenate(parts, axis=-1) for parts in zip(*beside, strict=True))))
+    return np.split(spent, np.cumsum([points for _, points in sizes])[:-1], axis=-1)
+
+
 def gpu_s(hardware: Hardware, at: Shape) -> Array:
     """The GPU's part of them."""
     return _gpu_s(hardware, at, _busiest_replica(hardware, at))
@@ -323,7 +337,18 @@ def _busiest_replica(hardware: Hardware, at: Shape) -> Shape:
     return at._replace(decode_sequences=sequences, prefill_tokens=tokens)
 
 
-def _matrix_product(account: _Account, hardware: Hardware, count: int, operation: Operation, tokens: Array) -> None:
+class _Product(NamedTuple):
+    """What a product takes of each deployment: seconds of a token, and of a step that has any; FLOP/s at peak."""
+
+    compute_s: Array
+    activations_s: Array
+    weights_s: Array
+    flop: Array
+    peak: Array
+    stored: Array
+
+
+def _product(hardware: Hardware, operation: Operation) -> _Product:
     weights: Array | float = 0.0
     stored: Array | float = 0.0
     moved: Array | float = 0.0
@@ -338,12 +363,27 @@ def _matrix_product(account: _Account, hardware: Hardware, count: int, operation
         inputs = tensor.cols / ranks if tensor.shard == "in" else tensor.cols
         outputs = tensor.rows / ranks if tensor.shard in ("out", "vocab") else tensor.rows
         moved = moved + outputs + (inputs if tensor is largest else 0.0)
-    active = _share(tokens)
     rate, peak = hardware.rates(main)
-    activations = tokens * (moved * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s)
-    memory_s = activations + active * (stored / hardware.stream_bytes_per_s(main))
-    account.add(count, tokens * (2.0 * weights / rate), memory_s, active)
-    account.add_ideal(count, tokens * (2.0 * weights), peak, active * stored)
+    return _Product(
+        compute_s=2.0 * weights / rate,
+        activations_s=moved * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s,
+        weights_s=stored / hardware.stream_bytes_per_s(main),
+        flop=np.asarray(2.0 * weights),
+        peak=peak,
+        stored=np.asarray(stored),
+    )
+
+
+def _matrix_product(account: _Account, hardware: Hardware, count: int, operation: Operation, tokens: Array) -> None:
+    # The same at every operating point, and points are asked for again and again.
+    key = "product", operation
+    if key not in hardware.kept:
+        hardware.kept[key] = _product(hardware, operation)
+    compute_s, activations_s, weights_s, flop, peak, stored = hardware.kept[key]
+    active = _share(tokens)
+    memory_s = tokens * activations_s + active * weights_s
+    account.add(count, tokens * compute_s, memory_s, active)
+    account.add_ideal(count, tokens * flop, peak, active * stored)
 
 
 def _experts(account: _Account, hardware: Hardware, count: int, operation: Operation, tokens: Array) -> None:
