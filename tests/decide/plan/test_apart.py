@@ -1,6 +1,7 @@
 """Services with prefill and decode apart in plans: candidates like any other, chosen where they are cheaper."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -20,13 +21,23 @@ from crosstie.decide.plan.apart import able, service_curves, services
 from crosstie.decide.plan.capacity import EstimateScale, Levels, Meant, operating_points
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.market import market
-from crosstie.decide.plan.optimise import choice
+from crosstie.decide.plan.optimise import Choice, choice
 from crosstie.decide.plan.plan import Plan, plan
+from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.report import document
 from crosstie.decide.plan.reuse import hit_rate
 from crosstie.decide.plan.simulate import simulate_classes
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import of_one_stack, offers, parts_of, peak_of, scaling_of, surveys, undominated
+from crosstie.decide.plan.survey import (
+    Survey,
+    of_one_stack,
+    offers,
+    parts_of,
+    peak_of,
+    scaling_of,
+    surveys,
+    undominated,
+)
 from crosstie.decide.plan.ways import Bears, Outlook, outlooks
 from crosstie.perf.disaggregated import Sides, disaggregated_traffic
 
@@ -126,14 +137,21 @@ def test_a_plan_chooses_them_where_they_are_cheaper_and_their_promises_hold(work
         assert one.holds, one
 
 
-def looked(workload: Workload, bears: Bears) -> tuple[Outlook, float]:
-    """At the one model of a workload; and what its fleet with both together costs."""
+@cache
+def together_of(workload: Workload) -> tuple[list[Survey], Choice, Solution]:
+    """What there is to choose from, and the cheapest fleet with both together."""
     market_now, scaling = market(CATALOG, workload), scaling_of(workload)
     surveyed = of_one_stack(surveys(CATALOG, workload, [item.accelerator for item in market_now.items]), scaling)
     asked = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), market_now, workload)
     answer = solve(asked.problem)
     assert answer is not None
-    (found,) = outlooks(CATALOG, workload, surveyed, asked, answer, scaling, bears)
+    return surveyed, asked, answer
+
+
+def looked(workload: Workload, bears: Bears) -> tuple[Outlook, float]:
+    """At the one model of a workload; and what its fleet with both together costs."""
+    surveyed, asked, answer = together_of(workload)
+    (found,) = outlooks(CATALOG, workload, surveyed, asked, answer, scaling_of(workload), bears)
     return found, answer.usd_per_hour
 
 
@@ -155,14 +173,14 @@ def test_left_open_both_ways_are_looked_at_and_simulation_decides(workload: Work
         assert all(isinstance(pool.deployment, Disaggregated) for pool in pools)
         return times
 
-    times = 1.0
-    found, together = looked(choosing(workload, None), bears)
+    times, open_to_both = 1.0, choosing(workload, None)
+    found, together = looked(open_to_both, bears)
     assert asked
     assert (found.by, found.pays) == ("simulation", True)
     assert found.usd_per_hour is not None
     assert found.usd_per_hour < together
     times = 0.5
-    half, _ = looked(choosing(workload, None), bears)
+    half, _ = looked(open_to_both, bears)
     assert half.usd_per_hour == pytest.approx(2.0 * found.usd_per_hour)
     assert not half.pays
 
@@ -238,7 +256,12 @@ def test_of_both_ways_the_one_is_chosen_that_is_cheaper_when_simulated(workload:
     assert all(one.holds for one in found.simulated)
 
 
-def test_the_fleet_file_and_the_document_say_what_they_are_made_of(apart: Plan, tmp_path: Path) -> None:
+def test_the_fleet_file_and_the_document_say_what_they_are_made_of(tmp_path: Path) -> None:
+    file = tmp_path / "r1.toml"
+    file.write_text(
+        TEXT.replace("{ median = 6000, p95 = 16000 }", "6000").replace("{ mean = 1000, p95 = 2500 }", "1000")
+    )
+    apart = plan(CATALOG, read_workload(CATALOG, file), today="2026-11-16")
     fleet = fleet_of(apart)
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(fleet))

@@ -95,7 +95,7 @@ percentiles = st.sampled_from([0.5, 0.75, 0.9, 0.95, 0.99])
 quick = settings(max_examples=20)
 
 
-@quick
+@settings(max_examples=8)
 @given(lengths, some_ttft, some_tpot, factors, percentiles)
 def test_looser_targets_never_lower_the_rate(
     size: tuple[int, int], ttft: float | None, tpot: float | None, factor: float, percentile: float

@@ -331,14 +331,14 @@ def test_no_more_replicas_are_added_than_the_check_asks_for(
 
 @pytest.fixture(scope="module")
 def searched(catalog: Catalog) -> "tuple[confirm._Search, confirm._Proposal]":
-    """The search for a fleet of one pool, and what it found."""
+    """The search for a fleet of one pool, and what it would simulate first."""
     work = workload(replace_rate(CHAT, 20.0), accelerators=("mi300x",), whole_nodes=False)
     surveyed = surveys(catalog, work, [catalog.accelerators["mi300x"]], gate=Gate(catalog, work))
     every = offers(surveyed, EstimateScale.none, peak=1.0)
     asked = choice(every, market(catalog, work), work)
     question = confirm.Question(every, asked, EstimateScale.none, 0.5)
     search = confirm._Search(catalog, work, question, lambda *_: None, no_progress, {})
-    found = search.run()
+    found, _ = search._next(1.0)
     assert found is not None
     return search, found
 

@@ -93,7 +93,7 @@ def test_what_has_no_contract_price_is_said_with_the_price_at_which_it_would_pay
 
 
 def test_a_plan_has_one_where_its_workload_has_a_day(catalog: Catalog) -> None:
-    asked = {"kinds": ("on-demand",), "accelerators": ("h200", "b200")}
+    asked = {"kinds": ("on-demand",), "accelerators": ("h200",)}
     assert make_plan(catalog, workload(CODE, **asked)).mixture is None
     plan = make_plan(catalog, workload(CODE, **asked, day=DAY, discount={"NVIDIA": 0.1}))
     assert plan.mixture is not None

@@ -20,7 +20,7 @@ from crosstie.decide.plan.run_result import Case, Run
 from crosstie.decide.plan.subject import of_plan
 from crosstie.decide.plan.sweep import Source, one_run, sweep
 
-WORK = workload(CHAT, accelerators=TWO, spare=0.2)
+WORK = workload(CHAT, accelerators=TWO[:1], spare=0.2)
 SOURCE = Source(WORK, requests=100)
 
 

@@ -9,11 +9,7 @@ import pytest
 from tests.conftest import Command
 from tests.small_workload import Change, constrained, small
 
-from crosstie.catalog.library import SHIPPED, Catalog
-from crosstie.catalog.workloads import read_workload
-from crosstie.cli.show import json_text
-from crosstie.decide.plan.plan import plan as make_plan
-from crosstie.decide.plan.report import document as made_of, mark_of
+from crosstie.catalog.library import SHIPPED
 
 HEAD = "accelerator,provider,kind,value,unit,basis,date,source,note\n"
 
@@ -27,15 +23,6 @@ def saved(crosstie: Command, tmp_path: Path) -> Callable[..., Path]:
         return file
 
     return save
-
-
-@pytest.fixture(scope="module")
-def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A saved plan as `--save` writes it, made once."""
-    shipped = Catalog([])
-    plan = make_plan(shipped, read_workload(shipped, small(tmp_path_factory.mktemp("document"))))
-    found: dict[str, Any] = json.loads(json_text(made_of(plan, mark_of(shipped.calibration))))
-    return found
 
 
 @pytest.fixture
@@ -57,9 +44,8 @@ def written(folder: Path, document: dict[str, Any], **changes: object) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    "options", [("--quick",), pytest.param((), marks=pytest.mark.slow)], ids=["quick", "confirmed"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [("--quick",), ()], ids=["quick", "confirmed"])
 def test_a_plan_holds_while_nothing_changes(
     crosstie: Command, saved: Callable[..., Path], options: tuple[str, ...]
 ) -> None:
@@ -84,6 +70,12 @@ def test_prices_flip_it_and_are_said_to(
     assert got.status == 1
     assert "FLIPPED by prices" in got.out
     assert "mi300x: $2.59 then, $9.00 now (+247%), of 2026-11-10: the plan is older than this price" in got.out
+
+
+@pytest.mark.slow
+def test_in_json_too(crosstie: Command, tmp_path: Path, document: dict[str, Any], user_catalog: Path) -> None:
+    file = written(tmp_path, document, made="2026-11-01")
+    priced(user_catalog, 9.0, "2026-11-10")
     answer = crosstie("plan", "--watch", str(file), "--json")
     assert answer.status == 1
     (one,) = json.loads(answer.out)
@@ -97,7 +89,7 @@ def test_prices_flip_it_and_are_said_to(
 @pytest.mark.parametrize(
     ("price", "made", "newer"),
     [
-        ("2026-11-10", "2026-11-09", True),
+        pytest.param("2026-11-10", "2026-11-09", True, marks=pytest.mark.slow),
         pytest.param("2026-11-10", "2026-11-10", False, marks=pytest.mark.slow),
         pytest.param("2026-11-10", "2026-12-01", False, marks=pytest.mark.slow),
         pytest.param("2026-11", "2026-10-31", True, marks=pytest.mark.slow),
@@ -152,6 +144,8 @@ def test_another_calibration_is_reported(
     calibration(user_catalog, a_little)
     got = crosstie("plan", "--watch", str(file))
     assert got.status == 0
+    assert ": holds" in got.out
+    assert "1 mi300x" in got.out
     assert "the calibration is another than it was" in got.out
 
 
