@@ -23,7 +23,8 @@ def compiled() -> set[str]:
 
 
 COMPILED = compiled()
-HEIRS = re.compile(r"^[ \t]*class \w+[(\[]", re.MULTILINE)
+HEIRS = re.compile(r"^[ \t]*class \w+[(\[](.*?)\):", re.MULTILINE | re.DOTALL)
+TAKEN = re.compile(rf"from (?:{'|'.join(map(re.escape, sorted(COMPILED)))}) import (\([^)]*\)|[^\n]*)")
 PLAIN = [
     path
     for path in sorted(SOURCE.rglob("*.py"))
@@ -33,7 +34,8 @@ PLAIN = [
 
 def inherited(text: str) -> list[str]:
     """Classes of compiled modules that a module's own classes derive from."""
-    if not HEIRS.search(text) or not any(f"from {module} import" in text for module in COMPILED):
+    named, above = (set(re.findall(r"\w+", " ".join(kind.findall(text)))) for kind in (TAKEN, HEIRS))
+    if not named & above:
         # To parse all files takes seconds.
         return []
     tree = ast.parse(text)

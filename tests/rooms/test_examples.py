@@ -29,7 +29,7 @@ def but_slow(files: list[Path], *slow: str) -> list[Any]:
     return [pytest.param(file, id=file.stem, marks=[pytest.mark.slow] if file.stem in slow else []) for file in files]
 
 
-@pytest.mark.parametrize("file", but_slow(sorted(EXAMPLES.glob("workloads/*.toml")), "owned"))
+@pytest.mark.parametrize("file", but_slow(sorted(EXAMPLES.glob("workloads/*.toml")), "owned", "helpdesk"))
 def test_a_fleet_is_found_for_every_workload(file: Path) -> None:
     assert not crosstie.plan(file, catalog=crosstie.Catalog([])).obstacles
 
@@ -43,7 +43,7 @@ def test_every_fleet_file_is_read_and_written_back(file: Path, tmp_path: Path) -
     assert crosstie.read_fleet(catalog, again) == fleet
 
 
-@pytest.mark.parametrize("script", but_slow(SCRIPTS, "plan_for_prices"))
+@pytest.mark.parametrize("script", but_slow(SCRIPTS, "plan_for_prices", "compare_accelerators"))
 def test_every_script_runs(script: Path) -> None:
     assert run(script)
 

@@ -59,7 +59,7 @@ COMPARED_TIMES = {name: StepTimes(one, CONTEXT) for name, one in COMPARED.items(
     which=some.sampled_from(sorted(COMPARED)),
     room=some.sampled_from([0, 40, 700, 9_000]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_stretches_are_the_steps_that_they_stand_for(
     asked: list[tuple[float, int, int]], which: str, room: int
 ) -> None:

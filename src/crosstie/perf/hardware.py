@@ -71,7 +71,8 @@ class Hardware:
         self._attention = self.column(lambda d: d.efficiency.attention.value)
         self._rates: dict[str, tuple[Array, Array, Array]] = {}
         self._columns: dict[str, Array] = {}
-        # What follows from columns and corrections, by what it is of: kept until constants are corrected again.
+        # What follows from columns, by what it is of; and from corrections too, until these are others.
+        self.fixed: dict[Hashable, tuple[Array, ...]] = {}
         self.kept: dict[Hashable, tuple[Array, ...]] = {}
         # Sequences that memory holds at the contexts that were last asked for.
         self.held: dict[tuple[tuple[int, ...], bytes, bytes], Array] = {}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from crosstie.core.model import Scan, State
+from crosstie.core.model import Scan, State, Tensor
 from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.work import Operation, Work
 
@@ -337,23 +337,12 @@ def _busiest_replica(hardware: Hardware, at: Shape) -> Shape:
     return at._replace(decode_sequences=sequences, prefill_tokens=tokens)
 
 
-class _Product(NamedTuple):
-    """What a product takes of each deployment: seconds of a token, and of a step that has any; FLOP/s at peak."""
-
-    compute_s: Array
-    activations_s: Array
-    weights_s: Array
-    flop: Array
-    peak: Array
-    stored: Array
-
-
-def _product(hardware: Hardware, operation: Operation) -> _Product:
+def _product(hardware: Hardware, operation: Operation) -> tuple[Array, Array, Array]:
+    """Of each deployment: FLOPs of a token, seconds that its activations take, and bytes of weights of a step."""
     weights: Array | float = 0.0
     stored: Array | float = 0.0
     moved: Array | float = 0.0
-    largest = max(operation.tensors, key=lambda t: t.parameters)
-    main = hardware.precision[largest.role].main
+    largest = _largest(operation)
     for tensor in operation.tensors:
         ranks = np.minimum(hardware.tp, tensor.max_shards) if tensor.shard != "none" else 1.0
         mix = hardware.precision[tensor.role]
@@ -363,23 +352,30 @@ def _product(hardware: Hardware, operation: Operation) -> _Product:
         inputs = tensor.cols / ranks if tensor.shard == "in" else tensor.cols
         outputs = tensor.rows / ranks if tensor.shard in ("out", "vocab") else tensor.rows
         moved = moved + outputs + (inputs if tensor is largest else 0.0)
+    activations_s = moved * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s
+    return np.asarray(2.0 * weights), activations_s, np.asarray(stored)
+
+
+def _largest(operation: Operation) -> Tensor:
+    return max(operation.tensors, key=lambda t: t.parameters)
+
+
+def _achieved(hardware: Hardware, operation: Operation) -> tuple[Array, ...]:
+    """The same at the rates of each deployment: seconds of a token, of its activations and of a step's weights; then
+    FLOPs of a token, FLOP/s at peak, and bytes of weights."""
+    # The same at every operating point, and points are asked for again and again.
+    if operation not in hardware.fixed:
+        hardware.fixed[operation] = _product(hardware, operation)
+    flop, activations_s, stored = hardware.fixed[operation]
+    main = hardware.precision[_largest(operation).role].main
     rate, peak = hardware.rates(main)
-    return _Product(
-        compute_s=2.0 * weights / rate,
-        activations_s=moved * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s,
-        weights_s=stored / hardware.stream_bytes_per_s(main),
-        flop=np.asarray(2.0 * weights),
-        peak=peak,
-        stored=np.asarray(stored),
-    )
+    return flop / rate, activations_s, stored / hardware.stream_bytes_per_s(main), flop, peak, stored
 
 
 def _matrix_product(account: _Account, hardware: Hardware, count: int, operation: Operation, tokens: Array) -> None:
-    # The same at every operating point, and points are asked for again and again.
-    key = "product", operation
-    if key not in hardware.kept:
-        hardware.kept[key] = _product(hardware, operation)
-    compute_s, activations_s, weights_s, flop, peak, stored = hardware.kept[key]
+    if operation not in hardware.kept:
+        hardware.kept[operation] = _achieved(hardware, operation)
+    compute_s, activations_s, weights_s, flop, peak, stored = hardware.kept[operation]
     active = _share(tokens)
     memory_s = tokens * activations_s + active * weights_s
     account.add(count, tokens * compute_s, memory_s, active)

@@ -21,7 +21,7 @@ CHAT = one_class("chat", 300.0, {"median": 500, "p95": 3000}, {"mean": 250, "p95
 
 @pytest.fixture(scope="module")
 def planned(catalog: Catalog) -> Plan:
-    return make_plan(catalog, workload(CHAT, BATCH, accelerators=("mi300x", "h200"), whole_nodes=False))
+    return make_plan(catalog, workload(CHAT, BATCH, accelerators=("mi300x",), whole_nodes=False))
 
 
 def prices(plan: Plan, metric: str) -> TargetPrice:

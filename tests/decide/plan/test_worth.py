@@ -17,7 +17,7 @@ BIG = one_class("chat", 60.0, {"median": 800, "p95": 4000}, 250, model="llama-3.
 
 @pytest.fixture(scope="module")
 def made() -> Plan:
-    return plan(CATALOG, workload(BIG, accelerators=("mi355x", "h200"), sure=0.9, whole_nodes=False))
+    return plan(CATALOG, workload(BIG, accelerators=("mi355x",), sure=0.9, whole_nodes=False))
 
 
 def test_it_saves_what_the_interval_costs(made: Plan) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import Command
+from tests.needs import one_in
 from tests.prove.calibration.rows import point, row, written
 
 from crosstie.catalog.library import Catalog
@@ -213,7 +214,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", one_in(8, REFUSED))
 def test_what_cannot_be_predicted_is_counted_with_its_reason(crosstie: Command, tmp_path: Path, case: str) -> None:
     changes, reason = REFUSED[case]
     target = tmp_path / "out.csv"
@@ -229,6 +230,15 @@ def test_what_cannot_be_predicted_is_counted_with_its_reason(crosstie: Command, 
     assert count == 1
     assert reason in said
     assert len(target.read_text().splitlines()) == 3
+
+
+def test_every_reason_is_said_of_a_file_with_all_of_them(crosstie: Command, tmp_path: Path) -> None:
+    file = written(tmp_path / "a.csv", *(row(**changes) for changes, _ in REFUSED.values()), row(input_len="64"))
+    found = json.loads(crosstie("validate", str(file), "--json").out)
+    assert (found["rows"], found["covered"]) == (len(REFUSED) + 1, 1)
+    assert sum(found["uncovered"].values()) == len(REFUSED)
+    for case, (_, reason) in REFUSED.items():
+        assert any(reason in said for said in found["uncovered"]), case
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import msgspec
 
 WORDS = [f" w{number}" for number in range(40)]
 
@@ -42,16 +45,18 @@ class Engine:
     def cut(self, text: str) -> list[str]:
         return re.findall(self.piece, text)
 
-    def logits(self, tokens: list[str]) -> dict[str, float]:
-        """By all that came before; the first words are likelier than the last."""
-        digest = hashlib.sha256("|".join(tokens).encode()).digest() * 2
-        factor = self.sharp if len(tokens) > self.right_until or self.right_until == 10**9 else 1.0
-        raw = {word: factor * (digest[i] / 32 - i / 20) for i, word in enumerate(WORDS)}
-        whole = math.log(math.fsum(map(math.exp, raw.values())))
-        return {word: value - whole for word, value in raw.items()}
-
     def top(self, tokens: list[str], most: int) -> list[tuple[str, float]]:
-        return sorted(self.logits(tokens).items(), key=lambda pair: -pair[1])[:most]
+        factor = self.sharp if len(tokens) > self.right_until or self.right_until == 10**9 else 1.0
+        return _likeliest("|".join(tokens), factor)[:most]
+
+
+@lru_cache(maxsize=50_000)
+def _likeliest(context: str, factor: float) -> list[tuple[str, float]]:
+    """By all that came before; the first words are likelier than the last. Kept, since every test asks the same."""
+    digest = hashlib.sha256(context.encode()).digest() * 2
+    raw = {word: factor * (digest[i] / 32 - i / 20) for i, word in enumerate(WORDS)}
+    whole = math.log(math.fsum(map(math.exp, raw.values())))
+    return sorted(((word, value - whole) for word, value in raw.items()), key=lambda pair: -pair[1])
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -139,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {"choices": [{"text": top[0][0], "logprobs": logprobs}], "usage": usage}
 
     def _answer(self, status: int, said: dict[str, Any]) -> None:
-        data = json.dumps(said).encode()
+        data = msgspec.json.encode(said)
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(data)))

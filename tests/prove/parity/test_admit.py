@@ -47,6 +47,7 @@ def gateway(old: Engine, new: Engine, tmp_path_factory: pytest.TempPathFactory) 
             yield running
 
 
+@pytest.mark.slow
 def test_a_pool_is_admitted_once_it_gives_the_same_model(
     gateway: Running, old: Engine, new: Engine, crosstie: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,10 @@ class Passes(msgspec.Struct, frozen=True, kw_only=True):
     again: tuple[Sample, ...]
     other: tuple[Sample, ...]
 
+    def __repr__(self) -> str:
+        # asyncio.run has its result written out when it gives back the signal handler: thousands of numbers.
+        return f"Passes({self.a_model!r}, {self.b_model!r})"
+
 
 async def ask_all(
     a: Party, others: Sequence[Party], prompts: Sequence[Prompt], asking: Asking, *, concurrency: int = 4,
