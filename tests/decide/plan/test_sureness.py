@@ -93,15 +93,14 @@ def test_where_no_fleet_is_that_sure_the_estimates_have_the_answer_and_it_says_s
 
 
 def test_what_being_sure_costs_is_told() -> None:
-    even = one_class("chat", 30.0, 800, 250, model="llama-3.3-70b")
-    found = plan(CATALOG, workload(even, accelerators=("mi300x",), sure=0.9))
+    found = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sure=0.9))
     assert [one.sure for one in found.sureness] == [0.5, 0.8, 0.9, 0.95]
     assert found.fleet is not None
     costs = [one.fleet.usd_per_hour for one in found.sureness if one.fleet]
     assert len(costs) == 4
     assert costs == sorted(costs)
     assert costs[2] == found.fleet.usd_per_hour
-    likely = plan(CATALOG, workload(even, accelerators=("mi300x",), sizing="likely"))
+    likely = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sizing="likely"))
     assert likely.fleet is not None
     assert costs[0] == pytest.approx(likely.fleet.usd_per_hour, rel=0.02)
 

@@ -53,7 +53,7 @@ def test_a_target_at_the_floor_is_called_that(catalog: Catalog, planned: Plan) -
     assert 0 < floor < 0.03
     assert not prices(planned, "tpot").at_floor
     tight = one_class("chat", 20.0, 500, 200, (1.0, 0.9), (floor * 1.08, 0.9))
-    at_edge = make_plan(catalog, workload(tight, accelerators=("mi300x", "h200"), whole_nodes=False))
+    at_edge = make_plan(catalog, workload(tight, accelerators=("mi300x",), whole_nodes=False))
     one = prices(at_edge, "tpot")
     assert one.at_floor
     # Half of it no fleet keeps, so that the knee is at or above the target.
