@@ -18,12 +18,13 @@ from crosstie.decide.plan.market import adjusted
 from crosstie.decide.plan.plan import Plan, plan
 from crosstie.perf.estimate import estimate
 from crosstie.route.ask import Ask
-from crosstie.route.build import live_fleet
+from crosstie.route.build import Tables, live_fleet
 from crosstie.route.decision import Decision
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 
 CATALOG = Catalog()
+TABLES = Tables()
 # Of a quick run: one of them on few accelerators, which takes a fraction of the time.
 FEW = {"demo on two": ("demo", ["mi300x", "h200"])}
 BUNDLED = [*FEW, *(pytest.param(file.stem, marks=pytest.mark.slow) for file in sorted(EXAMPLES.glob("*.toml")))]
@@ -45,7 +46,7 @@ def asked(
     fleet: Fleet, one: RequestClass, input_tokens: float, output_tokens: float, pin: str | None = None
 ) -> Decision:
     """Of a gateway that has just started."""
-    router = Router(live_fleet(CATALOG, fleet, 0.0), make_policy(fleet.policy, 0))
+    router = Router(live_fleet(CATALOG, fleet, 0.0, tables=TABLES), make_policy(fleet.policy, 0))
     ask = Ask(
         model=one.model, class_name=one.name, input_tokens=input_tokens, output_tokens=output_tokens, pin=pin,
         ttft_s=one.ttft.seconds if one.ttft else None, tpot_s=one.tpot.seconds if one.tpot else None,

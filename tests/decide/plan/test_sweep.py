@@ -19,6 +19,7 @@ from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.run_result import Case, Run
 from crosstie.decide.plan.subject import of_plan
 from crosstie.decide.plan.sweep import Source, one_run, sweep
+from crosstie.route.build import Tables
 
 WORK = workload(CHAT, accelerators=TWO[:1], spare=0.2)
 SOURCE = Source(WORK, requests=100)
@@ -79,11 +80,11 @@ def test_an_interrupted_sweep_has_what_was_done(
     def until(number: int) -> None:
         left = [number]
 
-        def run(catalog: Catalog, source: Source, case: Case) -> Run:
+        def run(catalog: Catalog, source: Source, case: Case, tables: Tables) -> Run:
             if not left[0]:
                 raise KeyboardInterrupt
             left[0] -= 1
-            return one_run(catalog, source, case)
+            return one_run(catalog, source, case, tables)
 
         monkeypatch.setattr(module, "one_run", run)
 

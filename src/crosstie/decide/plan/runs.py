@@ -26,6 +26,7 @@ from crosstie.decide.plan.run_result import (
 )
 from crosstie.decide.plan.traffic import Traffic
 from crosstie.perf.hardware import Array
+from crosstie.route.build import Tables
 from crosstie.route.live import LivePool
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
 
@@ -115,12 +116,12 @@ def checked_outages(outages: Sequence[Outage], fleet: Fleet, span_s: float) -> N
             )
 
 
-def run(catalog: Catalog, case: Case, traffic: Traffic) -> Run:
+def run(catalog: Catalog, case: Case, traffic: Traffic, tables: Tables | None = None) -> Run:
     checked_outages(case.outages, case.fleet, traffic.span_s)
     tally = _Tally(traffic, case.fleet)
     simulator = FleetSimulator(
         catalog, case.fleet, case.policy, case.seed, prefixes=traffic.prefixes is not None, tell=tally.add,
-        knows_lengths=case.knows_lengths,
+        knows_lengths=case.knows_lengths, tables=tables,
     )  # fmt: skip
     since = float(traffic.arrival_s[int(len(traffic) * WARM_UP)]) if traffic.steady else 0.0
     watch = _Watch(simulator)

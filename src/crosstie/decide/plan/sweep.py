@@ -23,6 +23,7 @@ from crosstie.core.workload import Workload
 from crosstie.decide.plan.run_result import Case, Run
 from crosstie.decide.plan.runs import run
 from crosstie.decide.plan.traffic import Traffic, poisson, recorded
+from crosstie.route.build import Tables
 
 # Requests of a run that nobody gave a number for: of so many seconds, within bounds.
 _USUAL_S, _FEW, _MANY = 300.0, 5000, 30_000
@@ -51,8 +52,9 @@ class Source:
         return poisson(self.workload, count, self.requests_per_s, load, seed)
 
 
-def one_run(catalog: Catalog, source: Source, case: Case) -> Run:
-    return run(catalog, case, source.traffic(case.fleet, case.load, case.seed))
+def one_run(catalog: Catalog, source: Source, case: Case, tables: Tables | None = None) -> Run:
+    """`tables`: what runs before this one have tabulated of the same catalog."""
+    return run(catalog, case, source.traffic(case.fleet, case.load, case.seed), tables)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def sweep(
     if ray is not None:
         results = _on_ray(catalog, source, cases, ray)
     elif many == 1 or len(cases) == 1:
-        results = ((number, one_run(catalog, source, case)) for number, case in enumerate(cases))
+        tables = Tables()
+        results = ((number, one_run(catalog, source, case, tables)) for number, case in enumerate(cases))
     else:
         results = _on_processes(catalog, source, cases, min(many, len(cases)))
     found: dict[int, Run] = {}
@@ -99,11 +102,11 @@ _COMMON: dict[str, Any] = {}
 def _prepare(catalog: Catalog, source: Source) -> None:
     # Ctrl-C reaches every process of a terminal; what is to end is this one's parent's to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _COMMON["catalog"], _COMMON["source"] = catalog, source
+    _COMMON["catalog"], _COMMON["source"], _COMMON["tables"] = catalog, source, Tables()
 
 
 def _prepared_run(case: Case) -> Run:
-    return one_run(_COMMON["catalog"], _COMMON["source"], case)
+    return one_run(_COMMON["catalog"], _COMMON["source"], case, _COMMON["tables"])
 
 
 def _on_processes(catalog: Catalog, source: Source, cases: Sequence[Case], processes: int) -> Iterator[tuple[int, Run]]:
