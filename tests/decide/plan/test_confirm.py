@@ -136,10 +136,9 @@ def test_a_confirmed_fleet_holds_and_half_of_it_does_not(catalog: Catalog, small
         assert not bench.holds([fewer])
 
 
-def test_a_run_ends_when_its_verdict_is_certain(catalog: Catalog, small: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_when_its_verdict_is_certain(catalog: Catalog, small: Plan) -> None:
     """What was answered by then is as in the run to the end; one that holds is not cut short."""
     assert small.fleet is not None
-    monkeypatch.setattr("crosstie.decide.plan.bench._REQUESTS", 400)
     (pool,) = small.fleet.pools
     bench = Bench(catalog, small.workload, "llama-3.1-8b", EstimateScale.none, 1.0)
     for load, fails in ((1.0, False), (6.0, True)):

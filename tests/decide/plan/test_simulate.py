@@ -58,7 +58,7 @@ def test_a_planned_fleet_keeps_its_targets_at_its_peak_and_not_at_many_times_it(
     assert at_peak.within > 0.85
     assert at_peak.holds
     assert (at_peak.refused, at_peak.unsteady) == (0, None)
-    flooded = simulated(catalog, subject, loads=[8.0])
+    flooded = simulated(catalog, subject, 600, loads=[8.0])
     assert only(flooded).within < at_peak.within
     assert not flooded.holds
 

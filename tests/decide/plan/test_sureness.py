@@ -100,9 +100,17 @@ def test_what_being_sure_costs_is_told() -> None:
     assert len(costs) == 4
     assert costs == sorted(costs)
     assert costs[2] == found.fleet.usd_per_hour
+
+
+@pytest.mark.slow
+def test_half_sure_is_what_the_estimates_say() -> None:
+    found = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sure=0.9))
     likely = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sizing="likely"))
+    half = found.sureness[0]
+    assert half.sure == 0.5
+    assert half.fleet is not None
     assert likely.fleet is not None
-    assert costs[0] == pytest.approx(likely.fleet.usd_per_hour, rel=0.02)
+    assert half.fleet.usd_per_hour == pytest.approx(likely.fleet.usd_per_hour, rel=0.02)
 
 
 def test_without_calibration_nothing_is_said_of_it(uncalibrated: Catalog) -> None:
