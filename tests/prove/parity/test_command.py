@@ -14,6 +14,8 @@ from tests.prove.parity.fake_engine import Engine, served
 from crosstie.prove.parity.harness import compared
 
 QUICKLY = ("--limit", "5", "--tokens", "6")
+# Where it is not about what the engines answer.
+AT_ONCE = ("--limit", "1", "--tokens", "2")
 
 
 @pytest.fixture
@@ -126,10 +128,10 @@ def test_scores_of_lm_eval_stand_beside_each_other(
     program.write_text(LM_EVAL.format(python=os.path.realpath("/proc/self/exe"), a=a.url, score=score))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    said = crosstie("parity", a.url, b.url, *QUICKLY, "--lm-eval", "sums", "--lm-eval-limit", "5")
+    said = crosstie("parity", a.url, b.url, *AT_ONCE, "--lm-eval", "sums", "--lm-eval-limit", "5")
     assert said.status == status, said.err
     assert f"0.8000 ± 0.0200  {float(score):.4f} ± 0.0200  {word}" in said.out
-    failed = crosstie("parity", a.url, b.url, *QUICKLY, "--lm-eval", "bad")
+    failed = crosstie("parity", a.url, b.url, *AT_ONCE, "--lm-eval", "bad")
     assert (failed.status, "no such task: bad" in failed.err) == (2, True)
 
 
