@@ -26,7 +26,7 @@ from crosstie.route.router import Router
 CATALOG = Catalog()
 TABLES = Tables()
 # Of a quick run: one of them on few accelerators, which takes a fraction of the time.
-FEW = {"demo on two": ("demo", ["mi300x", "h200"])}
+FEW = {"demo on two": ("demo", ["mi355x", "b200"])}
 BUNDLED = [*FEW, *(pytest.param(file.stem, marks=pytest.mark.slow) for file in sorted(EXAMPLES.glob("*.toml")))]
 
 

@@ -136,6 +136,7 @@ def test_a_confirmed_fleet_holds_and_half_of_it_does_not(catalog: Catalog, small
         assert not bench.holds([fewer])
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_its_verdict_is_certain(catalog: Catalog, small: Plan) -> None:
     """What was answered by then is as in the run to the end; one that holds is not cut short."""
     assert small.fleet is not None

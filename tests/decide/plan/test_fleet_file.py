@@ -84,7 +84,7 @@ def test_engines_that_are_asked_one_by_one_have_names_of_their_own(catalog: Cata
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param(changes, id=name, marks=pytest.mark.slow if name == "two vendors" else [])
+        pytest.param(changes, id=name, marks=[] if name in ("on hand", "very short") else pytest.mark.slow)
         for name, changes in WORKLOADS.items()
     ],
 )

@@ -118,6 +118,7 @@ def test_idle_conversations_take_room(catalog: Catalog) -> None:
     assert room(1e6)[0] == 0.0
 
 
+@pytest.mark.slow
 def test_a_hit_rate_makes_a_plan_cheaper_and_its_memory_dearer(catalog: Catalog, tmp_path: Path) -> None:
     long = "input = 8000\noutput = 100\n"
     whole, cached, idle = (

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.conftest import Command
-from tests.needs import one_in
 
 from crosstie.catalog.library import Catalog
 from crosstie.perf.hardware import Hardware
@@ -293,7 +292,8 @@ def test_nothing_left_is_status_1(crosstie: Command, tmp_path: Path) -> None:
     assert json.loads(spoilt.out)["groups"] == []
 
 
-@pytest.mark.parametrize("ending", one_in(3, ["svg", "png", "pdf"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["svg", "png", "pdf"])
 def test_tax_draws_its_picture_in_every_format(crosstie: Command, tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     file = results(tmp_path, {}, LATER | {"value": "10"}, LATER | {"accelerator": "mi300x", "date": "2025-07"})

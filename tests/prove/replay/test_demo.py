@@ -35,6 +35,7 @@ with serve(Path(sys.argv[1]), emulate=True, speed=20.0) as child:
 """
 
 
+@pytest.mark.slow
 def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(fleet(pool())))

@@ -339,6 +339,13 @@ def test_what_is_shown_begins_with_the_answer(crosstie: Command, made: Path, lin
     first, second, *_ = got.out.splitlines()
     assert first.startswith("small: plan of 2026-08-18, 90 days old, against 600 requests over ")
     assert second.startswith("Production is as planned")
+
+
+@pytest.mark.slow
+def test_as_markdown_it_says_what_would_be_planned_now(
+    crosstie: Command, made: Path, lines: list[Line], tmp_path: Path
+) -> None:
+    file = written(tmp_path / "trace.jsonl", lines)
     got = crosstie("review", str(made), str(file), "--quick", "--markdown", "--within", "lengths=0.1%", "-v")
     assert got.out.startswith("# small: plan against production")
     assert "| as saved |" in got.out
