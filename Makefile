@@ -37,9 +37,9 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # Tests that need nothing but this environment; tests/needs.py says how they are sorted.
-# Three processes: a third of their time they wait.
+# Three processes, since a third of their time they wait; a file to each, so that what its tests share is made once.
 quick: $(VENV)/.dev
-	$(PYTEST) -n 3 --quick
+	$(PYTEST) -n 3 --dist loadfile --quick
 
 # A test that fails beside others is run once more, alone: one that then passes is printed, and a defect of that test;
 # a second failure, or a run that ended without naming one, fails all of it.
