@@ -20,12 +20,11 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(VENV)/.base
 	$(BIN)/crosstie demo $(if $(KEEP),--keep)
 
-# What every change must pass: to be at most four minutes on two quiet cores, and six on those of a Neoverse-N1. Types
-# are checked beside the tests.
+# What every change must pass: at most four minutes on two quiet cores. Types are checked beside the tests.
 test: lint
 	@$(MAKE) --no-print-directory --jobs 2 types quick
 
-# Everything, with real engines, databases, compilers and storms: half an hour there. NO_SKIPS=1 fails on a skip.
+# Everything, with real engines, databases, compilers and storms: half an hour. NO_SKIPS=1 fails on a skip.
 test-all: lint programs
 	@$(MAKE) --no-print-directory --jobs 2 types unit
 
