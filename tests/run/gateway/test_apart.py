@@ -251,15 +251,18 @@ def test_a_stream_that_decode_breaks_off_goes_on_with_a_fresh_prefill(stack: str
         async with serving(led(stack)) as one:
             whole = text_of(await one.ask(stream=True, max_tokens=60))
             one.asked.clear()
-            one.break_side("decode", kind="cut", after_tokens=10, share=0.5)
-            answers = await asyncio.gather(*(one.ask(stream=True, max_tokens=60) for _ in range(4)))
+            # One of the two, so that nobody is cut twice, which would end it.
+            one.engines["decode/0"].inject(Fault(kind="cut", after_tokens=10))
+            answers: list[Answer] = []
+            # On a busy machine all may happen to go to the other.
+            while not any(record.resumed for record in one.records):
+                answers += await asyncio.gather(*(one.ask(stream=True, max_tokens=60) for _ in range(4)))
             for answer in answers:
                 assert_served(answer)
                 assert text_of(answer) == whole
             resumed = sum(record.resumed for record in one.records)
-            assert resumed
-            assert len(one.of("prefill")) == 4 + resumed
-            assert [record.output_tokens for record in one.records] == [60] * 5
+            assert len(one.of("prefill")) == len(answers) + resumed
+            assert [record.output_tokens for record in one.records] == [60] * (1 + len(answers))
 
     run_on_loop(body())
 
