@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,6 +47,14 @@ class Outcome(NamedTuple):
 Command = Callable[..., Outcome]
 
 
+def status_of(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Runs the command line in this process, to its end."""
+    monkeypatch.setattr(sys, "argv", ["crosstie", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    return ended.value.code if isinstance(ended.value.code, int) else 0
+
+
 @pytest.fixture
 def crosstie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
     """Runs the command line in this process, with an empty user catalog, on a screen on which nothing wraps."""
@@ -54,11 +62,8 @@ def crosstie(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     monkeypatch.setenv("CROSSTIE_CATALOG", str(tmp_path / "user-catalog"))
 
     def call(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["crosstie", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            run()
+        status = status_of(arguments, monkeypatch)
         captured = capsys.readouterr()
-        code = ended.value.code
-        return Outcome(code if isinstance(code, int) else 0, captured.out, captured.err)
+        return Outcome(status, captured.out, captured.err)
 
     return call

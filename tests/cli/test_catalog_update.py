@@ -5,7 +5,6 @@ import io
 import json
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from tests.conftest import Command
+from tests.conftest import Command, status_of
 from tests.prove.calibration.test_calibrate import results
 from tests.small_workload import small
 
@@ -24,7 +23,6 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.prices import COLUMNS
 from crosstie.catalog.releases import VARIABLE, Release
 from crosstie.cli import catalog_update
-from crosstie.cli.main import run
 from crosstie.prove.calibration import calibrate as learning
 
 ROOT = Path(__file__).parents[2]
@@ -94,13 +92,8 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
         with monkeypatch.context() as changed, redirect_stdout(out), redirect_stderr(err):
             if release:
                 changed.setenv(VARIABLE, str(release))
-            changed.setattr(sys, "argv", ["crosstie", *arguments])
-            with pytest.raises(SystemExit) as ended:
-                run()
-        status = ended.value.code
-        return subprocess.CompletedProcess(
-            arguments, status if isinstance(status, int) else 0, out.getvalue(), err.getvalue()
-        )
+            status = status_of(arguments, changed)
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
 
     monkeypatch.setattr(catalog_update, "_crosstie", here)
 
