@@ -178,6 +178,14 @@ async def test_a_bad_reload_changes_nothing() -> None:
         assert (await at.ask()).header(b"x-crosstie-pool") == b"a"
 
 
+async def with_little_room(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client for whom the kernel holds little; else it may hold megabytes, and hide whether the client reads."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)
+    raw.connect(("127.0.0.1", port))
+    return await asyncio.open_connection(sock=raw, limit=65536)
+
+
 @on_loop
 async def test_a_slow_reader_s_connection_upstream_serves_the_next_client() -> None:
     """The last piece of a stream finds its client slow, and the connection is kept."""
@@ -195,7 +203,7 @@ async def test_a_slow_reader_s_connection_upstream_serves_the_next_client() -> N
 
             fake._huge = huge  # type: ignore[attr-defined]
             fake.mode = "huge"
-            reader, writer = await asyncio.open_connection("127.0.0.1", at.port)
+            reader, writer = await with_little_room(at.port)
             writer.write(STREAM)
             await until(lambda: any(exchange.reply.slow for exchange in at.gateway.exchanges))
             while at.gateway.exchanges:
@@ -219,11 +227,7 @@ async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
         fake.mode = "huge"
         serving = msgspec.structs.replace(CALM, idle_timeout_s=2.0)
         async with running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:
-            # What the kernel holds for it would hide for a while whether it reads.
-            raw = socket.socket()
-            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**18)
-            raw.connect(("127.0.0.1", at.port))
-            reader, writer = await asyncio.open_connection(sock=raw, limit=65536)
+            reader, writer = await with_little_room(at.port)
             writer.write(STREAM)
             # Longer than who reads nothing is borne with.
             end = at.gateway.loop.time() + 3.0

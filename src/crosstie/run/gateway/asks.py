@@ -21,6 +21,7 @@ HINTS: Final = frozenset(
 )
 # Below that there is nothing to keep, and everybody's latency is divided by it.
 _LEAST_MS: Final = 1e-3
+_MOST_MS: Final = 1e9
 # Above all numbers of keys and subjects.
 _ADAPTER_AT: Final = 52
 PRIORITIES: Final = {"low": 0, "normal": 1, "high": 2}
@@ -136,6 +137,7 @@ def _milliseconds(headers: dict[bytes, bytes], name: bytes) -> float | None:
         value = float(said)
     except ValueError:
         value = 0.0
-    if not _LEAST_MS <= value < 1e9:
-        raise BadInput(f"x-crosstie-{name.decode()}: '{said}' is no number of milliseconds from {_LEAST_MS:g} on")
+    if not _LEAST_MS <= value < _MOST_MS:
+        bounds = f"from {_LEAST_MS:g} to below {_MOST_MS:g}"
+        raise BadInput(f"x-crosstie-{name.decode()}: '{said}' is no number of milliseconds {bounds}")
     return value / 1e3
