@@ -9,6 +9,7 @@ import numpy as np
 
 from crosstie.core.deployment import Deployment
 from crosstie.perf.hardware import Array, Hardware
+from crosstie.perf.rounding import nine_digits
 from crosstie.perf.step import shape, step_s
 
 _SEQUENCES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -47,7 +48,7 @@ class StepTimes:
         starts[-1] = context
         spans = np.ones_like(contexts)
         spans[size:-4] = 1.0 / self.dp
-        times = np.asarray(step_s(self.hardware, shape(sequences, contexts, tokens, starts, spans * tokens))[0])
+        times = nine_digits(step_s(self.hardware, shape(sequences, contexts, tokens, starts, spans * tokens))[0])
         found = times[:-4].reshape(tables, len(self.sequences), len(self.tokens)).tolist()
         self.on_one: list[list[float]] = found[0]
         self.on_each: list[list[float]] = found[-1]

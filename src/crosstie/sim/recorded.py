@@ -4,6 +4,7 @@ import numpy as np
 
 from crosstie.catalog.traces import Floats, Ints, Trace
 from crosstie.core.errors import BadInput
+from crosstie.perf.rounding import nine_digits
 
 # Of gaps where a trace has none, or is not to have any: the same every time.
 _SEED = 7
@@ -16,7 +17,7 @@ def arrivals_of(
     if trace.arrival_s is None or not own_times:
         if requests_per_s is None:
             raise BadInput(f"{trace.file}: has no times, so the rate must be given")
-        gaps = np.random.default_rng(seed).exponential(1.0, len(rows))
+        gaps = nine_digits(np.random.default_rng(seed).exponential(1.0, len(rows)))
         arrivals: Floats = np.cumsum(gaps) - gaps[0]
     else:
         arrivals = _spread(trace.arrival_s[rows], seed)

@@ -30,6 +30,7 @@ from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan.reuse import loaded, room_beside_idle
 from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
+from crosstie.perf.rounding import nine_digits
 from crosstie.perf.steady_state import prefill_alone
 
 # Mean requests in flight at which replicas are evaluated; between them logarithms are interpolated.
@@ -209,7 +210,7 @@ class Capacity(ByDeployment):
     def faster(self, factor: Array) -> Self:
         """With so many times the requests a second, by row; all else as it is."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return type(self)(**{**values, "requests_per_s": self.requests_per_s * factor[:, None]})
+        return type(self)(**{**values, "requests_per_s": nine_digits(self.requests_per_s * factor[:, None])})
 
 
 def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
@@ -577,14 +578,14 @@ def _found_points(levels: Levels, meant: Sequence[Meant], pair: NDArray[np.int64
         return np.broadcast_to(values[:, None], rate.shape)
 
     return Capacity(
-        requests_per_s=rate,
-        in_flight=by_part(state.in_flight),
-        most_in_flight=by_part(most),
+        requests_per_s=nine_digits(rate),
+        in_flight=by_part(nine_digits(state.in_flight)),
+        most_in_flight=by_part(nine_digits(most)),
         limit=np.broadcast_to(limit[:, None], rate.shape),
-        ttft_s=state.own_s,
-        tpot_s=by_part(state.tpot_s),
-        keeps_ttft=state.keeps_ttft,
-        keeps_tpot=state.keeps_tpot,
+        ttft_s=nine_digits(state.own_s),
+        tpot_s=by_part(nine_digits(state.tpot_s)),
+        keeps_ttft=nine_digits(state.keeps_ttft),
+        keeps_tpot=nine_digits(state.keeps_tpot),
     )
 
 

@@ -116,6 +116,14 @@ class Rows:
         power[: self.first_share] = self.problem.watts[self.problem.accelerator] * self.problem.gpus
         return power
 
+    def work(self, replica: Array) -> Array:
+        """Of an amount by replica what is at work, however many replicas there are."""
+        problem = self.problem
+        work = np.zeros(self.size)
+        load = problem.demand[self.part] / problem.rate[self.column, self.part]
+        work[self.first_share : self.first_bought] = replica[self.column] * load
+        return work
+
     def whole(self) -> Mask:
         mask = np.zeros(self.size, bool)
         mask[: self.first_share] = True

@@ -7,22 +7,24 @@ import numpy as np
 from crosstie.decide.plan.programme import Array, Indices, Mask, Programme, Solution
 from crosstie.decide.plan.rows import Rows, Undecided, run_highs
 
-# How far from the best a fleet may be before the search stops, far below what estimates are wrong by.
-GAP = 1e-3
-# The same for fleets that are only shown beside the answer, and how much dearer a request may be on the columns
-# that they are made of.
-QUICK_GAP = 1e-2
+# Of fleets that cost the same, as in whole nodes many do, the one with the least GPU time at work is the answer: so
+# much of its worth counts as cost. Without that it would be whichever the solver came to, which hangs on the last bits
+# of its arithmetic and so on the processor. A fleet that saves less than this of its price may be passed over.
+WORK = 1e-3
+# How far from the best a fleet may be before the search stops, small enough for the same fleet everywhere.
+GAP = 1e-6
+# How much dearer a request may be on columns that fleets are made of which are only shown beside the answer.
 _NEAR = 1.2
 # Programmes with more pairs of columns and parts than this are solved with the columns alone that the relaxation uses,
 # and those that would be nearest to being used: with many replicas it is near, and its bound says how near.
 _LARGE = 120
 _FEW_COLUMNS = 10
 # With more kinds of requests than this the last percent takes longer than it is worth.
-MANY_PARTS = 24
+MANY_PARTS, MANY_PARTS_GAP = 24, 1e-2
 
 
 def solve(
-    problem: Programme, allowed: Mask | None = None, *, minimise: str = "cost", gap: float = GAP, quickly: bool = False
+    problem: Programme, allowed: Mask | None = None, *, minimise: str = "cost", quickly: bool = False
 ) -> Solution | None:
     """The best fleet of the allowed columns, or None where there is none.
 
@@ -34,21 +36,19 @@ def solve(
     columns = np.flatnonzero(usable)
     if not np.all((problem.rate[columns] > 0).any(axis=0)):
         return None
-    if quickly:
-        gap = max(gap, QUICK_GAP)
-        if not problem.is_coupled and minimise == "cost":
-            found = _one_of_alike(problem, _near_the_best(problem, columns), minimise, gap)
-            if found is not None:
-                return found
-    return _one_of_alike(problem, columns, minimise, gap)
+    if quickly and not problem.is_coupled and minimise == "cost":
+        found = _one_of_alike(problem, _near_the_best(problem, columns), minimise)
+        if found is not None:
+            return found
+    return _one_of_alike(problem, columns, minimise)
 
 
-def _one_of_alike(problem: Programme, columns: Indices, minimise: str, gap: float) -> Solution | None:
+def _one_of_alike(problem: Programme, columns: Indices, minimise: str) -> Solution | None:
     """The best fleet in which of columns that are alike only one has replicas: the one that had most, as it turns out.
 
     The bound is that of all columns together.
     """
-    best = found = _solve(problem, columns, minimise, gap)
+    best = found = _solve(problem, columns, minimise)
     while found is not None and best is not None and len(problem.alike):
         used = np.flatnonzero(found.replicas)
         most: dict[int, int] = {}
@@ -62,7 +62,7 @@ def _one_of_alike(problem: Programme, columns: Indices, minimise: str, gap: floa
         columns = np.array(
             [c for c in columns if int(problem.alike[c]) not in twice or c == widest[int(problem.alike[c])]], np.int64
         )
-        found = _solve(problem, columns, minimise, gap)
+        found = _solve(problem, columns, minimise)
     return found
 
 
@@ -73,18 +73,20 @@ def _widest(problem: Programme, columns: Indices, kind: int) -> int:
     return int(mine[np.lexsort((rate.sum(axis=1), (rate > 0).sum(axis=1)))[-1]])
 
 
-def _solve(problem: Programme, columns: Indices, minimise: str, gap: float) -> Solution | None:
+def _solve(problem: Programme, columns: Indices, minimise: str) -> Solution | None:
     replicas = np.zeros(len(problem.gpus), np.int64)
     share = np.zeros_like(problem.rate)
     bound = 0.0
     by_power = minimise == "power"
     for some, parts in _pieces(problem, columns, problem.watts if by_power else problem.usd_per_hour):
-        found = _piece(problem.only(some, parts), minimise, gap)
+        found = _piece(problem.only(some, parts), minimise)
         if found is None:
             return None
         replicas[some], share[np.ix_(some, parts)] = found[:2]
         bound += found[2]
-    return problem.fleet(replicas, share, 0.0 if by_power else bound)
+    # What is at work is worth no more than what is paid for, or on hand.
+    on_hand = float((problem.inventory * problem.usd_per_hour).sum())
+    return problem.fleet(replicas, share, 0.0 if by_power else max(bound - WORK * on_hand, 0.0) / (1.0 + WORK))
 
 
 def _pieces(problem: Programme, columns: Indices, price: Array) -> list[tuple[Indices, Indices]]:
@@ -143,20 +145,20 @@ def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Ind
 _Found = tuple[Indices, Array, float]
 
 
-def _piece(problem: Programme, minimise: str, gap: float) -> _Found | None:
+def _piece(problem: Programme, minimise: str) -> _Found | None:
     if np.count_nonzero(problem.rate) <= _LARGE:
-        return _mixed(problem, minimise, gap)
+        return _mixed(problem, minimise)
     rows = Rows(problem)
-    relaxed = run_highs(rows, _objective(rows, minimise), gap, relaxed=True)
+    relaxed = run_highs(rows, _objective(rows, minimise), GAP, relaxed=True)
     if relaxed.values is None:
         return None
     used = relaxed.values[: rows.first_share] > 1e-6
     worth = np.where(used, np.inf, _worth(rows, relaxed.duals, minimise))
     few = np.sort(np.argsort(-worth, kind="stable")[: max(_FEW_COLUMNS, int(used.sum()))])
-    found = _mixed(problem.only(few, np.arange(len(problem.demand))), minimise, gap)
+    found = _mixed(problem.only(few, np.arange(len(problem.demand))), minimise)
     if found is None:
         # Limits that whole replicas of these columns cannot keep.
-        return _mixed(problem, minimise, gap)
+        return _mixed(problem, minimise)
     replicas, share = np.zeros(len(problem.gpus), np.int64), np.zeros_like(problem.rate)
     replicas[few], share[few] = found[:2]
     return replicas, share, relaxed.bound
@@ -174,10 +176,9 @@ def _worth(rows: Rows, duals: Array, minimise: str) -> Array:
     return np.asarray((earned * problem.rate / problem.demand).max(axis=1) / each)
 
 
-def _mixed(problem: Programme, minimise: str, gap: float) -> _Found | None:
+def _mixed(problem: Programme, minimise: str) -> _Found | None:
     rows = Rows(problem)
-    if len(problem.demand) > MANY_PARTS:
-        gap = max(gap, QUICK_GAP)
+    gap = MANY_PARTS_GAP if len(problem.demand) > MANY_PARTS else GAP
     try:
         values, bound, _ = run_highs(rows, _objective(rows, minimise), gap)
     except Undecided:
@@ -202,7 +203,10 @@ def _rounded_up(rows: Rows, minimise: str) -> _Found | None:
 
 
 def _objective(rows: Rows, minimise: str) -> Array:
-    return rows.power() if minimise == "power" else rows.cost()
+    problem = rows.problem
+    if minimise == "power":
+        return rows.power() + WORK * rows.work(problem.watts[problem.accelerator] * problem.gpus)
+    return rows.cost() + WORK * rows.work(problem.replica_usd_per_hour)
 
 
 def tidied(problem: Programme, solution: Solution) -> Solution:
@@ -213,11 +217,8 @@ def tidied(problem: Programme, solution: Solution) -> Solution:
     used = np.flatnonzero(solution.replicas)
     parts = np.arange(len(problem.demand))
     rows = Rows(replace(problem.only(used, parts), budget_usd_per_hour=np.inf, power_watts=np.inf))
-    cost = np.zeros(rows.size)
-    worth = problem.replica_usd_per_hour[used]
-    load = problem.demand[rows.part] / rows.problem.rate[rows.column, rows.part]
-    cost[rows.first_share : rows.first_bought] = worth[rows.column] * load
-    values, _, _ = run_highs(rows, cost, GAP, replicas=solution.replicas[used].astype(np.float64))
+    work = rows.work(rows.problem.replica_usd_per_hour)
+    values, _, _ = run_highs(rows, work, GAP, replicas=solution.replicas[used].astype(np.float64))
     if values is None:
         return solution
     share = np.zeros_like(problem.rate)

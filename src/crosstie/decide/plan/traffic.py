@@ -11,6 +11,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.core.workload import RequestClass, Slice, Workload
 from crosstie.perf.hardware import Array
+from crosstie.perf.rounding import nine_digits
 from crosstie.route.lengths import Classes
 from crosstie.sim.fleet import SimulatedRequest
 from crosstie.sim.recorded import arrivals_of
@@ -61,7 +62,7 @@ def drawn(
     rates: Array, slices: Sequence[Slice], count: int, chance: np.random.Generator
 ) -> tuple[Floats, Ints, Ints, Ints, Floats]:
     """Poisson traffic: when, of which slice, with which of its lengths, and what endless memory has of the prompt."""
-    arrivals = np.cumsum(chance.exponential(1.0 / rates.sum(), count))
+    arrivals = np.cumsum(nine_digits(chance.exponential(1.0 / rates.sum(), count)))
     kinds = chance.choice(len(rates), count, p=rates / rates.sum())
     inputs, outputs, cached = np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count)
     places = chance.random(count)
