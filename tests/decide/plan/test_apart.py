@@ -178,13 +178,13 @@ def test_left_open_both_ways_are_looked_at_and_simulation_decides(workload: Work
     known = together_of(left_open)
     found, together = looked(left_open, bears, known)
     assert asked
-    assert (found.by, found.pays) == ("simulation", True)
+    assert (found.by, found.may_pay) == ("simulation", True)
     assert found.usd_per_hour is not None
     assert found.usd_per_hour < together
     times = 0.5
     half, _ = looked(left_open, bears, known)
     assert half.usd_per_hour == pytest.approx(2.0 * found.usd_per_hour)
-    assert not half.pays
+    assert not half.may_pay
 
 
 def test_what_cannot_pay_is_not_simulated_and_says_why(workload: Workload) -> None:
@@ -195,7 +195,7 @@ def test_what_cannot_pay_is_not_simulated_and_says_why(workload: Workload) -> No
     ):
         found, _ = looked(changed, never)
         assert why in found.why
-        assert (found.usd_per_hour, found.pays) == (None, False)
+        assert (found.usd_per_hour, found.may_pay) == (None, False)
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_of_both_ways_the_one_is_chosen_that_is_cheaper_when_simulated(workload:
         assert found.together.usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
     else:
         assert found.fleet.usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
-        assert found.apart is not None or not told.pays
+        assert found.apart is not None or not told.may_pay
     assert all(one.holds for one in found.simulated)
 
 

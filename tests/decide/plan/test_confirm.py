@@ -3,15 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from tests.decide.plan.test_programme import two_kinds
+from tests.decide.plan.test_programme import cheapest, two_kinds
 from tests.decide.plan.workloads import one_class, workload
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.workloads import read_workload
 from crosstie.core.progress import no_progress
 from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan import confirm
@@ -25,8 +27,8 @@ from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import Plan, plan as make_plan
-from crosstie.decide.plan.programme import Percentile
-from crosstie.decide.plan.solver import solve
+from crosstie.decide.plan.programme import Percentile, Programme, Solution
+from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import offers, scaling_at, surveys, undominated
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
@@ -251,14 +253,14 @@ def test_percentiles_are_rows_of_the_programme() -> None:
     kept = np.array([[[0.8], [1.0]], [[1.0], [1.0]]])
     asked = Percentile(0, np.array([0]), np.array([1.0]), 0.9)
     free, bound = two_kinds(kept=kept), two_kinds(kept=kept, percentiles=(asked,))
-    cheap, found = solve(free, gap=0.0), solve(bound, gap=0.0)
+    cheap, found = cheapest(free), cheapest(bound)
     assert cheap is not None
     assert found is not None
     assert cheap.replicas.tolist() == [3, 0]
     assert found.usd_per_hour > cheap.usd_per_hour
     assert float(found.share[:, 0] @ kept[0, :, 0]) >= 0.9 - 1e-5
     never = two_kinds(kept=kept * 0.8, percentiles=(asked,))
-    assert solve(never, gap=0.0) is None
+    assert cheapest(never) is None
 
 
 def test_pools_that_are_alike_are_one() -> None:
@@ -267,10 +269,10 @@ def test_pools_that_are_alike_are_one() -> None:
     problem = two_kinds(
         rate=rate, demand=np.array([2.0, 2.0]), gpus=np.ones(3), accelerator=np.array([0, 0, 0]), alike=np.zeros(3, int)
     )
-    found = solve(problem, gap=0.0)
+    found = cheapest(problem)
     assert found is not None
     assert found.replicas.tolist() == [0, 0, 4]
-    apart = solve(replace(problem, alike=np.arange(3)), gap=0.0)
+    apart = cheapest(replace(problem, alike=np.arange(3)))
     assert apart is not None
     assert apart.replicas.tolist() == [1, 1, 0]
 
@@ -297,21 +299,34 @@ def test_replicas_that_miss_though_idle_are_told_from_busy_ones(catalog: Catalog
     assert not misses(8)
 
 
+def anything(dear: int, cheap: int) -> bool:
+    return True
+
+
 @pytest.mark.parametrize(
-    ("start", "enough", "found"),
+    ("start", "enough", "limit", "found"),
     [
-        ((4, 4), lambda dear, cheap: True, (4, 4)),
+        ((4, 4), anything, anything, (4, 4)),
         # The cheaper pool alone is enlarged where that is enough, and the other one where only that is.
-        ((4, 4), lambda dear, cheap: dear + cheap >= 9, (4, 5)),
-        ((4, 4), lambda dear, cheap: dear >= 5, (5, 4)),
-        ((4, 4), lambda dear, cheap: dear >= 5 and cheap >= 5, (5, 5)),
+        ((4, 4), lambda dear, cheap: dear + cheap >= 9, anything, (4, 5)),
+        ((4, 4), lambda dear, cheap: dear >= 5, anything, (5, 4)),
+        ((4, 4), lambda dear, cheap: dear >= 5 and cheap >= 5, anything, (5, 5)),
+        # Or where the limits leave no other.
+        ((4, 4), lambda dear, cheap: dear + cheap >= 9, lambda dear, cheap: cheap <= dear, (5, 4)),
+        ((4, 4), lambda dear, cheap: dear + cheap >= 9, lambda dear, cheap: cheap == dear, (5, 5)),
+        ((4, 4), lambda dear, cheap: dear + cheap >= 9, lambda dear, cheap: dear + cheap <= 8, None),
         # Steps become larger; of the last one no more is taken than is needed.
-        ((100, 0), lambda dear, cheap: dear >= 111, (111, 0)),
-        ((100, 0), lambda dear, cheap: dear >= 100_000, None),
+        ((100, 0), lambda dear, cheap: dear >= 111, anything, (111, 0)),
+        ((100, 0), lambda dear, cheap: dear >= 111, lambda dear, cheap: dear <= 110, None),
+        ((100, 0), lambda dear, cheap: dear >= 100_000, anything, None),
     ],
 )
-def test_no_more_replicas_are_added_than_the_check_asks_for(
-    small: Plan, start: tuple[int, int], enough: Callable[[int, int], bool], found: tuple[int, int] | None
+def test_no_more_replicas_are_added_than_the_check_asks_for_and_the_limits_allow(
+    small: Plan,
+    start: tuple[int, int],
+    enough: Callable[[int, int], bool],
+    limit: Callable[[int, int], bool],
+    found: tuple[int, int] | None,
 ) -> None:
     assert small.fleet is not None
     pool = replace(small.fleet.pools[0], replicas=1, usd_per_hour=10.0)
@@ -319,12 +334,19 @@ def test_no_more_replicas_are_added_than_the_check_asks_for(
         confirm.resized(replace(pool, usd_per_hour=usd), n) for usd, n in zip((10.0, 1.0), start, strict=True)
     )
 
-    def check(pools: Sequence[PoolPlan]) -> tuple[set[str], list[Any]]:
-        return (set() if enough(*(one.replicas for one in pools), *[0] * (2 - len(pools))) else {"chat"}), []
+    def asked_of(what: Callable[[int, int], bool], pools: Sequence[PoolPlan]) -> bool:
+        return what(*(one.replicas for one in pools), *[0] * (2 - len(pools)))
 
-    pools, classes = confirm.enlarged([one for one in (dear, cheap) if one.replicas], check)
+    def check(pools: Sequence[PoolPlan]) -> tuple[set[str], list[Any]]:
+        assert asked_of(limit, pools), "nothing is simulated that cannot be had"
+        return (set() if asked_of(enough, pools) else {"chat"}), []
+
+    pools, classes = confirm.enlarged(
+        [one for one in (dear, cheap) if one.replicas], check, lambda pools: asked_of(limit, pools)
+    )
     if found is None:
         assert classes is None
+        assert asked_of(limit, pools)
     else:
         assert classes == []
         assert tuple(one.replicas for one in pools) == tuple(n for n in found if n)
@@ -384,6 +406,62 @@ def test_what_a_pool_that_the_check_enlarged_does_in_the_place_of_others_is_save
     needed[:] = [2]
     larger, _ = search.checked(both)
     assert [one.replicas for one in larger.pools] == [pool.replicas + 1, 1]
+
+
+def test_where_pools_had_to_grow_a_fleet_is_proposed_by_that(
+    searched: "tuple[confirm._Search, confirm._Proposal]",
+) -> None:
+    search, found = searched
+    assert search._proposed_again(found, found) == []
+    # As many times as it says; another layout, where the larger fleet would be dearer than that.
+    for times, layout in ((2.0, "TP1"), (4.0, "TP2")):
+        larger = [confirm.more(pool, times) for pool in found.pools]
+        (again,) = search._proposed_again(found, replace(found, pools=larger))
+        assert [pool.deployment.layout for pool in again.pools] == [layout]
+        assert found.usd_per_hour < again.usd_per_hour <= confirm._usd_per_hour(found.asked, larger) * (1.0 + 1e-9)
+
+
+def test_a_fleet_that_limits_forbid_has_no_price(searched: "tuple[confirm._Search, confirm._Proposal]") -> None:
+    _, found = searched
+    usd, larger = confirm._usd_per_hour(found.asked, found.pools), [confirm.more(one, 1.5) for one in found.pools]
+    assert usd < confirm._usd_per_hour(found.asked, larger) < inf
+    tight = replace(found.asked, problem=replace(found.asked.problem, budget_usd_per_hour=usd))
+    assert confirm._usd_per_hour(tight, found.pools) == usd
+    assert confirm._usd_per_hour(tight, larger) == inf
+
+
+def test_what_holds_in_simulation_is_carried_though_closed_forms_deny_its_percentile(
+    searched: "tuple[confirm._Search, confirm._Proposal]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, found = searched
+    assert found.asked.problem.percentiles
+
+    def denied(problem: Programme, solution: Solution) -> Solution:
+        return solution if problem.percentiles else tidied(problem, solution)
+
+    monkeypatch.setattr(confirm, "tidied", denied)
+    _, answer = confirm._as_solved(search, found)
+    assert answer.share.sum(axis=0) == pytest.approx(1.0)
+    monkeypatch.setattr(confirm, "tidied", lambda problem, solution: solution)
+    with pytest.raises(AssertionError, match="can be carried"):
+        confirm._as_solved(search, found)
+
+
+@pytest.mark.slow
+def test_a_confirmed_fleet_keeps_to_its_limits(catalog: Catalog) -> None:
+    """Fresh seeds ask for more H200 there than the other vendor's share leaves room for."""
+    work = read_workload(catalog, Path("examples/workloads/owned.toml"))
+    made = make_plan(catalog, work, confirm=True)
+    assert made.fleet is not None
+    assert made.confirmed is not None
+    assert all(one.holds for one in made.simulated)
+    limits, gpus = work.constraints, made.fleet.gpus
+    items = {item.id: item for item in made.market.items}
+    value = {name: number * items[name].quote.usd for name, number in gpus.items()}
+    amd = sum(each for name, each in value.items() if items[name].vendor == "AMD")
+    assert amd >= limits.vendor_share["AMD"] * sum(value.values())
+    assert limits.power_kw is not None
+    assert sum(number * items[name].watts for name, number in gpus.items()) <= 1000.0 * limits.power_kw
 
 
 def test_next_to_a_fleet_are_those_with_its_pools_swapped_at_a_lower_price(

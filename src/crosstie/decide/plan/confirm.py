@@ -57,6 +57,8 @@ _HOPE = 1.08
 _WORTH_TRYING = 0.99
 # Where fresh seeds miss: how often replicas are added, and how many, each time twice as many.
 _GROWN, _GROWTH, _TO_GROW = 6, 0.03, 6
+# Steps of 3% by which capacities are raised until they carry what simulation has seen carried: six times as much.
+_TO_CARRY = 60
 # Misses over those allowed up to which a fleet may have missed by the chance of one seed; and how many cheaper fleets
 # are checked beside the one that was found.
 _BY_CHANCE, _SECOND_LOOKS = 1.3, 6
@@ -348,6 +350,8 @@ class _Search:
                 if bench.holds(mine):
                     break
                 pools = [more(pool, 1.15) if pool in mine else pool for pool in pools]
+                if _usd_per_hour(last.asked, pools) == inf:
+                    return None
             else:
                 return None
         return replace(last, pools=pools)
@@ -399,8 +403,9 @@ class _Search:
 
     def checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass]]:
         """The fleet with fresh seeds, or a cheaper one that holds with these: of those that hardly missed with the
-        search's, and of those next to it."""
+        search's, of those next to it, and the one that is proposed by what fresh seeds have taught."""
         answer, classes = self._checked(found)
+        self.near += self._proposed_again(found, answer)
         looked, tried = 0, {fleet_key(answer.pools)}
         while looked < _SECOND_LOOKS:
             paid = _usd_per_hour(answer.asked, answer.pools) * _WORTH_TRYING
@@ -417,6 +422,18 @@ class _Search:
                     answer, classes = other, then
         return answer, classes
 
+    def _proposed_again(self, found: _Proposal, answer: _Proposal) -> list[_Proposal]:
+        """Where pools had to grow they take less than was thought, and others may be cheaper."""
+        after = {pool_key(pool): pool.replicas for pool in answer.pools}
+        less = [min(pool.replicas / after.get(pool_key(pool), 1), 1.0) for pool in found.pools]
+        if min(less) == 1.0:
+            return []
+        factors = self.factors(found.of)
+        for column, times in zip(found.columns, less, strict=True):
+            self.found[_meant(column)] = float(factors[found.of.place[id(column)]]) * times
+        proposed = self.proposal(found.of, self.corrected(found.of, self.factors(found.of)))
+        return [proposed] if proposed else []
+
     def _is_near(self, fleet: _Proposal) -> bool:
         """Whether a fleet holds, or hardly misses, with the search's seed."""
         for model, bench in fleet.of.benches.items():
@@ -427,8 +444,12 @@ class _Search:
         return True
 
     def _checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass]]:
-        """Where a class misses, its pools get more replicas, no more than that takes."""
-        pools, classes = enlarged(found.pools, lambda pools: _missing(found.of, pools))
+        """Where a class misses, its pools get more replicas, no more than that takes and than the limits allow."""
+        pools, classes = enlarged(
+            found.pools,
+            lambda pools: _missing(found.of, pools),
+            lambda pools: _usd_per_hour(found.asked, pools) < inf,
+        )
         larger = replace(found, pools=pools)
         if classes is None:
             _, classes = _missing(found.of, pools, inf)
@@ -452,9 +473,11 @@ class _Search:
 Check = Callable[[Sequence[PoolPlan]], tuple[set[str], list[SimulatedClass]]]
 
 
-def enlarged(pools: Sequence[PoolPlan], check: Check) -> tuple[list[PoolPlan], list[SimulatedClass] | None]:
+def enlarged(
+    pools: Sequence[PoolPlan], check: Check, allowed: Callable[[Sequence[PoolPlan]], bool]
+) -> tuple[list[PoolPlan], list[SimulatedClass] | None]:
     """With more replicas of pools whose classes miss, until none does, and the classes as they are then served; None
-    where some miss still. `check`: classes that miss, and all."""
+    where some miss still. `check`: classes that miss, and all; `allowed`: whether a fleet keeps to its limits."""
     before = after = list(pools)
     missing, classes = check(after)
     for again in range(_GROWN):
@@ -466,7 +489,10 @@ def enlarged(pools: Sequence[PoolPlan], check: Check) -> tuple[list[PoolPlan], l
         # One of a few pools may do for all of them; the cheapest step first.
         alone = sorted(short, key=lambda one: larger[id(one)].usd_per_hour - one.usd_per_hour)
         for growing in ([[one] for one in alone] if 1 < len(alone) <= _FEW_POOLS else []) + [short]:
-            after = [larger[id(pool)] if any(pool is one for one in growing) else pool for pool in before]
+            grown = [larger[id(pool)] if any(pool is one for one in growing) else pool for pool in before]
+            if not allowed(grown):
+                continue
+            after = grown
             missing, classes = check(after)
             if not missing:
                 break
@@ -478,8 +504,8 @@ def enlarged(pools: Sequence[PoolPlan], check: Check) -> tuple[list[PoolPlan], l
         ]
         if fleet_key(halfway) in (fleet_key(after), fleet_key(before)):
             return after, classes
-        missing, then = check(halfway)
-        if missing:
+        missing, then = check(halfway) if allowed(halfway) else (missing, classes)
+        if missing or not allowed(halfway):
             before = halfway
         else:
             after, classes = halfway, then
@@ -556,11 +582,12 @@ def _can_carry_all(fleet: _Proposal) -> bool:
 
 
 def _usd_per_hour(asked: Choice, pools: Sequence[PoolPlan]) -> float:
-    """What is paid for them: in whole nodes, where that is asked, a replica less may save nothing."""
+    """What is paid for them: in whole nodes, where that is asked, a replica less may save nothing. Without end where
+    limits forbid them."""
     gpus = np.zeros(len(asked.market.items))
     for pool in pools:
         gpus[asked.market.index(pool.deployment.accelerator.id)] += pool.gpus
-    return float(asked.problem.spent_usd_per_hour(gpus).sum())
+    return float(asked.problem.spent_usd_per_hour(gpus).sum()) if asked.problem.allows(gpus) else inf
 
 
 def _may_hold(bench: Bench, mine: Sequence[PoolPlan], pool: PoolPlan, step: int) -> bool:
@@ -621,20 +648,23 @@ def confirmed_rival(
 def _as_solved(search: _Search, found: _Proposal) -> tuple[Choice, Solution]:
     """The fleet as an answer to the question with its capacities as simulated: what holds there can be carried."""
     used = [found.of.place[id(column)] for column in found.columns]
-    factors = search.factors(found.of)
-    while True:
-        asked = search.corrected(found.of, factors, used)
-        where = {id(column): index for index, column in enumerate(asked.offers.columns)}
-        replicas = np.zeros(len(asked.offers.columns), np.int64)
-        for column, pool in zip(found.columns, found.pools, strict=True):
-            replicas[where[id(column)]] = pool.replicas
-        bare = asked.problem.fleet(replicas, np.zeros_like(asked.problem.rate))
-        answer = tidied(asked.problem, bare)
-        if answer.share.any():
-            bound = solve(asked.problem, quickly=True)
-            least = min(bound.bound_usd_per_hour if bound else 0.0, answer.usd_per_hour)
-            return replace(asked, correction=_by_model(found, factors)), replace(answer, bound_usd_per_hour=least)
-        factors[used] *= 1.03
+    # Closed forms may deny a percentile that simulation has seen hold.
+    for with_percentiles in (True, False):
+        factors = search.factors(found.of)
+        for _ in range(_TO_CARRY):
+            asked = search.corrected(found.of, factors, used)
+            where = {id(column): index for index, column in enumerate(asked.offers.columns)}
+            replicas = np.zeros(len(asked.offers.columns), np.int64)
+            for column, pool in zip(found.columns, found.pools, strict=True):
+                replicas[where[id(column)]] = pool.replicas
+            bare = asked.problem.fleet(replicas, np.zeros_like(asked.problem.rate))
+            answer = tidied(asked.problem if with_percentiles else replace(asked.problem, percentiles=()), bare)
+            if answer.share.any():
+                bound = solve(asked.problem, quickly=True)
+                least = min(bound.bound_usd_per_hour if bound else 0.0, answer.usd_per_hour)
+                return replace(asked, correction=_by_model(found, factors)), replace(answer, bound_usd_per_hour=least)
+            factors[used] *= 1.03
+    raise AssertionError("a fleet that holds can be carried")
 
 
 def _known(proposed: _Proposal, factors: Array) -> Choice:

@@ -250,7 +250,7 @@ def _own_plan(
         on_progress(0, 0, "the same with prefill and decode together")
         return replace(found, together=_beside(planned(named, False, alone=True), found))
     # Where replicas that do both keep no targets, services may.
-    better = [one.model for one in found.outlooks if one.pays] if found.fleet else []
+    better = [one.model for one in found.outlooks if one.may_pay] if found.fleet else []
     if not found.fleet and confirm:
         better = [name for name in models if workload.choice(name).apart is None]
     if not better:
@@ -267,9 +267,9 @@ def _own_plan(
 
 
 def _of_one_model_alone(one: Outlook) -> Outlook:
-    if not one.pays:
+    if not one.may_pay:
         return one
-    return replace(one, why="the search found no such fleet that holds when simulated whole", pays=False)
+    return replace(one, why="the search found no such fleet that holds when simulated whole", may_pay=False)
 
 
 def _beside(other: Plan, answer: Plan) -> Alternative | None:

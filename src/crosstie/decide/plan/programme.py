@@ -96,6 +96,17 @@ class Programme:
         bought = self.bought(gpus)
         return bought * self.usd_per_hour + np.maximum(gpus - bought, 0.0) * self.on_hand_usd_per_hour
 
+    def allows(self, gpus: Array) -> bool:
+        """Whether so many by accelerator may be had: by what may be spent, drawn and bought, and by vendors' shares."""
+        bought = self.bought(gpus)
+        value = np.bincount(self.vendor, gpus * self.usd_per_hour, minlength=len(self.vendor_share))
+        return bool(
+            self.spent_usd_per_hour(gpus).sum() <= self.budget_usd_per_hour * (1.0 + 1e-9)
+            and gpus @ self.watts <= self.power_watts * (1.0 + 1e-9)
+            and np.all(bought + np.maximum(gpus - bought, 0.0) <= self.at_most + 1e-6)
+            and np.all(value >= self.vendor_share * value.sum() * (1.0 - 1e-9))
+        )
+
     def fleet(self, replicas: Indices, share: Array, bound_usd_per_hour: float = 0.0) -> "Solution":
         """So many replicas of each column, and what they cost."""
         gpus = np.bincount(self.accelerator, replicas * self.gpus, minlength=len(self.usd_per_hour)).astype(np.float64)

@@ -38,6 +38,9 @@ _NEAR = 1.25
 _LOST = 1.1
 # Kinds of services that closed forms look at.
 _KINDS = 2
+# One fleet scaled to what it bears costs up to so many times what a search then finds, which weighs layouts and whole
+# nodes by what it has simulated.
+_BEFORE_A_SEARCH = 1.25
 
 # Times the traffic that the pools of a model bear in simulation.
 Bears = Callable[[str, Sequence[PoolPlan]], float]
@@ -53,8 +56,8 @@ class Outlook:
     # By what: "ideal", "closed forms" or "simulation".
     by: str
     why: str
-    # Whether it is the cheaper way as far as was looked.
-    pays: bool = False
+    # Whether it is cheap enough as far as was looked for a search of its own.
+    may_pay: bool = False
 
 
 def outlooks(
@@ -229,7 +232,7 @@ class _Look:
         ]
         mine = sum(pool.usd_per_hour for pool in pools)
         usd = usd - mine + mine / max(bears(self.model, pools), 1e-3)
-        return Outlook(self.model, usd, "simulation", "", pays=usd < self._worth_it())
+        return Outlook(self.model, usd, "simulation", "", may_pay=usd < _BEFORE_A_SEARCH * self._worth_it())
 
     def _worth_it(self) -> float:
         """Services are more to run than replicas that are all alike: they must save as much as simplicity is worth."""
