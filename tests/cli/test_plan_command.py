@@ -56,7 +56,7 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
     lines = got.out.splitlines()
     assert lines[0] == "small: 1 request class, 5 requests/s at the peak"
     assert lines[1].startswith("Cheapest fleet: 1 mi300x, $2.59 an hour ($1,891 a month")
-    assert lines[2].split() == ["pool", "model", "replicas", "replica", "$/h", "utilisation"]
+    assert lines[2].split() == ["pool", "model", "replicas", "replica", "$/h", "util"]
     for part in ("Alternatives", "What would change it", "- NVIDIA alone: 1 h200"):
         assert part in got.out
     assert lines[-1].startswith("-v for routing")

@@ -1,7 +1,6 @@
 """The README is short and in order, and what it and the docs show is what the commands print."""
 
 import os
-import platform
 import re
 import shlex
 import subprocess
@@ -28,9 +27,6 @@ def tidy(text: str) -> str:
 
 
 README = (ROOT / "README.md").read_text()
-# The last bits of a logarithm differ from one kind of processor to another, and a search by simulation may then end at
-# another fleet of about the same price: the plans that are shown were made on this kind.
-PLANNED_ON = "x86_64"
 CONSOLE = blocks("console")
 PYTHON = blocks("python")
 
@@ -78,10 +74,6 @@ def test_console_snippets_print_what_they_show(page: str, body: str, tmp_path: P
         assert words[0] == "crosstie", f"{page}: only crosstie commands are run"
         got = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, env=env, cwd=ROOT)
         printed = tidy(got.stdout + got.stderr)
-        if words[1] == "plan" and "--quick" not in words and platform.machine() != PLANNED_ON:
-            assert got.returncode < 2, f"{page}: `{command}` prints\n{printed}"
-            assert printed.startswith(tidy(shown).partition("\n")[0])
-            continue
         rest = printed
         pieces = [piece.strip() for piece in re.split(r"^\.\.\.$", tidy(shown), flags=re.MULTILINE)]
         for piece in filter(None, pieces):

@@ -58,7 +58,7 @@ def _show_simulated(out: Output, shared: SharedPlan) -> None:
 
 
 def _show_pools(out: Output, shared: SharedPlan, answer: SharedPoolPlan, verbose: bool) -> None:
-    columns = ["accelerator", ">replicas", "replica", ">$/h", ">utilisation", ">evictions/h", ">cold", ">wait"]
+    columns = ["accelerator", ">replicas", "replica", ">$/h", ">util", ">evictions/h", ">cold", ">wait"]
     if verbose:
         columns += [">for models", f">evictions/h with {answer.gpus} GPUs", "limited by"]
     show_table(out, columns, [_row(pool)[: len(columns)] for pool in shared.pools])

@@ -170,12 +170,12 @@ def _show_worth(out: Output, plan: Plan) -> None:
 
 
 def _show_pools(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
-    columns = ["pool", "model", ">replicas", "replica", ">$/h", ">utilisation"]
+    columns = ["pool", "model", ">replicas", "replica", ">$/h", ">util"]
     if verbose:
         columns += ["weights", "stack", ">$/GPU-h", ">TTFT", ">TPOT", "limited by", "~80% intervals", "~estimate"]
     show_table(out, columns, [_pool_row(pool, plan.measured[pool.name], verbose) for pool in fleet.pools])
     if verbose:
-        say(out, "  utilisation, TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
+        say(out, "  util (utilisation), TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
 
 
 def _show_drafts(out: Output, plan: Plan) -> None:

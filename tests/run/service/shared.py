@@ -16,10 +16,11 @@ from crosstie.run.service.shared_pool import SharedPool
 
 MODELS = ("llama-3.1-8b", "qwen3-8b", "mistral-7b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-3-27b")
 SPEED = 20.0
-# Emulated time: patient enough that nobody is turned away on a busy machine unless a test wants it.
+# Emulated time, a twentieth of it by the clock: patient enough that nobody is turned away on a busy machine unless a
+# test wants it.
 PATIENT = Serving(
-    connect_timeout_s=30.0, first_byte_timeout_s=120.0, idle_timeout_s=120.0, queue_s=30.0, health_every_s=0.2,
-    metrics_every_s=0.1, slow_start_s=0.0, drain_s=30.0,
+    connect_timeout_s=600.0, first_byte_timeout_s=2400.0, idle_timeout_s=2400.0, queue_s=600.0, health_every_s=0.2,
+    metrics_every_s=0.1, slow_start_s=0.0, drain_s=600.0,
 )  # fmt: skip
 
 
