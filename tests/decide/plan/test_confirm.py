@@ -353,8 +353,7 @@ def test_no_more_replicas_are_added_than_the_check_asks_for_and_the_limits_allow
 
 
 @pytest.fixture(scope="module")
-def searched(catalog: Catalog) -> "tuple[confirm._Search, confirm._Proposal]":
-    """The search for a fleet of one pool, and what it would simulate first."""
+def begun(catalog: Catalog) -> "tuple[confirm._Search, confirm._Proposal]":
     work = workload(replace_rate(CHAT, 20.0), accelerators=("mi300x",), whole_nodes=False)
     surveyed = surveys(catalog, work, [catalog.accelerators["mi300x"]], gate=Gate(catalog, work))
     every = offers(surveyed, EstimateScale.none, peak=1.0)
@@ -364,6 +363,15 @@ def searched(catalog: Catalog) -> "tuple[confirm._Search, confirm._Proposal]":
     found, _ = search._next(1.0)
     assert found is not None
     return search, found
+
+
+@pytest.fixture
+def searched(begun: "tuple[confirm._Search, confirm._Proposal]") -> "tuple[confirm._Search, confirm._Proposal]":
+    """The search for a fleet of one pool, which has learnt nothing yet, and what it would simulate first."""
+    search, _ = begun
+    search.found.clear()
+    search.near.clear()
+    return begun
 
 
 @pytest.mark.slow
@@ -413,8 +421,10 @@ def test_where_pools_had_to_grow_a_fleet_is_proposed_by_that(
 ) -> None:
     search, found = searched
     assert search._proposed_again(found, found) == []
-    # As many times as it says; another layout, where the larger fleet would be dearer than that.
-    for times, layout in ((2.0, "TP1"), (4.0, "TP2")):
+    # As many times as it says, or another layout where that is known to be cheaper by then.
+    known = {confirm._meant(column): 1.0 for column in found.of.question.everything.columns}
+    for times, learnt, layout in ((2.0, known, "TP1"), (4.0, known, "TP2"), (4.0, {}, "TP1")):
+        search.found = dict(learnt)
         larger = [confirm.more(pool, times) for pool in found.pools]
         (again,) = search._proposed_again(found, replace(found, pools=larger))
         assert [pool.deployment.layout for pool in again.pools] == [layout]

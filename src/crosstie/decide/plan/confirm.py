@@ -57,8 +57,9 @@ _HOPE = 1.08
 _WORTH_TRYING = 0.99
 # Where fresh seeds miss: how often replicas are added, and how many, each time twice as many.
 _GROWN, _GROWTH, _TO_GROW = 6, 0.03, 6
-# Steps of 3% by which capacities are raised until they carry what simulation has seen carried: six times as much.
-_TO_CARRY = 60
+# The least correction of pools that an answer has, and steps of 3% by which it is raised until they carry what
+# simulation has seen carried: to three times what closed forms say.
+_LEAST, _TO_CARRY = 0.01, 200
 # Misses over those allowed up to which a fleet may have missed by the chance of one seed; and how many cheaper fleets
 # are checked beside the one that was found.
 _BY_CHANCE, _SECOND_LOOKS = 1.3, 6
@@ -201,7 +202,7 @@ class _Search:
         # By pool: how much more it takes than its closed form says.
         self.found: Learnt = learnt
         self.best: _Proposal | None = None
-        # Those that hardly missed: one seed says little of a fleet that is near.
+        # To check beside the answer: those that hardly missed, since one seed says little of a fleet that is near.
         self.near: list[_Proposal] = []
 
     @property
@@ -504,11 +505,12 @@ def enlarged(
         ]
         if fleet_key(halfway) in (fleet_key(after), fleet_key(before)):
             return after, classes
-        missing, then = check(halfway) if allowed(halfway) else (missing, classes)
-        if missing or not allowed(halfway):
-            before = halfway
-        else:
-            after, classes = halfway, then
+        if allowed(halfway):
+            missing, then = check(halfway)
+            if not missing:
+                after, classes = halfway, then
+                continue
+        before = halfway
 
 
 def _missing(
@@ -651,6 +653,7 @@ def _as_solved(search: _Search, found: _Proposal) -> tuple[Choice, Solution]:
     # Closed forms may deny a percentile that simulation has seen hold.
     for with_percentiles in (True, False):
         factors = search.factors(found.of)
+        factors[used] = np.maximum(factors[used], _LEAST)
         for _ in range(_TO_CARRY):
             asked = search.corrected(found.of, factors, used)
             where = {id(column): index for index, column in enumerate(asked.offers.columns)}
