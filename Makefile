@@ -43,7 +43,7 @@ quick: $(VENV)/.dev
 # A test that fails beside others is run once more, alone: one that then passes is printed, and a defect of that test;
 # a second failure, or a run that ended without naming one, fails all of it.
 unit: $(VENV)/.dev
-	$(PYTEST) -rs $(if $(NO_SKIPS),--no-skips) || { test $$? = 1 && echo "once more, alone:" && \
+	$(PYTEST) -n 3 -rs $(if $(NO_SKIPS),--no-skips) || { test $$? = 1 && echo "once more, alone:" && \
 	  $(PYTEST) -n 0 -v --last-failed --last-failed-no-failures none --maxfail 1; }
 
 # Programs that no wheel carries; where they cannot be had, the tests of them are skipped and say so.

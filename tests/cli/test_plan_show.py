@@ -8,9 +8,11 @@ from tests.decide.plan.workloads import one_class, workload
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.plan_show import show_plan
+from crosstie.core.workload import Target
 from crosstie.decide.plan.answer import Alternative
 from crosstie.decide.plan.evidence import Unmeasured
 from crosstie.decide.plan.plan import Confirmation, Plan, Sureness, plan
+from crosstie.decide.plan.simulated import SimulatedClass
 
 CATALOG = Catalog([])
 BIG = one_class("chat", 30.0, {"median": 800, "p95": 4000}, 250, model="llama-3.3-70b")
@@ -85,3 +87,14 @@ def test_an_absurd_alternative_is_named_with_its_reason(
 def test_flips_to_absurd_fleets_are_none() -> None:
     assert Alternative({"gb300": 1}, 6.0, 5.0).is_absurd
     assert not Alternative({"gb300": 1}, 4.0, 3.0).is_absurd
+
+
+def test_a_fleet_that_misses_when_simulated_is_not_called_confirmed(
+    made: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = Target(2.0, 0.9)
+    for seen_s, verdict in ((1.5, "Simulated: confirmed by 3"), (2.5, "Simulated, NOT confirmed: no fleet within")):
+        one = SimulatedClass("chat", 900, seen_s, None, target, None)
+        said = shown(replace(made, simulated=[one], confirmed=Confirmation(3, (31, 111))), monkeypatch, capsys)
+        assert verdict in said
+        assert ("MISSES its targets" in said) == (seen_s > 2.0)

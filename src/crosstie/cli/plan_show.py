@@ -283,8 +283,11 @@ def _show_simulated(out: Output, plan: Plan) -> None:
         return
     if plan.confirmed:
         seeds = " and ".join(map(str, plan.confirmed.seeds))
-        how = f"confirmed by {plan.confirmed.simulations} simulations behind the gateway's policy; seeds {seeds}"
-        heading(out, f"Simulated: {how}")
+        how = f"{plan.confirmed.simulations} simulations behind the gateway's policy; seeds {seeds}"
+        if plan.holds:
+            heading(out, f"Simulated: confirmed by {how}")
+        else:
+            heading(out, f"Simulated, NOT confirmed: no fleet within the limits was found that holds, in {how}")
     else:
         heading(out, "Simulated, with the step times that the plan counts with")
     for one in plan.simulated:

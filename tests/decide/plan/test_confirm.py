@@ -420,15 +420,45 @@ def test_where_pools_had_to_grow_a_fleet_is_proposed_by_that(
     searched: "tuple[confirm._Search, confirm._Proposal]",
 ) -> None:
     search, found = searched
-    assert search._proposed_again(found, found) == []
+    assert search._proposed_again(found, found, True) == []
     # As many times as it says, or another layout where that is known to be cheaper by then.
     known = {confirm._meant(column): 1.0 for column in found.of.question.everything.columns}
     for times, learnt, layout in ((2.0, known, "TP1"), (4.0, known, "TP2"), (4.0, {}, "TP1")):
         search.found = dict(learnt)
         larger = [confirm.more(pool, times) for pool in found.pools]
-        (again,) = search._proposed_again(found, replace(found, pools=larger))
+        (again,) = search._proposed_again(found, replace(found, pools=larger), True)
         assert [pool.deployment.layout for pool in again.pools] == [layout]
         assert found.usd_per_hour < again.usd_per_hour <= confirm._usd_per_hour(found.asked, larger) * (1.0 + 1e-9)
+
+
+def test_where_limits_forbid_growth_another_fleet_may_hold(
+    searched: "tuple[confirm._Search, confirm._Proposal]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search, found = searched
+    (pool, *_), free = found.pools, found.asked
+    usd = confirm._usd_per_hour(free, found.pools)
+    short = replace(found, asked=replace(free, problem=replace(free.problem, budget_usd_per_hour=usd)))
+    other = replace(found, pools=[confirm.resized(pool, pool.replicas + 1)])
+    monkeypatch.setattr(
+        confirm, "_missing", lambda of, pools, most=inf: ({"chat"} if pools[0].replicas == pool.replicas else set(), [])
+    )
+    monkeypatch.setattr(search, "_is_near", lambda fleet: True)
+    proposed: list[int] = []
+
+    def proposal(*_: object) -> confirm._Proposal:
+        # What is learnt each time is too little for another fleet at first.
+        proposed.append(1)
+        return short if len(proposed) < needed else other
+
+    monkeypatch.setattr(search, "proposal", proposal)
+    needed = 3
+    assert search.checked(short)[0] is other
+    # Not without end.
+    needed = 1000
+    proposed.clear()
+    search.near.clear()
+    assert search.checked(short)[0].pools == short.pools
+    assert len(proposed) < 20
 
 
 def test_a_fleet_that_limits_forbid_has_no_price(searched: "tuple[confirm._Search, confirm._Proposal]") -> None:

@@ -19,17 +19,16 @@ async def listening(serve: Handler, tls: ssl.SSLContext | None = None, file: Pat
     under_way: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-                await serve(reader, writer)
-                await writer.drain()
-        finally:
-            writer.close()
+        with suppress(OSError, asyncio.IncompleteReadError):
+            await serve(reader, writer)
+            await writer.drain()
 
     def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(handle(reader, writer))
         under_way.add(task)
         task.add_done_callback(under_way.discard)
+        # Also where it is cancelled before it has begun.
+        task.add_done_callback(lambda _: writer.close())
 
     if file is None:
         server = await asyncio.start_server(accepted, "127.0.0.1", 0, ssl=tls)
@@ -41,7 +40,9 @@ async def listening(serve: Handler, tls: ssl.SSLContext | None = None, file: Pat
         server.close()
         for task in list(under_way):
             task.cancel()
-        await asyncio.gather(*under_way)
+        for found in await asyncio.gather(*under_way, return_exceptions=True):
+            if isinstance(found, Exception):
+                raise found
 
 
 async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, first: bytes = b"") -> None:

@@ -17,7 +17,7 @@ from tests.run.gateway.test_serving import CHAT
 from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
-from crosstie.run.service import telemetry
+from crosstie.run.service import spans, telemetry
 from crosstie.run.service.telemetry import Telemetry, wanted
 from crosstie.run.wire.loops import run_on_loop
 
@@ -147,6 +147,9 @@ def test_a_wait_is_a_span_and_a_refusal_a_trace_of_its_own(collector: Collector)
             fake.mode = "hang"
             both = asyncio.gather(at.ask(), at.ask())
             await until(lambda: len(at.gateway.waiting) and fake.held)
+            # By the gateway's clock; a shorter wait is no span.
+            since = at.gateway.now()
+            await until(lambda: at.gateway.now() >= since + 2.0 * spans._LEAST_WAIT_S)
             fake.mode = "ok"
             fake.held[0].send(200, b'{"choices":[]}')
             assert [answer.status for answer in await both] == [200, 200]

@@ -96,6 +96,10 @@ class Confirmed:
     # What was learnt of pools: how much more they take than closed forms say.
     learnt: "Learnt"
 
+    @property
+    def holds(self) -> bool:
+        return all(one.holds for one in self.classes)
+
 
 # Which replicas under which promise, and what they are meant for: what a correction is for.
 _Meant = tuple[Key, Tier, Mixture]
@@ -405,28 +409,37 @@ class _Search:
     def checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass]]:
         """The fleet with fresh seeds, or a cheaper one that holds with these: of those that hardly missed with the
         search's, of those next to it, and the one that is proposed by what fresh seeds have taught."""
-        answer, classes = self._checked(found)
-        self.near += self._proposed_again(found, answer)
+        answer, classes, holds = self._checked(found)
+        self.near += self._proposed_again(found, answer, holds)
         looked, tried = 0, {fleet_key(answer.pools)}
         while looked < _SECOND_LOOKS:
-            paid = _usd_per_hour(answer.asked, answer.pools) * _WORTH_TRYING
-            others = [one for one in self.near if _usd_per_hour(one.asked, one.pools) < paid] + _next_to(answer, paid)
+            others = list(self.near)
+            if holds:
+                paid = _usd_per_hour(answer.asked, answer.pools) * _WORTH_TRYING
+                others = [one for one in others if _usd_per_hour(one.asked, one.pools) < paid]
+                others += _next_to(answer, paid)
             others = [one for one in others if fleet_key(one.pools) not in tried]
-            if not others:
-                break
-            other = min(others, key=lambda one: _usd_per_hour(one.asked, one.pools))
-            tried.add(fleet_key(other.pools))
             looked += 1
-            if self._is_near(other):
-                missing, then = _missing(other.of, other.pools)
-                if not missing:
-                    answer, classes = other, then
+            if others:
+                other = min(others, key=lambda one: _usd_per_hour(one.asked, one.pools))
+                tried.add(fleet_key(other.pools))
+                if self._is_near(other):
+                    missing, then = _missing(other.of, other.pools)
+                    if not missing:
+                        answer, classes, holds = other, then, True
+            elif holds:
+                break
+            else:
+                # Limits keep it from growing; others may hold within them.
+                self.near += self._proposed_again(found, answer, holds)
         return answer, classes
 
-    def _proposed_again(self, found: _Proposal, answer: _Proposal) -> list[_Proposal]:
-        """Where pools had to grow they take less than was thought, and others may be cheaper."""
+    def _proposed_again(self, found: _Proposal, answer: _Proposal, holds: bool) -> list[_Proposal]:
+        """Where pools had to grow they take less than was thought, less still where they miss as they are, and others
+        may be cheaper."""
         after = {pool_key(pool): pool.replicas for pool in answer.pools}
-        less = [min(pool.replicas / after.get(pool_key(pool), 1), 1.0) for pool in found.pools]
+        most = 1.0 if holds else 1.0 / _NEAR
+        less = [min(pool.replicas / after.get(pool_key(pool), 1), most) for pool in found.pools]
         if min(less) == 1.0:
             return []
         factors = self.factors(found.of)
@@ -444,8 +457,9 @@ class _Search:
                 return False
         return True
 
-    def _checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass]]:
-        """Where a class misses, its pools get more replicas, no more than that takes and than the limits allow."""
+    def _checked(self, found: _Proposal) -> tuple[_Proposal, list[SimulatedClass], bool]:
+        """Where a class misses, its pools get more replicas, no more than that takes and than the limits allow; and
+        whether none misses then."""
         pools, classes = enlarged(
             found.pools,
             lambda pools: _missing(found.of, pools),
@@ -454,9 +468,9 @@ class _Search:
         larger = replace(found, pools=pools)
         if classes is None:
             _, classes = _missing(found.of, pools, inf)
-            return larger, classes
+            return larger, classes, False
         if fleet_key(pools) == fleet_key(found.pools):
-            return larger, classes
+            return larger, classes, True
         # A pool that is larger may do the work of others.
         grown = {
             pool_key(after)
@@ -467,8 +481,8 @@ class _Search:
         if _usd_per_hour(smaller.asked, smaller.pools) < _usd_per_hour(larger.asked, larger.pools) - 1e-9:
             missing, then = _missing(smaller.of, smaller.pools)
             if not missing:
-                return smaller, then
-        return larger, classes
+                return smaller, then, True
+        return larger, classes, True
 
 
 Check = Callable[[Sequence[PoolPlan]], tuple[set[str], list[SimulatedClass]]]

@@ -183,6 +183,11 @@ class Plan:
         return own and (self.shared is None or self.shared.answer is not None)
 
     @property
+    def holds(self) -> bool:
+        """Whether no class misses its targets, as far as was simulated."""
+        return all(one.holds for one in self.simulated)
+
+    @property
     def gpus(self) -> dict[str, int]:
         found = dict(self.fleet.gpus) if self.fleet else {}
         if self.shared and self.shared.answer:
@@ -257,11 +262,12 @@ def _own_plan(
         return found
     on_progress(0, 0, "the same with prefill and decode apart")
     apart = planned(better, True)
-    if not apart.fleet or (found.confirmed and not apart.confirmed):
+    worse = found.fleet and ((found.confirmed and not apart.confirmed) or (found.holds and not apart.holds))
+    if not apart.fleet or worse:
         # What simulation could not confirm does not stand against what it did.
         return replace(found, outlooks=[_of_one_model_alone(one) for one in found.outlooks])
     simple = 1.0 - workload.constraints.simplicity
-    if found.fleet and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple:
+    if found.fleet and found.holds >= apart.holds and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple:
         return replace(found, apart=_beside(apart, found))
     return replace(apart, together=_beside(found, apart), outlooks=found.outlooks)
 
@@ -420,7 +426,8 @@ def _confirmed(
         rivals[vendor] = Alternative(gpus, usd, 0.0, confirmed=True)
         if usd < seen.answer.usd_per_hour and not asked.problem.vendor_share.any():
             other = confirmed(catalog, workload, question, reconsider, on_progress)
-            if other is not None and other.answer.usd_per_hour < seen.answer.usd_per_hour:
+            cheaper = other is not None and other.answer.usd_per_hour < seen.answer.usd_per_hour
+            if other is not None and cheaper and (other.holds or not seen.holds):
                 del rivals[vendor]
                 if len(used) == 1:
                     before = Alternative(seen.asked.gpus(seen.answer), seen.answer.usd_per_hour, 0.0, confirmed=True)
