@@ -92,7 +92,7 @@ def test_flips_to_absurd_fleets_are_none() -> None:
 def test_a_fleet_that_misses_when_simulated_is_not_called_confirmed(
     made: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = Target(2.0, 0.9)
+    target = Target(seconds=2.0, percentile=0.9)
     for seen_s, verdict in ((1.5, "Simulated: confirmed by 3"), (2.5, "Simulated, NOT confirmed: no fleet within")):
         one = SimulatedClass("chat", 900, seen_s, None, target, None)
         said = shown(replace(made, simulated=[one], confirmed=Confirmation(3, (31, 111))), monkeypatch, capsys)
