@@ -35,9 +35,6 @@ class MadeUpRedis:
     def write(self, key: str, value: Any, px: int) -> None:
         self._kept[key] = (value if isinstance(value, bytes) else str(value).encode(), self.now + px / 1000.0)
 
-    def replace(self, key: str, value: bytes) -> None:
-        self._kept[key] = value, self._kept[key][1]
-
 
 class Client:
     def __init__(self, redis: MadeUpRedis):
@@ -68,15 +65,19 @@ class Client:
         assert keys == 1
         first, *more = (one if isinstance(one, bytes) else str(one).encode() for one in given)
         found = redis.read(key)
-        if (found or b"") != first:
+        if script is module._PUT_BACK:
+            older = found is not None and found.startswith(b"free ") and int(found[5:]) < int(first)
+            if found is not None and not older:
+                return 0
+            redis.write(key, first, int(more[0]))
+            return 1
+        if (found or (first if script is module._RELEASE else b"")) != first:
             return 0
         if script is module._RENEW:
             redis.write(key, first, int(more[0]))
-        elif script is module._SWAP:
-            redis.write(key, more[0], int(more[1]))
         else:
-            assert script is module._RELEASE
-            redis.replace(key, more[0])
+            assert script in (module._SWAP, module._RELEASE)
+            redis.write(key, more[0], int(more[1]))
         return 1
 
 
@@ -221,6 +222,78 @@ def test_a_load_that_ended_is_not_waited_for_by_who_has_not_heard_of_its_end() -
         assert not await a.lease.claim(a.client, [SLOT], 600.0, {SLOT: Claim(redis.now + 500.0, b.lease.number)})
         redis.write(CLAIM_AT, b"free %d" % (b.lease.number + 1), 10**6)
         assert await a.lease.claim(a.client, [SLOT], 600.0, {SLOT: Claim(redis.now + 500.0, b.lease.number)})
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_load_that_ended_while_redis_was_away_is_not_waited_for(forgets: bool) -> None:
+    async def scenario() -> None:
+        redis = MadeUpRedis()
+        a, b = Site("a", redis, 0.0), Site("b", redis, 3.0)
+        await passes(redis, [a, b], HOLD_S + 3)
+        assert await a.lease.claim(a.client, [SLOT], 600.0, {})
+        await passes(redis, [a, b], 1)
+        assert SLOT in b.residents.claims
+        redis.away = True
+        with contextlib.suppress(ConnectionError):
+            await a.lease.release(a.client, [SLOT])
+        await passes(redis, [a, b], HOLD_S)
+        redis.away = False
+        if forgets:
+            redis.empty()
+        # The other, who still remembers the claim, is the first to see Redis again, and puts it back.
+        await b.turn([a, b])
+        await a.turn([a, b])
+        # It leads by then, without the first, and does not wait the ten minutes.
+        await passes(redis, [b], 2 * HOLD_S + 3)
+        assert held([b]) == ["b"]
+        assert b.lease.number > a.lease.number
+        assert await b.lease.claim(b.client, [SLOT], 600.0, b.residents.claims)
+
+    asyncio.run(scenario())
+
+
+def test_a_claim_is_put_back_over_the_mark_of_one_before_it() -> None:
+    """A Redis that forgot both has the older one's mark first: a third, who heard of neither, keeps away."""
+
+    async def scenario() -> None:
+        redis = MadeUpRedis()
+        a, b = Site("a", redis, 0.0), Site("b", redis, 3.0)
+        await passes(redis, [a, b], HOLD_S + 3)
+        assert await a.lease.claim(a.client, [SLOT], 600.0, {})
+        await a.lease.release(a.client, [SLOT])
+        await a.lease.give_up(a.client)
+        await b.turn([a, b])
+        assert held([a, b]) == ["b"]
+        assert await b.lease.claim(b.client, [SLOT], 600.0, {})
+        redis.empty()
+        await a.lease.keep(a.client, 0, {})
+        assert redis.read(CLAIM_AT) == b"free %d" % a.lease.number
+        await b.lease.keep(b.client, 0, {})
+        assert redis.read(CLAIM_AT) == b"%d" % b.lease.number
+        # And not the other way round.
+        await a.lease.keep(a.client, 0, {})
+        assert redis.read(CLAIM_AT) == b"%d" % b.lease.number
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_leads_again_has_another_number() -> None:
+    async def scenario() -> None:
+        redis = MadeUpRedis()
+        a = Site("a", redis, 0.0)
+        await passes(redis, [a], HOLD_S + 3)
+        first = a.lease.number
+        assert a.lease.held
+        redis.away = True
+        await passes(redis, [a], HOLD_S + 1)
+        assert not a.lease.held
+        redis.away = False
+        redis.empty()
+        await passes(redis, [a], 2 * HOLD_S + 3)
+        assert a.lease.held
+        assert a.lease.number > first
 
     asyncio.run(scenario())
 

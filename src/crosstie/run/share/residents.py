@@ -10,7 +10,8 @@ and do as it says. Rules, each for a fault that it stands against:
     claims   before a replica is touched it is claimed for as long as the load may take at most, by name, in Redis, and
              all are told. A load that goes on at the engine after its leader is gone is so waited for by the next one.
              Who knows of a claim that Redis has forgotten goes by it all the same, and puts it back. What was released
-             is not gone from Redis but marked so, because who has not heard of it could not tell that from forgotten
+             is not gone from Redis but marked so, because who has not heard of it could not tell that from forgotten;
+             who released it sees to it that the mark is there, as long as anybody may remember the claim
     number   every lease has a higher one than those before, and what a leader of a lower number says is not heard
 """
 
@@ -36,10 +37,16 @@ _SWAP = (
     "if (redis.call('get',KEYS[1]) or '')~=ARGV[1] then return 0 end "
     "redis.call('set',KEYS[1],ARGV[2],'px',ARGV[3]) return 1"
 )
-# The mark stays for as long as anybody may remember the claim.
+# The mark stays for as long as anybody may remember the claim, also in a Redis that has forgotten it.
 _RELEASE = (
-    "if redis.call('get',KEYS[1])~=ARGV[1] then return 0 end "
-    "redis.call('set',KEYS[1],ARGV[2],'px',math.max(redis.call('pttl',KEYS[1]),1)) return 1"
+    "if (redis.call('get',KEYS[1]) or ARGV[1])~=ARGV[1] then return 0 end "
+    "redis.call('set',KEYS[1],ARGV[2],'px',ARGV[3]) return 1"
+)
+# Where there is nothing, or a mark that is of before.
+_PUT_BACK = (
+    "local found=redis.call('get',KEYS[1]) "
+    "if found and tonumber(string.match(found,'^free (%d+)$') or ARGV[1])>=tonumber(ARGV[1]) then return 0 end "
+    "redis.call('set',KEYS[1],ARGV[1],'px',ARGV[2]) return 1"
 )
 
 
@@ -165,8 +172,9 @@ class Lease:
         self._until = -inf
         self.number = 0
         self._absent_since: float | None = None
-        # By slot, this gateway's own.
+        # By slot, this gateway's own; and those that it has released, until their time is over.
         self.claimed: dict[str, Claim] = {}
+        self._released: dict[str, Claim] = {}
 
     @property
     def held(self) -> bool:
@@ -184,6 +192,8 @@ class Lease:
         """Renews it, or takes it if it may; once a second. `known`: the highest number that was heard of. `claims`: of
         others, by slot, to be put back if Redis has lost them."""
         began, hold_ms = self._clock(), int(1000 * self._hold_s)
+        # Redis may have been away, or begun anew, and others would go by the claim.
+        await self._mark_released(client)
         if self.held:
             renewed = await client.eval(_RENEW, 1, self._at, self._value, hold_ms)
             if not renewed:
@@ -203,9 +213,10 @@ class Lease:
 
     async def _take(self, client: Any, found: bytes | None, known: int, hold_ms: int) -> None:
         number = await client.incr(f"{self._at}:number")
-        if number <= known:
+        before = max(known, self.number)
+        if number <= before:
             # A Redis that began anew counts from 1 again.
-            number = known + 1
+            number = before + 1
             await client.set(f"{self._at}:number", number)
         self.number = number
         began = self._clock()
@@ -215,12 +226,14 @@ class Lease:
             taken = await client.eval(_SWAP, 1, self._at, _FREE, self._value, hold_ms)
         if taken:
             self._until = began + self._hold_s - _margin(self._hold_s)
+            # Whenever it loses this one it watches anew.
+            self._absent_since = None
 
     async def _put_back(self, client: Any, claims: Mapping[str, Claim]) -> None:
         for slot, claim in claims.items():
             left_ms = int(1000 * (claim.until - self._clock()))
             if left_ms > 0:
-                await client.set(self._claim_at(slot), claim.value, nx=True, px=left_ms)
+                await client.eval(_PUT_BACK, 1, self._claim_at(slot), claim.value, left_ms)
 
     async def give_up(self, client: Any) -> None:
         """Whoever comes next need not wait. Also one that no longer counts on it says so, while Redis still does."""
@@ -238,6 +251,7 @@ class Lease:
             if not await client.eval(_SWAP, 1, self._claim_at(slot), found or b"", claim.value, int(1000 * for_s)):
                 return False
             self.claimed[slot] = claim
+            self._released.pop(slot, None)
         return self.held
 
     def _may_claim(self, slot: str, found: bytes | None, known: Claim | None) -> bool:
@@ -248,9 +262,15 @@ class Lease:
         return found is None or found.startswith(_FREE) or (own is not None and found == own.value)
 
     async def release(self, client: Any, slots: Collection[str]) -> None:
-        claims = {slot: claim for slot in slots if (claim := self.claimed.pop(slot, None)) is not None}
-        for slot, claim in claims.items():
-            await client.eval(_RELEASE, 1, self._claim_at(slot), claim.value, claim.released)
+        self._released |= {slot: claim for slot in slots if (claim := self.claimed.pop(slot, None)) is not None}
+        await self._mark_released(client)
+
+    async def _mark_released(self, client: Any) -> None:
+        now = self._clock()
+        self._released = {slot: claim for slot, claim in self._released.items() if claim.until > now}
+        for slot, claim in self._released.items():
+            left_ms = max(int(1000 * (claim.until - now)), 1)
+            await client.eval(_RELEASE, 1, self._claim_at(slot), claim.value, claim.released, left_ms)
 
     def _claim_at(self, slot: str) -> str:
         return f"{self._at}:claim:{slot}"
