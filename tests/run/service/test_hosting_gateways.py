@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from redis import Redis
 from tests.run.gateway.fakes import CATALOG, Running, fleet_of, running, until
 from tests.run.service.shared import MODELS, PATIENT, SPEED, shared_pool
 from tests.run.share.proxy import Proxy, proxy
@@ -83,6 +84,12 @@ def awake(made: EmulatedFleet) -> dict[int, list[str]]:
     return found
 
 
+def all_released(server: RedisServer) -> bool:
+    with Redis(port=server.port) as client:
+        claims = [client.get(key) for key in client.scan_iter("crosstie:host:*:claim:*")]
+    return all(str(one).startswith("b'free") for one in claims)
+
+
 def test_both_agree_on_what_is_loaded_and_one_loads(redis: RedisServer) -> None:
     async def run() -> None:
         # One machine with room for one model.
@@ -111,7 +118,12 @@ def test_a_leader_that_is_cut_off_stops_and_the_other_goes_on(redis: RedisServer
             (first,) = leading(sites)
             (second,) = [one for one in sites if one is not first]
             assert await first.status(A) == 200
-            number = first.leader.share.lease.number if first.leader.share else 0
+            assert first.leader.share is not None
+            assert second.leader.share is not None
+            lease, told = first.leader.share.lease, second.leader.share.residents
+            number = lease.number
+            # The load has ended, and so it is known; else the other would wait until it must have.
+            await until(lambda: not lease.claimed and not told.claims and all_released(redis))
             # The other model has asked for the place, and the first is about to leave it.
             slot = first.hosting.pools["shared"].slots[0]
             first.hosting.pools["shared"].residency.wanted(B, first.running.gateway.now(), lambda *_: 1)
@@ -121,7 +133,6 @@ def test_a_leader_that_is_cut_off_stops_and_the_other_goes_on(redis: RedisServer
             # It serves what is there, by the word of the engines.
             assert await first.status(A) == 200
             await until(lambda: second.leader.leads)
-            assert second.leader.share is not None
             assert second.leader.share.lease.number > number
             assert await second.status(B) == 200
             # It finds out by asking, and does not load the other over it.
