@@ -90,10 +90,12 @@ def _show_fleet(out: Output, demo: Demo) -> None:
     if plan.fleet is None:
         return
     gpus = ", ".join(f"{number} {name}" for name, number in plan.fleet.gpus.items())
-    say(out, f"Cheapest fleet of MI300X and H200: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
+    say(out, f"Cheapest fleet of both MI300X and H200: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
     for vendor, one in plan.single_vendor.items():
         if one is not None:
-            say(out, f"- {vendor} alone: {one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})")
+            cost = f"{dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})"
+            how = "simulated" if one.confirmed else "by closed forms alone"
+            say(out, f"- {vendor} alone: {one.label}, {cost}, {how}")
 
 
 def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
