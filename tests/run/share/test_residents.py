@@ -279,6 +279,38 @@ def test_a_claim_is_put_back_over_the_mark_of_one_before_it() -> None:
     asyncio.run(scenario())
 
 
+def test_a_mark_does_not_come_after_the_next_claim_of_the_same_leader() -> None:
+    """Its number is the same, so that in Redis both claims look alike."""
+
+    async def scenario() -> None:
+        redis = MadeUpRedis()
+        a = Site("a", redis, 0.0)
+        await passes(redis, [a], HOLD_S + 3)
+        assert await a.lease.claim(a.client, [SLOT], 600.0, {})
+        await a.lease.release(a.client, [SLOT])
+        redis.empty()
+        under_way, go_on, at_once = asyncio.Event(), asyncio.Event(), a.client.eval
+
+        async def slow(script: str, keys: int, key: str, *given: Any) -> int:
+            if script is module._RELEASE:
+                under_way.set()
+                await go_on.wait()
+            return await at_once(script, keys, key, *given)
+
+        a.client.eval = slow  # type: ignore[method-assign]
+        keeping = asyncio.create_task(a.lease.keep(a.client, 0, {}))
+        await under_way.wait()
+        claiming = asyncio.create_task(a.lease.claim(a.client, [SLOT], 600.0, {}))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        go_on.set()
+        await keeping
+        assert await claiming
+        assert redis.read(CLAIM_AT) == b"%d" % a.lease.number
+
+    asyncio.run(scenario())
+
+
 def test_a_leader_that_leads_again_has_another_number() -> None:
     async def scenario() -> None:
         redis = MadeUpRedis()

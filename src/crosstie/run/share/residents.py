@@ -15,6 +15,7 @@ and do as it says. Rules, each for a fault that it stands against:
     number   every lease has a higher one than those before, and what a leader of a lower number says is not heard
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Mapping
 from math import inf
 from typing import Annotated, Any, NamedTuple
@@ -175,6 +176,8 @@ class Lease:
         # By slot, this gateway's own; and those that it has released, until their time is over.
         self.claimed: dict[str, Claim] = {}
         self._released: dict[str, Claim] = {}
+        # One at a time: a mark for a claim that was released must not come after the next claim of the same leader.
+        self._claiming = asyncio.Lock()
 
     @property
     def held(self) -> bool:
@@ -193,7 +196,8 @@ class Lease:
         others, by slot, to be put back if Redis has lost them."""
         began, hold_ms = self._clock(), int(1000 * self._hold_s)
         # Redis may have been away, or begun anew, and others would go by the claim.
-        await self._mark_released(client)
+        async with self._claiming:
+            await self._mark_released(client)
         if self.held:
             renewed = await client.eval(_RENEW, 1, self._at, self._value, hold_ms)
             if not renewed:
@@ -242,17 +246,18 @@ class Lease:
 
     async def claim(self, client: Any, slots: Collection[str], for_s: float, known: Mapping[str, Claim]) -> bool:
         """Whether all of these are this gateway's for so long. `known`: of others, by slot."""
-        for slot in slots:
-            # By the clock of before it asked.
-            claim = Claim(self._clock() + for_s, self.number)
-            found = await client.get(self._claim_at(slot))
-            if not self.held or not self._may_claim(slot, found, known.get(slot)):
-                return False
-            if not await client.eval(_SWAP, 1, self._claim_at(slot), found or b"", claim.value, int(1000 * for_s)):
-                return False
-            self.claimed[slot] = claim
-            self._released.pop(slot, None)
-        return self.held
+        async with self._claiming:
+            for slot in slots:
+                # By the clock of before it asked.
+                claim = Claim(self._clock() + for_s, self.number)
+                found = await client.get(self._claim_at(slot))
+                if not self.held or not self._may_claim(slot, found, known.get(slot)):
+                    return False
+                if not await client.eval(_SWAP, 1, self._claim_at(slot), found or b"", claim.value, int(1000 * for_s)):
+                    return False
+                self.claimed[slot] = claim
+                self._released.pop(slot, None)
+            return self.held
 
     def _may_claim(self, slot: str, found: bytes | None, known: Claim | None) -> bool:
         """By what Redis has of that slot, and what was heard of it."""
@@ -262,8 +267,9 @@ class Lease:
         return found is None or found.startswith(_FREE) or (own is not None and found == own.value)
 
     async def release(self, client: Any, slots: Collection[str]) -> None:
-        self._released |= {slot: claim for slot in slots if (claim := self.claimed.pop(slot, None)) is not None}
-        await self._mark_released(client)
+        async with self._claiming:
+            self._released |= {slot: claim for slot in slots if (claim := self.claimed.pop(slot, None)) is not None}
+            await self._mark_released(client)
 
     async def _mark_released(self, client: Any) -> None:
         now = self._clock()
