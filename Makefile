@@ -7,8 +7,9 @@ PIP := CROSSTIE_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-versio
 # Environments of their own: the gateway as users install it, its peers, and vLLM for the processor.
 VENVS := .venvs
 AS_INSTALLED := $(abspath $(VENVS)/as-installed)
-# Two processes, and the programs that `make programs` may have brought.
-PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 2
+# Three processes on two cores, since a third of their time tests wait; and the programs that `make programs` may have
+# brought.
+PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 3
 # pytest keeps the test modules as it has rewritten them: where that is forbidden, each of its processes takes half a
 # minute of CPU to do it anew, and each command that a test starts compiles this package again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -36,14 +37,14 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # Tests that need nothing but this environment; tests/needs.py says how they are sorted.
-# Three processes, since a third of their time they wait; a file to each, so that what its tests share is made once.
+# A file to a process, so that what its tests share is made once.
 quick: $(VENV)/.dev
-	$(PYTEST) -n 3 --dist loadfile --quick
+	$(PYTEST) --dist loadfile --quick
 
 # A test that fails beside others is run once more, alone: one that then passes is printed, and a defect of that test;
 # a second failure, or a run that ended without naming one, fails all of it.
 unit: $(VENV)/.dev
-	$(PYTEST) -n 3 -rs $(if $(NO_SKIPS),--no-skips) || { test $$? = 1 && echo "once more, alone:" && \
+	$(PYTEST) -rs $(if $(NO_SKIPS),--no-skips) || { test $$? = 1 && echo "once more, alone:" && \
 	  $(PYTEST) -n 0 -v --last-failed --last-failed-no-failures none --maxfail 1; }
 
 # Programs that no wheel carries; where they cannot be had, the tests of them are skipped and say so.

@@ -16,6 +16,7 @@ from tests.small_workload import ALLOWED, Change, constrained, small, tables
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.decide.plan.market import PLANNED_BY
+from crosstie.decide.plan.plan import plan
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 TTFT = "ttft_ms = { p95 = 1000 }"
@@ -63,6 +64,23 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
     assert got.err == ""
 
 
+def test_a_fleet_that_no_simulation_confirms_is_no_answer(
+    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is shown and written as the one that comes nearest; scripts that buy by the exit status do not."""
+    monkeypatch.setattr("crosstie.decide.plan.plan.confirmed", lambda *args, **options: None)
+    # Anew: what is planned once is for all tests.
+    monkeypatch.setattr("crosstie.cli.plan.plan", plan)
+    file = small(tmp_path)
+    got = crosstie("plan", str(file), "--json", "--fleet", str(tmp_path / "fleet.toml"))
+    assert got.status == 1
+    made = json.loads(got.out)
+    assert (made["feasible"], made["targets_hold"], made["confirmed"]) == (True, False, None)
+    assert (tmp_path / "fleet.toml").exists()
+    quick = crosstie("plan", str(file), "--json", "--quick")
+    assert (quick.status, json.loads(quick.out)["targets_hold"]) == (0, None)
+
+
 def test_what_the_answer_leaves_out_is_there_on_request(quick_plan: Command, tmp_path: Path) -> None:
     got = quick_plan(small(tmp_path), "-v").out
     for part in ("Routing", "Cost by class", "80% intervals", "prices on-demand: mi300x", "limited by"):
@@ -70,7 +88,7 @@ def test_what_the_answer_leaves_out_is_there_on_request(quick_plan: Command, tmp
     assert "-v for" not in got
 
 
-KEYS = {"confirmed", "target_prices", "worth_measuring", "fleet_file", "sureness", "passed_over_unmeasured", "will_not_run", "mixture", "lighter_formats", "together", "apart", "apart_looked_at", "guide",
+KEYS = {"confirmed", "targets_hold", "target_prices", "worth_measuring", "fleet_file", "sureness", "passed_over_unmeasured", "will_not_run", "mixture", "lighter_formats", "together", "apart", "apart_looked_at", "guide",
     "format", "made", "calibration", "feasible", "workload", "prices", "price_kinds", "left_out", "replicas_considered", "obstacles",
     "fleet", "shared", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates", "too_dear_to_be_sure",
     "binding_limits", "cheaper_but_less_simple", "closed_form_usd_per_hour", "with_unmeasured_stacks",

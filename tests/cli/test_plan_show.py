@@ -98,3 +98,26 @@ def test_a_fleet_that_misses_when_simulated_is_not_called_confirmed(
         said = shown(replace(made, simulated=[one], confirmed=Confirmation(3, (31, 111))), monkeypatch, capsys)
         assert verdict in said
         assert ("MISSES its targets" in said) == (seen_s > 2.0)
+
+
+def test_a_class_without_targets_is_served_or_not(
+    made: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = SimulatedClass("batch", 900, None, None, None, None)
+    for changed, said in (
+        (one, "- batch: no targets, 900 requests served"),
+        (replace(one, refused=0.05, parked=0.05), "- batch: no targets, 900 requests, 5% turned away: NOT served"),
+        (replace(one, parked=0.05), "- batch: no targets, 900 requests, 5% wait for longer than 60 s: NOT served"),
+    ):
+        found = replace(made, simulated=[changed], confirmed=Confirmation(3, (31, 111)))
+        assert said in shown(found, monkeypatch, capsys)
+        assert found.holds == (changed is one)
+
+
+def test_a_search_that_found_nothing_says_so(
+    made: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = replace(made, search_failed=True)
+    assert not failed.holds
+    assert "NOT confirmed: simulation found no fleet that holds" in shown(failed, monkeypatch, capsys)
+    assert "NOT confirmed" not in shown(made, monkeypatch, capsys)

@@ -16,10 +16,11 @@ from crosstie.decide.plan.answer import MOST_TIMES, Alternative, FleetPlan, Pool
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.market import Item, Market
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
-from crosstie.decide.plan.plan import Plan, SimulatedClass
+from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.power import FleetPower
 from crosstie.decide.plan.report import horizon_usd
 from crosstie.decide.plan.shared import own_classes
+from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
 from crosstie.decide.plan.targets import FACTORS
 from crosstie.decide.plan.ways import Outlook
 from crosstie.port.preflight.effort import effort_of
@@ -278,8 +279,11 @@ def _target(name: str, target: Target) -> str:
 
 
 def _show_simulated(out: Output, plan: Plan) -> None:
-    if not plan.simulated:
+    if plan.search_failed:
+        say(out, "NOT confirmed: simulation found no fleet that holds; this one is by closed forms alone", "red")
+    elif not plan.simulated:
         say(out, "by closed forms alone: not confirmed by simulation", "dim")
+    if not plan.simulated:
         return
     if plan.confirmed:
         seeds = " and ".join(map(str, plan.confirmed.seeds))
@@ -336,8 +340,15 @@ def _seen(one: SimulatedClass) -> str:
             found.append(
                 f"{name} p{target.percentile * 100:g} {at} of {seconds(target.seconds)}{within}{')' if within else ''}"
             )
-    verdict = "holds" if one.holds else "MISSES its targets"
-    return f"{', '.join(found)}: {verdict}" if found else f"no targets, {one.requests:,} requests served"
+    if not found:
+        found = ["no targets", f"{one.requests:,} requests"]
+    if one.refused > MAY_BE_UNSERVED:
+        found.append(f"{share(one.refused)} turned away")
+    elif one.parked > MAY_BE_UNSERVED:
+        found.append(f"{share(one.parked)} wait for longer than {seconds(PARKED_S)}")
+    if one.ttft or one.tpot:
+        return f"{', '.join(found)}: {'holds' if one.holds else 'MISSES its targets'}"
+    return f"{', '.join(found)}{' served' if one.holds else ': NOT served'}"
 
 
 def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:

@@ -33,6 +33,7 @@ from crosstie.decide.plan.survey import offers, scaling_at, surveys, undominated
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 CHAT = one_class("chat", 6.0, {"median": 500, "p95": 3000}, {"mean": 150, "p95": 400}, (1.0, 0.9), (0.05, 0.9))
+FREE = one_class("batch", 1.0, ttft=None, tpot=None)
 # The cases of the issue: a few long prompts, or a tight TPOT, must not buy the fleet.
 LARGE = one_class(
     "chat", 10.0, {"median": 900, "p95": 7000}, {"median": 300, "p95": 1800}, (4.0, 0.95), (0.025, 0.9), "llama-3.1-405b"
@@ -61,18 +62,39 @@ def test_the_level_is_misses_over_those_allowed() -> None:
     assert level(CHAT, [*[answer()] * 45, *[answer(2.0)] * 4, answer(inf, inf)]) == pytest.approx(1.0)
     assert level(CHAT, [*good, answer(inf, inf), answer(inf, inf)]) == pytest.approx(5.0)
     assert level(CHAT, [answer(0.6)] * 20, 2.0) == pytest.approx(10.0)
-    free = one_class("batch", 1.0, ttft=None, tpot=None)
-    assert level(free, [answer(30.0)] * 20) == 0.0
-    assert level(free, [*good, answer(inf, inf), answer(100.0)]) > 1.0
+    assert level(FREE, [answer(30.0)] * 20) == 0.0
+    assert level(FREE, [*good, answer(inf, inf), answer(100.0)]) > 1.0
 
 
 def test_percentiles_of_answers() -> None:
     got = seen(CHAT, [answer(0.1 * n, 0.01 * n) for n in range(1, 11)])
-    assert got.ttft_s == pytest.approx(1.0)
+    assert got.ttft_s == pytest.approx(0.9)
     assert got.keeps_ttft == pytest.approx(1.0)
     assert got.keeps_tpot == pytest.approx(0.5)
     assert not got.holds
     assert seen(CHAT, [answer(inf, inf)] * 10).refused == 1.0
+
+
+@pytest.mark.parametrize(
+    ("of", "answers", "holds"),
+    [
+        (CHAT, [answer()] * 18 + [answer(2.0)] * 2, True),
+        (CHAT, [answer()] * 17 + [answer(2.0)] * 3, False),
+        (CHAT, [answer()] * 9 + [answer(tpot_s=0.06)], True),
+        # Answers of one token have no TPOT, and do not make up for those that have.
+        (CHAT, [answer()] * 8 + [answer(outputs=1)] * 2 + [answer(tpot_s=0.06)], False),
+        (CHAT, [answer()] * 98 + [answer(inf, inf)] * 2, True),
+        (CHAT, [answer()] * 97 + [answer(inf, inf)] * 3, False),
+        (FREE, [answer(59.0)] * 98 + [answer(61.0)] * 2, True),
+        (FREE, [answer(59.0)] * 97 + [answer(61.0)] * 3, False),
+        (FREE, [answer()] * 97 + [answer(inf, inf)] * 3, False),
+    ],
+)
+def test_the_search_and_its_report_agree_on_who_holds(
+    of: RequestClass, answers: list[SimulatedAnswer], holds: bool
+) -> None:
+    assert (level(of, answers) <= HOLDS) == holds
+    assert seen(of, answers).holds == holds
 
 
 class Steep(Bench):

@@ -6,7 +6,7 @@ certain; nothing that comes later can change either.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.decide.plan.reuse import encoding_tokens, hit_rate
-from crosstie.decide.plan.simulated import SimulatedClass
+from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
 from crosstie.decide.plan.survey import Scaling
 from crosstie.perf.hardware import Array
 from crosstie.route.build import Tables
@@ -41,9 +41,6 @@ _SEED = 57
 # other traffic. A run that asks how far a fleet is from that goes on until it has this many of them.
 HOLDS = 1.0
 FAR = 2.0
-# Classes without targets are served, not parked: as many may wait for longer than this as may be turned away. Whatever
-# percentile a class asks for, a fleet that is bought for this traffic turns away no more than so many.
-_IDLE_WAIT_S, _TURNED_AWAY = 60.0, 0.02
 
 # Which replicas under which promise; pools with their replicas; and of a class the misses over those allowed.
 PoolKey = tuple[Key, Tier]
@@ -62,10 +59,10 @@ class _Tally:
         self._since, self._until = measured[0].arrival_s, measured[-1].arrival_s
         self._classes, self._late = {one.name: one for one in classes}, late
         self._misses = {one.name: [0, 0, 0] for one in classes}
-        counts = dict.fromkeys(self.found, 0)
+        sent: dict[str, list[SimulatedRequest]] = {one.name: [] for one in classes}
         for request in measured:
-            counts[str(request.class_name)] += 1
-        self._most = {one.name: [most * share * counts[one.name] for share in _allowed(one)] for one in classes}
+            sent[str(request.class_name)].append(request)
+        self._most = {one.name: [most * allowed for allowed in _allowed(one, sent[one.name])] for one in classes}
 
     def add(self, answer: SimulatedAnswer) -> None:
         request = answer.request
@@ -78,33 +75,39 @@ class _Tally:
         for k, missed in enumerate(_missed(self._classes[name], answer, self._late)):
             if missed:
                 misses[k] += 1
-                self.certain = self.certain or misses[k] > most[k]
+                self.certain = self.certain or misses[k] > most[k] + 1e-9
 
 
 def _missed(one: RequestClass, answer: SimulatedAnswer, late: float) -> tuple[bool, bool, bool]:
     """Whether an answer misses TTFT and TPOT, or never came; without a target of TTFT it may wait, but not be
     parked."""
-    first = answer.ttft_s * late > one.ttft.seconds if one.ttft else answer.ttft_s > _IDLE_WAIT_S
+    first = answer.ttft_s * late > one.ttft.seconds if one.ttft else answer.ttft_s > PARKED_S
     never = answer.pool is None
-    return first, one.tpot is not None and (never or answer.tpot_s > one.tpot.seconds), never
+    later = one.tpot is not None and answer.request.output_tokens > 1 and (never or answer.tpot_s > one.tpot.seconds)
+    return first, later, never
 
 
-def _allowed(one: RequestClass) -> tuple[float, float, float]:
-    """Shares of its requests for which that may be so."""
-    ttft = 1.0 - one.ttft.percentile if one.ttft else _TURNED_AWAY
-    return ttft, 1.0 - one.tpot.percentile if one.tpot else 1.0, _TURNED_AWAY
+def _allowed(one: RequestClass, requests: Sequence[SimulatedRequest]) -> tuple[float, float, float]:
+    """Of how many of its requests that may be so. Of a single token there is no TPOT."""
+    ttft = 1.0 - one.ttft.percentile if one.ttft else MAY_BE_UNSERVED
+    tpot = 1.0 - one.tpot.percentile if one.tpot else 1.0
+    several = sum(request.output_tokens > 1 for request in requests)
+    return ttft * len(requests), tpot * several, MAY_BE_UNSERVED * len(requests)
 
 
 def level(one: RequestClass, answers: Sequence[SimulatedAnswer], late: float = 1.0) -> float:
-    """Requests that miss a target, or are turned away, over those that may: above 1 the class misses its percentiles.
+    """Requests that miss a target, or are turned away, over those that may: above 1 the class misses its percentiles,
+    and `seen` says so, too.
 
     `late`: on simulated TTFT. Those turned away miss every target.
     """
     if not answers:
         return 0.0
-    missed = [_missed(one, answer, late) for answer in answers]
-    over = [sum(one[k] for one in missed) / share for k, share in enumerate(_allowed(one))]
-    return max(over) / len(answers)
+    allowed = _allowed(one, [answer.request for answer in answers])
+    missed = np.array([_missed(one, answer, late) for answer in answers]).sum(axis=0)
+    over = (float(count) / most for count, most in zip(missed, allowed, strict=True) if count)
+    # Two of twenty are one in ten, which 1 - 0.9 of twenty is not to the last bit.
+    return round(max(over, default=0.0), 9)
 
 
 class Bench:
@@ -274,14 +277,15 @@ def seen(one: RequestClass, answers: Sequence[SimulatedAnswer], factor: float = 
     def at(values: Array, target: Target | None) -> tuple[float | None, float | None]:
         if target is None or not len(values):
             return None, None
-        ranked = np.sort(values)
-        place = min(int(target.percentile * len(ranked)), len(ranked) - 1)
-        return float(ranked[place]), float((values <= target.seconds).mean())
+        # The least that so many keep, as misses are counted: with one in ten allowed, the ninth of ten.
+        place = max(ceil(target.percentile * len(values) - 1e-9) - 1, 0)
+        return float(np.sort(values)[place]), float((values <= target.seconds).mean())
 
     ttft_s, keeps_ttft = at(first, one.ttft)
     tpot_s, keeps_tpot = at(later, one.tpot)
     refused = sum(answer.pool is None for answer in answers) / max(len(answers), 1)
+    parked = float((first > PARKED_S).mean()) if len(first) and one.ttft is None else 0.0
     return SimulatedClass(
         name=one.name, requests=len(answers), ttft_s=ttft_s, tpot_s=tpot_s, ttft=one.ttft, tpot=one.tpot,
-        keeps_ttft=keeps_ttft, keeps_tpot=keeps_tpot, refused=refused,
+        keeps_ttft=keeps_ttft, keeps_tpot=keeps_tpot, refused=refused, parked=parked,
     )  # fmt: skip

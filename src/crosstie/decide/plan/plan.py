@@ -146,9 +146,11 @@ class Plan:
     measure_commands: list[str] = field(default_factory=list)
     # What being more or less sure costs; empty without calibration.
     sureness: list[Sureness] = field(default_factory=list)
-    # The classes as simulated, and how that was; None where the fleet is by closed forms alone.
+    # The classes as simulated, and how that was; None where the fleet is by closed forms alone, also where one that
+    # holds was looked for by simulation and not found.
     simulated: list[SimulatedClass] = field(default_factory=list)
     confirmed: Confirmation | None = None
+    search_failed: bool = False
     # What each target costs, moved both ways.
     targets: list[TargetPrice] = field(default_factory=list)
     # Limits of the workload that make it dearer.
@@ -185,7 +187,7 @@ class Plan:
     @property
     def holds(self) -> bool:
         """Whether no class misses its targets, as far as was simulated."""
-        return all(one.holds for one in self.simulated)
+        return not self.search_failed and all(one.holds for one in self.simulated)
 
     @property
     def gpus(self) -> dict[str, int]:
@@ -347,7 +349,9 @@ def _best_plan(
     seen = _confirmed(catalog, sized, surveyed, asked, each, on_progress, not alone) if confirm else None
     scaling = scaling_at(each)
     rivals: dict[str, Alternative] = {}
-    if seen is not None:
+    if seen is None:
+        bare = replace(bare, search_failed=confirm)
+    else:
         agreed, rivals = seen
         held = Confirmation(agreed.simulations, agreed.seeds, dict(agreed.asked.correction))
         bare = replace(bare, simulated=agreed.classes, confirmed=held)

@@ -92,10 +92,13 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
                 "predicted_within_ttft": one.predicted_ttft,
                 "predicted_within_tpot": one.predicted_tpot,
                 "turned_away": one.refused,
+                "parked": one.parked,
             }
             for one in plan.simulated
         ],
         "confirmed": to_builtins(plan.confirmed),
+        # Null where nothing was simulated.
+        "targets_hold": plan.holds if plan.simulated or plan.search_failed else None,
         "target_prices": [{**to_builtins(one), "at_floor": one.at_floor} for one in plan.targets],
         "by_estimates": to_builtins(plan.by_estimates),
         "too_dear_to_be_sure": _too_dear(plan.too_dear),

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 from crosstie.core.workload import Target
 
+# Whatever percentile a class asks for, a fleet that is bought for this traffic turns away no more than so many. Classes
+# without a target of TTFT are served, not parked: no more than that may wait for longer than this.
+MAY_BE_UNSERVED, PARKED_S = 0.02, 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class SimulatedClass:
@@ -22,8 +26,13 @@ class SimulatedClass:
     predicted_tpot: float | None = None
     # Of those sent, turned away because no replica had room in time; they count as late.
     refused: float = 0.0
+    # Without a target of TTFT, those that waited for longer than `PARKED_S`, or were turned away.
+    parked: float = 0.0
 
     @property
     def holds(self) -> bool:
         pairs = ((self.ttft_s, self.ttft), (self.tpot_s, self.tpot))
-        return all(seen <= target.seconds for seen, target in pairs if seen is not None and target is not None)
+        served = max(self.refused, self.parked) <= MAY_BE_UNSERVED
+        return served and all(
+            seen <= target.seconds for seen, target in pairs if seen is not None and target is not None
+        )
