@@ -202,7 +202,7 @@ def measured(catalog: Catalog, work: Workload) -> dict[str, Any]:
     row |= {
         "quick_usd": round(quick.usd_per_hour, 2), "plan_usd": round(made.usd_per_hour, 2),
         "plan": ", ".join(f"{pool.replicas} x {pool.deployment.label}" for pool in made.fleet.pools),
-        "confirmed": made.confirmed is not None, "cpu_s": round(time.process_time() - started, 2),
+        "confirmed": made.confirmed is not None and made.holds, "cpu_s": round(time.process_time() - started, 2),
     }  # fmt: skip
     searched = Searched(catalog, work)
     row["held"] = searched.holds([pool for pool in made.fleet.pools if pool.carried], FRESH)
