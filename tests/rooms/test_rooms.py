@@ -3,8 +3,10 @@
 import ast
 import importlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import crosstie
@@ -105,6 +107,44 @@ def test_a_climbing_import_would_be_caught() -> None:
     assert climbs("perf", "import crosstie.cli.main") == ["cli"]
     assert climbs("run.wire", "import crosstie.run.gateway.gateway") == ["run.gateway"]
     assert climbs("cli", "from crosstie.perf.step import step") == []
+
+
+FROM = re.compile(r"^[ \t]*from +(crosstie[\w.]*) +import +(?:\(([^)]*)\)|(.*))", re.MULTILINE)
+
+
+def circles(texts: Mapping[str, str]) -> list[list[str]]:
+    """Modules that import each other, straight or by way of others; `texts`: what stands in each."""
+    place = {name: index for index, name in enumerate(texts)}
+    reach = np.eye(len(place), dtype=np.float32)
+    for name, text in texts.items():
+        named = imports(text)
+        for whose, several, one in FROM.findall(text):
+            named |= {f"{whose}.{what.split()[0]}" for what in (several or one).split(",") if what.strip()}
+        for other in named & place.keys() - {name}:
+            reach[place[name], place[other]] = 1.0
+    # In two steps what is reached in one, until that is no more.
+    while (further := np.minimum(reach @ reach, 1.0)).sum() > reach.sum():
+        reach = further
+    every = np.array(list(texts))
+    found = {tuple(every[row]) for row in (reach * reach.T) > 0.0}
+    return sorted(sorted(names) for names in found if len(names) > 1)
+
+
+def test_no_circle_has_more_than_two_files() -> None:
+    texts = {dotted(module).removesuffix(".__init__"): module.read_text() for module in MODULES}
+    assert [names for names in circles(texts) if len(names) > 2] == []
+
+
+def test_a_circle_would_be_caught() -> None:
+    texts = {
+        "crosstie": "from crosstie.a import x",
+        "crosstie.a": "from crosstie.b import (\n    x,\n)",
+        "crosstie.b": "import crosstie",
+        "crosstie.c": "from crosstie import d as e, a",
+        "crosstie.d": "def f():\n    from crosstie.c import g",
+        "crosstie.h": "from crosstie.d import i",
+    }
+    assert circles(texts) == [["crosstie", "crosstie.a", "crosstie.b"], ["crosstie.c", "crosstie.d"]]
 
 
 def test_every_folder_is_a_known_room() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 
-import crosstie
 from crosstie.core.errors import BadData, BadInput, BadParameter
 from crosstie.core.progress import OnProgress, Progress, no_progress
 from crosstie.port.kernels.compilation import Compilation
@@ -100,7 +99,7 @@ def _child(
 ) -> dict[str, Any]:  # fmt: skip
     asked = msgspec.to_builtins(options, enc_hook=str)
     request = {**asked, "jobs": jobs, "collect_timeout_s": _COLLECT_TIMEOUT_S, "device": target.device}
-    home = str(Path(crosstie.__file__).parent)
+    home = str(Path(__file__).parents[2])
     with tempfile.TemporaryFile() as printed:
         try:
             child = subprocess.Popen(
