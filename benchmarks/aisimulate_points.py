@@ -21,11 +21,11 @@ from crosstie.catalog.calibration import LEVELS, MODE_LEVELS
 from crosstie.catalog.library import Catalog
 from crosstie.core.estimate import CONSTANTS
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS, Inputs, left_out_groups, read_inputs
-from crosstie.prove.calibration.cases import Case, Cases, measured_subject
+from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject
 from crosstie.prove.calibration.columns import NOT_SPECULATIVE, UNPREDICTABLE, number, reason_of
 from crosstie.prove.calibration.predict import QUANTITIES, quantity_of
 from crosstie.prove.calibration.regression import Regression, gather
-from crosstie.prove.calibration.results import Point, read_results
+from crosstie.prove.calibration.results import OperatingPoint, read_results
 
 OUT = Path(__file__).parent / "results" / "aisimulate-points.csv"
 SEED = 17
@@ -39,11 +39,11 @@ COLUMNS = ("point", "mode", "vendor", "accelerator", "engine", "model", "experts
            "ttft_statistic", "tpot_statistic", "ttft_s", "tpot_s", "tokens_per_s",
            "left_out_ttft_s", "left_out_tpot_s", "left_out_tokens_per_s", "reason")  # fmt: skip
 Cells = dict[str, str | float]
-Drawn = Case | tuple[Point, str]
+Drawn = MeasuredCase | tuple[OperatingPoint, str]
 _NAMES = {"ttft_mean": "ttft_s", "ttft_p50": "ttft_s", "tpot": "tpot_s", "output_tokens_per_s": "tokens_per_s"}
 
 
-def unsaid(catalog: Catalog) -> Iterator[tuple[Point, str]]:
+def unsaid(catalog: Catalog) -> Iterator[tuple[OperatingPoint, str]]:
     """Closed loops that the rows do not let one lay out, with the reason."""
     resolve = Cases(catalog)
     for point in read_results(*SHIPPED_RESULTS[:2]).points:
@@ -74,11 +74,11 @@ def left_out(catalog: Catalog, inputs: Inputs) -> dict[tuple[str, str], float]:
     return found
 
 
-def key_of(point: Point) -> str:
+def key_of(point: OperatingPoint) -> str:
     return repr(sorted(point.conditions.items()))
 
 
-def drawn(catalog: Catalog, cases: Sequence[Case]) -> Iterator[Drawn]:
+def drawn(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Iterator[Drawn]:
     """So many of each kind, in an order of which every beginning is a sample too."""
     kinds: dict[tuple[str, str], list[Drawn]] = {}
     for case in cases:
@@ -88,14 +88,16 @@ def drawn(catalog: Catalog, cases: Sequence[Case]) -> Iterator[Drawn]:
     chosen: list[list[Drawn]] = []
     for mode, sizes in SIZES.items():
         for vendor, size in zip(("NVIDIA", "AMD"), sizes, strict=True):
-            every = sorted(kinds[mode, vendor], key=lambda one: key_of(one.point if isinstance(one, Case) else one[0]))
+            every = sorted(
+                kinds[mode, vendor], key=lambda one: key_of(one.point if isinstance(one, MeasuredCase) else one[0])
+            )
             print(f"{mode or 'plain'}, {vendor}: {size} of {len(every)}")
             chosen.append(random.Random(SEED).sample(every, size))
     for turn in zip_longest(*chosen):
         yield from (one for one in turn if one is not None)
 
 
-def cells_of(case: Case, ours: dict[tuple[str, str], float]) -> Cells:
+def cells_of(case: MeasuredCase, ours: dict[tuple[str, str], float]) -> Cells:
     made, split = case.deployment, case.deployment.parallelism
     draft = made.speculation
     cells: Cells = {
@@ -144,21 +146,23 @@ def write(chosen: Sequence[Drawn], ours: dict[tuple[str, str], float], catalog: 
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for index, one in enumerate(chosen):
-            point = one.point if isinstance(one, Case) else one[0]
+            point = one.point if isinstance(one, MeasuredCase) else one[0]
             if "?" in point["spec_decode"] + point["disagg"]:
                 # How it was served is a guess of whoever collected the row.
                 continue
-            writer.writerow({"point": index} | (cells_of(one, ours) if isinstance(one, Case) else bare(one, catalog)))
+            writer.writerow(
+                {"point": index} | (cells_of(one, ours) if isinstance(one, MeasuredCase) else bare(one, catalog))
+            )
     print(f"of {len(chosen)} points those whose kind is known are in {OUT.name}")
 
 
-def bare(one: tuple[Point, str], catalog: Catalog) -> Cells:
+def bare(one: tuple[OperatingPoint, str], catalog: Catalog) -> Cells:
     point, reason = one
     accelerator = catalog.accelerator(point["accelerator"])
     return {"mode": mode_of(point), "vendor": accelerator.vendor, "accelerator": accelerator.id, "reason": reason}
 
 
-def mode_of(point: Point) -> str:
+def mode_of(point: OperatingPoint) -> str:
     said = {"speculative": point["spec_decode"], "apart": point["disagg"]}
     return " and ".join(word for word, cell in said.items() if cell.casefold() not in NOT_SPECULATIVE)
 

@@ -48,7 +48,7 @@ from crosstie.host.expected import expect
 from crosstie.host.hosted import Hosted, KeepingWorth, ResidencySettings
 from crosstie.host.sizes import hosted_model, load_path, room_bytes
 from crosstie.perf.memory import gpu_weight_bytes
-from crosstie.sim.hosting import HostingResult, Traffic, host
+from crosstie.sim.hosting import HostedTraffic, HostingResult, host
 
 ACCELERATORS = ("mi350x", "b200")
 GPUS = (3, 4, 5, 6, 8)
@@ -194,7 +194,7 @@ def hosted_on(catalog: Catalog, accelerator: str, load_from: str) -> tuple[list[
     return hosted, min(room_bytes(one, path, len(every)) for one in deployments)
 
 
-def shifting(count: int, seed: int, hours: float = HOURS, requests_per_s: float = REQUESTS_PER_S) -> Traffic:
+def shifting(count: int, seed: int, hours: float = HOURS, requests_per_s: float = REQUESTS_PER_S) -> HostedTraffic:
     chance = np.random.default_rng(seed)
     span_s = hours * 3600.0
     total = int(chance.poisson(requests_per_s * span_s))
@@ -213,7 +213,7 @@ def shifting(count: int, seed: int, hours: float = HOURS, requests_per_s: float 
             one = int(chance.integers(count))
             other = int(np.clip(one + chance.integers(-DRIFT_RANKS, DRIFT_RANKS + 1), 0, count - 1))
             ranked[one], ranked[other] = ranked[other], ranked[one]
-    return Traffic(at, wanted, chance.lognormal(math.log(6.0), 0.7, len(at)))
+    return HostedTraffic(at, wanted, chance.lognormal(math.log(6.0), 0.7, len(at)))
 
 
 def row(found: list[HostingResult]) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def expected(catalog: Catalog, seed: int) -> str:
         shares = 1.0 / np.arange(1, count + 1)
         shares /= shares.sum()
         span_s = EXPECTED_REQUESTS / rate
-        asked = Traffic(
+        asked = HostedTraffic(
             np.sort(chance.uniform(0.0, span_s, EXPECTED_REQUESTS)),
             chance.choice(count, EXPECTED_REQUESTS, p=shares),
             np.full(EXPECTED_REQUESTS, 3.0),

@@ -26,13 +26,13 @@ from crosstie.catalog.lengths import cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import Constraints, RequestClass, Target, Workload
 from crosstie.decide.plan.answer import PoolPlan, fleet_plan
-from crosstie.decide.plan.bench import Bench, level
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, scaling_of, surveys
+from crosstie.decide.plan.trials import Trials, level
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gpt-oss-120b", "deepseek-v3", "llama-3.1-405b")
 ACCELERATORS = ("mi300x", "mi355x", "h200", "b200")
@@ -108,7 +108,7 @@ class Searched:
         everything = surveys(catalog, work, [item.accelerator for item in priced.items], gate=Gate(catalog, work))
         every = offers(of_one_stack(everything, scaling), scaling, peak=peak_of(work))
         self.asked = choice(every, priced, work)
-        self.bench = Bench(catalog, work, work.classes[0].model, scaling, self.asked.peak)
+        self.trials = Trials(catalog, work, work.classes[0].model, scaling, self.asked.peak)
         self.simulations = 0
 
     def pools(self) -> list[PoolPlan]:
@@ -132,7 +132,7 @@ class Searched:
         self.simulations += len(seeds)
         one, found = self.work.classes[0], []
         for seed in seeds:
-            found.append(level(one, self.bench.run(pools, 1.0, seed, float(len(seeds)))[one.name]))
+            found.append(level(one, self.trials.run(pools, 1.0, seed, float(len(seeds)))[one.name]))
             if sum(found) > len(seeds):
                 return False
         return True

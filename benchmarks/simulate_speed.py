@@ -30,7 +30,7 @@ from crosstie.catalog.traces import Trace
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, Pool, ServedClass
 from crosstie.core.workload import Target
-from crosstie.decide.plan.run_result import Case
+from crosstie.decide.plan.run_result import SimulatedCase
 from crosstie.decide.plan.runs import run
 from crosstie.decide.plan.traffic import recorded
 from crosstie.sim.fleet import FleetSimulator, SimulatedRequest
@@ -123,7 +123,7 @@ def main() -> None:
     large = fleet_of(50, ("h100-sxm", "mi300x"))
     count = options.day or options.requests
     traffic = recorded(day(count), large, class_name="chat", requests_per_s=None, load=1.0, count=None, seed=0)
-    case = Case(label="day", fleet=large, policy="cheapest-meeting-target")
+    case = SimulatedCase(label="day", fleet=large, policy="cheapest-meeting-target")
     if not options.day:
         for replicas in (1, 4):
             found[f"small, {replicas} replicas"] = small(catalog, replicas, options)

@@ -16,8 +16,8 @@ from crosstie.catalog.calibration import (
     LEVELS,
     SINCE,
     Calibration,
+    CalibrationSubject,
     Level,
-    Subject,
     architecture_of,
     calibration_text,
     empty,
@@ -36,7 +36,7 @@ from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.perf.hardware import CEILINGS, Hardware
 from crosstie.perf.step import gpu_s, shape
 
-HERE = Subject("NVIDIA", "hopper", "h200", "vllm", "8-bit", "dense", "32 x 4096, 8B", "plain layout")
+HERE = CalibrationSubject("NVIDIA", "hopper", "h200", "vllm", "8-bit", "dense", "32 x 4096, 8B", "plain layout")
 
 
 def one(**parts: float) -> tuple[float, ...]:

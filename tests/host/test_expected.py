@@ -7,7 +7,7 @@ import pytest
 
 from crosstie.host.expected import expect
 from crosstie.host.hosted import Hosted
-from crosstie.sim.hosting import Traffic, host
+from crosstie.sim.hosting import HostedTraffic, host
 
 SIZES = (2, 4, 8, 8, 10, 15, 16, 20, 27, 30, 33, 40, 50, 70, 75)
 RATES = 0.1 / np.arange(1, 16) / float(np.sum(1.0 / np.arange(1, 16)))
@@ -26,7 +26,7 @@ def simulated(rooms: list[float], span_s: float = 100_000.0) -> tuple[float, flo
     chance = np.random.default_rng(4)
     count = int(chance.poisson(RATES.sum() * span_s))
     kinds = chance.choice(len(RATES), count, p=RATES / RATES.sum())
-    traffic = Traffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, np.full(count, 3.0))
+    traffic = HostedTraffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, np.full(count, 3.0))
     found = host(shelf(), rooms, traffic, warm_up_s=span_s / 4.0, ahead=False)
     return found.cold_share, found.evictions_per_hour
 

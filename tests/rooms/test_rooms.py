@@ -147,6 +147,19 @@ def test_a_circle_would_be_caught() -> None:
     assert circles(texts) == [["crosstie", "crosstie.a", "crosstie.b"], ["crosstie.c", "crosstie.d"]]
 
 
+# What agents ask and are answered has the name of its command; a cell of the board, that of what the router writes to.
+ONE_NAME_TWICE = {"cli/mcp_tools.py", "cli/mcp_answers.py", "route/load.py"}
+
+
+def test_a_class_has_its_name_to_itself() -> None:
+    found: dict[str, list[str]] = {}
+    for module in MODULES:
+        if module.relative_to(SOURCE).as_posix() not in ONE_NAME_TWICE:
+            for name in re.findall(r"^class ([A-Z]\w*)", module.read_text(), re.MULTILINE):
+                found.setdefault(name, []).append(dotted(module))
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
 def test_every_folder_is_a_known_room() -> None:
     assert {room_of(dotted(m)) for m in MODULES if m.parent != SOURCE and m.parent.name not in WINGS} == set(ROOMS)
 

@@ -5,26 +5,26 @@ import pytest
 from benchmarks.hosting import LRU
 
 from crosstie.host.hosted import Hosted, ResidencySettings
-from crosstie.sim.hosting import HostingResult, Traffic, host
+from crosstie.sim.hosting import HostedTraffic, HostingResult, host
 
 
-def traffic(*requests: tuple[float, int, float]) -> Traffic:
+def traffic(*requests: tuple[float, int, float]) -> HostedTraffic:
     """(when, which model, how long)."""
     at, model, takes = zip(*requests, strict=True)
-    return Traffic(np.array(at, float), np.array(model), np.array(takes, float))
+    return HostedTraffic(np.array(at, float), np.array(model), np.array(takes, float))
 
 
 def pair(load_s: float = 10.0) -> list[Hosted]:
     return [Hosted("a", 10.0, load_s), Hosted("b", 10.0, load_s)]
 
 
-def popular(models: int, rate: float, span_s: float, seed: int = 3) -> Traffic:
+def popular(models: int, rate: float, span_s: float, seed: int = 3) -> HostedTraffic:
     """Zipf's law, Poisson arrivals, requests of five seconds."""
     chance = np.random.default_rng(seed)
     weights = 1.0 / np.arange(1, models + 1)
     count = int(chance.poisson(rate * span_s))
     kinds = chance.choice(models, count, p=weights / weights.sum())
-    return Traffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, np.full(count, 5.0))
+    return HostedTraffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, np.full(count, 5.0))
 
 
 def shelf() -> list[Hosted]:
@@ -53,7 +53,7 @@ def test_what_comes_during_the_warm_up_is_not_counted() -> None:
 
 
 def test_no_requests_are_no_trouble() -> None:
-    empty = Traffic(np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
+    empty = HostedTraffic(np.zeros(0), np.zeros(0, np.int64), np.zeros(0))
     found = host(pair(), [20.0], empty)
     assert (found.requests, found.cold_share, found.evictions_per_hour, found.wait_s(0.5)) == (0, 0.0, 0.0, 0.0)
 
@@ -107,7 +107,7 @@ def test_a_hot_model_stays_among_cold_ones_that_come_and_go() -> None:
         kinds.append(np.full(count, place))
     order = np.argsort(np.concatenate(at))
     takes_s = chance.lognormal(0.0, 0.5, len(order))
-    traffic = Traffic(np.concatenate(at)[order], np.concatenate(kinds)[order].astype(np.int64), takes_s)
+    traffic = HostedTraffic(np.concatenate(at)[order], np.concatenate(kinds)[order].astype(np.int64), takes_s)
     found = host([Hosted(name, 10.0, 1.0) for name in "abcdef"], [20.0], traffic, warm_up_s=600.0, ahead=False)
     hot = found.counts.by_model["a"]
     assert (hot.asked, hot.evictions, hot.cold_waits) == (21_653, 0, 3)

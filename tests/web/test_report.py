@@ -11,7 +11,7 @@ from tests.small_workload import small_text
 
 from crosstie.cli.html import give
 from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table, taken_down
-from crosstie.web.report import Column, Heading, Line, Part, Report, Table, write_report
+from crosstie.web.report import Heading, Line, Report, ReportPart, Table, TableColumn, write_report
 
 # What somebody could name a model, a class or a file.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&quot;'"
@@ -46,7 +46,7 @@ class Page(HTMLParser):
             self.words += data
 
 
-def page(parts: list[Part], title: str = "T", document: object = None) -> Page:
+def page(parts: list[ReportPart], title: str = "T", document: object = None) -> Page:
     made = Report(title=title, command="crosstie x", made="2026-01-01", version="1", parts=parts, document=document)
     return Page(write_report(made))
 
@@ -75,8 +75,14 @@ def test_what_is_shown_is_taken_down_and_not_printed(capsys: pytest.CaptureFixtu
         Line("second", "caution", item=True),
         Line("crosstie fit llama-3.1-8b --on mi300x", verbatim=True),
         Line("only a remark", "note"),
-        Table([Column("pool"), Column("$/h", right=True), Column("why", prose=True)], [["a", "1.00", "it is cheap"]]),
-        Table([Column(""), Column("mi300x", right=True), Column("h200", right=True)], [["TPOT", "10 ms", "11 ms"]]),
+        Table(
+            [TableColumn("pool"), TableColumn("$/h", right=True), TableColumn("why", prose=True)],
+            [["a", "1.00", "it is cheap"]],
+        ),
+        Table(
+            [TableColumn(""), TableColumn("mi300x", right=True), TableColumn("h200", right=True)],
+            [["TPOT", "10 ms", "11 ms"]],
+        ),
     ]
     shown()
     assert "the answer" in capsys.readouterr().out
@@ -105,10 +111,10 @@ def test_a_page_has_every_word_of_the_screen() -> None:
 
 
 def test_what_others_named_is_never_markup() -> None:
-    hostile: list[Part] = [
+    hostile: list[ReportPart] = [
         Line(HOSTILE), Heading(HOSTILE), Line(HOSTILE, item=True), Line(HOSTILE, verbatim=True),
-        Table([Column(HOSTILE), Column("b")], [[HOSTILE, HOSTILE]]),
-        Table([Column(f"{HOSTILE}{n}") for n in range(9)], [[HOSTILE] * 9]),
+        Table([TableColumn(HOSTILE), TableColumn("b")], [[HOSTILE, HOSTILE]]),
+        Table([TableColumn(f"{HOSTILE}{n}") for n in range(9)], [[HOSTILE] * 9]),
     ]  # fmt: skip
     made = page(hostile, title=HOSTILE, document={"name": HOSTILE, HOSTILE: [HOSTILE]})
     assert made.tags.count("script") == 1
@@ -118,8 +124,8 @@ def test_what_others_named_is_never_markup() -> None:
 
 
 def test_a_table_that_no_sheet_holds_becomes_blocks() -> None:
-    narrow = Table([Column("pool"), Column("$/h", right=True)], [["a", "1"]])
-    wide = Table([Column(f"column {n}") for n in range(12)], [["eleven letters"] * 12])
+    narrow = Table([TableColumn("pool"), TableColumn("$/h", right=True)], [["a", "1"]])
+    wide = Table([TableColumn(f"column {n}") for n in range(12)], [["eleven letters"] * 12])
     assert page([narrow]).tags.count("table") == 1
     made = page([wide])
     assert "table" not in made.tags

@@ -28,7 +28,7 @@ _WIDTHS = ("4-bit", "8-bit", "16-bit")
 _FURTHEST = 20.0
 
 
-class Subject(NamedTuple):
+class CalibrationSubject(NamedTuple):
     """What a measurement or an estimate is of, in the words that scopes are made of."""
 
     vendor: str
@@ -146,12 +146,12 @@ ALL_LEVELS = (*LEVELS, *(level for levels in MODE_LEVELS.values() for level in l
 SINCE = ("2025-01", "2025-07", "2026-01", "2026-07")
 
 
-def scopes(subject: Subject) -> list[str]:
+def scopes(subject: CalibrationSubject) -> list[str]:
     """The scopes that a subject falls in, in the order of LEVELS; none for a word that is not known."""
     return [scope for level in ALL_LEVELS for scope in scopes_of(level, subject)]
 
 
-def scopes_of(level: Level, subject: Subject) -> list[str]:
+def scopes_of(level: Level, subject: CalibrationSubject) -> list[str]:
     """One, or none; of a level with "since", one for each time that has passed."""
     words = [getattr(subject, word) for word in level.words if word != "since"]
     if any(value == "" for value in words):
@@ -168,10 +168,10 @@ def subject_of(
     source: str = "",
     month: str = "",
     apart: bool = False,
-) -> Subject:
+) -> CalibrationSubject:
     accelerator, split = deployment.accelerator, deployment.parallelism
     spread = [name for name, n in (("experts spread", split.ep), ("attention replicas", split.dp)) if n > 1]
-    return Subject(
+    return CalibrationSubject(
         vendor=accelerator.vendor,
         family=accelerator.family,
         accelerator=accelerator.id,
@@ -245,7 +245,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     # Cross-validated errors, as printed by `crosstie calibrate`.
     errors: dict[str, dict[str, dict[str, float]]] = {}
 
-    def correction(self, subject: Subject) -> Correction:
+    def correction(self, subject: CalibrationSubject) -> Correction:
         nearness, points, basis = self.evidence(subject)
         known = subject.source in self.sources
         groups = [self.spreads.get(group, {}) for group in reversed(spread_groups(nearness, subject, known))]
@@ -262,12 +262,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             load_doubt=self.load_doubt,
         )
 
-    def knows_kind(self, subject: Subject) -> bool:
+    def knows_kind(self, subject: CalibrationSubject) -> bool:
         """Whether the stack was measured on the accelerator with models of that kind, in weights of any width."""
         names = (f"{subject.stack} / {subject.kind} / {bits} / {subject.accelerator}" for bits in _WIDTHS)
         return any(name in self.scopes for name in names)
 
-    def factors(self, subject: Subject) -> dict[str, float]:
+    def factors(self, subject: CalibrationSubject) -> dict[str, float]:
         # No scope is of so many GPUs: layouts of one kind share their factors.
         kind = subject._replace(gpus="")
         if kind not in self._factors:
@@ -284,10 +284,10 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return self._factors[kind]
 
     @cached_property
-    def _factors(self) -> dict[Subject, dict[str, float]]:
+    def _factors(self) -> dict[CalibrationSubject, dict[str, float]]:
         return {}
 
-    def evidence(self, subject: Subject) -> tuple[str, int, str]:
+    def evidence(self, subject: CalibrationSubject) -> tuple[str, int, str]:
         """How near the measurements are, how many they are, and both in words."""
         return evidence(self._counted, subject)
 
@@ -295,7 +295,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def _counted(self) -> Counted:
         return counted(self.points)
 
-    def _loads_near(self, subject: Subject) -> tuple[float, float] | None:
+    def _loads_near(self, subject: CalibrationSubject) -> tuple[float, float] | None:
         """The fewest and most requests in flight a GPU of the points nearest to a subject."""
         own = _point_words(subject)
         ways = (own, own[:5], (*own[:3], "", own[4]), own[:3], own[:2], own[:1])
@@ -312,7 +312,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return found
 
 
-def evidence(points: Counted, subject: Subject) -> tuple[str, int, str]:
+def evidence(points: Counted, subject: CalibrationSubject) -> tuple[str, int, str]:
     """How near the measured points are to a subject, how many they are, and both in words."""
     family, a, s, bits, model = subject.family, subject.accelerator, subject.stack, subject.bits, subject.model
     here = points.get((family, a, s), 0)
@@ -340,7 +340,7 @@ def evidence(points: Counted, subject: Subject) -> tuple[str, int, str]:
 KNOWN = "known source: "
 
 
-def spread_groups(nearness: str, subject: Subject, known: bool = False) -> list[str]:
+def spread_groups(nearness: str, subject: CalibrationSubject, known: bool = False) -> list[str]:
     """Groups of errors to look an interval up in, nearest first."""
     plain = [f"{nearness} / {subject.vendor} / {subject.stack}", f"{nearness} / {subject.vendor}", nearness]
     own = [f"{subject.mode}: {group}" for group in plain] if subject.mode else plain
@@ -348,11 +348,11 @@ def spread_groups(nearness: str, subject: Subject, known: bool = False) -> list[
     return [*first, *own, *(plain if subject.mode else ()), "nothing"]
 
 
-def points_key(subject: Subject) -> str:
+def points_key(subject: CalibrationSubject) -> str:
     return " / ".join(_point_words(subject))
 
 
-def _point_words(subject: Subject) -> tuple[str, ...]:
+def _point_words(subject: CalibrationSubject) -> tuple[str, ...]:
     if subject.mode:
         subject = subject._replace(layout=f"{subject.layout}, {subject.mode}")
     return tuple(getattr(subject, word) for word in _WORDS_OF_POINTS)

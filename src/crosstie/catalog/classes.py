@@ -39,7 +39,7 @@ _BUSY_MINUTE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ClassReader:
     """What every part of a file needs: names for the fault, the catalog, notes to add to, how many classes."""
 
     file: Path
@@ -48,7 +48,7 @@ class Reader:
     classes: int
 
 
-def read_classes(reader: Reader, raw: object, traffic: dict[str, Any]) -> tuple[RequestClass, ...]:
+def read_classes(reader: ClassReader, raw: object, traffic: dict[str, Any]) -> tuple[RequestClass, ...]:
     file = reader.file
     if not isinstance(raw, list) or not raw:
         raise BadData(file, "class", "missing: write a [[class]] for every kind of request")
@@ -87,7 +87,7 @@ def _check_shares(file: Path, raw: list[Any], total: float | None) -> None:
         raise BadData(file, "class", f"the shares add up to {shares:g}, not 1")
 
 
-def _class(reader: Reader, where: str, raw: dict[str, Any], total: float | None) -> RequestClass:
+def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | None) -> RequestClass:
     file = reader.file
     only_keys(file, where, raw, _CLASS)
     name = text(file, f"{where}.name", raw.get("name"))
@@ -144,7 +144,7 @@ def _class(reader: Reader, where: str, raw: dict[str, Any], total: float | None)
 
 
 def _within_context(
-    reader: Reader, where: str, name: str, model: Model, inputs: Lengths, outputs: Lengths
+    reader: ClassReader, where: str, name: str, model: Model, inputs: Lengths, outputs: Lengths
 ) -> tuple[Lengths, Lengths]:
     """The tail of a distribution may reach beyond what the model takes; its body may not."""
     room = float(_context(model))
@@ -166,7 +166,7 @@ def _context(model: Model) -> int:
 
 
 def _rate(
-    reader: Reader, where: str, name: str, raw: dict[str, Any], total: float | None, trace: Trace | None
+    reader: ClassReader, where: str, name: str, raw: dict[str, Any], total: float | None, trace: Trace | None
 ) -> float:
     file = reader.file
     if "share" in raw and "requests_per_s" in raw:

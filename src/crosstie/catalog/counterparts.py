@@ -11,7 +11,7 @@ from crosstie.core.errors import BadData
 State = Literal["same", "alike", "other", "none"]
 
 
-class Conversion(msgspec.Struct, frozen=True, kw_only=True):
+class HipifyCoverage(msgspec.Struct, frozen=True, kw_only=True):
     """How many of a library's names HIPIFY converts, counted in its tables."""
 
     converted: int
@@ -29,7 +29,7 @@ class Counterpart(msgspec.Struct, frozen=True, kw_only=True):
     differs: str
     source: str
     date: str
-    hipify: Conversion | None = None
+    hipify: HipifyCoverage | None = None
 
 
 def read_counterparts(file: Path) -> dict[str, Counterpart]:
@@ -44,7 +44,7 @@ def read_counterparts(file: Path) -> dict[str, Counterpart]:
                 where = f"{name}.hipify"
                 only_keys(file, where, table(file, where, said), {"converted", "of", "source"})
                 by, when = sources.cite(where, said.get("source"))
-                counted = read_record(file, where, said, Conversion, source=by, date=when)
+                counted = read_record(file, where, said, HipifyCoverage, source=by, date=when)
                 if not 0 <= counted.converted <= counted.of:
                     raise BadData(file, where, f"{counted.converted} of {counted.of} names")
             found[name] = read_record(file, name, entry, Counterpart, id=name, source=source, date=day, hipify=counted)

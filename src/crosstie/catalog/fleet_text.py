@@ -11,13 +11,13 @@ from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.writing import toml_key, toml_value
 from crosstie.core.fleet import (
+    BackendAccess,
     Fleet,
     HostedModel,
     JwtIdentity,
     Pool,
     PoolApart,
     PoolSide,
-    Reach,
     Route,
     ServedClass,
     Serving,
@@ -135,8 +135,8 @@ def _written(backends: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(one.partition("#")[0] for one in backends))
 
 
-def _reach(reach: Reach) -> list[str]:
-    usual = msgspec.structs.asdict(Reach())
+def _reach(reach: BackendAccess) -> list[str]:
+    usual = msgspec.structs.asdict(BackendAccess())
     return _given({key: value for key, value in msgspec.structs.asdict(reach).items() if value != usual[key]})
 
 

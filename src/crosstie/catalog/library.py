@@ -21,7 +21,7 @@ from crosstie.catalog.acceptance import (
     read_acceptance,
     speculation_of,
 )
-from crosstie.catalog.calibration import Calibration, Subject, empty, read_calibration, subject_of
+from crosstie.catalog.calibration import Calibration, CalibrationSubject, empty, read_calibration, subject_of
 from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.counterparts import Counterpart, read_counterparts
@@ -102,7 +102,7 @@ class Catalog:
         # What was read of the other folders, as they were when this catalog first read them.
         self._asked: dict[Path, Any] = {}
         self._efficiencies: dict[str, tuple[Accelerator, Efficiency]] = {}
-        self._corrections: dict[Subject, Correction] = {}
+        self._corrections: dict[CalibrationSubject, Correction] = {}
         self._given = calibration
 
     @cached_property
@@ -339,7 +339,7 @@ class Catalog:
         """Whether models of this kind were measured with the deployment's stack on its accelerator."""
         return self.calibration.knows_kind(subject_of(deployment))
 
-    def correction(self, subject: Subject) -> Correction:
+    def correction(self, subject: CalibrationSubject) -> Correction:
         if subject not in self._corrections:
             self._corrections[subject] = self.calibration.correction(subject)
         return self._corrections[subject]

@@ -13,9 +13,9 @@ from crosstie.catalog.addresses import BY_NAME, ON_SOCKET, is_found
 from crosstie.catalog.kube import KUBE
 from crosstie.catalog.reading import read_values
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import Reach
+from crosstie.core.fleet import BackendAccess
 
-REACH_KEYS = frozenset(field.encode_name for field in msgspec.structs.fields(Reach))
+REACH_KEYS = frozenset(field.encode_name for field in msgspec.structs.fields(BackendAccess))
 # Of the machine that the gateway runs on: only who may write the fleet file may name them.
 REACH_FILES = ("tls_ca", "tls_cert", "tls_key")
 # The user of a proxy, and a variable that holds the password or both.
@@ -23,8 +23,8 @@ _USER = re.compile(r"[^:@/]*(:\$\{\w+\})?")
 _PROXY = re.compile(r"http://([^@/]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}/?", re.IGNORECASE)
 
 
-def read_reach(file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...]) -> Reach:
-    given = read_values(file, where, raw, Reach, [key for key in raw if key in REACH_KEYS])
+def read_reach(file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...]) -> BackendAccess:
+    given = read_values(file, where, raw, BackendAccess, [key for key in raw if key in REACH_KEYS])
     for key in REACH_FILES:
         if key in given:
             given[key] = str(file.parent.absolute() / Path(given[key]).expanduser())
@@ -35,7 +35,7 @@ def read_reach(file: Path, where: str, raw: dict[str, Any], backends: tuple[str,
         raise BadData(file, f"{where}.{tls}", "has no meaning: no backend of the pool is https")
     if "proxy" in given:
         _check_proxy(file, f"{where}.proxy", given["proxy"], backends)
-    return Reach(**given)
+    return BackendAccess(**given)
 
 
 def _check_proxy(file: Path, where: str, proxy: str, backends: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from crosstie.catalog.acceptance import NO_SPECULATION, TEXTS
-from crosstie.catalog.classes import Reader, look_up, read_classes
+from crosstie.catalog.classes import ClassReader, look_up, read_classes
 from crosstie.catalog.days import USUAL, read_day
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import (
@@ -52,7 +52,7 @@ _RELEASE = re.compile(r"^b?\d[\w.+-]{0,39}$")
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Discount = Annotated[float, msgspec.Meta(ge=0, le=MOST_DISCOUNT)]
 # The id that a name at some place of the file stands for.
-_KnownAs = Callable[[Reader, str, str], str]
+_KnownAs = Callable[[ClassReader, str, str], str]
 
 
 # Workloads to start from, by name.
@@ -82,7 +82,7 @@ def read_workload(catalog: Catalog, file: Path, content: str | None = None) -> W
     raw = read_toml(file) if content is None else toml_in(file, content)
     only_keys(file, "", raw, _WORKLOAD)
     classes = raw.get("class")
-    reader = Reader(file, catalog, [], len(classes) if isinstance(classes, list) else 0)
+    reader = ClassReader(file, catalog, [], len(classes) if isinstance(classes, list) else 0)
     traffic = table(file, "traffic", raw.get("traffic", {}))
     only_keys(file, "traffic", traffic, {"requests_per_s", "day", *_TRAFFIC})
     values = read_values(file, "traffic", traffic, Workload, _TRAFFIC)
@@ -117,7 +117,7 @@ def _sure(file: Path, raw: dict[str, Any]) -> float | None:
     return number(file, "sure", raw["sure"], 50, 99) / 100.0
 
 
-def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoice]:
+def _models(reader: ClassReader, raw: object, asked: set[str]) -> dict[str, ModelChoice]:
     found: dict[str, ModelChoice] = {}
     for name, entry in table(reader.file, "models", raw).items():
         where = f'models."{name}"'
@@ -162,7 +162,7 @@ def _models(reader: Reader, raw: object, asked: set[str]) -> dict[str, ModelChoi
 _DRAFTS = ("speculation", "text", "acceptance")
 
 
-def _speculation(reader: Reader, where: str, entry: dict[str, Any], model: Model) -> dict[str, Any]:
+def _speculation(reader: ClassReader, where: str, entry: dict[str, Any], model: Model) -> dict[str, Any]:
     """Ways to draft, each tried on the model."""
     file, found = reader.file, dict[str, Any]()
     if "text" in entry:
@@ -196,7 +196,7 @@ def release_text(file: Path, where: str, raw: object) -> str:
     return said
 
 
-def _sharing(reader: Reader, raw: object, classes: tuple[RequestClass, ...]) -> Sharing:
+def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]) -> Sharing:
     """[hosting]: which models share replicas, and what that may cost in cold loads."""
     entry, asked = table(reader.file, "hosting", raw), tuple(dict.fromkeys(one.model for one in classes))
     only_keys(reader.file, "hosting", entry, set(Sharing.__struct_fields__))
@@ -216,7 +216,7 @@ def _sharing(reader: Reader, raw: object, classes: tuple[RequestClass, ...]) -> 
     return found
 
 
-def _hosted(reader: Reader, where: str, raw: object, among: tuple[str, ...]) -> tuple[str, ...]:
+def _hosted(reader: ClassReader, where: str, raw: object, among: tuple[str, ...]) -> tuple[str, ...]:
     found: list[str] = []
     for name in _list(reader.file, where, raw, ()):
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name)).id
@@ -232,7 +232,7 @@ def _hosted(reader: Reader, where: str, raw: object, among: tuple[str, ...]) -> 
     return tuple(found)
 
 
-def _constraints(reader: Reader, raw: object) -> Constraints:
+def _constraints(reader: ClassReader, raw: object) -> Constraints:
     file, at = reader.file, "constraints"
     entry = table(file, at, raw)
     found = read_record(
@@ -249,12 +249,12 @@ def _constraints(reader: Reader, raw: object) -> Constraints:
     return found
 
 
-def _listed(reader: Reader, where: str, raw: object, known_as: _KnownAs) -> tuple[str, ...]:
+def _listed(reader: ClassReader, where: str, raw: object, known_as: _KnownAs) -> tuple[str, ...]:
     """Names by their ids, each once."""
     return tuple(dict.fromkeys(known_as(reader, where, name) for name in _list(reader.file, where, raw, ())))
 
 
-def _vendor_shares(reader: Reader, where: str, raw: object) -> dict[str, float]:
+def _vendor_shares(reader: ClassReader, where: str, raw: object) -> dict[str, float]:
     shares = _by_name(reader, where, raw, _vendor, _Share)
     total = math.fsum(shares.values())
     if total > 1 + 1e-9:
@@ -265,12 +265,12 @@ def _vendor_shares(reader: Reader, where: str, raw: object) -> dict[str, float]:
     return shares
 
 
-def _prices(reader: Reader, raw: object) -> Prices:
+def _prices(reader: ClassReader, raw: object) -> Prices:
     file = reader.file
     entry = table(file, "prices", raw)
     only_keys(file, "prices", entry, {"kind", "usd_per_gpu_hour", "reserved_usd_per_gpu_hour", "discount"})
 
-    def vendor_or_accelerator(reader: Reader, where: str, name: str) -> str:
+    def vendor_or_accelerator(reader: ClassReader, where: str, name: str) -> str:
         return _vendors(reader.catalog).get(name.casefold()) or _accelerator(reader, where, name)
 
     return Prices(
@@ -291,7 +291,7 @@ def _kinds(file: Path, raw: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _by_name(reader: Reader, where: str, raw: object, known_as: _KnownAs, kind: Any) -> dict[str, Any]:
+def _by_name(reader: ClassReader, where: str, raw: object, known_as: _KnownAs, kind: Any) -> dict[str, Any]:
     """A table of values by the ids of what its keys name, each once."""
     found: dict[str, Any] = {}
     for name, value in table(reader.file, where, raw).items():
@@ -307,7 +307,7 @@ def _once(file: Path, where: str, name: str, others: Mapping[str, object]) -> No
         raise BadData(file, where, f"{name} is there already, under another spelling")
 
 
-def _accelerator(reader: Reader, where: str, name: str) -> str:
+def _accelerator(reader: ClassReader, where: str, name: str) -> str:
     found: str = look_up(reader.file, where, lambda: reader.catalog.accelerator(name)).id
     return found
 
@@ -317,7 +317,7 @@ def _vendors(catalog: Catalog) -> dict[str, str]:
     return {accelerator.vendor.casefold(): accelerator.vendor for accelerator in catalog.accelerators.values()}
 
 
-def _vendor(reader: Reader, where: str, name: str) -> str:
+def _vendor(reader: ClassReader, where: str, name: str) -> str:
     known = _vendors(reader.catalog)
     if name.casefold() not in known:
         raise BadData(reader.file, where, f"'{name}' is no vendor; known: {', '.join(sorted(known.values()))}")

@@ -21,11 +21,11 @@ from crosstie.core.errors import BadInput, UnknownName
 from crosstie.core.workload import Target
 from crosstie.prove.bench.bench import Bench, Settings, bench
 from crosstie.prove.bench.document import document
-from crosstie.prove.bench.endpoint import Endpoint, described, named
+from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
 from crosstie.prove.bench.gpus import check, local_tool
-from crosstie.prove.bench.loads import Lengths, Load
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad
 from crosstie.prove.bench.prompts import Sizing, corpus
-from crosstie.prove.replay.outcomes import Targets
+from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.run.wire.address import Address, is_loopback
 
 _KEY = "OPENAI_API_KEY"
@@ -139,7 +139,8 @@ def command(
     loads = _loads(concurrency, rate, trace is not None, poisson, find_limit)
     settings = Settings(
         lengths=_lengths(trace, input_tokens, output_tokens, shortest, start), requests=most, seconds=for_s,
-        repeats=repeat, warm_up=warmup, targets=Targets(_target("--ttft-ms", ttft_ms), _target("--tpot-ms", tpot_ms)),
+        repeats=repeat, warm_up=warmup,
+        targets=ClassTargets(_target("--ttft-ms", ttft_ms), _target("--tpot-ms", tpot_ms)),
         speed=speed, seed=seed, senders=workers, api_key=os.environ.get(_KEY) or None,
         tokenizer=str(tokenizer) if tokenizer else None, chat=not completions, ignore_eos=not let_stop,
         more=dict(map(_field, fields)),
@@ -173,7 +174,7 @@ def command(
     return int(failed or any(one.limit and one.limit.requests_per_s is None for one in found.measured))
 
 
-def _loads(concurrency: str | None, rate: str | None, traced: bool, poisson: bool, limit: bool) -> list[Load]:
+def _loads(concurrency: str | None, rate: str | None, traced: bool, poisson: bool, limit: bool) -> list[BenchLoad]:
     if concurrency and rate:
         raise BadInput("--concurrency is a closed loop and --rate an open one: give one of them")
     if poisson and not (traced and rate):
@@ -181,15 +182,15 @@ def _loads(concurrency: str | None, rate: str | None, traced: bool, poisson: boo
     if limit and concurrency:
         raise BadInput("--find-limit looks for a rate: give --rate X to begin at, or nothing")
     if rate:
-        return [Load(requests_per_s=x, by_trace=traced and not poisson) for x in _numbers("--rate", rate)]
+        return [BenchLoad(requests_per_s=x, by_trace=traced and not poisson) for x in _numbers("--rate", rate)]
     if limit:
-        return [Load(by_trace=traced)]
+        return [BenchLoad(by_trace=traced)]
     if traced and not concurrency:
-        return [Load(by_trace=True)]
+        return [BenchLoad(by_trace=True)]
     found = _numbers("--concurrency", concurrency or _CLIENTS)
     if any(one != int(one) or not 1 <= one <= 100_000 for one in found):
         raise BadInput(f"--concurrency {concurrency}: must be whole numbers from 1 to 100,000")
-    return [Load(clients=int(one)) for one in found]
+    return [BenchLoad(clients=int(one)) for one in found]
 
 
 def _numbers(option: str, text: str) -> list[float]:
@@ -202,10 +203,10 @@ def _numbers(option: str, text: str) -> list[float]:
     return found
 
 
-def _lengths(trace: str | None, inputs: int, outputs: int, shortest: float, start: int) -> Lengths:
+def _lengths(trace: str | None, inputs: int, outputs: int, shortest: float, start: int) -> BenchLengths:
     if trace is None:
-        return Lengths(inputs, outputs, shortest)
-    return Lengths(trace=read_trace(find_trace(trace, Path())), start=start)
+        return BenchLengths(inputs, outputs, shortest)
+    return BenchLengths(trace=read_trace(find_trace(trace, Path())), start=start)
 
 
 def _target(option: str, text: str | None) -> Target | None:
@@ -248,7 +249,7 @@ def _sources(gpu_metrics: Sequence[str], urls: Sequence[str]) -> tuple[str, ...]
     return (tool,) if tool and local else ()
 
 
-def _endpoint(url: str, model: str | None, settings: Settings, given: dict[str, str]) -> Endpoint:
+def _endpoint(url: str, model: str | None, settings: Settings, given: dict[str, str]) -> BenchEndpoint:
     """With the catalog's names where what is served, or what the endpoint is called, has one."""
     catalog = Catalog()
     name, _ = named(url)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import gigabytes, percent, seconds, share, significant
 from crosstie.prove.bench.bench import Bench, Measured
-from crosstie.prove.bench.summary import Interval, PointResult, ratio
+from crosstie.prove.bench.summary import MeasuredInterval, PointResult, ratio
 
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "whole": "e2e_s", "longest gap": "longest_gap_s"}
 DETAILS = "every percentile with its interval, the client's own account, and each GPU"
@@ -60,7 +60,7 @@ def _row(point: PointResult, wants: bool) -> list[str]:
     return cells + [_seconds(metrics.get(name)) for name in ("ttft_s_p50", "ttft_s_p95", "tpot_s_p50", "tpot_s_p95")]
 
 
-def _number(one: Interval | None) -> str:
+def _number(one: MeasuredInterval | None) -> str:
     """With half of its interval's width beside it."""
     if one is None or math.isnan(one.value):
         return "-"
@@ -68,11 +68,11 @@ def _number(one: Interval | None) -> str:
     return said if math.isnan(one.low) else f"{said} ±{share((one.high - one.low) / 2 / one.value)}"
 
 
-def _seconds(one: Interval | None) -> str:
+def _seconds(one: MeasuredInterval | None) -> str:
     return "-" if one is None or math.isnan(one.value) else seconds(one.value)
 
 
-def _between(one: Interval) -> str:
+def _between(one: MeasuredInterval) -> str:
     known = not math.isnan(one.low)
     return seconds(one.value) + (f" ({seconds(max(one.low, 0.0))} to {seconds(one.high)})" if known else "")
 
@@ -140,7 +140,7 @@ def _side_by_side(out: Output, found: Bench) -> None:
             say(out, "one run each: --repeat 3 tells whether a difference is more than chance", "dim")
 
 
-def _times(one: Interval) -> str:
+def _times(one: MeasuredInterval) -> str:
     if math.isnan(one.value):
         return "-"
     said = f"{one.value:.2f}x"

@@ -8,7 +8,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.options import json_option
 from crosstie.cli.show import Output, console, heading, print_json, say, show_table
 from crosstie.core.errors import BadInput
-from crosstie.prove.claims.check import Checked, Summary, check_claims, summarise
+from crosstie.prove.claims.check import Checked, ClaimsSummary, check_claims, summarise
 from crosstie.prove.claims.page import page, rest_words
 from crosstie.prove.claims.reading import read_claims, select
 from crosstie.prove.claims.verdicts import verdict_named
@@ -89,7 +89,7 @@ def to_json(found: list[Checked]) -> dict[str, object]:
     return {"summary": summary_json(summarise(found)), "claims": [claim_json(one) for one in found]}
 
 
-def summary_json(summary: Summary) -> dict[str, object]:
+def summary_json(summary: ClaimsSummary) -> dict[str, object]:
     articles = {
         name: {"claims": total, "hold": held, "hold_under_conditions": under}
         for name, (total, held, under) in summary.articles.items()

@@ -14,7 +14,7 @@ from crosstie.cli.show import Output, console, print_json, say
 from crosstie.core.figures import bandwidth, gigabytes, seconds
 from crosstie.port.checkpoint.convert import ConversionReport, Target, convert
 from crosstie.port.checkpoint.fp8 import DTYPES
-from crosstie.port.checkpoint.matrix import Cost
+from crosstie.port.checkpoint.matrix import RoundingLoss
 from crosstie.port.checkpoint.repackage import FORMAT
 from crosstie.port.checkpoint.requantisation import Granularity
 
@@ -113,7 +113,7 @@ def _changes(found: ConversionReport, requantised: bool) -> str:
     return f"{changed if found.recoded else 'the config alone changes'}, {copied:,} tensors as they were"
 
 
-def _show_costs(lines: Output, costs: Mapping[str, Cost], weights: int) -> None:
+def _show_costs(lines: Output, costs: Mapping[str, RoundingLoss], weights: int) -> None:
     """What is not what it was, the worst first."""
     if weights and not costs:
         say(lines, "  exact: every weight, dequantised in float64, is what it was")

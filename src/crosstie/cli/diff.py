@@ -13,7 +13,7 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import kibibytes, plural
-from crosstie.port.divergence.comparison import Comparison, Divergence, Step, compare
+from crosstie.port.divergence.comparison import ComparedTensor, Comparison, Divergence, compare
 from crosstie.port.divergence.subject import TYPES, record_directory
 
 _DETAILS = "every tensor with its error and what is allowed"
@@ -117,7 +117,7 @@ def _show_divergence(out: Output, first: Divergence) -> None:
             say(out, Text.assemble((f"  {name:<9}", "dim"), text), hang=11)
 
 
-def _row(step: Step) -> list[str]:
+def _row(step: ComparedTensor) -> list[str]:
     call = f" #{step.call + 1}" if step.call else ""
     return [f"{step.module or '(the model)'}{call}", step.what, step.dtype, figure(step.error), figure(step.allowed)]
 

@@ -14,7 +14,7 @@ from crosstie.catalog.writing import write_text
 from crosstie.cli.options import FILE, Decorator
 from crosstie.cli.show import print_json, taken_down
 from crosstie.core.errors import BadInput
-from crosstie.web.report import Fact, Figure, Heading, Part, Report, write_report
+from crosstie.web.report import Figure, Heading, KeyNumber, Report, ReportPart, write_report
 
 html_option: Decorator = click.option(
     "--html", type=FILE, metavar="FILE", help="Write the answer as a page, in one file to mail or print."
@@ -57,9 +57,9 @@ def write_html(
     document: Any,
     show: Callable[[], object],
     *,
-    facts: Sequence[Fact] = (),
+    facts: Sequence[KeyNumber] = (),
     figures: Mapping[str, Figure] | None = None,
-    appendix: Sequence[Part] = (),
+    appendix: Sequence[ReportPart] = (),
 ) -> None:
     """`show` prints the answer with all its details. Figures go under the heading that begins as they are named; ""
     is the answer itself."""
@@ -78,10 +78,10 @@ def write_html(
     click.echo(f"report written to {file}", err=True)
 
 
-def _placed(parts: Sequence[Part], figures: Mapping[str, Figure]) -> list[Part]:
+def _placed(parts: Sequence[ReportPart], figures: Mapping[str, Figure]) -> list[ReportPart]:
     """At the end of the section that each belongs to; where there is none, at the end."""
     left = dict(figures)
-    placed: list[Part] = []
+    placed: list[ReportPart] = []
     here = ""
     for part in parts:
         if isinstance(part, Heading):

@@ -7,7 +7,7 @@ import msgspec
 
 from crosstie.cli.show import Output, closing, console, heading, print_json, say, show_table
 from crosstie.core.finding import VERDICTS
-from crosstie.port.preflight.matrix import Matrix, MatrixChange, MatrixRow
+from crosstie.port.preflight.matrix import MatrixChange, MatrixRow, ReleaseMatrix
 
 # A cell has room for a word or two.
 _SHORT = {"ready with settings": "settings", "will not run": "no"}
@@ -17,7 +17,7 @@ _LEGEND = (
 )
 
 
-def show_matrix(found: Matrix, *, as_json: bool, verbose: bool) -> None:
+def show_matrix(found: ReleaseMatrix, *, as_json: bool, verbose: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(found))
         return
@@ -31,7 +31,7 @@ def show_matrix(found: Matrix, *, as_json: bool, verbose: bool) -> None:
         closing(out, "all releases, their dates, settings and sources, and each change in full")
 
 
-def _engine(out: Output, engine: str, rows: Sequence[MatrixRow], found: Matrix, verbose: bool) -> None:
+def _engine(out: Output, engine: str, rows: Sequence[MatrixRow], found: ReleaseMatrix, verbose: bool) -> None:
     parts = list(rows[0].verdicts)
     shown = rows if verbose else _without_tail(rows)
     table = [

@@ -129,7 +129,7 @@ class Simulate(Shortened):
     runs: list[SimulatedRun]
 
 
-class Found(Finding, frozen=True, kw_only=True):
+class ShownFinding(Finding, frozen=True, kw_only=True):
     rests_on: Annotated[str, Meta(description="None of these is a run on an AMD GPU.")]
 
 
@@ -139,7 +139,7 @@ class Preflight(Shortened):
     verdicts: Annotated[dict[str, str], Meta(description="By accelerator: ready ... will not run.")]
     layouts: dict[str, str]
     settings: dict[str, list[str]]
-    findings: list[Found]
+    findings: list[ShownFinding]
     effort: dict[str, Any]
 
 

@@ -25,7 +25,7 @@ from mcp_types import (
 )
 
 from crosstie import __version__
-from crosstie.cli.mcp_tools import TOOLS, Question, described, schema_of
+from crosstie.cli.mcp_tools import TOOLS, ToolQuestion, described, schema_of
 from crosstie.core.errors import CrosstieError, did_you_mean, near_names
 
 INSTRUCTIONS = """Crosstie decides which AMD and NVIDIA accelerators to run LLM inference on. Its numbers are
@@ -82,7 +82,7 @@ def make_server(gateway: str) -> Server[Any]:
     )  # fmt: skip
 
 
-def _tool(name: str, kind: type[Question]) -> Tool:
+def _tool(name: str, kind: type[ToolQuestion]) -> Tool:
     hints = ToolAnnotations(
         read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=kind.asks_others
     )
@@ -98,7 +98,7 @@ def _refused(message: str) -> CallToolResult:
 
 
 async def _answered(
-    question: Question, gateway: str, context: ServerRequestContext[Any], room: anyio.CapacityLimiter
+    question: ToolQuestion, gateway: str, context: ServerRequestContext[Any], room: anyio.CapacityLimiter
 ) -> dict[str, Any]:
     """In a thread, which tells how far it is, and ends at its next word once the call was cancelled."""
     loop, gone = asyncio.get_running_loop(), threading.Event()

@@ -75,7 +75,7 @@ Split = Annotated[
 PerGpuHour = Annotated[dict[str, float], Meta(description="USD a GPU-hour by accelerator, in place of the catalog's.")]
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ToolQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Its docstring is what an assistant is told."""
 
     # What its answer is, for the schema.
@@ -90,7 +90,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.document(gateway, on_progress)
 
 
-class LongQuestion(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LongQuestion(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One whose document has more than most readers want."""
 
     full: Annotated[bool, Meta(description="The whole document, as --json prints it.")] = False
@@ -136,7 +136,7 @@ class Fit(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
         )  # fmt: skip
 
 
-class Compare(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Compare(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One model under one load on several accelerators: TTFT, TPOT, throughput with its interval, and why one wins.
 
     Predictions; each entry's estimate.basis says which measurements stand behind it.
@@ -292,7 +292,7 @@ class Preflight(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=T
         return _only(whole, "findings", lambda one: one["severity"] != "note", "notes: what was found to be in order")
 
 
-class Explain(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Explain(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the running gateway would send a request now, and why: every pool with its prediction or what dropped it.
 
     The gateway is the one that the server was started for. Nothing is sent to any backend.
@@ -318,7 +318,7 @@ class Explain(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return asked_of(gateway, body, {"name": self.class_name, **hints})
 
 
-class CatalogShow(Question, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CatalogShow(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything known of an accelerator, a model or an engine, prices included: each number with its basis, date,
     source, and other sources that differ. `costs` is what owning assumes."""
 
@@ -357,7 +357,7 @@ class CatalogList(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields
         return {"rows": rows[: self.limit]}, [f"rows: {more} more"] if more > 0 else []
 
 
-TOOLS: dict[str, type[Question]] = {
+TOOLS: dict[str, type[ToolQuestion]] = {
     "fit": Fit,
     "compare": Compare,
     "plan": Plan,
@@ -377,7 +377,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
     return {**made, "$defs": parts} if parts else made
 
 
-def described(kind: type[Question]) -> str:
+def described(kind: type[ToolQuestion]) -> str:
     return " ".join((kind.__doc__ or "").split())
 
 

@@ -23,7 +23,7 @@ from crosstie.prove.review.checklist import checklist
 from crosstie.prove.review.figures import changed
 from crosstie.prove.review.planned import read_planned
 from crosstie.web.plan_chart import plan_figures
-from crosstie.web.report import Fact, Part
+from crosstie.web.report import KeyNumber, ReportPart
 
 
 def write_page(file: Path, catalog: Catalog, plan: Plan, document: dict[str, Any]) -> None:
@@ -38,11 +38,11 @@ def write_page(file: Path, catalog: Catalog, plan: Plan, document: dict[str, Any
     )
 
 
-def plan_facts(plan: Plan) -> list[Fact]:
+def plan_facts(plan: Plan) -> list[KeyNumber]:
     fleet = plan.fleet
     if fleet is None:
         return []
-    facts = [Fact("GPUs", ", ".join(f"{count} {name}" for name, count in fleet.gpus.items()))]
+    facts = [KeyNumber("GPUs", ", ".join(f"{count} {name}" for name, count in fleet.gpus.items()))]
     doubt = plan.uncertainty
     low, high = (doubt.low_usd_per_hour, doubt.high_usd_per_hour) if doubt else (None, None)
     known = low is not None and high is not None
@@ -50,22 +50,22 @@ def plan_facts(plan: Plan) -> list[Fact]:
     def between(times: float) -> str:
         return f"{dollars((low or 0.0) * times)} to {dollars((high or 0.0) * times)}, 80%" if known else ""
 
-    facts.append(Fact("an hour", dollars(fleet.usd_per_hour), between(1.0)))
-    facts.append(Fact("a month", dollars(fleet.usd_per_hour * HOURS_PER_MONTH), between(HOURS_PER_MONTH)))
+    facts.append(KeyNumber("an hour", dollars(fleet.usd_per_hour), between(1.0)))
+    facts.append(KeyNumber("a month", dollars(fleet.usd_per_hour * HOURS_PER_MONTH), between(HOURS_PER_MONTH)))
     over = horizon_usd(plan)
     if over:
         # The interval is of today's fleet; growth scales it with the bill.
         facts.append(
-            Fact(f"over {plan.workload.horizon_years} years", dollars(over), between(over / fleet.usd_per_hour))
+            KeyNumber(f"over {plan.workload.horizon_years} years", dollars(over), between(over / fleet.usd_per_hour))
         )
-    facts.append(Fact("a million tokens", dollars(fleet.cost.usd_per_million)))
+    facts.append(KeyNumber("a million tokens", dollars(fleet.cost.usd_per_million)))
     if plan.simulated:
         held = sum(one.holds for one in plan.simulated)
-        facts.append(Fact("classes within targets", f"{held} of {len(plan.simulated)}", "simulated"))
+        facts.append(KeyNumber("classes within targets", f"{held} of {len(plan.simulated)}", "simulated"))
     return facts
 
 
-def _appendix(catalog: Catalog, plan: Plan, document: dict[str, Any]) -> list[Part]:
+def _appendix(catalog: Catalog, plan: Plan, document: dict[str, Any]) -> list[ReportPart]:
     with taken_down() as parts:
         out = console()
         work = plan.workload

@@ -14,7 +14,7 @@ from crosstie.decide.compare.payoff import FEWER
 from crosstie.decide.cost.prices import Quote
 from crosstie.decide.plan.answer import MOST_TIMES, Alternative, FleetPlan, PoolPlan
 from crosstie.decide.plan.flips import Flip
-from crosstie.decide.plan.market import Item, Market
+from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.power import FleetPower
@@ -529,7 +529,7 @@ def _show_left_out(out: Output, plan: Plan, verbose: bool) -> None:
         say(out, f"left out, {verdict}: {model} with {engine} on {', '.join(names)}", "dim")
 
 
-def _price(item: Item, market: Market, today: str, verbose: bool) -> str:
+def _price(item: MarketItem, market: Market, today: str, verbose: bool) -> str:
     """Whose price it is and how old, and of which kind where that is another than was asked for."""
     quote = item.quote
     other = f"{quote.kind}, " if item in market.of_other_kinds else ""

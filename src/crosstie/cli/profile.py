@@ -12,8 +12,8 @@ from crosstie.cli.replica import kv_option, stack_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural, seconds, share, significant
-from crosstie.prove.profile.roofline import Roofline, deployment_of, roofline
-from crosstie.prove.profile.shares import Kernel, Profile, Share, profile
+from crosstie.prove.profile.roofline import StepRoofline, deployment_of, roofline
+from crosstie.prove.profile.shares import KernelShare, Profile, Share, profile
 from crosstie.prove.profile.trace import read_trace
 
 _DETAILS = "the kernels that take longest, each with its class"
@@ -58,7 +58,7 @@ def command(
     """
     if (model is None) != (accelerator is None):
         raise BadInput("--model and --on go together: the roofline is that of a model on an accelerator")
-    asked: Roofline | None = None
+    asked: StepRoofline | None = None
     if model is not None and accelerator is not None:
         where = deployment_of(Catalog(), model, accelerator, tp=tp, precision=precision, kv=kv, stack=stack)
         asked = roofline(where, batch=batch, context=context, prefill=prefill)
@@ -104,7 +104,7 @@ def _row(one: Share, found: Profile, beside: bool) -> list[str]:
     return cells
 
 
-def _kernel_row(one: Kernel) -> list[str]:
+def _kernel_row(one: KernelShare) -> list[str]:
     # What every name of PyTorch's begins with says nothing; --json has names whole.
     name = one.name.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "")
     name = name if len(name) <= _WIDEST else f"{name[: _WIDEST - 3]}..."

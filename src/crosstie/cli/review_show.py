@@ -8,9 +8,9 @@ from rich.text import Text
 from crosstie.cli.show import Output, closing, heading, say, show_table
 from crosstie.core.figures import dollars, plural, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
-from crosstie.prove.review.again import Again, Step
+from crosstie.prove.review.again import Again, RevisedPlan
 from crosstie.prove.review.checklist import Demand
-from crosstie.prove.review.figures import Figure
+from crosstie.prove.review.figures import ReviewFigure
 from crosstie.prove.review.planned import Planned
 from crosstie.prove.review.review import Review
 
@@ -66,7 +66,7 @@ def _answer(found: Review) -> str:
     return f"Production is as planned: {len(held)} figures are within their limits"
 
 
-def _sentence(one: Figure) -> str:
+def _sentence(one: ReviewFigure) -> str:
     limit = one.limit.words if one.limit else ""
     sure = "" if one.verdict == "beyond" else "; the interval reaches within, so this may be chance"
     return (
@@ -75,8 +75,8 @@ def _sentence(one: Figure) -> str:
     )
 
 
-def _parts(found: Review, verbose: bool) -> list[tuple[str, list[Figure]]]:
-    parts: list[tuple[str, list[Figure]]] = []
+def _parts(found: Review, verbose: bool) -> list[tuple[str, list[ReviewFigure]]]:
+    parts: list[tuple[str, list[ReviewFigure]]] = []
     for title, checks in _PARTS.items():
         figures = [one for one in found.figures if one.check in checks or (verbose and _told_in(one) == title)]
         if figures:
@@ -84,7 +84,7 @@ def _parts(found: Review, verbose: bool) -> list[tuple[str, list[Figure]]]:
     return parts
 
 
-def _told_in(one: Figure) -> str:
+def _told_in(one: ReviewFigure) -> str:
     """Where a figure without a limit stands."""
     if one.check:
         return ""
@@ -92,7 +92,7 @@ def _told_in(one: Figure) -> str:
     return places[2] if one.unit == "s" else places[3] if one.unit == "usd" else places[0]
 
 
-def _table(figures: Sequence[Figure], verbose: bool) -> tuple[list[str], list[list[str]]]:
+def _table(figures: Sequence[ReviewFigure], verbose: bool) -> tuple[list[str], list[list[str]]]:
     """Throughput has its load in place of a name, and latencies have what the plan said of its own traffic."""
     loads, planned = figures[0].check == "throughput", any(one.planned is not None for one in figures)
     columns = ["pool" if loads else "of", "load" if loads else "figure"]
@@ -107,7 +107,7 @@ def _table(figures: Sequence[Figure], verbose: bool) -> tuple[list[str], list[li
     return columns, rows
 
 
-def _seen(one: Figure) -> str:
+def _seen(one: ReviewFigure) -> str:
     low, high = one.seen.low, one.seen.high
     if low is None and high is None:
         return f"{_value(one, one.seen.value)} (?)"
@@ -118,7 +118,7 @@ def _seen(one: Figure) -> str:
     return f"{value} ({ends[0].removeprefix('$')}-{ends[1].removeprefix('$')})"
 
 
-def _value(one: Figure, value: float | None) -> str:
+def _value(one: ReviewFigure, value: float | None) -> str:
     if value is None:
         return "-"
     if one.unit == "s":
@@ -130,7 +130,7 @@ def _value(one: Figure, value: float | None) -> str:
     return significant(value)
 
 
-def _off(one: Figure) -> str:
+def _off(one: ReviewFigure) -> str:
     off = one.difference
     if off is None:
         return "-"
@@ -148,7 +148,7 @@ def _show_again(out: Output, learnt: Again) -> None:
         say(out, f"- {one}")
 
 
-def _step(one: Step, first: Step) -> list[str]:
+def _step(one: RevisedPlan, first: RevisedPlan) -> list[str]:
     if one.usd_per_hour is None:
         return [one.what, f"no fleet: {one.why}", "-", "-", "-"]
     fleet = ", ".join(f"{count} {name}" for name, count in one.gpus.items())

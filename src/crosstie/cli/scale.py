@@ -24,11 +24,11 @@ from crosstie.core.scaling import ScaleRules
 from crosstie.decide.plan.subject import Subject, read_subject
 from crosstie.decide.scale.capacities import capacities, check_inventory, rules_of
 from crosstie.decide.scale.rehearsal import SCALED, rehearse
-from crosstie.decide.scale.scaler import Scaler, Seen
-from crosstie.operate.scale.act import Hook, Kubernetes, actors
+from crosstie.decide.scale.scaler import FleetObservation, Scaler
+from crosstie.operate.scale.act import Kubernetes, ScaleHook, actors
 from crosstie.operate.scale.drain import Drainer
 from crosstie.operate.scale.keda import serve_keda
-from crosstie.operate.scale.observe import Watch, read_gateways
+from crosstie.operate.scale.observe import CounterWatch, read_gateways
 from crosstie.operate.scale.service import ScaleService, read_state
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.loops import run_on_loop
@@ -127,7 +127,7 @@ def command(
     if patch is None and hook is None and keda is None and port is None:
         raise BadInput("nothing would be done: --patch, --hook, --keda or --port; or --dry-run")
     cluster = None if patch is None else _cluster(patch, namespace, token_file)
-    doing = actors(read.rules, cluster, None if hook is None else Hook(hook, _say))
+    doing = actors(read.rules, cluster, None if hook is None else ScaleHook(hook, _say))
     drainer = _drainer(admins, key_file, read.rules, by_platform=patch is not None) if admins else None
     began = time.time()
     service = ScaleService(
@@ -205,7 +205,7 @@ def _moment(at: str | None) -> float:
 
 def _given(
     scaler: Scaler, rates: tuple[str, ...], there: dict[str, int], at_s: float, gateways: tuple[str, ...]
-) -> Seen:
+) -> FleetObservation:
     at_s -= 3600.0 * scaler.rules.utc_offset_hours
     if rates:
         found = assigned("--rate", rates, amount)
@@ -214,14 +214,14 @@ def _given(
                 raise BadInput(f"--rate {name}: no such class; there are {', '.join(scaler.state.forecasts)}")
             if rate < 0:
                 raise BadInput(f"--rate {name}={rate:g}: must not be below 0")
-        return Seen(at_s=at_s, requests_per_s=found, over_s=_GIVEN_S, ready=dict(there), wanted=dict(there))
+        return FleetObservation(at_s=at_s, requests_per_s=found, over_s=_GIVEN_S, ready=dict(there), wanted=dict(there))
     if not gateways:
         raise BadInput("--dry-run needs what comes: --gateway URL, or --rate CLASS=X")
     return run_on_loop(_looked(scaler, gateways, there))
 
 
-async def _looked(scaler: Scaler, gateways: tuple[str, ...], there: dict[str, int]) -> Seen:
-    watch = Watch(scaler.rules)
+async def _looked(scaler: Scaler, gateways: tuple[str, ...], there: dict[str, int]) -> FleetObservation:
+    watch = CounterWatch(scaler.rules)
     try:
         watch.look(time.time(), await read_gateways(gateways), there)
         await asyncio.sleep(_LOOK_S)

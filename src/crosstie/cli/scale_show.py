@@ -5,10 +5,10 @@ from rich.console import Console
 from crosstie.cli.show import say, show_table
 from crosstie.core.figures import dollars, number
 from crosstie.decide.scale.rehearsal import PLANNED, Rehearsal
-from crosstie.decide.scale.scaler import Decision, Scaler, Seen
+from crosstie.decide.scale.scaler import FleetObservation, ScaleDecision, Scaler
 
 
-def show_decision(out: Console, label: str, scaler: Scaler, seen: Seen, decision: Decision) -> None:
+def show_decision(out: Console, label: str, scaler: Scaler, seen: FleetObservation, decision: ScaleDecision) -> None:
     offset_s = 3600.0 * scaler.rules.utc_offset_hours
 
     def clock(at_s: float) -> str:

@@ -25,7 +25,7 @@ from crosstie.decide.scorecard.board import (
     SOFTWARE,
     SPEED,
     Axis,
-    Cell,
+    ScoreCell,
     export,
     money,
     silicon,
@@ -138,11 +138,11 @@ def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
             series = Series(name, engine, campaign)
             if (group := latest.get(series)) and group.median is not None:
                 said = f"median of {group.points:,} published points of {group.release} ({group.date}), `crosstie tax`"
-                fractions[name] = Cell(f"{share(group.median)} {group.release}", group.median, said)
+                fractions[name] = ScoreCell(f"{share(group.median)} {group.release}", group.median, said)
             if trend := faster.get(series):
                 span = f"{trend.first.release} ({trend.first.date}) to {trend.last.release} ({trend.last.date})"
                 said = f"{span}, on {trend.common_points:,} operating points that both have, `crosstie tax`"
-                trends[name] = Cell(f"{trend.ratio:.2f}x", trend.ratio, said)
+                trends[name] = ScoreCell(f"{trend.ratio:.2f}x", trend.ratio, said)
         label = f"{engine} {campaign}".strip()
         axes.append(Axis(SOFTWARE, f"{label}, of roofline", "fraction", fractions))
         if any(cell.value is not None for cell in trends.values()):

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from crosstie.web.report import Column, Heading, Line, Part, Table as Kept, Tone
+from crosstie.web.report import Heading, Line, ReportPart, Table as Kept, TableColumn, Tone
 
 _GAP = 2
 # Between values of a block, which have their names in front.
@@ -26,14 +26,14 @@ _COMMAND = 4
 
 
 _TONES: dict[str, Tone] = {"dim": "note", "yellow": "caution", "red": "bad", "green": "good"}
-_parts: ContextVar[list[Part] | None] = ContextVar("parts", default=None)
+_parts: ContextVar[list[ReportPart] | None] = ContextVar("parts", default=None)
 
 
 class Output(Console):
     """Plain text, no markup: names come from files. A closed pipe is the caller's to handle."""
 
     # A report's, where what is shown goes into one in the place of being printed.
-    parts: list[Part] | None = None
+    parts: list[ReportPart] | None = None
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -47,9 +47,9 @@ def console() -> Output:
 
 
 @contextmanager
-def taken_down() -> Iterator[list[Part]]:
+def taken_down() -> Iterator[list[ReportPart]]:
     """What is shown meanwhile becomes parts of a report, and is not printed."""
-    parts: list[Part] = []
+    parts: list[ReportPart] = []
     mark = _parts.set(parts)
     try:
         yield parts
@@ -57,7 +57,7 @@ def taken_down() -> Iterator[list[Part]]:
         _parts.reset(mark)
 
 
-def _taking_down(out: Console) -> list[Part] | None:
+def _taking_down(out: Console) -> list[ReportPart] | None:
     return out.parts if isinstance(out, Output) else None
 
 
@@ -115,7 +115,7 @@ def show_table(
     if title:
         heading(out, title)
     if (parts := _taking_down(out)) is not None:
-        named = [Column(_name(c), right=c.startswith(">"), prose=c.startswith("~")) for c in columns]
+        named = [TableColumn(_name(c), right=c.startswith(">"), prose=c.startswith("~")) for c in columns]
         parts.append(Kept(named, cells, sources))
         return
     widths = _widths(columns, cells, out.width)

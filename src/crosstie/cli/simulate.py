@@ -21,7 +21,7 @@ from crosstie.core.fleet import Policy
 from crosstie.decide.plan.run_result import Outage
 from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
-from crosstie.decide.plan.sweep import Source
+from crosstie.decide.plan.sweep import RequestSource
 from crosstie.web.course_chart import check_course_ending, course_figure, draw_course
 
 _POLICIES = get_args(Policy)
@@ -85,7 +85,7 @@ def command(
     with progress("planning") as on_progress:
         subjects = [read_subject(catalog, file, on_progress) for file in (what, *fleets)]
         found = simulate(
-            catalog, subjects, Source(asked, recorded, class_name, rate, requests),
+            catalog, subjects, RequestSource(asked, recorded, class_name, rate, requests),
             policies=_policies(policies), loads=_loads(loads), seeds=range(seeds), outages=outages,
             clairvoyant=clairvoyant, processes=processes, ray=ray, on_progress=on_progress,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from rich.text import Text
 from crosstie.cli.show import Output, closing, heading, say, show_table
 from crosstie.core.figures import dollars, percent, plural, seconds, share, significant
 from crosstie.decide.plan.run_result import OutageResult
-from crosstie.decide.plan.seeds import Seeded, SeededClass, SeededLatency, Spread, over_seeds
+from crosstie.decide.plan.seeds import Seeded, SeededClass, SeededLatency, SeedSpread, over_seeds
 from crosstie.decide.plan.simulate import Simulation
 
 DETAILS = "all percentiles, which class went where, queues and preemptions, bounds by class"
@@ -64,7 +64,7 @@ def _policy(one: Seeded) -> str:
     return f"{one.policy}, lengths known" if one.knows_lengths else one.policy
 
 
-def _between(found: Spread, written: object) -> str:
+def _between(found: SeedSpread, written: object) -> str:
     assert callable(written)
     low, high = written(found.low), written(found.high)
     return f" ({low} to {high})" if low != high else ""
@@ -93,7 +93,7 @@ def _against(found: SeededLatency) -> str:
     return f"p{found.target.percentile * 100:g} {_seconds(found.at_target)} of {seconds(found.target.seconds)}"
 
 
-def _seconds(found: Spread | None) -> str:
+def _seconds(found: SeedSpread | None) -> str:
     return "never" if found is None else seconds(found.mean)
 
 

@@ -10,7 +10,7 @@ from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
 from crosstie.prove.calibration.results import read_results
-from crosstie.prove.calibration.tax import Reading, Release, Series, Tax, Trend, shipped_results, tax
+from crosstie.prove.calibration.tax import ReleaseTax, RooflineReading, Series, Tax, Trend, shipped_results, tax
 from crosstie.web.chart import check_picture
 from crosstie.web.tax_chart import draw_tax
 
@@ -106,7 +106,7 @@ def show(found: Tax, verbose: bool) -> None:
         closing(out, _DETAILS)
 
 
-def _of_roofline(group: Release) -> str:
+def _of_roofline(group: ReleaseTax) -> str:
     return share(group.median) if group.median is not None else "-"
 
 
@@ -114,7 +114,7 @@ def _series(series: Series) -> list[str]:
     return [series.accelerator, f"{series.engine} {series.campaign}".strip()]
 
 
-def _row(group: Release) -> list[str]:
+def _row(group: ReleaseTax) -> list[str]:
     spread = f"{share(group.p10)}-{share(group.p90)}" if group.p10 is not None and group.p90 is not None else "-"
     return [
         f"{group.series} {group.release}", group.date or "undated", _of_roofline(group), spread, f"{group.points:,}",
@@ -145,7 +145,7 @@ def to_json(found: Tax) -> dict[str, object]:
     }
 
 
-def group_json(group: Release) -> dict[str, object]:
+def group_json(group: ReleaseTax) -> dict[str, object]:
     numbers = {name: getattr(group, name) for name in ("points", "median", "tax", "p10", "p90", "above_roofline")}
     names = {"release": group.release, "date": group.date or None}
     return {**group.series._asdict(), **names, **numbers, "models": list(group.models)}
@@ -164,7 +164,7 @@ def trend_json(trend: Trend) -> dict[str, object]:
     }
 
 
-def above_json(reading: Reading) -> dict[str, object]:
+def above_json(reading: RooflineReading) -> dict[str, object]:
     case, point = reading.case, reading.case.point
     return {
         "fraction": reading.fraction,

@@ -94,7 +94,7 @@ class PoolApart(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, prefill=bare[0], decode=bare[1])
 
 
-class Reach(msgspec.Struct, frozen=True, kw_only=True):
+class BackendAccess(msgspec.Struct, frozen=True, kw_only=True):
     """How a pool's backends are reached, where their addresses do not say it all; keys of the pool in its file."""
 
     # Files: the authorities that their certificates are held to, in place of the system's; and the certificate that the
@@ -160,7 +160,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     backends: tuple[str, ...] = ()
     # The name by which the backends know the model, where it is another than the catalog's; clients may use both.
     served_as: str | None = None
-    reach: Reach = Reach()
+    reach: BackendAccess = BackendAccess()
     # The environment variable that holds the backends' own API key; without one, the client's is passed on.
     api_key_env: str | None = None
     # Files of its model's tokenizer and chat template, with which prompts are counted exactly and cut as engines cut

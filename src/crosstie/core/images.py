@@ -31,7 +31,7 @@ class Encoder(msgspec.Struct, frozen=True, kw_only=True):
     products: Annotated[int, msgspec.Meta(ge=2, le=3)] = 2
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedImage(msgspec.Struct, frozen=True, kw_only=True):
     """A picture as a model takes it: tokens of the prompt, and patches of each part that the encoder looks at."""
 
     tokens: int
@@ -62,17 +62,17 @@ class ImageRule(msgspec.Struct, frozen=True, kw_only=True):
     most_tiles: _Count = 1
     encoder: Encoder | None = None
 
-    def seen(self, width: int, height: int) -> Seen:
+    def seen(self, width: int, height: int) -> PreparedImage:
         return _seen(self, max(width, 1), max(height, 1))
 
     @property
-    def unknown(self) -> Seen | None:
+    def unknown(self) -> PreparedImage | None:
         """A picture of which nothing is known, where that does not matter."""
         return _seen(self, self.tile, self.tile) if self.kind == "fixed" else None
 
 
 @lru_cache(maxsize=4096)
-def _seen(rule: ImageRule, width: int, height: int) -> Seen:
+def _seen(rule: ImageRule, width: int, height: int) -> PreparedImage:
     side = rule.patch * rule.merge
     if rule.kind == "area":
         width, height = _within_area(rule, width, height, side)
@@ -85,18 +85,18 @@ def _seen(rule: ImageRule, width: int, height: int) -> Seen:
         return _grid(across, down, rule, down)
     each, patches = (rule.tile // side) ** 2, (rule.tile // rule.patch) ** 2
     if rule.kind == "fixed":
-        return Seen(tokens=each + rule.around, patches=patches)
+        return PreparedImage(tokens=each + rule.around, patches=patches)
     across, down = _fitted(rule, width, height) if rule.kind == "fitted" else _nearest_aspect(rule, width, height)
     tiles = across * down
     parts = tiles + 1 if tiles > 1 else 1
     # Llama-4 puts a token behind each of the tiles.
     between = tiles if rule.kind == "fitted" and tiles > 1 else 0
-    return Seen(tokens=parts * each + between + rule.around, patches=patches, parts=parts)
+    return PreparedImage(tokens=parts * each + between + rule.around, patches=patches, parts=parts)
 
 
-def _grid(across: int, down: int, rule: ImageRule, breaks: int) -> Seen:
+def _grid(across: int, down: int, rule: ImageRule, breaks: int) -> PreparedImage:
     tokens = across * down
-    return Seen(tokens=tokens + breaks + rule.around, patches=tokens * rule.merge**2)
+    return PreparedImage(tokens=tokens + breaks + rule.around, patches=tokens * rule.merge**2)
 
 
 def _within_area(rule: ImageRule, width: int, height: int, side: int) -> tuple[int, int]:

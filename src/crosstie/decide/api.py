@@ -27,7 +27,7 @@ from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.run_result import Outage
 from crosstie.decide.plan.simulate import Simulation
 from crosstie.decide.plan.subject import Subject, of_fleet, of_plan, read_subject
-from crosstie.decide.plan.sweep import Source
+from crosstie.decide.plan.sweep import RequestSource
 from crosstie.perf import fit as fitting
 from crosstie.perf.fit import Fit
 
@@ -120,7 +120,7 @@ def simulate(
     return simulating.simulate(
         catalog,
         subjects,
-        Source(given, recorded, class_name, rate, requests),
+        RequestSource(given, recorded, class_name, rate, requests),
         policies=_policies(policy),
         loads=[load] if isinstance(load, int | float) else list(load),
         seeds=range(seeds) if isinstance(seeds, int) else list(seeds),

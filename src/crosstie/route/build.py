@@ -11,7 +11,7 @@ from crosstie.catalog.vision import image_rule
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import DoesNotFit
-from crosstie.core.fleet import Fleet, HostedModel, Pool, Reach, ServedClass
+from crosstie.core.fleet import BackendAccess, Fleet, HostedModel, Pool, ServedClass
 from crosstie.core.workload import Target
 from crosstie.perf.memory import memory_plan, sequences_that_fit
 from crosstie.perf.tabulated import StepTimes
@@ -56,7 +56,7 @@ class Tables:
 
 def _alike(pool: Pool) -> Pool:
     """Without its name and its replicas."""
-    return msgspec.structs.replace(pool, name="", replicas=0, backends=(), reach=Reach())
+    return msgspec.structs.replace(pool, name="", replicas=0, backends=(), reach=BackendAccess())
 
 
 def live_fleet(

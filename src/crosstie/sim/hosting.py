@@ -23,7 +23,7 @@ _AHEAD_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class HostedTraffic:
     """Requests in order of time: when, which model (by its place among the hosted), and how long each takes."""
 
     at_s: Array
@@ -66,7 +66,7 @@ class HostingResult:
 def host(
     hosted: Sequence[Hosted],
     capacity_bytes: Sequence[float],
-    traffic: Traffic,
+    traffic: HostedTraffic,
     settings: ResidencySettings | None = None,
     *,
     warm_up_s: float = 0.0,
@@ -78,7 +78,7 @@ def host(
 
 
 class _Run:
-    def __init__(self, residency: Residency, traffic: Traffic, warm_up_s: float, ahead: bool) -> None:
+    def __init__(self, residency: Residency, traffic: HostedTraffic, warm_up_s: float, ahead: bool) -> None:
         self.residency = residency
         self.names = list(residency.hosted)
         self.traffic, self.warm_up_s = traffic, warm_up_s

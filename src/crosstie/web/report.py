@@ -32,7 +32,7 @@ class Line(msgspec.Struct, frozen=True, tag=True):
     verbatim: bool = False
 
 
-class Column(msgspec.Struct, frozen=True):
+class TableColumn(msgspec.Struct, frozen=True):
     name: str
     # Numbers stand to the right, so that their digits stand below each other.
     right: bool = False
@@ -40,7 +40,7 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Table(msgspec.Struct, frozen=True, tag=True):
-    columns: Sequence[Column]
+    columns: Sequence[TableColumn]
     rows: Sequence[Sequence[str]]
     # Who says what each cell says, "" where nobody need say it; none at all for most tables.
     sources: Sequence[Sequence[str]] = ()
@@ -59,7 +59,7 @@ class Figure(msgspec.Struct, frozen=True, tag=True):
     says: str
 
 
-class Fact(msgspec.Struct, frozen=True, tag=True):
+class KeyNumber(msgspec.Struct, frozen=True, tag=True):
     """A number that the meeting is about."""
 
     name: str
@@ -67,13 +67,13 @@ class Fact(msgspec.Struct, frozen=True, tag=True):
     beside: str = ""
 
 
-Part = Heading | Line | Table | Figure
+ReportPart = Heading | Line | Table | Figure
 
 
 class Section(msgspec.Struct, frozen=True):
     title: str
     # Runs of list items are one list.
-    blocks: Sequence[Part | Sequence[Line]]
+    blocks: Sequence[ReportPart | Sequence[Line]]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,8 +82,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     command: str
     made: str
     version: str
-    facts: Sequence[Fact] = ()
-    parts: Sequence[Part]
+    facts: Sequence[KeyNumber] = ()
+    parts: Sequence[ReportPart]
     # What `--json` prints.
     document: Any
 
@@ -101,7 +101,7 @@ def write_report(report: Report) -> str:
     )
 
 
-def write_sections(title: str, facts: Sequence[Fact], parts: Sequence[Part]) -> str:
+def write_sections(title: str, facts: Sequence[KeyNumber], parts: Sequence[ReportPart]) -> str:
     """The same without a page around it, for one that shows several."""
     return _filled(
         "sections.html", title=title, facts=facts, sections=_sections(parts), kind=_kind, sources=_numbered(parts),
@@ -125,15 +125,15 @@ def _source(table: Table, row: int, cell: int) -> str:
     return table.sources[row][cell] if table.sources else ""
 
 
-def _numbered(parts: Sequence[Part]) -> dict[str, int]:
+def _numbered(parts: Sequence[ReportPart]) -> dict[str, int]:
     """The sources of all tables, each once, in the order in which a reader meets them."""
     cells = (source for part in parts if isinstance(part, Table) for row in part.sources for source in row)
     return {source: number for number, source in enumerate(dict.fromkeys(filter(None, cells)), 1)}
 
 
-def _sections(parts: Sequence[Part]) -> list[Section]:
+def _sections(parts: Sequence[ReportPart]) -> list[Section]:
     """A heading begins a section; what comes before the first one is the answer."""
-    found: list[tuple[str, list[Part | list[Line]]]] = [("", [])]
+    found: list[tuple[str, list[ReportPart | list[Line]]]] = [("", [])]
     for part in parts:
         if isinstance(part, Heading):
             found.append((part.text, []))
@@ -150,7 +150,7 @@ def _sections(parts: Sequence[Part]) -> list[Section]:
     return [Section(title, blocks) for title, blocks in found if title or blocks]
 
 
-def _kind(block: Part | Sequence[Line]) -> str:
+def _kind(block: ReportPart | Sequence[Line]) -> str:
     if isinstance(block, Table):
         return "blocks" if block.is_wide else "table"
     if isinstance(block, Line | Figure):

@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from crosstie.core.errors import BadInput
-from crosstie.prove.calibration.tax import UNSTATED, Release, Series, common_points
+from crosstie.prove.calibration.tax import UNSTATED, ReleaseTax, Series, common_points
 from crosstie.web.chart import check_ending, colours, new_figure, save
 
 HONEST = "AMD results were published by others: Crosstie has run nothing on AMD."
@@ -19,10 +19,10 @@ _MANY = 5
 _MORE_COLOURS = ["#332288", "#117733", "#882255", "#999933", "#44AA99", "#661100", "#6699CC", "#AA4499"]
 
 
-def draw_tax(groups: Sequence[Release], file: Path, *, dark: bool = False) -> None:
+def draw_tax(groups: Sequence[ReleaseTax], file: Path, *, dark: bool = False) -> None:
     """A line for each accelerator and engine: colour tells the accelerator, the sign the engine."""
     check_ending(file)
-    dated: dict[Series, list[Release]] = {}
+    dated: dict[Series, list[ReleaseTax]] = {}
     for group in groups:
         if group.date and group.median is not None and group.release != UNSTATED:
             dated.setdefault(group.series, []).append(group)
@@ -69,7 +69,7 @@ def draw_tax(groups: Sequence[Release], file: Path, *, dark: bool = False) -> No
     save(figure, file, f"{note}; {said}" if hidden else note, dark=dark)
 
 
-def _places(groups: Sequence[Release]) -> tuple[list[date], list[float | None]]:
+def _places(groups: Sequence[ReleaseTax]) -> tuple[list[date], list[float | None]]:
     return [_day(group.date) for group in groups], [group.median for group in groups]
 
 

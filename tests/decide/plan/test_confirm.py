@@ -18,7 +18,6 @@ from crosstie.core.progress import no_progress
 from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan import confirm
 from crosstie.decide.plan.answer import Alternative, PoolPlan, fleet_plan
-from crosstie.decide.plan.bench import HOLDS, Bench, level, seen
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.confirm import bearable
 from crosstie.decide.plan.evidence import with_unmeasured
@@ -30,6 +29,7 @@ from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.programme import Percentile, Programme, Solution
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import offers, scaling_at, surveys, undominated
+from crosstie.decide.plan.trials import HOLDS, Trials, level, seen
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 CHAT = one_class("chat", 6.0, {"median": 500, "p95": 3000}, {"mean": 150, "p95": 400}, (1.0, 0.9), (0.05, 0.9))
@@ -97,7 +97,7 @@ def test_the_search_and_its_report_agree_on_who_holds(
     assert seen(of, answers).holds == holds
 
 
-class Steep(Bench):
+class Steep(Trials):
     """Misses that rise with a power of the load, and come up to those allowed at some load."""
 
     def __init__(self, at: float, power: float):
@@ -111,9 +111,9 @@ class Steep(Bench):
 @pytest.mark.parametrize("power", [6.0, 10.0, 20.0])
 @pytest.mark.parametrize("at", [0.75, 0.95, 1.02, 1.3])
 def test_the_load_that_a_fleet_bears_is_found(at: float, power: float) -> None:
-    bench = Steep(at, power)
-    assert bearable(bench, [])["chat"] == pytest.approx(at, rel=0.1)
-    assert bench.made <= 3
+    trials = Steep(at, power)
+    assert bearable(trials, [])["chat"] == pytest.approx(at, rel=0.1)
+    assert trials.made <= 3
 
 
 def confirmed_plan(catalog: Catalog, *classes: RequestClass, **changes: Any) -> Plan:
@@ -155,9 +155,9 @@ def test_a_confirmed_fleet_holds_and_half_of_it_does_not(catalog: Catalog, small
     kept = sum(one.ttft_s <= 1.0 and one.tpot_s <= 0.05 for one in answers)
     assert kept >= 0.8 * len(answers)
     if pool.replicas > 1:
-        bench = Bench(catalog, small.workload, "llama-3.1-8b", EstimateScale.none, 1.0)
+        trials = Trials(catalog, small.workload, "llama-3.1-8b", EstimateScale.none, 1.0)
         fewer = replace(pool, replicas=pool.replicas // 2)
-        assert not bench.holds([fewer])
+        assert not trials.holds([fewer])
 
 
 @pytest.mark.slow
@@ -165,9 +165,9 @@ def test_a_run_ends_when_its_verdict_is_certain(catalog: Catalog, small: Plan) -
     """What was answered by then is as in the run to the end; one that holds is not cut short."""
     assert small.fleet is not None
     (pool,) = small.fleet.pools
-    bench = Bench(catalog, small.workload, "llama-3.1-8b", EstimateScale.none, 1.0)
+    trials = Trials(catalog, small.workload, "llama-3.1-8b", EstimateScale.none, 1.0)
     for load, fails in ((1.0, False), (6.0, True)):
-        whole, cut = (bench.run([pool], load, 11, most)["chat"] for most in (inf, HOLDS))
+        whole, cut = (trials.run([pool], load, 11, most)["chat"] for most in (inf, HOLDS))
         assert cut == whole[: len(cut)]
         assert (len(cut) < len(whole)) is fails
         assert (level(small.workload.classes[0], whole) > HOLDS) is fails
@@ -309,13 +309,13 @@ def test_replicas_that_miss_though_idle_are_told_from_busy_ones(catalog: Catalog
     )
     surveyed = surveys(catalog, work, [catalog.accelerators["mi355x"]], gate=Gate(catalog, work))
     asked = choice(offers(surveyed, EstimateScale.none, peak=1.0), market(catalog, work), work)
-    bench = Bench(catalog, tight, "llama-3.3-70b", EstimateScale.none, 1.0)
+    trials = Trials(catalog, tight, "llama-3.3-70b", EstimateScale.none, 1.0)
 
     def misses(gpus: int) -> bool:
         mine = np.array([one.deployment.gpus == gpus for one in asked.offers.columns])
         fleet = solve(asked.problem, mine)
         assert fleet is not None
-        return confirm._misses_idle(bench, fleet_plan(asked, fleet, work).pools[:1])
+        return confirm._misses_idle(trials, fleet_plan(asked, fleet, work).pools[:1])
 
     assert misses(1)
     assert not misses(8)
@@ -560,7 +560,7 @@ def test_a_cheaper_fleet_that_hardly_missed_is_the_answer_where_it_holds_with_fr
     monkeypatch.setattr(
         confirm, "_missing", lambda of, pools, most=inf: (set() if pools[0].replicas in holds else {"chat"}, [])
     )
-    monkeypatch.setattr(Bench, "levels", lambda self, pools, load=1.0, most=inf: {"chat": levels[pools[0].replicas]})
+    monkeypatch.setattr(Trials, "levels", lambda self, pools, load=1.0, most=inf: {"chat": levels[pools[0].replicas]})
     monkeypatch.setattr(search, "near", [cheap, cheaper])
     assert search.checked(dear)[0] is cheap
     # One seed that speaks clearly against a fleet is enough.

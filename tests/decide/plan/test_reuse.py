@@ -16,12 +16,12 @@ from crosstie.catalog.workloads import read_workload
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.workload import HitCurve, PrefixReuse, RequestClass, Slice, Workload
 from crosstie.decide.plan.adapters import with_adapters
-from crosstie.decide.plan.bench import Bench
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.reuse import encoding_tokens, hit_rate, loaded, room_beside_idle, tokens_at
 from crosstie.decide.plan.simulate import simulate_classes
 from crosstie.decide.plan.survey import scaling_of
 from crosstie.decide.plan.traffic import poisson
+from crosstie.decide.plan.trials import Trials
 from crosstie.perf.hardware import Hardware
 from crosstie.sim.fleet import FleetSimulator, SimulatedRequest
 
@@ -166,10 +166,10 @@ def test_a_plan_is_confirmed_with_the_hits_of_its_own_memory(catalog: Catalog, t
     )
     got = make_plan(catalog, read_workload(catalog, file))
     assert got.fleet is not None
-    bench = Bench(catalog, got.workload, MODEL, scaling_of(got.workload), 1.0)
-    found = bench._found(got.fleet.pools, {"documents": 3.0})
+    trials = Trials(catalog, got.workload, MODEL, scaling_of(got.workload), 1.0)
+    found = trials._found(got.fleet.pools, {"documents": 3.0})
     assert all(0.1 < one < 0.9 for one in found)
-    sent = list(bench._traffic({"documents": 3.0}, 2000, 1, found, [0] * len(found)))
+    sent = list(trials._traffic({"documents": 3.0}, 2000, 1, found, [0] * len(found)))
     rate = sum(one.cached_tokens for one in sent) / sum(one.input_tokens for one in sent)
     (one,) = got.workload.classes
     assert rate < 0.8 * one.cached_tokens / one.input_tokens

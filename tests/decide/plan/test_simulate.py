@@ -19,7 +19,7 @@ from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.run_result import Outage, Run
 from crosstie.decide.plan.simulate import Simulation, simulate, simulate_pools
 from crosstie.decide.plan.subject import Subject, of_fleet, of_plan
-from crosstie.decide.plan.sweep import Source
+from crosstie.decide.plan.sweep import RequestSource
 from crosstie.decide.plan.traffic import poisson
 
 WORK = workload(CHAT, accelerators=TWO, spare=0.2)
@@ -36,7 +36,7 @@ def subject(made: Plan) -> Subject:
 
 
 def simulated(catalog: Catalog, subject: Subject, requests: int = 1500, **options: object) -> Simulation:
-    return simulate(catalog, [subject], Source(None, requests=requests), processes=1, **options)  # type: ignore[arg-type]
+    return simulate(catalog, [subject], RequestSource(None, requests=requests), processes=1, **options)  # type: ignore[arg-type]
 
 
 def only(found: Simulation) -> Run:
@@ -82,7 +82,7 @@ def test_sums_add_up(at_peak: Run) -> None:
 def test_a_plan_and_its_fleet_are_the_same_question_and_a_seed_the_same_answer(
     catalog: Catalog, made: Plan, subject: Subject
 ) -> None:
-    asked = Source(WORK, requests=300)
+    asked = RequestSource(WORK, requests=300)
     first, second = (simulate(catalog, [one], asked).runs for one in (subject, of_fleet(fleet_of(made))))
     assert first == second
     assert simulated(catalog, subject, 300, seeds=[8]).runs != first
@@ -92,7 +92,7 @@ def test_a_plan_and_its_fleet_are_the_same_question_and_a_seed_the_same_answer(
 def test_what_is_compared_is_run_each_with_the_same_requests(catalog: Catalog, subject: Subject) -> None:
     other = replace(subject, label="other")
     found = simulate(
-        catalog, [subject, other], Source(None, requests=100), policies=["round-robin", "fastest"], loads=[0.5, 1.0],
+        catalog, [subject, other], RequestSource(None, requests=100), policies=["round-robin", "fastest"], loads=[0.5, 1.0],
         seeds=[0, 1], processes=1,
     )  # fmt: skip
     assert len(found.runs) == found.asked == 16
@@ -145,14 +145,14 @@ def trace_of(**changes: object) -> Trace:
 
 def test_a_trace_comes_at_its_own_times_or_at_a_rate(catalog: Catalog, subject: Subject) -> None:
     def run(**options: object) -> Run:
-        return only(simulate(catalog, [subject], Source(None, **{"trace": trace_of(), **options})))  # type: ignore[arg-type]
+        return only(simulate(catalog, [subject], RequestSource(None, **{"trace": trace_of(), **options})))  # type: ignore[arg-type]
 
     own = run()
     assert own.requests == 400, "a trace is measured whole"
     assert own.measured_s == pytest.approx(100.0, rel=0.03)
     assert run(requests_per_s=40.0).measured_s == pytest.approx(10.0, rel=0.03)
     assert run(requests=100).requests == 100
-    double = only(simulate(catalog, [subject], Source(None, trace_of()), loads=[2.0]))
+    double = only(simulate(catalog, [subject], RequestSource(None, trace_of()), loads=[2.0]))
     assert double.measured_s == pytest.approx(50.0, rel=0.03)
     shared = trace_of(blocks=((1, 2, 3),) * 400, input_tokens=np.full(400, 1600))
     assert run(trace=shared).prefix_hit_rate > 0.8
@@ -206,22 +206,22 @@ def test_questions_that_mean_nothing_are_refused(catalog: Catalog, subject: Subj
     with pytest.raises(BadInput, match="unknown policy 'guess'"):
         simulated(catalog, subject, policies=["guess"])
     with pytest.raises(BadInput, match="two fleets are called"):
-        simulate(catalog, [subject, subject], Source(None))
+        simulate(catalog, [subject, subject], RequestSource(None))
     other = workload(one_class(model="gpt-oss-20b"), accelerators=TWO)
     with pytest.raises(BadInput, match="serves gpt-oss-20b, which workload"):
-        simulate(catalog, [subject], Source(other))
+        simulate(catalog, [subject], RequestSource(other))
     renamed = workload(msgspec.structs.replace(CHAT, name="talk"), accelerators=TWO)
     with pytest.raises(BadInput, match=r"has no class talk, which workload .* sends; it has chat: plan"):
-        simulate(catalog, [subject], Source(renamed))
+        simulate(catalog, [subject], RequestSource(renamed))
     silent = replace(subject, fleet=with_classes(subject.fleet, requests_per_s=0.0), workload=None)
     with pytest.raises(BadInput, match=r"no class with requests_per_s.*--workload FILE or --trace FILE"):
-        simulate(catalog, [silent], Source(None))
+        simulate(catalog, [silent], RequestSource(None))
 
 
 def test_traces_that_do_not_match_are_refused(catalog: Catalog, subject: Subject) -> None:
     def refused(trace: Trace, why: str, class_name: str | None = None) -> None:
         with pytest.raises(BadInput, match=why):
-            simulate(catalog, [subject], Source(None, trace, class_name))
+            simulate(catalog, [subject], RequestSource(None, trace, class_name))
 
     refused(trace_of(classes=("else",) * 400), "has requests of else, but fleet 'test' has chat; --class NAME")
     refused(trace_of(), "--class nobody: fleet 'test' has chat", "nobody")
@@ -232,12 +232,12 @@ def test_traces_that_do_not_match_are_refused(catalog: Catalog, subject: Subject
 def test_what_was_left_out_and_what_says_little_is_told(catalog: Catalog, subject: Subject) -> None:
     some_long = np.full(400, 500)
     some_long[:7] = 10**7
-    found = simulate(catalog, [subject], Source(None, trace_of(input_tokens=some_long)))
+    found = simulate(catalog, [subject], RequestSource(None, trace_of(input_tokens=some_long)))
     assert any("7 of 400 requests have more than" in note for note in found.notes)
     assert only(found).requests == 393
     short = simulated(catalog, subject, 100)
     assert any(note.startswith("a short run: ") for note in short.notes)
-    means = simulate(catalog, [replace(subject, workload=None)], Source(None, requests=300))
+    means = simulate(catalog, [replace(subject, workload=None)], RequestSource(None, requests=300))
     assert any("its class's mean lengths" in note for note in means.notes)
 
 

@@ -16,31 +16,31 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
 from crosstie.decide.plan import sweep as module
 from crosstie.decide.plan.plan import plan
-from crosstie.decide.plan.run_result import Case, Run
+from crosstie.decide.plan.run_result import Run, SimulatedCase
 from crosstie.decide.plan.subject import of_plan
-from crosstie.decide.plan.sweep import Source, one_run, sweep
+from crosstie.decide.plan.sweep import RequestSource, one_run, sweep
 from crosstie.route.build import Tables
 
 WORK = workload(CHAT, accelerators=TWO[:1], spare=0.2)
-SOURCE = Source(WORK, requests=100)
+SOURCE = RequestSource(WORK, requests=100)
 
 
 @pytest.fixture(scope="module")
-def cases(catalog: Catalog) -> list[Case]:
+def cases(catalog: Catalog) -> list[SimulatedCase]:
     fleet = of_plan(plan(catalog, WORK, today="2026-11-15")).fleet
     return [
-        Case(label="test", fleet=fleet, policy=policy, load=load, seed=seed)
+        SimulatedCase(label="test", fleet=fleet, policy=policy, load=load, seed=seed)
         for policy in ("cheapest-meeting-target", "round-robin")
         for load, seed in ((0.5, 0), (1.0, 1))
     ]
 
 
 @pytest.fixture(scope="module")
-def one_by_one(catalog: Catalog, cases: list[Case]) -> list[Run]:
+def one_by_one(catalog: Catalog, cases: list[SimulatedCase]) -> list[Run]:
     return [one_run(catalog, SOURCE, case) for case in cases]
 
 
-def test_in_this_process(catalog: Catalog, cases: list[Case], one_by_one: list[Run]) -> None:
+def test_in_this_process(catalog: Catalog, cases: list[SimulatedCase], one_by_one: list[Run]) -> None:
     heard: list[tuple[int, int]] = []
     got = sweep(catalog, SOURCE, cases, processes=1, on_progress=lambda done, total, _: heard.append((done, total)))
     assert got.runs == one_by_one
@@ -49,25 +49,25 @@ def test_in_this_process(catalog: Catalog, cases: list[Case], one_by_one: list[R
 
 
 @pytest.mark.slow
-def test_in_several_processes(catalog: Catalog, cases: list[Case], one_by_one: list[Run]) -> None:
+def test_in_several_processes(catalog: Catalog, cases: list[SimulatedCase], one_by_one: list[Run]) -> None:
     assert sweep(catalog, SOURCE, cases, processes=2).runs == one_by_one
 
 
 @pytest.mark.slow
-def test_on_a_cluster(catalog: Catalog, cases: list[Case], one_by_one: list[Run]) -> None:
+def test_on_a_cluster(catalog: Catalog, cases: list[SimulatedCase], one_by_one: list[Run]) -> None:
     pytest.importorskip("ray")
     assert sweep(catalog, SOURCE, cases, ray="local").runs == one_by_one
 
 
 @pytest.mark.slow
-def test_where_no_cluster_answers(catalog: Catalog, cases: list[Case]) -> None:
+def test_where_no_cluster_answers(catalog: Catalog, cases: list[SimulatedCase]) -> None:
     pytest.importorskip("ray")
     with pytest.raises(BadInput, match=r"--ray 127\.0\.0\.1:1: no cluster answers there"):
         sweep(catalog, SOURCE, cases, ray="127.0.0.1:1")
 
 
 def test_without_ray_it_is_said_what_to_install(
-    catalog: Catalog, cases: list[Case], monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, cases: list[SimulatedCase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(BadInput, match=r"pip install 'crosstie\[ray\]'"):
@@ -75,12 +75,12 @@ def test_without_ray_it_is_said_what_to_install(
 
 
 def test_an_interrupted_sweep_has_what_was_done(
-    catalog: Catalog, cases: list[Case], one_by_one: list[Run], monkeypatch: pytest.MonkeyPatch
+    catalog: Catalog, cases: list[SimulatedCase], one_by_one: list[Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def until(number: int) -> None:
         left = [number]
 
-        def run(catalog: Catalog, source: Source, case: Case, tables: Tables) -> Run:
+        def run(catalog: Catalog, source: RequestSource, case: SimulatedCase, tables: Tables) -> Run:
             if not left[0]:
                 raise KeyboardInterrupt
             left[0] -= 1

@@ -3,11 +3,11 @@
 import numpy as np
 
 from crosstie.core.scaling import ScaleRules, Supply
-from crosstie.decide.scale.scaler import Capacities, Part, Scaler, Seen
+from crosstie.decide.scale.scaler import Capacities, ClassPart, FleetObservation, Scaler
 
 # A replica of either takes two requests a second; the second costs twice as much, and starts in half the time.
 KNOWN = Capacities(
-    parts=[Part("chat", 1.0)],
+    parts=[ClassPart("chat", 1.0)],
     rate={"cheap": np.array([2.0]), "dear": np.array([2.0])},
     gpus={"cheap": 1, "dear": 1},
     usd_per_gpu_hour={"cheap": 2.0, "dear": 4.0},
@@ -21,9 +21,9 @@ def rules(*supplies: Supply, **more: float) -> ScaleRules:
     return ScaleRules(supplies=supplies or (CHEAP, DEAR), every_s=60.0, **more)
 
 
-def seen(at_s: float, per_s: float, empty: dict[str, int] | None = None, **there: tuple[int, int]) -> Seen:
+def seen(at_s: float, per_s: float, empty: dict[str, int] | None = None, **there: tuple[int, int]) -> FleetObservation:
     """`there`: by supply, replicas that serve and those that were asked for."""
-    return Seen(
+    return FleetObservation(
         at_s=at_s, requests_per_s={"chat": per_s}, over_s=60.0, empty=empty or {},
         ready={name: ready for name, (ready, _) in there.items()},
         wanted={name: wanted for name, (_, wanted) in there.items()},

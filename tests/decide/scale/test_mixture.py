@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from crosstie.decide.scale.mixture import Choices
+from crosstie.decide.scale.mixture import SupplyChoices
 
 
-def choices(rate: list[list[float]], have: list[int]) -> Choices:
+def choices(rate: list[list[float]], have: list[int]) -> SupplyChoices:
     none = np.zeros(len(have))
-    return Choices(
+    return SupplyChoices(
         rate=np.array(rate), usd_per_hour=none + 1.0, floor=none.astype(np.int64), have=np.array(have),
         most=np.array(have), starting=none,
     )  # fmt: skip

@@ -2,12 +2,12 @@
 
 from tests.decide.scale.cases import KNOWN, rules, seen
 
-from crosstie.decide.scale.reach import Reach
+from crosstie.decide.scale.reach import LearntReach
 from crosstie.decide.scale.scaler import Scaler
 
 
 def judged(within: float, load: float, hours: int = 4) -> float:
-    reach = Reach()
+    reach = LearntReach()
     for _ in range(60 * hours):
         reach.see(400, within, 60.0, load, 0.95)
     return reach.factor
@@ -22,11 +22,11 @@ def test_targets_kept_at_full_load_let_replicas_take_more_and_missed_ones_less()
 
 
 def test_what_a_shortage_taught_fades_while_the_promise_is_kept() -> None:
-    reach = Reach(factor=0.8)
+    reach = LearntReach(factor=0.8)
     for _ in range(60 * 24):
         reach.see(400, 0.96, 60.0, 0.8, 0.95)
     assert reach.factor == 1.0
-    reach = Reach(factor=0.8)
+    reach = LearntReach(factor=0.8)
     for _ in range(60 * 24):
         reach.see(400, 0.94, 60.0, 0.8, 0.95)
     assert reach.factor == 0.8
@@ -39,13 +39,13 @@ def test_neither_idle_replicas_nor_missing_ones_say_anything() -> None:
 
 
 def test_few_requests_are_no_verdict_and_there_are_bounds() -> None:
-    reach = Reach()
+    reach = LearntReach()
     reach.see(20, 0.0, 3600.0, 0.9, 0.95)
     assert reach.factor == 1.0
     # Nor are many within a minute: misses come in clusters.
     reach.see(5000, 0.0, 60.0, 0.9, 0.95)
     assert reach.factor < 1.0
-    sudden = Reach()
+    sudden = LearntReach()
     sudden.see(5000, 0.0, 60.0, 0.9, 0.95)
     assert sudden.factor == 1.0
     assert judged(1.0, 0.95, 24) == 1.3

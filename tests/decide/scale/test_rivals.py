@@ -4,11 +4,11 @@ from tests.decide.scale.cases import CHEAP, rules
 
 from crosstie.decide.scale.platform import Platform
 from crosstie.decide.scale.rivals import Fixed, Hpa
-from crosstie.decide.scale.scaler import Order, Seen
+from crosstie.decide.scale.scaler import FleetObservation, Order
 
 
 def looked(hpa: Hpa, at_s: float, busy: float, ready: int, wanted: int) -> int:
-    there = Seen(
+    there = FleetObservation(
         at_s=at_s, requests_per_s={}, over_s=15.0, ready={"cheap": ready}, wanted={"cheap": wanted},
         busy={"cheap": busy},
     )  # fmt: skip

@@ -12,7 +12,7 @@ from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadData
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.cost.prices import quote
-from crosstie.decide.scorecard.board import Axis, Cell, export, money, silicon, software, speed
+from crosstie.decide.scorecard.board import Axis, ScoreCell, export, money, silicon, software, speed
 from crosstie.decide.scorecard.contest import contest
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import FITS, place
@@ -30,7 +30,7 @@ def chosen(calibrated: Catalog) -> list[Accelerator]:
     return [calibrated.accelerator(name) for name in ("mi300x", "h200", "mi350x")]
 
 
-def cell(axes: Sequence[Axis], name: str, part: str) -> Cell:
+def cell(axes: Sequence[Axis], name: str, part: str) -> ScoreCell:
     return next(axis for axis in axes if axis.name == name).cells[part]
 
 

@@ -11,10 +11,10 @@ from tests.decide.scale.cases import CHEAP, DEAR, KNOWN, rules
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.scaling import Supply
 from crosstie.decide.scale.scaler import Order, Scaler
-from crosstie.operate.scale.act import Actor, Failed, Hook, Kubernetes, Moves, actors
+from crosstie.operate.scale.act import Actor, Kubernetes, Moves, ScaleFailed, ScaleHook, actors
 from crosstie.operate.scale.drain import Drainer
 from crosstie.operate.scale.keda import METRIC, SERVICE, ExternalScaler, messages, serve_keda
-from crosstie.operate.scale.observe import Counts, Watch
+from crosstie.operate.scale.observe import CounterWatch, GatewayCounts
 from crosstie.operate.scale.service import ScaleService, read_state
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.request import Request
@@ -85,12 +85,12 @@ async def begun(
 
 
 def test_rates_targets_and_backends_are_read_and_a_gateway_that_begins_anew_counts_from_nothing() -> None:
-    def counts(requests: float) -> Counts:
-        found = Counts()
+    def counts(requests: float) -> GatewayCounts:
+        found = GatewayCounts()
         found.add(PAGE.format(requests=requests, kept=0.9 * requests, missed=0.1 * requests))
         return found
 
-    watch = Watch(rules())
+    watch = CounterWatch(rules())
     assert watch.look(0.0, counts(100.0), {"cheap": 2}) is None
     seen = watch.look(10.0, counts(150.0), {"cheap": 2})
     assert seen is not None
@@ -166,7 +166,7 @@ def test_an_api_server_that_refuses_leaves_the_fleet_as_it_is_and_is_said_once(s
 def test_a_resource_that_the_api_server_does_not_have_is_named() -> None:
     async def main() -> None:
         there, at = await listening(ApiServer(cheap=1).answer)
-        with pytest.raises(Failed, match="has no llm/deployments/other/scale; apply its manifest"):
+        with pytest.raises(ScaleFailed, match="has no llm/deployments/other/scale; apply its manifest"):
             await Kubernetes(at, "llm").there(Supply(name="other", pool="cheap", most=1))
         there.close()
 
@@ -264,7 +264,7 @@ def test_only_its_own_backends_or_pods_are_emptied() -> None:
         pods = Supply(name="other", pool="cheap", most=3)
         moves = await drainer.obey(pods, Order(replicas=1, draining=1, why=""), 1, {"10.0.0.2"})
         assert moves.emptying == (B,)
-        with pytest.raises(Failed, match="pools is answered 401: no such key"):
+        with pytest.raises(ScaleFailed, match="pools is answered 401: no such key"):
             await Drainer([url], "wrong").look()
         server.close()
 
@@ -311,7 +311,7 @@ def test_kubernetes_takes_those_away_that_were_emptied() -> None:
 def test_a_hook_that_failed_is_run_again() -> None:
     async def main() -> None:
         gateway, lines = Gateway(), list[str]()
-        service, server = await begun(gateway, Hook("false", print), said=lines)
+        service, server = await begun(gateway, ScaleHook("false", print), said=lines)
         for _ in range(3):
             await service.step()
             gateway.passes(60.0)
@@ -343,14 +343,16 @@ def test_a_hook_is_told_what_to_have_and_one_that_fails_is_said(tmp_path: Path) 
         script.chmod(0o755)
         one = Supply(name="cheap", pool="cheap", most=9)
         order = Order(replicas=4, draining=0, why="")
-        await Hook(str(script), print).obey(one, order, 1, None)
-        await Hook(str(script), print).obey(one, order, 4, None)
+        await ScaleHook(str(script), print).obey(one, order, 1, None)
+        await ScaleHook(str(script), print).obey(one, order, 4, None)
         assert out.read_text() == "cheap 1 4\n"
         script.write_text(f'#!/bin/sh\necho "$CROSSTIE_START|$CROSSTIE_STOP" > {out}\n')
-        await Hook(str(script), print).obey(one, order, 1, Moves(stop=("http://a",), start=("http://b", "http://c")))
+        await ScaleHook(str(script), print).obey(
+            one, order, 1, Moves(stop=("http://a",), start=("http://b", "http://c"))
+        )
         assert out.read_text() == "http://b http://c|http://a\n"
-        with pytest.raises(Failed, match="ended with status 1"):
-            await Hook("false", print).obey(one, order, 1, None)
+        with pytest.raises(ScaleFailed, match="ended with status 1"):
+            await ScaleHook("false", print).obey(one, order, 1, None)
 
     run_on_loop(main())
 

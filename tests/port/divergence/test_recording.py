@@ -11,9 +11,9 @@ from tests.port.divergence import small
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.port.divergence.comparison import compare
-from crosstie.port.divergence.digest import LAYOUTS, Summary, chosen, draws, positions, summarise
+from crosstie.port.divergence.digest import LAYOUTS, TensorSummary, chosen, draws, positions, summarise
 from crosstie.port.divergence.engines import RecordOutputs, loaded_model, sglang_hook
-from crosstie.port.divergence.recording import Recorder, record
+from crosstie.port.divergence.recording import TensorRecorder, record
 from crosstie.port.divergence.records import read
 
 DATA = Path(__file__).with_name("data")
@@ -106,7 +106,7 @@ def test_samples_lie_where_they_lay_on_every_machine() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float16])
 def test_every_type_is_summarised(dtype: torch.dtype) -> None:
-    held: Summary = summarise(torch.tensor([[0.0, 1.0, 1.0, 0.0]]).to(dtype), 0)
+    held: TensorSummary = summarise(torch.tensor([[0.0, 1.0, 1.0, 0.0]]).to(dtype), 0)
     assert held.norm == pytest.approx(2.0**0.5)
     assert (held.zeros, held.nans) == (2, 0)
 
@@ -217,7 +217,7 @@ def test_sglang_s_hook_writes_when_the_next_pass_begins(tmp_path: Path) -> None:
 
 def test_nonsense_is_refused() -> None:
     with pytest.raises(BadInput, match="calls 0"):
-        Recorder(torch.nn.Linear(2, 2), calls=0)
+        TensorRecorder(torch.nn.Linear(2, 2), calls=0)
 
 
 class Router(torch.nn.Module):

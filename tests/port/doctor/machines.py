@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from crosstie.port.doctor.machine import Device, Gpu, Link, Machine
+from crosstie.port.doctor.machine import FoundDevice, Gpu, Link, Machine
 
-OPEN = Device(mode="660", gid=993, group="render", open=True)
-SHUT = Device(mode="660", gid=993, group="render", open=False)
+OPEN = FoundDevice(mode="660", gid=993, group="render", open=True)
+SHUT = FoundDevice(mode="660", gid=993, group="render", open=False)
 
 
 def healthy(vendor: str, **changes: Any) -> Machine:

@@ -10,36 +10,36 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput, BadParameter
 from crosstie.port.preflight import matrix as module
 from crosstie.port.preflight.engine import ended, engines
-from crosstie.port.preflight.matrix import Matrix, builds, matrix
+from crosstie.port.preflight.matrix import ReleaseMatrix, builds, matrix
 from crosstie.port.preflight.model import preflight
 
 CATALOG = Catalog()
 
 
 @pytest.fixture(scope="module")
-def v4() -> Matrix:
+def v4() -> ReleaseMatrix:
     return matrix("deepseek-v4-flash", on="mi300x,h200", catalog=CATALOG)
 
 
-def verdicts(of: Matrix) -> dict[tuple[str, str], dict[str, str]]:
+def verdicts(of: ReleaseMatrix) -> dict[tuple[str, str], dict[str, str]]:
     return {(row.build.engine, row.build.version): row.verdicts for row in of.rows}
 
 
 @pytest.mark.parametrize("release", ["vllm==0.32.0", "vllm==0.23.0", "sglang==0.5.18", "llama.cpp==10586"])
-def test_a_cell_is_what_preflight_says(release: str, v4: Matrix) -> None:
+def test_a_cell_is_what_preflight_says(release: str, v4: ReleaseMatrix) -> None:
     name, _, version = release.partition("==")
     said = preflight("deepseek-v4-flash", on="mi300x,h200", engine=release, catalog=CATALOG)
     assert verdicts(v4)[name, version] == said.verdicts
 
 
-def test_a_change_names_release_day_and_what_is_gone(v4: Matrix) -> None:
+def test_a_change_names_release_day_and_what_is_gone(v4: ReleaseMatrix) -> None:
     (change,) = [one for one in v4.changes if one.engine == "vllm" and one.accelerator == "mi300x"]
     assert (change.version, change.released) == ("0.24.0", "2026-06-28")
     assert (change.before, change.after) == ("will not run", "slow path")
     assert "does not load on gfx942" in change.why
 
 
-def test_the_newest_release_comes_first_and_engines_in_the_files_order(v4: Matrix) -> None:
+def test_the_newest_release_comes_first_and_engines_in_the_files_order(v4: ReleaseMatrix) -> None:
     assert list(dict.fromkeys(row.build.engine for row in v4.rows)) == ["vllm", "sglang", "llama.cpp", "tgi"]
     for name in engines():
         versions = [Version(row.build.version) for row in v4.rows if row.build.engine == name]
@@ -47,7 +47,7 @@ def test_the_newest_release_comes_first_and_engines_in_the_files_order(v4: Matri
         assert versions[0] == engines()[name].newest
 
 
-def test_what_is_known_of_the_end_of_tgi(v4: Matrix) -> None:
+def test_what_is_known_of_the_end_of_tgi(v4: ReleaseMatrix) -> None:
     assert verdicts(v4)["tgi", "3.3.7"] == {"mi300x": "not known", "h200": "not known"}
     assert {end.since for end in v4.ended} == {"2025-12-11", "2026-03-21"}
     assert all(end.source and end.date for end in ended())

@@ -12,16 +12,16 @@ from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
 from crosstie.prove.bench.bench import Bench, Settings, bench
 from crosstie.prove.bench.document import document
-from crosstie.prove.bench.endpoint import Endpoint, described, named
-from crosstie.prove.bench.loads import Lengths, Load
+from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad
 from crosstie.prove.bench.measure import Interrupt
 from crosstie.prove.calibration.results import read_results
-from crosstie.prove.replay.outcomes import Targets
+from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.fleet import EmulatedFleet
 
 SPEED = 20.0
-SHORT = Settings(lengths=Lengths(200, 12), requests=8, warm_up=0, speed=SPEED)
+SHORT = Settings(lengths=BenchLengths(200, 12), requests=8, warm_up=0, speed=SPEED)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def running() -> Iterator[EmulatedFleet]:
         yield made
 
 
-def endpoint(running: EmulatedFleet, index: int = 0, **given: str) -> Endpoint:
+def endpoint(running: EmulatedFleet, index: int = 0, **given: str) -> BenchEndpoint:
     url = running.fleet.pools[0].backends[index]
     return described(f"n{index}={url}", None, None, True, {"accelerator": "mi300x", "tp": "1", **given})
 
@@ -57,7 +57,7 @@ def test_names_of_endpoints() -> None:
 
 
 def test_a_closed_loop_keeps_its_clients_busy_and_no_more(running: EmulatedFleet) -> None:
-    found = bench([endpoint(running)], [Load(clients=1), Load(clients=4)], SHORT)
+    found = bench([endpoint(running)], [BenchLoad(clients=1), BenchLoad(clients=4)], SHORT)
     one, four = found.measured[0].points
     assert (one.requests, four.requests, one.failed, four.failed) == (8, 8, 0, 0)
     assert (one.input_tokens, one.output_tokens) == (200, 12)
@@ -71,7 +71,7 @@ def test_a_closed_loop_keeps_its_clients_busy_and_no_more(running: EmulatedFleet
 
 
 def test_a_closed_loop_may_end_by_the_clock(running: EmulatedFleet) -> None:
-    found = bench([endpoint(running)], [Load(clients=2)], replace(SHORT, requests=None, seconds=3.0))
+    found = bench([endpoint(running)], [BenchLoad(clients=2)], replace(SHORT, requests=None, seconds=3.0))
     (point,) = found.measured[0].points
     assert point.complete
     assert point.requests >= 2
@@ -81,18 +81,18 @@ def test_a_closed_loop_may_end_by_the_clock(running: EmulatedFleet) -> None:
 @pytest.mark.slow
 def test_several_processes_send_what_one_would(running: EmulatedFleet) -> None:
     settings = replace(SHORT, requests=12, senders=2)
-    found = bench([endpoint(running)], [Load(requests_per_s=4.0), Load(clients=3)], settings)
+    found = bench([endpoint(running)], [BenchLoad(requests_per_s=4.0), BenchLoad(clients=3)], settings)
     for point in found.measured[0].points:
         assert (point.requests, point.failed, point.client.senders) == (12, 0, 2)
         assert point.input_tokens == 200
 
 
 def test_endpoints_side_by_side_and_a_file_that_results_read(tmp_path: Any) -> None:
-    settings = replace(SHORT, repeats=2, lengths=Lengths(200, 40, shortest=0.5), speed=1.0)
+    settings = replace(SHORT, repeats=2, lengths=BenchLengths(200, 40, shortest=0.5), speed=1.0)
     # At their own pace, so that tokens come one by one on a busy machine too: there is no TPOT of those that do not.
     with emulated_beside(fleet(pool(replicas=2)), 1.0) as unhurried:
         ends = [endpoint(unhurried, 0, engine="vllm"), endpoint(unhurried, 1, engine="vllm", accelerator="h200")]
-        found = bench(ends, [Load(clients=2)], settings)
+        found = bench(ends, [BenchLoad(clients=2)], settings)
     told: dict[str, Any] = json.loads(json.dumps(document(found)))
     assert [one["name"] for one in told["endpoints"]] == ["n0", "n1"]
     assert told["endpoints"][0]["points"][0]["over_first"] is None
@@ -116,14 +116,16 @@ def test_endpoints_side_by_side_and_a_file_that_results_read(tmp_path: Any) -> N
 
 @pytest.mark.slow
 def test_a_limit_lies_between_what_holds_and_what_does_not(running: EmulatedFleet) -> None:
-    settings = replace(SHORT, requests=None, seconds=2.0, targets=Targets(Target(seconds=100.0, percentile=0.5), None))
-    found = bench([endpoint(running)], [Load(requests_per_s=2.0)], replace(settings, requests=20), limit=True)
+    settings = replace(
+        SHORT, requests=None, seconds=2.0, targets=ClassTargets(Target(seconds=100.0, percentile=0.5), None)
+    )
+    found = bench([endpoint(running)], [BenchLoad(requests_per_s=2.0)], replace(settings, requests=20), limit=True)
     limit = found.measured[0].limit
     assert limit is not None
     # Any rate keeps that target: the search ends all the same.
     assert limit.requests_per_s is not None
-    strict = replace(settings, requests=20, targets=Targets(Target(seconds=1e-5, percentile=0.5), None))
-    lost = bench([endpoint(running)], [Load(requests_per_s=0.1)], strict, limit=True).measured[0]
+    strict = replace(settings, requests=20, targets=ClassTargets(Target(seconds=1e-5, percentile=0.5), None))
+    lost = bench([endpoint(running)], [BenchLoad(requests_per_s=0.1)], strict, limit=True).measured[0]
     assert lost.limit is not None
     # Requests one by one miss it already, so no rate is tried.
     assert (lost.limit.requests_per_s, lost.limit.trials) == (None, [])
@@ -153,7 +155,11 @@ def test_an_interrupt_keeps_what_was_measured(running: EmulatedFleet, monkeypatc
         kept.append(len(found.measured[0].points))
 
     found = bench(
-        [endpoint(running)], [Load(clients=3), Load(clients=5)], settings, on_progress=on_progress, on_point=on_point
+        [endpoint(running)],
+        [BenchLoad(clients=3), BenchLoad(clients=5)],
+        settings,
+        on_progress=on_progress,
+        on_point=on_point,
     )
     assert found.interrupted
     (point,) = found.measured[0].points
@@ -168,7 +174,7 @@ def test_what_fails_is_counted_with_its_reason(running: EmulatedFleet) -> None:
     replica = running.replicas[1]
     replica.loop.call_soon_threadsafe(replica.inject, Fault(kind="error", share=0.25))
     try:
-        (point,) = bench([one], [Load(clients=1)], SHORT).measured[0].points
+        (point,) = bench([one], [BenchLoad(clients=1)], SHORT).measured[0].points
     finally:
         replica.loop.call_soon_threadsafe(replica.clear)
     assert (point.requests, point.failed) == (8, 2)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crosstie.core.errors import BadInput
-from crosstie.prove.bench.gpus import MIB, GpuWatch, Reading, amd_readings, check, nvidia_reading, page_readings
+from crosstie.prove.bench.gpus import MIB, GpuReading, GpuWatch, amd_readings, check, nvidia_reading, page_readings
 
 AMD_LIST = """WARNING: User is missing the following required groups: render
 [{"gpu": 0,
@@ -65,7 +65,7 @@ def test_exporters() -> None:
 def test_readings_count_for_the_run_that_they_fall_in() -> None:
     watch = GpuWatch("nvidia-smi")
     for at, watts in ((1.0, 100.0), (2.0, 300.0), (3.0, 500.0), (9.0, 1.0)):
-        watch.add([Reading("0", watts, watts * MIB)], at)
+        watch.add([GpuReading("0", watts, watts * MIB)], at)
     (use,) = watch.over(1.5, 3.5)
     assert (use.readings, use.power_w, use.most_power_w, use.most_memory_bytes) == (2, 400.0, 500.0, 500.0 * MIB)
     assert math.isnan(use.busy)

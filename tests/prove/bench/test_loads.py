@@ -8,75 +8,75 @@ import pytest
 from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
-from crosstie.prove.bench.loads import Lengths, Load, made, shares, spread_note
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made, shares, spread_note
 from crosstie.prove.bench.measure import Giving, senders_for
-from crosstie.prove.replay.outcomes import Targets
+from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.replay import RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 
 
 def test_arrivals_by_chance_have_the_rate_and_no_bursts() -> None:
-    asked = made(Load(requests_per_s=5.0), Lengths(100, 10), None, 400.0, seed=1)
+    asked = made(BenchLoad(requests_per_s=5.0), BenchLengths(100, 10), None, 400.0, seed=1)
     assert len(asked) == 2000
     counts = np.bincount([int(one.arrival_s // 10) for one in asked], minlength=40)[:40]
     assert counts.mean() == pytest.approx(50, rel=0.05)
     assert 0.5 * counts.mean() < counts.var() < 2 * counts.mean()
-    assert made(Load(requests_per_s=5.0), Lengths(100, 10), None, 400.0, seed=1) == asked
-    assert made(Load(requests_per_s=5.0), Lengths(100, 10), None, 400.0, seed=2) != asked
+    assert made(BenchLoad(requests_per_s=5.0), BenchLengths(100, 10), None, 400.0, seed=1) == asked
+    assert made(BenchLoad(requests_per_s=5.0), BenchLengths(100, 10), None, 400.0, seed=2) != asked
 
 
 def test_lengths_are_fixed_or_spread_evenly() -> None:
-    fixed = made(Load(clients=2), Lengths(100, 10), 50, None, seed=0)
+    fixed = made(BenchLoad(clients=2), BenchLengths(100, 10), 50, None, seed=0)
     assert {(one.input_tokens, one.output_tokens) for one in fixed} == {(100, 10)}
-    spread = Lengths(1000, 100, shortest=0.8)
-    inputs = [one.input_tokens for one in made(Load(clients=2), spread, 2000, None, seed=0)]
+    spread = BenchLengths(1000, 100, shortest=0.8)
+    inputs = [one.input_tokens for one in made(BenchLoad(clients=2), spread, 2000, None, seed=0)]
     assert (min(inputs), max(inputs)) == (800, 1000)
     assert np.mean(inputs) == pytest.approx(900, rel=0.01)
     assert spread_note(spread) == "random lengths 80-100%"
-    assert spread_note(Lengths()) == ""
+    assert spread_note(BenchLengths()) == ""
 
 
 def test_a_trace_gives_lengths_prefixes_and_its_times() -> None:
     trace = read_trace(find_trace("mooncake-conversation", Path()))
-    own = made(Load(by_trace=True), Lengths(trace=trace), 50, None, seed=0)
+    own = made(BenchLoad(by_trace=True), BenchLengths(trace=trace), 50, None, seed=0)
     assert own[0].blocks == (trace.blocks or ())[0]
-    stretched = made(Load(requests_per_s=2.0, by_trace=True), Lengths(trace=trace), 50, None, seed=0)
+    stretched = made(BenchLoad(requests_per_s=2.0, by_trace=True), BenchLengths(trace=trace), 50, None, seed=0)
     assert stretched[-1].arrival_s == pytest.approx(49 / 2.0)
-    by_chance = made(Load(requests_per_s=2.0), Lengths(trace=trace), 50, None, seed=0)
+    by_chance = made(BenchLoad(requests_per_s=2.0), BenchLengths(trace=trace), 50, None, seed=0)
     assert [one.arrival_s for one in by_chance] != [one.arrival_s for one in stretched]
     assert [one.input_tokens for one in by_chance] == [one.input_tokens for one in own]
     # Clients take the lengths in turn, and begin again where they end.
-    few = Lengths(trace=trace, start=len(trace) - 3)
-    assert len({one.input_tokens for one in made(Load(clients=2), few, 9, None, seed=0)}) <= 3
-    short = Lengths(trace=trace, longest=4000)
-    assert max(one.input_tokens + one.output_tokens for one in made(Load(clients=1), short, 99, None, 0)) <= 4000
+    few = BenchLengths(trace=trace, start=len(trace) - 3)
+    assert len({one.input_tokens for one in made(BenchLoad(clients=2), few, 9, None, seed=0)}) <= 3
+    short = BenchLengths(trace=trace, longest=4000)
+    assert max(one.input_tokens + one.output_tokens for one in made(BenchLoad(clients=1), short, 99, None, 0)) <= 4000
     with pytest.raises(BadInput, match="number of requests"):
-        made(Load(clients=1), Lengths(), None, 10.0, seed=0)
+        made(BenchLoad(clients=1), BenchLengths(), None, 10.0, seed=0)
 
 
 def test_several_senders_share_requests_and_clients() -> None:
-    asked = made(Load(clients=7), Lengths(), 20, None, seed=0)
+    asked = made(BenchLoad(clients=7), BenchLengths(), 20, None, seed=0)
     dealt = shares(asked, 3)
     assert sorted(number for part in dealt for number, _ in part) == list(range(20))
-    assert [Load(clients=7).part(index, 3).clients for index in range(3)] == [3, 2, 2]
-    assert Load(requests_per_s=5.0).part(1, 3) == Load(requests_per_s=5.0)
+    assert [BenchLoad(clients=7).part(index, 3).clients for index in range(3)] == [3, 2, 2]
+    assert BenchLoad(requests_per_s=5.0).part(1, 3) == BenchLoad(requests_per_s=5.0)
 
 
 def test_as_many_senders_as_the_stream_needs() -> None:
     def senders(rate: float, tokens: int, processors: int = 16) -> int:
-        load = Load(requests_per_s=rate)
-        return senders_for(load, made(load, Lengths(100, tokens), None, 20.0, 0), 1.0, processors)
+        load = BenchLoad(requests_per_s=rate)
+        return senders_for(load, made(load, BenchLengths(100, tokens), None, 20.0, 0), 1.0, processors)
 
     assert senders(2.0, 100) == 1
     assert senders(500.0, 100) > 2
     assert senders(500.0, 1000) > senders(500.0, 100)
     assert senders(500.0, 1000, processors=4) == 3
     assert senders(500.0, 1000, processors=1) == 1
-    assert senders_for(Load(clients=1000), [TimedRequest(0.0, 1, 1)], 1.0, 16) > 1
+    assert senders_for(BenchLoad(clients=1000), [TimedRequest(0.0, 1, 1)], 1.0, 16) > 1
 
 
 def test_a_run_is_given_up_once_its_percentile_is_lost() -> None:
-    giving = Giving(Targets(Target(seconds=1.0, percentile=0.9), None), requests=20)
+    giving = Giving(ClassTargets(Target(seconds=1.0, percentile=0.9), None), requests=20)
 
     def ended(count: int, ttft: float, error: str = "") -> list[RequestOutcome]:
         return [RequestOutcome(TimedRequest(0.0, 1, 1), ttft_s=ttft, e2e_s=ttft + 1, error=error) for _ in range(count)]

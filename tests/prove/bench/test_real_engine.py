@@ -5,7 +5,7 @@ from tests.run.service.test_local import real
 
 from crosstie.prove.bench.bench import Settings, bench
 from crosstie.prove.bench.endpoint import described
-from crosstie.prove.bench.loads import Lengths, Load
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad
 from crosstie.run.service.local import start_local
 
 pytestmark = pytest.mark.engines
@@ -17,7 +17,7 @@ def test_lengths_are_right_in_the_engine_s_own_tokens() -> None:
         one = described(engine.url, None, None, True, {})
         assert one.conditions["engine"] == "llama.cpp"
         assert not one.emulated
-        found = bench([one], [Load(clients=1)], Settings(lengths=Lengths(160, 5), requests=3, warm_up=0))
+        found = bench([one], [BenchLoad(clients=1)], Settings(lengths=BenchLengths(160, 5), requests=3, warm_up=0))
     (point,) = found.measured[0].points
     assert (point.failed, point.output_tokens) == (0, 5)
     assert point.input_tokens == pytest.approx(160, rel=0.05)

@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from crosstie.prove.calibration.results import REQUIRED, Metric, Point, Row, metric_of
+from crosstie.prove.calibration.results import REQUIRED, MeasuredRow, Metric, OperatingPoint, metric_of
 
 BASE = {
     "accelerator": "h200",
@@ -40,9 +40,9 @@ def written(path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-def point(**changes: str) -> Point:
+def point(**changes: str) -> OperatingPoint:
     """One operating point, without a file."""
     fields = row(**changes)
     metric = metric_of(fields["metric"], fields["unit"])
     assert isinstance(metric, Metric)
-    return Point(fields, [Row("here.csv", 2, metric, float(fields["value"]))])
+    return OperatingPoint(fields, [MeasuredRow("here.csv", 2, metric, float(fields["value"]))])

@@ -16,7 +16,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS
 from crosstie.prove.calibration.calibrate import BESIDE, Inputs, learn_beside
-from crosstie.prove.calibration.kernels import Kernel, KernelPredictor
+from crosstie.prove.calibration.kernels import KernelPredictor, MeasuredKernel
 from crosstie.prove.calibration.predict import Predictor
 from crosstie.prove.calibration.regression import Regression, gather
 
@@ -68,7 +68,9 @@ def test_what_agrees_with_the_calibration_moves_nothing(shipped: Catalog) -> Non
 
 def test_kernels_start_from_what_is_known_of_them(shipped: Catalog) -> None:
     shapes = [
-        Kernel(accelerator="h200", stack="pytorch", kind="gemm", format="bf16", seconds=1.0, m=m, n=4096.0, k=4096.0)
+        MeasuredKernel(
+            accelerator="h200", stack="pytorch", kind="gemm", format="bf16", seconds=1.0, m=m, n=4096.0, k=4096.0
+        )
         for m in (1.0, 64.0, 4096.0)
     ]
     fit = Regression(shipped, gather(shipped, [], shapes), more=True)

@@ -19,10 +19,10 @@ from crosstie.core.progress import OnProgress
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration import calibrate as learning
 from crosstie.prove.calibration.calibrate import Inputs, learn, left_out_groups, read_inputs
-from crosstie.prove.calibration.cases import Case, Cases, measured_subject
+from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject
 from crosstie.prove.calibration.predict import Predictor, quantity_of
 from crosstie.prove.calibration.regression import Regression, gather
-from crosstie.prove.calibration.results import Metric, Row
+from crosstie.prove.calibration.results import MeasuredRow, Metric
 
 METRICS = (Metric("tpot"), Metric("ttft"), Metric("throughput"))
 # Slower in everything that most loads feel.
@@ -37,7 +37,7 @@ def catalog() -> Catalog:
     return Catalog([], calibration=empty())
 
 
-def cases_at(catalog: Catalog, loads: Iterable[tuple[int, int, int]], **of: str) -> list[Case]:
+def cases_at(catalog: Catalog, loads: Iterable[tuple[int, int, int]], **of: str) -> list[MeasuredCase]:
     resolve = Cases(catalog, PROTOCOLS)
     return [
         case
@@ -55,8 +55,8 @@ def cases_at(catalog: Catalog, loads: Iterable[tuple[int, int, int]], **of: str)
 
 
 def measure(
-    cases: Sequence[Case], truth: dict[str, float] | None = None, metrics: Sequence[Metric] = METRICS
-) -> list[Case]:
+    cases: Sequence[MeasuredCase], truth: dict[str, float] | None = None, metrics: Sequence[Metric] = METRICS
+) -> list[MeasuredCase]:
     """Gives the cases the rows that would be measured if the constants were off by these factors."""
     predictor = Predictor(cases)
     factors = {name: np.full(len(cases), (truth or {}).get(name, 1.0)) for name in CONSTANTS}
@@ -66,7 +66,7 @@ def measure(
         case.point.rows = []
         for metric in metrics:
             name, scale = quantity_of(case, metric)
-            case.point.rows.append(Row("made.csv", index, metric, float(columns[name][index]) * scale))
+            case.point.rows.append(MeasuredRow("made.csv", index, metric, float(columns[name][index]) * scale))
     return list(cases)
 
 
@@ -162,7 +162,7 @@ def test_one_wild_row_hardly_moves_anything(catalog: Catalog) -> None:
     assert float(np.abs(low - tame).max()) < 0.03
 
 
-def mixed_evidence(catalog: Catalog) -> list[Case]:
+def mixed_evidence(catalog: Catalog) -> list[MeasuredCase]:
     """Two models on two accelerators, each a little off in its own way, and some noise."""
     cases = measure(cases_at(catalog, LOADS[:6], accelerator="h200"), {"weights": 0.9, "kernel": 1.1})
     cases += measure(cases_at(catalog, LOADS[:6], accelerator="h100-sxm"), {"weights": 0.85, "compute": 0.9})
@@ -432,9 +432,9 @@ def test_spreads_are_quantiles_of_what_was_left_out(catalog: Catalog) -> None:
     subject = measured_subject(case)
     logs = np.linspace(-0.5, 0.5, 19)
     strange = [
-        learning.LeftOut("source", "model", subject, source, "tpot", float(log)) for source in "abc" for log in logs
+        learning.HeldOut("source", "model", subject, source, "tpot", float(log)) for source in "abc" for log in logs
     ]
-    curves = [learning.LeftOut("curve", "model", subject, "a", "tpot", float(log) / 10) for log in logs]
+    curves = [learning.HeldOut("curve", "model", subject, "a", "tpot", float(log) / 10) for log in logs]
     found = learning.spreads([*strange, *curves])
     assert {group for group in found if "/" not in group} == {"model", "known source: model"}
     assert found["model"]["tpot"].high == pytest.approx(0.4, abs=0.04)
@@ -449,8 +449,8 @@ def test_spreads_are_quantiles_of_what_was_left_out(catalog: Catalog) -> None:
 def test_an_unseen_source_is_held_against_the_others_alone(catalog: Catalog) -> None:
     (case,) = cases_at(catalog, [(16, 1024, 128)])
     subject = measured_subject(case)
-    calm = [learning.LeftOut("source", "model", subject, "calm", "tpot", 0.001 * n) for n in range(50)]
-    wild = [learning.LeftOut("source", "model", subject, "wild", "tpot", 1.0 + 0.001 * n) for n in range(50)]
+    calm = [learning.HeldOut("source", "model", subject, "calm", "tpot", 0.001 * n) for n in range(50)]
+    wild = [learning.HeldOut("source", "model", subject, "wild", "tpot", 1.0 + 0.001 * n) for n in range(50)]
     calm += [miss._replace(source="as calm") for miss in calm]
     held = learning.coverage([*calm, *wild], learning.spreads([*calm, *wild]))
     assert held["model"] > 0.7

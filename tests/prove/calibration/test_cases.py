@@ -12,7 +12,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import Dataset, Protocols
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadData
-from crosstie.prove.calibration.cases import Case, Cases
+from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.columns import NotPredicted, fleet_parts
 from crosstie.prove.calibration.results import Metric, read_results
 from crosstie.prove.calibration.validate import validate
@@ -23,7 +23,7 @@ def resolve(catalog: Catalog) -> Cases:
     return Cases(catalog)
 
 
-def one(resolve: Cases, **changes: str) -> Case:
+def one(resolve: Cases, **changes: str) -> MeasuredCase:
     (case,) = resolve.of(point(**changes))
     return case
 

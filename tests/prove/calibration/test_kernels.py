@@ -9,7 +9,7 @@ import pytest
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, UnknownName
 from crosstie.core.estimate import CONSTANTS
-from crosstie.prove.calibration.kernels import KINDS, Kernel, KernelPredictor, read_kernels, subject_of_kernel
+from crosstie.prove.calibration.kernels import KINDS, KernelPredictor, MeasuredKernel, read_kernels, subject_of_kernel
 from crosstie.prove.calibration.regression import Regression, gather
 
 HEAD = "accelerator,stack,kind,format,seconds,m,n,k"
@@ -24,7 +24,7 @@ def table(tmp_path: Path, *lines: str) -> Path:
 
 def test_a_table_is_read(tmp_path: Path) -> None:
     (found,) = read_kernels(table(tmp_path, GOOD))
-    assert found == Kernel(
+    assert found == MeasuredKernel(
         accelerator="h200", stack="vllm", kind="gemm", format="bf16", seconds=1e-4, m=64.0, n=4096.0, k=4096.0
     )
     packed = tmp_path / "packed.csv.gz"
@@ -66,7 +66,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_kernels(tmp_path / "none.csv")
 
 
-def kernel(**changes: object) -> Kernel:
+def kernel(**changes: object) -> MeasuredKernel:
     plain: dict[str, object] = {
         "accelerator": "h200",
         "stack": "vllm",
@@ -74,7 +74,7 @@ def kernel(**changes: object) -> Kernel:
         "format": "bf16",
         "seconds": 1.0,
     }
-    return Kernel(**{**plain, **changes})  # type: ignore[arg-type]
+    return MeasuredKernel(**{**plain, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("field", "value"), [("accelerator", "tpu"), ("stack", "mystery"), ("format", "fp7")])

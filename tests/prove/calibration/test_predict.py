@@ -13,7 +13,7 @@ from crosstie.perf.hardware import Hardware
 from crosstie.perf.steady_state import steady_state
 from crosstie.perf.step import gpu_s, shape
 from crosstie.prove.calibration import predict
-from crosstie.prove.calibration.cases import Case, Cases
+from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.columns import NotPredicted
 from crosstie.prove.calibration.predict import QUANTITIES, Predictor, quantity_of, schedule_of
 from crosstie.prove.calibration.results import Metric
@@ -25,12 +25,12 @@ def resolve(catalog: Catalog) -> Cases:
     return Cases(catalog)
 
 
-def one(resolve: Cases, **changes: str) -> Case:
+def one(resolve: Cases, **changes: str) -> MeasuredCase:
     (case,) = resolve.of(point(**changes))
     return case
 
 
-def predicted(*cases: Case) -> dict[str, list[float]]:
+def predicted(*cases: MeasuredCase) -> dict[str, list[float]]:
     return {name: values.tolist() for name, values in Predictor(cases).predict().items()}
 
 

@@ -10,7 +10,7 @@ from tests.conftest import Command
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput
 from crosstie.prove.calibration.cases import Cases
-from crosstie.prove.calibration.results import Point, read_results
+from crosstie.prove.calibration.results import OperatingPoint, read_results
 
 GIVEN = {"accelerator": "h200", "model": "llama-3.1-8b", "engine": "vllm", "tp": "1"}
 
@@ -31,7 +31,7 @@ MLPERF = written("mlperf-offline-mlperf_log_summary.txt")
 REPLAY: dict[str, Any] = json.loads(written("crosstie-replay.json"))
 
 
-def read(tmp_path: Path, content: Any, name: str = "bench.json", **given: str) -> list[Point]:
+def read(tmp_path: Path, content: Any, name: str = "bench.json", **given: str) -> list[OperatingPoint]:
     file = tmp_path / name
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     results = read_results(file, given=given or GIVEN)
@@ -39,7 +39,7 @@ def read(tmp_path: Path, content: Any, name: str = "bench.json", **given: str) -
     return results.points
 
 
-def values(point: Point) -> dict[str, float]:
+def values(point: OperatingPoint) -> dict[str, float]:
     return {f"{row.metric.kind} {row.metric.statistic}": row.value for row in point.rows}
 
 

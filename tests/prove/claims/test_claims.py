@@ -13,7 +13,7 @@ from crosstie.core.errors import BadData, BadInput
 from crosstie.prove.claims.check import Checked, check_claims, contradictions, summarise
 from crosstie.prove.claims.evidence import Evidence, read_public_facts
 from crosstie.prove.claims.page import page
-from crosstie.prove.claims.reading import COLUMNS, Claim, Span, read_claims, select, spans_of
+from crosstie.prove.claims.reading import COLUMNS, PublishedClaim, Span, read_claims, select, spans_of
 from crosstie.prove.claims.software import decode_e4m3
 from crosstie.prove.claims.specs import export_score
 from crosstie.prove.claims.verdicts import (
@@ -244,7 +244,8 @@ def test_contradictions_are_found_among_claims() -> None:
     assert set(against["c65"]) == {"c30"}
     assert "14" in against["c23"]["c18"]
     changed = tuple(
-        Claim("c02", c.article, c.kind, c.subject, c.text, "2.4", c.unit) if c.id == "c02" else c for c in read_claims()
+        PublishedClaim("c02", c.article, c.kind, c.subject, c.text, "2.4", c.unit) if c.id == "c02" else c
+        for c in read_claims()
     )
     assert "c02" not in contradictions(changed)
 

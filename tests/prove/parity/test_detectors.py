@@ -3,10 +3,10 @@
 import pytest
 
 from crosstie.prove.parity.detectors import calls_a_tool_rightly, is_garbage, is_wanted_json, loops
-from crosstie.prove.parity.prompts import Prompt, Tool
+from crosstie.prove.parity.prompts import OfferedTool, Prompt
 from crosstie.prove.parity.samples import Sample, ToolCall
 
-WEATHER = Tool(
+WEATHER = OfferedTool(
     name="weather",
     description="The weather",
     properties={"city": {"type": "string"}, "unit": {"enum": ["celsius", "kelvin"]}, "days": {"type": "integer"}},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from crosstie.prove.parity.prompts import Prompt
-from crosstie.prove.parity.samples import Sample, Step, Top, least_kl, paired
+from crosstie.prove.parity.samples import Sample, SampledToken, Top, least_kl, paired
 
 PROMPT = Prompt(id="one", language="en", kind="chat", text="Say something.")
 
@@ -53,7 +53,7 @@ def test_the_lists_never_claim_more_than_the_whole_vocabularies(seed: int) -> No
 
 
 def answered(*tokens: str, **tops: float) -> Sample:
-    steps = tuple(Step(i, i, token, logs(**(tops or {token.strip(): 0.9}))) for i, token in enumerate(tokens))
+    steps = tuple(SampledToken(i, i, token, logs(**(tops or {token.strip(): 0.9}))) for i, token in enumerate(tokens))
     return Sample(prompt=PROMPT, answer="".join(tokens), steps=steps)
 
 
@@ -67,8 +67,8 @@ def test_answers_part_at_the_first_other_token_and_nothing_is_compared_behind_it
 def test_a_near_tie_has_a_small_margin() -> None:
     tie = paired(answered(" a", a=0.5), answered(" b", a=0.5))
     assert tie.margin is not None
-    clear = Sample(prompt=PROMPT, answer=" a", steps=(Step(0, 0, "a", logs(a=0.9, b=0.05)),))
-    other = Sample(prompt=PROMPT, answer=" b", steps=(Step(0, 0, "b", logs(b=0.9, a=0.05)),))
+    clear = Sample(prompt=PROMPT, answer=" a", steps=(SampledToken(0, 0, "a", logs(a=0.9, b=0.05)),))
+    other = Sample(prompt=PROMPT, answer=" b", steps=(SampledToken(0, 0, "b", logs(b=0.9, a=0.05)),))
     assert paired(clear, other).margin == pytest.approx(math.log(0.9 / 0.05))
 
 
@@ -92,7 +92,7 @@ def test_without_log_probabilities_words_are_compared() -> None:
 
 
 def test_forced_places_are_those_that_both_have() -> None:
-    one = Sample(prompt=PROMPT, forced=(Step(4, 1, "", logs(a=0.9)), Step(9, 2, "", logs(a=0.9))))
-    other = Sample(prompt=PROMPT, forced=(Step(9, 2, "", logs(b=0.9)),))
+    one = Sample(prompt=PROMPT, forced=(SampledToken(4, 1, "", logs(a=0.9)), SampledToken(9, 2, "", logs(a=0.9))))
+    other = Sample(prompt=PROMPT, forced=(SampledToken(9, 2, "", logs(b=0.9)),))
     (point,) = paired(one, other).forced
     assert (point.position, point.agrees) == (2, False)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from crosstie.prove.probe.kernels import Bench, Case, Measured
+from crosstie.prove.probe.kernels import Case, LoadedDevice, Measured
 from crosstie.prove.probe.timer import Timing
 
 SECONDS = {
@@ -116,6 +116,6 @@ class FakeTorch:
         return FakeTensor()
 
 
-def measured(bench: Bench, case: Case) -> Measured:
+def measured(bench: LoadedDevice, case: Case) -> Measured:
     """Stands in for every kernel: the time of its kind, whatever the shape."""
     return Timing(SECONDS[case["kind"]], 10, 1.1, True), "flash" if "context" in case else "matmul"

@@ -17,7 +17,7 @@ from tests.prove.probe.fakes import FakeTorch, measured
 
 from crosstie.prove.probe import device as probe_device, kernels as probe_kernels
 from crosstie.prove.probe.document import read_probe
-from crosstie.prove.probe.kernels import Bench, Case, Measured
+from crosstie.prove.probe.kernels import Case, LoadedDevice, Measured
 
 SOURCE = Path(probe_kernels.__file__).parents[3]
 ALONE = ("kernels", "device", "decoder", "timer", "collectives")
@@ -88,7 +88,7 @@ def test_a_device_that_the_catalog_lacks(crosstie: Command, monkeypatch: pytest.
 
 
 def test_a_refused_shape_is_a_row(crosstie: Command, monkeypatch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-    def picky(bench: Bench, case: Case) -> Measured:
+    def picky(bench: LoadedDevice, case: Case) -> Measured:
         if case["format"] == "fp8":
             raise RuntimeError("no kernel for this\nand a long story")
         return measured(bench, case)
@@ -107,7 +107,7 @@ def test_a_refused_shape_is_a_row(crosstie: Command, monkeypatch: pytest.MonkeyP
 def after(calls: int, what: BaseException) -> Any:
     left = calls
 
-    def kind(bench: Bench, case: Case) -> Measured:
+    def kind(bench: LoadedDevice, case: Case) -> Measured:
         nonlocal left
         left -= 1
         if left < 0:
@@ -147,7 +147,7 @@ def test_an_interrupt_before_anything_writes_nothing(
 
 
 def test_a_device_that_dies_ends_the_run(crosstie: Command, monkeypatch: pytest.MonkeyPatch, torch: FakeTorch) -> None:
-    def deadly(bench: Bench, case: Case) -> Measured:
+    def deadly(bench: LoadedDevice, case: Case) -> Measured:
         torch.cuda.broken = case["m"] > 1
         return measured(bench, case)
 

@@ -9,18 +9,18 @@ from crosstie.core.errors import BadInput
 from crosstie.prove.profile.roofline import deployment_of, roofline
 from crosstie.prove.profile.shares import BETWEEN, GAPS, Profile, profile
 from crosstie.prove.profile.sorting import HOST
-from crosstie.prove.profile.trace import Event, Trace, read_trace
+from crosstie.prove.profile.trace import GpuEvent, ProfilerTrace, read_trace
 
 DATA = Path(__file__).with_name("data")
 GEMM, NCCL, SORT = "nvjet_sm90_tst_128x32", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "radixSortKVInPlace<2>"
 
 
-def event(name: str, start: float, end: float, launched: float | None = None, device: str = "0") -> Event:
-    return Event(name=name, start_s=start, end_s=end, launched_s=launched, device=device)
+def event(name: str, start: float, end: float, launched: float | None = None, device: str = "0") -> GpuEvent:
+    return GpuEvent(name=name, start_s=start, end_s=end, launched_s=launched, device=device)
 
 
-def told(*events: Event, **options: int) -> Profile:
-    return profile(Trace(file="x", made_by="hand", events=list(events)), **options)  # type: ignore[arg-type]
+def told(*events: GpuEvent, **options: int) -> Profile:
+    return profile(ProfilerTrace(file="x", made_by="hand", events=list(events)), **options)  # type: ignore[arg-type]
 
 
 def spent(found: Profile) -> dict[str, float]:
@@ -59,7 +59,7 @@ def test_the_busiest_device_is_told_and_the_others_counted() -> None:
     found = told(event(GEMM, 0.0, 1.0), event(SORT, 0.0, 3.0, device="1"))
     assert (found.device, found.others) == ("1", 1)
     with pytest.raises(BadInput, match="nothing ran on device 7; there are 0"):
-        profile(Trace(file="x", made_by="hand", events=[event(GEMM, 0.0, 1.0)]), device="7")
+        profile(ProfilerTrace(file="x", made_by="hand", events=[event(GEMM, 0.0, 1.0)]), device="7")
     with pytest.raises(BadInput, match="--steps 0"):
         told(event(GEMM, 0.0, 1.0), steps=0)
 

@@ -6,14 +6,14 @@ import pytest
 
 from crosstie.core.errors import BadData
 from crosstie.prove.profile import sorting
-from crosstie.prove.profile.sorting import UNKNOWN, Place, Row, rows, sorted_by_name
+from crosstie.prove.profile.sorting import UNKNOWN, KernelKind, KernelRule, rows, sorted_by_name
 
 EXAMPLES = [(row, example) for row, _ in rows() for example in row.examples]
 
 
 @pytest.mark.parametrize(("row", "example"), EXAMPLES, ids=[example[:60] for _, example in EXAMPLES])
-def test_an_example_goes_to_its_own_row(row: Row, example: str) -> None:
-    assert sorted_by_name(example) == Place(row.sort, row.what)
+def test_an_example_goes_to_its_own_row(row: KernelRule, example: str) -> None:
+    assert sorted_by_name(example) == KernelKind(row.sort, row.what)
 
 
 @pytest.mark.parametrize("name", ["void mine::frobnicate<float>(float*)", "kernel 17", ""])

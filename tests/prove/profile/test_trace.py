@@ -13,7 +13,7 @@ from tests.conftest import Command
 
 from crosstie.core.errors import BadData
 from crosstie.prove.profile.shares import profile
-from crosstie.prove.profile.trace import Trace, read_trace
+from crosstie.prove.profile.trace import ProfilerTrace, read_trace
 
 DATA = Path(__file__).with_name("data")
 GEMM = "Cijk_Alik_Bljk_BBS_BH_MT256x208x64"
@@ -90,12 +90,12 @@ def rocpd(path: Path) -> Path:
     return path
 
 
-def written(path: Path, text: str) -> Trace:
+def written(path: Path, text: str) -> ProfilerTrace:
     path.write_text(text)
     return read_trace(path)
 
 
-def spent(trace: Trace) -> dict[str, float]:
+def spent(trace: ProfilerTrace) -> dict[str, float]:
     """In nanoseconds."""
     return {one.sort: round(one.seconds * 1e9, 3) for one in profile(trace).shares}
 

@@ -14,7 +14,7 @@ from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, spent_so_far
-from crosstie.prove.replay.outcomes import Targets, kept_targets, result_of
+from crosstie.prove.replay.outcomes import ClassTargets, kept_targets, result_of
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import BYTES_PER_TOKEN, TimedRequest, from_trace, merged, prompt
 from crosstie.run.emulate.faults import Fault
@@ -226,7 +226,7 @@ def test_a_class_that_no_header_can_carry_is_refused() -> None:
 
 # What it comes to
 
-CHAT = Targets(Target(seconds=1.0, percentile=0.5), Target(seconds=0.05, percentile=0.9))
+CHAT = ClassTargets(Target(seconds=1.0, percentile=0.5), Target(seconds=0.05, percentile=0.9))
 
 
 def outcome(ttft_s: float, tpot_s: float, error: str = "", pool: str = "a", at: float = 0.0) -> RequestOutcome:

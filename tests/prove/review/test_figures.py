@@ -8,8 +8,8 @@ import pytest
 
 from crosstie.core.errors import BadData
 from crosstie.prove.review.figures import (
-    Figure,
-    Seen,
+    MeasuredValue,
+    ReviewFigure,
     Threshold,
     bucket_quantile,
     mean_seen,
@@ -23,23 +23,23 @@ from crosstie.prove.review.figures import (
 LENGTHS = np.random.default_rng(11)
 
 
-def _mean(chance: np.random.Generator) -> Seen | None:
+def _mean(chance: np.random.Generator) -> MeasuredValue | None:
     return mean_seen(chance.lognormal(0.0, 1.0, 400))
 
 
-def _quantile(chance: np.random.Generator) -> Seen | None:
+def _quantile(chance: np.random.Generator) -> MeasuredValue | None:
     return quantile_seen(chance.lognormal(0.0, 1.0, 400), 0.9)
 
 
-def _rate(chance: np.random.Generator) -> Seen | None:
+def _rate(chance: np.random.Generator) -> MeasuredValue | None:
     return rate_seen(np.sort(chance.uniform(0.0, 100.0, chance.poisson(500))), 100.0)
 
 
-def _rare(chance: np.random.Generator) -> Seen | None:
+def _rare(chance: np.random.Generator) -> MeasuredValue | None:
     return rate_seen(np.sort(chance.uniform(0.0, 100.0, chance.poisson(2))), 100.0)
 
 
-def _share(chance: np.random.Generator) -> Seen | None:
+def _share(chance: np.random.Generator) -> MeasuredValue | None:
     return share_seen(float(chance.binomial(60, 0.95)), 60.0)
 
 
@@ -49,7 +49,7 @@ def _share(chance: np.random.Generator) -> Seen | None:
     ids=["mean", "quantile", "rate", "rare", "share"],
 )
 def test_intervals_hold_the_truth_in_about_95_of_100_samples(
-    sample: Callable[[np.random.Generator], Seen | None], true: float
+    sample: Callable[[np.random.Generator], MeasuredValue | None], true: float
 ) -> None:
     held = 0
     for seed in range(400):
@@ -81,7 +81,7 @@ def test_bursts_make_a_rate_less_sure() -> None:
 
 def test_what_few_say_is_not_known() -> None:
     assert mean_seen(np.array([])) is None
-    assert mean_seen(np.array([1.0, 2.0, 3.0])) == Seen(2.0, None, None, 3)
+    assert mean_seen(np.array([1.0, 2.0, 3.0])) == MeasuredValue(2.0, None, None, 3)
     # Of ten the 95th percentile may be beyond all of them.
     seen = quantile_seen(np.arange(10.0), 0.95)
     assert seen is not None
@@ -95,13 +95,15 @@ def test_a_histogram_says_no_more_than_its_buckets() -> None:
     assert seen is not None
     assert seen.value == pytest.approx(0.15)
     assert (seen.low, seen.high) == (0.1, 0.2)
-    assert bucket_quantile({0.1: 5.0, float("inf"): 100.0}, 0.9) == Seen(0.1, 0.1, None, 100)
+    assert bucket_quantile({0.1: 5.0, float("inf"): 100.0}, 0.9) == MeasuredValue(0.1, 0.1, None, 100)
     assert bucket_quantile({}, 0.9) is None
 
 
-def figure(low: float | None, value: float, high: float | None, side: str = "both", predicted: float = 100.0) -> Figure:
+def figure(
+    low: float | None, value: float, high: float | None, side: str = "both", predicted: float = 100.0
+) -> ReviewFigure:
     limit = Threshold(share=0.1, side=side, says="", why="")  # type: ignore[arg-type]
-    return Figure("x", "", "x", "tokens", predicted, Seen(value, low, high, 500), limit)
+    return ReviewFigure("x", "", "x", "tokens", predicted, MeasuredValue(value, low, high, 500), limit)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def figure(low: float | None, value: float, high: float | None, side: str = "bot
         (figure(115, 120, None), "unsure"),
     ],
 )
-def test_a_figure_is_beyond_only_with_all_of_its_interval(found: Figure, verdict: str) -> None:
+def test_a_figure_is_beyond_only_with_all_of_its_interval(found: ReviewFigure, verdict: str) -> None:
     assert found.verdict == verdict
 
 

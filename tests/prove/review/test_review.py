@@ -24,7 +24,7 @@ from crosstie.route.live import ServedRequest
 from crosstie.run.gateway.metrics import Metrics
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import Batch, Counts
+from crosstie.run.ledger.usage import UsageBatch, UsageCounts
 
 CATALOG = Catalog([])
 DAY = "2026-11-16"
@@ -289,12 +289,12 @@ def test_usage_tells_what_a_day_s_tokens_cost(
     store = open_store(str(tmp_path / "usage.db"), create=True)
     began = 1_762_000_000 // 86_400 * 86_400
     used = {
-        (began + hour * 3600, 0, "m", "chat", "p", "served", ""): Counts(
+        (began + hour * 3600, 0, "m", "chat", "p", "served", ""): UsageCounts(
             100, 100, int(an_hour * 0.8), int(an_hour * 0.2), 1.5
         )
         for hour in range(48)
     }
-    store.write(Batch("here", 1, used))
+    store.write(UsageBatch("here", 1, used))
     store.close()
     status, said = reviewed(lines, "--no-plan", "--store", str(tmp_path / "usage.db"))
     assert status == 1

@@ -11,7 +11,7 @@ from tests.waiting import comes_true
 
 from crosstie.catalog.kube import kube_source
 from crosstie.run.cluster.endpoints import Endpoint
-from crosstie.run.cluster.sources import Source
+from crosstie.run.cluster.sources import EndpointSource
 
 
 class Seen:
@@ -36,7 +36,7 @@ def followed(server: ApiServer, url: str, **settings: Any) -> Iterator[Seen]:
     source = kube_source(url)
     assert source is not None
     seen = Seen()
-    made = Source(server.api(**settings), source, seen)
+    made = EndpointSource(server.api(**settings), source, seen)
     made.start()
     try:
         yield seen

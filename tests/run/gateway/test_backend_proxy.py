@@ -11,7 +11,7 @@ from tests.run.gateway.fronts import Certificates, proxying, tls_before
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Reach
+from crosstie.core.fleet import BackendAccess
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.proxy import Proxy, proxies_for
@@ -43,7 +43,7 @@ def test_https_goes_through_a_tunnel(tmp_path: Path, monkeypatch: pytest.MonkeyP
     async def scenario() -> None:
         async with fakes() as (fake,), tls_before(fake.port, made.server()) as url, proxying(SECRET) as (proxy, port):
             monkeypatch.setenv("PROXY_USER", ENCODED)
-            reach = Reach(tls_ca=made.ca, proxy=f"http://${{PROXY_USER}}@127.0.0.1:{port}")
+            reach = BackendAccess(tls_ca=made.ca, proxy=f"http://${{PROXY_USER}}@127.0.0.1:{port}")
             async with running(fleet_of(pool_of("a", url, reach=reach))) as gateway:
                 assert [served_by((await gateway.ask()).body) for _ in range(3)] == ["fake-0"] * 3
                 # Of what passes, the proxy sees to whom, and nothing else.
@@ -65,7 +65,7 @@ def test_a_certificate_is_looked_at_through_a_tunnel_too(tmp_path: Path) -> None
 
     async def scenario() -> None:
         async with fakes() as (fake,), tls_before(fake.port, made.server()) as url, proxying() as (_, port):
-            reach = Reach(proxy=f"http://127.0.0.1:{port}")
+            reach = BackendAccess(proxy=f"http://127.0.0.1:{port}")
             async with running(fleet_of(pool_of("a", url, reach=reach))) as gateway:
                 (backend,) = gateway.gateway.backends.values()
                 assert "its certificate does not verify" in backend.replica.why_down
@@ -79,7 +79,7 @@ def test_http_is_asked_of_the_proxy_by_its_whole_address(monkeypatch: pytest.Mon
 
     async def scenario() -> None:
         async with fakes() as (fake,), proxying(SECRET) as (proxy, port):
-            reach = Reach(proxy=f"http://${{PROXY_USER}}@127.0.0.1:{port}")
+            reach = BackendAccess(proxy=f"http://${{PROXY_USER}}@127.0.0.1:{port}")
             async with running(fleet_of(pool_of("a", fake.url, reach=reach))) as gateway:
                 assert served_by((await gateway.ask()).body) == "fake-0"
                 firsts = {head.split(b"\r\n")[0] for head in proxy.heads}
@@ -111,7 +111,7 @@ def test_a_proxy_that_fails_is_named_and_others_serve(mode: str, said: str) -> N
         serving = msgspec.structs.replace(CALM, connect_timeout_s=0.5)
         async with fakes(2) as (_, good), proxying() as (proxy, port):
             proxy.mode = mode
-            reach = Reach(proxy=f"http://127.0.0.1:{port if mode != 'gone' else 9}")
+            reach = BackendAccess(proxy=f"http://127.0.0.1:{port if mode != 'gone' else 9}")
             behind = pool_of("b", "https://localhost:9/v1", reach=reach, usd_per_gpu_hour=0.1)
             async with running(fleet_of(pool_of("a", good.url), behind, serving=serving)) as gateway:
                 backend = gateway.gateway.backends["https://localhost:9/v1"]
@@ -138,7 +138,7 @@ async def test_the_environment_is_obeyed_only_where_the_file_says_so(folder: Pat
             async with running(fleet_of(pool_of("a", fake.url))) as gateway:
                 assert served_by((await gateway.ask()).body) == "fake-0"
             assert proxy.heads == []
-            async with running(fleet_of(pool_of("a", fake.url, reach=Reach(proxy="environment")))) as gateway:
+            async with running(fleet_of(pool_of("a", fake.url, reach=BackendAccess(proxy="environment")))) as gateway:
                 assert served_by((await gateway.ask()).body) == "fake-0"
             assert proxy.heads
             patched.setenv("NO_PROXY", "127.0.0.1")
@@ -164,7 +164,7 @@ def test_what_is_no_proxy_is_refused_and_not_repeated(said: str) -> None:
 
 def test_a_variable_that_is_not_set_is_refused_by_its_pool() -> None:
     async def scenario() -> None:
-        fleet = fleet_of(pool_of("a", "http://127.0.0.1:9/v1", reach=Reach(proxy="${NO_SUCH_PROXY}")))
+        fleet = fleet_of(pool_of("a", "http://127.0.0.1:9/v1", reach=BackendAccess(proxy="${NO_SUCH_PROXY}")))
         with pytest.raises(BadInput, match=r"pool a: proxy: \$\{NO_SUCH_PROXY\}: no such variable is set"):
             async with running(fleet):
                 pass

@@ -15,7 +15,7 @@ from tests.run.gateway.fakes import CATALOG, fakes, fleet_of, in_folder, pool_of
 from tests.run.gateway.fronts import Certificates, tls_before
 
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Reach
+from crosstie.core.fleet import BackendAccess
 from crosstie.run.gateway.health import REFUSES
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.worker import _FAULTS, _health
@@ -30,7 +30,7 @@ def served_by(body: bytes) -> str:
 async def test_a_pool_trusts_its_own_authority_and_shows_its_own_certificate(folder: Path) -> None:
     made = Certificates(folder)
     cert, key = made.issued("gateway")
-    reach = Reach(tls_ca=made.ca, tls_cert=cert, tls_key=key)
+    reach = BackendAccess(tls_ca=made.ca, tls_cert=cert, tls_key=key)
     async with fakes() as (fake,):
         fake.metrics = b"vllm:num_requests_running 3\nvllm:num_requests_waiting 1\n"
         async with (
@@ -49,10 +49,10 @@ async def test_a_pool_trusts_its_own_authority_and_shows_its_own_certificate(fol
 async def test_a_certificate_may_have_another_name_than_the_address(folder: Path) -> None:
     made = Certificates(folder)
     async with fakes() as (fake,), tls_before(fake.port, made.server("vllm.internal"), "127.0.0.1") as url:
-        named = Reach(tls_ca=made.ca, tls_server_name="vllm.internal")
+        named = BackendAccess(tls_ca=made.ca, tls_server_name="vllm.internal")
         async with running(fleet_of(pool_of("a", url, reach=named))) as gateway:
             assert served_by((await gateway.ask()).body) == "fake-0"
-        async with running(fleet_of(pool_of("a", url, reach=Reach(tls_ca=made.ca)))) as gateway:
+        async with running(fleet_of(pool_of("a", url, reach=BackendAccess(tls_ca=made.ca)))) as gateway:
             answer = await gateway.ask()
             assert answer.status == 503
             (backend,) = gateway.gateway.backends.values()
@@ -88,7 +88,7 @@ def test_a_backend_that_does_not_take_our_certificate_says_so(version: TLSVersio
     asking.minimum_version = asking.maximum_version = version
 
     async def asked(url: str) -> None:
-        async with running(fleet_of(pool_of("a", url, reach=Reach(tls_ca=made.ca)))) as gateway:
+        async with running(fleet_of(pool_of("a", url, reach=BackendAccess(tls_ca=made.ca)))) as gateway:
             (backend,) = gateway.gateway.backends.values()
             # A server that resets the connection after its alert may take the alert away with it.
             await until(lambda: "gateway's TLS or certificate" in backend.replica.why_down)
@@ -123,7 +123,7 @@ async def test_files_are_read_again_with_the_fleet(folder: Path) -> None:
     (folder / "new").mkdir()
     old, new = Certificates(folder), Certificates(folder / "new")
     async with fakes() as (fake,), tls_before(fake.port, new.server()) as url:
-        fleet = fleet_of(pool_of("a", url, reach=Reach(tls_ca=old.ca)))
+        fleet = fleet_of(pool_of("a", url, reach=BackendAccess(tls_ca=old.ca)))
         async with running(fleet) as gateway:
             (backend,) = gateway.gateway.backends.values()
             before = backend.origin.way
@@ -155,7 +155,7 @@ def test_files_that_cannot_be_used_are_refused(changes: dict[str, str], said: st
     cert, key = made.issued("a")
     made.issued("b")
     (tmp_path / "locked.key").write_bytes(_locked(Path(key).read_bytes()))
-    reach = Reach(tls_ca=made.ca, tls_cert=cert, tls_key=key)
+    reach = BackendAccess(tls_ca=made.ca, tls_cert=cert, tls_key=key)
     here = {name: str(tmp_path / file) if "gone" not in file else file for name, file in changes.items()}
     fleet = fleet_of(pool_of("a", "https://127.0.0.1:9/v1", reach=msgspec.structs.replace(reach, **here)))
 

@@ -26,7 +26,7 @@ from crosstie.run.gateway.guard import Guard
 from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import Store
-from crosstie.run.ledger.usage import Batch, Counts, Used, day_end, hour_of, total
+from crosstie.run.ledger.usage import UsageBatch, UsageCounts, Used, day_end, hour_of, total
 from crosstie.run.service import ledger as ledger_module
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.process import GatewayProcess
@@ -552,7 +552,7 @@ async def test_a_budget_holds_for_what_is_in_flight_and_for_what_others_spend(tm
         now = time.time()
         # Another gateway writes to the same store.
         line = (hour_of(now), 1, MODEL, "", "elsewhere", "served", "")
-        at.store.write(Batch("another", 1, {line: Counts(1, 1, 1, 1, 1.5)}))
+        at.store.write(UsageBatch("another", 1, {line: UsageCounts(1, 1, 1, 1, 1.5)}))
         await until(lambda: at.part._guard._by_id[1].today_usd >= 1.5)
         spent = await at.ask(token)
         assert code_of(spent) == (429, "insufficient_quota")
@@ -726,7 +726,7 @@ async def test_keys_of_a_team_spend_one_budget(tmp_path: Path) -> None:
         assert account.reserved_usd == 0.0
         # Another gateway has spent it with a key of the team.
         line = (hour_of(time.time()), 1, MODEL, "", "elsewhere", "served", "")
-        at.store.write(Batch("another", 1, {line: Counts(1, 1, 1, 1, 2 * one_usd)}))
+        at.store.write(UsageBatch("another", 1, {line: UsageCounts(1, 1, 1, 1, 2 * one_usd)}))
         await until(lambda: account.month_usd > 0)
         spent = await at.ask(bob, max_tokens=1)
         assert "team research's budget" in message_of(spent)
@@ -855,7 +855,7 @@ async def test_a_commit_of_which_nobody_knows_is_counted_once(tmp_path: Path) ->
         assert store is not None
         honest, tries = store.write, list[int]()
 
-        def write(batch: Batch) -> bool:
+        def write(batch: UsageBatch) -> bool:
             done = honest(batch)
             tries.append(batch.sequence)
             if len(tries) < 3:
@@ -885,7 +885,7 @@ async def test_a_store_that_does_not_answer_is_reported_and_waited_for(tmp_path:
         assert store is not None
         honest, answers = store.write, threading.Event()
 
-        def write(batch: Batch) -> bool:
+        def write(batch: UsageBatch) -> bool:
             answers.wait(60)
             return honest(batch)
 

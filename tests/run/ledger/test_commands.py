@@ -13,7 +13,7 @@ from tests.run.ledger.test_store import at, batch, line, one
 
 from crosstie.run.ledger.keys import digest
 from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import Counts, hour_of
+from crosstie.run.ledger.usage import UsageCounts, hour_of
 
 TOKEN = re.compile(r"ct-([0-9a-f]{12})-([A-Za-z0-9]{43})")
 
@@ -189,7 +189,10 @@ def test_usage_by_key_model_and_day(crosstie: Command, store: Path) -> None:
             (line(at("2025-10-31T23:00")), one(1e-9)),
             (line(at("2025-11-15T12:00")), one(2.0)),
             (line(at("2025-11-15T13:00"), key_id=2, pool="nvidia"), one(4.0)),
-            (line(at("2025-11-16T00:00"), key_id=0, outcome="refused", code="missing_api_key"), Counts(requests=9)),
+            (
+                line(at("2025-11-16T00:00"), key_id=0, outcome="refused", code="missing_api_key"),
+                UsageCounts(requests=9),
+            ),
             (line(now), one(250.0)),
         )
     )

@@ -14,7 +14,7 @@ from tests.run.ledger.test_store import NOON, batch, key, line, one
 from crosstie.core.errors import BadInput, StoreFailed
 from crosstie.run.ledger import schema, store
 from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.schema import SCHEMA, Session, meta
+from crosstie.run.ledger.schema import SCHEMA, Transaction, meta
 from crosstie.run.ledger.store import Store
 from crosstie.run.ledger.usage import total
 
@@ -69,7 +69,7 @@ def columns(of: Store) -> list[tuple[Any, ...]]:
         return sorted((name, *row[1:]) for name in names for row in session.rows(f"PRAGMA table_info({name})"))
 
 
-def add_a_column(session: Session) -> None:
+def add_a_column(session: Transaction) -> None:
     session.change("ALTER TABLE crosstie_keys ADD COLUMN team TEXT")
 
 
@@ -106,7 +106,7 @@ def test_steps_are_taken_one_after_the_other_and_only_once(old: str, monkeypatch
 
 
 def test_a_step_that_fails_leaves_the_store_as_it_was(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(session: Session) -> None:
+    def fails(session: Transaction) -> None:
         add_a_column(session)
         session.change("INSERT INTO crosstie_nothing VALUES (1)")
 
@@ -119,7 +119,7 @@ def test_a_step_that_fails_leaves_the_store_as_it_was(old: str, monkeypatch: pyt
     seen: list[int] = []
     second = schema.MIGRATIONS[2]
 
-    def noted(session: Session) -> None:
+    def noted(session: Transaction) -> None:
         seen.append(meta(session)["schema"])
         second(session)
 

@@ -12,7 +12,7 @@ from crosstie.core.errors import BadInput, StoreFailed
 from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.schema import SCHEMA
 from crosstie.run.ledger.store import News, Store
-from crosstie.run.ledger.usage import Batch, Counts, Line, Used, total
+from crosstie.run.ledger.usage import Line, UsageBatch, UsageCounts, Used, total
 
 Opens = Callable[[], Store]
 
@@ -29,16 +29,16 @@ def at(text: str) -> int:
 NOON = at("2026-11-15T12:00")
 
 
-def batch(sequence: int, *lines: tuple[Line, Counts], process: str = "p") -> Batch:
-    return Batch(process, sequence, dict(lines))
+def batch(sequence: int, *lines: tuple[Line, UsageCounts], process: str = "p") -> UsageBatch:
+    return UsageBatch(process, sequence, dict(lines))
 
 
 def line(hour: int = NOON, key_id: int = 1, pool: str = "amd", outcome: str = "served", code: str = "") -> Line:
     return (hour, key_id, "m", "chat", pool, outcome, code)
 
 
-def one(usd: float = 0.25) -> Counts:
-    return Counts(requests=1, counted=1, input_tokens=10, output_tokens=5, usd=usd)
+def one(usd: float = 0.25) -> UsageCounts:
+    return UsageCounts(requests=1, counted=1, input_tokens=10, output_tokens=5, usd=usd)
 
 
 # Keys
@@ -237,7 +237,10 @@ def test_usage_by_anything_and_over_any_time(store: Store) -> None:
             1,
             (line(at("2026-11-14T23:00")), one(1e-9)),
             (line(at("2026-11-15T00:00"), pool="nvidia", outcome="cut", code="upstream_cut"), one(2.0)),
-            (line(at("2026-11-15T00:00"), key_id=0, outcome="refused", code="missing_api_key"), Counts(requests=7)),
+            (
+                line(at("2026-11-15T00:00"), key_id=0, outcome="refused", code="missing_api_key"),
+                UsageCounts(requests=7),
+            ),
             (line(at("2026-12-01T00:00"), key_id=9), one(4.0)),
         )
     )

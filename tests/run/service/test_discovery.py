@@ -16,7 +16,7 @@ from tests.run.gateway.fronts import Certificates, tls_before
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet, Reach
+from crosstie.core.fleet import BackendAccess, Fleet
 from crosstie.run.service.admin import Administration
 from crosstie.run.service.discovery import Discovery, addresses_of
 from crosstie.run.service.process import Component, GatewayProcess
@@ -182,7 +182,7 @@ async def test_certificates_are_held_to_the_name(folder: Path) -> None:
     made = Certificates(folder)
     async with machines(1) as ([fake], _), tls_before(fake.port, made.server("vllm.test")) as url:
         port = url.split(":")[2].split("/")[0]
-        pool = pool_of("a", f"dns+https://vllm.test:{port}/v1", reach=Reach(tls_ca=made.ca))
+        pool = pool_of("a", f"dns+https://vllm.test:{port}/v1", reach=BackendAccess(tls_ca=made.ca))
         async with found(fleet_of(pool), Resolver("127.0.0.1")) as at:
             assert await at.served_by() == "fake-0"
 

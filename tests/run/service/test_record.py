@@ -29,7 +29,7 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.traces import read_trace
 from crosstie.core.errors import BadInput
 from crosstie.prove.replay.traffic import from_trace
-from crosstie.run.service.record import BLOCK_TOKENS, Recorder, block_ids, prompt_of
+from crosstie.run.service.record import BLOCK_TOKENS, TrafficRecorder, block_ids, prompt_of
 from crosstie.run.service.trace_file import TraceFile
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.server import Reply
@@ -65,7 +65,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 @in_folder
 async def test_each_served_request_is_a_line_of_mooncake_s_format(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "trace.jsonl")
+    recorder = TrafficRecorder(tmp_path / "trace.jsonl")
     fake = Counting()
     await fake.start()
     async with running(fleet_of(pool_of("one", fake.url), classes=(CHAT,)), components=[recorder]) as at:
@@ -100,7 +100,7 @@ async def test_each_served_request_is_a_line_of_mooncake_s_format(tmp_path: Path
 
 @in_folder
 async def test_prompts_share_numbers_as_far_as_they_begin_alike_and_no_further(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "trace.jsonl")
+    recorder = TrafficRecorder(tmp_path / "trace.jsonl")
     fake = Counting()
     await fake.start()
     system = words(1, 12_000)
@@ -143,7 +143,7 @@ def test_there_are_as_many_numbers_as_the_engine_s_count_has_blocks(tokens: int,
 @in_folder
 async def test_nothing_of_a_prompt_nor_its_plain_hashes_nor_a_key_nor_a_user_is_in_any_file(tmp_path: Path) -> None:
     text = words(7, 6000)
-    recorder = Recorder(tmp_path / "trace.jsonl")
+    recorder = TrafficRecorder(tmp_path / "trace.jsonl")
     fake = Counting()
     await fake.start()
     async with running(fleet_of(pool_of("one", fake.url)), components=[recorder]) as at:
@@ -303,7 +303,7 @@ def test_a_full_disk_leaves_no_half_of_a_batch(tmp_path: Path) -> None:
 async def test_a_folder_that_goes_stops_the_recording_and_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     folder.mkdir()
-    recorder = Recorder(folder / "trace.jsonl", try_again_s=0.1)
+    recorder = TrafficRecorder(folder / "trace.jsonl", try_again_s=0.1)
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[recorder]) as at:
         await at.ask()
         await until(lambda: recorder.recorded == 1)
@@ -337,7 +337,7 @@ async def test_a_folder_that_goes_stops_the_recording_and_nothing_else(tmp_path:
 
 @in_folder
 async def test_what_no_file_is_left_for_waits_and_is_recorded(tmp_path: Path) -> None:
-    recorder, exhausted, append = Recorder(tmp_path / "trace.jsonl"), [True], TraceFile.append
+    recorder, exhausted, append = TrafficRecorder(tmp_path / "trace.jsonl"), [True], TraceFile.append
 
     def as_the_system_has_it(file: TraceFile, lines: bytes) -> None:
         if exhausted[0] and lines:
@@ -361,7 +361,7 @@ async def test_what_no_file_is_left_for_waits_and_is_recorded(tmp_path: Path) ->
 
 @in_folder
 async def test_a_gateway_serves_where_it_could_never_record(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "missing" / "trace.jsonl")
+    recorder = TrafficRecorder(tmp_path / "missing" / "trace.jsonl")
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[recorder]) as at:
         await until(lambda: any("NOT RECORDING" in one for one in at.notices))
         assert (await at.ask()).status == 200

@@ -16,7 +16,7 @@ from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.service.tokenizing import Reader, TokenizerFiles
+from crosstie.run.service.tokenizing import PromptReader, TokenizerFiles
 
 SHORT, LONG, BOOK = "What is a fleet? ", "What is a fleet? " * 300, "What is a fleet? " * 6000
 
@@ -193,5 +193,5 @@ async def test_a_fleet_whose_tokenizer_is_none_is_refused_and_the_old_one_goes_o
         process.load(fleet_of(msgspec.structs.replace(pool, tokenizer=None)))
         assert at.gateway.context.tokenizing is None
         process.load(fleet_of(pool))
-        assert isinstance(at.gateway.context.tokenizing, Reader)
+        assert isinstance(at.gateway.context.tokenizing, PromptReader)
         assert await counted(at, LONG) == tokens(folder, LONG)

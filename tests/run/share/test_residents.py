@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from crosstie.run.share import residents as module
-from crosstie.run.share.residents import HOLD_S, Claim, HostReport, Lease, Residents
+from crosstie.run.share.residents import HOLD_S, HostReport, Lease, ReplicaClaim, Residents
 
 SLOT = "http://a:1"
 CLAIM_AT = f"crosstie:host:f:claim:{SLOT}"
@@ -217,11 +217,11 @@ def test_a_load_that_ended_is_not_waited_for_by_who_has_not_heard_of_its_end() -
         a.client.cut, b.client.cut = False, True
         await passes(redis, [a, b], 2 * HOLD_S + 3)
         assert held([a, b]) == ["a"]
-        assert not await a.lease.claim(a.client, [SLOT], 600.0, {SLOT: Claim(redis.now + 500.0, b.lease.number)})
+        assert not await a.lease.claim(a.client, [SLOT], 600.0, {SLOT: ReplicaClaim(redis.now + 500.0, b.lease.number)})
         redis.write(CLAIM_AT, b"free 1", 10**6)
-        assert not await a.lease.claim(a.client, [SLOT], 600.0, {SLOT: Claim(redis.now + 500.0, b.lease.number)})
+        assert not await a.lease.claim(a.client, [SLOT], 600.0, {SLOT: ReplicaClaim(redis.now + 500.0, b.lease.number)})
         redis.write(CLAIM_AT, b"free %d" % (b.lease.number + 1), 10**6)
-        assert await a.lease.claim(a.client, [SLOT], 600.0, {SLOT: Claim(redis.now + 500.0, b.lease.number)})
+        assert await a.lease.claim(a.client, [SLOT], 600.0, {SLOT: ReplicaClaim(redis.now + 500.0, b.lease.number)})
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ from crosstie.decide.compare.scorecard import Load, compare
 from crosstie.decide.cost.energy import draw_of
 from crosstie.decide.cost.ownership import Option, Ownership, own, throughput
 from crosstie.decide.cost.prices import given
-from crosstie.decide.cost.sensitivity import Contest, contest, monte_carlo, saving, tornado
+from crosstie.decide.cost.sensitivity import PriceContest, contest, monte_carlo, saving, tornado
 
 MODEL = "llama-3.1-70b"
 INPUT_TOKENS, OUTPUT_TOKENS = 4096, 1024
@@ -171,6 +171,6 @@ def _option(catalog: Catalog, name: str, point: ServingPoint) -> Option:
     )  # fmt: skip
 
 
-def _saving(match: Contest) -> float:
+def _saving(match: PriceContest) -> float:
     costs = match.usd_per_mtok()
     return saving(costs["mi325x"], costs["h200"])

@@ -21,7 +21,7 @@ _ENDS = (0.1, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
+class PriceContest:
     """Options that are held against each other, by name, with every input's span."""
 
     inputs: dict[str, dict[str, ValueRange]]
@@ -42,7 +42,7 @@ class Contest:
         """Whether an input is one thing for all options: an assumption that none of them overrides alone."""
         return key in COSTS and len({spans[key] for spans in self.inputs.values()}) == 1
 
-    def varied(self, share: float) -> "Contest":
+    def varied(self, share: float) -> "PriceContest":
         """Every assumption about operation within `share` of its likely value; prices exact, throughputs and power as
         unsure as they are: nobody chooses them."""
         if not 0.0 <= share < 1.0:
@@ -52,7 +52,7 @@ class Contest:
             exact = {key: ValueRange(span.likely, span.likely, span.likely) for key, span in spans.items()}
             rates = {key: spans[key] for key in ("output_tokens_per_s_per_gpu", "gpu_busy_watts") if key in spans}
             changed[name] = exact | rates | {key: bounded(key, spans[key].scaled(share)) for key in COSTS}
-        return Contest(changed)
+        return PriceContest(changed)
 
 
 def bounded(key: str, span: ValueRange) -> ValueRange:
@@ -63,12 +63,12 @@ def bounded(key: str, span: ValueRange) -> ValueRange:
     return ValueRange(max(span.low, low), span.likely, min(span.high, high))
 
 
-def contest(options: Sequence[Option], costs: Costs, years: float) -> Contest:
+def contest(options: Sequence[Option], costs: Costs, years: float) -> PriceContest:
     if not options:
         raise BadInput("there is nothing to hold against each other")
     if any(option.output_tokens_per_s_per_gpu is None for option in options):
         raise BadInput("an option without throughput has no cost per token")
-    return Contest({option.name: inputs(option, costs, years) for option in options})
+    return PriceContest({option.name: inputs(option, costs, years) for option in options})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class BreakEven:
     at: float | None
 
 
-def break_even(contest: Contest, option: str, against: str, key: str) -> BreakEven:
+def break_even(contest: PriceContest, option: str, against: str, key: str) -> BreakEven:
     """`key`: "discount", "engineers", "purchase_usd" or "output_tokens_per_s_per_gpu" of `option`.
 
     The bill is linear in the first three, so two evaluations give the line; tokens divide it.
@@ -120,7 +120,7 @@ class Bar:
         return abs(self.outcome_at_high - self.outcome_at_low)
 
 
-def tornado(contest: Contest, first: str, second: str | None = None) -> list[Bar]:
+def tornado(contest: PriceContest, first: str, second: str | None = None) -> list[Bar]:
     """Each input that has a span from end to end, the others likely; the widest swing first."""
     names = [first] if second is None else [first, second]
     middle = {name: likely(contest.inputs[name]) for name in names}
@@ -147,7 +147,7 @@ def saving(cost: float, against: float) -> float:
     return 1.0 - cost / against
 
 
-def _movable(contest: Contest, names: Sequence[str]) -> list[tuple[str, str | None]]:
+def _movable(contest: PriceContest, names: Sequence[str]) -> list[tuple[str, str | None]]:
     """Inputs with a span, and whose they are."""
     found: list[tuple[str, str | None]] = []
     for name in names:
@@ -180,7 +180,7 @@ class Risk:
     saving: tuple[float, float] | None
 
 
-def monte_carlo(contest: Contest, samples: int = 10_000, seed: int = 0) -> Risk:
+def monte_carlo(contest: PriceContest, samples: int = 10_000, seed: int = 0) -> Risk:
     """All inputs at once: triangular between their ends, throughputs by their own interval, drawn apart."""
     if not 100 <= samples <= 1_000_000:
         raise BadInput(f"{samples} samples: must be from 100 to 1,000,000")
@@ -201,7 +201,7 @@ def monte_carlo(contest: Contest, samples: int = 10_000, seed: int = 0) -> Risk:
     return Risk(samples, seed, spreads, saved)
 
 
-def sampled(contest: Contest, random: np.random.Generator, samples: int) -> dict[str, Array]:
+def sampled(contest: PriceContest, random: np.random.Generator, samples: int) -> dict[str, Array]:
     """USD per million tokens of every option, sample by sample; what is shared is drawn once."""
     common = {key: random.random(samples) for key in COSTS}
     found = {}

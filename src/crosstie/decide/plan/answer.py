@@ -83,7 +83,7 @@ class PoolPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class TokenCost:
     """USD per million tokens and per thousand requests, at the mean of today's traffic."""
 
     # By what prompts and answers use of replicas while they are busy; and what stands idle, over all tokens.
@@ -106,8 +106,8 @@ class FleetPlan:
     bought: dict[str, int]
     # How far from the cheapest it may be, as far as the search went.
     gap: float
-    by_class: dict[str, Cost]
-    cost: Cost
+    by_class: dict[str, TokenCost]
+    cost: TokenCost
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,7 @@ def _usd(value: float) -> str:
     return f"${value:,.2f}" if value >= 0.1 else f"${significant(value)}"
 
 
-def _cost(pools: Sequence[PoolPlan], workload: Workload, names: Sequence[str]) -> Cost:
+def _cost(pools: Sequence[PoolPlan], workload: Workload, names: Sequence[str]) -> TokenCost:
     """At the mean of today's traffic: the fleet, which is for the peak by the end of its first year, runs around the
     clock.
 
@@ -362,7 +362,7 @@ def _cost(pools: Sequence[PoolPlan], workload: Workload, names: Sequence[str]) -
     busy = [(one, one.usd_per_hour * min(pool.utilisation, 1.0) * today) for pool, one in kept]
     on_prompts = sum(usd * one.prompt_share for one, usd in busy)
     used = sum(usd for _, usd in busy)
-    return Cost(
+    return TokenCost(
         usd_per_million_input=on_prompts / inputs * _MILLION,
         usd_per_million_output=(used - on_prompts) / outputs * _MILLION,
         usd_per_million_idle=(spent - used) / (inputs + outputs) * _MILLION,

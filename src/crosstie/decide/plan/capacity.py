@@ -294,7 +294,7 @@ def own_ttft_s(curve: LoadCurve, scale: EstimateScale) -> Array:
     return curve.alone_ttft_s * scale.ttft
 
 
-class Targets:
+class PartTargets:
     """What the classes of a model's parts ask; by part, infinite where a class asks nothing."""
 
     def __init__(self, parts: Sequence[TrafficPart]):
@@ -313,7 +313,7 @@ class Meant:
     share of requests that may miss; what one pool takes more of it another has to leave.
     """
 
-    targets: Targets
+    targets: PartTargets
     share: Array
     requests_per_s: float
     allowance: float = 1.0
@@ -327,7 +327,7 @@ class Levels:
     """
 
     def __init__(self, parts: Sequence[TrafficPart], found: Sequence[LoadCurve], scale: EstimateScale):
-        self.targets = Targets(parts)
+        self.targets = PartTargets(parts)
         tpot = np.stack([c.tpot_s for c in found], axis=1) * scale.tpot[:, None, None]
         alone = np.stack([c.alone_tpot_s for c in found], axis=1) * scale.tpot[:, None]
         first = np.maximum(tpot[:, :, 0], alone * (1.0 + 1e-9))
@@ -357,7 +357,7 @@ class Levels:
         self.spread = np.array([p.slice.input_dispersion for p in parts])
         self._idle_s = np.stack([c.alone_ttft_s for c in found], axis=1) * scale.ttft[:, None]
 
-    def able(self, targets: Targets) -> Mask:
+    def able(self, targets: PartTargets) -> Mask:
         """(deployments, parts): nobody is sent where it takes far longer than it may, or has to."""
         fastest = np.where(self.room > 0, self._idle_s, np.inf).min(axis=0, initial=np.inf)
         return np.asarray((self.room > 0) & (self._idle_s <= LATEST * np.maximum(targets.ttft_s, fastest)))

@@ -18,14 +18,14 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import PoolPlan, fleet_plan
-from crosstie.decide.plan.bench import FAR, HOLDS, Bench, FleetKey, Levels, PoolKey, fleet_key, level, pool_key, seen
 from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier, tier_of
 from crosstie.decide.plan.optimise import Choice, simplify
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
-from crosstie.decide.plan.survey import Column, Mixture, Offers, Scaling, undominated
+from crosstie.decide.plan.survey import Column, Offers, Purpose, Scaling, undominated
+from crosstie.decide.plan.trials import FAR, HOLDS, FleetKey, Levels, PoolKey, Trials, fleet_key, level, pool_key, seen
 from crosstie.perf.hardware import Array
 
 # Seeds by which the answer is checked, burstier than most (benchmarks/typical_seeds.py); not that by which it is found.
@@ -102,7 +102,7 @@ class Confirmed:
 
 
 # Which replicas under which promise, and what they are meant for: what a correction is for.
-_Meant = tuple[Key, Tier, Mixture]
+_Meant = tuple[Key, Tier, Purpose]
 Learnt = dict[_Meant, float]
 
 
@@ -114,11 +114,11 @@ def _meant(column: Column) -> _Meant:
     return key_of(column.deployment), column.tier, column.mixture
 
 
-def bearable(bench: Bench, pools: Sequence[PoolPlan]) -> dict[str, float]:
+def bearable(trials: Trials, pools: Sequence[PoolPlan]) -> dict[str, float]:
     """By class: the times its traffic at which it still holds, to a step or so."""
     tried: dict[float, Levels] = {}
     load = 1.0
-    while len(tried) < _TRIES and (found := bench.levels(pools, load)) is not None:
+    while len(tried) < _TRIES and (found := trials.levels(pools, load)) is not None:
         tried[load] = found
         low, high = _ends(tried)
         worst = max(found.values())
@@ -130,19 +130,19 @@ def bearable(bench: Bench, pools: Sequence[PoolPlan]) -> dict[str, float]:
             # Misses rise with a high power of the load.
             load *= min(max((HOLDS / max(worst, 1e-3)) ** (1.0 / _STEEP), 1.0 / _STEP), _STEP)
             load = max(load, low * _NEAR) if high == inf else min(load, high / _NEAR)
-    return {one.name: _crossing(tried, one.name) for one in bench.classes}
+    return {one.name: _crossing(tried, one.name) for one in trials.classes}
 
 
 def times_borne(
     catalog: Catalog, workload: Workload, model: str, pools: Sequence[PoolPlan], scaling: Scaling, peak: float
 ) -> float:
     """The times its traffic at which all classes of a model still hold on these pools."""
-    return min(bearable(Bench(catalog, workload, model, scaling, peak), pools).values())
+    return min(bearable(Trials(catalog, workload, model, scaling, peak), pools).values())
 
 
-def _misses_idle(bench: Bench, pools: Sequence[PoolPlan]) -> bool:
+def _misses_idle(trials: Trials, pools: Sequence[PoolPlan]) -> bool:
     """Whether a class misses its targets though replicas have next to nothing to do."""
-    found = bench.levels(pools, _IDLE)
+    found = trials.levels(pools, _IDLE)
     return found is not None and max(found.values()) > HOLDS
 
 
@@ -172,12 +172,12 @@ def _crossing(tried: Mapping[float, Levels], name: str) -> float:
 
 
 class _Put:
-    """A question as it is put to simulation: a bench for each model, and the places of its columns."""
+    """A question as it is put to simulation: trials of each model, and the places of its columns."""
 
     def __init__(self, catalog: Catalog, workload: Workload, question: Question):
         self.question = question
         models, peak = dict.fromkeys(one.model for one in workload.classes), question.asked.peak
-        self.benches = {model: Bench(catalog, workload, model, question.scaling, peak) for model in models}
+        self.trials_of = {model: Trials(catalog, workload, model, question.scaling, peak) for model in models}
         self.place = {id(column): index for index, column in enumerate(question.everything.columns)}
 
 
@@ -215,7 +215,7 @@ class _Search:
 
     @property
     def simulations(self) -> int:
-        return sum(bench.made for put in self.every for bench in put.benches.values())
+        return sum(trials.made for put in self.every for trials in put.trials_of.values())
 
     def factors(self, put: _Put, hope: float = 1.0) -> Array:
         """By column; those that were not simulated as others of their model that are meant for the same."""
@@ -257,13 +257,13 @@ class _Search:
     def plain(self, put: _Put, asked: Choice) -> _Proposal | None:
         """Of every model one pool alone: the least that a plan has to beat. None where classes ask for different
         things, since the strictest would have to be promised to all."""
-        if any(len({tier_of(one) for one in bench.classes}) > 1 for bench in put.benches.values()):
+        if any(len({tier_of(one) for one in trials.classes}) > 1 for trials in put.trials_of.values()):
             return None
         problem = asked.problem
         allowed = np.zeros(len(problem.gpus), bool)
         needed = problem.per_request(problem.replica_usd_per_hour) * problem.demand
         models = np.array([column.deployment.model.id for column in asked.offers.columns])
-        for model in put.benches:
+        for model in put.trials_of:
             parts = [part.index for part in asked.offers.parts if part.request_class.model == model]
             usd = np.where(models == model, needed[:, parts].sum(axis=1), np.inf)
             allowed[int(np.argmin(usd))] = True
@@ -315,19 +315,19 @@ class _Search:
     def _try(self, proposed: _Proposal, factors: Array, corrects: bool) -> bool:
         """Whether the fleet holds; corrects its pools, where another is still to be proposed by that."""
         every = True
-        for model, bench in proposed.of.benches.items():
+        for model, trials in proposed.of.trials_of.items():
             mine = _of(model, proposed.pools)
             columns = {pool_key(pool): column for pool, column in zip(proposed.pools, proposed.columns, strict=True)}
-            holds = bench.holds(mine, FAR)
+            holds = trials.holds(mine, FAR)
             every &= holds
             known = all(_meant(columns[pool_key(pool)]) in self.found for pool in mine)
             if not corrects or (holds and known):
                 continue
-            if known and len(mine) == 1 and _misses_idle(bench, mine):
+            if known and len(mine) == 1 and _misses_idle(trials, mine):
                 # More replicas do not help, and it says nothing of others.
                 self.found[_meant(columns[pool_key(mine[0])])] = _NONE
                 continue
-            bears = bearable(bench, mine)
+            bears = bearable(trials, mine)
             for pool in mine:
                 column = columns[pool_key(pool)]
                 times = min(max(self._taken(pool, bears), 1.0 / _CHANGE), _CHANGE)
@@ -347,12 +347,12 @@ class _Search:
     def _grown(self, last: _Proposal) -> _Proposal | None:
         """With more replicas of whatever misses, until it holds."""
         pools = list(last.pools)
-        for bench in last.of.benches.values():
-            bench.left += _TO_GROW
-        for model, bench in last.of.benches.items():
+        for trials in last.of.trials_of.values():
+            trials.left += _TO_GROW
+        for model, trials in last.of.trials_of.items():
             for _ in range(_TO_GROW):
                 mine = _of(model, pools)
-                if bench.holds(mine):
+                if trials.holds(mine):
                     break
                 pools = [more(pool, 1.15) if pool in mine else pool for pool in pools]
                 if _usd_per_hour(last.asked, pools) == inf:
@@ -364,15 +364,15 @@ class _Search:
     def shrunk(self, best: _Proposal, kept: Collection[PoolKey] = ()) -> _Proposal:
         """With fewer replicas, as long as it holds; the dearest pools first, in steps that save money. `kept`: pools
         that need as many as they have."""
-        for bench in best.of.benches.values():
-            bench.left += _TO_SHRINK
+        for trials in best.of.trials_of.values():
+            trials.left += _TO_SHRINK
         best = self._with_fewer_pools(best)
         pools = list(best.pools)
         for place in sorted(range(len(pools)), key=lambda i: -pools[i].usd_per_hour):
             if pool_key(pools[place]) in kept:
                 continue
             model = pools[place].deployment.model.id
-            bench = best.of.benches[model]
+            trials = best.of.trials_of[model]
             most = max(pools[place].replicas // 4, 1) if pools[place].carried else 0
             while most:
                 pool, usd = pools[place], _usd_per_hour(best.asked, pools)
@@ -380,12 +380,12 @@ class _Search:
                     step
                     for step in range(1, pool.replicas)
                     if _usd_per_hour(best.asked, _without(pools, place, step)) < usd - 1e-9
-                    and _may_hold(bench, _of(model, pools), pool, step)
+                    and _may_hold(trials, _of(model, pools), pool, step)
                 ]
                 if not steps:
                     break
                 step = max((one for one in steps if one <= most), default=steps[0])
-                if bench.holds(_of(model, _without(pools, place, step))):
+                if trials.holds(_of(model, _without(pools, place, step))):
                     pools = _without(pools, place, step)
                 else:
                     most = step // 2 if step > steps[0] else 0
@@ -402,7 +402,7 @@ class _Search:
             kept = [(one, column) for one, column in zip(best.pools, best.columns, strict=True) if one is not pool]
             fewer = replace(best, pools=[one for one, _ in kept], columns=[column for _, column in kept])
             saves = _usd_per_hour(best.asked, fewer.pools) < _usd_per_hour(best.asked, best.pools) - 1e-9
-            if saves and _can_carry_all(fewer) and best.of.benches[model].holds(_of(model, fewer.pools)):
+            if saves and _can_carry_all(fewer) and best.of.trials_of[model].holds(_of(model, fewer.pools)):
                 best = fewer
         return best
 
@@ -450,9 +450,9 @@ class _Search:
 
     def _is_near(self, fleet: _Proposal) -> bool:
         """Whether a fleet holds, or hardly misses, with the search's seed."""
-        for model, bench in fleet.of.benches.items():
-            bench.left += 1
-            found = bench.levels(_of(model, fleet.pools), most=_BY_CHANCE)
+        for model, trials in fleet.of.trials_of.items():
+            trials.left += 1
+            found = trials.levels(_of(model, fleet.pools), most=_BY_CHANCE)
             if found is None or max(found.values()) > _BY_CHANCE:
                 return False
         return True
@@ -534,11 +534,11 @@ def _missing(
     run ends: by then a class misses in all runs together."""
     classes: list[SimulatedClass] = []
     missing: set[str] = set()
-    for model, bench in of.benches.items():
+    for model, trials in of.trials_of.items():
         mine = _of(model, pools)
-        runs = [bench.run(mine, 1.0, seed, most) for seed in CHECK_SEEDS]
-        late = bench.late(mine)
-        for one in bench.classes:
+        runs = [trials.run(mine, 1.0, seed, most) for seed in CHECK_SEEDS]
+        late = trials.late(mine)
+        for one in trials.classes:
             answers = [answer for run in runs for answer in run[one.name]]
             classes.append(seen(one, answers, late))
             if level(one, answers, late) > 1.0:
@@ -553,7 +553,7 @@ def _of(model: str, pools: Sequence[PoolPlan]) -> list[PoolPlan]:
 
 def _worst(fleet: _Proposal) -> float:
     """Of all classes, misses over those allowed; without end where nobody looked."""
-    found = [bench.levels(_of(model, fleet.pools)) for model, bench in fleet.of.benches.items()]
+    found = [trials.levels(_of(model, fleet.pools)) for model, trials in fleet.of.trials_of.items()]
     return max((max(levels.values()) if levels else inf for levels in found), default=inf)
 
 
@@ -606,9 +606,9 @@ def _usd_per_hour(asked: Choice, pools: Sequence[PoolPlan]) -> float:
     return float(asked.problem.spent_usd_per_hour(gpus).sum()) if asked.problem.allows(gpus) else inf
 
 
-def _may_hold(bench: Bench, mine: Sequence[PoolPlan], pool: PoolPlan, step: int) -> bool:
+def _may_hold(trials: Trials, mine: Sequence[PoolPlan], pool: PoolPlan, step: int) -> bool:
     """Whether a pool may do with so many replicas less, by what its classes miss as it is."""
-    known = bench.levels(mine)
+    known = trials.levels(mine)
     if known is None or pool.replicas <= step:
         return False
     worst = max(known[name] for name in {one.part.request_class.name for one in pool.carried})

@@ -11,7 +11,7 @@ import numpy as np
 
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Alternative, alternative
-from crosstie.decide.plan.market import Item
+from crosstie.decide.plan.market import MarketItem
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Programme, Solution
 from crosstie.decide.plan.solver import solve
@@ -58,7 +58,7 @@ class Flip:
         return self.usd_per_gpu_hour / self.at_usd_per_gpu_hour - 1.0
 
 
-def _flip(kind: str, item: Item, usd: float, becomes: Alternative) -> Flip:
+def _flip(kind: str, item: MarketItem, usd: float, becomes: Alternative) -> Flip:
     quote = item.quote
     return Flip(kind, item.id, quote.usd, float(usd), becomes, quote.low, quote.high)
 

@@ -25,7 +25,7 @@ PLANNED_BY = (*RENTS, *MODELLED, BUY, GIVEN)
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class MarketItem:
     """One accelerator as it is available."""
 
     accelerator: Accelerator
@@ -50,14 +50,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Market:
-    items: tuple[Item, ...]
+    items: tuple[MarketItem, ...]
     # Which prices were asked for: the first is meant for all, the others stand in for it.
     kinds: tuple[str, ...]
     # Accelerators that have none of these, with what a seller asks by another kind, if any does.
     left_out: dict[str, Quote | None]
 
     @property
-    def of_other_kinds(self) -> list[Item]:
+    def of_other_kinds(self) -> list[MarketItem]:
         """Those whose price is not of the kind that was asked for first, and not the user's own."""
         return [item for item in self.items if item.quote.kind not in (self.kinds[0], GIVEN)]
 
@@ -148,7 +148,7 @@ def market(catalog: Catalog, workload: Workload) -> Market:
     others = quotes(catalog.prices, [a.id for a in chosen], RENTS, {})
     owned = BUY in prices.kinds or wanted.inventory
     draws = {a.id: owned_draw(catalog, workload, a) if owned else None for a in chosen}
-    items: list[Item] = []
+    items: list[MarketItem] = []
     left_out: dict[str, Quote | None] = {}
     for accelerator in chosen:
         off = prices.discount.get(accelerator.id, prices.discount.get(accelerator.vendor, 0.0))
@@ -162,7 +162,7 @@ def market(catalog: Catalog, workload: Workload) -> Market:
             left_out[accelerator.id] = others.get(accelerator.id)
             continue
         items.append(
-            Item(
+            MarketItem(
                 accelerator=accelerator,
                 quote=hourly,
                 discount=off,

@@ -10,7 +10,7 @@ from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import TrafficPart
-from crosstie.decide.plan.market import Item, Market
+from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.programme import Indices, Mask, Percentile, Programme, Solution
 from crosstie.decide.plan.solver import MANY_PARTS, solve
 from crosstie.decide.plan.survey import Offers, peak_of
@@ -32,7 +32,7 @@ class Choice:
     # By model: what replicas take in simulation over what closed forms say; these offers are corrected already.
     correction: Mapping[str, float] = field(default_factory=dict)
 
-    def allowing(self, accept: Callable[[Item], bool]) -> Mask:
+    def allowing(self, accept: Callable[[MarketItem], bool]) -> Mask:
         """Columns whose accelerator is accepted."""
         return np.array([accept(item) for item in self.market.items])[self.problem.accelerator]
 
@@ -102,7 +102,7 @@ def programme(
     items, vendors = market.items, market.vendors
     budget, power = limits.budget_usd_per_month, limits.power_kw
 
-    def by_item(of: Callable[[Item], float]) -> Array:
+    def by_item(of: Callable[[MarketItem], float]) -> Array:
         return np.array([of(item) for item in items], dtype=np.float64)
 
     return Programme(

@@ -138,7 +138,7 @@ class Rows:
         return bounds
 
 
-class Found(NamedTuple):
+class SolverResult(NamedTuple):
     """Values of the variables, or None; the bound that the search proved; and what each row costs, if relaxed."""
 
     values: Array | None
@@ -154,7 +154,7 @@ def run_highs(
     replicas: Array | None = None,
     relaxed: bool = False,
     thorough: bool = False,
-) -> Found:
+) -> SolverResult:
     """`replicas` fixes their numbers; `relaxed` lets them be divided; `thorough` looks for any fleet with all means."""
     # Only plans need it, and it takes 20 ms to import.
     import highspy
@@ -185,8 +185,8 @@ def run_highs(
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         status = highspy.HighsModelStatus
         if solver.getModelStatus() in (status.kInfeasible, status.kUnboundedOrInfeasible):
-            return Found(None, 0.0, none)
+            return SolverResult(None, 0.0, none)
         raise Undecided("no fleet found, and none ruled out: fewer classes or limits would help")
     got = solver.getSolution()
     bound = info.objective_function_value if relaxed else info.mip_dual_bound
-    return Found(np.array(got.col_value), float(bound), np.array(got.row_dual) if relaxed else none)
+    return SolverResult(np.array(got.col_value), float(bound), np.array(got.row_dual) if relaxed else none)

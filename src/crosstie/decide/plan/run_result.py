@@ -20,7 +20,7 @@ class Outage(msgspec.Struct, frozen=True):
         return math.inf if self.for_s is None else self.at_s + self.for_s
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class SimulatedCase(msgspec.Struct, frozen=True, kw_only=True):
     """What one run simulates, beside its traffic."""
 
     label: str

@@ -14,7 +14,6 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.core.workload import Target
 from crosstie.decide.plan.run_result import (
-    Case,
     ClassResult,
     Course,
     Latency,
@@ -23,6 +22,7 @@ from crosstie.decide.plan.run_result import (
     PoolCourse,
     PoolResult,
     Run,
+    SimulatedCase,
 )
 from crosstie.decide.plan.traffic import Traffic
 from crosstie.perf.hardware import Array
@@ -116,7 +116,7 @@ def checked_outages(outages: Sequence[Outage], fleet: Fleet, span_s: float) -> N
             )
 
 
-def run(catalog: Catalog, case: Case, traffic: Traffic, tables: Tables | None = None) -> Run:
+def run(catalog: Catalog, case: SimulatedCase, traffic: Traffic, tables: Tables | None = None) -> Run:
     checked_outages(case.outages, case.fleet, traffic.span_s)
     tally = _Tally(traffic, case.fleet)
     simulator = FleetSimulator(
@@ -170,7 +170,7 @@ def _restoring(simulator: FleetSimulator, pool: LivePool) -> Callable[[], None]:
 
 
 def _result(
-    case: Case, traffic: Traffic, simulator: FleetSimulator, tally: _Tally, watch: _Watch, since: float,
+    case: SimulatedCase, traffic: Traffic, simulator: FleetSimulator, tally: _Tally, watch: _Watch, since: float,
     handed: list[int],
 ) -> Run:  # fmt: skip
     fleet, last = case.fleet, traffic.span_s
@@ -296,7 +296,7 @@ def _outage(one: Outage, handed: int, at: Array, served: _Flags, good: _Flags) -
 
 
 def _unsteady(
-    case: Case, traffic: Traffic, watch: _Watch, refused: int, measured: int, ends: Array, since: float
+    case: SimulatedCase, traffic: Traffic, watch: _Watch, refused: int, measured: int, ends: Array, since: float
 ) -> str | None:
     """Where more comes than goes, percentiles say how long somebody looked, and nothing about the fleet."""
     if not traffic.steady or case.outages:

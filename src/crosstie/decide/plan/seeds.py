@@ -10,7 +10,7 @@ from crosstie.decide.plan.run_result import ClassResult, Latency, Run
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class SeedSpread:
     """Over seeds; None: in at least one there is no such number."""
 
     mean: float
@@ -21,11 +21,11 @@ class Spread:
 @dataclass(frozen=True, slots=True)
 class SeededLatency:
     target: Target | None
-    at_target: Spread | None
-    p50: Spread | None
-    p90: Spread | None
-    p95: Spread | None
-    p99: Spread | None
+    at_target: SeedSpread | None
+    p50: SeedSpread | None
+    p90: SeedSpread | None
+    p95: SeedSpread | None
+    p99: SeedSpread | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ class Seeded:
     refused: float
     measured_s: float
     requests_per_s: float
-    within: Spread
+    within: SeedSpread
     usd_per_hour: float
-    usd_per_million: Spread | None
-    usd_per_million_good: Spread | None
+    usd_per_million: SeedSpread | None
+    usd_per_million_good: SeedSpread | None
     good_requests_per_s: float
     good_output_tokens_per_s: float
     prefix_hit_rate: float
@@ -90,11 +90,11 @@ def over_seeds(runs: Sequence[Run]) -> list[Seeded]:
     return [_seeded(group) for group in groups.values()]
 
 
-def spread(values: Sequence[float | None]) -> Spread | None:
+def spread(values: Sequence[float | None]) -> SeedSpread | None:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    return Spread(fmean(known), min(known), max(known))
+    return SeedSpread(fmean(known), min(known), max(known))
 
 
 def _seeded(runs: list[Run]) -> Seeded:

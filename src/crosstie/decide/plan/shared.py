@@ -21,7 +21,7 @@ from crosstie.core.workload import RequestClass, Sharing, Workload
 from crosstie.decide.plan.candidates import SharedLayout, Unfit, key_of, longest_context, shared_layouts
 from crosstie.decide.plan.capacity import Capacity, TrafficPart
 from crosstie.decide.plan.gate import Gate
-from crosstie.decide.plan.market import Item, Market
+from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.optimise import programme
 from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.survey import offers, parts_of, scaling_of, survey
@@ -244,7 +244,7 @@ def _enough(least: int, will_do: Callable[[int], bool]) -> int:
     return high
 
 
-def _check_limits(workload: Workload, item: Item, fleet: Solution, gpus: int) -> None:
+def _check_limits(workload: Workload, item: MarketItem, fleet: Solution, gpus: int) -> None:
     limits = workload.constraints
     if gpus > item.at_most:
         raise Unfit(f"{gpus} GPUs are needed, and constraints.at_most has {item.at_most:.0f}")

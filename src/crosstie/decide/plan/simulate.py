@@ -22,16 +22,16 @@ from crosstie.core.workload import RequestClass, Target, Workload
 from crosstie.decide.plan.answer import FleetPlan, PoolPlan
 from crosstie.decide.plan.clairvoyant import Bound, clairvoyant_bound
 from crosstie.decide.plan.plan import Plan, SimulatedClass
-from crosstie.decide.plan.run_result import Case, Outage, Run
+from crosstie.decide.plan.run_result import Outage, Run, SimulatedCase
 from crosstie.decide.plan.runs import WARM_UP, checked_outages
 from crosstie.decide.plan.shared import SharedPoolPlan, SimulatedSharing, mean_rates, own_classes
 from crosstie.decide.plan.subject import Subject
-from crosstie.decide.plan.sweep import Source, sweep
+from crosstie.decide.plan.sweep import RequestSource, sweep
 from crosstie.decide.plan.traffic import drawn, of_means
 from crosstie.route.policies import make_policy
 from crosstie.sim import arrivals
 from crosstie.sim.disaggregated import simulate_apart
-from crosstie.sim.hosting import Traffic, host
+from crosstie.sim.hosting import HostedTraffic, host
 
 # Fewer say nothing about a percentile.
 _FEWEST = 100
@@ -65,7 +65,7 @@ class Simulation:
 
 
 def simulate(
-    catalog: Catalog, subjects: Sequence[Subject], source: Source, *, policies: Sequence[Policy] = (),
+    catalog: Catalog, subjects: Sequence[Subject], source: RequestSource, *, policies: Sequence[Policy] = (),
     loads: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,), outages: Sequence[Outage] = (),
     clairvoyant: bool = False, processes: int | None = None, ray: str | None = None,
     on_progress: OnProgress = no_progress,
@@ -78,7 +78,7 @@ def simulate(
     source, notes = _checked(catalog, subjects, source, policies, loads)
     notes = [*(note for subject in subjects for note in subject.notes), *notes]
     cases = [
-        Case(
+        SimulatedCase(
             label=subject.label, fleet=subject.fleet, policy=policy, load=load, seed=seed, outages=tuple(outages),
             knows_lengths=knows,
         )
@@ -100,8 +100,12 @@ def simulate(
 
 
 def _checked(
-    catalog: Catalog, subjects: Sequence[Subject], source: Source, policies: Sequence[Policy], loads: Sequence[float]
-) -> tuple[Source, list[str]]:
+    catalog: Catalog,
+    subjects: Sequence[Subject],
+    source: RequestSource,
+    policies: Sequence[Policy],
+    loads: Sequence[float],
+) -> tuple[RequestSource, list[str]]:
     """The source with what it still lacks, and what there is to say about it."""
     if source.requests is not None and source.requests < _FEWEST:
         raise BadInput(f"{source.requests} requests: at least {_FEWEST}, or no percentile means anything")
@@ -249,7 +253,7 @@ def simulate_sharing(pool: SharedPoolPlan, workload: Workload, hours: float = 12
     count = int(chance.poisson(each.sum() * span_s))
     kinds = chance.choice(len(each), count, p=each / each.sum())
     takes = np.array([pool.takes_s[one.model] for one in hosted])
-    traffic = Traffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, takes[kinds])
+    traffic = HostedTraffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, takes[kinds])
     found = host(hosted, [pool.layout.room_bytes] * pool.replicas, traffic, warm_up_s=span_s / 4.0)
     return SimulatedSharing(
         found.requests, found.cold_share, found.evictions_per_hour, found.wait_s(0.5), found.wait_s(0.99)

@@ -23,7 +23,7 @@ from crosstie.decide.plan.capacity import (
     Levels,
     LoadCurve,
     Meant,
-    Targets,
+    PartTargets,
     Tier,
     TrafficPart,
     curves,
@@ -61,7 +61,7 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
+class Purpose:
     """What a pool of a tier is meant for: parts by their place in the survey, and what of their misses it may have."""
 
     parts: tuple[int, ...]
@@ -76,7 +76,7 @@ class Column:
 
     deployment: Servable
     tier: Tier
-    mixture: Mixture
+    mixture: Purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ def of_one_stack(surveyed: Sequence[Survey], scaling: Scaling) -> list[Survey]:
 
 
 # A tier, what a pool of it is meant for, and what each deployment then takes of the parts that it may take.
-_Pools = list[tuple[Tier, Mixture, list[int], Capacity]]
+_Pools = list[tuple[Tier, Purpose, list[int], Capacity]]
 
 
 def offers(
@@ -246,7 +246,7 @@ def _pools(alike: Sequence[Survey], scaling: Scaling, peak: float, *, own_tiers:
     if not alike or not alike[0].deployments:
         return [[] for _ in alike]
     levels = Levels(alike[0].parts, alike[0].curves, scaling(alike[0].deployments))
-    asked = [(one, Targets(one.parts)) for one in alike]
+    asked = [(one, PartTargets(one.parts)) for one in alike]
     every = [
         (place, tier, mixture, _meant(one, targets, mixture, peak))
         for place, (one, targets) in enumerate(asked)
@@ -278,7 +278,7 @@ def _joined(found: Sequence[tuple[Survey, _Pools]]) -> Offers:
     return Offers(parts, columns, taken)
 
 
-def _meant(one: Survey, targets: Targets, mixture: Mixture, peak: float) -> Meant:
+def _meant(one: Survey, targets: PartTargets, mixture: Purpose, peak: float) -> Meant:
     share = np.zeros(len(one.parts))
     share[list(mixture.parts)] = [one.parts[place].requests_per_s for place in mixture.parts]
     return Meant(targets, share, float(share.sum()) * peak, mixture.allowance)
@@ -291,7 +291,7 @@ def rates_of(one: Survey, levels: Levels, column: Column, peak: float) -> dict[i
     return {one.parts[place].index: found.requests_per_s[:, place] for place in takes}
 
 
-def mixtures(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Mixture]:
+def mixtures(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Purpose]:
     """What pools of a tier may be meant for: each class whose own it is, the shorter or the longer of its prompts, the
     classes that ask for it together, and all that it admits."""
     admitted: dict[str, list[int]] = {}
@@ -306,7 +306,7 @@ def mixtures(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Mixtur
             asking += [kind.name] if tier.is_asked_by(kind) else []
             alone += [kind.name] if own == tier or own not in one.tiers else []
         admitted.setdefault(kind.name, []).append(place)
-    found = [Mixture(tuple(admitted[name]), is_open=True) for name in alone]
+    found = [Purpose(tuple(admitted[name]), is_open=True) for name in alone]
     if own_tiers or len(one.parts) > _MANY_PARTS:
         return found
     shorter = _shorter_half(one.parts)
@@ -314,11 +314,11 @@ def mixtures(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Mixtur
         short = tuple(i for i in admitted[name] if i in shorter)
         long = tuple(i for i in admitted[name] if i not in shorter)
         if short and long:
-            found += [Mixture(short, _SHORT_ALLOWANCE), Mixture(long, 2.0 - _SHORT_ALLOWANCE)]
+            found += [Purpose(short, _SHORT_ALLOWANCE), Purpose(long, 2.0 - _SHORT_ALLOWANCE)]
     for together in (asking, list(admitted)):
         parts = tuple(sorted(i for name in together for i in admitted[name]))
         if len(together) > 1 and all(parts != known.parts for known in found):
-            found.append(Mixture(parts, is_open=True))
+            found.append(Purpose(parts, is_open=True))
     return found
 
 
@@ -334,7 +334,7 @@ def _shorter_half(parts: Sequence[TrafficPart]) -> set[int]:
     return found
 
 
-def _taken(one: Survey, tier: Tier, mixture: Mixture, own_tiers: bool) -> list[int]:
+def _taken(one: Survey, tier: Tier, mixture: Purpose, own_tiers: bool) -> list[int]:
     if not mixture.is_open or own_tiers:
         return list(mixture.parts)
     asking = {id(one.parts[place].request_class) for place in mixture.parts}

@@ -20,7 +20,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.run_result import Case, Run
+from crosstie.decide.plan.run_result import Run, SimulatedCase
 from crosstie.decide.plan.runs import run
 from crosstie.decide.plan.traffic import Traffic, poisson, recorded
 from crosstie.route.build import Tables
@@ -30,7 +30,7 @@ _USUAL_S, _FEW, _MANY = 300.0, 5000, 30_000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class RequestSource:
     """Where the requests of a run come from: a workload's classes, or a trace."""
 
     workload: Workload | None
@@ -52,7 +52,7 @@ class Source:
         return poisson(self.workload, count, self.requests_per_s, load, seed)
 
 
-def one_run(catalog: Catalog, source: Source, case: Case, tables: Tables | None = None) -> Run:
+def one_run(catalog: Catalog, source: RequestSource, case: SimulatedCase, tables: Tables | None = None) -> Run:
     """`tables`: what runs before this one have tabulated of the same catalog."""
     return run(catalog, case, source.traffic(case.fleet, case.load, case.seed), tables)
 
@@ -70,8 +70,8 @@ class Swept:
 
 
 def sweep(
-    catalog: Catalog, source: Source, cases: Sequence[Case], *, processes: int | None = None, ray: str | None = None,
-    on_progress: OnProgress = no_progress,
+    catalog: Catalog, source: RequestSource, cases: Sequence[SimulatedCase], *, processes: int | None = None,
+    ray: str | None = None, on_progress: OnProgress = no_progress,
 ) -> Swept:  # fmt: skip
     """`ray`: the address of a cluster, or "local" for one on this machine; else as many processes as there are cores,
     and none beside this one for a single case."""
@@ -99,17 +99,19 @@ def sweep(
 _COMMON: dict[str, Any] = {}
 
 
-def _prepare(catalog: Catalog, source: Source) -> None:
+def _prepare(catalog: Catalog, source: RequestSource) -> None:
     # Ctrl-C reaches every process of a terminal; what is to end is this one's parent's to say.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _COMMON["catalog"], _COMMON["source"], _COMMON["tables"] = catalog, source, Tables()
 
 
-def _prepared_run(case: Case) -> Run:
+def _prepared_run(case: SimulatedCase) -> Run:
     return one_run(_COMMON["catalog"], _COMMON["source"], case, _COMMON["tables"])
 
 
-def _on_processes(catalog: Catalog, source: Source, cases: Sequence[Case], processes: int) -> Iterator[tuple[int, Run]]:
+def _on_processes(
+    catalog: Catalog, source: RequestSource, cases: Sequence[SimulatedCase], processes: int
+) -> Iterator[tuple[int, Run]]:
     """As they end. Processes are started afresh: a copy of this one would have its threads' locks, not its threads."""
     pool = ProcessPoolExecutor(processes, get_context("spawn"), _prepare, (catalog, source))
     left: dict[Future[Run], int] = {}
@@ -131,7 +133,9 @@ def _on_processes(catalog: Catalog, source: Source, cases: Sequence[Case], proce
         pool.shutdown(cancel_futures=True)
 
 
-def _on_ray(catalog: Catalog, source: Source, cases: Sequence[Case], address: str) -> Iterator[tuple[int, Run]]:
+def _on_ray(
+    catalog: Catalog, source: RequestSource, cases: Sequence[SimulatedCase], address: str
+) -> Iterator[tuple[int, Run]]:
     ray = _ray()
     began = not ray.is_initialized()
     if began:
@@ -150,7 +154,7 @@ def _on_ray(catalog: Catalog, source: Source, cases: Sequence[Case], address: st
             ray.shutdown()
 
 
-def _ray_run(common: tuple[Catalog, Source], case: Case) -> Run:
+def _ray_run(common: tuple[Catalog, RequestSource], case: SimulatedCase) -> Run:
     return one_run(*common, case)
 
 

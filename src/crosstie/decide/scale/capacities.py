@@ -17,7 +17,7 @@ from crosstie.decide.plan.programme import Array
 from crosstie.decide.plan.subject import Subject
 from crosstie.decide.plan.survey import Offers, offers, parts_of, peak_of, scaling_of, survey
 from crosstie.decide.plan.traffic import of_means
-from crosstie.decide.scale.scaler import Capacities, Part
+from crosstie.decide.scale.scaler import Capacities, ClassPart
 from crosstie.decide.scale.starting import start_s
 from crosstie.route.build import deployment_of, service_of
 
@@ -76,7 +76,7 @@ def capacities(catalog: Catalog, subject: Subject) -> Capacities:
         )
     facts, deployments = shipped_loading(), {pool.name: deployment_of(catalog, pool) for pool in fleet.pools}
     return Capacities(
-        parts=[Part(part.request_class.name, part.slice.share) for part in parts],
+        parts=[ClassPart(part.request_class.name, part.slice.share) for part in parts],
         rate=rate,
         gpus={pool.name: pool.replica_gpus for pool in fleet.pools},
         usd_per_gpu_hour={pool.name: pool.usd_per_gpu_hour for pool in fleet.pools},

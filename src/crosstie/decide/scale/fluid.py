@@ -12,7 +12,7 @@ import numpy as np
 from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.programme import Array, Indices
 from crosstie.decide.scale.forecast import DAY_S, shape_at
-from crosstie.decide.scale.mixture import Choices
+from crosstie.decide.scale.mixture import SupplyChoices
 from crosstie.decide.scale.platform import Bill, Controller, Platform
 from crosstie.decide.scale.scaler import Capacities
 
@@ -119,9 +119,9 @@ def _demand(known: Capacities, traffic: Traffic, at_s: float) -> Array:
     return np.array([now[part.class_name] * part.share for part in known.parts])
 
 
-def _choices(rules: ScaleRules, known: Capacities, most: Indices, price: Array | None = None) -> Choices:
+def _choices(rules: ScaleRules, known: Capacities, most: Indices, price: Array | None = None) -> SupplyChoices:
     none = np.zeros(len(most))
-    return Choices(
+    return SupplyChoices(
         rate=np.array([known.rate[one.pool] for one in rules.supplies]), usd_per_hour=none if price is None else price,
         floor=none.astype(np.int64), have=most, most=most, starting=none,
     )  # fmt: skip

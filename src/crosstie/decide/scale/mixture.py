@@ -18,7 +18,7 @@ _HALVINGS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SupplyChoices:
     """By supply: requests/s of a replica by part, USD an hour, and replicas that must be, are, and can be there."""
 
     rate: Array

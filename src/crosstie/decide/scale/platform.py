@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from crosstie.core.scaling import ScaleRules, Supply
-from crosstie.decide.scale.scaler import Order, Seen
+from crosstie.decide.scale.scaler import FleetObservation, Order
 
 # A supply that goes back on what it did within so long flaps.
 FLAP_S = 1800.0
@@ -19,7 +19,7 @@ class Controller(Protocol):
     @property
     def every_s(self) -> float: ...
 
-    def orders(self, seen: Seen) -> Mapping[str, Order]: ...
+    def orders(self, seen: FleetObservation) -> Mapping[str, Order]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +108,7 @@ class Platform:
     def seen(
         self, requests_per_s: dict[str, float], over_s: float, busy: dict[str, float],
         ended: dict[str, tuple[int, float]] | None = None,
-    ) -> Seen:  # fmt: skip
+    ) -> FleetObservation:  # fmt: skip
         def count(name: str, *states: str) -> int:
             return sum(one.state in states for one in self.there[name])
 
@@ -116,7 +116,7 @@ class Platform:
         emptied = {
             name: sum(one.state == "draining" and self.is_empty(one) for one in self.there[name]) for name in names
         }
-        return Seen(
+        return FleetObservation(
             at_s=self.now, requests_per_s=requests_per_s, over_s=over_s, busy=busy, empty=emptied, ended=ended or {},
             ready={name: count(name, "ready", "draining") for name in names},
             wanted={name: len(self.there[name]) for name in names},

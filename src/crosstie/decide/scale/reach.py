@@ -19,7 +19,7 @@ _UP, _DOWN = 1.02, 0.97
 _LEAST, _MOST = 0.5, 1.3
 
 
-class Reach(msgspec.Struct, kw_only=True):
+class LearntReach(msgspec.Struct, kw_only=True):
     """Of one class."""
 
     # What replicas take over what the plan says.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from crosstie.core.scaling import ScaleRules
-from crosstie.decide.scale.scaler import Order, Scaler, Seen
+from crosstie.decide.scale.scaler import FleetObservation, Order, Scaler
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class ByScaler:
     def every_s(self) -> float:
         return self.scaler.rules.every_s
 
-    def orders(self, seen: Seen) -> Mapping[str, Order]:
+    def orders(self, seen: FleetObservation) -> Mapping[str, Order]:
         decision = self.scaler.decide(seen)
         if decision.short and decision.short not in self.shorts:
             self.shorts.append(decision.short)
@@ -36,7 +36,7 @@ class Fixed:
     replicas: Mapping[str, int]
     every_s: float = 60.0
 
-    def orders(self, seen: Seen) -> Mapping[str, Order]:
+    def orders(self, seen: FleetObservation) -> Mapping[str, Order]:
         return {name: Order(replicas=count, draining=0, why="fixed") for name, count in self.replicas.items()}
 
 
@@ -51,7 +51,7 @@ class Hpa:
     down_s: float = 300.0
     _lately: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
 
-    def orders(self, seen: Seen) -> Mapping[str, Order]:
+    def orders(self, seen: FleetObservation) -> Mapping[str, Order]:
         found = {}
         for one in self.rules.supplies:
             ready, wanted = seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)

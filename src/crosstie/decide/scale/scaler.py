@@ -15,8 +15,8 @@ from crosstie.core.errors import BadInput
 from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.programme import Array, Indices
 from crosstie.decide.scale.forecast import DAY_S, Forecast
-from crosstie.decide.scale.mixture import Choices
-from crosstie.decide.scale.reach import Reach
+from crosstie.decide.scale.mixture import SupplyChoices
+from crosstie.decide.scale.reach import LearntReach
 from crosstie.decide.scale.starting import StartTime
 
 # A replica is bought for about so long: what its start costs is spread over it. Less where replicas are short, so that
@@ -36,7 +36,7 @@ _SWAP = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClassPart:
     """Requests of a class that are alike: their share of it."""
 
     class_name: str
@@ -47,7 +47,7 @@ class Part:
 class Capacities:
     """What one replica of each pool takes of each part, in requests/s; its GPUs, price and usual start."""
 
-    parts: Sequence[Part]
+    parts: Sequence[ClassPart]
     rate: Mapping[str, Array]
     gpus: Mapping[str, int]
     usd_per_gpu_hour: Mapping[str, float]
@@ -59,7 +59,7 @@ class Capacities:
         return price * self.gpus[one.pool]
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class FleetObservation(msgspec.Struct, frozen=True, kw_only=True):
     """What there is at a moment. By class: requests/s of the last `over_s`; by supply: replicas that serve, those that
     were asked for, of those being emptied how many are empty, and how busy they are, 1 being full."""
 
@@ -92,7 +92,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     provided: float
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class ScaleDecision(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     orders: dict[str, Order]
     needs: dict[str, Need]
@@ -124,7 +124,7 @@ class ScalerState(msgspec.Struct, kw_only=True):
 
     supplies: dict[str, SupplyState] = {}
     forecasts: dict[str, Forecast] = {}
-    reach: dict[str, Reach] = {}
+    reach: dict[str, LearntReach] = {}
     # What was provided for lately, by class: moments and requests/s.
     lately: list[tuple[float, dict[str, float]]] = []
     at_s: float | None = None
@@ -149,11 +149,11 @@ class Scaler:
             start = StartTime.of(one.start_s or self.known.start_s[one.pool])
             self.state.supplies.setdefault(one.name, SupplyState(start=start))
         for name in dict.fromkeys(part.class_name for part in self.known.parts):
-            self.state.reach.setdefault(name, Reach())
+            self.state.reach.setdefault(name, LearntReach())
             known = self.state.forecasts.setdefault(name, Forecast())
             known.shape, known.offset_s = self.days.get(name, ()), 3600.0 * self.rules.utc_offset_hours
 
-    def decide(self, seen: Seen) -> Decision:
+    def decide(self, seen: FleetObservation) -> ScaleDecision:
         now, supplies = seen.at_s, self.rules.supplies
         self._learn(seen)
         lead_s = max(self._start_s(one) for one in supplies) + self.rules.every_s
@@ -172,11 +172,11 @@ class Scaler:
             for i, one in enumerate(supplies)
         }
         paid = sum(orders[one.name].replicas * self.known.usd_per_hour(one) for one in supplies)
-        return Decision(at_s=now, orders=orders, needs=needs, usd_per_hour=paid, short=short)
+        return ScaleDecision(at_s=now, orders=orders, needs=needs, usd_per_hour=paid, short=short)
 
     # What is seen
 
-    def _learn(self, seen: Seen) -> None:
+    def _learn(self, seen: FleetObservation) -> None:
         now, state = seen.at_s, self.state
         passed = 0.0 if state.at_s is None else max(now - state.at_s, 0.0)
         for name, forecast in state.forecasts.items():
@@ -195,7 +195,7 @@ class Scaler:
         state.at_s = now
         self._judge(seen)
 
-    def _judge(self, seen: Seen) -> None:
+    def _judge(self, seen: FleetObservation) -> None:
         if not seen.ended:
             return
         now = {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
@@ -275,13 +275,13 @@ class Scaler:
 
     # What there is to choose from
 
-    def _choices(self, seen: Seen, bought_s: float = _BOUGHT_S) -> Choices:
+    def _choices(self, seen: FleetObservation, bought_s: float = _BOUGHT_S) -> SupplyChoices:
         supplies = self.rules.supplies
         ready = np.array([seen.ready.get(one.name, 0) for one in supplies], np.int64)
         wanted = np.array([seen.wanted.get(one.name, 0) for one in supplies], np.int64)
         closed = np.array([self._is_closed(one.name) for one in supplies])
         most = np.array([one.most for one in supplies], np.int64)
-        return Choices(
+        return SupplyChoices(
             rate=np.array([self.known.rate[one.pool] for one in supplies]),
             usd_per_hour=np.array([self._weighed_usd(one) for one in supplies]),
             floor=np.array([one.least for one in supplies], np.int64),
@@ -301,26 +301,26 @@ class Scaler:
         lost = (one.lost_per_hour * 24.0 + mine.lost) / (24.0 + hours)
         return self.known.usd_per_hour(one) * (1.0 + lost * self._start_s(one) / 3600.0)
 
-    def _serving(self, seen: Seen) -> Choices:
+    def _serving(self, seen: FleetObservation) -> SupplyChoices:
         """Only those that serve now."""
         supplies, state = self.rules.supplies, self.state.supplies
         there = [max(seen.ready.get(one.name, 0) - len(state[one.name].drains), 0) for one in supplies]
         serving = np.array(there, np.int64)
         least = np.array([one.least for one in supplies], np.int64)
-        return Choices(
+        return SupplyChoices(
             rate=np.array([self.known.rate[one.pool] for one in supplies]),
             usd_per_hour=np.array([self._weighed_usd(one) for one in supplies]),
             floor=np.minimum(least, serving), have=serving, most=serving, starting=np.zeros(len(supplies)),
         )  # fmt: skip
 
-    def _short(self, seen: Seen) -> bool:
+    def _short(self, seen: FleetObservation) -> bool:
         """Whether those that serve cannot carry what comes now."""
         now = {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
         return not self._serving(seen).carries(self._by_part(now))
 
     # What to have
 
-    def _target(self, up: Choices, demand: Array, now: float, short_now: bool) -> tuple[Indices, str]:
+    def _target(self, up: SupplyChoices, demand: Array, now: float, short_now: bool) -> tuple[Indices, str]:
         supplies = self.rules.supplies
         if short_now:
             up = replace(up, starting=up.starting * (_BOUGHT_S / _SHORT_S))
@@ -355,7 +355,7 @@ class Scaler:
         return found, "; ".join(whys)
 
     def _settled(
-        self, up: Choices, target: Indices, demand: Array, needs: Mapping[str, Need], now: float
+        self, up: SupplyChoices, target: Indices, demand: Array, needs: Mapping[str, Need], now: float
     ) -> Indices:  # fmt: skip
         """Nothing is bought while what there is carries what is forecast: the margin is there to be used, or replicas
         would come and go as it is gained and lost. Nor are some bought to give others back, unless that saves much."""
@@ -403,7 +403,7 @@ class Scaler:
             limits.append(left / (rest_s / 3600.0) * (traffic[0] / mean if mean else 1.0))
         return min(limits) if limits else None
 
-    def _order(self, one: Supply, seen: Seen, target: int, stays: int | None) -> Order:
+    def _order(self, one: Supply, seen: FleetObservation, target: int, stays: int | None) -> Order:
         """`target`: replicas to have by then; `stays`: of those that serve, how many may not go."""
         now, mine = seen.at_s, self.state.supplies[one.name]
         ready, wanted = seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)

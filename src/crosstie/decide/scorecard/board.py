@@ -29,7 +29,7 @@ SILICON, MONEY, SPEED, SOFTWARE, EXPORT = PARTS = ("silicon", "money", "speed", 
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ScoreCell:
     text: str
     # SI, or USD; None where nobody knows.
     value: float | str | None
@@ -43,18 +43,18 @@ class Axis:
     name: str
     unit: str
     # By accelerator.
-    cells: dict[str, Cell]
+    cells: dict[str, ScoreCell]
 
 
-NOTHING = Cell("-", None, "not in the catalog")
+NOTHING = ScoreCell("-", None, "not in the catalog")
 
 
 def cited(fact: Sourced) -> str:
     return f"{fact.source} ({fact.basis}, {fact.date})" + (f"; {fact.note}" if fact.note else "")
 
 
-def _of(fact: Fact | None) -> Cell:
-    return Cell(str(fact), fact.si, cited(fact)) if fact else NOTHING
+def _of(fact: Fact | None) -> ScoreCell:
+    return ScoreCell(str(fact), fact.si, cited(fact)) if fact else NOTHING
 
 
 def silicon(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
@@ -69,7 +69,7 @@ def silicon(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]
         rates = {one.id: one.dense.get(format) for one in accelerators}
         if any(rates.values()):
             cells = {
-                part: Cell(significant(rate.si / 1e12), rate.si, cited(rate)) if rate else NOTHING
+                part: ScoreCell(significant(rate.si / 1e12), rate.si, cited(rate)) if rate else NOTHING
                 for part, rate in rates.items()
             }
             found.append(Axis(SILICON, f"dense {format}, TFLOP/s", "FLOP/s", cells))
@@ -90,8 +90,11 @@ def _largest(catalog: Catalog, accelerators: Sequence[Accelerator]) -> Axis:
     cells = {}
     for accelerator in accelerators:
         held = next((one for one in models if _holds(catalog, one, accelerator)), None)
-        cells[accelerator.id] = Cell(parameters(held.parameters), held.parameters, f"{held.id}: {said}") if held else (
-            Cell("none", None, said))  # fmt: skip
+        cells[accelerator.id] = (
+            ScoreCell(parameters(held.parameters), held.parameters, f"{held.id}: {said}")
+            if held
+            else ScoreCell("none", None, said)
+        )
     return Axis(SILICON, "largest model on one", "parameters", cells)
 
 
@@ -105,11 +108,11 @@ def _holds(catalog: Catalog, model: Model, accelerator: Accelerator) -> bool:
 
 
 def money(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
-    def priced(found: Quote | None) -> Cell:
+    def priced(found: Quote | None) -> ScoreCell:
         if found is None:
             return NOTHING
         refs = sorted({cited(price.amount) for price in behind(catalog.prices, found)})
-        return Cell(dollars(found.usd), found.usd, f"{found.origin}: {' | '.join(refs)}")
+        return ScoreCell(dollars(found.usd), found.usd, f"{found.origin}: {' | '.join(refs)}")
 
     axes = []
     for kind in KINDS:
@@ -120,21 +123,21 @@ def money(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
     rents = quotes(catalog.prices, [one.id for one in accelerators], BY_THE_HOUR, {})
     bought = {one.id: quote(catalog.prices, one.id, PURCHASE) for one in accelerators}
     rooms = {one.id: _cache_gb(catalog, one) for one in accelerators}
-    by_rent, by_price, by_cache = dict[str, Cell](), dict[str, Cell](), dict[str, Cell]()
+    by_rent, by_price, by_cache = dict[str, ScoreCell](), dict[str, ScoreCell](), dict[str, ScoreCell]()
     for one in accelerators:
         gb = one.memory_bytes / 1e9
         rent, buy, room = rents.get(one.id), bought[one.id], rooms[one.id]
         by_rent[one.id] = by_price[one.id] = by_cache[one.id] = NOTHING
         if rent:
             month, said = rent.usd * HOURS_PER_MONTH, f"{dollars(rent.usd)}/h {rent.kind} ({rent.origin})"
-            by_rent[one.id] = Cell(dollars(month / gb), month / gb, f"{said} over {gb:,.0f} GB")
+            by_rent[one.id] = ScoreCell(dollars(month / gb), month / gb, f"{said} over {gb:,.0f} GB")
             if room:
                 left, deployment = room
                 where = f"{left:,.0f} GB a GPU that {deployment.model.id} {deployment.precision.id} leaves"
                 text = f"{said} over {where} on {deployment.parallelism.gpus}, by `crosstie fit`"
-                by_cache[one.id] = Cell(dollars(month / left), month / left, text)
+                by_cache[one.id] = ScoreCell(dollars(month / left), month / left, text)
         if buy:
-            by_price[one.id] = Cell(dollars(buy.usd / gb), buy.usd / gb, f"{dollars(buy.usd)} ({buy.origin})")
+            by_price[one.id] = ScoreCell(dollars(buy.usd / gb), buy.usd / gb, f"{dollars(buy.usd)} ({buy.origin})")
     return [
         *axes,
         Axis(MONEY, "rent, $ a GB-month", "USD/GB-month", by_rent),
@@ -162,16 +165,16 @@ def speed(contests: Iterable[Contest], accelerators: Sequence[Accelerator]) -> l
         if found.scenario.accelerators:
             continue
         by_name = {one.accelerator.id: one for one in found.ranking}
-        rates, costs = dict[str, Cell](), dict[str, Cell]()
+        rates, costs = dict[str, ScoreCell](), dict[str, ScoreCell]()
         for part in accelerators:
             one = by_name.get(part.id)
             if one is None:
-                rates[part.id] = costs[part.id] = Cell("-", None, found.problems[part.id])
+                rates[part.id] = costs[part.id] = ScoreCell("-", None, found.problems[part.id])
                 continue
             at = f"{one.deployment.label}, {one.concurrency:,} in flight: TTFT {seconds(one.estimate.ttft_s)}"
             said = f"{at}, TPOT {seconds(one.estimate.tpot_s)}; predicted, {one.estimate.basis}"
-            rates[part.id] = Cell(significant(one.tokens_per_s_per_gpu), one.tokens_per_s_per_gpu, said)
-            costs[part.id] = Cell(dollars(one.usd_per_mtok), one.usd_per_mtok, f"{one.priced}; {said}")
+            rates[part.id] = ScoreCell(significant(one.tokens_per_s_per_gpu), one.tokens_per_s_per_gpu, said)
+            costs[part.id] = ScoreCell(dollars(one.usd_per_mtok), one.usd_per_mtok, f"{one.priced}; {said}")
         axes += [
             Axis(SPEED, f"{found.scenario.name}, tokens/s", "output tokens/s a GPU", rates),
             Axis(SPEED, "  $/M tokens", "USD per million output tokens", costs),
@@ -190,7 +193,7 @@ def software(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis
             try:
                 deployment = catalog.deployment(model, one, Parallelism(), PRECISION, stack=engine)
             except BadInput as error:
-                cells[one.id] = Cell("no", "no", str(error))
+                cells[one.id] = ScoreCell("no", "no", str(error))
                 continue
             found = check.readiness(deployment)
             word = _SHORT.get(found.verdict, found.verdict)
@@ -198,24 +201,24 @@ def software(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis
             built = dated.get((engine, found.release), "")
             said = f"`crosstie preflight` of {REFERENCE} {PRECISION} with {found.label}: {found.verdict}{why}"
             text = f"{word} {found.release}".strip()
-            cells[one.id] = Cell(text, found.verdict, said + (f" ({built})" if built else ""))
+            cells[one.id] = ScoreCell(text, found.verdict, said + (f" ({built})" if built else ""))
         axes.append(Axis(SOFTWARE, engine, "", cells))
     return axes
 
 
 def export(accelerators: Sequence[Accelerator]) -> list[Axis]:
     rule = shipped_export()
-    tpp, threshold, review = dict[str, Cell](), dict[str, Cell](), dict[str, Cell]()
+    tpp, threshold, review = dict[str, ScoreCell](), dict[str, ScoreCell](), dict[str, ScoreCell]()
     for one in accelerators:
         found = export_class(one, rule)
         rate = f"dense {found.format} {arithmetic(found.rate.si)} x bits: {cited(found.rate)}"
-        tpp[one.id] = Cell(f"{found.tpp:,.0f}", found.tpp, rate)
+        tpp[one.id] = ScoreCell(f"{found.tpp:,.0f}", found.tpp, rate)
         density = f"; needs the area of the die, which the catalog lacks: {cited(rule.density)}"
         why = f"{cited(rule.tpp)}{density if found.threshold == 'by density' else ''}"
-        threshold[one.id] = Cell(found.threshold, found.threshold, why)
+        threshold[one.id] = ScoreCell(found.threshold, found.threshold, why)
         said = {None: "-", True: "by case", False: "denial"}[found.case_by_case]
         why = f"{cited(rule.review_tpp)}; {cited(rule.review_bandwidth)}; {one.memory.bandwidth} here"
-        review[one.id] = Cell(said, said, why)
+        review[one.id] = ScoreCell(said, said, why)
     return [
         Axis(EXPORT, "TPP", "TFLOP/s x bits", tpp),
         Axis(EXPORT, "US threshold", "", threshold),

@@ -36,7 +36,7 @@ _HOOK_S = 600.0
 _COST = "controller.kubernetes.io/pod-deletion-cost"
 
 
-class Failed(Exception):
+class ScaleFailed(Exception):
     """An order was not brought about; the reason in words."""
 
 
@@ -101,26 +101,28 @@ class Kubernetes:
         try:
             answer = await fetch(origin, method, at.root + path, headers=headers, body=data, timeout_s=10.0)
         except OSError as error:
-            raise Failed(f"{self.url}: {error}") from None
+            raise ScaleFailed(f"{self.url}: {error}") from None
         finally:
             origin.close()
         what = path.partition("/namespaces/")[2]
         if answer.status == 404:
-            raise Failed(
+            raise ScaleFailed(
                 f"supply {one.name}: the API server has no {what}; apply its manifest, or name what is scaled as its "
                 "`target`"
             )
         if answer.status == 403:
             verb = "patch" if method == "PATCH" else "get"
-            raise Failed(f"supply {one.name}: 403: {_message(answer)}; docs/scale.md has the Role to {verb} {what}")
+            raise ScaleFailed(
+                f"supply {one.name}: 403: {_message(answer)}; docs/scale.md has the Role to {verb} {what}"
+            )
         if answer.status not in (200, 201):
-            raise Failed(f"supply {one.name}: the API server answers {answer.status}: {_message(answer)}")
+            raise ScaleFailed(f"supply {one.name}: the API server answers {answer.status}: {_message(answer)}")
         try:
             found = json.loads(answer.body)
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise Failed(f"supply {one.name}: the API server's answer is no object")
+            raise ScaleFailed(f"supply {one.name}: the API server's answer is no object")
         return found
 
     async def there(self, one: Supply) -> int | None:
@@ -159,7 +161,7 @@ def _message(answer: Answer) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Hook:
+class ScaleHook:
     """A command of the user's, for SkyPilot or a script: told in its environment what to have."""
 
     command: str
@@ -182,10 +184,10 @@ class Hook:
         try:
             await run_hook(self.command, given, _HOOK_S, lambda said: self.say(f"hook: {said}"))
         except LoadFailed as error:
-            raise Failed(f"supply {one.name}: {error}") from None
+            raise ScaleFailed(f"supply {one.name}: {error}") from None
 
 
-def actors(rules: ScaleRules, kubernetes: Kubernetes | None, hook: Hook | None) -> list[Actor]:
+def actors(rules: ScaleRules, kubernetes: Kubernetes | None, hook: ScaleHook | None) -> list[Actor]:
     """Those that were asked for; what they could not do is found here."""
     for one in rules.supplies if kubernetes else ():
         kubernetes.path(one)  # type: ignore[union-attr]

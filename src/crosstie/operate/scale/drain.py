@@ -11,13 +11,13 @@ from typing import Any
 
 from crosstie.core.scaling import Supply
 from crosstie.decide.scale.scaler import Order
-from crosstie.operate.scale.act import Failed, Moves
+from crosstie.operate.scale.act import Moves, ScaleFailed
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.fetch import fetch_once
 
 
 @dataclass(slots=True)
-class Backend:
+class SeenBackend:
     """As all gateways see it together."""
 
     pool: str
@@ -30,17 +30,17 @@ class Backend:
 class Drainer:
     urls: Sequence[str]
     key: str
-    backends: dict[str, Backend] = field(default_factory=dict)
+    backends: dict[str, SeenBackend] = field(default_factory=dict)
     # Stopped, and not seen down yet.
     stopped: set[str] = field(default_factory=set)
 
     async def look(self) -> None:
         """Raises OSError where a gateway does not answer, and Failed where it does not let us in."""
-        found: dict[str, Backend] = {}
+        found: dict[str, SeenBackend] = {}
         for url in self.urls:
             for pool in (await self._ask(url, "GET", "pools"))["pools"]:
                 for one in pool["backends"]:
-                    mine = found.setdefault(one["backend"], Backend(pool["pool"], True, False, 0))
+                    mine = found.setdefault(one["backend"], SeenBackend(pool["pool"], True, False, 0))
                     mine.up = mine.up and one["up"]
                     mine.draining = mine.draining or one["draining"] or pool["draining"]
                     mine.in_flight += one["in_flight"]
@@ -110,5 +110,5 @@ class Drainer:
         if answer.status != 200 or not isinstance(found, dict):
             error = found.get("error") if isinstance(found, dict) else None
             why = error.get("message") if isinstance(error, dict) else "is it a gateway's --admin-port?"
-            raise Failed(f"{url}: {name} is answered {answer.status}: {why}")
+            raise ScaleFailed(f"{url}: {name} is answered {answer.status}: {why}")
         return found

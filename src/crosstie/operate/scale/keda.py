@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from crosstie.core.errors import BadInput
-from crosstie.decide.scale.scaler import Decision
+from crosstie.decide.scale.scaler import ScaleDecision
 from crosstie.operate.scale.service import ScaleService
 
 SERVICE = "externalscaler.ExternalScaler"
@@ -83,7 +83,7 @@ class ExternalScaler:
             await context.abort(grpc.StatusCode.NOT_FOUND, said)
         return str(name)
 
-    async def _decision(self, context: Any) -> Decision:
+    async def _decision(self, context: Any) -> ScaleDecision:
         import grpc
 
         found = self.service.current()

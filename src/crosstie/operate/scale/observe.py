@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from crosstie.core.errors import BadInput
 from crosstie.core.histogram import samples_of
 from crosstie.core.scaling import ScaleRules
-from crosstie.decide.scale.scaler import Seen
+from crosstie.decide.scale.scaler import FleetObservation
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.fetch import fetch_once
 
 
 @dataclass(slots=True)
-class Counts:
+class GatewayCounts:
     """Totals since the gateways began, and backends that are up now."""
 
     requests: Counter[str] = field(default_factory=Counter)
@@ -38,9 +38,9 @@ class Counts:
                 self.in_flight[pool] += value  # type: ignore[assignment]
 
 
-async def read_gateways(urls: Sequence[str]) -> Counts:
+async def read_gateways(urls: Sequence[str]) -> GatewayCounts:
     """Of all gateways together; raises OSError where one does not answer."""
-    found, up = Counts(), Counter[str]()
+    found, up = GatewayCounts(), Counter[str]()
     for url in urls:
         at = Address(url)
         answer = await fetch_once(at, "GET", f"{at.root}/metrics", timeout_s=5.0)
@@ -55,16 +55,16 @@ async def read_gateways(urls: Sequence[str]) -> Counts:
 
 
 @dataclass(slots=True)
-class Watch:
+class CounterWatch:
     """Turns totals into what came since the last look. A gateway that began anew counts from nothing."""
 
     rules: ScaleRules
-    before: Counts | None = None
+    before: GatewayCounts | None = None
     at_s: float = 0.0
 
     def look(
-        self, now_s: float, counts: Counts, wanted: Mapping[str, int], empty: Mapping[str, int] | None = None
-    ) -> Seen | None:
+        self, now_s: float, counts: GatewayCounts, wanted: Mapping[str, int], empty: Mapping[str, int] | None = None
+    ) -> FleetObservation | None:
         """None the first time. `empty`: by supply, replicas being emptied that are. Those that serve are backends that
         are up, of each pool as far as its supplies were asked for."""
         before, since = self.before, now_s - self.at_s
@@ -72,7 +72,7 @@ class Watch:
         if before is None or since <= 0:
             return None
         came = {name: _grown(counts.requests[name], before.requests[name]) for name in counts.requests}
-        return Seen(
+        return FleetObservation(
             at_s=now_s, over_s=since,
             requests_per_s={name: count / since for name, count in came.items()},
             ready=self._ready(counts, wanted),
@@ -81,7 +81,7 @@ class Watch:
             ended=_ended(counts, before, came),
         )  # fmt: skip
 
-    def _ready(self, counts: Counts, wanted: Mapping[str, int]) -> dict[str, int]:
+    def _ready(self, counts: GatewayCounts, wanted: Mapping[str, int]) -> dict[str, int]:
         left, found = Counter(counts.up), {}
         for one in self.rules.supplies:
             found[one.name] = min(wanted.get(one.name, 0), left[one.pool])
@@ -93,7 +93,7 @@ def _grown(now: float, before: float) -> float:
     return now - before if now >= before else now
 
 
-def _ended(counts: Counts, before: Counts, came: Mapping[str, float]) -> dict[str, tuple[int, float]]:
+def _ended(counts: GatewayCounts, before: GatewayCounts, came: Mapping[str, float]) -> dict[str, tuple[int, float]]:
     """Both targets are counted apart: no more requests can have kept both than the one that fewer kept."""
     found = {}
     for name, count in came.items():

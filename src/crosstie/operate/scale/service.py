@@ -11,10 +11,10 @@ import msgspec
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.histogram import Family, Samples, exposition
 from crosstie.core.scaling import Supply
-from crosstie.decide.scale.scaler import Decision, Order, Scaler, ScalerState
-from crosstie.operate.scale.act import Actor, Failed, Moves
+from crosstie.decide.scale.scaler import Order, ScaleDecision, Scaler, ScalerState
+from crosstie.operate.scale.act import Actor, Moves, ScaleFailed
 from crosstie.operate.scale.drain import Drainer
-from crosstie.operate.scale.observe import Watch, read_gateways
+from crosstie.operate.scale.observe import CounterWatch, read_gateways
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
@@ -34,13 +34,13 @@ class ScaleService:
     state_file: Path | None = None
     # None: replicas are given so long to finish, and nobody is told to send them nothing new.
     drainer: Drainer | None = None
-    decision: Decision | None = None
+    decision: ScaleDecision | None = None
     # What stands in the way, until it no longer does.
     trouble: str = ""
     failures: int = 0
 
     def __post_init__(self) -> None:
-        self.watch = Watch(self.scaler.rules)
+        self.watch = CounterWatch(self.scaler.rules)
         self.decided = asyncio.Condition()
 
     async def run(self, speed: float = 1.0) -> None:
@@ -49,14 +49,14 @@ class ScaleService:
             await self.step()
             await asyncio.sleep(self.scaler.rules.every_s / speed)
 
-    async def step(self) -> Decision | None:
+    async def step(self) -> ScaleDecision | None:
         """One look and what follows from it; None: nothing could be decided, and nothing was done."""
         try:
             counts = await read_gateways(self.gateways)
             asked, hosts = await self._asked(), await self._hosts()
             if self.drainer is not None:
                 await self.drainer.look()
-        except (OSError, BadInput, Failed) as error:
+        except (OSError, BadInput, ScaleFailed) as error:
             self._stand(f"nothing is decided and nothing changed: {error}")
             return None
         empty = self.drainer.empty(self.scaler.rules.supplies, hosts) if self.drainer is not None else {}
@@ -94,7 +94,7 @@ class ScaleService:
         return found
 
     async def _obey(
-        self, decision: Decision, asked: Mapping[str, int], hosts: Mapping[str, set[str]]
+        self, decision: ScaleDecision, asked: Mapping[str, int], hosts: Mapping[str, set[str]]
     ) -> list[str]:  # fmt: skip
         problems = []
         for one in self.scaler.rules.supplies:
@@ -106,7 +106,7 @@ class ScaleService:
                 for actor in self.actors:
                     await actor.obey(one, order, before, moves)
                 self.wanted[one.name] = order.replicas
-            except (OSError, Failed) as error:
+            except (OSError, ScaleFailed) as error:
                 # It is as it was, and is tried again.
                 self.wanted[one.name] = before
                 problems.append(str(error))
@@ -131,7 +131,7 @@ class ScaleService:
         except OSError as error:
             self._stand(f"{self.state_file}: what was learnt cannot be kept: {error.strerror}")
 
-    def current(self) -> Decision | None:
+    def current(self) -> ScaleDecision | None:
         """The last decision, unless it is too old."""
         made = self.decision
         stale = made is None or self.clock() - made.at_s > _STALE * self.scaler.rules.every_s

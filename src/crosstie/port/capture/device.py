@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 from crosstie.port.capture import hazards
 from crosstie.port.capture.device_tensor import DEVICE, HOST, DeviceTensor, Memories, MemoryRecord, plain_bytes
 from crosstie.port.capture.hazards import CaptureHazard, Reason
-from crosstie.port.capture.parts import Part, Rule, part
+from crosstie.port.capture.parts import GpuPart, Rule, part
 from crosstie.port.capture.rules import hazards_of, may_mix
 from crosstie.port.capture.sites import Site, user_site
 from crosstie.port.capture.tape import Baked, NotFollowed, TapeEntry, arguments_of, run_on_host, stays_on_host
@@ -169,7 +169,7 @@ class Event:
 
 
 class Device:
-    def __init__(self, stands_for: Part | None = None) -> None:
+    def __init__(self, stands_for: GpuPart | None = None) -> None:
         self.part = stands_for or part()
         self.memories = Memories()
         self.streams = Streams(self)

@@ -23,17 +23,17 @@ DEFAULT = "h200"
 _FILE = Path(__file__).parent / "data" / "stand_ins.toml"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class SourcedRow(msgspec.Struct, frozen=True, kw_only=True):
     # Beginnings of names of instruction sets.
     isas: tuple[str, ...]
     source: str
 
 
-class Properties(Row, frozen=True, kw_only=True):
+class Properties(SourcedRow, frozen=True, kw_only=True):
     values: dict[str, int | str]
 
 
-class Rule(Row, frozen=True, kw_only=True):
+class Rule(SourcedRow, frozen=True, kw_only=True):
     id: str
     operations: tuple[str, ...]
     kind: Kind
@@ -57,16 +57,16 @@ class Rule(Row, frozen=True, kw_only=True):
         return all(_is(given.get(name), words) for name, words in self.when.items())
 
 
-class Attention(Row, frozen=True, kw_only=True):
+class AttentionLimit(SourcedRow, frozen=True, kw_only=True):
     backend: str
     max_head_size: int
 
 
-class Limit(Row, frozen=True, kw_only=True):
+class CaptureLimit(SourcedRow, frozen=True, kw_only=True):
     what: str
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
     """`name` as PyTorch prints it."""
 
     name: str
@@ -75,8 +75,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     # torch.version.hip and torch.version.cuda.
     versions: dict[str, str | None]
     rules: dict[str, list[Rule]]
-    attention: tuple[Attention, ...]
-    limits: tuple[Limit, ...]
+    attention: tuple[AttentionLimit, ...]
+    limits: tuple[CaptureLimit, ...]
 
     @property
     def is_amd(self) -> bool:
@@ -96,7 +96,7 @@ def _is(value: Any, words: tuple[str, ...]) -> bool:
 
 
 @cache
-def part(name: str = DEFAULT) -> Part:
+def part(name: str = DEFAULT) -> GpuPart:
     """By the name of an accelerator of the catalog, or of an instruction set."""
     chosen = target(Catalog(), name)
     data = stand_ins()
@@ -106,7 +106,7 @@ def part(name: str = DEFAULT) -> Part:
         for operation in rule.operations:
             rules.setdefault(operation, []).append(rule)
     amd = chosen.backend == "hip"
-    return Part(
+    return GpuPart(
         name=chosen.product,
         isa=chosen.isa,
         properties=_properties(chosen, own["properties"]),
@@ -156,7 +156,12 @@ class StandIns(msgspec.Struct, frozen=True):
     rows: dict[str, list[Any]]
 
 
-_TABLES: dict[str, type[Row]] = {"properties": Properties, "rules": Rule, "attention": Attention, "limits": Limit}
+_TABLES: dict[str, type[SourcedRow]] = {
+    "properties": Properties,
+    "rules": Rule,
+    "attention": AttentionLimit,
+    "limits": CaptureLimit,
+}
 
 
 @cache

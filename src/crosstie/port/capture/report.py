@@ -14,7 +14,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.port.capture.hazards import CaptureResult, Verdict
-from crosstie.port.capture.parts import DEFAULT, Part, part
+from crosstie.port.capture.parts import DEFAULT, GpuPart, part
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ def _notes(label: str, result: CaptureResult) -> list[Finding]:
     ]
 
 
-def _limits(of: Part) -> list[Finding]:
+def _limits(of: GpuPart) -> list[Finding]:
     return [
         Finding(
             check="capture-limits", severity="note", what=f"{of.name}: {limit.what}", where=Location(file=of.name),

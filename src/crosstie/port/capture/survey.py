@@ -11,7 +11,7 @@ from crosstie.port.capture.check import check_on
 from crosstie.port.capture.device import Device
 from crosstie.port.capture.hazards import CaptureResult
 from crosstie.port.capture.modes import stand_in_device
-from crosstie.port.capture.parts import Part
+from crosstie.port.capture.parts import GpuPart
 from crosstie.port.capture.subject import (
     Arguments,
     callables,
@@ -30,7 +30,7 @@ _STATE = "State"
 
 
 def survey(
-    target: str, inputs: str, state: str | None, every: bool, on: Part, on_progress: OnProgress = no_progress
+    target: str, inputs: str, state: str | None, every: bool, on: GpuPart, on_progress: OnProgress = no_progress
 ) -> Iterator[tuple[str, CaptureResult]]:
     """Imports the modules on the stand-in device too: what they make at import time belongs there."""
     device = Device(on)

@@ -20,7 +20,7 @@ from crosstie.port.checkpoint.converters import StretchConverter, converters
 from crosstie.port.checkpoint.fp8 import Codes, Dialect
 from crosstie.port.checkpoint.headers import read_header
 from crosstie.port.checkpoint.index import open_checkpoint
-from crosstie.port.checkpoint.matrix import Cost
+from crosstie.port.checkpoint.matrix import RoundingLoss
 from crosstie.port.checkpoint.output import OutputFolder, flush
 from crosstie.port.checkpoint.repackage import FORMAT, check_repackaged, plan_repackaging
 from crosstie.port.checkpoint.requantisation import (
@@ -54,7 +54,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
     # None where an earlier run has done all of it, and counted.
     codes: Codes | None
     # Of weights whose values are not what they were; only where that was allowed.
-    costs: dict[str, Cost] = {}
+    costs: dict[str, RoundingLoss] = {}
     seconds: float
     # Files of the source that are not in the new folder: weights in other formats.
     left_out: list[str]
@@ -92,7 +92,7 @@ class _Job:
 
     def __init__(self, shard: ShardPlan, file: Path, to: Dialect, *, flush: bool = False, only_compared: bool = False):
         self.shard, self.file, self.to, self.flush, self.only_compared = shard, file, to, flush, only_compared
-        self.codes, self.costs = Codes(), dict[str, Cost]()
+        self.codes, self.costs = Codes(), dict[str, RoundingLoss]()
         self._lock = threading.Lock()
         self._begun = only_compared
         # Stretches that are handed out and not done, and whether others follow.
@@ -211,7 +211,7 @@ def _convert(
     conversion: Conversion, output: OutputFolder, jobs: int, sync: bool, progress: Progress, began: float
 ) -> Converted:
     resumed, to_write, codes, left_out = len(conversion.shards), 0, None, list[str]()
-    costs: dict[str, Cost] = {}
+    costs: dict[str, RoundingLoss] = {}
     if output.was_complete:
         costs = _compare_again(conversion, output, jobs, progress)
     else:
@@ -237,11 +237,13 @@ def _convert(
     )  # fmt: skip
 
 
-def _costs(done: Sequence[_Job]) -> dict[str, Cost]:
+def _costs(done: Sequence[_Job]) -> dict[str, RoundingLoss]:
     return {name: cost for job in done for name, cost in job.costs.items()}
 
 
-def _compare_again(conversion: Conversion, output: OutputFolder, jobs: int, progress: Progress) -> dict[str, Cost]:
+def _compare_again(
+    conversion: Conversion, output: OutputFolder, jobs: int, progress: Progress
+) -> dict[str, RoundingLoss]:
     """A source with other numbers in it has the same headers."""
     todo = [_Job(shard, output.final(shard), conversion.to, only_compared=True) for shard in conversion.shards]
     try:

@@ -41,7 +41,7 @@ _SLAB = 1 << 19
 _RATIOS = 1 << 12
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
+class RoundingLoss(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a matrix's values, both sides in float64."""
 
     values: int
@@ -108,7 +108,7 @@ class Opened:
                 at = self._spread(which, start, len(codes)) * width + codes
                 yield start, tables.reshape(-1)[at]
 
-    def cost(self, read_new: ReadRows, new_scales: Bytes) -> Cost:
+    def cost(self, read_new: ReadRows, new_scales: Bytes) -> RoundingLoss:
         """Of codes and scales as they were read back from the new file."""
         matrix = self.matrix
         after = self._over_cells(scale_values(new_scales, matrix.new_scale_dtype))
@@ -126,7 +126,9 @@ class Opened:
                 largest = max(largest, float((np.abs(new[differ]) / np.abs(old[differ])).max()))
                 wrong += float(np.vdot(new, new))
         rms = float(np.sqrt(wrong / whole)) if wrong else 0.0
-        return Cost(values=matrix.rows * matrix.columns, changed=changed, max_relative=largest, rms_relative=rms)
+        return RoundingLoss(
+            values=matrix.rows * matrix.columns, changed=changed, max_relative=largest, rms_relative=rms
+        )
 
     def _slabs(self) -> Iterator[tuple[int, Bytes]]:
         step = max(1, _SLAB // self.matrix.columns)

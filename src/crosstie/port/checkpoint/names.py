@@ -115,7 +115,7 @@ _VECTORS = re.compile(
 )
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class TensorPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where a tensor is. `path`: its module inside the layer, without the number of an expert."""
 
     layer: int
@@ -145,14 +145,14 @@ def is_head(name: str) -> bool:
     return _HEAD.fullmatch(name) is not None
 
 
-def place(name: str, prefix: str) -> Place | None:
+def place(name: str, prefix: str) -> TensorPlace | None:
     """The layer of the language model, or None for what is outside of its layers."""
     match = _LAYER.fullmatch(name)
     if match is None or match["prefix"] != prefix or _BESIDE.search(match["rest"]):
         return None
     expert = _EXPERT.search(match["rest"])
     path = _EXPERT.sub("", match["rest"], count=1)
-    return Place(layer=int(match["number"]), expert=int(expert[1]) if expert else None, path=path)
+    return TensorPlace(layer=int(match["number"]), expert=int(expert[1]) if expert else None, path=path)
 
 
 def is_after_layers(name: str, prefix: str) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.port.checkpoint.conversion import Conversion
 from crosstie.port.checkpoint.fp8 import Codes
-from crosstie.port.checkpoint.matrix import Cost
+from crosstie.port.checkpoint.matrix import RoundingLoss
 from crosstie.port.checkpoint.shard import ShardPlan, identity_of
 
 JOURNAL = ".crosstie-convert.json"
@@ -43,7 +43,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     identity: tuple[int, int]
     codes: Codes
     # Of weights whose values are not what they were.
-    costs: dict[str, Cost] = {}
+    costs: dict[str, RoundingLoss] = {}
     # The run of the machine in which it was written; "" if it was flushed to the disk, where it outlives a restart.
     boot: str
 
@@ -106,7 +106,7 @@ class OutputFolder:
         self.part(shard).unlink(missing_ok=True)
         self.final(shard).unlink(missing_ok=True)
 
-    def seal(self, shard: ShardPlan, codes: Codes, costs: Mapping[str, Cost] | None = None) -> None:
+    def seal(self, shard: ShardPlan, codes: Codes, costs: Mapping[str, RoundingLoss] | None = None) -> None:
         file = self.final(shard)
         os.replace(self.part(shard), file)
         boot = "" if self._flush else _boot()

@@ -11,14 +11,14 @@ import numpy as np
 from crosstie.core.errors import BadData
 from crosstie.port.checkpoint.fp8 import Bytes, Codes, same
 from crosstie.port.checkpoint.index import Checkpoint
-from crosstie.port.checkpoint.matrix import Cost, Matrix, Opened, ReadRows
+from crosstie.port.checkpoint.matrix import Matrix, Opened, ReadRows, RoundingLoss
 from crosstie.port.checkpoint.requantisation import NewTensor, Requantisation
 from crosstie.port.checkpoint.shard import ShardPlan, drain, fill
 
 
 def make_shard(
     plan: Requantisation, shard: ShardPlan, file: Path, *, jobs: int, only_compared: bool, done: Callable[[int], None]
-) -> tuple[Codes, dict[str, Cost]]:
+) -> tuple[Codes, dict[str, RoundingLoss]]:
     """Fills a file that has its header and its length, or compares one that is full: counts, and what it cost.
 
     Threads, since numpy lets go of the interpreter's lock over arrays as long as these.
@@ -30,7 +30,7 @@ def make_shard(
         at += made.nbytes
     with _Target(file, only_compared) as target, ThreadPoolExecutor(jobs) as pool:
 
-        def work(made: NewTensor) -> tuple[str, Cost] | None:
+        def work(made: NewTensor) -> tuple[str, RoundingLoss] | None:
             source = plan.checkpoint[made.source]
             if made.kind == "copy":
                 _copy(plan.checkpoint, made, target, starts[made.name])
@@ -56,7 +56,7 @@ def make_shard(
     return Codes(total=total), {name: cost for name, cost in costs.items() if cost.changed}
 
 
-def _refusal(plan: Requantisation, cost: Cost) -> str:
+def _refusal(plan: Requantisation, cost: RoundingLoss) -> str:
     return (
         f"not exact as {plan.granularity}: {cost.changed:,} of {cost.values:,} values change, at most by "
         f"{cost.max_relative:.2g} of their size, RMS {cost.rms_relative:.2g}; --inexact allows it, and reports each"
@@ -95,7 +95,7 @@ class _Target(_File):
             raise BadData(self._file, name, "the bytes read back are not those that belong there")
 
 
-def _remake(checkpoint: Checkpoint, matrix: Matrix, target: _Target, codes_at: int, scales_at: int) -> Cost:
+def _remake(checkpoint: Checkpoint, matrix: Matrix, target: _Target, codes_at: int, scales_at: int) -> RoundingLoss:
     info = checkpoint[matrix.name]
     scales = np.frombuffer(checkpoint.read(matrix.scale), np.uint8)
     with _File(info.file, os.O_RDONLY) as source:

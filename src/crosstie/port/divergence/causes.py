@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.port.divergence.digest import LAYOUTS, Summary
-from crosstie.port.divergence.records import Entry
+from crosstie.port.divergence.digest import LAYOUTS, TensorSummary
+from crosstie.port.divergence.records import RecordedTensor
 
 Floats = NDArray[np.float64]
 
@@ -28,9 +28,9 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Pair(msgspec.Struct, frozen=True, kw_only=True):
-    entry: Entry
-    a: Summary
-    b: Summary
+    entry: RecordedTensor
+    a: TensorSummary
+    b: TensorSummary
     # What rounding explains, relative.
     tolerance: float
     settings: Mapping[str, Any]
@@ -50,7 +50,12 @@ class _Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cause_of(
-    entry: Entry, a: Summary, b: Summary, tolerance: float, settings: Mapping[str, Any], rows: NDArray[np.int64]
+    entry: RecordedTensor,
+    a: TensorSummary,
+    b: TensorSummary,
+    tolerance: float,
+    settings: Mapping[str, Any],
+    rows: NDArray[np.int64],
 ) -> list[Cause]:
     """The first signature of each kind that holds; where none does, what the error is as large as."""
     pair = _Pair(entry=entry, a=a, b=b, tolerance=tolerance, settings=settings, rows=[int(row) for row in rows])

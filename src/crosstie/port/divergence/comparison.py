@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from crosstie.core.errors import BadInput
 from crosstie.port.divergence.causes import Cause, cause_of
-from crosstie.port.divergence.digest import Summary, matrix_size, normed_rows, sampled_rows
-from crosstie.port.divergence.records import Entry, Recording, read
+from crosstie.port.divergence.digest import TensorSummary, matrix_size, normed_rows, sampled_rows
+from crosstie.port.divergence.records import RecordedTensor, Recording, read
 
 # Half the distance from 1 to the next number, relative: what one rounding does at most.
 ROUNDING = {
@@ -36,7 +36,7 @@ NEAR_TIES = 0.25
 Excused = dict[int, set[int]]
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class ComparedTensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor that both have."""
 
     module: str
@@ -53,7 +53,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    step: Step
+    step: ComparedTensor
     # Where to look, in words.
     where: str
     causes: list[Cause]
@@ -74,7 +74,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     # Tokens for which a router chose other experts, scores being equal up to rounding.
     near_ties: int
     machines: list[dict[str, str]]
-    steps: list[Step]
+    steps: list[ComparedTensor]
 
     def __str__(self) -> str:
         if self.first is None:
@@ -117,7 +117,7 @@ def _refuse(a: Recording, b: Recording, first: str, second: str) -> None:
             raise BadInput(f"{both} have other inputs: {_what(entry)} of {entry.module or 'the model'} differs")
 
 
-def _given(recording: Recording) -> Iterator[Entry]:
+def _given(recording: Recording) -> Iterator[RecordedTensor]:
     """What went into the module that began first."""
     for entry in recording.entries:
         if entry.side != "in" or entry.module != recording.entries[0].module:
@@ -125,7 +125,7 @@ def _given(recording: Recording) -> Iterator[Entry]:
         yield entry
 
 
-def _what(entry: Entry) -> str:
+def _what(entry: RecordedTensor) -> str:
     return f"{'input' if entry.side == 'in' else 'output'} {entry.place}"
 
 
@@ -142,7 +142,7 @@ class _Walk:
         self.inputs: dict[tuple[str, int], tuple[float, int]] = {}
         self.made: set[tuple[int, int]] = set()
         self.excused: Excused = {}
-        self.steps: list[Step] = []
+        self.steps: list[ComparedTensor] = []
         self.not_compared: list[str] = []
         self.near_ties = 0
         self.explained = 0.0
@@ -179,7 +179,7 @@ class _Walk:
             near_ties=self.near_ties, machines=[self.a.machine, self.b.machine], steps=self.steps,
         )  # fmt: skip
 
-    def _step(self, entry: Entry, match: Entry) -> Step | None:
+    def _step(self, entry: RecordedTensor, match: RecordedTensor) -> ComparedTensor | None:
         a, b = self.a.of(entry), self.b.of(match)
         if a.is_whole != b.is_whole:
             return None
@@ -191,13 +191,13 @@ class _Walk:
         if a.is_whole and error and entry.side == "out":
             error = self._ties(entry, a, b, before)
         self._note(entry, error, matrix_size(a.shape)[1])
-        return Step(
+        return ComparedTensor(
             module=entry.module, kind=entry.kind, call=entry.call, what=_what(entry),
             dtype=a.dtype if a.dtype == b.dtype else f"{a.dtype}, {b.dtype}", error=error,
             allowed=0.0 if a.is_whole else allowed, before=before, identical=a.hash == b.hash,
         )  # fmt: skip
 
-    def _allowed(self, entry: Entry, a: Summary, b: Summary) -> tuple[float, float]:
+    def _allowed(self, entry: RecordedTensor, a: TensorSummary, b: TensorSummary) -> tuple[float, float]:
         name, parent = entry.module, _parent(entry.module)
         width = 0
         if entry.side == "in":
@@ -212,7 +212,7 @@ class _Walk:
             self.explained = max(self.explained, own_rounding(a, b, width) * math.sqrt(1 + self.ended[""]))
         return before, (AMPLIFIES_BETWEEN if entry.side == "in" else AMPLIFIES) * before + own
 
-    def _note(self, entry: Entry, error: float, width: int) -> None:
+    def _note(self, entry: RecordedTensor, error: float, width: int) -> None:
         name = entry.module
         if entry.side == "in":
             if entry.place == 0 and not entry.leaf:
@@ -225,7 +225,7 @@ class _Walk:
         for above in (name, *_ancestors(name)):
             self.inside[above] = max(self.inside.get(above, 0.0), error)
 
-    def _ties(self, entry: Entry, a: Summary, b: Summary, before: float) -> float:
+    def _ties(self, entry: RecordedTensor, a: TensorSummary, b: TensorSummary, before: float) -> float:
         """Indices that differ for a few rows, where what they were chosen by is equal up to rounding."""
         rows = matrix_size(a.shape)[0]
         flipped = _differing_rows(a, b, self.a.seed)
@@ -236,7 +236,7 @@ class _Walk:
         self.near_ties += len(flipped)
         return 0.0
 
-    def _where(self, entry: Entry) -> str:
+    def _where(self, entry: RecordedTensor) -> str:
         if entry.side == "out":
             own = "" if entry.leaf else "'s own code, after the modules inside it"
             return f"in {entry.module or 'the model'}{own}"
@@ -245,7 +245,7 @@ class _Walk:
         after = f"after {earlier[-1]} and " if earlier else ""
         return f"in the code of {parent}, {after}before {entry.module or 'the model'}"
 
-    def _causes(self, entry: Entry, match: Entry) -> list[Cause]:
+    def _causes(self, entry: RecordedTensor, match: RecordedTensor) -> list[Cause]:
         a, b = self.a.of(entry), self.b.of(match)
         inputs = self.inputs.get((entry.module, entry.call), (0.0, 0))[1]
         return cause_of(
@@ -263,7 +263,7 @@ def _parent(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def own_rounding(a: Summary, b: Summary, width: int = 0) -> float:
+def own_rounding(a: TensorSummary, b: TensorSummary, width: int = 0) -> float:
     """What one operation may add: roundings of the result in the coarser of the two types, or those of a sum over as
     many products as the input is wide, which is taken in float32."""
     unit = max(ROUNDING.get(a.dtype, ROUNDING["float32"]), ROUNDING.get(b.dtype, ROUNDING["float32"]))
@@ -271,7 +271,7 @@ def own_rounding(a: Summary, b: Summary, width: int = 0) -> float:
     return OWN_ROUNDINGS * max(unit, ROUNDING["float32"] * math.sqrt(terms))
 
 
-def error_between(a: Summary, b: Summary, excused: set[int], seed: int) -> float | None:
+def error_between(a: TensorSummary, b: TensorSummary, excused: set[int], seed: int) -> float | None:
     """Relative, of the worst row, head or sample; infinite where one of them is no number; None for other shapes."""
     if a.shape != b.shape:
         return None
@@ -311,7 +311,7 @@ def _of_norms(a: NDArray[np.float64], b: NDArray[np.float64], floor: float) -> f
     return float(np.max(np.where(away > 0.0, away / np.where(size > 0.0, size, 1e-300), 0.0)))
 
 
-def _differing_rows(a: Summary, b: Summary, seed: int) -> set[int]:
+def _differing_rows(a: TensorSummary, b: TensorSummary, seed: int) -> set[int]:
     found = {int(row) for i, row in enumerate(sampled_rows(a.shape, seed)) if (a.grid()[i] != b.grid()[i]).any()}
     by_norm: Sequence[int] = [int(row) for row in normed_rows(a.shape, seed)]
     return found | {row for i, row in enumerate(by_norm) if (a.rows[i] != b.rows[i]).any()}

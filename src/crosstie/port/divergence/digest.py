@@ -24,7 +24,7 @@ GROUP = 64
 
 
 @dataclass(frozen=True)
-class Summary:
+class TensorSummary:
     """Of a whole tensor, NaN and infinite values apart; `rows` and `groups` have a norm, a mean and a maximum each."""
 
     shape: tuple[int, ...]
@@ -168,7 +168,7 @@ def _of(parts: Floats) -> Floats:
     return np.stack([np.sqrt((parts**2).sum(1)), parts.mean(1), np.abs(parts).max(1)], axis=1)
 
 
-def summarise(tensor: Any, seed: int, head: int = 0) -> Summary:
+def summarise(tensor: Any, seed: int, head: int = 0) -> TensorSummary:
     """Of a PyTorch tensor on any device. It is copied to the host once; sums are taken there, in float64."""
     import torch
 
@@ -185,7 +185,7 @@ def summarise(tensor: Any, seed: int, head: int = 0) -> Summary:
     matrix = clean.reshape(rows, columns)
     width = group_width(columns, head)
     by_group = matrix.reshape(rows, -1, width).transpose(1, 0, 2).reshape(max(columns // width, 0), -1)
-    return Summary(
+    return TensorSummary(
         shape=shape, dtype=dtype, hash=hashlib.blake2b(raw.data, digest_size=8, person=dtype[:16].encode()).hexdigest(),
         norm=float(np.sqrt((clean**2).sum())), mean=float(clean.mean()) if clean.size else 0.0,
         largest=float(np.abs(clean).max()) if clean.size else 0.0,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from crosstie.core.errors import BadInput
-from crosstie.port.divergence.recording import Recorder
+from crosstie.port.divergence.recording import TensorRecorder
 
 
 class RecordOutputs:
@@ -24,7 +24,7 @@ class RecordOutputs:
         model = self.get_model()  # type: ignore[attr-defined]
         rank, ranks = _rank()
         machine = {"engine": "vllm", "rank": str(rank), "ranks": str(ranks)}
-        self._crosstie_recorder = Recorder(model, seed=int(seed), calls=int(calls), machine=machine)
+        self._crosstie_recorder = TensorRecorder(model, seed=int(seed), calls=int(calls), machine=machine)
         self._crosstie_path = _of_rank(Path(path), rank)
         return str(self._crosstie_path)
 
@@ -47,7 +47,7 @@ def sglang_hook(config: Mapping[str, Any]) -> Callable[..., None]:
         raise BadInput('the config of crosstie\'s hook needs a path: {"config": {"path": "/tmp/a.npz"}}')
     rank, ranks = _rank()
     machine = {"engine": "sglang", "rank": str(rank), "ranks": str(ranks)}
-    Recorder(
+    TensorRecorder(
         loaded_model(), seed=int(config.get("seed", 0)), calls=int(config.get("calls", 1)), machine=machine,
         target=_of_rank(Path(path), rank),
     )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from crosstie.core.errors import BadInput
-from crosstie.port.divergence.digest import Summary, summarise
-from crosstie.port.divergence.records import Entry, Recording, write
+from crosstie.port.divergence.digest import TensorSummary, summarise
+from crosstie.port.divergence.records import RecordedTensor, Recording, write
 
 # Settings of a Hugging Face config that a cause may turn on.
 _SETTINGS = (
@@ -26,13 +26,13 @@ _DEEPEST = 4
 def record(
     model: torch.nn.Module, path: str | Path, *, seed: int = 0, modules: Sequence[str] = (), calls: int = 1,
     head: int | None = None, machine: Mapping[str, str] | None = None,
-) -> Iterator["Recorder"]:  # fmt: skip
+) -> Iterator["TensorRecorder"]:  # fmt: skip
     """What `model` computes in the block, written to `path` at its end; nothing is written where the block fails.
 
     `modules`: patterns of the names to record, such as "model.layers.0.*"; all where there is none. `calls`: how many
     calls of each module, from the first on. `head`: the width of an attention head, where the model's config has none.
     """
-    recorder = Recorder(model, seed=seed, modules=modules, calls=calls, head=head, machine=machine)
+    recorder = TensorRecorder(model, seed=seed, modules=modules, calls=calls, head=head, machine=machine)
     try:
         yield recorder
     finally:
@@ -40,7 +40,7 @@ def record(
     recorder.write(Path(path))
 
 
-class Recorder:
+class TensorRecorder:
     """Hooks that stay until `detach`. With `target`, for an engine that says neither when a pass begins nor when it
     ends: the file is written as soon as a module that has been recorded often enough is called again."""
 
@@ -106,9 +106,9 @@ class Recorder:
         call = self._begun[name] - 1
         for place, tensor in enumerate(tensors(values)):
             summary = summarise(tensor, self.recording.seed, self.recording.head)
-            self.recording.entries.append(Entry(name, kind, leaf, call, side, place, self._index(summary)))
+            self.recording.entries.append(RecordedTensor(name, kind, leaf, call, side, place, self._index(summary)))
 
-    def _index(self, summary: Summary) -> int:
+    def _index(self, summary: TensorSummary) -> int:
         """The same values are kept once: most inputs are an output of the module before."""
         key = summary.hash, summary.shape
         if key not in self._known:

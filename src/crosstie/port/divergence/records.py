@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosstie.core.errors import BadData, BadInput
-from crosstie.port.divergence.digest import LAYOUTS, MOST_ROWS, Floats, Summary, grid_size, group_width, matrix_size
+from crosstie.port.divergence.digest import (
+    LAYOUTS,
+    MOST_ROWS,
+    Floats,
+    TensorSummary,
+    grid_size,
+    group_width,
+    matrix_size,
+)
 
 FORMAT = "crosstie-divergence"
 # Of the file, and of where samples lie: a change of either makes older files incomparable.
@@ -21,7 +29,7 @@ LARGEST_FILE = 512 * 1024**2
 
 
 @dataclass(frozen=True)
-class Entry:
+class RecordedTensor:
     """A tensor that went into a module or came out, in the order in which modules began and ended."""
 
     module: str
@@ -49,13 +57,13 @@ class Recording:
     weights: dict[str, list[int]]
     # Where it ran: device, architecture, releases, engine, rank of how many.
     machine: dict[str, str]
-    entries: list[Entry] = field(default_factory=list)
-    summaries: list[Summary] = field(default_factory=list)
+    entries: list[RecordedTensor] = field(default_factory=list)
+    summaries: list[TensorSummary] = field(default_factory=list)
     # What of the model says how its numbers come about, such as "final_logit_softcapping".
     settings: dict[str, Any] = field(default_factory=dict)
     calls: int = 1
 
-    def of(self, entry: Entry) -> Summary:
+    def of(self, entry: RecordedTensor) -> TensorSummary:
         return self.summaries[entry.summary]
 
 
@@ -134,7 +142,7 @@ def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
     for shape, dtype, digest, numbers in lengths:
         height, width = grid_size(tuple(shape))
         norm, mean, largest, nans, infinities, zeros = map(float, numbers)
-        found = Summary(
+        found = TensorSummary(
             shape=tuple(map(int, shape)), dtype=str(dtype), hash=str(digest), norm=norm, mean=mean, largest=largest,
             nans=int(nans), infinities=int(infinities), zeros=int(zeros),
             samples=taken("samples", height * width * (len(LAYOUTS) + 1)),
@@ -142,7 +150,7 @@ def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
             groups=taken("groups", 3 * _groups(tuple(shape), int(header["head"]))).reshape(-1, 3),
         )  # fmt: skip
         summaries.append(found)
-    entries = [Entry(*one) for one in header["entries"]]
+    entries = [RecordedTensor(*one) for one in header["entries"]]
     if any(not 0 <= entry.summary < len(summaries) for entry in entries):
         raise ValueError("an entry without a summary")
     return Recording(

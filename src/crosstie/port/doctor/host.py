@@ -11,7 +11,7 @@ import msgspec
 from crosstie.core.errors import BadData
 from crosstie.port.doctor.amd import VENDOR as AMD, amd_gpus, amd_links, amdgpu_release, rocm_release
 from crosstie.port.doctor.identify import identified
-from crosstie.port.doctor.machine import Device, Gpu, Link, Machine, Nic, whole
+from crosstie.port.doctor.machine import FoundDevice, Gpu, Link, Machine, Nic, whole
 from crosstie.port.doctor.nvidia import VENDOR as NVIDIA, nvidia_gpus, nvidia_links, nvidia_releases
 from crosstie.port.doctor.record import FACTS
 
@@ -31,7 +31,7 @@ class _Facts(msgspec.Struct, kw_only=True):
     groups: tuple[int, ...] = ()
     shm_bytes: int | None = None
     limits: dict[str, int] = {}
-    devices: dict[str, Device] = {}
+    devices: dict[str, FoundDevice] = {}
     container: list[str] = []
     environment: dict[str, str] = {}
     python: str = ""

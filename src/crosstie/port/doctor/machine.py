@@ -78,7 +78,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
     gbit_per_s: float | None = None
 
 
-class Device(msgspec.Struct, frozen=True, kw_only=True):
+class FoundDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A file under /dev, and whether who asks may open it."""
 
     mode: str
@@ -106,7 +106,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     torch_build: dict[str, str] = {}
     llama_cpp: str = ""
     environment: dict[str, str] = {}
-    devices: dict[str, Device] = {}
+    devices: dict[str, FoundDevice] = {}
     uid: int = 0
     groups: tuple[int, ...] = ()
     cpus: int = 0

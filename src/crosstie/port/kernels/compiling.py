@@ -27,7 +27,7 @@ from triton.compiler import ASTSource, compile
 from triton.compiler.errors import CompilationError
 from triton.runtime.jit import JITFunction
 
-from crosstie.port.kernels.jobs import Job, def_line
+from crosstie.port.kernels.jobs import CompileJob, def_line
 from crosstie.port.kernels.machine_code import read_amdgcn, read_ptx, read_ttir
 
 # Bumped when facts change their meaning: older results on disk are then left alone.
@@ -45,7 +45,7 @@ class Compiler:
         self._target, self._backend = target, backend
         self._jobs, self._timeout_s, self._cache = jobs, timeout_s, cache
 
-    def results(self, jobs: Sequence[Job], orphaned: Callable[[], bool]) -> Iterator[tuple[int, Result]]:
+    def results(self, jobs: Sequence[CompileJob], orphaned: Callable[[], bool]) -> Iterator[tuple[int, Result]]:
         """In the order in which they end. `orphaned` is asked now and then: nobody may be left to read them."""
         waiting = []
         for number, job in enumerate(jobs):
@@ -79,10 +79,10 @@ class Compiler:
                 for one in running.values():
                     one.kill()
 
-    def now(self, job: Job) -> Result:
+    def now(self, job: CompileJob) -> Result:
         return next(iter(self.results([job], lambda: False)))[1]
 
-    def fewer_stages(self, job: Job, lds_bytes: int) -> Result | None:
+    def fewer_stages(self, job: CompileJob, lds_bytes: int) -> Result | None:
         """The deepest pipeline that fits, so that a remedy is one that was tried."""
         stages = job.options.get("num_stages") or self._backend.parse_options({}).num_stages
         for fewer in range(min(stages, 4) - 1, 0, -1):
@@ -91,7 +91,7 @@ class Compiler:
                 return {"num_stages": fewer, "lds_bytes": found["lds_bytes"]}
         return None
 
-    def _compile(self, job: Job) -> Result:
+    def _compile(self, job: CompileJob) -> Result:
         """In the child."""
         source = _source(job)
         try:
@@ -113,7 +113,7 @@ class Compiler:
         # ptxas tells registers and spills to its log alone, which TRITON_DUMP_PTXAS_LOG prints.
         return facts | {"ptx": compiled.asm["ptx"]}
 
-    def _key(self, job: Job) -> str:
+    def _key(self, job: CompileJob) -> str:
         # Finds out, besides, which globals the code uses. Their values are baked into it, and older Tritons leave
         # them out of their own key.
         content = _source(job).hash()
@@ -125,7 +125,7 @@ class Compiler:
         )  # fmt: skip
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def _file(self, job: Job) -> Path | None:
+    def _file(self, job: CompileJob) -> Path | None:
         if self._cache is None:
             return None
         try:
@@ -133,14 +133,14 @@ class Compiler:
         except Exception:  # noqa: BLE001 - a kernel whose dependencies Triton cannot hash fails when it is compiled
             return None
 
-    def _kept(self, job: Job) -> Result | None:
+    def _kept(self, job: CompileJob) -> Result | None:
         file = self._file(job)
         try:
             return None if file is None else {**json.loads(file.read_bytes()), "cached": True}
         except (OSError, ValueError, TypeError):
             return None
 
-    def _keep(self, job: Job, result: Result) -> None:
+    def _keep(self, job: CompileJob, result: Result) -> None:
         file = self._file(job)
         # A timeout or a crash may be the machine's fault today.
         if file is None or result["status"] not in _KEPT:
@@ -154,7 +154,7 @@ class Compiler:
             return
 
 
-def _source(job: Job) -> Any:
+def _source(job: CompileJob) -> Any:
     return (job.source or ASTSource)(job.function, job.signature, job.constants, job.attributes)
 
 

@@ -16,7 +16,7 @@ _ALWAYS_SHOWN = ("num_warps", "num_stages")
 
 
 @dataclass
-class Job:
+class CompileJob:
     """One compilation. Jobs of one `group` are configurations among which an autotuner would choose."""
 
     function: Any
@@ -91,7 +91,7 @@ def _layers(candidate: Any) -> tuple[list[Any], dict[str, Callable[[dict[str, An
     return configs, heuristics
 
 
-def jobs_of(entry: KernelSpec, candidate: Any, backend: Any, groups: "itertools.count[int]") -> Iterator[Job]:
+def jobs_of(entry: KernelSpec, candidate: Any, backend: Any, groups: "itertools.count[int]") -> Iterator[CompileJob]:
     """Every configuration of its autotuner, or the one that the spec gives."""
     (configs, heuristics), group = _layers(candidate), next(groups)
     function = jit_function(candidate)
@@ -125,7 +125,7 @@ def _computed(entry: KernelSpec, name: str, compute: Callable[[dict[str, Any]], 
 def _job(
     entry: KernelSpec, function: Any, constants: dict[str, Any], options: dict[str, Any], backend: Any, group: int,
     tuned: bool,
-) -> Job:  # fmt: skip
+) -> CompileJob:  # fmt: skip
     signature: dict[str, Any] = {}
     values: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
@@ -149,7 +149,9 @@ def _job(
             signature[name] = kind
             attributes[number,] = _attributes(entry, name, kind, backend)
     refused = refused_options(backend, options)
-    return Job(function, signature, values, attributes, options, group, tuned, entry.grid, refused, _source(function))
+    return CompileJob(
+        function, signature, values, attributes, options, group, tuned, entry.grid, refused, _source(function)
+    )
 
 
 def _source(function: Any) -> Callable[..., Any] | None:

@@ -22,7 +22,7 @@ import triton.compiler
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
-from crosstie.port.kernels.jobs import Job
+from crosstie.port.kernels.jobs import CompileJob
 
 
 @dataclass(frozen=True)
@@ -310,8 +310,8 @@ class Launched:
 class LaunchRecorder:
     """Jobs in the order of their launches, each once."""
 
-    def __init__(self, groups: "itertools.count[int]", compile_now: Callable[[Job], dict[str, Any]]):
-        self.jobs: list[Job] = []
+    def __init__(self, groups: "itertools.count[int]", compile_now: Callable[[CompileJob], dict[str, Any]]):
+        self.jobs: list[CompileJob] = []
         self.left_out = 0
         self._groups = groups
         self._compile_now = compile_now
@@ -344,7 +344,9 @@ class LaunchRecorder:
             pass
         except Exception as error:  # noqa: BLE001 - what Triton raises here, it would raise at a real launch
             given = {name: value for name, value in options.items() if name not in function.arg_names}
-            self._add(Job(function, {}, {}, {}, given, 0, refused=f"{type(error).__name__}: {error}"), str(given))
+            self._add(
+                CompileJob(function, {}, {}, {}, given, 0, refused=f"{type(error).__name__}: {error}"), str(given)
+            )
         job = self.jobs[-1] if len(self.jobs) > before else None
         return Launched(lambda: self._compile_now(job) if job else {})
 
@@ -361,14 +363,14 @@ class LaunchRecorder:
 
     def _record(self, source: Any, target: Any = None, options: dict[str, Any] | None = None, **_: Any) -> None:
         """In place of `triton.compile`."""
-        job = Job(
+        job = CompileJob(
             source.fn, source.signature, source.constants, source.attrs, dict(options or {}), 0,
             grid=self._grid, source=type(source),
         )  # fmt: skip
         self._add(job, f"{source.hash()} {options}")
         raise _NotedError
 
-    def _add(self, job: Job, key: str) -> None:
+    def _add(self, job: CompileJob, key: str) -> None:
         # The same launch again is nothing new; under an autotuner it still belongs to the group.
         name = f"{job.function.cache_key} {key} {self._tuning is not None} {job.refused}"
         if name in self._seen:

@@ -55,7 +55,7 @@ class MatrixChange(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Matrix(msgspec.Struct, frozen=True, kw_only=True):
+class ReleaseMatrix(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     stored: str
     # The newest release of an engine first.
@@ -83,7 +83,7 @@ def matrix(
     kv: str | None = None, context: int | None = None, features: Sequence[str] = (),
     environment: Mapping[str, str] | None = None, flags: Mapping[str, str] | None = None, scan: ScanDepth = "sample",
     catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
-) -> Matrix:  # fmt: skip
+) -> ReleaseMatrix:  # fmt: skip
     """`preflight` on every release of `engine`, or of all of them, whose build files were read."""
     known = dict.fromkeys(build.engine for build in builds())
     if engine is not None and engine not in known:
@@ -121,7 +121,7 @@ def matrix(
             verdicts = {part: verdict(findings) for part, findings in by_part.items()}
             found.append(MatrixRow(build=build, verdicts=verdicts, settings=report.settings))
         rows += reversed(found)
-    return Matrix(
+    return ReleaseMatrix(
         name=stored.name, stored=stored.words, rows=tuple(rows), changes=tuple(reversed(changes)),
         ended=tuple(end for end in ended() if engine in (None, end.engine)),
     )  # fmt: skip

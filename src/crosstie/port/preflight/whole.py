@@ -23,7 +23,7 @@ from crosstie.port.checkpoint.headers import DTYPE_BITS, TensorInfo
 from crosstie.port.checkpoint.index import Checkpoint
 from crosstie.port.checkpoint.names import (
     Covers,
-    Place,
+    TensorPlace,
     covers,
     embeddings,
     is_after_layers,
@@ -274,8 +274,8 @@ class _Layers:
         # By part: the modules that stored it in layers that had all of it.
         self._whole: dict[str, set[str]] = defaultdict(set)
 
-    def sorted_in(self, prefix: str) -> dict[int, list[tuple[str, Place]]]:
-        found: dict[int, list[tuple[str, Place]]] = defaultdict(list)
+    def sorted_in(self, prefix: str) -> dict[int, list[tuple[str, TensorPlace]]]:
+        found: dict[int, list[tuple[str, TensorPlace]]] = defaultdict(list)
         for name, info in self._tensors.items():
             at = place(name, prefix)
             if at is None or name in self._companions or is_buffer(at.path) or _is_packing(at.path, info):
@@ -283,7 +283,7 @@ class _Layers:
             found[at.layer].append((name, at))
         return found
 
-    def compare(self, layer: Layer, number: int, stored: list[tuple[str, Place]]) -> Iterator[Difference]:
+    def compare(self, layer: Layer, number: int, stored: list[tuple[str, TensorPlace]]) -> Iterator[Difference]:
         parts = {tensor.name: tensor for tensor in layer.tensors if tensor.cols > 1}
         vectors = [tensor for tensor in layer.tensors if tensor.cols == 1]
         lengths = {tensor.name for tensor in vectors}
@@ -337,7 +337,7 @@ class _Layers:
             yield self._difference(f"the shape of {module}", name, _shown(asked), _shown(info.shape))
 
     def _vectors(
-        self, stored: list[tuple[str, Place]], vectors: list[Tensor], unbiased: set[str],
+        self, stored: list[tuple[str, TensorPlace]], vectors: list[Tensor], unbiased: set[str],
         modules: Mapping[str, tuple[str, ...]], small: int | None,
     ) -> Iterator[Difference]:  # fmt: skip
         """Biases by name, and all vectors together by their length."""
@@ -364,7 +364,7 @@ class _Layers:
         return Difference(kind=kind, tensor=name, expected=expected, found=found, file=self._tensors[name].file)
 
     def _missing(
-        self, number: int, part: Tensor, covered: Fraction, here: set[str], stored: list[tuple[str, Place]]
+        self, number: int, part: Tensor, covered: Fraction, here: set[str], stored: list[tuple[str, TensorPlace]]
     ) -> Difference:  # fmt: skip
         lost = sorted(self._whole[part.name] - here) or [usual_name(part.name)]
         shown = _shown((part.rows, part.cols))
@@ -379,7 +379,7 @@ class _Layers:
         )
 
 
-def _start(stored: list[tuple[str, Place]]) -> str:
+def _start(stored: list[tuple[str, TensorPlace]]) -> str:
     """What the names of a layer's tensors begin with."""
     return next((name.removesuffix(at.path) for name, at in stored if at.expert is None), "")
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from crosstie.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from crosstie.port.split.cures import Obstacle
+    from crosstie.port.split.cures import EagerReason
     from crosstie.port.split.opaque import dynamic
     from crosstie.port.split.pieces import Piece, Split, split
 
 _HOMES = {"Obstacle": "cures", "Piece": "pieces", "Split": "pieces", "dynamic": "opaque", "split": "pieces"}
 
-__all__ = ["Obstacle", "Piece", "Split", "dynamic", "split"]
+__all__ = ["EagerReason", "Piece", "Split", "dynamic", "split"]
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ _CURES = (
 
 
 @dataclass(frozen=True)
-class Obstacle:
+class EagerReason:
     """Why a module runs as Python in every call."""
 
     # The module's name in the whole; "module" for the whole itself.
@@ -41,11 +41,11 @@ class Obstacle:
     cure: str
 
 
-def obstacle(name: str, why: str) -> Obstacle:
+def obstacle(name: str, why: str) -> EagerReason:
     found = _PLACE.search(why)
     file, line = (found.group(1), int(found.group(2))) if found else ("", 0)
     statement = linecache.getline(file, line).strip() if file else ""
     # The statement says what is done there in the author's words, the reason in the tracer's.
     told = f"{statement} {why}"
     cure = next((cure for pattern, cure in _CURES if re.search(pattern, told)), _MARK)
-    return Obstacle(name, why, f"{file}:{line}" if file else "", statement, cure)
+    return EagerReason(name, why, f"{file}:{line}" if file else "", statement, cure)

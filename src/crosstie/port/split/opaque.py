@@ -118,7 +118,7 @@ class SeenCall:
     inside: tuple[Any, ...]
 
 
-class Watch:
+class CallWatch:
     """What calls looked like in one real run, by module or marked function, in order."""
 
     def __init__(self) -> None:

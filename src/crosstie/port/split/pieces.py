@@ -15,10 +15,10 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from crosstie.core.errors import BadInput
-from crosstie.port.split.cures import Obstacle, obstacle
+from crosstie.port.split.cures import EagerReason, obstacle
 from crosstie.port.split.cut import FOLLOWS, SHORT, Segment, is_kernel
 from crosstie.port.split.graphs import GraphRecorder, recorder
-from crosstie.port.split.opaque import PLAIN, PythonState, StateGuard, TraceObstacle, Watch, forwards
+from crosstie.port.split.opaque import PLAIN, CallWatch, PythonState, StateGuard, TraceObstacle, forwards
 from crosstie.port.split.run import GraphPlan
 from crosstie.port.split.trace import TraceRequest, place, trace
 
@@ -105,7 +105,7 @@ class Region:
         if key in self.seen or len(self.seen) >= 4 * self.options.most_signatures:
             return self.forward(*args, **kwargs)
         self.seen.add(key)
-        watch, before = Watch(), PythonState(self.module)
+        watch, before = CallWatch(), PythonState(self.module)
         with watch.on(self.module):
             answer = self.forward(*args, **kwargs)
         living = {(id(held), name) for _, held, name in before.changed()}
@@ -227,7 +227,7 @@ class Split(nn.Module):
         return sum(piece.flops for piece in self.pieces if piece.static) / total
 
     @property
-    def obstacles(self) -> list[Obstacle]:
+    def obstacles(self) -> list[EagerReason]:
         """What keeps modules' own Python out of graphs, with the statement and what would mend it."""
         said = {
             (region.name or "module", why): None

@@ -29,11 +29,11 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from crosstie.port.split.opaque import (
     PLAIN,
+    CallWatch,
     Like,
     OpaqueCall,
     PythonState,
     TraceObstacle,
-    Watch,
     forwards,
     holders,
     marked_calls,
@@ -174,7 +174,7 @@ class TraceRequest:
     forward: Callable[..., Any]
     leaves: Sequence[Any]
     spec: TreeSpec
-    watch: Watch
+    watch: CallWatch
     # Python's state before the run that was watched.
     before: PythonState
     # How a module runs that the graph passes over.

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.bench.endpoint import Endpoint
+from crosstie.prove.bench.endpoint import BenchEndpoint
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
-from crosstie.prove.bench.limit import Limit, find_limit
-from crosstie.prove.bench.loads import Lengths, Load, made
-from crosstie.prove.bench.measure import Giving, Interrupt, Job, Run, Senders, senders_for
+from crosstie.prove.bench.limit import FoundLimit, find_limit
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
+from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, senders_for
 from crosstie.prove.bench.prompts import Sizing, Wording, text
 from crosstie.prove.bench.summary import PointResult, of_runs
-from crosstie.prove.replay.outcomes import Targets
+from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.traffic import TimedRequest
 
 # Requests of each client, and seconds of arrivals, where nobody says.
@@ -38,12 +38,12 @@ _BEYOND = 10
 class Settings:
     """How loads are made and what answers are held against; None is "nobody said"."""
 
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: BenchLengths = field(default_factory=BenchLengths)
     requests: int | None = None
     seconds: float | None = None
     repeats: int = 1
     warm_up: int | None = None
-    targets: Targets = field(default_factory=Targets)
+    targets: ClassTargets = field(default_factory=ClassTargets)
     speed: float = 1.0
     seed: int = 0
     senders: int | None = None
@@ -54,7 +54,7 @@ class Settings:
     ignore_eos: bool = True
     more: Mapping[str, object] = field(default_factory=dict)
 
-    def count(self, load: Load) -> int | None:
+    def count(self, load: BenchLoad) -> int | None:
         """Requests of one run; None where the clock decides."""
         if self.requests is not None:
             return self.requests
@@ -64,7 +64,7 @@ class Settings:
             return max(_ROUNDS * load.clients, _FEWEST)
         return max(round(load.clients * self.seconds / _SHORTEST_S), _FEWEST)
 
-    def run_seconds(self, load: Load) -> float | None:
+    def run_seconds(self, load: BenchLoad) -> float | None:
         if load.clients is not None or self.requests is not None:
             return None
         return self.seconds or (None if load.requests_per_s is None else _SECONDS)
@@ -74,10 +74,10 @@ class Settings:
 class Measured:
     """What one endpoint showed."""
 
-    endpoint: Endpoint
+    endpoint: BenchEndpoint
     sizing: Sizing
     points: list[PointResult] = field(default_factory=list)
-    limit: Limit | None = None
+    limit: FoundLimit | None = None
 
 
 @dataclass
@@ -103,12 +103,12 @@ class _Session:
         self._salt = int.from_bytes(os.urandom(4))
         self._runs = 0
 
-    def sized(self, endpoint: Endpoint, sizing: Sizing) -> Sizing:
+    def sized(self, endpoint: BenchEndpoint, sizing: Sizing) -> Sizing:
         """Learnt from a few prompts of several lengths: what the engine counted of them."""
-        usual = made(Load(clients=1), self.settings.lengths, _FEWEST, None, self.settings.seed)
+        usual = made(BenchLoad(clients=1), self.settings.lengths, _FEWEST, None, self.settings.seed)
         tokens = max(round(sum(one.input_tokens for one in usual) / len(usual)), 8)
         asked = [TimedRequest(0.0, max(round(tokens * share), 8), _SIZED_TOKENS) for share in _SIZED]
-        run = self._sent(endpoint, sizing, Load(clients=1), asked, f"{endpoint.name}: how long prompts are")
+        run = self._sent(endpoint, sizing, BenchLoad(clients=1), asked, f"{endpoint.name}: how long prompts are")
         wording = self._wording(endpoint, sizing)
         served = [(number, one) for number, one in enumerate(run.outcomes) if one.served]
         if not served and not run.interrupted:
@@ -116,20 +116,20 @@ class _Session:
         sizes = [len(text(one.request, number, wording.salt, sizing)) for number, one in served]
         return sizing.learnt(sizes, [one.input_tokens for _, one in served])
 
-    def warm(self, endpoint: Endpoint, sizing: Sizing, load: Load) -> None:
+    def warm(self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad) -> None:
         count = self.settings.warm_up
         if count is None:
             usual = load.clients or round((load.requests_per_s or 1.0) * _WARM_S)
             count = min(max(usual, 1), _MOST_WARM)
         if count and not self.interrupt.asked:
             clients = min(load.clients or count, count)
-            asked = made(Load(clients=clients), self.settings.lengths, count, None, self.settings.seed + 1_000_003)
-            self._sent(endpoint, sizing, Load(clients=clients), asked, f"{endpoint.name}: warm-up")
+            asked = made(BenchLoad(clients=clients), self.settings.lengths, count, None, self.settings.seed + 1_000_003)
+            self._sent(endpoint, sizing, BenchLoad(clients=clients), asked, f"{endpoint.name}: warm-up")
 
     def measured(
-        self, endpoint: Endpoint, sizing: Sizing, load: Load, repeat: int, *, count: int | None = None,
+        self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, *, count: int | None = None,
         giving: bool = False, told: str = "",
-    ) -> tuple[Run, list[GpuUse], int]:  # fmt: skip
+    ) -> tuple[BenchRun, list[GpuUse], int]:  # fmt: skip
         """One run, what GPUs did meanwhile, and how many senders there were."""
         settings = self.settings
         count = settings.count(load) if count is None else count
@@ -144,11 +144,11 @@ class _Session:
         return run, _serving(endpoint, watch.over(run.began, run.ended)) if watch else [], senders
 
     def _sent(
-        self, endpoint: Endpoint, sizing: Sizing, load: Load, asked: Sequence[TimedRequest], told: str, *,
+        self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, asked: Sequence[TimedRequest], told: str, *,
         senders: int = 1, until_s: float = math.inf, giving: Giving | None = None,
-    ) -> Run:  # fmt: skip
+    ) -> BenchRun:  # fmt: skip
         self._runs += 1
-        job = Job(
+        job = SenderJob(
             endpoint.url, self._wording(endpoint, sizing), load, list(enumerate(asked)), speed=self.settings.speed,
             api_key=self.settings.api_key, tokenizer=self.settings.tokenizer, until_s=until_s, giving=giving,
         )  # fmt: skip
@@ -159,7 +159,7 @@ class _Session:
 
         return self.senders.run(job, senders, on_progress)
 
-    def _wording(self, endpoint: Endpoint, sizing: Sizing) -> Wording:
+    def _wording(self, endpoint: BenchEndpoint, sizing: Sizing) -> Wording:
         settings = self.settings
         return Wording(
             endpoint.model, sizing, (self._salt + self._runs) & 0xFFFFFFFF, settings.chat, settings.ignore_eos,
@@ -167,7 +167,7 @@ class _Session:
         )  # fmt: skip
 
 
-def _serving(endpoint: Endpoint, uses: list[GpuUse]) -> list[GpuUse]:
+def _serving(endpoint: BenchEndpoint, uses: list[GpuUse]) -> list[GpuUse]:
     """Of all GPUs of a machine, those that drew most: as many as the endpoint has, where that is known."""
     said = endpoint.conditions.get("num_accelerators") or endpoint.conditions.get("tp") or ""
     count = int(said) if said.isdigit() else len(uses)
@@ -175,8 +175,8 @@ def _serving(endpoint: Endpoint, uses: list[GpuUse]) -> list[GpuUse]:
 
 
 def bench(
-    endpoints: Sequence[Endpoint],
-    loads: Sequence[Load],
+    endpoints: Sequence[BenchEndpoint],
+    loads: Sequence[BenchLoad],
     settings: Settings,
     *,
     limit: bool = False,
@@ -223,9 +223,9 @@ def bench(
     return found
 
 
-def _points(session: _Session, measured: Sequence[Measured], load: Load) -> None:
+def _points(session: _Session, measured: Sequence[Measured], load: BenchLoad) -> None:
     """Endpoints take turns within each repeat, every other time the other way round: what drifts, drifts for all."""
-    runs: dict[int, list[tuple[Run, list[GpuUse], int]]] = {index: [] for index in range(len(measured))}
+    runs: dict[int, list[tuple[BenchRun, list[GpuUse], int]]] = {index: [] for index in range(len(measured))}
     settings = session.settings
     for one in measured:
         session.warm(one.endpoint, one.sizing, load)
@@ -244,7 +244,7 @@ def _points(session: _Session, measured: Sequence[Measured], load: Load) -> None
             one.points.append(_result(session, load, whole))
 
 
-def _result(session: _Session, load: Load, runs: Sequence[tuple[Run, list[GpuUse], int]]) -> PointResult:
+def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, list[GpuUse], int]]) -> PointResult:
     settings = session.settings
     return of_runs(
         load, [run for run, _, _ in runs], settings.targets, [use for _, use, _ in runs], speed=settings.speed,
@@ -252,22 +252,22 @@ def _result(session: _Session, load: Load, runs: Sequence[tuple[Run, list[GpuUse
     )  # fmt: skip
 
 
-def _limit(session: _Session, one: Measured, first: Load | None) -> Limit:
+def _limit(session: _Session, one: Measured, first: BenchLoad | None) -> FoundLimit:
     settings = session.settings
     percentiles = [target.percentile for target in (settings.targets.ttft, settings.targets.tpot) if target]
     fewest = round(_BEYOND / (1.0 - max(percentiles)))
     start = first.requests_per_s if first and first.requests_per_s else None
     by_trace = bool(first and first.by_trace)
-    found = session.measured(one.endpoint, one.sizing, Load(clients=1), 0, count=_ALONE, told=", alone")
+    found = session.measured(one.endpoint, one.sizing, BenchLoad(clients=1), 0, count=_ALONE, told=", alone")
     served = [each.e2e_s for each in found[0].outcomes if each.served]
-    if not served or not _result(session, Load(clients=1), [found]).holds:
+    if not served or not _result(session, BenchLoad(clients=1), [found]).holds:
         # Who misses with nobody beside it keeps the targets at no rate.
-        return Limit()
+        return FoundLimit()
     alone = len(served) / sum(served)
     start = start or alone
 
     def trial(rate: float, number: int) -> PointResult | None:
-        load = Load(requests_per_s=rate, by_trace=by_trace)
+        load = BenchLoad(requests_per_s=rate, by_trace=by_trace)
         seconds = settings.seconds or _SECONDS
         count = max(settings.requests or round(rate * seconds), fewest)
         found = session.measured(one.endpoint, one.sizing, load, number + 1, count=count, giving=True)
@@ -277,5 +277,5 @@ def _limit(session: _Session, one: Measured, first: Load | None) -> Limit:
         one.points.append(result)
         return result
 
-    session.warm(one.endpoint, one.sizing, Load(requests_per_s=start))
+    session.warm(one.endpoint, one.sizing, BenchLoad(requests_per_s=start))
     return find_limit(start, trial, lambda result: result.holds, lowest=min(_RARELY * alone, start))

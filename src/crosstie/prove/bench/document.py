@@ -6,7 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from crosstie.prove.bench.bench import Bench, Measured
-from crosstie.prove.bench.loads import Lengths, spread_note
+from crosstie.prove.bench.loads import BenchLengths, spread_note
 from crosstie.prove.bench.summary import PointResult, ratio
 from crosstie.prove.replay.outcomes import plain
 
@@ -35,7 +35,7 @@ def document(found: Bench) -> dict[str, Any]:
     }
 
 
-def _endpoint(one: Measured, first: Measured, lengths: Lengths) -> dict[str, Any]:
+def _endpoint(one: Measured, first: Measured, lengths: BenchLengths) -> dict[str, Any]:
     limit = plain(one.limit)
     return {
         "name": one.endpoint.name,
@@ -58,7 +58,9 @@ def _over(point: PointResult, first: PointResult) -> dict[str, Any]:
     return {name: plain(ratio(point, first, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")}
 
 
-def _point(point: PointResult, one: Measured, lengths: Lengths, over_first: dict[str, Any] | None) -> dict[str, Any]:
+def _point(
+    point: PointResult, one: Measured, lengths: BenchLengths, over_first: dict[str, Any] | None
+) -> dict[str, Any]:
     made: dict[str, Any] = plain(point)
     watched = len(point.gpus)
     if watched and "power_w" in point.metrics:
@@ -66,7 +68,7 @@ def _point(point: PointResult, one: Measured, lengths: Lengths, over_first: dict
     return {"name": point.load.name, "columns": columns(point, lengths), **made, "over_first": over_first}
 
 
-def columns(point: PointResult, lengths: Lengths) -> dict[str, str]:
+def columns(point: PointResult, lengths: BenchLengths) -> dict[str, str]:
     """As results have them: what was counted, where lengths were fixed or a trace's, and its most where they vary."""
     if not point.metrics:
         return {}

@@ -19,7 +19,7 @@ _FIRST_S = 120.0
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class BenchEndpoint:
     """One side of a benchmark. `name` is what tables call it; `conditions` are columns of results that are known."""
 
     name: str
@@ -40,7 +40,7 @@ def named(text: str) -> tuple[str, str]:
     return name or Address(url).authority.decode(), url
 
 
-def described(text: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str]) -> Endpoint:
+def described(text: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str]) -> BenchEndpoint:
     """Raises BadInput where it does not answer, or has no such model. What is given wins over what it says."""
     name, url = named(text)
     return run_on_loop(_described(name, url, model, api_key, chat, given))
@@ -48,7 +48,7 @@ def described(text: str, model: str | None, api_key: str | None, chat: bool, giv
 
 async def _described(
     name: str, url: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str]
-) -> Endpoint:
+) -> BenchEndpoint:
     address = Address(url)
     origin = Origin(asyncio.get_running_loop(), address)
     headers: Headers = [(b"authorization", f"Bearer {api_key}".encode())] if api_key else []
@@ -95,7 +95,7 @@ async def _described(
     conditions |= {key: value for key, value in given.items() if value}
     emulated = FINGERPRINT.encode() in first.body or own.get("owned_by") == FINGERPRINT
     longest = own.get("max_model_len")
-    return Endpoint(name, url, model, emulated, longest if isinstance(longest, int) else None, conditions)
+    return BenchEndpoint(name, url, model, emulated, longest if isinstance(longest, int) else None, conditions)
 
 
 def _tried(model: str, chat: bool) -> tuple[str, dict[str, Any]]:

@@ -39,7 +39,7 @@ _METRICS = {
 }
 
 
-class Reading(NamedTuple):
+class GpuReading(NamedTuple):
     """Of one GPU at one moment; not a number where nobody says."""
 
     gpu: str
@@ -60,16 +60,16 @@ class GpuUse:
     busy: float
 
 
-def nvidia_reading(line: str) -> Reading | None:
+def nvidia_reading(line: str) -> GpuReading | None:
     """A line of nvidia-smi's CSV: `0, 71.93, 4, 0`; what a GPU does not tell is `[N/A]`."""
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != 4 or not cells[0].isdigit():
         return None
     power, memory, busy = map(_number, cells[1:])
-    return Reading(cells[0], power, memory * MIB, busy * 0.01)
+    return GpuReading(cells[0], power, memory * MIB, busy * 0.01)
 
 
-def amd_readings(text: str) -> list[Reading]:
+def amd_readings(text: str) -> list[GpuReading]:
     """amd-smi's JSON, a list or an object around one; before it there may be warnings."""
     start = min((at for at in (text.find("["), text.find("{")) if at >= 0), default=len(text))
     try:
@@ -78,7 +78,7 @@ def amd_readings(text: str) -> list[Reading]:
         return []
     rows = found.get("gpu_data", []) if isinstance(found, dict) else found
     return [
-        Reading(
+        GpuReading(
             str(row.get("gpu", "")),
             _first(row.get("power"), "socket_power", "average_socket_power", "current_socket_power"),
             _first(row.get("mem_usage"), "used_vram") * MIB,
@@ -89,7 +89,7 @@ def amd_readings(text: str) -> list[Reading]:
     ]
 
 
-def page_readings(page: str) -> list[Reading]:
+def page_readings(page: str) -> list[GpuReading]:
     """An exporter's /metrics."""
     found: dict[str, dict[str, float]] = {}
     for name, labels, value in _SAMPLE.findall(page):
@@ -97,7 +97,7 @@ def page_readings(page: str) -> list[Reading]:
         if name in _METRICS and gpu:
             field, factor = _METRICS[name]
             found.setdefault(gpu[1], {})[field] = _number(value) * factor
-    return [Reading(gpu, **fields) for gpu, fields in sorted(found.items())]
+    return [GpuReading(gpu, **fields) for gpu, fields in sorted(found.items())]
 
 
 def _first(row: Any, *names: str) -> float:
@@ -125,7 +125,7 @@ class GpuWatch:
 
     def __init__(self, source: str):
         self.source = source
-        self._read: list[tuple[float, Reading]] = []
+        self._read: list[tuple[float, GpuReading]] = []
         self._over = threading.Event()
         self._process: subprocess.Popen[str] | None = None
         if source == "nvidia-smi":
@@ -147,13 +147,13 @@ class GpuWatch:
             self._process.wait()
         self._thread.join()
 
-    def add(self, readings: Iterable[Reading], at: float | None = None) -> None:
+    def add(self, readings: Iterable[GpuReading], at: float | None = None) -> None:
         now = monotonic() if at is None else at
         self._read += [(now, one) for one in readings]
 
     def over(self, began: float, ended: float) -> list[GpuUse]:
         """What each GPU did between two moments of the monotonic clock."""
-        by_gpu: dict[str, list[Reading]] = {}
+        by_gpu: dict[str, list[GpuReading]] = {}
         for at, one in list(self._read):
             if began <= at <= ended:
                 by_gpu.setdefault(one.gpu, []).append(one)
@@ -176,7 +176,7 @@ class GpuWatch:
                     break
             p.terminate()
 
-    def _looking(self, every_s: float, look: Callable[[], list[Reading]]) -> Callable[[], None]:
+    def _looking(self, every_s: float, look: Callable[[], list[GpuReading]]) -> Callable[[], None]:
         def run() -> None:
             while True:
                 # A look that fails is one reading less, which the count of readings shows.

@@ -15,7 +15,7 @@ _MOST_TRIALS = 24
 
 
 @dataclass
-class Limit:
+class FoundLimit:
     """None where not even the lowest rate held; `missed`: the lowest rate that did not, None where all held."""
 
     requests_per_s: float | None = None
@@ -29,10 +29,10 @@ class Limit:
 def find_limit(
     start: float, trial: Callable[[float, int], PointResult | None], holds: Callable[[PointResult], bool],
     lowest: float = 0.0, precision: float = _PRECISION,
-) -> Limit:  # fmt: skip
+) -> FoundLimit:  # fmt: skip
     """`trial`: a run at a rate, with arrivals of that number; None once somebody has asked for an end. `lowest`: below
     it requests hardly ever meet, so that a lower rate changes nothing."""
-    found = Limit()
+    found = FoundLimit()
     rate = start
     while len(found.trials) < _MOST_TRIALS and rate >= lowest:
         result = trial(rate, len(found.trials))
@@ -58,7 +58,7 @@ def find_limit(
     return found
 
 
-def _next(found: Limit, precision: float) -> float:
+def _next(found: FoundLimit, precision: float) -> float:
     low, high = found.requests_per_s, found.missed
     if low is None:
         return (high or 1.0) / 2.0

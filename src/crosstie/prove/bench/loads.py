@@ -13,7 +13,7 @@ from crosstie.prove.replay.traffic import TimedRequest, from_trace
 
 
 @dataclass(frozen=True)
-class Lengths:
+class BenchLengths:
     """Fixed ones, or evenly between `shortest` times these and these; a trace's where there is one."""
 
     input_tokens: int = 1024
@@ -25,7 +25,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Load:
+class BenchLoad:
     """Closed: so many clients. Open: so many requests a second, by chance, or at the times of the lengths' trace,
     stretched to that rate; a trace's own pace where there is neither."""
 
@@ -41,14 +41,16 @@ class Load:
             return "the trace's times"
         return f"{significant(self.requests_per_s)} req/s{', as the trace' * self.by_trace}"
 
-    def part(self, index: int, of: int) -> "Load":
+    def part(self, index: int, of: int) -> "BenchLoad":
         """What one of several processes sends of it; requests are dealt out apart."""
         if self.clients is None:
             return self
         return replace(self, clients=self.clients // of + (index < self.clients % of))
 
 
-def made(load: Load, lengths: Lengths, count: int | None, seconds: float | None, seed: int) -> list[TimedRequest]:
+def made(
+    load: BenchLoad, lengths: BenchLengths, count: int | None, seconds: float | None, seed: int
+) -> list[TimedRequest]:
     """So many requests, or for so many seconds; of a closed loop, as many as it could take in that time at most."""
     if load.clients is not None and count is None:
         raise BadInput("a closed loop needs a number of requests")
@@ -75,7 +77,7 @@ def poisson(rate: float, count: int, draw: np.random.Generator) -> list[float]:
     return list((times * (count / rate) / gaps.sum()).tolist())
 
 
-def _of_trace(load: Load, lengths: Lengths, count: int | None, seconds: float | None) -> list[TimedRequest]:
+def _of_trace(load: BenchLoad, lengths: BenchLengths, count: int | None, seconds: float | None) -> list[TimedRequest]:
     assert lengths.trace is not None
     trace = lengths.trace
     if load.clients is not None:
@@ -96,7 +98,7 @@ def shares(requests: Sequence[TimedRequest], of: int) -> list[list[tuple[int, Ti
     return [list(enumerate(requests))[index::of] for index in range(of)]
 
 
-def spread_note(lengths: Lengths) -> str:
+def spread_note(lengths: BenchLengths) -> str:
     """As results have it where lengths vary evenly."""
     if lengths.trace is not None or lengths.shortest >= 1.0:
         return ""

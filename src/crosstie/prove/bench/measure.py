@@ -21,9 +21,9 @@ import msgspec
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.bench.loads import Load, shares
+from crosstie.prove.bench.loads import BenchLoad, shares
 from crosstie.prove.bench.prompts import Wording, corpus
-from crosstie.prove.replay.outcomes import Targets, kept_targets
+from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
 from crosstie.prove.replay.replay import CHAT, COMPLETIONS, NOT_AWAITED, Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.run.wire.files import allow_many_connections
@@ -41,7 +41,7 @@ _POLL_S = 0.1
 class Giving:
     """Up, once so many have missed a target that the percentile cannot be kept any more."""
 
-    targets: Targets
+    targets: ClassTargets
     requests: int
 
     def up(self, outcomes: Sequence[RequestOutcome]) -> bool:
@@ -56,12 +56,12 @@ class Giving:
 
 
 @dataclass(frozen=True)
-class Job:
+class SenderJob:
     """What a sender is told."""
 
     url: str
     wording: Wording
-    load: Load
+    load: BenchLoad
     requests: Sequence[tuple[int, TimedRequest]]
     speed: float = 1.0
     api_key: str | None = None
@@ -82,7 +82,7 @@ class Sent(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchRun:
     """Requests in the order of their numbers, and what the client was up to meanwhile."""
 
     outcomes: list[RequestOutcome]
@@ -118,7 +118,7 @@ class Interrupt:
         self.asked = True
 
 
-def senders_for(load: Load, requests: Sequence[TimedRequest], speed: float, processors: int) -> int:
+def senders_for(load: BenchLoad, requests: Sequence[TimedRequest], speed: float, processors: int) -> int:
     """As many as the pieces that will come keep half busy, with one processor left for the rest of the machine."""
     if not requests:
         return 1
@@ -130,7 +130,7 @@ def senders_for(load: Load, requests: Sequence[TimedRequest], speed: float, proc
     return max(min(math.ceil(pieces / _PIECES_PER_SENDER), processors - 1), 1)
 
 
-async def _send(job: Job, ends: Any, on_progress: OnProgress) -> Sent:
+async def _send(job: SenderJob, ends: Any, on_progress: OnProgress) -> Sent:
     numbers = [number for number, _ in job.requests]
     count = None
     if job.tokenizer:
@@ -164,7 +164,7 @@ def _share(barrier: Any, ends: Any, done: Any) -> None:
     _shared.update(barrier=barrier, ends=ends, done=done)
 
 
-def _sent_apart(index: int, job: Job) -> Sent:
+def _sent_apart(index: int, job: SenderJob) -> Sent:
     def on_progress(done: int, _total: int, _what: str) -> None:
         _shared["done"][index] = done
 
@@ -205,7 +205,7 @@ class Senders:
     def most(self) -> int:
         return self._most
 
-    def run(self, job: Job, senders: int = 1, on_progress: OnProgress = no_progress) -> Run:
+    def run(self, job: SenderJob, senders: int = 1, on_progress: OnProgress = no_progress) -> BenchRun:
         began = monotonic()
         senders = max(min(senders, self._most, len(job.requests), job.load.clients or senders), 1)
         if senders == 1:
@@ -217,7 +217,7 @@ class Senders:
             (pair for part in parts for pair in zip(part.numbers, part.outcomes, strict=True)), key=lambda one: one[0]
         )
         cut = any(one.error == NOT_AWAITED for _, one in found) or len(found) < len(job.requests)
-        return Run(
+        return BenchRun(
             outcomes=[one for _, one in found if one.error != NOT_AWAITED],
             began=began,
             ended=monotonic(),
@@ -227,7 +227,7 @@ class Senders:
             gave_up=cut and not self._interrupt.asked and math.isinf(job.until_s),
         )
 
-    def _apart(self, job: Job, senders: int, on_progress: OnProgress) -> list[Sent]:
+    def _apart(self, job: SenderJob, senders: int, on_progress: OnProgress) -> list[Sent]:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
             self._ends, self._done = context.Event(), context.Array("q", self._most)
@@ -239,7 +239,7 @@ class Senders:
         futures: list[Future[Sent]] = []
         for index in range(self._most):
             mine = dealt[index] if index < senders else []
-            own = Job(**{**vars(job), "requests": mine, "load": job.load.part(index, senders),
+            own = SenderJob(**{**vars(job), "requests": mine, "load": job.load.part(index, senders),
                          "giving": _share_of(job.giving, len(mine))})  # fmt: skip
             futures.append(self._pool.submit(_sent_apart, index, own))
         waiting: set[Future[Sent]] = set(futures)

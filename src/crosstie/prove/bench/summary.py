@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from crosstie.prove.bench.gpus import GpuUse
-from crosstie.prove.bench.loads import Load
-from crosstie.prove.bench.measure import Run
-from crosstie.prove.replay.outcomes import Targets, kept_targets
+from crosstie.prove.bench.loads import BenchLoad
+from crosstie.prove.bench.measure import BenchRun
+from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
 from crosstie.prove.replay.replay import RequestOutcome
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -30,7 +30,7 @@ _BENT = 0.1
 
 
 @dataclass(frozen=True)
-class Interval:
+class MeasuredInterval:
     value: float
     # Not a number where nothing tells.
     low: float = math.nan
@@ -56,7 +56,7 @@ class ClientAccount:
 class PointResult:
     """One load on one endpoint."""
 
-    load: Load
+    load: BenchLoad
     repeats: int
     # Of all repeats together.
     requests: int
@@ -67,7 +67,7 @@ class PointResult:
     output_tokens: float
     # What was asked for, on average.
     asked_input_tokens: float
-    metrics: dict[str, Interval]
+    metrics: dict[str, MeasuredInterval]
     # Shares of all requests: within both targets, and whether each was kept at its percentile. None without any.
     kept: float | None
     holds: bool
@@ -84,8 +84,8 @@ class PointResult:
 
 
 def of_runs(
-    load: Load, runs: Sequence[Run], targets: Targets, uses: Sequence[Sequence[GpuUse]], *, speed: float = 1.0,
-    senders: int = 1, seed: int = 0,
+    load: BenchLoad, runs: Sequence[BenchRun], targets: ClassTargets, uses: Sequence[Sequence[GpuUse]], *,
+    speed: float = 1.0, senders: int = 1, seed: int = 0,
 ) -> PointResult:  # fmt: skip
     """`uses`: by run, what each GPU did meanwhile."""
     outcomes = [one for run in runs for one in run.outcomes]
@@ -101,7 +101,7 @@ def of_runs(
     late = np.array([one.late_s for one in outcomes] or [0.0])
     lags = [lag for run in runs for lag in run.lags_s] or [0.0]
     late_p99, lag_p99 = float(np.quantile(late, 0.99)), float(np.quantile(lags, 0.99))
-    ttft = metrics.get("ttft_s_p50", Interval(math.inf)).value
+    ttft = metrics.get("ttft_s_p50", MeasuredInterval(math.inf)).value
     wants = targets.ttft is not None or targets.tpot is not None
     return PointResult(
         load=load,
@@ -131,23 +131,23 @@ def of_runs(
     )
 
 
-def _kept_at_percentiles(outcomes: Sequence[RequestOutcome], targets: Targets) -> bool:
+def _kept_at_percentiles(outcomes: Sequence[RequestOutcome], targets: ClassTargets) -> bool:
     """One that failed has kept nothing."""
     kept = [kept_targets(one, targets) for one in outcomes]
     pairs = ((targets.ttft, 0), (targets.tpot, 1))
     return all(_mean([one[at] for one in kept]) >= target.percentile for target, at in pairs if target is not None)
 
 
-def ratio(of: PointResult, to: PointResult, metric: str) -> Interval:
+def ratio(of: PointResult, to: PointResult, metric: str) -> MeasuredInterval:
     """Between two endpoints under one load: by repeats, which were run in turn, where there are several."""
     pairs = [(a[metric], b[metric]) for a, b in zip(of.each, to.each, strict=False) if metric in a and metric in b]
     if not pairs or not all(a > 0 and b > 0 for a, b in pairs):
-        return Interval(math.nan)
+        return MeasuredInterval(math.nan)
     found = student([math.log(a / b) for a, b in pairs])
-    return Interval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+    return MeasuredInterval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
-def statistics_of(outcomes: Sequence[RequestOutcome], targets: Targets) -> dict[str, float]:
+def statistics_of(outcomes: Sequence[RequestOutcome], targets: ClassTargets) -> dict[str, float]:
     """Of one run; goodput is what kept its targets, over the time of all."""
     served = [one for one in outcomes if one.served]
     if not served:
@@ -170,7 +170,7 @@ def statistics_of(outcomes: Sequence[RequestOutcome], targets: Targets) -> dict[
     return found
 
 
-def _power(run: Run, use: Sequence[GpuUse]) -> dict[str, float]:
+def _power(run: BenchRun, use: Sequence[GpuUse]) -> dict[str, float]:
     """Watts of all GPUs that tell, on average, and joules of them for each token that came."""
     watts = sum(one.power_w for one in use if not math.isnan(one.power_w))
     tokens = sum(one.output_tokens for one in run.outcomes if one.served)
@@ -199,13 +199,13 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def student(values: Sequence[float]) -> Interval:
+def student(values: Sequence[float]) -> MeasuredInterval:
     """The mean of repeats, and between what it lies at 95% if repeats scatter as a normal distribution does."""
     mean, freedom = _mean(values), len(values) - 1
     if freedom < 1:
-        return Interval(mean)
+        return MeasuredInterval(mean)
     wide = _quantile(freedom) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return Interval(mean, mean - wide, mean + wide)
+    return MeasuredInterval(mean, mean - wide, mean + wide)
 
 
 def _quantile(freedom: int) -> float:
@@ -216,15 +216,15 @@ def _quantile(freedom: int) -> float:
 
 
 def bootstrap(
-    outcomes: Sequence[RequestOutcome], values: Mapping[str, float], load: Load, seed: int
-) -> dict[str, Interval]:
+    outcomes: Sequence[RequestOutcome], values: Mapping[str, float], load: BenchLoad, seed: int
+) -> dict[str, MeasuredInterval]:
     """Stretches of neighbours are drawn whole, since neighbours wait for the same things.
 
     Throughput of a closed loop is tokens over the time that its clients spent on them. That of an open one is what was
     offered, as long as it keeps up: drawing again would say nothing of it.
     """
     served = sorted((one for one in outcomes if one.served), key=lambda one: one.due_s)
-    found = {name: Interval(value) for name, value in values.items()}
+    found = {name: MeasuredInterval(value) for name, value in values.items()}
     if len(served) < 4:
         return found
     draw = np.random.default_rng(seed)
@@ -249,10 +249,10 @@ def bootstrap(
     for name, some in drawn.items():
         if name in found:
             low, high = np.quantile(some, [0.025, 0.975])
-            found[name] = Interval(found[name].value, float(low), float(high))
+            found[name] = MeasuredInterval(found[name].value, float(low), float(high))
     if "pace" in drawn:
         low, high = np.quantile(drawn["pace"], [0.025, 0.975]) / np.median(drawn["pace"])
         for name in ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s"):
             value = found[name].value
-            found[name] = Interval(value, value * float(low), value * float(high))
+            found[name] = MeasuredInterval(value, value * float(low), value * float(high))
     return found

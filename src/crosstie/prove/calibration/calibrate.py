@@ -20,9 +20,9 @@ from crosstie.catalog.calibration import (
     LEVELS,
     MODE_LEVELS,
     Calibration,
+    CalibrationSubject,
     Counted,
     Level,
-    Subject,
     calibration_text,
     counted,
     empty,
@@ -38,12 +38,12 @@ from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
-from crosstie.prove.calibration.cases import Case, Cases, measured_subject, release_of
+from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE
 from crosstie.prove.calibration.frontiers import frontier_errors
-from crosstie.prove.calibration.kernels import KINDS, Kernel, read_kernels
+from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
-from crosstie.prove.calibration.results import Metric, Point, Row, read_results
+from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
 from crosstie.prove.calibration.validate import summary
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
@@ -75,8 +75,8 @@ _METRIC_OF = {"ttft": "ttft", "throughput": "throughput"}
 class Inputs:
     """Everything measured, and what of it could not be used."""
 
-    cases: list[Case] = field(default_factory=list)
-    kernels: list[Kernel] = field(default_factory=list)
+    cases: list[MeasuredCase] = field(default_factory=list)
+    kernels: list[MeasuredKernel] = field(default_factory=list)
     files: list[dict[str, str | int]] = field(default_factory=list)
     unused: Counter[str] = field(default_factory=Counter)
 
@@ -119,9 +119,9 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path], given: Mapping[str, str
 _OF_THE_RUN = frozenset(("date", "notes", "engine_version", "trust", "accelerator_raw", "metric", "unit", "value"))
 
 
-def once(cases: Sequence[Case]) -> list[Case]:
+def once(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
     """Nightly repeats of one configuration under one release as one case, with the median of each metric."""
-    runs: dict[tuple[object, ...], list[Case]] = {}
+    runs: dict[tuple[object, ...], list[MeasuredCase]] = {}
     for case in cases:
         said = sorted((k, v) for k, v in case.point.conditions.items() if k not in _OF_THE_RUN)
         runs.setdefault(
@@ -129,12 +129,14 @@ def once(cases: Sequence[Case]) -> list[Case]:
         ).append(case)
     found = []
     for same in runs.values():
-        rows: dict[Metric, list[Row]] = {}
+        rows: dict[Metric, list[MeasuredRow]] = {}
         for case in same:
             for row in case.point.rows:
                 rows.setdefault(row.metric, []).append(row)
         merged = [replace(own[0], value=float(np.median([row.value for row in own]))) for own in rows.values()]
-        found.append(replace(same[0], point=Point(same[0].point.conditions, merged)) if len(same) > 1 else same[0])
+        found.append(
+            replace(same[0], point=OperatingPoint(same[0].point.conditions, merged)) if len(same) > 1 else same[0]
+        )
     return found
 
 
@@ -159,7 +161,7 @@ class _VerifySteps(msgspec.Struct):
     measurements: list[_VerifyStep]
 
 
-def _verify_points(path: Path) -> Iterator[Point]:
+def _verify_points(path: Path) -> Iterator[OperatingPoint]:
     """Steps with several queries a sequence, which nobody drafted; those with one are a probe's."""
     found = msgspec.json.decode(text_of(path), type=_VerifySteps)
     for one in found.measurements:
@@ -172,7 +174,7 @@ def _is_kernel_table(path: Path) -> bool:
     return {"kind", "seconds", "stack"} <= set(text_of(path)[:400].split("\n")[0].strip().split(","))
 
 
-def _add_point(found: Inputs, resolve: Cases, point: Point) -> None:
+def _add_point(found: Inputs, resolve: Cases, point: OperatingPoint) -> None:
     try:
         cases = resolve.of(point)
     except UNPREDICTABLE as error:
@@ -197,7 +199,7 @@ def _add_probe(found: Inputs, resolve: Cases, probe: Probe) -> None:
             found.unused[f"a probe's {measurement.kind} is no constant's"] += 1
 
 
-def _step_point(measurement: Measurement, accelerator: str) -> Point:
+def _step_point(measurement: Measurement, accelerator: str) -> OperatingPoint:
     kind = "decode_step" if measurement.kind == "decode-step" else "prefill"
     return _point(kind, measurement.seconds, accelerator, measurement.model, measurement.format, measurement.context,
                   measurement.batch)  # fmt: skip
@@ -206,7 +208,7 @@ def _step_point(measurement: Measurement, accelerator: str) -> Point:
 def _point(
     kind: str, seconds: float, accelerator: str, model: str | None, format: str | None, context: int | None,
     batch: int | None, **more: str,
-) -> Point:  # fmt: skip
+) -> OperatingPoint:  # fmt: skip
     """GPU work of one step of PyTorch's kernels, without host or network."""
     conditions = {
         "accelerator": accelerator,
@@ -218,15 +220,15 @@ def _point(
         "output_len": "1",
         "concurrency": str(batch or 1),
     }
-    return Point(conditions | more, [Row("probe", 0, Metric(kind), seconds)])
+    return OperatingPoint(conditions | more, [MeasuredRow("probe", 0, Metric(kind), seconds)])
 
 
-def _probed_kernel(measurement: Measurement, accelerator: str) -> Kernel:
-    shared = set(Kernel.__struct_fields__) & set(Measurement.__struct_fields__)
+def _probed_kernel(measurement: Measurement, accelerator: str) -> MeasuredKernel:
+    shared = set(MeasuredKernel.__struct_fields__) & set(Measurement.__struct_fields__)
     given = {name: value for name in shared if (value := getattr(measurement, name)) is not None}
     given |= {"accelerator": accelerator, "stack": "pytorch"}
     given |= {"batch": measurement.sequences or 0, "gpus": measurement.ranks or 1}
-    return msgspec.convert(given, Kernel)
+    return msgspec.convert(given, MeasuredKernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +363,7 @@ def _moved(catalog: Catalog, evidence: Measurements, mode: str, on_progress: OnP
 
 
 def learn_mode(
-    catalog: Catalog, mode: str, points: Sequence[Point], on_progress: OnProgress = no_progress
+    catalog: Catalog, mode: str, points: Sequence[OperatingPoint], on_progress: OnProgress = no_progress
 ) -> Calibration:
     """The catalog's calibration with what these points change of it where they are alike, and nowhere else."""
     resolve = Cases(catalog)
@@ -513,10 +515,10 @@ def left_out_groups(evidence: Measurements) -> dict[str, NDArray[np.str_]]:
     for s in evidence.subjects[: len(evidence.cases)]:
         layouts[points_key(s).rsplit(" / ", 2)[0]].add(points_key(s))
 
-    def words(of: Callable[[Subject], str], kernels: bool) -> NDArray[np.str_]:
+    def words(of: Callable[[CalibrationSubject], str], kernels: bool) -> NDArray[np.str_]:
         return np.array([of(s) if kernels or own else "" for s, own in zip(subjects, measured, strict=True)])
 
-    def layout(subject: Subject) -> str:
+    def layout(subject: CalibrationSubject) -> str:
         key = points_key(subject)
         return key if len(layouts.get(key.rsplit(" / ", 2)[0], ())) > 1 else ""
 
@@ -547,13 +549,13 @@ def _fold(evidence: Measurements, origin: int) -> str:
     return str(int.from_bytes(hashlib.sha256(name).digest()[:4]) % _FOLDS)
 
 
-class LeftOut(NamedTuple):
+class HeldOut(NamedTuple):
     """A measurement that was left out: with what, how near the rest was, of what it is, and the logarithm of measured
     over predicted."""
 
     grouping: str
     nearness: str
-    subject: Subject
+    subject: CalibrationSubject
     source: str
     metric: str
     log: float
@@ -570,7 +572,7 @@ class LeftOut(NamedTuple):
 
 def left_out_errors(
     evidence: Measurements, errors: dict[str, Array], beside: Mapping[str, int] | None = None
-) -> Iterator[LeftOut]:
+) -> Iterator[HeldOut]:
     """The errors of operating points; kernels only help.
 
     A user's own machine is nobody's source, so what was measured of one source is left out whole, and is as near as the
@@ -587,11 +589,11 @@ def left_out_errors(
         elsewhere[source] = counted({**(beside or {}), **(everywhere - here)})
     near: dict[tuple[str, str], str] = {}
 
-    def missed(grouping: str, nearness: Callable[[int], str]) -> Iterator[LeftOut]:
+    def missed(grouping: str, nearness: Callable[[int], str]) -> Iterator[HeldOut]:
         for row in np.flatnonzero(~np.isnan(errors[grouping]) & (metrics != "")):
             origin = evidence.origin[row]
             log = -float(errors[grouping][row])
-            yield LeftOut(grouping, nearness(origin), own[origin], sources[origin], str(metrics[row]), log)
+            yield HeldOut(grouping, nearness(origin), own[origin], sources[origin], str(metrics[row]), log)
 
     def without_its_source(origin: int) -> str:
         key = (points_key(own[origin]), sources[origin])
@@ -614,14 +616,14 @@ def _metrics(evidence: Measurements) -> NDArray[np.str_]:
     return np.where(steps, "", names)
 
 
-def spreads(misses: Sequence[LeftOut]) -> dict[str, dict[str, Spread]]:
+def spreads(misses: Sequence[HeldOut]) -> dict[str, dict[str, Spread]]:
     """Quantiles of measured over predicted, by nearness, and by vendor and stack where there are enough.
 
     For somebody whose results were not learnt from, sources count by the root of their rows and a group needs three
     of them: how sources differ is most of what such an estimate is off by. Sources left out say it best; where they
     are few, models, layouts and accelerators left out are taken in.
     """
-    collected: dict[tuple[str, str], list[LeftOut]] = {}
+    collected: dict[tuple[str, str], list[HeldOut]] = {}
     lonely = len({miss.source for miss in misses if miss.grouping == "source"}) < _SOURCES
     for miss in misses:
         for group in miss.groups(lonely):
@@ -642,7 +644,7 @@ def spreads(misses: Sequence[LeftOut]) -> dict[str, dict[str, Spread]]:
     return found
 
 
-def _enough(misses: Sequence[LeftOut]) -> bool:
+def _enough(misses: Sequence[HeldOut]) -> bool:
     return len(misses) >= _FEWEST and len({miss.source for miss in misses}) >= _SOURCES
 
 
@@ -702,14 +704,14 @@ def _source(evidence: Measurements, origin: int) -> str:
     return evidence.cases[origin].point["source_id"] if origin < len(evidence.cases) else ""
 
 
-def coverage(misses: Sequence[LeftOut], found: dict[str, dict[str, Spread]]) -> dict[str, float]:
+def coverage(misses: Sequence[HeldOut], found: dict[str, dict[str, Spread]]) -> dict[str, float]:
     """Share of the left-out measurements that their intervals hold, by nearness and vendor.
 
     "a source left out" is stricter: each source's are held against intervals made from the other sources alone.
     """
     held: dict[str, list[bool]] = {}
 
-    def count(misses: Iterable[LeftOut], spreads: dict[str, dict[str, Spread]], title: str = "") -> None:
+    def count(misses: Iterable[HeldOut], spreads: dict[str, dict[str, Spread]], title: str = "") -> None:
         for miss in misses:
             groups = spread_groups(miss.nearness, miss.subject, known=miss.grouping == "curve")
             spread = next((spreads[g][miss.metric] for g in groups if miss.metric in spreads.get(g, {})), None)

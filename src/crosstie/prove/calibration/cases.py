@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from crosstie.catalog.calibration import Subject, subject_of
+from crosstie.catalog.calibration import CalibrationSubject, subject_of
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import BenchmarkSettings, Protocols, shipped_protocols
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, Stack
@@ -31,20 +31,20 @@ from crosstie.prove.calibration.columns import (
     speculation_of,
     whole,
 )
-from crosstie.prove.calibration.results import Metric, Point
+from crosstie.prove.calibration.results import Metric, OperatingPoint
 
 Method = Literal["loop", "batch", "full", "limits", "rate", "alone"]
 
 
 @dataclass(frozen=True)
-class Case:
+class MeasuredCase:
     """One kind of accelerator under a load, and how that was measured.
 
     method: loop (clients that send again), batch (all at once, none after), full (as many as memory takes),
     limits (the most within latency limits), rate (arrivals by the clock), alone (one step's GPU work)
     """
 
-    point: Point
+    point: OperatingPoint
     deployment: Deployment
     method: Method
     replicas: float
@@ -111,7 +111,7 @@ class Cases:
         self.catalog, self.protocols = catalog, protocols or shipped_protocols()
         self._deployments: dict[tuple[str, ...], Deployment] = {}
 
-    def of(self, point: Point) -> tuple[Case, ...]:
+    def of(self, point: OperatingPoint) -> tuple[MeasuredCase, ...]:
         """A case for each kind of accelerator of the point; raises a CrosstieError with the reason why not."""
         parts = [part.strip() for part in point["accelerator"].split("+")]
         gpus = whole(point, "num_accelerators", default=whole(point, "tp", default=1))
@@ -121,7 +121,7 @@ class Cases:
             self._case(point, name, count) for name, count in fleet_parts(parts, gpus, bool(point["num_accelerators"]))
         )
 
-    def _case(self, point: Point, name: str, gpus: int) -> Case:
+    def _case(self, point: OperatingPoint, name: str, gpus: int) -> MeasuredCase:
         for given in (name, point["model"]):
             # On the command line a name may be a file; a row of somebody's table may not have files read.
             if given.endswith((".toml", ".json")) or given.startswith((".", "/", "~")):
@@ -191,14 +191,14 @@ class Cases:
             if split.gpus > gpus:
                 raise NotPredicted(f"{split} needs {split.gpus} GPUs and the row has {gpus}")
             service, deployment, replicas = None, laid_out(split), gpus / split.gpus
-        case = Case(
+        case = MeasuredCase(
             point=point, deployment=deployment, method="alone" if alone and not apart else "loop", replicas=replicas,
             clients=0.0, input_tokens=inputs, output_tokens=outputs, shortest=settings.shortest or 1.0,
             first_wave_s=0.0 if apart else settings.first_wave_s or 0.0, assumed=(*assumed, *spoke), service=service,
         )  # fmt: skip
         return self._corrected(self._loaded(case, settings))
 
-    def _corrected(self, case: Case) -> Case:
+    def _corrected(self, case: MeasuredCase) -> MeasuredCase:
         """With what calibration says of the measurement's own scopes; both sides of a service have theirs."""
 
         def corrected(deployment: Deployment) -> Deployment:
@@ -212,7 +212,7 @@ class Cases:
         return replace(case, deployment=corrected(case.deployment), service=service)
 
     def _service(
-        self, point: Point, pools: tuple[Deployment, Deployment], replicas: tuple[int, int], assumed: list[str]
+        self, point: OperatingPoint, pools: tuple[Deployment, Deployment], replicas: tuple[int, int], assumed: list[str]
     ) -> Disaggregated:
         prefill, decode = pools
         try:
@@ -231,14 +231,14 @@ class Cases:
         joined = service.gpus <= decode.accelerator.domain
         return msgspec.structs.replace(service, link="fabric") if joined else service
 
-    def _loaded(self, case: Case, settings: BenchmarkSettings) -> Case:
+    def _loaded(self, case: MeasuredCase, settings: BenchmarkSettings) -> MeasuredCase:
         """The case under its load, as the row describes it."""
         point, scenario = case.point, case.point["scenario"].casefold()
         clients = number(point["concurrency"])
         sequences = _SEQUENCES.search(point["concurrency"])
         rate = _RATE.search(point["concurrency"])
 
-        def with_load(method: Method, **load: float) -> Case:
+        def with_load(method: Method, **load: float) -> MeasuredCase:
             return replace(case, method=method, **load)  # type: ignore[arg-type]
 
         if clients is not None and not 1 <= clients <= _MOST_CLIENTS:
@@ -272,7 +272,7 @@ class Cases:
             return with_load("limits", ttft_limit_s=ttft, tpot_limit_s=tpot)
         raise NotPredicted("concurrency is no number" if point["concurrency"] else "concurrency is missing")
 
-    def _limits(self, point: Point, model: Model) -> tuple[float, float]:
+    def _limits(self, point: OperatingPoint, model: Model) -> tuple[float, float]:
         found = _LIMITS.search(point["notes"])
         if found:
             return float(found[1]) / 1e3, float(found[2]) / 1e3
@@ -285,7 +285,7 @@ class Cases:
         own = [limit for day, limit in known.items() if day in point["source_id"]]
         return (own or list(known.values()))[-1]
 
-    def _lengths(self, point: Point, model: Model, alone: bool, assumed: list[str]) -> tuple[float, float]:
+    def _lengths(self, point: OperatingPoint, model: Model, alone: bool, assumed: list[str]) -> tuple[float, float]:
         inputs, outputs = length(point, "input_len"), length(point, "output_len")
         dataset = self.protocols.datasets.get(model.id) if is_mlperf(point) else None
         if inputs is None and dataset:
@@ -327,12 +327,12 @@ class Cases:
         return msgspec.structs.replace(first, parallelism=split, stack=set_stack(first, settings, inputs))
 
 
-def is_mlperf(point: Point) -> bool:
+def is_mlperf(point: OperatingPoint) -> bool:
     """By its scenarios, whoever collected the row: lengths are then the data set's."""
     return point["scenario"].casefold() in ("offline", "server", "interactive")
 
 
-def measured_subject(case: Case) -> Subject:
+def measured_subject(case: MeasuredCase) -> CalibrationSubject:
     campaign = campaign_of(case)
     source = "" if campaign else case.point["source_id"]
     return subject_of(
@@ -341,7 +341,7 @@ def measured_subject(case: Case) -> Subject:
     )  # fmt: skip
 
 
-def month_of(case: Case) -> str:
+def month_of(case: MeasuredCase) -> str:
     """When it was measured, "2026-05"; the middle of the time that a median is over."""
     found = [int(year) * 12 + int(month) - 1 for year, month in _MONTH.findall(case.point["date"])]
     if not found:
@@ -351,7 +351,7 @@ def month_of(case: Case) -> str:
     return f"{middle // 12}-{middle % 12 + 1:02d}"
 
 
-def release_of(case: Case) -> str:
+def release_of(case: MeasuredCase) -> str:
     """Number of the engine's release; MLPerf's rounds stand for releases of its submitters' stacks."""
     if campaign_of(case):
         return case.point["source_id"]
@@ -363,7 +363,7 @@ def release_of(case: Case) -> str:
     return found[1] or found[2] if found else ""
 
 
-def campaign_of(case: Case) -> str:
+def campaign_of(case: MeasuredCase) -> str:
     """MLPerf's submissions are tuned by hand for one load, each scenario in its own way."""
     if not is_mlperf(case.point):
         return ""

@@ -12,7 +12,7 @@ from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.errors import BadInput, CrosstieError, DoesNotFit, UnknownName
 from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
-from crosstie.prove.calibration.results import Point
+from crosstie.prove.calibration.results import OperatingPoint
 
 DECIMAL = r"\d+(?:\.\d+)?"
 _LAYOUT = re.compile(r"(attention_dp|dep|tep|tp|dp|pp|ep)\s*=?(\d{1,9})", re.IGNORECASE)
@@ -69,7 +69,9 @@ _USUAL_DEPTH = {"dspark": 7, "eagle3": 3}
 NOT_SPECULATIVE = ("", "none", "false", "no", "off")
 
 
-def speculation_of(catalog: Catalog, point: Point, model: Model, settings: BenchmarkSettings) -> Speculation | None:
+def speculation_of(
+    catalog: Catalog, point: OperatingPoint, model: Model, settings: BenchmarkSettings
+) -> Speculation | None:
     """How a row speculates: its own words first, then what is known of the benchmark; None where it does not."""
     said = point["spec_decode"].casefold()
     if said in NOT_SPECULATIVE:
@@ -89,7 +91,7 @@ def speculation_of(catalog: Catalog, point: Point, model: Model, settings: Bench
     return catalog.speculation(model, f"{method}:{depth}", text=settings.text or "chat", length=measured)
 
 
-def row_settings(point: Point) -> BenchmarkSettings:
+def row_settings(point: OperatingPoint) -> BenchmarkSettings:
     """Optional columns of the row: kv_format, chunk_tokens, max_sequences; lengths' spread from its notes."""
     spread = _SHORTEST.search(point["notes"])
     return BenchmarkSettings(
@@ -108,7 +110,7 @@ def number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def positive(point: Point, column: str) -> float | None:
+def positive(point: OperatingPoint, column: str) -> float | None:
     """An optional column: nothing where it is empty, never what it does not say."""
     if not point[column]:
         return None
@@ -118,14 +120,14 @@ def positive(point: Point, column: str) -> float | None:
     return value
 
 
-def whole(point: Point, column: str, default: int) -> int:
+def whole(point: OperatingPoint, column: str, default: int) -> int:
     value = number(point[column]) if point[column] else float(default)
     if value is None or value < 1 or value != int(value):
         raise NotPredicted(f"{column} '{point[column]}' is no positive whole number")
     return int(value)
 
 
-def length(point: Point, column: str) -> float | None:
+def length(point: OperatingPoint, column: str) -> float | None:
     """Tokens; a data set's mean where the row names one."""
     mean = _MEAN.fullmatch(point[column])
     value = float(mean[2]) if mean else number(point[column])
@@ -149,7 +151,7 @@ def precision_of(name: str, model: Model, accelerator: Accelerator) -> str:
     return name or "native"
 
 
-def engine_of(catalog: Catalog, point: Point, alone: bool) -> str | None:
+def engine_of(catalog: Catalog, point: OperatingPoint, alone: bool) -> str | None:
     """GPU work alone needs no engine: PyTorch's kernels stand for one that the catalog does not know."""
     name = point["engine"]
     if not alone:
@@ -162,7 +164,7 @@ def engine_of(catalog: Catalog, point: Point, alone: bool) -> str | None:
         return "pytorch"
 
 
-def layout_of(point: Point, published: Mapping[str, str], model: Model, gpus: int) -> Parallelism | None:
+def layout_of(point: OperatingPoint, published: Mapping[str, str], model: Model, gpus: int) -> Parallelism | None:
     """The row's own layout, else a published one, else None."""
     parts = {name.casefold(): int(n) for name, n in _LAYOUT.findall(point["parallelism"])}
     if "dep" in parts:
@@ -198,7 +200,7 @@ class Side:
     split: Parallelism
 
 
-def sides_of(point: Point, model: Model, gpus: int, domain: int) -> tuple[Side, Side, bool]:
+def sides_of(point: OperatingPoint, model: Model, gpus: int, domain: int) -> tuple[Side, Side, bool]:
     """Prefill and decode of a row, and whether the row says all of their layouts. `domain`: GPUs of one node."""
     pairs = _PAIRS.fullmatch(point["parallelism"])
     if pairs:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from crosstie.catalog.calibration import Subject
+from crosstie.catalog.calibration import CalibrationSubject
 from crosstie.catalog.feedforward import ROUTING_KERNELS
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import text_of
@@ -24,7 +24,7 @@ KINDS = ("gemm", "mixture", "attention-prefill", "attention-decode", "all-reduce
 _CARRIER = "llama-3.1-8b"
 
 
-class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredKernel(msgspec.Struct, frozen=True, kw_only=True):
     """One shape. Rows and columns of a product; tokens and widths of experts; sequences and heads; bytes."""
 
     accelerator: str
@@ -53,17 +53,17 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _NUMBERS = tuple(
-    field.name for field in msgspec.structs.fields(Kernel) if field.type is float and field.name != "seconds"
+    field.name for field in msgspec.structs.fields(MeasuredKernel) if field.type is float and field.name != "seconds"
 )
 
 
-def read_kernels(file: Path) -> list[Kernel]:
+def read_kernels(file: Path) -> list[MeasuredKernel]:
     """A table of kernels, gzipped or not; columns as the fields of Kernel, others are left alone."""
     found = []
     for line, row in enumerate(csv.DictReader(io.StringIO(text_of(file))), start=2):
-        given = {name: row[name] for name in Kernel.__struct_fields__ if row.get(name)}
+        given = {name: row[name] for name in MeasuredKernel.__struct_fields__ if row.get(name)}
         try:
-            kernel = msgspec.convert(given, Kernel, strict=False)
+            kernel = msgspec.convert(given, MeasuredKernel, strict=False)
         except msgspec.ValidationError as error:
             raise BadData(file, f"line {line}", str(error)) from None
         if kernel.kind not in KINDS or not 0 < kernel.seconds < math.inf:
@@ -75,12 +75,12 @@ def read_kernels(file: Path) -> list[Kernel]:
     return found
 
 
-def subject_of_kernel(catalog: Catalog, kernel: Kernel) -> Subject:
+def subject_of_kernel(catalog: Catalog, kernel: MeasuredKernel) -> CalibrationSubject:
     accelerator = catalog.accelerator(kernel.accelerator)
     weights = kernel.kind in ("gemm", "mixture")
     if kernel.format not in catalog.formats:
         raise UnknownName("format", kernel.format, catalog.formats)
-    return Subject(
+    return CalibrationSubject(
         vendor=accelerator.vendor,
         family=accelerator.family,
         accelerator=accelerator.id,
@@ -97,7 +97,7 @@ def subject_of_kernel(catalog: Catalog, kernel: Kernel) -> Subject:
 class KernelPredictor:
     """Kernels in their order; `predict` again after `correct`."""
 
-    def __init__(self, catalog: Catalog, kernels: Sequence[Kernel]):
+    def __init__(self, catalog: Catalog, kernels: Sequence[MeasuredKernel]):
         self.kernels = list(kernels)
         groups: dict[tuple[str, str], list[int]] = {}
         for index, kernel in enumerate(self.kernels):

@@ -14,7 +14,7 @@ from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.steady_state import SteadyState, steady_state
 from crosstie.perf.step import Shape, gpu_s, shape, step, step_s
-from crosstie.prove.calibration.cases import Case
+from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.results import Metric
 from crosstie.sim.schedule import Loop, Schedule, schedule
 
@@ -48,7 +48,7 @@ class _Group(Protocol):
 class _Scheduled:
     """Closed loops and single batches: exact schedules."""
 
-    def __init__(self, cases: Sequence[Case]):
+    def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
         schedules = [schedule_of(case) for case in cases]
         width = max(len(found.run) for found in schedules)
@@ -105,7 +105,7 @@ class _Scheduled:
 class _Steady:
     """Loads that are looked for: the most that memory holds, that limits allow, or that arrivals bring."""
 
-    def __init__(self, cases: Sequence[Case]):
+    def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
         self.inputs = np.array([[case.input_tokens] for case in cases])
         self.outputs = np.array([[case.output_tokens] for case in cases])
@@ -173,7 +173,7 @@ class _Full(_Steady):
 class _Apart:
     """Prefill and decode on replicas of their own: the steady state, and the burst that a benchmark begins with."""
 
-    def __init__(self, cases: Sequence[Case]):
+    def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Sides([case.service for case in cases if case.service])
         mean = np.array([[(1.0 + case.shortest) / 2.0] for case in cases])
         self.inputs = np.maximum(np.array([[case.input_tokens] for case in cases]) * mean, 1.0)
@@ -207,7 +207,7 @@ class _Apart:
 class _Alone:
     """One step without host or network."""
 
-    def __init__(self, cases: Sequence[Case]):
+    def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
         batch = np.array([[case.clients] for case in cases])
         tokens = np.array([[case.input_tokens] for case in cases])
@@ -227,7 +227,7 @@ class _Alone:
         }
 
 
-def schedule_of(case: Case) -> Schedule:
+def schedule_of(case: MeasuredCase) -> Schedule:
     """Attention replicas have their own clients, slots and budget."""
     deployment, split = case.deployment, case.deployment.parallelism
     stack, share = deployment.stack, case.replicas * split.dp
@@ -249,7 +249,7 @@ def schedule_of(case: Case) -> Schedule:
     )
 
 
-def _most_clients(case: Case) -> float:
+def _most_clients(case: MeasuredCase) -> float:
     """Requests that a replica runs at once: memory or the engine sets the limit."""
     deployment, stack = case.deployment, case.deployment.stack
     held = (case.input_tokens + stack.held_share * case.output_tokens) * (1.0 + case.shortest) / 2.0
@@ -284,7 +284,7 @@ _GROUPS: dict[str, type] = {
 class Predictor:
     """Cases in their order; `predict` again after `correct`."""
 
-    def __init__(self, cases: Sequence[Case]):
+    def __init__(self, cases: Sequence[MeasuredCase]):
         self.cases = list(cases)
         self._later = np.array([case.mean_output_tokens - 1.0 for case in self.cases])
         members: dict[tuple[object, ...], list[int]] = {}
@@ -327,7 +327,7 @@ class Predictor:
         return columns
 
 
-def quantity_of(case: Case, metric: Metric) -> tuple[str, float]:
+def quantity_of(case: MeasuredCase, metric: Metric) -> tuple[str, float]:
     """The column that a row's number is of, and the factor between them."""
     if metric.kind == "ttft":
         name = {"mean": "ttft_mean", "p50": "ttft_p50"}.get(metric.statistic, "ttft_p99")

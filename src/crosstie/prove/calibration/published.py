@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from crosstie.catalog.library import SHIPPED, spellings
 from crosstie.catalog.releases import measured_files
 from crosstie.core.deployment import Deployment
-from crosstie.prove.calibration.results import Point, Results, read_results
+from crosstie.prove.calibration.results import OperatingPoint, Results, read_results
 
 _FILES = "results*.csv.gz"
 _WIDTH = re.compile(r"16|8|4")
@@ -45,11 +45,11 @@ def published_points(
     return found
 
 
-def _plain(point: Point) -> bool:
+def _plain(point: OperatingPoint) -> bool:
     return all(point[name].casefold() in _NOT for name in ("spec_decode", "disagg"))
 
 
-def _same(point: Point, one: Deployment) -> bool:
+def _same(point: OperatingPoint, one: Deployment) -> bool:
     width = _WIDTH.search(point["precision"])
     return (
         point["accelerator"].casefold() in spellings(one.accelerator)
@@ -59,7 +59,7 @@ def _same(point: Point, one: Deployment) -> bool:
     )
 
 
-def _made(point: Point, accelerator: str) -> PublishedPoint | None:
+def _made(point: OperatingPoint, accelerator: str) -> PublishedPoint | None:
     gpus = int(point["num_accelerators"] or point["tp"] or 1)
     tpot = rate = None
     for row in point.rows:

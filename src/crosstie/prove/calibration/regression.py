@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.catalog.calibration import LEVELS, Level, Subject, scopes_of
+from crosstie.catalog.calibration import LEVELS, CalibrationSubject, Level, scopes_of
 from crosstie.catalog.library import Catalog
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
-from crosstie.prove.calibration.cases import Case, measured_subject
-from crosstie.prove.calibration.kernels import Kernel, KernelPredictor, subject_of_kernel
+from crosstie.prove.calibration.cases import MeasuredCase, measured_subject
+from crosstie.prove.calibration.kernels import KernelPredictor, MeasuredKernel, subject_of_kernel
 from crosstie.prove.calibration.predict import QUANTITIES, Predictor, quantity_of
 
 # Spread of a measurement around a model that is right, as the standard deviation of its logarithm.
@@ -41,9 +41,9 @@ _CONSTANTS = len(CONSTANTS)
 class Measurements:
     """Measured logarithms, one a row, and where each row's prediction is found."""
 
-    cases: Sequence[Case]
-    kernels: Sequence[Kernel]
-    subjects: list[Subject]
+    cases: Sequence[MeasuredCase]
+    kernels: Sequence[MeasuredKernel]
+    subjects: list[CalibrationSubject]
     logs: Array
     noise: Array
     kind: NDArray[np.str_]
@@ -53,7 +53,7 @@ class Measurements:
     factor: Array
 
 
-def gather(catalog: Catalog, cases: Sequence[Case], kernels: Sequence[Kernel] = ()) -> Measurements:
+def gather(catalog: Catalog, cases: Sequence[MeasuredCase], kernels: Sequence[MeasuredKernel] = ()) -> Measurements:
     """One row a quantity: totals and the same per GPU are one measurement, tails are none of the constants'."""
     # Logarithm, noise, kind, origin, quantity and factor of each.
     rows: list[tuple[float, float, str, int, int, float]] = []

@@ -63,7 +63,7 @@ def metric_of(name: str, unit: str) -> Metric | str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MeasuredRow:
     file: str
     line: int
     metric: Metric
@@ -79,11 +79,11 @@ class UnusableRow:
 
 
 @dataclass
-class Point:
+class OperatingPoint:
     """One operating point: its conditions as written, and the rows measured there."""
 
     conditions: dict[str, str]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[MeasuredRow] = field(default_factory=list)
 
     def __getitem__(self, column: str) -> str:
         return self.conditions.get(column, "")
@@ -95,7 +95,7 @@ class Point:
 
 @dataclass
 class Results:
-    points: list[Point]
+    points: list[OperatingPoint]
     unusable: list[UnusableRow]
 
     @property
@@ -108,7 +108,7 @@ def read_results(*paths: str | Path, given: Mapping[str, str] | None = None) -> 
 
     `given`: columns that files of benchmark tools do not have (tools.GIVEN).
     """
-    points: dict[tuple[tuple[str, str], ...], Point] = {}
+    points: dict[tuple[tuple[str, str], ...], OperatingPoint] = {}
     unusable: list[UnusableRow] = []
     # What was measured of a point that a prediction of it starts from.
     started: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
@@ -127,7 +127,7 @@ def read_results(*paths: str | Path, given: Mapping[str, str] | None = None) -> 
                 if fields.get("metric") in _STARTED_FROM:
                     started.setdefault(key, {})[fields["metric"]] = fields["value"]
                 continue
-            point = points.setdefault(key, Point(conditions))
+            point = points.setdefault(key, OperatingPoint(conditions))
             point.rows.append(found)
     for key, measured in started.items():
         if key in points:
@@ -159,7 +159,7 @@ def _lines(path: Path, given: Mapping[str, str]) -> Iterator[tuple[int, dict[str
         raise BadData(str(path), f"line {reader.line_num}", str(error)) from None
 
 
-def _row(file: str, line: int, fields: dict[str, str]) -> Row | UnusableRow:
+def _row(file: str, line: int, fields: dict[str, str]) -> MeasuredRow | UnusableRow:
     metric = metric_of(fields["metric"], fields["unit"])
     if isinstance(metric, str):
         return UnusableRow(file, line, metric)
@@ -169,4 +169,4 @@ def _row(file: str, line: int, fields: dict[str, str]) -> Row | UnusableRow:
         return UnusableRow(file, line, "value is no number" if fields["value"] else "value is missing")
     if not math.isfinite(value) or value <= 0:
         return UnusableRow(file, line, "value is zero, negative or not finite")
-    return Row(file, line, metric, value * _SECONDS.get(fields["unit"], 1.0))
+    return MeasuredRow(file, line, metric, value * _SECONDS.get(fields["unit"], 1.0))

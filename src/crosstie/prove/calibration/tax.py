@@ -16,10 +16,10 @@ import numpy as np
 
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.catalog.releases import newest_file
-from crosstie.prove.calibration.cases import Case, Cases, campaign_of, release_of
+from crosstie.prove.calibration.cases import Cases, MeasuredCase, campaign_of, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.predict import Predictor, quantity_of
-from crosstie.prove.calibration.results import Results, Row
+from crosstie.prove.calibration.results import MeasuredRow, Results
 
 _RESULTS = "measured/results.csv.gz"
 UNSTATED = "unstated"
@@ -51,11 +51,11 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reading:
+class RooflineReading:
     """One operating point: how much of its roofline was delivered."""
 
-    case: Case
-    row: Row
+    case: MeasuredCase
+    row: MeasuredRow
     # What was measured: throughput, batch, request (TTFT and all later tokens), or one metric alone.
     kind: str
     # Seconds of the whole kind, or of one output token where that is throughput.
@@ -103,7 +103,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Release:
+class ReleaseTax:
     """A release on an accelerator. Fractions above one are impossible, so they are counted apart."""
 
     series: Series
@@ -115,7 +115,7 @@ class Release:
     p90: float | None
     above_roofline: int
     models: tuple[str, ...]
-    readings: tuple[Reading, ...] = field(repr=False, compare=False)
+    readings: tuple[RooflineReading, ...] = field(repr=False, compare=False)
 
     @property
     def tax(self) -> float | None:
@@ -130,8 +130,8 @@ class Trend:
     """
 
     series: Series
-    first: Release
-    last: Release
+    first: ReleaseTax
+    last: ReleaseTax
     common_points: int
     ratio: float
 
@@ -139,9 +139,9 @@ class Trend:
 @dataclass(frozen=True)
 class Tax:
     rows: int
-    groups: list[Release]
+    groups: list[ReleaseTax]
     trends: list[Trend]
-    above_roofline: list[Reading]
+    above_roofline: list[RooflineReading]
     # Points (or rows that are none) by the reason why they have no fraction.
     left_out: dict[str, int]
 
@@ -160,7 +160,7 @@ def tax(
     """Fractions of all results on these accelerators, models and engines, by their ids; all where none is named."""
     left_out = Counter(row.reason for row in results.unusable)
     resolve = Cases(catalog)
-    cases: list[Case] = []
+    cases: list[MeasuredCase] = []
     for point in results.points:
         try:
             found = resolve.of(point)
@@ -188,22 +188,24 @@ def tax(
     return Tax(results.rows, groups, _trends(groups), above, dict(left_out.most_common()))
 
 
-def _wanted(case: Case, accelerators: Collection[str], models: Collection[str], engines: Collection[str]) -> bool:
+def _wanted(
+    case: MeasuredCase, accelerators: Collection[str], models: Collection[str], engines: Collection[str]
+) -> bool:
     deployment = case.deployment
     asked = (accelerators, deployment.accelerator.id), (models, deployment.model.id), (engines, deployment.stack.id)
     unnamed = bool(engines) and "engine" in case.assumed
     return not unnamed and all(not names or own in names for names, own in asked)
 
 
-def _reading(case: Case, ideal: dict[str, Any]) -> Reading | None:
+def _reading(case: MeasuredCase, ideal: dict[str, Any]) -> RooflineReading | None:
     """The point's fraction by the metric that covers most of its work; tails say how uneven, not how fast."""
-    rows: dict[str, Row] = {}
+    rows: dict[str, MeasuredRow] = {}
     for row in sorted(case.point.rows, key=lambda row: row.metric.statistic != "mean"):
         if row.metric.statistic in ("mean", "p50"):
             rows.setdefault(row.metric.kind, row)
     later = case.mean_output_tokens - 1.0
 
-    def seconds(row: Row) -> tuple[float, float]:
+    def seconds(row: MeasuredRow) -> tuple[float, float]:
         name, factor = quantity_of(case, row.metric)
         if row.metric.kind == "throughput":
             return 1.0 / float(ideal[name]), factor / row.value
@@ -216,12 +218,12 @@ def _reading(case: Case, ideal: dict[str, Any]) -> Reading | None:
     if kind == "tpot" and "ttft" in rows:
         first = seconds(rows["ttft"])
         kind, ideal_s, measured_s = "request", first[0] + ideal_s * later, first[1] + measured_s * later
-    reading = Reading(case, rows["tpot" if kind == "request" else kind], kind, ideal_s, measured_s)
+    reading = RooflineReading(case, rows["tpot" if kind == "request" else kind], kind, ideal_s, measured_s)
     return reading if np.isfinite(reading.fraction) else None
 
 
-def _groups(readings: Sequence[Reading]) -> list[Release]:
-    def key(reading: Reading) -> tuple[Series, str]:
+def _groups(readings: Sequence[RooflineReading]) -> list[ReleaseTax]:
+    def key(reading: RooflineReading) -> tuple[Series, str]:
         return reading.series, reading.release
 
     made = []
@@ -230,7 +232,7 @@ def _groups(readings: Sequence[Reading]) -> list[Release]:
         possible = [member.fraction for member in members if member.fraction <= 1.0]
         low, middle, high = np.quantile(possible, (0.1, 0.5, 0.9)).tolist() if len(possible) else (None,) * 3
         made.append(
-            Release(
+            ReleaseTax(
                 line, release,
                 date=min((m.date for m in members if m.date), default=""),
                 points=len(possible), median=middle, p10=low, p90=high,
@@ -243,9 +245,9 @@ def _groups(readings: Sequence[Reading]) -> list[Release]:
     return sorted(made, key=lambda g: (g.series.accelerator, g.date or "9999", g.series, g.release))
 
 
-def _trends(groups: Sequence[Release]) -> list[Trend]:
+def _trends(groups: Sequence[ReleaseTax]) -> list[Trend]:
     """First release to last; where these share no point, also the pair furthest apart that does."""
-    lines: dict[Series, list[Release]] = {}
+    lines: dict[Series, list[ReleaseTax]] = {}
     for group in groups:
         if group.date and group.release != UNSTATED and group.median is not None:
             lines.setdefault(group.series, []).append(group)
@@ -266,7 +268,7 @@ def _day(date: str) -> int:
     return int(np.datetime64(date, "D").astype(int))
 
 
-def _trend(first: Release, last: Release) -> Trend:
+def _trend(first: ReleaseTax, last: ReleaseTax) -> Trend:
     before, after = _by_conditions(first), _by_conditions(last)
     common = common_points(first, last)
     if common:
@@ -276,11 +278,11 @@ def _trend(first: Release, last: Release) -> Trend:
     return Trend(first.series, first, last, len(common), ratio)
 
 
-def common_points(first: Release, last: Release) -> list[tuple[object, ...]]:
+def common_points(first: ReleaseTax, last: ReleaseTax) -> list[tuple[object, ...]]:
     return sorted(_by_conditions(first).keys() & _by_conditions(last).keys(), key=str)
 
 
-def _by_conditions(group: Release) -> dict[tuple[object, ...], float]:
+def _by_conditions(group: ReleaseTax) -> dict[tuple[object, ...], float]:
     """Measured seconds of each operating point; repeated measurements are one."""
     found: dict[tuple[object, ...], list[float]] = {}
     for reading in group.readings:

@@ -32,7 +32,7 @@ _LATENCIES = (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class BenchmarkTool:
     name: str
     holds: Callable[[Document], bool]
     runs: Callable[[Document, str], Runs]
@@ -60,7 +60,7 @@ def tool_rows(path: Path, text: str, given: Mapping[str, str]) -> Iterator[Cells
                 yield {**cells, "metric": name, "unit": unit, "value": repr(float(value))}
 
 
-def _documents(path: Path, text: str) -> Iterator[tuple[Tool, Document]]:
+def _documents(path: Path, text: str) -> Iterator[tuple[BenchmarkTool, Document]]:
     if "MLPerf Results Summary" in text[:400]:
         yield _MLPERF, _summary(text)
         return
@@ -354,13 +354,15 @@ def _mlperf_runs(document: Document, file: str) -> Runs:
     yield cells, [("output_tokens_per_s_total", "tok/s", rate)]
 
 
-_MLPERF = Tool("MLPerf's mlperf_log_summary.txt", lambda document: False, _mlperf_runs)
+_MLPERF = BenchmarkTool("MLPerf's mlperf_log_summary.txt", lambda document: False, _mlperf_runs)
 _TOOLS = (
-    Tool("guidellm", lambda d: isinstance(d.get("benchmarks"), list) and bool(d["benchmarks"]), _guidellm_runs),
-    Tool("InferenceX", lambda d: "tput_per_gpu" in d and "hw" in d, _inferencex_runs),
-    Tool("AIPerf", lambda d: "aiperf_version" in d or "time_to_first_token" in d, _aiperf_runs),
-    Tool("crosstie replay", lambda d: isinstance(d.get("pools"), list) and "late_s" in d, _replay_runs),
-    Tool("crosstie bench", lambda d: "crosstie_bench" in d, _bench_runs),
-    Tool("sglang.bench_serving", lambda d: "output_throughput" in d and "dataset_name" in d, _flat_runs),
-    Tool("vllm bench serve", lambda d: "output_throughput" in d and "model_id" in d, _flat_runs),
+    BenchmarkTool(
+        "guidellm", lambda d: isinstance(d.get("benchmarks"), list) and bool(d["benchmarks"]), _guidellm_runs
+    ),
+    BenchmarkTool("InferenceX", lambda d: "tput_per_gpu" in d and "hw" in d, _inferencex_runs),
+    BenchmarkTool("AIPerf", lambda d: "aiperf_version" in d or "time_to_first_token" in d, _aiperf_runs),
+    BenchmarkTool("crosstie replay", lambda d: isinstance(d.get("pools"), list) and "late_s" in d, _replay_runs),
+    BenchmarkTool("crosstie bench", lambda d: "crosstie_bench" in d, _bench_runs),
+    BenchmarkTool("sglang.bench_serving", lambda d: "output_throughput" in d and "dataset_name" in d, _flat_runs),
+    BenchmarkTool("vllm bench serve", lambda d: "output_throughput" in d and "model_id" in d, _flat_runs),
 )

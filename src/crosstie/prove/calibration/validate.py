@@ -16,10 +16,10 @@ from crosstie.catalog.power import tokens_verified
 from crosstie.core.estimate import Correction
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array
-from crosstie.prove.calibration.cases import Case, Cases
+from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.predict import Predictor, quantity_of
-from crosstie.prove.calibration.results import Metric, Point, Results, Row, UnusableRow, read_results
+from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, Results, UnusableRow, read_results
 
 # What is reported apart; a tail (p90 and beyond) is its own metric, because a mean says little about it.
 METRICS = {
@@ -53,8 +53,8 @@ _TIE = 1.10
 class PredictedRow:
     """One row and what was predicted for it, in seconds or tokens per second."""
 
-    row: Row
-    cases: tuple[Case, ...]
+    row: MeasuredRow
+    cases: tuple[MeasuredCase, ...]
     metric: str
     predicted: float
     low: float
@@ -72,9 +72,9 @@ class PredictedRow:
 
 @dataclass(frozen=True)
 class Missed:
-    row: Row | UnusableRow
+    row: MeasuredRow | UnusableRow
     reason: str
-    point: Point | None = None
+    point: OperatingPoint | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def validate(
     if not isinstance(results, Results):
         results = read_results(*([results] if isinstance(results, str | Path) else results), given=given)
     resolve = Cases(catalog)
-    cases: list[Case] = []
-    owners: list[tuple[Point, range]] = []
+    cases: list[MeasuredCase] = []
+    owners: list[tuple[OperatingPoint, range]] = []
     missed = [Missed(row, row.reason) for row in results.unusable]
     for done, point in enumerate(results.points):
         on_progress(done, len(results.points), "operating points")
@@ -135,7 +135,7 @@ def validate(
     return Validation(results.rows, outcomes, missed)
 
 
-def _columns(catalog: Catalog, cases: Sequence[Case], results: Results) -> dict[str, Any]:
+def _columns(catalog: Catalog, cases: Sequence[MeasuredCase], results: Results) -> dict[str, Any]:
     predictor = Predictor(cases)
     columns: dict[str, Any] = predictor.predict()
     if any(row.metric.kind in ("energy", "power") for point in results.points for row in point.rows):
@@ -153,7 +153,7 @@ def _columns(catalog: Catalog, cases: Sequence[Case], results: Results) -> dict[
     return columns
 
 
-def _predicted(metric: Metric, cases: Sequence[Case], indices: range, columns: dict[str, Any]) -> float | None:
+def _predicted(metric: Metric, cases: Sequence[MeasuredCase], indices: range, columns: dict[str, Any]) -> float | None:
     """A fleet's throughput is most of the sum of its parts; its latencies depend on how requests are routed."""
     if len(cases) == 1:
         name, factor = quantity_of(cases[0], metric)
@@ -165,7 +165,7 @@ def _predicted(metric: Metric, cases: Sequence[Case], indices: range, columns: d
     return total / (sum(case.gpus for case in cases) if metric.per_gpu else 1.0)
 
 
-def _outcome(row: Row, cases: tuple[Case, ...], predicted: float) -> PredictedRow:
+def _outcome(row: MeasuredRow, cases: tuple[MeasuredCase, ...], predicted: float) -> PredictedRow:
     name = row.metric.kind
     if name in ("ttft", "tpot", "e2e") and row.metric.statistic not in ("mean", "p50"):
         name += "_tail"
@@ -361,7 +361,7 @@ def _line(outcome: PredictedRow) -> dict[str, Any]:
 
 def _missed_line(missed: Missed) -> dict[str, Any]:
     line: dict[str, Any] = {"file": missed.row.file, "line": missed.row.line, "reason": missed.reason}
-    if missed.point and isinstance(missed.row, Row):
+    if missed.point and isinstance(missed.row, MeasuredRow):
         line |= {name: missed.point[name] for name in _OF_POINT}
         line |= {"metric": missed.row.metric.kind, "measured": f"{missed.row.value:.6g}"}
     return line

@@ -9,7 +9,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.prove.claims import choices, fits, prices, rates, software, specs
 from crosstie.prove.claims.evidence import Evidence
-from crosstie.prove.claims.reading import Claim, Span, read_claims
+from crosstie.prove.claims.reading import PublishedClaim, Span, read_claims
 from crosstie.prove.claims.rests import Rest
 from crosstie.prove.claims.verdicts import CHECKS, CONDITIONAL, CONTRADICTED, HOLDS, UNCHECKABLE, VERDICTS, Judgement
 
@@ -36,11 +36,11 @@ SAME = (
 
 @dataclass(frozen=True)
 class Checked:
-    claim: Claim
+    claim: PublishedClaim
     finding: Judgement
 
 
-def check_claims(catalog: Catalog, claims: Sequence[Claim] | None = None) -> list[Checked]:
+def check_claims(catalog: Catalog, claims: Sequence[PublishedClaim] | None = None) -> list[Checked]:
     """The findings of these claims, or of all; contradictions are sought among all claims that ship."""
     everything = read_claims()
     evidence = Evidence(catalog)
@@ -51,7 +51,7 @@ def check_claims(catalog: Catalog, claims: Sequence[Claim] | None = None) -> lis
     ]
 
 
-def checked(evidence: Evidence, claim: Claim) -> Judgement:
+def checked(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     if claim.id not in CHECKS:
         raise BadInput(f"claim {claim.id} has no check")
     try:
@@ -72,7 +72,7 @@ def _with_others(finding: Judgement, others: Mapping[str, str]) -> Judgement:
     return replace(finding, contradicted_by=named)
 
 
-def contradictions(claims: Sequence[Claim]) -> dict[str, dict[str, str]]:
+def contradictions(claims: Sequence[PublishedClaim]) -> dict[str, dict[str, str]]:
     """For a claim, those whose value for the same quantity does not overlap with its own, and what they say."""
     by_id = {claim.id: claim for claim in claims}
     found: dict[str, dict[str, str]] = {}
@@ -85,7 +85,7 @@ def contradictions(claims: Sequence[Claim]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _value(claim: Claim, part: int | str) -> Span | str:
+def _value(claim: PublishedClaim, part: int | str) -> Span | str:
     if isinstance(part, int):
         return claim.spans[part]
     match = re.search(part, claim.text)
@@ -101,7 +101,7 @@ def _differ(one: Span | str, other: Span | str) -> bool:
 
 
 @dataclass(frozen=True)
-class Summary:
+class ClaimsSummary:
     counts: dict[str, int]
     # Of each article: claims, and those of them that hold, under conditions or not.
     articles: dict[str, tuple[int, int, int]]
@@ -131,10 +131,10 @@ class Summary:
         return f"{opening} Articles, best first: {ranked}."
 
 
-def summarise(found: Sequence[Checked]) -> Summary:
+def summarise(found: Sequence[Checked]) -> ClaimsSummary:
     counts = Counter(one.finding.verdict for one in found)
     articles = {}
     for name in sorted({one.claim.article for one in found}):
         own = [one.finding.verdict for one in found if one.claim.article == name]
         articles[name] = (len(own), own.count(HOLDS), own.count(CONDITIONAL))
-    return Summary({verdict: counts[verdict] for verdict in VERDICTS}, articles)
+    return ClaimsSummary({verdict: counts[verdict] for verdict in VERDICTS}, articles)

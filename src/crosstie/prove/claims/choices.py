@@ -4,7 +4,7 @@ from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called, per_gpu_rates, ratio_of
 from crosstie.prove.claims.fits import weights_gb
 from crosstie.prove.claims.rates import SHAPES
-from crosstie.prove.claims.reading import Claim
+from crosstie.prove.claims.reading import PublishedClaim
 from crosstie.prove.claims.rests import Rest, fact_rests, quote_rest, rows_rest, run_rest
 from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check, verdict_of
 
@@ -17,12 +17,12 @@ def _cost(run: EstimatedRun, usd: float, kind: str) -> float:
     return usd / run.per_gpu if kind == "purchase" else usd / 3600.0 / run.per_gpu * 1e6
 
 
-def chosen(evidence: Evidence, claim: Claim) -> str:
+def chosen(evidence: Evidence, claim: PublishedClaim) -> str:
     return evidence.part(claim.value.removeprefix("wait for ").casefold()).id
 
 
 @check("c29")
-def long_context(evidence: Evidence, claim: Claim) -> Judgement:
+def long_context(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """70B in FP8 with prompts of 32K on eight GPUs: by each kind of price, who gives a token or its rate for least."""
     name = chosen(evidence, claim)
     runs = {on: evidence.best_of_node(LLAMA, on, (64, 32_000, 500), "fp8") for on in FIELD}
@@ -55,7 +55,7 @@ def long_context(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c30")
-def top_throughput(evidence: Evidence, claim: Claim) -> Judgement:
+def top_throughput(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     name = chosen(evidence, claim)
     rows = {on: points for on in evidence.catalog.accelerators if (points := evidence.offline(on))}
     best = {on: max(per_gpu_rates(points)) for on, points in rows.items()}
@@ -75,7 +75,7 @@ def top_throughput(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c31")
-def wait_or_fp4(evidence: Evidence, claim: Claim) -> Judgement:
+def wait_or_fp4(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     name = chosen(evidence, claim)
     having = [on for on in FIELD if evidence.label(on, "chip.fp4_dialect") != "none"]
     rows = evidence.measured(accelerator=called(name))
@@ -91,7 +91,7 @@ def wait_or_fp4(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c65")
-def sustained_batch(evidence: Evidence, claim: Claim) -> Judgement:
+def sustained_batch(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """Who gives most tokens/s per GPU at batch 64, and whether the intervals can tell."""
     name, rival = chosen(evidence, claim), "b200"
     rests, ratios = list[Rest](), {}
@@ -127,7 +127,7 @@ def sustained_batch(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c66")
-def low_latency(evidence: Evidence, claim: Claim) -> Judgement:
+def low_latency(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """Time between tokens of one request: an 8B model on one GPU, a 70B model over eight."""
     name, limit_s = chosen(evidence, claim), 5e-3
     wins, said, shown, rests = [], [], [], list[Rest]()
@@ -154,7 +154,7 @@ def low_latency(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c67")
-def many_models(evidence: Evidence, claim: Claim) -> Judgement:
+def many_models(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     name, size = chosen(evidence, claim), weights_gb(evidence, LLAMA, "fp8")
     held = {on: 8 * int(evidence.part(on).memory_bytes / 1e9 // size) for on in FIELD}
     spread = {on: int(8 * evidence.part(on).memory_bytes / 1e9 // size) for on in FIELD}
@@ -178,7 +178,7 @@ def many_models(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c42")
-def large_models_only(evidence: Evidence, claim: Claim) -> Judgement:
+def large_models_only(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """Tokens/s per GPU and per USD of MI300X over H100, for the models named and for four others."""
     named, others = ("llama-3.1-405b", "deepseek-v3"), (LLAMA, "llama-3.1-8b", "mixtral-8x22b", "qwen3-235b-a22b")
     quotes = [quote for on in ("mi300x", "h100-sxm") if (quote := evidence.price(on, "modelled-3-years"))]

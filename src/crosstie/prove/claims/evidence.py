@@ -21,7 +21,7 @@ from crosstie.core.fact import Fact
 from crosstie.decide.compare.scorecard import Load, compare
 from crosstie.decide.cost.prices import Quote, quote
 from crosstie.decide.cost.published import Published, mi325x_against_h200
-from crosstie.prove.calibration.results import Point, Row, read_results
+from crosstie.prove.calibration.results import MeasuredRow, OperatingPoint, read_results
 from crosstie.prove.calibration.tax import shipped_results
 from crosstie.prove.claims.reading import Span, read_claims
 
@@ -148,16 +148,16 @@ class Evidence:
         return any(p.accelerator == name and p.kind == "purchase" for p in self.catalog.prices if rests_on_article(p))
 
     @cached_property
-    def points(self) -> list[Point]:
+    def points(self) -> list[OperatingPoint]:
         """The measured operating points that Crosstie ships."""
         return read_results(shipped_results()).points
 
     @cached_property
-    def _offline(self) -> list[Point]:
+    def _offline(self) -> list[OperatingPoint]:
         wanted = [p for p in self.points if p["scenario"] == "Offline" and p["model"] == "Llama-2-70B"]
         return [point for point in wanted if per_gpu_rates([point])]
 
-    def offline(self, name: str, *rounds: str) -> list[Point]:
+    def offline(self, name: str, *rounds: str) -> list[OperatingPoint]:
         """MLPerf's Llama-2-70B Offline results of an accelerator in these rounds, or in all."""
         own = [point for point in self._offline if point["accelerator"] == called(name)]
         return [point for source in rounds or ROUNDS for point in own if point["source_id"] == source]
@@ -240,17 +240,17 @@ class Evidence:
             raise DoesNotFit(f"{model} in {precision} does not fit eight {on}")
         return max(smallest, key=lambda run: run.per_gpu)
 
-    def measured(self, **wanted: str) -> list[Point]:
+    def measured(self, **wanted: str) -> list[OperatingPoint]:
         """Measured points whose columns begin with these words."""
         return [p for p in self.points if all(p[name].startswith(value) for name, value in wanted.items())]
 
 
-def output_rates(points: Iterable[Point]) -> list[Row]:
+def output_rates(points: Iterable[OperatingPoint]) -> list[MeasuredRow]:
     """The rows of output tokens/s, per GPU or in all."""
     rows = (row for point in points for row in point.rows)
     return [row for row in rows if row.metric.kind == "throughput" and not row.metric.with_input]
 
 
-def per_gpu_rates(points: Iterable[Point]) -> list[float]:
+def per_gpu_rates(points: Iterable[OperatingPoint]) -> list[float]:
     """Output tokens/s per GPU of each point that has them."""
     return [row.value for row in output_rates(points) if row.metric.per_gpu]

@@ -6,7 +6,7 @@ from crosstie.core.deployment import KV_FORMATS
 from crosstie.perf.fit import Placement, place, smallest_layout
 from crosstie.perf.memory import weight_bytes
 from crosstie.prove.claims.evidence import LLAMA, Evidence
-from crosstie.prove.claims.reading import Claim
+from crosstie.prove.claims.reading import PublishedClaim
 from crosstie.prove.claims.rests import Rest, fact_rests, model_rest
 from crosstie.prove.claims.verdicts import Judgement, check, verdict_of
 
@@ -28,7 +28,7 @@ def fewest(evidence: Evidence, model: str, on: str, precision: str, context: int
 
 
 @check("c35", "c51")
-def size_of_weights(evidence: Evidence, claim: Claim) -> Judgement:
+def size_of_weights(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     model = MIXTRAL if claim.id == "c51" else LLAMA
     size = weights_gb(evidence, model, "fp16")
     verdict = verdict_of([claim.only.holds(size, SIZE_TOLERANCE)])
@@ -38,7 +38,7 @@ def size_of_weights(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c50")
-def size_of_cache(evidence: Evidence, claim: Claim) -> Judgement:
+def size_of_cache(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     model, context = evidence.catalog.model(LLAMA), 32_768
     size = model.cache_bytes(context, KV_FORMATS["fp16"]) / 1e9
     span = claim.only
@@ -52,7 +52,7 @@ def size_of_cache(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c36")
-def one_or_two(evidence: Evidence, claim: Claim) -> Judgement:
+def one_or_two(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     wanted = [span.low for span in claim.spans]
     contexts = (4_096, 32_768)
     found = {c: [fewest(evidence, LLAMA, on, "fp16", c) for on in ("mi300x", "h100-sxm")] for c in contexts}
@@ -68,7 +68,7 @@ def one_or_two(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c37", "c52")
-def how_many_for_405b(evidence: Evidence, claim: Claim) -> Judgement:
+def how_many_for_405b(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """c37 counts GPUs that engines use, c52 gives a lower bound, which bytes alone decide."""
     wanted = claim.spans
     agrees, cases, shown = {}, {}, []
@@ -96,7 +96,7 @@ def how_many_for_405b(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c61")
-def left_for_cache(evidence: Evidence, claim: Claim) -> Judgement:
+def left_for_cache(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     weights = weights_gb(evidence, LLAMA, "bf16")
     capacity = evidence.field("mi350x", "memory.capacity")
     plain = capacity.value - weights
@@ -115,7 +115,7 @@ def left_for_cache(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c26")
-def room_for_requests(evidence: Evidence, claim: Claim) -> Judgement:
+def room_for_requests(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """Requests of 4,096 tokens whose cache one GPU holds: where memory ends, queues begin."""
     ratios = {}
     for precision in ("int4", "fp8"):

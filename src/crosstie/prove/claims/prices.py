@@ -20,7 +20,7 @@ from crosstie.decide.cost.published import (
 )
 from crosstie.decide.cost.sensitivity import saving
 from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called, ratio_of
-from crosstie.prove.claims.reading import Claim
+from crosstie.prove.claims.reading import PublishedClaim
 from crosstie.prove.claims.rests import Rest, between, percent, quote_rest, run_rest
 from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check, verdict_of
 
@@ -57,7 +57,7 @@ def _listed(found: Mapping[str, float]) -> str:
 
 
 @check("c04")
-def unit_cost(evidence: Evidence, claim: Claim) -> Judgement:
+def unit_cost(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """By those who price both parts, each for itself: what a server's eighth costs and a list price differ."""
     ours, theirs = evidence.purchase("mi300x"), evidence.purchase("h100-sxm")
     found = {who: 1.0 - usd / theirs[who] for who, usd in ours.items() if who in theirs}
@@ -79,7 +79,7 @@ def _by_whom(found: Mapping[str, float]) -> str:
 
 
 @check("c58", "c64")
-def cheaper(evidence: Evidence, claim: Claim) -> Judgement:
+def cheaper(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     kinds = RENTS if claim.id == "c64" else ("purchase", *RENTS, "own-hyperscaler", "own-neocloud")
     found, rests = discounts(evidence, "mi300x", "h100-sxm", kinds)
     span = claim.only
@@ -98,7 +98,7 @@ def cheaper(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c14", "c15")
-def price_of_one(evidence: Evidence, claim: Claim) -> Judgement:
+def price_of_one(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     name = "mi325x" if claim.id == "c14" else "h200"
     said, span = evidence.purchase(name), claim.only
     if not said:
@@ -131,7 +131,7 @@ def _unpriced(evidence: Evidence, name: str) -> Judgement:
 
 
 @check("c22", "c23")
-def volume_discount(evidence: Evidence, claim: Claim) -> Judgement:
+def volume_discount(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """A server's eighth at a hyperscaler beside what others call the price of one is all that is public."""
     name = "mi300x" if claim.id == "c22" else "h100-sxm"
     said = evidence.purchase(name)
@@ -149,7 +149,7 @@ def volume_discount(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c08")
-def tokens_per_dollar(evidence: Evidence, claim: Claim) -> Judgement:
+def tokens_per_dollar(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     load = (512, 3072, 1024)
     gaps, runs, rests = {}, list[EstimatedRun](), list[Rest]()
     for precision in ("fp8", "bf16"):
@@ -171,7 +171,7 @@ def tokens_per_dollar(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c18", "c19", "c20")
-def ownership(evidence: Evidence, claim: Claim) -> Judgement:
+def ownership(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     found, saved = evidence.comparison, evidence.claimed("c18").middle / 100.0
     if claim.id == "c18":
         return _three_years(found, saved)

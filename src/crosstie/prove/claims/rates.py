@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from statistics import median
 
-from crosstie.prove.calibration.results import Point
+from crosstie.prove.calibration.results import OperatingPoint
 from crosstie.prove.claims.evidence import LLAMA, EstimatedRun, Evidence, called, per_gpu_rates, ratio_of
-from crosstie.prove.claims.reading import Claim
+from crosstie.prove.claims.reading import PublishedClaim
 from crosstie.prove.claims.rests import Rest, between, fact_rests, rows_rest, run_rest, source_rests
 from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, verdict_of
 
@@ -15,7 +15,7 @@ CASES = tuple((shape, precision, gpus) for shape in SHAPES for precision in ("fp
 
 
 @check("c05")
-def sustained_fp8(evidence: Evidence, claim: Claim) -> Judgement:
+def sustained_fp8(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     span, peak = claim.only, evidence.field("mi300x", "dense.fp8")
     reached, by_amd = evidence.field("mi300x", "measured.matmul_fp8"), evidence.number("mi300x_fp8_by_amd")
     best = max(reached.si / 1e12, by_amd)
@@ -30,7 +30,7 @@ def sustained_fp8(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c07")
-def compute_gap(evidence: Evidence, claim: Claim) -> Judgement:
+def compute_gap(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     paths = ("dense.fp8", "measured.matmul_fp8")
     peak, reached = (evidence.field("h100-sxm", path).si / evidence.field("mi300x", path).si for path in paths)
     sparse = evidence.field("h100-sxm", "sparse.fp8")
@@ -46,7 +46,7 @@ def compute_gap(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c24", "c25")
-def batch_64(evidence: Evidence, claim: Claim) -> Judgement:
+def batch_64(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     on, span = "mi300x" if claim.id == "c24" else "h200", claim.only
     runs = [run for case in CASES if (run := _at_batch_64(evidence, on, case)) is not None]
     agreeing = [run for run in runs if span.meets(*run.interval)]
@@ -91,7 +91,7 @@ def _both(evidence: Evidence) -> list[str]:
 
 
 @check("c46", "c47")
-def batch_of_unstated_size(evidence: Evidence, claim: Claim) -> Judgement:
+def batch_of_unstated_size(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """No batch and no lengths are given: which of a range of loads, if any, would give the figure?"""
     # What does not fit one H100 is taken as meant for the pair.
     (on, gpus), span = ("mi300x", 1) if claim.id == "c46" else ("h100-sxm", 2), claim.only
@@ -116,7 +116,7 @@ def _example(runs: list[EstimatedRun]) -> str:
 
 
 @check("c45")
-def ceilings(evidence: Evidence, claim: Claim) -> Judgement:
+def ceilings(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     shown, agrees, alone, rests = [], [], [], list[Rest]()
     for span, on in zip(claim.spans, ("mi300x", "h100-sxm"), strict=True):
         one = evidence.run(LLAMA, on, (1, 512, 128), "fp16", gpus=1)
@@ -137,7 +137,7 @@ def ceilings(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c48", "c49")
-def llama_cpp(evidence: Evidence, claim: Claim) -> Judgement:
+def llama_cpp(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     model, on = ("llama-3.1-70b", "mi300x") if claim.id == "c48" else ("llama-3.1-8b", "rx-7900-xtx")
     run = evidence.needed(model, on, (1, 512, 128), "q4_k_m", gpus=1, stack="llama.cpp")
     low, high = run.interval
@@ -162,7 +162,7 @@ def llama_cpp(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c72")
-def v4_flash(evidence: Evidence, claim: Claim) -> Judgement:
+def v4_flash(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     span, said = claim.only, evidence.number("v4_flash_on_mi300x")
     loads = [(n, 512, 512) for n in (256, 512, 1024)]
     runs = [evidence.needed("deepseek-v4-flash", "mi300x", load, "native", gpus=2) for load in loads]
@@ -185,7 +185,7 @@ def _loads(runs: Iterable[EstimatedRun]) -> str:
 
 
 @check("c13")
-def vllm_gap(evidence: Evidence, claim: Claim) -> Judgement:
+def vllm_gap(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """By how many percent the MI300X is behind; below zero it is ahead."""
     wanted = claim.only.middle
     gaps, rests = {}, list[Rest]()
@@ -216,7 +216,7 @@ def _behind(points: float) -> str:
 
 
 @check("c11")
-def fp4_against_h100(evidence: Evidence, claim: Claim) -> Judgement:
+def fp4_against_h100(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     peak = evidence.field("b200", "dense.fp4").si / evidence.field("h100-sxm", "dense.fp8").si
     b200, h100 = (evidence.offline(name, "mlperf_v5.1") for name in ("b200", "h100-sxm"))
     measured = max(per_gpu_rates(b200)) / max(per_gpu_rates(h100))
@@ -233,7 +233,7 @@ def fp4_against_h100(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c21", "c63")
-def mi350x_against(evidence: Evidence, claim: Claim) -> Judgement:
+def mi350x_against(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """At equal precision the peaks bound what arithmetic gives, bandwidth what decoding gives."""
     older, span = "mi325x" if claim.id == "c21" else "mi300x", claim.only
     paths = ("memory.bandwidth", "dense.bf16", "dense.fp8")
@@ -258,7 +258,7 @@ def mi350x_against(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c40")
-def mlperf_total(evidence: Evidence, claim: Claim) -> Judgement:
+def mlperf_total(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     span, said = claim.only, evidence.number("mlperf_5_mi300x")
     rows = evidence.offline("mi300x")
     rates = per_gpu_rates(rows)
@@ -273,9 +273,9 @@ def mlperf_total(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c41")
-def mlperf_advantage(evidence: Evidence, claim: Claim) -> Judgement:
+def mlperf_advantage(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     said, span = evidence.number("mlperf_5_mi300x"), claim.only
-    gaps, rows = {}, list[Point]()
+    gaps, rows = {}, list[OperatingPoint]()
     for round_ in ("mlperf_v4.1", "mlperf_v5.1"):
         points = [p for p in evidence.offline("h100-sxm", round_) if p["num_accelerators"] == "32"]
         gaps[round_] = 100.0 * (said / (32.0 * max(per_gpu_rates(points))) - 1.0)

@@ -42,7 +42,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PublishedClaim:
     id: str
     article: str
     kind: str
@@ -79,10 +79,10 @@ def spans_of(text: str) -> tuple[Span, ...]:
 
 
 @cache
-def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[Claim, ...]:
+def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[PublishedClaim, ...]:
     text = text_of(file)
     rows = csv.DictReader(io.StringIO(text), strict=True)
-    claims: dict[str, Claim] = {}
+    claims: dict[str, PublishedClaim] = {}
     try:
         names = tuple(rows.fieldnames or ())
         for name in names:
@@ -102,7 +102,7 @@ def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[Claim, ...]:
     return tuple(claims.values())
 
 
-def _read_row(file: Path, where: str, row: dict[str, str]) -> Claim:
+def _read_row(file: Path, where: str, row: dict[str, str]) -> PublishedClaim:
     if None in row or None in row.values():
         raise BadData(file, where, f"must have {len(COLUMNS)} fields")
     for name in ("id", "article", "kind", "subject", "claim", "value"):
@@ -115,10 +115,12 @@ def _read_row(file: Path, where: str, row: dict[str, str]) -> Claim:
     if row["unit"] == "bool" and row["value"] not in ("yes", "no"):
         raise BadData(file, where, f"value '{row['value']}' must be yes or no")
     fields = {name: row[name] for name in ("id", "article", "kind", "subject", "value", "unit")}
-    return Claim(text=row["claim"], **fields)
+    return PublishedClaim(text=row["claim"], **fields)
 
 
-def select(claims: tuple[Claim, ...], asked: tuple[str, ...], article: str | None = None) -> tuple[Claim, ...]:
+def select(
+    claims: tuple[PublishedClaim, ...], asked: tuple[str, ...], article: str | None = None
+) -> tuple[PublishedClaim, ...]:
     """Claims by id or by a word of theirs; of one article where that is named. All where nothing is asked."""
     known = sorted({claim.article for claim in claims})
     if article is not None:
@@ -131,7 +133,7 @@ def select(claims: tuple[Claim, ...], asked: tuple[str, ...], article: str | Non
     return tuple(claim for claim in claims if claim.id in chosen)
 
 
-def _named(claims: tuple[Claim, ...], text: str) -> set[str]:
+def _named(claims: tuple[PublishedClaim, ...], text: str) -> set[str]:
     wanted = text.casefold().strip()
     if not wanted:
         raise BadInput("an empty text names no claim")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from crosstie.core.fact import Fact, Label
 from crosstie.decide.cost.prices import Quote
-from crosstie.prove.calibration.results import Point
+from crosstie.prove.calibration.results import OperatingPoint
 from crosstie.prove.claims.evidence import EstimatedRun, Evidence
 
 
@@ -52,7 +52,7 @@ def run_rest(run: EstimatedRun) -> Rest:
     return Rest("model", f"{what}; {run.estimate.basis}")
 
 
-def rows_rest(points: Sequence[Point], what: str) -> Rest:
+def rows_rest(points: Sequence[OperatingPoint], what: str) -> Rest:
     sources = sorted({p["source_id"] for p in points})
     dates = sorted({p["date"] for p in points if p["date"][:2] == "20"})
     return Rest(

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosstie.prove.claims.evidence import Evidence, output_rates, per_gpu_rates
-from crosstie.prove.claims.reading import Claim, spans_of
+from crosstie.prove.claims.reading import PublishedClaim, spans_of
 from crosstie.prove.claims.rests import Rest, fact_rest, fact_rests, rows_rest, source_rests
 from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, UNCHECKABLE, WRONG, Judgement, check, verdict_of
 
@@ -22,7 +22,7 @@ def decode_e4m3(codes: NDArray[np.uint8], bias: int, fnuz: bool) -> NDArray[np.f
 
 
 @check("c69")
-def dialects(evidence: Evidence, claim: Claim) -> Judgement:
+def dialects(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     codes = np.arange(256, dtype=np.uint8)
     bias = round(evidence.number("fnuz_bias"))
     ocp, fnuz = decode_e4m3(codes, bias - 1, fnuz=False), decode_e4m3(codes, bias, fnuz=True)
@@ -43,7 +43,7 @@ def dialects(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c57")
-def gfx_override(evidence: Evidence, claim: Claim) -> Judgement:
+def gfx_override(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     isa = evidence.label("rx-7900-xtx", "chip.isa")
     digits = isa.removeprefix("gfx")
     own = f"{int(digits[:-2])}.{int(digits[-2], 16)}.{int(digits[-1], 16)}"
@@ -58,13 +58,13 @@ def gfx_override(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c56")
-def hipify(evidence: Evidence, claim: Claim) -> Judgement:
+def hipify(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     reason = "AMD's documentation gives no share, and 'simple' has no definition that could be counted"
     return Judgement(UNCHECKABLE, "no share published", reason, source_rests(evidence, "hipify_limits"))
 
 
 @check("c68")
-def one_variable(evidence: Evidence, claim: Claim) -> Judgement:
+def one_variable(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     own, other = (evidence.label(name, "chip.fp8_dialect") for name in ("mi300x", "h100-sxm"))
     reason = (
         "the engine comes from another image or wheel and needs another driver, as AMD's own page says; a variable "
@@ -77,7 +77,7 @@ def one_variable(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c70")
-def v4_kernels(evidence: Evidence, claim: Claim) -> Judgement:
+def v4_kernels(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     ported_to, isa = evidence.fact("v4_kernels_gfx950").value, evidence.label("mi300x", "chip.isa")
     lacking = evidence.fact("v4_kernels_missing").value == "yes" and ported_to != isa
     reason = (
@@ -91,7 +91,7 @@ def v4_kernels(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c71")
-def graph_capture(evidence: Evidence, claim: Claim) -> Judgement:
+def graph_capture(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     breaks = evidence.fact("hip_copies").value == "not allowed"
     reason = (
         "by the documentation it holds for a scalar copied from ordinary host memory: such a copy waits, and capture "
@@ -103,7 +103,7 @@ def graph_capture(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c39")
-def aiter_attention(evidence: Evidence, claim: Claim) -> Judgement:
+def aiter_attention(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     (said,) = spans_of(str(evidence.fact("aiter_attention").value))
     agrees = said == claim.only
     reason = (
@@ -115,7 +115,7 @@ def aiter_attention(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c28")
-def flash_attention(evidence: Evidence, claim: Claim) -> Judgement:
+def flash_attention(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     fractions = {name: evidence.catalog.efficiency(evidence.part(name)).attention for name in ("mi300x", "h100-sxm")}
     rate = {name: fact.value * evidence.field(name, "dense.bf16").si for name, fact in fractions.items()}
     gap = 100.0 * (1.0 - rate["mi300x"] / rate["h100-sxm"])
@@ -132,7 +132,7 @@ def flash_attention(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c38")
-def deficit_of_2024(evidence: Evidence, claim: Claim) -> Judgement:
+def deficit_of_2024(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """Inference results of 2024 on both, at the same conditions; the article's source is about training."""
     dstack = [p for p in evidence.measured(source_id="dstack_h100_mi300x") if p["num_accelerators"] == "8"]
     at_once = [p for p in dstack if p["concurrency"] == "rate 1000 req/s"]

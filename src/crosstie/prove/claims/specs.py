@@ -3,7 +3,7 @@
 from crosstie.core.fact import Fact
 from crosstie.core.units import UNITS
 from crosstie.prove.claims.evidence import Evidence, called
-from crosstie.prove.claims.reading import Claim, Span
+from crosstie.prove.claims.reading import PublishedClaim, Span
 from crosstie.prove.claims.rests import Rest, fact_rests, source_rests
 from crosstie.prove.claims.verdicts import CONDITIONAL, HOLDS, WRONG, Judgement, check, verdict_of
 
@@ -37,7 +37,7 @@ RATIOS = {
 
 
 @check(*FIELDS)
-def datasheet(evidence: Evidence, claim: Claim) -> Judgement:
+def datasheet(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """Each value beside the catalog's; where they differ, whose figure it is instead."""
     verdicts, shown, reasons, rests = [], [], list[str](), list[Rest]()
     units = claim.unit.split(" and ")
@@ -90,7 +90,7 @@ def _whose(evidence: Evidence, owner: str, path: str, span: Span, unit: str) -> 
 
 
 @check(*RATIOS)
-def datasheet_ratio(evidence: Evidence, claim: Claim) -> Judgement:
+def datasheet_ratio(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     above, below, paths = RATIOS[claim.id]
     agrees, shown, rests = [], [], list[Rest]()
     for span, path in zip(claim.spans, paths, strict=True):
@@ -107,7 +107,7 @@ def datasheet_ratio(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c12")
-def no_fp4(evidence: Evidence, claim: Claim) -> Judgement:
+def no_fp4(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     family = [name for name, part in evidence.catalog.accelerators.items() if part.family == "cdna3"]
     having = [name for name in family if evidence.label(name, "chip.fp4_dialect") != "none"]
     verdict = HOLDS if bool(having) == claim.says_yes else WRONG
@@ -118,7 +118,7 @@ def no_fp4(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c54")
-def shared_memory(evidence: Evidence, claim: Claim) -> Judgement:
+def shared_memory(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     span, block = claim.only, evidence.field("h100-sxm", "chip.lds")
     alone, both = evidence.number("hopper_shared_memory"), evidence.number("hopper_l1_and_shared")
     agrees = [span.holds(alone, 0.001), span.holds(both, 0.001)]
@@ -132,7 +132,7 @@ def shared_memory(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c55")
-def wave_width(evidence: Evidence, claim: Claim) -> Judgement:
+def wave_width(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     wave, warp = claim.spans
     widths = {name: evidence.field(name, "chip.wave_width").value for name in evidence.catalog.accelerators}
     amd = {name: w for name, w in widths.items() if evidence.part(name).vendor == "AMD"}
@@ -149,7 +149,7 @@ def wave_width(evidence: Evidence, claim: Claim) -> Judgement:
 
 
 @check("c27")
-def export_threshold(evidence: Evidence, claim: Claim) -> Judgement:
+def export_threshold(evidence: Evidence, claim: PublishedClaim) -> Judgement:
     """Total processing performance: dense rate times the bits of an operand, the largest over the formats."""
     limit, link_limit = evidence.number("export_score"), evidence.number("export_link_2022")
     scores = {name: export_score(evidence, name) for name in ("mi300x", "a100-80gb", "h100-sxm")}

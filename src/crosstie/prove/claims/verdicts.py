@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from crosstie.core.errors import BadInput, did_you_mean, near_names
 from crosstie.prove.claims.evidence import Evidence
-from crosstie.prove.claims.reading import Claim
+from crosstie.prove.claims.reading import PublishedClaim
 from crosstie.prove.claims.rests import Rest
 
 HOLDS = "holds"
@@ -72,7 +72,7 @@ class Judgement:
         return f"{self.verdict} ({', '.join(more)})" if more else str(self.verdict)
 
 
-Check = Callable[[Evidence, Claim], Judgement]
+Check = Callable[[Evidence, PublishedClaim], Judgement]
 CHECKS: dict[str, Check] = {}
 
 

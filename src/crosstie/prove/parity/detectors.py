@@ -5,7 +5,7 @@ import re
 import unicodedata
 from typing import Any
 
-from crosstie.prove.parity.prompts import Tool
+from crosstie.prove.parity.prompts import OfferedTool
 from crosstie.prove.parity.samples import Sample
 
 # A unit that follows itself so often is a loop.
@@ -30,7 +30,7 @@ def calls_a_tool_rightly(sample: Sample) -> bool:
     )
 
 
-def _fits(tool: Tool, arguments: str) -> bool:
+def _fits(tool: OfferedTool, arguments: str) -> bool:
     given = _parsed(arguments)
     if not isinstance(given, dict) or not set(tool.required) <= given.keys() <= tool.properties.keys():
         return False

@@ -13,7 +13,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.prove.parity.prompts import Prompt
-from crosstie.prove.parity.samples import Sample, Step, ToolCall, Top
+from crosstie.prove.parity.samples import Sample, SampledToken, ToolCall, Top
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
 from crosstie.run.wire.fetch import Answer, fetch
@@ -49,7 +49,7 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
     body: dict[str, Any] = {}
 
 
-class Endpoint:
+class ParityEndpoint:
     """Must be made, used and closed in one event loop."""
 
     def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None, asking: Asking | None = None):
@@ -170,10 +170,10 @@ class Endpoint:
 
     # Teacher forcing
 
-    async def force(self, text: str, way: Way) -> tuple[Step, ...]:
+    async def force(self, text: str, way: Way) -> tuple[SampledToken, ...]:
         return await self._forced(text, way, cuts(text, self.asking.positions))
 
-    async def _forced(self, text: str, way: Way, cut_at: list[int]) -> tuple[Step, ...]:
+    async def _forced(self, text: str, way: Way, cut_at: list[int]) -> tuple[SampledToken, ...]:
         body: dict[str, Any] = {
             "model": self.model, "prompt": text, "max_tokens": 1, "temperature": 0, "seed": 1,
         }  # fmt: skip
@@ -190,7 +190,7 @@ class Endpoint:
                 found = await self._patiently("/completions", body | {"prompt": text[:at], "logprobs": self.top})
                 position = int((found.get("usage") or {}).get("prompt_tokens") or at)
                 if top := _first_top(found["choices"][0].get("logprobs"), self.top):
-                    steps.append(Step(at, position, "", top))
+                    steps.append(SampledToken(at, position, "", top))
             return tuple(steps)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise Rejected(f"/completions: not OpenAI's form: {error!r}") from None
@@ -227,18 +227,18 @@ def _kept(pairs: list[tuple[str, float]], most: int) -> Top:
     return {token: max(p, -100.0) for token, p in best[:most]}
 
 
-def _chat_steps(found: dict[str, Any], most: int) -> tuple[Step, ...]:
+def _chat_steps(found: dict[str, Any], most: int) -> tuple[SampledToken, ...]:
     said = (found["choices"][0].get("logprobs") or {}).get("content") or ()
     steps = []
     for i, one in enumerate(said):
         top = _kept([(other["token"], other["logprob"]) for other in one.get("top_logprobs") or ()], most)
         if not top:
             return ()
-        steps.append(Step(i, i, one["token"], top))
+        steps.append(SampledToken(i, i, one["token"], top))
     return tuple(steps)
 
 
-def _prompt_steps(listed: Any, most: int) -> tuple[Step, ...]:
+def _prompt_steps(listed: Any, most: int) -> tuple[SampledToken, ...]:
     """vLLM's: for each token of the prompt but the first, by id: logprob, rank and text."""
     steps, at = [], 0
     for i, one in enumerate(listed or ()):
@@ -247,12 +247,12 @@ def _prompt_steps(listed: Any, most: int) -> tuple[Step, ...]:
         top = _kept([(number, said["logprob"]) for number, said in one.items()], most)
         # The token that stands there comes first.
         actual = next(iter(one.values()))
-        steps.append(Step(at, i, str(actual.get("decoded_token")), top))
+        steps.append(SampledToken(at, i, str(actual.get("decoded_token")), top))
         at += len(str(actual.get("decoded_token") or ""))
     return tuple(steps)
 
 
-def _echo_steps(listed: Any, most: int) -> tuple[Step, ...]:
+def _echo_steps(listed: Any, most: int) -> tuple[SampledToken, ...]:
     """By their text, of which two tokens may have the same: so the one that stands there, if it is the least likely,
     may be one too many although there are not."""
     listed = listed or {}
@@ -265,7 +265,7 @@ def _echo_steps(listed: Any, most: int) -> tuple[Step, ...]:
         return [pair for pair in known.items() if pair[0] != least or least != actual]
 
     return tuple(
-        Step(int(at), i, str(token), _kept(others(top, str(token)), most))
+        SampledToken(int(at), i, str(token), _kept(others(top, str(token)), most))
         for i, (token, top, at) in enumerate(zip(tokens, tops, offsets, strict=False))
         if top
     )

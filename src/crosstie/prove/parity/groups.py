@@ -6,7 +6,7 @@ from statistics import median
 
 import msgspec
 
-from crosstie.prove.parity.samples import Pair, Point
+from crosstie.prove.parity.samples import ComparedToken, Pair
 
 # First positions, and first lengths in tokens, of each group.
 _POSITIONS = (0, 64, 256, 1024, 4096, 16384, 65536)
@@ -99,14 +99,14 @@ def _group(name: str, noise: list[Pair], pairs: list[Pair]) -> Group:
     )  # fmt: skip
 
 
-def _points(pairs: list[Pair]) -> list[Point]:
+def _points(pairs: list[Pair]) -> list[ComparedToken]:
     return [point for one in pairs for point in (*one.forced, *one.greedy)]
 
 
 def _by_position(noise: list[Pair], pairs: list[Pair]) -> tuple[Group, ...]:
     """Of forced texts alone: there a position is one of the text."""
-    floor: dict[str, list[Point]] = {}
-    found: dict[str, list[Point]] = {}
+    floor: dict[str, list[ComparedToken]] = {}
+    found: dict[str, list[ComparedToken]] = {}
     prompts: dict[str, set[str]] = {}
     for ones, into in ((noise, floor), (pairs, found)):
         for one in ones:

@@ -9,7 +9,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, Progress, no_progress
-from crosstie.prove.parity.endpoint import WAYS, Asking, Endpoint, Rejected, Way
+from crosstie.prove.parity.endpoint import WAYS, Asking, ParityEndpoint, Rejected, Way
 from crosstie.prove.parity.prompts import Prompt
 from crosstie.prove.parity.samples import Sample
 
@@ -48,7 +48,7 @@ async def ask_all(
     way: Way | None = None, on_progress: OnProgress = no_progress,
 ) -> list[Passes]:  # fmt: skip
     """A beside each of the others. Raises BadInput where one of them cannot be asked at all."""
-    ends = [Endpoint(one.url, model=one.model, api_key=one.api_key, asking=asking) for one in (a, *others)]
+    ends = [ParityEndpoint(one.url, model=one.model, api_key=one.api_key, asking=asking) for one in (a, *others)]
     try:
         offered = [await end.begin() for end in ends]
         chosen = _common(ends, offered, way)
@@ -73,7 +73,7 @@ async def ask_all(
             end.close()
 
 
-def _common(ends: list[Endpoint], offered: list[tuple[Way, ...]], wanted: Way | None) -> Way | None:
+def _common(ends: list[ParityEndpoint], offered: list[tuple[Way, ...]], wanted: Way | None) -> Way | None:
     both = [one for one in WAYS if all(one in ways for ways in offered)]
     if wanted is None:
         return both[0] if both else None
@@ -84,7 +84,7 @@ def _common(ends: list[Endpoint], offered: list[tuple[Way, ...]], wanted: Way | 
 
 
 async def _pass(
-    end: Endpoint, prompts: Sequence[Prompt], way: Way | None, at_once: int, progress: Progress,
+    end: ParityEndpoint, prompts: Sequence[Prompt], way: Way | None, at_once: int, progress: Progress,
     texts: list[str] | None, *, backwards: bool = False,
 ) -> tuple[Sample, ...]:  # fmt: skip
     """`texts`: what to force it through, by prompt; None: each prompt and its own answer to it."""

@@ -15,7 +15,7 @@ _CHARACTERS_A_TOKEN = 4
 _LONG_QUESTION = "Which number from 1 to {last} stands before the part that says most about water? Only the number."
 
 
-class Tool(msgspec.Struct, frozen=True, kw_only=True):
+class OfferedTool(msgspec.Struct, frozen=True, kw_only=True):
     """A function that is offered to the model; `properties` are JSON Schema."""
 
     name: str
@@ -37,7 +37,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     language: str
     kind: Kind
     text: str
-    tools: tuple[Tool, ...] = ()
+    tools: tuple[OfferedTool, ...] = ()
     # Keys that a JSON answer must have.
     wants: tuple[str, ...] = ()
 
@@ -65,7 +65,7 @@ def read_prompts(file: Path = BUNDLED) -> PromptSet:
     only_keys(file, "", raw, {"prompt", "document", "tool"})
     documents = {name: _prose(file, f"document.{name}", said) for name, said in (raw.get("document") or {}).items()}
     tools = {
-        name: read_record(file, f"tool.{name}", table(file, f"tool.{name}", said) | {"name": name}, Tool)
+        name: read_record(file, f"tool.{name}", table(file, f"tool.{name}", said) | {"name": name}, OfferedTool)
         for name, said in (raw.get("tool") or {}).items()
     }
     listed = raw.get("prompt")

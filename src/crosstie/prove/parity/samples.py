@@ -16,7 +16,7 @@ Top = dict[str, float]
 _LEAST = 1e-12
 
 
-class Step(msgspec.Struct, frozen=True):
+class SampledToken(msgspec.Struct, frozen=True):
     """One place: tokens before it, the likeliest tokens there with their log-probabilities, and the one that stands
     there. `at` tells it from others of the same text: characters before it."""
 
@@ -40,8 +40,8 @@ class Sample(msgspec.Struct, kw_only=True):
     finish: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
-    steps: tuple[Step, ...] = ()
-    forced: tuple[Step, ...] = ()
+    steps: tuple[SampledToken, ...] = ()
+    forced: tuple[SampledToken, ...] = ()
     # Empty: it was answered.
     error: str = ""
 
@@ -52,7 +52,7 @@ class Sample(msgspec.Struct, kw_only=True):
         return len(self.steps) >= self.output_tokens - 1
 
 
-class Point(msgspec.Struct, frozen=True):
+class ComparedToken(msgspec.Struct, frozen=True):
     """A place that both have seen with the same text before it."""
 
     position: int
@@ -66,8 +66,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     a: Sample
     b: Sample
-    forced: tuple[Point, ...]
-    greedy: tuple[Point, ...]
+    forced: tuple[ComparedToken, ...]
+    greedy: tuple[ComparedToken, ...]
     parts_at: int | None
     # How much likelier A found its own token than B's where they part, in nats; None: not known.
     margin: float | None
@@ -104,8 +104,8 @@ def likeliest(top: Top) -> str:
     return min(top, key=lambda token: (-top[token], token))
 
 
-def _point(a: Step, b: Step) -> Point:
-    return Point(a.position, least_kl(a.top, b.top), likeliest(a.top) == likeliest(b.top))
+def _point(a: SampledToken, b: SampledToken) -> ComparedToken:
+    return ComparedToken(a.position, least_kl(a.top, b.top), likeliest(a.top) == likeliest(b.top))
 
 
 def paired(a: Sample, b: Sample) -> Pair:

@@ -17,7 +17,7 @@ from crosstie.prove.parity.detectors import calls_a_tool_rightly, is_garbage, is
 from crosstie.prove.parity.endpoint import Way
 from crosstie.prove.parity.groups import Group, Groups, groups_of
 from crosstie.prove.parity.passes import Passes
-from crosstie.prove.parity.samples import Pair, Point, Sample, paired
+from crosstie.prove.parity.samples import ComparedToken, Pair, Sample, paired
 
 Says = Literal["same", "unsure", "differs"]
 _RESAMPLES = 2000
@@ -115,10 +115,10 @@ def _together(gauges: Sequence[Gauge]) -> Says:
 
 
 def _gauges(noise: list[Pair], pairs: list[Pair], limits: Limits) -> tuple[Gauge, ...]:
-    def forced(pair: Pair) -> Sequence[Point]:
+    def forced(pair: Pair) -> Sequence[ComparedToken]:
         return pair.forced
 
-    def greedy(pair: Pair) -> Sequence[Point]:
+    def greedy(pair: Pair) -> Sequence[ComparedToken]:
         return pair.greedy
 
     found: list[Gauge | None] = []
@@ -134,7 +134,9 @@ def _gauges(noise: list[Pair], pairs: list[Pair], limits: Limits) -> tuple[Gauge
     return tuple(one for one in found if one is not None)
 
 
-def _sums(where: Callable[[Pair], Sequence[Point]], of: Callable[[Point], float]) -> Callable[[list[Pair]], Rows]:
+def _sums(
+    where: Callable[[Pair], Sequence[ComparedToken]], of: Callable[[ComparedToken], float]
+) -> Callable[[list[Pair]], Rows]:
     """Of each prompt: a sum over its places, and how many they are."""
     return lambda pairs: [(sum(map(of, where(one))), float(len(where(one)))) for one in pairs if where(one)]
 

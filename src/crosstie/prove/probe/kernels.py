@@ -54,7 +54,7 @@ KERNELS = 200
 WARM_S = 1.0
 
 
-class Bench:
+class LoadedDevice:
     """A device and the one model that is on it."""
 
     def __init__(self, device: ProbedDevice, models: dict[str, dict[str, int]]):
@@ -85,7 +85,7 @@ class Bench:
 Measured = tuple[Timing, str]
 
 
-def copy(bench: Bench, case: Case) -> Measured:
+def copy(bench: LoadedDevice, case: Case) -> Measured:
     """A kernel's copy, not the copy engine's: that is what an operator reaches."""
     torch = bench.device.torch
     source = torch.rand(case["bytes"] // 4, device=bench.device.name)
@@ -93,7 +93,7 @@ def copy(bench: Bench, case: Case) -> Measured:
     return bench.device.timer.time(lambda: torch.mul(source, 1.5, out=target), budget_s=0.2), "elementwise"
 
 
-def launch(bench: Bench, case: Case) -> Measured:
+def launch(bench: LoadedDevice, case: Case) -> Measured:
     """Small kernels that wait for one another: back to back in a graph, from the host, and the host's part."""
     timer, x = bench.device.timer, bench.device.ones(case["bytes"] // 4)
 
@@ -107,7 +107,7 @@ def launch(bench: Bench, case: Case) -> Measured:
     return timer.time(run, KERNELS, graph=graph), "graph" if graph else "eager"
 
 
-def gemm(bench: Bench, case: Case) -> Measured:
+def gemm(bench: LoadedDevice, case: Case) -> Measured:
     """Several weights in turn, so that the cache holds none of them."""
     device, m, n, k = bench.device, case["m"], case["n"], case["k"]
     eight = case["format"] == "fp8"
@@ -127,7 +127,7 @@ def gemm(bench: Bench, case: Case) -> Measured:
     return device.timer.time(run, copies), "scaled_mm" if eight else "matmul"
 
 
-def attention(bench: Bench, case: Case) -> Measured:
+def attention(bench: LoadedDevice, case: Case) -> Measured:
     """Causal attention over a prompt, or of one query a sequence over its cache, which no copy of is in a cache."""
     device, context, dim = bench.device, case["context"], case["head_dim"]
     attend = device.functional.scaled_dot_product_attention
@@ -166,7 +166,7 @@ def using(backend: str) -> Any:
     return module.sdpa_kernel(getattr(module.SDPBackend, BACKENDS[backend]))
 
 
-def whole_step(bench: Bench, case: Case) -> Measured:
+def whole_step(bench: LoadedDevice, case: Case) -> Measured:
     """All layers and the head, with the attention backend that is fastest at this shape."""
     decoder = bench.decoder(case["model"], case["format"])
     decode = case["kind"] == "decode-step"
@@ -181,7 +181,7 @@ def whole_step(bench: Bench, case: Case) -> Measured:
         return bench.device.timer.time(run, budget_s=0.2), backend
 
 
-KINDS: dict[str, Callable[[Bench, Case], Measured]] = {
+KINDS: dict[str, Callable[[LoadedDevice, Case], Measured]] = {
     "copy": copy,
     "kernel-in-graph": launch,
     "kernel-eager": launch,
@@ -207,7 +207,7 @@ class ProbeRun:
 
 def measure(device: ProbedDevice, plan: dict[str, Any], on_progress: OnProgress) -> ProbeRun:
     """Every case of the plan; what a kernel refuses is noted, and an interrupt ends it with what there is."""
-    outcome, bench = ProbeRun(), Bench(device, plan["models"])
+    outcome, bench = ProbeRun(), LoadedDevice(device, plan["models"])
     cases: list[Case] = plan["cases"]
     # A capture may collect garbage first: it need not look at what was there before.
     gc.freeze()
@@ -235,7 +235,7 @@ def measure(device: ProbedDevice, plan: dict[str, Any], on_progress: OnProgress)
     return outcome
 
 
-def one(bench: Bench, case: Case, outcome: ProbeRun) -> None:
+def one(bench: LoadedDevice, case: Case, outcome: ProbeRun) -> None:
     what = {key: value for key, value in case.items() if key != "part"}
     try:
         found, backend = KINDS[case["kind"]](bench, case)

@@ -10,7 +10,7 @@ from crosstie.perf.step import shape, step
 from crosstie.prove.profile.sorting import ATTENTION, BOOKKEEPING, COLLECTIVES, ELEMENTWISE, HOST, PRODUCTS
 
 
-class Roofline(msgspec.Struct, frozen=True, kw_only=True):
+class StepRoofline(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     batch: int
     context: int
@@ -24,7 +24,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
     ideal_step_s: float
 
 
-def roofline(deployment: Deployment, *, batch: int, context: int, prefill: int = 0) -> Roofline:
+def roofline(deployment: Deployment, *, batch: int, context: int, prefill: int = 0) -> StepRoofline:
     """A step that decodes `batch` sequences with `context` tokens each, and reads `prefill` tokens of a prompt."""
     if batch < 0 or context < 0 or prefill < 0 or batch + prefill < 1:
         raise BadInput("--batch, --context and --prefill are 0 or more, and there must be a sequence or a prompt")
@@ -36,7 +36,7 @@ def roofline(deployment: Deployment, *, batch: int, context: int, prefill: int =
 
     parts = {name: one(value) for name, value in cost.parts_s.items()}
     ideal = {name: one(value) for name, value in cost.ideal_parts_s.items()}
-    return Roofline(
+    return StepRoofline(
         deployment=deployment.label, batch=batch, context=context, prefill=prefill,
         predicted_s={
             PRODUCTS: parts.get("products", 0.0), ATTENTION: parts.get("attention", 0.0),

@@ -12,7 +12,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
-from crosstie.prove.profile.roofline import Roofline
+from crosstie.prove.profile.roofline import StepRoofline
 from crosstie.prove.profile.sorting import (
     ATTENTION,
     BOOKKEEPING,
@@ -22,17 +22,17 @@ from crosstie.prove.profile.sorting import (
     HOST,
     PRODUCTS,
     UNKNOWN,
-    Place,
+    KernelKind,
     sorted_by_name,
 )  # fmt: skip
-from crosstie.prove.profile.trace import Event, Trace
+from crosstie.prove.profile.trace import GpuEvent, ProfilerTrace
 
 BETWEEN, GAPS = "gaps: between kernels", "gaps"
 # Of what is bookkeeping, the part by which sparse attention chooses what to read.
 _CHOOSING = ("sorting", "gathers")
 
 
-class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+class KernelShare(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     sort: str
     what: str
@@ -70,14 +70,14 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     bookkeeping: dict[str, float]
     # Collectives that ran while something else did.
     hidden_collectives_s: float
-    kernels: list[Kernel]
-    unknown: list[Kernel]
-    roofline: Roofline | None
+    kernels: list[KernelShare]
+    unknown: list[KernelShare]
+    roofline: StepRoofline | None
     verdict: list[str]
 
 
 def profile(
-    trace: Trace, *, steps: int | None = None, device: str | None = None, roofline: Roofline | None = None
+    trace: ProfilerTrace, *, steps: int | None = None, device: str | None = None, roofline: StepRoofline | None = None
 ) -> Profile:
     """`steps`: how many there are, where the trace does not mark them."""
     if steps is not None and steps < 1:
@@ -102,10 +102,10 @@ def profile(
     )  # fmt: skip
 
 
-def _of_totals(trace: Trace, steps: int, roofline: Roofline | None) -> Profile:
+def _of_totals(trace: ProfilerTrace, steps: int, roofline: StepRoofline | None) -> Profile:
     """A summary has no times of single kernels: sums, and no gaps."""
     kernels = [
-        Kernel(name=name, sort=place.sort, what=place.what, calls=calls / steps, seconds=seconds / steps)
+        KernelShare(name=name, sort=place.sort, what=place.what, calls=calls / steps, seconds=seconds / steps)
         for name, calls, seconds in trace.totals
         for place in (sorted_by_name(name),)
     ]
@@ -118,23 +118,25 @@ def _of_totals(trace: Trace, steps: int, roofline: Roofline | None) -> Profile:
     )  # fmt: skip
 
 
-def place_of(event: Event) -> Place:
-    return Place(BOOKKEEPING, "copies") if event.kind == "copy" else sorted_by_name(event.name)
+def place_of(event: GpuEvent) -> KernelKind:
+    return KernelKind(BOOKKEEPING, "copies") if event.kind == "copy" else sorted_by_name(event.name)
 
 
-def _kernels(events: Sequence[Event], steps: int) -> list[Kernel]:
-    calls, seconds = Counter[tuple[str, Place]](), defaultdict[tuple[str, Place], float](float)
+def _kernels(events: Sequence[GpuEvent], steps: int) -> list[KernelShare]:
+    calls, seconds = Counter[tuple[str, KernelKind]](), defaultdict[tuple[str, KernelKind], float](float)
     for event in events:
         key = event.name, place_of(event)
         calls[key] += 1
         seconds[key] += event.end_s - event.start_s
     return [
-        Kernel(name=name, sort=place.sort, what=place.what, calls=calls[name, place] / steps, seconds=spent / steps)
+        KernelShare(
+            name=name, sort=place.sort, what=place.what, calls=calls[name, place] / steps, seconds=spent / steps
+        )
         for (name, place), spent in sorted(seconds.items(), key=lambda pair: -pair[1])
     ]
 
 
-def _swept(events: Sequence[Event]) -> tuple[dict[str, float], float]:
+def _swept(events: Sequence[GpuEvent]) -> tuple[dict[str, float], float]:
     """Seconds by class and gap, and those of collectives that something else hides."""
     edges: list[tuple[float, int, str]] = []
     for event in events:
@@ -156,7 +158,7 @@ def _swept(events: Sequence[Event]) -> tuple[dict[str, float], float]:
     return spent, hidden
 
 
-def _gaps(events: Sequence[Event]) -> dict[str, float]:
+def _gaps(events: Sequence[GpuEvent]) -> dict[str, float]:
     known = any(event.launched_s is not None for event in events)
     found: dict[str, float] = defaultdict(float)
     end = events[0].end_s
@@ -172,8 +174,9 @@ def _gaps(events: Sequence[Event]) -> dict[str, float]:
 
 
 def _told(
-    trace: Trace, steps: int, kernels: list[Kernel], spent: dict[str, float], roofline: Roofline | None, *,
-    device: str, others: int, step_s: float, hidden: float, launches: float, timeline: bool,
+    trace: ProfilerTrace, steps: int, kernels: list[KernelShare], spent: dict[str, float],
+    roofline: StepRoofline | None, *, device: str, others: int, step_s: float, hidden: float, launches: float,
+    timeline: bool,
 ) -> Profile:  # fmt: skip
     if roofline is not None:
         roofline = _shared_out(roofline, spent)
@@ -195,7 +198,7 @@ def _told(
     return msgspec.structs.replace(made, verdict=list(_verdict(made)))
 
 
-def _shared_out(beside: Roofline, spent: Mapping[str, float]) -> Roofline:
+def _shared_out(beside: StepRoofline, spent: Mapping[str, float]) -> StepRoofline:
     """The model has one sum for norms, activations and bookkeeping: what norms and activations do not take of it is
     there for bookkeeping. Attention that no kernel is named after is written as products, and expected among them."""
     predicted, ideal = dict(beside.predicted_s), dict(beside.ideal_s)
@@ -208,7 +211,7 @@ def _shared_out(beside: Roofline, spent: Mapping[str, float]) -> Roofline:
     return msgspec.structs.replace(beside, predicted_s=predicted, ideal_s=ideal)
 
 
-def _share(name: str, seconds: float, step_s: float, roofline: Roofline | None) -> Share:
+def _share(name: str, seconds: float, step_s: float, roofline: StepRoofline | None) -> Share:
     predicted = roofline.predicted_s.get(name) if roofline else None
     recoverable: float | None = None
     if predicted is not None:

@@ -16,7 +16,7 @@ HOST = "gaps: the host launches late"
 CLASSES = (PRODUCTS, ATTENTION, ELEMENTWISE, BOOKKEEPING, COLLECTIVES, UNKNOWN)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class KernelRule(msgspec.Struct, frozen=True, kw_only=True):
     """`what`: of bookkeeping, which: routing, sorting, sampling, casts, copies, gathers, cache."""
 
     sort: str
@@ -26,15 +26,15 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     what: str = ""
 
 
-class Place(msgspec.Struct, frozen=True):
+class KernelKind(msgspec.Struct, frozen=True):
     sort: str
     what: str = ""
 
 
 @cache
-def rows() -> tuple[tuple[Row, re.Pattern[str]], ...]:
+def rows() -> tuple[tuple[KernelRule, re.Pattern[str]], ...]:
     try:
-        found = msgspec.convert(tomllib.loads(DATA.read_text())["kernel"], list[Row])
+        found = msgspec.convert(tomllib.loads(DATA.read_text())["kernel"], list[KernelRule])
     except (msgspec.ValidationError, KeyError) as error:
         raise BadData(DATA, "kernel", str(error)) from None
     for row in found:
@@ -44,8 +44,8 @@ def rows() -> tuple[tuple[Row, re.Pattern[str]], ...]:
 
 
 @cache
-def sorted_by_name(name: str) -> Place:
+def sorted_by_name(name: str) -> KernelKind:
     for row, pattern in rows():
         if pattern.search(name):
-            return Place(row.sort, row.what)
-    return Place(UNKNOWN)
+            return KernelKind(row.sort, row.what)
+    return KernelKind(UNKNOWN)

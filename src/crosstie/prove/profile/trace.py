@@ -22,7 +22,7 @@ from crosstie.core.errors import BadData
 LARGEST_BYTES = 4 * 1024**3
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class GpuEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Something that ran on a GPU."""
 
     name: str
@@ -35,19 +35,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     launched_s: float | None = None
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
+class ProfilerTrace(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     # Who wrote it, such as "torch.profiler".
     made_by: str
     # In the order of their start.
-    events: list[Event]
+    events: list[GpuEvent]
     # Steps that the trace itself marks, 0 where it does not.
     steps: int = 0
     # Without times of their own: (name, calls, seconds); then there are no events.
     totals: list[tuple[str, int, float]] = []
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> ProfilerTrace:
     try:
         if not path.exists():
             raise BadData(path, "", "no such file")
@@ -75,7 +75,7 @@ def read_trace(path: Path) -> Trace:
     return found
 
 
-def _made(path: Path, made_by: str, events: Iterable[Event], steps: int = 0) -> Trace:
+def _made(path: Path, made_by: str, events: Iterable[GpuEvent], steps: int = 0) -> ProfilerTrace:
     ordered = sorted(events, key=lambda event: (event.start_s, event.end_s))
     begin = ordered[0].start_s if ordered else 0.0
     moved = [
@@ -85,7 +85,7 @@ def _made(path: Path, made_by: str, events: Iterable[Event], steps: int = 0) -> 
         )
         for one in ordered
     ]  # fmt: skip
-    return Trace(file=str(path), made_by=made_by, events=moved, steps=steps)
+    return ProfilerTrace(file=str(path), made_by=made_by, events=moved, steps=steps)
 
 
 # --- Chrome traces of torch.profiler, on CUDA and ROCm alike
@@ -94,7 +94,7 @@ _ON_GPU = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
 
 
-def _json(path: Path, text: str) -> Trace:
+def _json(path: Path, text: str) -> ProfilerTrace:
     try:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -110,7 +110,7 @@ def _json(path: Path, text: str) -> Trace:
         raise BadData(path, "traceEvents", f"an event that cannot be read: {error!r}") from None
 
 
-def _chrome(path: Path, events: list[dict[str, Any]]) -> Trace:
+def _chrome(path: Path, events: list[dict[str, Any]]) -> ProfilerTrace:
     calls: dict[Any, float] = {}
     marked: dict[str, set[str]] = {}
     for event in events:
@@ -122,7 +122,7 @@ def _chrome(path: Path, events: list[dict[str, Any]]) -> Trace:
         elif name.startswith("ProfilerStep#"):
             marked.setdefault(category, set()).add(name)
     found = [
-        Event(
+        GpuEvent(
             name=str(event["name"]), start_s=float(event["ts"]) * 1e-6,
             end_s=(float(event["ts"]) + float(event["dur"])) * 1e-6,
             device=str(event.get("args", {}).get("device", event.get("pid", 0))), kind=_ON_GPU[event["cat"]],
@@ -138,7 +138,7 @@ def _chrome(path: Path, events: list[dict[str, Any]]) -> Trace:
 # --- rocprofv3: JSON, CSV and its SQLite (rocpd)
 
 
-def _rocprofv3(path: Path, runs: Any) -> Trace:
+def _rocprofv3(path: Path, runs: Any) -> ProfilerTrace:
     """One object a process, in a list; kernels by the number of their symbol."""
     try:
         found = [event for run in (runs if isinstance(runs, list) else [runs]) for event in _of_process(run)]
@@ -147,19 +147,19 @@ def _rocprofv3(path: Path, runs: Any) -> Trace:
     return _made(path, "rocprofv3", found)
 
 
-def _of_process(run: Mapping[str, Any]) -> Iterable[Event]:
+def _of_process(run: Mapping[str, Any]) -> Iterable[GpuEvent]:
     symbols = {one["kernel_id"]: _symbol(one) for one in run.get("kernel_symbols", [])}
     records = run["buffer_records"]
     calls = {_correlation(one): float(one["end_timestamp"]) * 1e-9 for one in records.get("hip_api", [])}
     for one in records.get("kernel_dispatch", []):
         about = one["dispatch_info"]
-        yield Event(
+        yield GpuEvent(
             name=symbols.get(about["kernel_id"], f"kernel {about['kernel_id']}"),
             start_s=float(one["start_timestamp"]) * 1e-9, end_s=float(one["end_timestamp"]) * 1e-9,
             device=str(about.get("agent_id", {}).get("handle", 0)), launched_s=calls.get(_correlation(one)),
         )  # fmt: skip
     for one in records.get("memory_copy", []):
-        yield Event(
+        yield GpuEvent(
             name="memory copy", kind="copy", start_s=float(one["start_timestamp"]) * 1e-9,
             end_s=float(one["end_timestamp"]) * 1e-9, device=str(one.get("dst_agent_id", {}).get("handle", 0)),
         )  # fmt: skip
@@ -175,7 +175,7 @@ def _correlation(one: Mapping[str, Any]) -> Any:
     return one.get("correlation_id", {}).get("internal")
 
 
-def _csv(path: Path, text: str) -> Trace:
+def _csv(path: Path, text: str) -> ProfilerTrace:
     """rocprofv3's kernel_trace, memory_copy_trace and kernel_stats, and what `nsys stats --format csv` prints."""
     lines = text.splitlines()
     # nsys prints a line or two about itself before the table.
@@ -192,7 +192,7 @@ def _csv(path: Path, text: str) -> Trace:
         for name, calls, total, made_by in _TOTALS:
             if {name, calls, total} <= columns:
                 totals = [(row[name], int(row[calls]), float(row[total]) * 1e-9) for row in rows if row[name]]
-                return Trace(file=str(path), made_by=made_by, events=[], totals=totals)
+                return ProfilerTrace(file=str(path), made_by=made_by, events=[], totals=totals)
     except (KeyError, TypeError, ValueError) as error:
         raise BadData(path, "", f"a row that cannot be read: {error!r}") from None
     raise BadData(path, "", f"columns that are not known: {', '.join(sorted(map(str, columns)))[:80]}")
@@ -205,19 +205,19 @@ _TOTALS = (
 )
 
 
-def _rocprofv3_row(row: Mapping[str, str]) -> Event:
+def _rocprofv3_row(row: Mapping[str, str]) -> GpuEvent:
     copies = "Direction" in row or "Kernel_Name" not in row
-    return Event(
+    return GpuEvent(
         name=row["Direction"] if "Direction" in row else row["Kernel_Name"], kind="copy" if copies else "kernel",
         start_s=int(row["Start_Timestamp"]) * 1e-9, end_s=int(row["End_Timestamp"]) * 1e-9,
         device=row.get("Agent_Id") or row.get("Destination_Agent_Id") or "0",
     )  # fmt: skip
 
 
-def _nsys_row(row: Mapping[str, str]) -> Event:
+def _nsys_row(row: Mapping[str, str]) -> GpuEvent:
     start = int(row["Start (ns)"]) * 1e-9
     copies = row["Name"].startswith(("[CUDA mem", "[CUDA Unified"))
-    return Event(
+    return GpuEvent(
         name=row["Name"], kind="copy" if copies else "kernel", start_s=start,
         end_s=start + int(row["Duration (ns)"]) * 1e-9, device=row.get("Device") or "0",
     )  # fmt: skip
@@ -240,7 +240,7 @@ _ROCPD = (
 )  # fmt: skip
 
 
-def _sqlite(path: Path) -> Trace:
+def _sqlite(path: Path) -> ProfilerTrace:
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as opened:
             named = {name for (name,) in opened.execute("SELECT name FROM sqlite_master")}
@@ -255,7 +255,7 @@ def _sqlite(path: Path) -> Trace:
                 asked = opened.execute('SELECT correlationId, "end" FROM CUPTI_ACTIVITY_KIND_RUNTIME')
                 calls = {number: float(end) * 1e-9 for number, end in asked}
             found = [
-                Event(
+                GpuEvent(
                     name=str(name), kind=kind, start_s=start * 1e-9, end_s=end * 1e-9, device=str(device),
                     launched_s=calls.get(number),
                 )

@@ -23,7 +23,7 @@ DISTURBED_S = 0.5
 
 
 @dataclass(frozen=True)
-class Targets:
+class ClassTargets:
     """What a class was promised; None: nothing."""
 
     ttft: Target | None = None
@@ -70,7 +70,7 @@ class RequestGroup:
 @dataclass(frozen=True)
 class ReplayedClass:
     seen: RequestGroup
-    targets: Targets
+    targets: ClassTargets
     # Shares of all its requests; one that failed has kept nothing. None without a target.
     ttft_kept: float | None
     tpot_kept: float | None
@@ -111,7 +111,7 @@ class ReplayResult:
         return self.latest_s > DISTURBED_S
 
 
-def kept_targets(one: RequestOutcome, targets: Targets) -> tuple[bool, bool]:
+def kept_targets(one: RequestOutcome, targets: ClassTargets) -> tuple[bool, bool]:
     """TTFT and TPOT; an answer of one token has no TPOT to miss."""
     if not one.served:
         return False, False
@@ -119,9 +119,9 @@ def kept_targets(one: RequestOutcome, targets: Targets) -> tuple[bool, bool]:
     return ttft, targets.tpot is None or math.isnan(one.tpot_s) or one.tpot_s <= targets.tpot.seconds
 
 
-def result_of(outcomes: Sequence[RequestOutcome], promised: Mapping[str | None, Targets]) -> ReplayResult:
+def result_of(outcomes: Sequence[RequestOutcome], promised: Mapping[str | None, ClassTargets]) -> ReplayResult:
     """`promised`: targets by class; classes that are not there have none."""
-    nothing = Targets()
+    nothing = ClassTargets()
     arrivals = [one.request.arrival_s for one in outcomes]
     kept = [all(kept_targets(one, promised.get(one.request.class_name, nothing))) for one in outcomes]
     classes = _grouped(outcomes, lambda one: one.request.class_name)
@@ -151,7 +151,7 @@ def _grouped(
     return found
 
 
-def _class(outcomes: list[RequestOutcome], targets: Targets, name: str | None) -> ReplayedClass:
+def _class(outcomes: list[RequestOutcome], targets: ClassTargets, name: str | None) -> ReplayedClass:
     kept = [kept_targets(one, targets) for one in outcomes]
     return ReplayedClass(
         seen=_group(name or "all", outcomes),
@@ -181,5 +181,5 @@ def plain(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def targets_of(fleet: Fleet) -> dict[str | None, Targets]:
-    return {one.name: Targets(one.ttft, one.tpot) for one in fleet.classes}
+def targets_of(fleet: Fleet) -> dict[str | None, ClassTargets]:
+    return {one.name: ClassTargets(one.ttft, one.tpot) for one in fleet.classes}

@@ -20,8 +20,8 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import PrefixReuse, RequestClass, Workload
 from crosstie.decide.plan.plan import Plan, plan
 from crosstie.perf.estimate import estimate
-from crosstie.prove.review.expected import Speed
-from crosstie.prove.review.figures import FEW, Figure
+from crosstie.prove.review.expected import PoolSpeed
+from crosstie.prove.review.figures import FEW, ReviewFigure
 from crosstie.prove.review.review import Review
 from crosstie.route.build import deployment_of
 
@@ -40,7 +40,7 @@ _TRIES, _FURTHEST = 6, 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RevisedPlan:
     """A plan with some of what was learnt, and what that was."""
 
     what: str
@@ -54,7 +54,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Again:
     # As it was saved; with today's catalog; and with what was seen.
-    steps: list[Step]
+    steps: list[RevisedPlan]
     # What was learnt, and what was not, in words.
     learnt: list[str]
 
@@ -64,7 +64,7 @@ def again(catalog: Catalog, found: Review, *, quick: bool = False, on_progress: 
     planned = found.planned
     saved = planned.saved
     confirm = saved.confirmed is not None and not quick
-    first = Step(
+    first = RevisedPlan(
         "as saved", saved.gpus, saved.usd_per_hour, planned.plan.usd_per_million_tokens.usd_per_million
     )  # fmt: skip
     steps, learnt = [first], list[str]()
@@ -74,7 +74,7 @@ def again(catalog: Catalog, found: Review, *, quick: bool = False, on_progress: 
         try:
             steps.append(_step(what, plan(catalog, workload, confirm=confirm, on_progress=on_progress)))
         except CrosstieError as error:
-            steps.append(Step(what, {}, None, None, str(error)))
+            steps.append(RevisedPlan(what, {}, None, None, str(error)))
 
     planned_again("with today's prices and catalog", catalog, saved.workload)
     workload = _workload(catalog, found, learnt)
@@ -92,11 +92,11 @@ def again(catalog: Catalog, found: Review, *, quick: bool = False, on_progress: 
     return Again(steps, learnt)
 
 
-def _step(what: str, made: Plan) -> Step:
+def _step(what: str, made: Plan) -> RevisedPlan:
     if made.fleet is None:
         why = made.obstacles[0].why if made.obstacles else "no fleet will do"
-        return Step(what, {}, None, None, why)
-    return Step(what, made.fleet.gpus, made.fleet.usd_per_hour, made.fleet.cost.usd_per_million)
+        return RevisedPlan(what, {}, None, None, why)
+    return RevisedPlan(what, made.fleet.gpus, made.fleet.usd_per_hour, made.fleet.cost.usd_per_million)
 
 
 def _workload(catalog: Catalog, found: Review, learnt: list[str]) -> Workload:
@@ -145,7 +145,7 @@ def _recut(catalog: Catalog, found: Review, one: RequestClass, rows: Ints) -> Re
     return msgspec.structs.replace(one, slices=slices)
 
 
-def _differs(figure: Figure) -> bool:
+def _differs(figure: ReviewFigure) -> bool:
     """Whether it is surely another than planned: what may be chance is nothing learnt."""
     low, high = figure.seen.low, figure.seen.high
     if figure.predicted is None or low is None or high is None:
@@ -206,7 +206,7 @@ def _scaled(
     return moved(by)
 
 
-def _off(found: Review) -> Iterator[tuple[Speed, Pool]]:
+def _off(found: Review) -> Iterator[tuple[PoolSpeed, Pool]]:
     """Pools whose speed is surely not that of the model, the one with most requests for each deployment."""
     pools = {pool.name: pool for pool in found.planned.fleet.pools}
     known = set()

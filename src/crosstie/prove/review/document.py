@@ -8,7 +8,7 @@ from msgspec import to_builtins
 
 from crosstie.prove.review.again import Again
 from crosstie.prove.review.checklist import Demand
-from crosstie.prove.review.figures import LEVEL, Figure
+from crosstie.prove.review.figures import LEVEL, ReviewFigure
 from crosstie.prove.review.planned import Planned
 from crosstie.prove.review.review import Review
 
@@ -35,7 +35,7 @@ def review_document(found: Review, learnt: Again | None) -> dict[str, Any]:
     }
 
 
-def _figure(one: Figure) -> dict[str, Any]:
+def _figure(one: ReviewFigure) -> dict[str, Any]:
     return {
         "check": one.check or None,
         "of": one.of or None,

@@ -22,7 +22,7 @@ from crosstie.core.errors import CrosstieError
 from crosstie.core.fleet import Fleet
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.decide.plan.traffic import recorded
-from crosstie.prove.review.figures import Seen, mean_seen
+from crosstie.prove.review.figures import MeasuredValue, mean_seen
 from crosstie.prove.review.production import Recorded
 from crosstie.sim.fleet import FleetSimulator
 
@@ -46,11 +46,11 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Speed:
+class PoolSpeed:
     """Of a pool: how much it does of what its model does at as many requests in flight."""
 
     pool: str
-    ratio: Seen
+    ratio: MeasuredValue
     # Of one replica, over the stretch: requests in flight, and output tokens a second.
     in_flight: float
     output_tokens_per_s: float
@@ -69,7 +69,7 @@ class Expected:
     seen: Pass
     simulated: Pass
     hit_rate: float | None
-    speeds: list[Speed]
+    speeds: list[PoolSpeed]
     # What was left out, in words.
     notes: list[str]
 
@@ -96,7 +96,7 @@ def expected(
     classes = tuple(production.classes[row] for row in rows)
     nothing = np.full(len(rows), np.nan)
     seen = Pass(nothing, nothing, nothing, (None,) * len(rows))
-    speeds: list[Speed] = []
+    speeds: list[PoolSpeed] = []
     notes = [f"{int((~fits).sum()):,} recorded requests are of no class of the fleet, or too long for it"] * bool(
         (~fits).any()
     )
@@ -167,7 +167,7 @@ def _simulated(catalog: Catalog, fleet: Fleet, trace: Trace, load: float) -> tup
 
 def _speeds(
     catalog: Catalog, fleet: Fleet, trace: Trace, seen: Pass, simulated: Pass, counted: Ints, on_progress: OnProgress
-) -> list[Speed]:
+) -> list[PoolSpeed]:
     both = counted[~np.isnan(seen.request_s[counted]) & ~np.isnan(simulated.request_s[counted])]
     if len(both) < _FEWEST:
         return []
@@ -194,7 +194,7 @@ def _speeds(
 
 def _speed(
     name: str, replicas: int, trace: Trace, seen: Pass, simulated: Pass, both: Ints, factor: float, span_s: float
-) -> Speed | None:
+) -> PoolSpeed | None:
     mine = both[[seen.pools[row] == name for row in both]]
     if len(mine) < _FEWEST or span_s <= 0.0:
         return None
@@ -203,9 +203,9 @@ def _speed(
     assert ratio is not None
     served: Sequence[float] = seen.request_s[mine].tolist()
     busy_s = span_s * replicas
-    return Speed(
+    return PoolSpeed(
         pool=name,
-        ratio=Seen(
+        ratio=MeasuredValue(
             ratio.value**factor,
             None if ratio.low is None else max(ratio.low, 1e-3) ** factor,
             None if ratio.high is None else max(ratio.high, 1e-3) ** factor,

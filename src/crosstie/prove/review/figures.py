@@ -65,7 +65,7 @@ def changed(given: Mapping[str, float]) -> dict[str, Threshold]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MeasuredValue:
     value: float
     # None: nothing says how sure it is.
     low: float | None
@@ -79,7 +79,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ReviewFigure:
     # The threshold that it is held to; "" where it is only told.
     check: str
     # A class, a pool, or "" for all.
@@ -88,7 +88,7 @@ class Figure:
     # "1/s", "tokens", "tokens/s", "s", "share", "usd".
     unit: str
     predicted: float | None
-    seen: Seen
+    seen: MeasuredValue
     limit: Threshold | None = None
     # The same under the requests that came, where `predicted` is of those that were planned for.
     planned: float | None = None
@@ -134,7 +134,7 @@ def _t(freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
-def mean_seen(values: Floats, weights: Floats | None = None) -> Seen | None:
+def mean_seen(values: Floats, weights: Floats | None = None) -> MeasuredValue | None:
     """The mean, or with weights the ratio of two sums, of values in the order in which they came."""
     count = len(values)
     if not count:
@@ -143,17 +143,17 @@ def mean_seen(values: Floats, weights: Floats | None = None) -> Seen | None:
     value = float((values * weights).sum() / max(float(weights.sum()), 1e-300))
     parts = min(_BATCHES, count // 2)
     if parts < 3:
-        return Seen(value, None, None, count)
+        return MeasuredValue(value, None, None, count)
     tops = [float(part.sum()) for part in np.array_split(values * weights, parts)]
     under = [float(part.sum()) for part in np.array_split(weights, parts)]
     # Of a ratio: how far each stretch is from what it would have at the ratio of all.
     away = np.array(tops) - value * np.array(under)
     error = math.sqrt(float((away**2).sum()) / (parts * (parts - 1))) / max(sum(under) / parts, 1e-300)
     half = _t(parts - 1) * error
-    return Seen(value, value - half, value + half, count)
+    return MeasuredValue(value, value - half, value + half, count)
 
 
-def rate_seen(arrivals: Floats, span_s: float) -> Seen | None:
+def rate_seen(arrivals: Floats, span_s: float) -> MeasuredValue | None:
     """Requests/s over a stretch that begins at 0. Burstier traffic than Poisson's makes it less sure."""
     count = len(arrivals)
     if span_s <= 0.0:
@@ -166,20 +166,22 @@ def rate_seen(arrivals: Floats, span_s: float) -> Seen | None:
     low = count * max(1 - 1 / (9 * count) - _Z / (3 * math.sqrt(count)), 0.0) ** 3 if count else 0.0
     high = (count + 1) * (1 - 1 / (9 * (count + 1)) + _Z / (3 * math.sqrt(count + 1))) ** 3
     wider = math.sqrt(dispersion)
-    return Seen(value, max(value - wider * (value - low / span_s), 0.0), value + wider * (high / span_s - value), count)
+    return MeasuredValue(
+        value, max(value - wider * (value - low / span_s), 0.0), value + wider * (high / span_s - value), count
+    )
 
 
-def share_seen(hits: float, of: float) -> Seen | None:
+def share_seen(hits: float, of: float) -> MeasuredValue | None:
     """By Wilson: an interval that stays within 0 and 1, however few there are."""
     if of <= 0:
         return None
     p, z2 = hits / of, _Z * _Z
     middle = (p + z2 / (2 * of)) / (1 + z2 / of)
     half = _Z / (1 + z2 / of) * math.sqrt(p * (1 - p) / of + z2 / (4 * of * of))
-    return Seen(p, max(middle - half, 0.0), min(middle + half, 1.0), int(of))
+    return MeasuredValue(p, max(middle - half, 0.0), min(middle + half, 1.0), int(of))
 
 
-def quantile_seen(values: Floats, share: float) -> Seen | None:
+def quantile_seen(values: Floats, share: float) -> MeasuredValue | None:
     """The value that so many do not exceed; its interval between ranks, whatever the distribution is. An end beyond
     the first or the last value is not known."""
     known = np.sort(values[~np.isnan(values)])
@@ -188,7 +190,7 @@ def quantile_seen(values: Floats, share: float) -> Seen | None:
         return None
     spread = _Z * math.sqrt(count * share * (1.0 - share))
     low, high = math.floor(count * share - spread) - 1, math.ceil(count * share + spread)
-    return Seen(
+    return MeasuredValue(
         at_quantile(known, share), float(known[low]) if low >= 0 else None,
         float(known[high]) if high < count else None, count,
     )  # fmt: skip
@@ -199,7 +201,7 @@ def at_quantile(known: Floats | Sequence[float], share: float) -> float:
     return float(known[min(max(math.ceil(share * len(known)) - 1, 0), len(known) - 1)])
 
 
-def bucket_quantile(buckets: Mapping[float, float], share: float) -> Seen | None:
+def bucket_quantile(buckets: Mapping[float, float], share: float) -> MeasuredValue | None:
     """Of a histogram, by upper end how many are not above it: the middle of the bucket, which is all that is known."""
     ordered = sorted(buckets.items())
     total = ordered[-1][1] if ordered else 0.0
@@ -209,6 +211,6 @@ def bucket_quantile(buckets: Mapping[float, float], share: float) -> Seen | None
     for bound, count in ordered:
         if count >= share * total:
             high = bound if math.isfinite(bound) else None
-            return Seen(0.5 * (low + high) if high is not None else low, low, high, int(total))
+            return MeasuredValue(0.5 * (low + high) if high is not None else low, low, high, int(total))
         low = bound
     return None

@@ -152,7 +152,7 @@ def _by_pool() -> dict[str, dict[float, float]]:
 
 
 @dataclass
-class Metrics:
+class MetricTotals:
     """Since the gateway's start, of all pages together."""
 
     # By class and target: kept, and all.
@@ -191,9 +191,9 @@ class Metrics:
                     kept[labels.get("pool", "")][float(bound)] += value
 
 
-def read_metrics(places: Sequence[str]) -> Metrics:
+def read_metrics(places: Sequence[str]) -> MetricTotals:
     """Pages in Prometheus' text form: files, or addresses to ask."""
-    found = Metrics()
+    found = MetricTotals()
     for place in places:
         page = _page(place)
         if not any(True for _ in samples_of(page)):

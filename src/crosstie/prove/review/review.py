@@ -12,8 +12,8 @@ from crosstie.core.workload import Target
 from crosstie.prove.review.expected import Expected, expected
 from crosstie.prove.review.figures import (
     FEW,
-    Figure,
-    Seen,
+    MeasuredValue,
+    ReviewFigure,
     Threshold,
     at_quantile,
     bucket_quantile,
@@ -23,7 +23,7 @@ from crosstie.prove.review.figures import (
     share_seen,
 )
 from crosstie.prove.review.planned import Planned, lengths_of, weighted_quantile
-from crosstie.prove.review.production import DAY_S, Metrics, Recorded, Usage
+from crosstie.prove.review.production import DAY_S, MetricTotals, Recorded, Usage
 
 _MILLION, _HOUR_S = 1e6, 3600.0
 _USUAL = 0.9
@@ -37,30 +37,30 @@ class Review:
     planned: Planned
     today: str
     production: Recorded
-    figures: list[Figure]
+    figures: list[ReviewFigure]
     expected: Expected | None
     # What has to be known to read it.
     notes: list[str] = field(default_factory=list)
 
     @property
-    def beyond(self) -> list[Figure]:
+    def beyond(self) -> list[ReviewFigure]:
         return [one for one in self.figures if one.verdict == "beyond"]
 
     @property
-    def unsure(self) -> list[Figure]:
+    def unsure(self) -> list[ReviewFigure]:
         return [one for one in self.figures if one.verdict == "unsure"]
 
     @property
     def holds(self) -> bool:
         return not self.beyond
 
-    def of(self, check: str) -> list[Figure]:
+    def of(self, check: str) -> list[ReviewFigure]:
         return [one for one in self.figures if one.check == check]
 
 
 def review(
     catalog: Catalog, planned: Planned, production: Recorded, limits: Mapping[str, Threshold], today: str, *,
-    metrics: Metrics | None = None, usage: Usage | None = None, on_progress: OnProgress = no_progress,
+    metrics: MetricTotals | None = None, usage: Usage | None = None, on_progress: OnProgress = no_progress,
 ) -> Review:  # fmt: skip
     notes = list(_about(planned, production))
     found = expected(catalog, planned.fleet, production, on_progress)
@@ -111,33 +111,33 @@ def _span(seconds: float) -> str:
     return f"{seconds:,.0f} s"
 
 
-def _traffic(planned: Planned, production: Recorded, today: str) -> Iterator[Figure]:
+def _traffic(planned: Planned, production: Recorded, today: str) -> Iterator[ReviewFigure]:
     """In the busiest hour, against the peak that the plan expects by now."""
     grown, begin = planned.growth(today), float(production.arrivals[production.busy.start])
     rates = {name: one.requests_per_s * grown for name, one in planned.classes.items()}
-    seen: dict[str, Seen] = {}
+    seen: dict[str, MeasuredValue] = {}
     names = [*rates, *sorted(set(production.classes) - set(rates))]
     what = "requests/s" if production.span_s <= _HOUR_S else "requests/s, peak hour"
     for name in names:
         at = production.arrivals[production.rows(name, busy=True)] - begin
-        seen[name] = rate_seen(at, production.busy_span_s) or Seen(0.0, None, None, 0)
-        yield Figure("traffic", name, what, "1/s", rates.get(name, 0.0), seen[name])
+        seen[name] = rate_seen(at, production.busy_span_s) or MeasuredValue(0.0, None, None, 0)
+        yield ReviewFigure("traffic", name, what, "1/s", rates.get(name, 0.0), seen[name])
     total = sum(one.requests for one in seen.values())
     if len(names) > 1:
         for name in names:
             part = share_seen(seen[name].requests, total)
             if part is not None:
-                yield Figure(
+                yield ReviewFigure(
                     "mix", name, "share of requests", "share", rates.get(name, 0.0) / sum(rates.values()), part
                 )
     if production.whole_day:
         mean = (len(production.classes) - 1) / production.span_s
         peak = sum(one.value for one in seen.values())
-        ratio = Seen(mean / peak, None, None, len(production.classes))
-        yield Figure("", "", "mean over busiest hour", "share", planned.workload.mean_over_peak, ratio)
+        ratio = MeasuredValue(mean / peak, None, None, len(production.classes))
+        yield ReviewFigure("", "", "mean over busiest hour", "share", planned.workload.mean_over_peak, ratio)
 
 
-def _lengths(planned: Planned, production: Recorded) -> Iterator[Figure]:
+def _lengths(planned: Planned, production: Recorded) -> Iterator[ReviewFigure]:
     trace = production.trace
     for name, one in planned.classes.items():
         rows = production.rows(name)
@@ -151,15 +151,17 @@ def _lengths(planned: Planned, production: Recorded) -> Iterator[Figure]:
             values = seen[rows].astype(np.float64)
             found = mean_seen(values)
             assert found is not None
-            yield Figure("lengths", name, f"{what} tokens, mean", "tokens", mean, found)
+            yield ReviewFigure("lengths", name, f"{what} tokens, mean", "tokens", mean, found)
             for share in (0.5, 0.95):
                 at = quantile_seen(values, share)
                 assert at is not None
-                yield Figure("", name, f"{what} tokens, p{share * 100:g}", "tokens",
+                yield ReviewFigure("", name, f"{what} tokens, p{share * 100:g}", "tokens",
                              weighted_quantile(plan, weights, share), at)  # fmt: skip
 
 
-def _hits(planned: Planned, production: Recorded, metrics: Metrics | None, notes: list[str]) -> Iterator[Figure]:
+def _hits(
+    planned: Planned, production: Recorded, metrics: MetricTotals | None, notes: list[str]
+) -> Iterator[ReviewFigure]:
     trace = production.trace
     cached = trace.answers.cached_tokens if trace.answers is not None else np.full(len(trace), np.nan)
     told = not bool(np.isnan(cached).all())
@@ -170,12 +172,12 @@ def _hits(planned: Planned, production: Recorded, metrics: Metrics | None, notes
             tokens = trace.input_tokens[rows].astype(np.float64)
             seen = mean_seen(np.minimum(cached[rows], tokens) / np.maximum(tokens, 1.0), tokens)
             if seen is not None:
-                yield Figure("hit-rate", name, "prompts cached", "share", predicted, _within_one(seen))
+                yield ReviewFigure("hit-rate", name, "prompts cached", "share", predicted, _within_one(seen))
     elif metrics is not None and metrics.queried:
         total = sum(one.requests_per_s * one.input_tokens for one in planned.classes.values())
         predicted = sum(wanted[name] * one.requests_per_s * one.input_tokens for name, one in planned.classes.items())
-        seen = Seen(metrics.found / metrics.queried, None, None, len(production.classes))
-        yield Figure("hit-rate", "", "prompts cached", "share", predicted / max(total, 1e-9), seen)
+        seen = MeasuredValue(metrics.found / metrics.queried, None, None, len(production.classes))
+        yield ReviewFigure("hit-rate", "", "prompts cached", "share", predicted / max(total, 1e-9), seen)
     elif any(wanted.values()):
         notes.append(
             "no engine says how many prompt tokens it had in its cache: vLLM does with "
@@ -184,31 +186,31 @@ def _hits(planned: Planned, production: Recorded, metrics: Metrics | None, notes
     if trace.blocks is not None and len(trace) <= _MOST_REUSED:
         spared = np.bincount((found := reuse(trace)).request, found.tokens, len(trace))
         endless = float(spared.sum() / trace.input_tokens.sum())
-        seen = Seen(endless, None, None, len(trace))
-        yield Figure("", "", "cached with endless memory", "share", None, seen)
+        seen = MeasuredValue(endless, None, None, len(trace))
+        yield ReviewFigure("", "", "cached with endless memory", "share", None, seen)
 
 
-def _within_one(seen: Seen) -> Seen:
+def _within_one(seen: MeasuredValue) -> MeasuredValue:
     return replace(seen, low=None if seen.low is None else max(seen.low, 0.0),
                    high=None if seen.high is None else min(seen.high, 1.0))  # fmt: skip
 
 
-def _throughput(found: Expected | None) -> Iterator[Figure]:
+def _throughput(found: Expected | None) -> Iterator[ReviewFigure]:
     for one in found.speeds if found else ():
         projected, ratio = one.projected_tokens_per_s, one.ratio
-        seen = Seen(
+        seen = MeasuredValue(
             one.output_tokens_per_s, None if ratio.low is None else ratio.low * projected,
             None if ratio.high is None else ratio.high * projected, ratio.requests,
         )  # fmt: skip
-        yield Figure(
+        yield ReviewFigure(
             "throughput", one.pool, "output tokens/s a replica", "tokens/s", projected, seen,
             note=f"{one.in_flight:.3g} in flight",
         )  # fmt: skip
 
 
 def _latencies(
-    planned: Planned, production: Recorded, found: Expected | None, metrics: Metrics | None
-) -> Iterator[Figure]:
+    planned: Planned, production: Recorded, found: Expected | None, metrics: MetricTotals | None
+) -> Iterator[ReviewFigure]:
     if found is not None and production.has_latencies:
         for name, one in planned.classes.items():
             mine = found.counted[[found.classes[row] == name for row in found.counted]]
@@ -223,19 +225,19 @@ def _latencies(
                 at = quantile_seen(seen[mine], share)
                 if at is None or not len(should):
                     continue
-                yield Figure("latency", name, f"{word} p{share * 100:g}", "s", at_quantile(should, share), at,
+                yield ReviewFigure("latency", name, f"{word} p{share * 100:g}", "s", at_quantile(should, share), at,
                              planned=plan, note=_promise(target))  # fmt: skip
                 for other in _TOLD:
                     told = quantile_seen(seen[mine], other)
                     if other != share and told is not None:
-                        yield Figure("", name, f"{word} p{other * 100:g}", "s", at_quantile(should, other), told)
+                        yield ReviewFigure("", name, f"{word} p{other * 100:g}", "s", at_quantile(should, other), told)
     elif metrics is not None:
         for word, by_pool in (("TTFT", metrics.ttft), ("TPOT", metrics.tpot)):
             for pool, buckets in by_pool.items():
                 at = bucket_quantile(buckets, _USUAL)
                 model = _of_pool(found, word, pool)
                 if at is not None:
-                    yield Figure("latency" if model else "", pool, f"{word} p90", "s", model, at,
+                    yield ReviewFigure("latency" if model else "", pool, f"{word} p90", "s", model, at,
                                  note="between bounds of a histogram")  # fmt: skip
 
 
@@ -251,7 +253,7 @@ def _promise(target: Target | None) -> str:
     return f"target {target.seconds * 1e3:,.4g} ms" if target else "no target"
 
 
-def _kept(planned: Planned, production: Recorded, metrics: Metrics | None) -> Iterator[Figure]:
+def _kept(planned: Planned, production: Recorded, metrics: MetricTotals | None) -> Iterator[ReviewFigure]:
     answers = production.trace.answers
     for name, one in planned.classes.items():
         for word, target in (("ttft", one.ttft), ("tpot", one.tpot)):
@@ -266,12 +268,12 @@ def _kept(planned: Planned, production: Recorded, metrics: Metrics | None) -> It
                 seen = share_seen(*metrics.targets[name, word])
             if seen is not None:
                 what = f"{word.upper()} within {target.seconds * 1e3:,.4g} ms"
-                yield Figure("targets", name, what, "share", target.percentile, seen)
+                yield ReviewFigure("targets", name, what, "share", target.percentile, seen)
 
 
 def _money(
     planned: Planned, production: Recorded, usage: Usage | None, today: str, notes: list[str]
-) -> Iterator[Figure]:
+) -> Iterator[ReviewFigure]:
     """The fleet's bill over its tokens: of usage where that is a day and more, else of the recording."""
     bill = planned.fleet.usd_per_hour
     mean = planned.plan.usd_per_million_tokens.usd_per_million / planned.growth(today)
@@ -283,8 +285,8 @@ def _money(
         if not whole:
             notes.append(f"usage covers {_span(span_s)}, not a day: its cost is held against the plan's peak")
         if counts.usd and tokens.sum():
-            told = Seen(counts.usd / float(tokens.sum()) * _MILLION, None, None, requests)
-            yield Figure("", "", "$/M tokens, charged", "usd", None, told)
+            told = MeasuredValue(counts.usd / float(tokens.sum()) * _MILLION, None, None, requests)
+            yield ReviewFigure("", "", "$/M tokens, charged", "usd", None, told)
     else:
         whole, span_s, requests = production.whole_day, production.span_s, len(production.classes)
         parts = min(20, len(trace) // 2)
@@ -298,10 +300,10 @@ def _money(
     # How many tokens come is what is not sure; prices are known.
     spread = [None if end is None or end <= 0.0 else value * per_s.value / end for end in (per_s.high, per_s.low)]
     what = "$/M tokens, mean" if whole else "$/M tokens, as busy"
-    yield Figure("cost", "", what, "usd", predicted, Seen(value, spread[0], spread[1], requests))
+    yield ReviewFigure("cost", "", what, "usd", predicted, MeasuredValue(value, spread[0], spread[1], requests))
 
 
-def _failures(metrics: Metrics | None, usage: Usage | None) -> Iterator[Figure]:
+def _failures(metrics: MetricTotals | None, usage: Usage | None) -> Iterator[ReviewFigure]:
     if metrics is not None and metrics.requests:
         failed, of = metrics.failed, metrics.requests
     elif usage is not None and usage.hours:
@@ -311,4 +313,4 @@ def _failures(metrics: Metrics | None, usage: Usage | None) -> Iterator[Figure]:
         return
     seen = share_seen(failed, of)
     if seen is not None:
-        yield Figure("failures", "", "turned away or failed", "share", 0.0, seen)
+        yield ReviewFigure("failures", "", "turned away or failed", "share", 0.0, seen)

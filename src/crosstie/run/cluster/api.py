@@ -39,7 +39,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     deletion_timestamp: str | None = None
 
 
-class Item(msgspec.Struct, frozen=True):
+class ClusterObject(msgspec.Struct, frozen=True):
     """Any object; what is in it is its kind's to read."""
 
     metadata: Metadata = Metadata()
@@ -55,16 +55,16 @@ class Item(msgspec.Struct, frozen=True):
 
 class Listing(msgspec.Struct, frozen=True):
     metadata: Metadata = Metadata()
-    items: tuple[Item, ...] | None = None
+    items: tuple[ClusterObject, ...] | None = None
 
 
-class Event(msgspec.Struct, frozen=True):
+class WatchEvent(msgspec.Struct, frozen=True):
     type: str
-    object: Item
+    object: ClusterObject
 
 
 _listing = msgspec.json.Decoder(Listing)
-_event = msgspec.json.Decoder(Event)
+_event = msgspec.json.Decoder(WatchEvent)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,9 +102,9 @@ class ClusterApi:
         with _closing(answer), _faults():
             return _listing.decode(answer.read())
 
-    def watch(self, asked: Asked, version: str) -> "Stream":
+    def watch(self, asked: Asked, version: str) -> "WatchStream":
         """What happens after `version`. Raises ApiFault where nobody answers, or that is too long ago (GONE)."""
-        return Stream(
+        return WatchStream(
             self._ask(asked, watch=True, resource_version=version, allow_watch_bookmarks=True, timeout_seconds=_LASTS_S)
         )
 
@@ -129,13 +129,13 @@ class ClusterApi:
         return answer
 
 
-class Stream:
+class WatchStream:
     """Events, one by one, until the server ends it; `close` from another thread ends it too."""
 
     def __init__(self, answer: Any):
         self._answer = answer
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[WatchEvent]:
         left = b""
         with _closing(self._answer), _faults():
             # Chunks as they come: reading for a whole buffer would hold events back.
@@ -157,7 +157,7 @@ class Stream:
                 held.shutdown(socket.SHUT_RDWR)
 
 
-def _decoded(line: bytes) -> Event:
+def _decoded(line: bytes) -> WatchEvent:
     event = _event.decode(line)
     if event.type == "ERROR":
         raise ApiFault(event.object.code or 500, event.object.message or "an error without a reason")
@@ -191,7 +191,7 @@ def _faults() -> Iterator[None]:
 
 def _said(body: bytes | str) -> str:
     try:
-        return msgspec.json.decode(body, type=Item).message
+        return msgspec.json.decode(body, type=ClusterObject).message
     except msgspec.MsgspecError:
         text = body.decode(errors="replace") if isinstance(body, bytes) else body
         return text.strip().splitlines()[0][:200] if text.strip() else ""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import msgspec
 
 from crosstie.catalog.kube import ACCELERATOR, MODEL
-from crosstie.run.cluster.api import Item
+from crosstie.run.cluster.api import ClusterObject
 
 
 class Endpoint(msgspec.Struct, frozen=True, order=True, kw_only=True):
@@ -61,7 +61,7 @@ class _PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
     target_ports: tuple[_Number, ...] = ()
 
 
-def pod_endpoints(pods: Iterable[Item], ports: tuple[int, ...]) -> tuple[Endpoint, ...]:
+def pod_endpoints(pods: Iterable[ClusterObject], ports: tuple[int, ...]) -> tuple[Endpoint, ...]:
     """Of those that are ready. One that is to go takes nothing new from the moment that is said: its engine is told to
     end at the same time."""
     found = []
@@ -83,7 +83,7 @@ def pod_endpoints(pods: Iterable[Item], ports: tuple[int, ...]) -> tuple[Endpoin
     return tuple(sorted(found))
 
 
-def slice_endpoints(slices: Iterable[Item], port: int) -> tuple[Endpoint, ...]:
+def slice_endpoints(slices: Iterable[ClusterObject], port: int) -> tuple[Endpoint, ...]:
     """Port 0: the one named http, or the only one there is."""
     whole = [one for one in slices if not one.metadata.deletion_timestamp]
     # Of one family: where a pod has an address of each, both are the same replica.
@@ -109,7 +109,7 @@ def _slice_port(ports: tuple[_SlicePort, ...]) -> int:
     return named[0] if named else every[0] if len(every) == 1 else 0
 
 
-def pool_pods(pool: Item) -> tuple[str, tuple[int, ...]]:
+def pool_pods(pool: ClusterObject) -> tuple[str, tuple[int, ...]]:
     """The labels of an InferencePool's pods, and the ports at which each of them answers."""
     spec = msgspec.json.decode(pool.spec, type=_PoolSpec)
     labels = ",".join(f"{key}={value}" for key, value in sorted(spec.selector.match_labels.items()))

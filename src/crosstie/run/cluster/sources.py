@@ -4,14 +4,14 @@ import threading
 from collections.abc import Callable, Mapping
 
 from crosstie.catalog.kube import KubeSource
-from crosstie.run.cluster.api import ApiFault, Asked, ClusterApi, Item
+from crosstie.run.cluster.api import ApiFault, Asked, ClusterApi, ClusterObject
 from crosstie.run.cluster.endpoints import Endpoint, pod_endpoints, pool_pods, slice_endpoints
 from crosstie.run.cluster.watcher import Watcher
 
 _SERVICE = "kubernetes.io/service-name"
 
 
-class Source:
+class EndpointSource:
     """`told` is called in a thread of its own with the endpoints, or with None and why they are not known just now."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Source:
         asked = Asked(resource="pods", namespace=self.namespace, labels=labels)
         watcher = Watcher(self._api, asked, lambda pods, fault: tell(pods, fault))
 
-        def tell(pods: Mapping[str, Item] | None, fault: ApiFault | None) -> None:
+        def tell(pods: Mapping[str, ClusterObject] | None, fault: ApiFault | None) -> None:
             # One whose labels are no longer the pool's may have a last word.
             if self._pods in (None, watcher):
                 self._tell(fault, () if pods is None else pod_endpoints(pods.values(), ports))
@@ -54,7 +54,7 @@ class Source:
     def _of_slices(self) -> Watcher:
         asked = Asked(resource="endpointslices", namespace=self.namespace, labels=f"{_SERVICE}={self.source.name}")
 
-        def tell(slices: Mapping[str, Item] | None, fault: ApiFault | None) -> None:
+        def tell(slices: Mapping[str, ClusterObject] | None, fault: ApiFault | None) -> None:
             self._tell(fault, () if slices is None else slice_endpoints(slices.values(), self.source.port))
 
         return Watcher(self._api, asked, tell)
@@ -63,7 +63,7 @@ class Source:
         asked = Asked(resource="inferencepools", namespace=self.namespace, name=self.source.name)
         return Watcher(self._api, asked, self._pool_told)
 
-    def _pool_told(self, pools: Mapping[str, Item] | None, fault: ApiFault | None) -> None:
+    def _pool_told(self, pools: Mapping[str, ClusterObject] | None, fault: ApiFault | None) -> None:
         if pools is None:
             self._tell(fault, ())
             return

@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from crosstie.run.cluster.api import GONE, ApiFault, Asked, ClusterApi, Item, Stream
+from crosstie.run.cluster.api import GONE, ApiFault, Asked, ClusterApi, ClusterObject, WatchStream
 
 _FIRST_S, _MOST_S = 0.1, 2.0
 
 # Objects by name, whenever they have changed; or what is wrong. Called in the watcher's thread.
-Tell = Callable[[Mapping[str, Item] | None, ApiFault | None], None]
+Tell = Callable[[Mapping[str, ClusterObject] | None, ApiFault | None], None]
 
 
 class Watcher:
     def __init__(self, api: ClusterApi, asked: Asked, tell: Tell):
         self._api, self.asked, self._tell = api, asked, tell
         self._stopping = threading.Event()
-        self._stream: Stream | None = None
+        self._stream: WatchStream | None = None
         self._thread = threading.Thread(target=self._run, name=f"watch-{asked.resource}", daemon=True)
-        self._objects: dict[str, Item] = {}
+        self._objects: dict[str, ClusterObject] = {}
         # From where the next stream begins; "": everything is to be listed first.
         self._version = ""
         self._pause_s = _FIRST_S
@@ -68,7 +68,7 @@ class Watcher:
         self._version = found.metadata.resource_version
         self._told()
 
-    def _follow(self, stream: Stream) -> None:
+    def _follow(self, stream: WatchStream) -> None:
         for event in stream:
             if self._stopping.is_set():
                 stream.close()

@@ -15,14 +15,14 @@ from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet, Pool, Reach
+from crosstie.core.fleet import BackendAccess, Fleet, Pool
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.tabulated import StepTimes
 from crosstie.route import build
 from crosstie.route.hosted_sizes import sizes
 from crosstie.run.emulate.apart import sides
 from crosstie.run.emulate.faults import ScriptedFault
-from crosstie.run.emulate.hosted import EmulatedRouter, HostedEngine, Machine, SharedReplica, SleepingServer
+from crosstie.run.emulate.hosted import EmulatedMachine, EmulatedRouter, HostedEngine, SharedReplica, SleepingServer
 from crosstie.run.emulate.kv_events import KvPublisher
 from crosstie.run.emulate.replica import Emulated, EmulatedReplica
 from crosstie.run.emulate.server import EmulatedServer
@@ -179,7 +179,7 @@ def _hosted(
 ) -> list[EmulatedServer]:  # fmt: skip
     """One machine: a server for each model that sleeps and wakes, or a router for all of them."""
     takes, capacity = sizes(catalog, pool)
-    machine = Machine(capacity)
+    machine = EmulatedMachine(capacity)
     routed = pool.loading == "llamacpp-router"
     engines = [
         (HostedEngine if routed else SleepingServer)(
@@ -204,9 +204,11 @@ def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
     """A pool with the addresses of its emulated replicas; several where each model has servers of its own, which sleep
     and wake whatever the file would have done."""
     if not pool.hosts or pool.loading == "llamacpp-router":
-        return msgspec.structs.replace(pool, backends=addresses[0], reach=Reach())
+        return msgspec.structs.replace(pool, backends=addresses[0], reach=BackendAccess())
     hosts = tuple(msgspec.structs.replace(one, backends=at) for one, at in zip(pool.hosts, addresses, strict=True))
-    return msgspec.structs.replace(pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None, reach=Reach())
+    return msgspec.structs.replace(
+        pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None, reach=BackendAccess()
+    )
 
 
 def deployment_of(catalog: Catalog, pool: Pool) -> Deployment:

@@ -23,7 +23,7 @@ from crosstie.run.wire.server import Reply
 _POLL_S = 0.005
 
 
-class Machine:
+class EmulatedMachine:
     """Memory that loaded models take, and time that those with requests share equally."""
 
     def __init__(self, capacity_bytes: float):
@@ -47,7 +47,7 @@ class Machine:
 class SharedReplica(EmulatedReplica):
     """Tells its machine when it begins to compute, and when it has nothing more to do."""
 
-    machine: Machine | None = None
+    machine: EmulatedMachine | None = None
 
     def submit(self, one: Sequence, *, handed_over: bool = False) -> None:
         super().submit(one, handed_over=handed_over)
@@ -67,7 +67,7 @@ class HostedEngine(EmulatedServer):
     """One model of a machine: unloaded, loading or loaded. Loading takes its time; where memory does not suffice, it
     fails, as an engine does that allocates more than there is."""
 
-    def __init__(self, replica: SharedReplica, index: int, machine: Machine, takes: Hosted, *, seed: int = 0):
+    def __init__(self, replica: SharedReplica, index: int, machine: EmulatedMachine, takes: Hosted, *, seed: int = 0):
         super().__init__(replica, index, seed=seed)
         self.machine, self.takes = machine, takes
         self.hosted: str | None = takes.model

@@ -16,7 +16,17 @@ from crosstie.route.ask import Ask
 from crosstie.route.router import Router
 from crosstie.run.gateway.asks import PRIORITIES
 from crosstie.run.gateway.errors import RequestRejected
-from crosstie.run.gateway.limits import NEVER, NOTHING, Account, Cost, Grant, Holder, TeamAccount, Window, rate_headers
+from crosstie.run.gateway.limits import (
+    NEVER,
+    NOTHING,
+    Account,
+    Grant,
+    Holder,
+    RequestCost,
+    TeamAccount,
+    Window,
+    rate_headers,
+)
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.tokens import TokenRefused, TokenVerifier, Verified
 from crosstie.run.ledger.keys import SUBJECTS_FROM, TEAMS_FROM, Key, Team
@@ -388,7 +398,7 @@ class Guard:
             raise self._refuse(429, why, "rate_limit_exceeded", window.wait_s(more), headers)
         return rate_headers(requests, 1, volume, tokens)
 
-    def _may_cost(self, ask: Ask) -> Cost:
+    def _may_cost(self, ask: Ask) -> RequestCost:
         """On the dearest pool of its model: with what it announces, where it does, else with what is usual, and at the
         worst with all that its context has room for."""
         usd = worst_usd = 0.0
@@ -398,9 +408,9 @@ class Guard:
             said = ask.output_tokens if ask.most_output is None else most
             usd = max(usd, pool.request_usd(ask.input_tokens, 0.0, ask.copies * said, ask.tpot_s))
             worst_usd = max(worst_usd, pool.request_usd(ask.input_tokens, 0.0, ask.copies * most, ask.tpot_s))
-        return Cost(usd, max(worst_usd - usd, 0.0))
+        return RequestCost(usd, max(worst_usd - usd, 0.0))
 
-    def _within_budget(self, account: Account, now: float, cost: Cost) -> None:
+    def _within_budget(self, account: Account, now: float, cost: RequestCost) -> None:
         """Raises RequestRejected where it may go beyond the budget. Who has not said how long its answer may be is let
         in for what is usual; but of those only one at a time, unless even the worst of all is within a little more."""
         held_usd, held_more_usd = self.tally.held(account.id)

@@ -38,13 +38,13 @@ class Account:
         self.usd_per_day, self.usd_per_month = usd_per_day or 0.0, usd_per_month or 0.0
         self.budgeted = self.usd_per_day > 0.0 or self.usd_per_month > 0.0
 
-    def reserve(self, cost: "Cost", tally: Tally) -> None:
+    def reserve(self, cost: "RequestCost", tally: Tally) -> None:
         self.in_flight += 1
         self.reserved_usd += cost.usd
         self.more_usd += cost.more_usd
         self.tell(tally)
 
-    def release(self, cost: "Cost", tally: Tally) -> None:
+    def release(self, cost: "RequestCost", tally: Tally) -> None:
         self.in_flight -= 1
         # Sums of many floats drift; where nothing is in flight nothing is reserved.
         self.reserved_usd = self.reserved_usd - cost.usd if self.in_flight else 0.0
@@ -72,14 +72,14 @@ class TeamAccount(Account):
         self.limit(team.rpm, team.tpm, team.usd_per_day, team.usd_per_month)
 
 
-class Cost(NamedTuple):
+class RequestCost(NamedTuple):
     """Dollars that a request will come to as far as it has said, and how much more it may come to."""
 
     usd: float
     more_usd: float
 
 
-NOTHING: Final = Cost(0.0, 0.0)
+NOTHING: Final = RequestCost(0.0, 0.0)
 
 
 class Holder(Account):
@@ -134,7 +134,7 @@ class Holder(Account):
 class Grant:
     """What was let in against a key's limits, to be settled when it has ended."""
 
-    def __init__(self, holder: Holder, minute: int, tokens: int, cost: Cost, headers: bytes):
+    def __init__(self, holder: Holder, minute: int, tokens: int, cost: RequestCost, headers: bytes):
         # As they were when it was let in.
         self.accounts = holder.accounts
         self.holder, self.minute, self.tokens, self.cost = holder, minute, tokens, cost

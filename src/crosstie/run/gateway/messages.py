@@ -12,6 +12,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.run.gateway.errors import RequestRejected
+from crosstie.run.gateway.fields import CachedFields
 from crosstie.run.gateway.roads import MESSAGES
 from crosstie.run.wire.outline import Outline, left_out
 from crosstie.run.wire.request import Request
@@ -62,10 +63,6 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None = None
     # vLLM's: the stop sequence that it met, or the id of a token.
     stop_reason: str | int | None = None
-
-
-class CachedFields(msgspec.Struct):
-    cached_tokens: int | None = None
 
 
 class ChatUsage(msgspec.Struct):

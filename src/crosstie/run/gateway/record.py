@@ -2,7 +2,7 @@
 
 from crosstie.run.gateway.interfaces import TracedRequest
 from crosstie.run.gateway.limits import Grant
-from crosstie.run.ledger.usage import Counts, Line
+from crosstie.run.ledger.usage import Line, UsageCounts
 from crosstie.run.wire.request import Request
 
 # With a store that cannot be written to for days: more lines than this lose their details, and no number is lost.
@@ -49,7 +49,7 @@ class Accounts:
     """What has been used since it was last written down: a few numbers for each kind of request that there was."""
 
     def __init__(self) -> None:
-        self.lines: dict[Line, Counts] = {}
+        self.lines: dict[Line, UsageCounts] = {}
         self.requests = 0
 
     def add(self, record: RequestRecord) -> None:
@@ -62,7 +62,7 @@ class Accounts:
                 line = (hour, record.key_id, "", "", "", record.how, "")
                 counts = self.lines.get(line)
             if counts is None:
-                counts = self.lines[line] = Counts()
+                counts = self.lines[line] = UsageCounts()
         counts.requests += 1
         counts.counted += record.counted
         counts.input_tokens += record.input_tokens
@@ -70,6 +70,6 @@ class Accounts:
         counts.usd += record.charged_usd
         self.requests += 1
 
-    def take(self) -> dict[Line, Counts]:
+    def take(self) -> dict[Line, UsageCounts]:
         lines, self.lines, self.requests = self.lines, {}, 0
         return lines

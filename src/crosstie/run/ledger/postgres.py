@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from crosstie.core.errors import BadInput
-from crosstie.run.ledger.schema import Session
+from crosstie.run.ledger.schema import Transaction
 from crosstie.run.ledger.store import Store, failed
 
 if TYPE_CHECKING:
@@ -47,21 +47,21 @@ class PostgresStore(Store):
         self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
         self.prepare()
 
-    def made(self, session: Session) -> bool:
+    def made(self, session: Transaction) -> bool:
         session.rows("SELECT pg_advisory_xact_lock(?)", (_LOCK,))
         ((there,),) = session.rows("SELECT to_regclass('crosstie_meta') IS NOT NULL")
         return bool(there)
 
-    def be_patient(self, session: Session) -> None:
+    def be_patient(self, session: Transaction) -> None:
         session.change(f"SET LOCAL statement_timeout = {_MIGRATION_MS}")
 
     @contextlib.contextmanager
-    def session(self, *, writes: bool) -> Iterator[Session]:
+    def session(self, *, writes: bool) -> Iterator[Transaction]:
         try:
             connection = self._connected()
             with connection.transaction():
                 connection.execute(f"SET LOCAL statement_timeout = {_STATEMENT_MS}")
-                yield Session(connection, "%s")
+                yield Transaction(connection, "%s")
         except self._psycopg.Error as error:
             # Whatever state it is in; what was not committed is undone.
             self.close()

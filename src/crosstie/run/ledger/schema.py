@@ -39,7 +39,7 @@ _TABLES = (
 )
 
 
-class Session:
+class Transaction:
     """One transaction on a connection of sqlite3's or psycopg's; `mark` is what that one puts in a value's place."""
 
     def __init__(self, connection: Any, mark: str = "?"):
@@ -57,7 +57,7 @@ class Session:
         self._connection.cursor().executemany(sql.replace("?", self._mark), values)
 
 
-def meta(session: Session) -> dict[str, int]:
+def meta(session: Transaction) -> dict[str, int]:
     """What a store says of itself: its format, its own number and the version of its keys."""
     return dict(session.rows("SELECT name, value FROM crosstie_meta"))
 
@@ -67,7 +67,7 @@ def new_number() -> int:
     return secrets.randbits(53)
 
 
-def create(session: Session, identity: str) -> None:
+def create(session: Transaction, identity: str) -> None:
     """Tables of the present format. `identity`: how a column says that it numbers its rows."""
     for sql in _TABLES:
         session.change(sql.format(identity=identity))
@@ -75,18 +75,18 @@ def create(session: Session, identity: str) -> None:
     session.each("INSERT INTO crosstie_meta VALUES (?, ?)", numbers)
 
 
-def _number_the_store(session: Session) -> None:
+def _number_the_store(session: Transaction) -> None:
     """Format 2: every store has a number of its own, by which one that was made anew in its place is told from it."""
     session.change("INSERT INTO crosstie_meta VALUES ('store', ?) ON CONFLICT (name) DO NOTHING", (new_number(),))
 
 
-def _open_requests_and_rights(session: Session) -> None:
+def _open_requests_and_rights(session: Transaction) -> None:
     """Format 3: keys have a limit of requests at once, and a right to explanations, which those before did not need."""
     session.change("ALTER TABLE crosstie_keys ADD COLUMN max_open BIGINT")
     session.change("ALTER TABLE crosstie_keys ADD COLUMN explains BIGINT NOT NULL DEFAULT 0")
 
 
-def _teams(session: Session) -> None:
+def _teams(session: Transaction) -> None:
     """Format 4: keys may belong to a team, which has limits of its own."""
     session.change("ALTER TABLE crosstie_keys ADD COLUMN team_id BIGINT")
     session.change(
@@ -96,19 +96,19 @@ def _teams(session: Session) -> None:
     )
 
 
-def _subjects(session: Session) -> None:
+def _subjects(session: Transaction) -> None:
     """Format 5: usage is also kept by the subjects of tokens."""
     session.change("CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)")
 
 
 # By the format that a step leads to: from the one before. A step is never changed once it was released, and `_TABLES`
 # is what all of them lead to.
-MIGRATIONS: dict[int, Callable[[Session], None]] = {
+MIGRATIONS: dict[int, Callable[[Transaction], None]] = {
     2: _number_the_store, 3: _open_requests_and_rights, 4: _teams, 5: _subjects,
 }  # fmt: skip
 
 
-def behind(session: Session) -> list[int]:
+def behind(session: Transaction) -> list[int]:
     """The steps that a store still has before it. Raises BadInput where it is ahead of this Crosstie."""
     found = meta(session)["schema"]
     if found > SCHEMA:
@@ -116,7 +116,7 @@ def behind(session: Session) -> list[int]:
     return list(range(found + 1, SCHEMA + 1))
 
 
-def migrate(session: Session, steps: Sequence[int]) -> None:
+def migrate(session: Transaction, steps: Sequence[int]) -> None:
     for step in steps:
         MIGRATIONS[step](session)
         session.change("UPDATE crosstie_meta SET value = ? WHERE name = 'schema'", (step,))

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 from crosstie.core.errors import BadData, StoreFailed
-from crosstie.run.ledger.schema import Session
+from crosstie.run.ledger.schema import Transaction
 from crosstie.run.ledger.store import Store, failed
 
 _BUSY_S = 10.0
@@ -31,14 +31,14 @@ class SqliteStore(Store):
         self._opened: tuple[int, int] | None = None
         self.prepare()
 
-    def made(self, session: Session) -> bool:
+    def made(self, session: Transaction) -> bool:
         tables = [name for (name,) in session.rows("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if tables and "crosstie_meta" not in tables:
             raise BadData(self.file, "", f"is another program's: it has a table '{tables[0]}' and none of Crosstie's")
         return bool(tables)
 
     @contextlib.contextmanager
-    def session(self, *, writes: bool) -> Iterator[Session]:
+    def session(self, *, writes: bool) -> Iterator[Transaction]:
         try:
             connection = self._connected()
             # At once, not when it first writes: it would then have to fail if somebody else had written since.
@@ -49,7 +49,7 @@ class SqliteStore(Store):
                 raise BadData(self.file, "", "is no SQLite file") from None
             raise failed(str(self.file), error) from None
         try:
-            yield Session(connection)
+            yield Transaction(connection)
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             # Whatever state it is in; what was not committed is undone.

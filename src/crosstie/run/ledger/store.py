@@ -17,8 +17,8 @@ import msgspec
 
 from crosstie.core.errors import BadInput, StoreFailed, did_you_mean, near_names
 from crosstie.run.ledger.keys import SUBJECTS_FROM, TEAMS_FROM, Key, Team, check, check_team
-from crosstie.run.ledger.schema import SCHEMA, Session, behind, create, meta, migrate, new_number
-from crosstie.run.ledger.usage import DAY_S, Batch, By, Used, day_name, month_name, total
+from crosstie.run.ledger.schema import SCHEMA, Transaction, behind, create, meta, migrate, new_number
+from crosstie.run.ledger.usage import DAY_S, By, UsageBatch, Used, day_name, month_name, total
 
 # For so long the last batch of a process that is no more is remembered, in case it was only away.
 _REMEMBERED_S = 30 * DAY_S
@@ -68,13 +68,13 @@ class Store:
     # Which store it is that was opened: a number that was drawn when it was made.
     _number = 0
 
-    def session(self, *, writes: bool) -> AbstractContextManager[Session]:
+    def session(self, *, writes: bool) -> AbstractContextManager[Transaction]:
         raise NotImplementedError
 
     def close(self) -> None:
         raise NotImplementedError
 
-    def made(self, session: Session) -> bool:
+    def made(self, session: Transaction) -> bool:
         """Whether there are tables; nobody else makes any before this transaction has ended."""
         raise NotImplementedError
 
@@ -92,10 +92,10 @@ class Store:
             self.close()
             raise
 
-    def be_patient(self, session: Session) -> None:
+    def be_patient(self, session: Transaction) -> None:
         """What follows in this transaction may take long, since it goes through whole tables."""
 
-    def _check_same(self, session: Session) -> dict[str, int]:
+    def _check_same(self, session: Transaction) -> dict[str, int]:
         """What the store says of itself. Raises StoreFailed where it is not the one that was opened, but one made anew
         in its place (numbers of keys mean others there), or one whose tables are others by now."""
         found = meta(session)
@@ -192,7 +192,7 @@ class Store:
 
     # Usage
 
-    def write(self, batch: Batch) -> bool:
+    def write(self, batch: UsageBatch) -> bool:
         """Counts a batch; False where it had been counted before."""
         # In one order everywhere, so that two who write the same rows do not wait for each other for ever.
         lines = sorted(batch.lines.items(), key=lambda item: item[0])
@@ -283,21 +283,21 @@ def _said(by: By, value: Any, names: dict[int, str], teams: dict[int, str]) -> s
     return month_name(value) if by == "month" else str(value)
 
 
-def _keys(session: Session) -> list[Key]:
+def _keys(session: Transaction) -> list[Key]:
     return [_key(row) for row in session.rows(f"SELECT {', '.join(_COLUMNS)} FROM crosstie_keys ORDER BY id")]
 
 
-def _subjects(session: Session) -> list[tuple[int, str, int | None]]:
+def _subjects(session: Transaction) -> list[tuple[int, str, int | None]]:
     rows = session.rows("SELECT id, name, team_id FROM crosstie_subjects")
     return [(int(number), name, team_id) for number, name, team_id in rows]
 
 
-def _teams(session: Session) -> list[Team]:
+def _teams(session: Transaction) -> list[Team]:
     rows = session.rows(f"SELECT {', '.join(_TEAM_COLUMNS)} FROM crosstie_teams ORDER BY id")
     return [Team(**dict(zip(_TEAM_COLUMNS, row, strict=True))) for row in rows]
 
 
-def _spent(session: Session, at: float, *, with_budget: bool) -> dict[int, tuple[float, float]]:
+def _spent(session: Transaction, at: float, *, with_budget: bool) -> dict[int, tuple[float, float]]:
     day, month = day_name(at), month_name(at)
     those = (
         "AND (key_id IN (SELECT id FROM crosstie_keys WHERE usd_per_day IS NOT NULL OR usd_per_month IS NOT NULL) "
@@ -314,7 +314,7 @@ def _spent(session: Session, at: float, *, with_budget: bool) -> dict[int, tuple
     return found
 
 
-def _bump(session: Session) -> None:
+def _bump(session: Transaction) -> None:
     session.change("UPDATE crosstie_meta SET value = ? WHERE name = 'keys'", (new_number(),))
 
 

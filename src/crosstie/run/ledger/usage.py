@@ -20,7 +20,7 @@ Line = tuple[int, int, str, str, str, str, str]
 
 
 @dataclass(slots=True)
-class Counts:
+class UsageCounts:
     """Added to at every request."""
 
     requests: int = 0
@@ -32,13 +32,13 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class UsageBatch:
     """What is written in one transaction. A store counts a (process, sequence) once, however often it is tried; the
     sequence of a process only grows."""
 
     process: str
     sequence: int
-    lines: dict[Line, Counts]
+    lines: dict[Line, UsageCounts]
 
     @property
     def requests(self) -> int:

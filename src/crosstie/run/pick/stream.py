@@ -21,7 +21,7 @@ _OBJECTIVE, _LLMD_OBJECTIVE = b"x-gateway-inference-objective", b"x-llm-d-infere
 Fields = list[tuple[bytes, bytes]]
 
 
-class Answering(Protocol):
+class PickOutcome(Protocol):
     """Who is told what came back of a request that was sent to an endpoint."""
 
     def on_served(self, endpoint: str, details: str) -> None:
@@ -73,7 +73,7 @@ class PickStream(ServerConnection):
         self._size = 0
         # Whether trailers followed the body, which then does not end it.
         self._request_trailed = self._response_trailed = False
-        self._answering: Answering | None = None
+        self._answering: PickOutcome | None = None
         # Of the answer, whether Envoy's own passes as it is, and its head.
         self._passes = False
         self._status = 0
@@ -221,7 +221,7 @@ class PickStream(ServerConnection):
             data, self._open = b"".join(self._open), []
             self._said += messages.pieces(messages.RESPONSE_BODY, data, ends=ends)
 
-    def pick(self, endpoints: str, given: Fields, removed: list[bytes], body: bytes, answering: Answering) -> None:
+    def pick(self, endpoints: str, given: Fields, removed: list[bytes], body: bytes, answering: PickOutcome) -> None:
         """The request goes to the first of these that takes it, so changed."""
         self._answering = answering
         self._say(messages.picked(endpoints, given, removed))

@@ -17,7 +17,7 @@ from crosstie.core.fleet import Fleet, Pool
 from crosstie.core.histogram import Family
 from crosstie.run.cluster.api import ClusterApi
 from crosstie.run.cluster.endpoints import Endpoint
-from crosstie.run.cluster.sources import Source
+from crosstie.run.cluster.sources import EndpointSource
 from crosstie.run.gateway.notices import Level, Notice
 from crosstie.run.service.process import Component, GatewayProcess
 
@@ -37,7 +37,7 @@ class _Place:
         self.failures = 0
         # Whether it was answered for, and whether that told who is there.
         self.asked = self.known = False
-        self.source: Source | None = None
+        self.source: EndpointSource | None = None
 
 
 class ClusterDiscovery(Component):
@@ -96,7 +96,7 @@ class ClusterDiscovery(Component):
                 # At the very end the loop may be gone.
                 self._loop.call_soon_threadsafe(self._told, place, endpoints, why)
 
-        place.source = Source(self._api, source, told)
+        place.source = EndpointSource(self._api, source, told)
         place.source.start()
         return place
 

@@ -24,7 +24,7 @@ from crosstie.run.service.door import json_object
 from crosstie.run.service.door_keys import DoorKeys
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.served_view import Totals
-from crosstie.run.service.sessions import Session, Sessions, WrongKeys, set_cookie
+from crosstie.run.service.sessions import DashboardSession, Sessions, WrongKeys, set_cookie
 from crosstie.run.service.worker_link import Decisions, DecisionsRequest, Done, SessionEnded, WrongKey
 from crosstie.run.wire.request import BadRequest, Request
 from crosstie.run.wire.server import Reply
@@ -58,7 +58,7 @@ _encode = msgspec.json.Encoder().encode
 class _Reader:
     """A page that is open."""
 
-    def __init__(self, among: "set[_Reader]", session: Session, reply: Reply):
+    def __init__(self, among: "set[_Reader]", session: DashboardSession, reply: Reply):
         self._among, self.session, self.reply = among, session, reply
         among.add(self)
 
@@ -184,7 +184,7 @@ class Dashboard(OwnPages):
         else:
             reply.send(200, _encode(said), _HEADERS + more)
 
-    def _check_csrf(self, session: Session, request: Request) -> None:
+    def _check_csrf(self, session: DashboardSession, request: Request) -> None:
         if not self.sessions.is_csrf(session, request.headers.get(b"x-crosstie-csrf", b"")):
             raise RequestRejected(403, "this request did not come from the page that is signed in", "wrong_csrf")
 
@@ -210,7 +210,7 @@ class Dashboard(OwnPages):
         cookie = set_cookie(self.sessions.cookie_of(session), secure=_is_secure(request, reply))
         self._send_session(session, reply, cookie)
 
-    def _send_session(self, session: Session, reply: Reply, more: bytes = b"") -> None:
+    def _send_session(self, session: DashboardSession, reply: Reply, more: bytes = b"") -> None:
         csrf = self.sessions.csrf_of(session)
         said = {"role": session.role, "ends_at": session.ends_at, "csrf": csrf}
         reply.send(200, _encode(said), _HEADERS + more)
@@ -226,7 +226,7 @@ class Dashboard(OwnPages):
         self._wrong_keys.add(said.address, self._process.gateway.loop.time())
         return Done()
 
-    async def _sign_out(self, session: Session) -> dict[str, Any]:
+    async def _sign_out(self, session: DashboardSession) -> dict[str, Any]:
         ended = SessionEnded(session.name, session.ends_at)
         self._on_ended(ended)
         await self._process.ask_others(ended)
@@ -252,7 +252,7 @@ class Dashboard(OwnPages):
 
     # Events
 
-    def _follow(self, session: Session, reply: Reply) -> None:
+    def _follow(self, session: DashboardSession, reply: Reply) -> None:
         if self._process.gateway.draining:
             raise RequestRejected(503, "the gateway is about to end", "draining")
         if len(self._readers) >= _MOST_READERS:

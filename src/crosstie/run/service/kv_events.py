@@ -36,7 +36,7 @@ _LONGEST_REST_S = 0.5
 _TURN = 16
 
 
-class Place(NamedTuple):
+class EventAddress(NamedTuple):
     """Where a replica tells what it holds."""
 
     events: str
@@ -144,7 +144,7 @@ class Following:
 class _Stream:
     """The sockets of one replica."""
 
-    def __init__(self, zmq: Any, context: Any, place: Place, held: HeldBlocks):
+    def __init__(self, zmq: Any, context: Any, place: EventAddress, held: HeldBlocks):
         self.place, self._zmq, self._context = place, zmq, context
         self.following = Following(held, can_replay=place.replay is not None)
         self.events = self._socket(zmq.SUB)
@@ -252,13 +252,13 @@ class Subscriber:
 
     def __init__(self, zmq: Any):
         self._zmq = zmq
-        self._wanted: dict[str, tuple[Place, HeldBlocks]] = {}
+        self._wanted: dict[str, tuple[EventAddress, HeldBlocks]] = {}
         self._streams: dict[str, _Stream] = {}
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
-    def follow(self, wanted: dict[str, tuple[Place, HeldBlocks]]) -> None:
+    def follow(self, wanted: dict[str, tuple[EventAddress, HeldBlocks]]) -> None:
         self._wanted = wanted
 
     @property
@@ -305,7 +305,7 @@ class KvEvents(Component):
 
     def __init__(self) -> None:
         self._subscriber: Subscriber | None = None
-        self._known: dict[str, tuple[Place, HeldBlocks]] = {}
+        self._known: dict[str, tuple[EventAddress, HeldBlocks]] = {}
         self._said: set[str] = set()
 
     async def start(self, process: GatewayProcess) -> None:
@@ -319,7 +319,7 @@ class KvEvents(Component):
             _library()
 
     def reloaded(self, fleet: Fleet) -> None:
-        known: dict[str, tuple[Place, HeldBlocks]] = {}
+        known: dict[str, tuple[EventAddress, HeldBlocks]] = {}
         for replica, place in _places(self._gateway):
             before = self._known.get(replica.key)
             held = before[1] if before is not None and before[0] == place else HeldBlocks()
@@ -373,7 +373,7 @@ def _library() -> Any:
         raise BadInput(f"kv_events need the package pyzmq: {EXTRA}") from None
 
 
-def _places(gateway: Gateway) -> list[tuple[Replica, Place]]:
+def _places(gateway: Gateway) -> list[tuple[Replica, EventAddress]]:
     found = []
     for live in gateway.live.pools:
         pool = live.pool
@@ -381,5 +381,5 @@ def _places(gateway: Gateway) -> list[tuple[Replica, Place]]:
             host = Address(replica.key).dials
             events = endpoint(pool.kv_events, index, host)
             if events is not None:
-                found.append((replica, Place(events, endpoint(pool.kv_replay, index, host), pool.kv_topic)))
+                found.append((replica, EventAddress(events, endpoint(pool.kv_replay, index, host), pool.kv_topic)))
     return found

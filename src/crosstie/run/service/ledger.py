@@ -19,7 +19,7 @@ from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import Accounts
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import News, Store
-from crosstie.run.ledger.usage import Batch
+from crosstie.run.ledger.usage import UsageBatch
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.share.tally import BoardTally
 
@@ -36,7 +36,7 @@ _LAST_S = 10.0
 class _Round:
     """One turn of the thread: what it is to write, and what it found."""
 
-    def __init__(self, batch: Batch | None, version: int, subjects: Subjects | None = None):
+    def __init__(self, batch: UsageBatch | None, version: int, subjects: Subjects | None = None):
         self.batch, self.version, self.subjects = batch, version, subjects or {}
         self.began = monotonic()
         self.written = False
@@ -72,7 +72,7 @@ class Ledger(Component):
         self._store: Store | None = None
         self._rounds: queue.SimpleQueue[_Round | None] = queue.SimpleQueue()
         self._running: _Round | None = None
-        self._batch: Batch | None = None
+        self._batch: UsageBatch | None = None
         self._written: dict[int, float] = {}
         # Subjects of tokens that the store has not heard of, or not of their team.
         self._subjects: Subjects = {}
@@ -137,7 +137,7 @@ class Ledger(Component):
     def _begin(self) -> None:
         if self._batch is None and self.accounts.requests:
             self._sequence += 1
-            self._batch = Batch(self._process_id, self._sequence, self.accounts.take())
+            self._batch = UsageBatch(self._process_id, self._sequence, self.accounts.take())
         self._subjects |= self._guard.take_subjects()
         self._running = _Round(self._batch, self._version, dict(self._subjects))
         self._rounds.put(self._running)

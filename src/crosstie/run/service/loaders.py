@@ -211,7 +211,7 @@ class LlamaRouter(Loader):
         return self.entries[model].served_as or model
 
 
-class Hook(Loader):
+class HookLoader(Loader):
     """A command of the user's. Whether it has worked is asked of the server, by its list of models."""
 
     async def load(self, index: int, model: str, patience_s: float) -> None:
@@ -264,7 +264,7 @@ def _listed(answer: Answer) -> list[dict[str, Any]]:
 
 
 def loader_of(gateway: Gateway, pool: Pool) -> Loader:
-    kinds = {"vllm-sleep": VllmSleep, "llamacpp-router": LlamaRouter, "hook": Hook}
+    kinds = {"vllm-sleep": VllmSleep, "llamacpp-router": LlamaRouter, "hook": HookLoader}
     return kinds[pool.loading or "hook"](gateway, pool)
 
 

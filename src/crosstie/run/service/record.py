@@ -40,7 +40,7 @@ _LEAST_BYTES, _MOST_BYTES = 1.0, 16.0
 _encode = msgspec.json.Encoder().encode
 
 
-class Recorder(Component):
+class TrafficRecorder(Component):
     def __init__(self, path: Path, *, most_mib: int = 64, keep: int = 8, try_again_s: float = _TRY_AGAIN_S):
         self.file = TraceFile(path, most_mib * 2**20, keep)
         self.try_again_s = try_again_s

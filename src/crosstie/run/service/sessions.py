@@ -18,7 +18,7 @@ LASTS_S = 8 * 3600
 WINDOW_S, OF_ONE, OF_ALL = 60.0, 8, 60
 
 
-class Session(NamedTuple):
+class DashboardSession(NamedTuple):
     role: Role
     name: str
     ends_at: int
@@ -30,29 +30,29 @@ class Sessions:
         # Those that were signed out before their time, and when that would have been.
         self._ended: dict[str, int] = {}
 
-    def begin(self, role: Role) -> Session:
-        return Session(role, secrets.token_hex(16), int(time()) + LASTS_S)
+    def begin(self, role: Role) -> DashboardSession:
+        return DashboardSession(role, secrets.token_hex(16), int(time()) + LASTS_S)
 
     def end(self, name: str, ends_at: int) -> None:
         now = time()
         self._ended = {one: until for one, until in self._ended.items() if until > now}
         self._ended[name] = ends_at
 
-    def holds(self, session: Session) -> bool:
+    def holds(self, session: DashboardSession) -> bool:
         return session.ends_at > time() and session.name not in self._ended
 
-    def cookie_of(self, session: Session) -> str:
+    def cookie_of(self, session: DashboardSession) -> str:
         said = f"{session.role}.{session.name}.{session.ends_at}"
         return f"{said}.{self._signed(f'session {said}')}"
 
-    def csrf_of(self, session: Session) -> str:
+    def csrf_of(self, session: DashboardSession) -> str:
         """What a change has to bring along beside the cookie, which a browser sends by itself."""
         return self._signed(f"csrf {session.name}")
 
-    def is_csrf(self, session: Session, given: bytes) -> bool:
+    def is_csrf(self, session: DashboardSession, given: bytes) -> bool:
         return hmac.compare_digest(self.csrf_of(session).encode(), given)
 
-    def find(self, cookies: bytes) -> Session | None:
+    def find(self, cookies: bytes) -> DashboardSession | None:
         """By the Cookie line of a request; None where it has none that is ours, or that still holds."""
         for one in cookies.decode("latin-1").split(";"):
             name, _, value = one.strip().partition("=")
@@ -60,7 +60,9 @@ class Sessions:
             right = hmac.compare_digest(self._signed(f"session {said}").encode(), signed.encode("latin-1"))
             if name == COOKIE and right:
                 role, which, ends_at = said.split(".")
-                session = Session("administrator" if role == "administrator" else "operator", which, int(ends_at))
+                session = DashboardSession(
+                    "administrator" if role == "administrator" else "operator", which, int(ends_at)
+                )
                 if self.holds(session):
                     return session
         return None

@@ -34,7 +34,7 @@ from crosstie.run.service.local import CONTEXT, LocalEngine, start_local
 from crosstie.run.service.logs import Log, Style
 from crosstie.run.service.peers import LearntSharing, PeerSharing
 from crosstie.run.service.process import Component, GatewayProcess, check_places
-from crosstie.run.service.record import Recorder
+from crosstie.run.service.record import TrafficRecorder
 from crosstie.run.service.spending import ProviderSpending
 from crosstie.run.service.supervisor import Ready, Supervisor, WorkerSlot
 from crosstie.run.service.systemd import Systemd
@@ -66,7 +66,7 @@ class Observers:
         if log_prompts and not log_requests:
             raise BadInput("--log-prompts goes with --log-requests: a prompt is a part of its request's line")
         most_mib, keep = 64 if record_max_mib is None else record_max_mib, 8 if record_keep is None else record_keep
-        self._recorder = Recorder(record, most_mib=most_mib, keep=keep) if record is not None else None
+        self._recorder = TrafficRecorder(record, most_mib=most_mib, keep=keep) if record is not None else None
         self._otel = otel
         self.log = Log(log_format, requests=log_requests, prompts=log_prompts)
 

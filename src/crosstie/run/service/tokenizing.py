@@ -40,7 +40,7 @@ class _Name(msgspec.Struct):
 _name = msgspec.json.Decoder(_Name).decode
 
 
-class Reader(Tokenizing):
+class PromptReader(Tokenizing):
     """`tokenizers` by model."""
 
     def __init__(self, gateway: Gateway, patience_s: float):
@@ -88,7 +88,7 @@ class Reader(Tokenizing):
 class _Reading:
     """One prompt that is read elsewhere; whoever waits for it is called once."""
 
-    def __init__(self, reader: Reader, size: int, reply: Reply, go_on: Said):
+    def __init__(self, reader: PromptReader, size: int, reply: Reply, go_on: Said):
         self._reader, self._size, self._reply, self._go_on = reader, size, reply, go_on
         self._over = False
 
@@ -137,7 +137,7 @@ class TokenizerFiles(Component):
     def __init__(self, *, patience_s: float = _PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._read: dict[tuple[object, ...], Tokenizer] = {}
-        self.reader: Reader | None = None
+        self.reader: PromptReader | None = None
 
     async def start(self, process: GatewayProcess) -> None:
         self._gateway = process.gateway
@@ -156,7 +156,7 @@ class TokenizerFiles(Component):
     def reloaded(self, fleet: Fleet) -> None:
         found = {pool.model: self._read[_stamp(pool)] for pool in fleet.pools if _stamp(pool) in self._read}
         if found and self.reader is None:
-            self.reader = Reader(self._gateway, self._patience_s)
+            self.reader = PromptReader(self._gateway, self._patience_s)
         if self.reader is not None:
             self.reader.tokenizers = found
         self._gateway.context.tokenizing = self.reader if found else None

@@ -71,7 +71,7 @@ class HostReport(msgspec.Struct, array_like=True):
     leaving: bool = False
 
 
-class Claim(NamedTuple):
+class ReplicaClaim(NamedTuple):
     """Of a slot, by the leader of that number: what it loads there may go on until then."""
 
     until: float
@@ -102,7 +102,7 @@ class Residents:
         # The highest that was heard of.
         self.number = 0
         # By slot, another's load that may go on there.
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, ReplicaClaim] = {}
         self._asked: dict[str, dict[str, int]] = {}
 
     def hear(self, report: HostReport) -> dict[str, int]:
@@ -123,7 +123,7 @@ class Residents:
             self.number, self._leader = report.number, (now, report)
             # Those that it has released are gone; those of a leader before it stay until their time is over.
             of_others = {slot: one for slot, one in self._claims.items() if one.number != report.number}
-            told = {slot: Claim(now + for_s, report.number) for slot, for_s in report.claims.items()}
+            told = {slot: ReplicaClaim(now + for_s, report.number) for slot, for_s in report.claims.items()}
             self._claims = {**of_others, **told}
         # Of one that was never heard of it is not known when it was asked.
         before = self._asked.get(report.machine, report.asked)
@@ -139,7 +139,7 @@ class Residents:
         self._claims = {slot: one for slot, one in self._claims.items() if one.until > self.clock()}
 
     @property
-    def claims(self) -> dict[str, Claim]:
+    def claims(self) -> dict[str, ReplicaClaim]:
         """Of others."""
         return self._claims
 
@@ -174,8 +174,8 @@ class Lease:
         self.number = 0
         self._absent_since: float | None = None
         # By slot, this gateway's own; and those that it has released, until their time is over.
-        self.claimed: dict[str, Claim] = {}
-        self._released: dict[str, Claim] = {}
+        self.claimed: dict[str, ReplicaClaim] = {}
+        self._released: dict[str, ReplicaClaim] = {}
         # One at a time: a mark for a claim that was released must not come after the next claim of the same leader.
         self._claiming = asyncio.Lock()
 
@@ -191,7 +191,7 @@ class Lease:
         """Of Redis: what was seen to be absent may have been there since."""
         self._absent_since = None
 
-    async def keep(self, client: Any, known: int, claims: Mapping[str, Claim]) -> None:
+    async def keep(self, client: Any, known: int, claims: Mapping[str, ReplicaClaim]) -> None:
         """Renews it, or takes it if it may; once a second. `known`: the highest number that was heard of. `claims`: of
         others, by slot, to be put back if Redis has lost them."""
         began, hold_ms = self._clock(), int(1000 * self._hold_s)
@@ -233,7 +233,7 @@ class Lease:
             # Whenever it loses this one it watches anew.
             self._absent_since = None
 
-    async def _put_back(self, client: Any, claims: Mapping[str, Claim]) -> None:
+    async def _put_back(self, client: Any, claims: Mapping[str, ReplicaClaim]) -> None:
         for slot, claim in claims.items():
             left_ms = int(1000 * (claim.until - self._clock()))
             if left_ms > 0:
@@ -244,12 +244,12 @@ class Lease:
         self._until = -inf
         await client.eval(_SWAP, 1, self._at, self._value, _FREE, 86_400_000)
 
-    async def claim(self, client: Any, slots: Collection[str], for_s: float, known: Mapping[str, Claim]) -> bool:
+    async def claim(self, client: Any, slots: Collection[str], for_s: float, known: Mapping[str, ReplicaClaim]) -> bool:
         """Whether all of these are this gateway's for so long. `known`: of others, by slot."""
         async with self._claiming:
             for slot in slots:
                 # By the clock of before it asked.
-                claim = Claim(self._clock() + for_s, self.number)
+                claim = ReplicaClaim(self._clock() + for_s, self.number)
                 found = await client.get(self._claim_at(slot))
                 if not self.held or not self._may_claim(slot, found, known.get(slot)):
                     return False
@@ -259,7 +259,7 @@ class Lease:
                 self._released.pop(slot, None)
             return self.held
 
-    def _may_claim(self, slot: str, found: bytes | None, known: Claim | None) -> bool:
+    def _may_claim(self, slot: str, found: bytes | None, known: ReplicaClaim | None) -> bool:
         """By what Redis has of that slot, and what was heard of it."""
         own = self.claimed.get(slot)
         if known is not None and known.until > self._clock():

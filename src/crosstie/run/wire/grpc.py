@@ -80,7 +80,7 @@ class _Broken(Exception):
         self.code = code
 
 
-class Answering(Protocol):
+class CallHandler(Protocol):
     """Who answers a call: told what comes on it, and saying (`say`, `end`) what is to leave."""
 
     def take(self, message: bytes) -> None: ...
@@ -103,7 +103,7 @@ class Call:
 
     def __init__(self, on: "GrpcConnection", number: int):
         self.on, self.number = on, number
-        self.answering: Answering = _UNKNOWN
+        self.answering: CallHandler = _UNKNOWN
         # What has come of a message that is not whole, what may come, and whether no more will.
         self._read = bytearray()
         self.window = _CALL_WINDOW
@@ -187,7 +187,7 @@ class _Unknown:
 
 _UNKNOWN: Final = _Unknown()
 # Who answers a call of a path.
-Methods = Mapping[bytes, Callable[[Call], Answering]]
+Methods = Mapping[bytes, Callable[[Call], CallHandler]]
 
 
 class GrpcConnection(ServerConnection):

@@ -56,7 +56,7 @@ _ALL_STREAMS: Final = 2**31 - 1
 Fields = list[tuple[bytes, bytes]]
 
 
-class Stream(ServerConnection):
+class Http2Stream(ServerConnection):
     """One request and its answer."""
 
     def __init__(self, connection: "Http2Connection", number: int):
@@ -158,7 +158,7 @@ class Stream(ServerConnection):
 class _StreamTransport:
     """What a stream has in the place of a socket."""
 
-    def __init__(self, stream: Stream):
+    def __init__(self, stream: Http2Stream):
         self._stream = stream
 
     def is_closing(self) -> bool:
@@ -255,7 +255,7 @@ class Http2Connection(ServerConnection):
             },
         )
         self._h2.decoder.max_header_list_size = limits.head_bytes
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int, Http2Stream] = {}
         # How many frames and resets it has left.
         self._frames, self._resets = _FRAMES, _RESETS
         # Of the frames: how much of the preface is to come, and of the frame that is arriving; its first bytes.
@@ -393,7 +393,7 @@ class Http2Connection(ServerConnection):
             self._forget()
 
     def _open(self, number: int, fields: Fields, ended: bool) -> None:
-        stream = Stream(self, number)
+        stream = Http2Stream(self, number)
         self.streams[number] = stream
         self.fresh = False
         if number > 2 * _MOST_STREAMS:
@@ -428,7 +428,7 @@ class Http2Connection(ServerConnection):
             if self._resets < 0:
                 self._end(_CALM)
 
-    def send_headers(self, stream: Stream, fields: Fields, end: bool) -> None:
+    def send_headers(self, stream: Http2Stream, fields: Fields, end: bool) -> None:
         if stream.closed or stream.finished:
             return
         try:
@@ -438,13 +438,13 @@ class Http2Connection(ServerConnection):
             # Given up by its client in the same breath; that comes next.
             stream.out.clear()
 
-    def pump(self, stream: Stream) -> None:
+    def pump(self, stream: Http2Stream) -> None:
         """Sends what the windows have room for."""
         self._pump(stream)
         self.flush()
         stream.note_speed()
 
-    def _pump(self, stream: Stream) -> None:
+    def _pump(self, stream: Http2Stream) -> None:
         h2_, number, out = self._h2, stream.number, stream.out
         try:
             while out and not stream.closed and not self.is_slow():
@@ -476,7 +476,7 @@ class Http2Connection(ServerConnection):
             stream.note_speed()
         self.flush()
 
-    def settle(self, stream: Stream) -> None:
+    def settle(self, stream: Http2Stream) -> None:
         """Lets go of a stream whose answer has left."""
         if not stream.finished or stream.current is not None or stream.number not in self.streams:
             return
@@ -490,7 +490,7 @@ class Http2Connection(ServerConnection):
         stream.connection_lost(None)
         self._rest()
 
-    def reset(self, stream: Stream, code: int) -> None:
+    def reset(self, stream: Http2Stream, code: int) -> None:
         # It may have ended on its own.
         with contextlib.suppress(h2.exceptions.ProtocolError, KeyError):
             self._h2.reset_stream(stream.number, code)

@@ -36,7 +36,7 @@ _MOST_SIZES: Final = 4096
 _SIZES: Final = tuple(b"%x\r\n" % size for size in range(_MOST_SIZES))
 
 
-class Watcher(Protocol):
+class ClientWatcher(Protocol):
     """Who answers a request later: told when its client goes, or reads more slowly than is written."""
 
     def on_client_gone(self) -> None: ...
@@ -55,7 +55,7 @@ class Reply:
         self.lines = b""
         # Whether a byte of it may have left, and whether all of it has.
         self.started = self.done = False
-        self.watcher: Watcher | None = None
+        self.watcher: ClientWatcher | None = None
 
     @property
     def gone(self) -> bool:

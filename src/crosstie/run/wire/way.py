@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Pool, Reach
+from crosstie.core.fleet import BackendAccess, Pool
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.proxy import Proxy, proxies_for
 
@@ -120,7 +120,7 @@ def _content(pool: Pool, key: str, file: str | None) -> bytes:
         raise BadInput(f"pool {pool.name}: {key}: {file}: cannot be read: {error.strerror or error}") from None
 
 
-def _context(pool: Pool, reach: Reach, authorities: bytes) -> ssl.SSLContext:
+def _context(pool: Pool, reach: BackendAccess, authorities: bytes) -> ssl.SSLContext:
     try:
         # With authorities of its own it does not load the system's.
         made = ssl.create_default_context(cadata=authorities.decode("ascii") if reach.tls_ca else None)

@@ -110,7 +110,7 @@ def level(one: RequestClass, answers: Sequence[SimulatedAnswer], late: float = 1
     return round(max(over, default=0.0), 9)
 
 
-class Bench:
+class Trials:
     """Simulates the pools of one model, no more often than it may."""
 
     def __init__(self, catalog: Catalog, workload: Workload, model: str, scaling: Scaling, peak: float):
