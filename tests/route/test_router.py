@@ -216,11 +216,38 @@ def test_a_prompt_that_would_stand_before_others_on_any_idle_replica_is_sent_at_
     assert router.last_chance(long, 10.0) is None, "others were there before it: it waited for room"
 
 
+def test_a_margin_that_empty_replicas_hardly_have_is_not_waited_for() -> None:
+    """A target a little above an empty replica's TPOT: requests are sent to one up to half of the way there. With the
+    whole margin one at a time would be served, and the others turned away."""
+    fleet = live(pool("amd", replicas=1))
+    router = Router(fleet, make_policy("cheapest-meeting-target"))
+    first = router.decide(ask(), 0.0).prediction
+    assert first is not None
+    near = ask(patience_s=10.0, tpot_s=1.1 * first.tpot_s)
+    sent: list[float] = []
+    for _ in range(60):
+        decision = router.decide(near, 0.0)
+        if decision.outcome != "send":
+            break
+        assert decision.prediction is not None
+        sent.append(decision.prediction.tpot_s)
+        load(fleet.replicas()[0], 1, tpot_s=near.tpot_s)
+    assert decision.outcome == "wait"
+    # In logarithms, half of a tenth.
+    assert 1.02 * first.tpot_s < max(sent) <= 1.05 * first.tpot_s
+    assert len(sent) > 3
+    # A target that an empty one does not keep has no such way to it.
+    assert router.decide(ask(patience_s=10.0, tpot_s=0.99 * first.tpot_s), 0.0).outcome == "wait"
+
+
 def test_what_only_the_margin_keeps_out_is_sent_at_the_end_of_its_patience() -> None:
     fleet = live(pool("amd", replicas=2))
     for replica in fleet.replicas():
-        load(replica, 4, ttft_s=None, tpot_s=None)
-    router, waiting = Router(fleet, make_policy("cheapest-meeting-target")), ask(patience_s=10.0, tpot_s=0.05)
+        load(replica, 50, ttft_s=None, tpot_s=None)
+    router = Router(fleet, make_policy("cheapest-meeting-target"))
+    now = router.decide(ask(), 0.0).prediction
+    assert now is not None
+    waiting = ask(patience_s=10.0, tpot_s=1.35 * now.tpot_s)
     assert router.decide(waiting, 0.0).outcome == "send"
     for _ in range(100):
         # As when all of it had stood still.

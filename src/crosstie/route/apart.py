@@ -108,5 +108,8 @@ class ApartSpeed(Speed):
         decode_s = self.decode.replica_s(0.0, new_tokens + cached_tokens, output_tokens, tpot_s)
         return prefill_s * self.prefill_share + decode_s * self.decode_share
 
+    def empty_step_s(self) -> float:
+        return self.decode.empty_step_s()
+
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:
         return self.prefill.idle_s(input_tokens, 0.0) + self.moved_s + self.decode.idle_s(0.0, output_tokens)

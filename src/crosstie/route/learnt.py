@@ -73,6 +73,9 @@ class LearntSpeed(Speed):
         step_s = self.tpot.intercept + self.tpot.slope * n
         return new_tokens * self.ttft.slope + (self.ttft.intercept + output_tokens * step_s) / n
 
+    def empty_step_s(self) -> float:
+        return self.tpot.intercept + self.tpot.slope
+
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:
         first_s = self.ttft.intercept + self.ttft.slope * input_tokens
         return first_s + output_tokens * (self.tpot.intercept + self.tpot.slope)

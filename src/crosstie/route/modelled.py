@@ -208,6 +208,9 @@ class ModelledSpeed(Speed):
         beyond = new_tokens - self.chunk
         return cached_tokens + (0.5 * beyond if beyond > 0.0 else 0.0)
 
+    def empty_step_s(self) -> float:
+        return self.decode[1] * self.steps_per_token
+
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:
         prefill_s = self._idle_input_s + self.per_attended * self._attended(input_tokens, 0.0)
         return self._idle_fixed_s + input_tokens * prefill_s + output_tokens * self._idle_output_s

@@ -78,6 +78,10 @@ class Speed(ABC):
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:
         """What a request takes on a replica that has nothing else to do."""
 
+    @abstractmethod
+    def empty_step_s(self) -> float:
+        """A token of a request that is alone, without what it reads of its own cache."""
+
     def saw_first(self, tokens: float, ttft_s: float) -> None:  # noqa: B027 (not all of them learn)
         """A first token came so long after its request, which had so many prompt tokens before and in it."""
 

@@ -70,7 +70,7 @@ def start_local(
 
 def _refuse_taken(port: int) -> None:
     """Asked here, since llama.cpp's own log does not always say it before it ends."""
-    with in_words(f"port {port} of 127.0.0.1 is in use or not to be had"), contextlib.ExitStack() as stack:
+    with in_words(f"port {port} of 127.0.0.1 is in use, or not allowed"), contextlib.ExitStack() as stack:
         for one in listening("127.0.0.1", port):
             stack.enter_context(one)
 
