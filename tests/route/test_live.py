@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, strategies as some
 from tests.route.fleets import AMD, ask, decided, live, load, pool, told
 
+from crosstie.core.fleet import Serving
 from crosstie.route.live import Replica
 from crosstie.route.policies import make_policy
 
@@ -129,8 +130,11 @@ def test_others_traffic_is_what_the_engine_reports_beyond_ours() -> None:
     assert (one.external_running, one.external_waiting) == (30, 10)
     assert decided(policy, fleet, ask(), 0.0).replica is two
     slower = one.advance(0.0).step_s
-    # Later nobody knows whether they are still there.
+    # Later nobody knows whether they are still there, unless engines are asked more rarely.
     assert one.advance(10.0).step_s < slower
+    one.report(running=34, waiting=10, kv_used_fraction=0.3, now=0.0, lasts_s=15.0)
+    assert one.advance(10.0).step_s == slower
+    assert Serving(metrics_every_s=5.0).metrics_last_s == 15.0
     one.report(running=1, waiting=0, kv_used_fraction=None, now=11.0)
     assert one.external_running == 0, "what has been sent counts before the engine has seen it"
 

@@ -309,6 +309,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     # Requests that a key may have open at once, where it has no limit of its own; 0: as many as it likes.
     max_open_per_key: _Many = 0
 
+    @property
+    def metrics_last_s(self) -> float:
+        """How long what an engine's metrics said is believed: until they were looked at in vain for a while."""
+        return max(5.0, 3.0 * self.metrics_every_s)
+
 
 class SharedState(msgspec.Struct, frozen=True, kw_only=True):
     """What outlives a gateway, and what several share; a ${VARIABLE} in an address is still to be read."""

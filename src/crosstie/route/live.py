@@ -362,8 +362,11 @@ class Replica(ReplicaLoad):
         self.busy_until = max(self.busy_until, now + for_s)
         self.elsewhere.publish_full(now + for_s)
 
-    def report(self, running: float, waiting: float, kv_used_fraction: float | None, now: float) -> None:
-        """From the engine's own metrics: what it has beyond this worker's, other workers' and peers' requests."""
+    def report(
+        self, running: float, waiting: float, kv_used_fraction: float | None, now: float, lasts_s: float = 5.0
+    ) -> None:
+        """From the engine's own metrics: what it has beyond this worker's, other workers' and peers' requests, believed
+        for so long."""
         self.reported = Reported(running, waiting, kv_used_fraction, now)
         elsewhere, speed = self.elsewhere, self.pool.speed
         elsewhere.read(now)
@@ -374,7 +377,7 @@ class Replica(ReplicaLoad):
         if kv_used_fraction is not None and beyond and speed.cache_tokens < 1e12:
             held = max(kv_used_fraction * speed.cache_tokens - self.held_tokens - elsewhere.held_tokens, 0.0)
         self.external_held = held
-        self.external_until = now + 5.0 if beyond else -inf
+        self.external_until = now + lasts_s if beyond else -inf
         self.touch()
 
     def start(self, ask: Ask, prediction: Prediction, now: float) -> "Flight":

@@ -226,6 +226,8 @@ async def test_the_engine_s_own_load_is_seen() -> None:
                 for name, fake in (("one", one), ("two", two))
             ),
             classes=(CHAT,),
+            # What they say once is believed for minutes.
+            serving=msgspec.structs.replace(CALM, metrics_every_s=100.0, health_every_s=100.0),
         )
         async with running(fleet) as at:
             await until(lambda: all(replica.reported for replica in at.gateway.live.replicas()))

@@ -94,7 +94,8 @@ async def _read_load(context: Context, backend: Backend) -> None:
         return
     load = engine_load(answer.body) if answer is not None and answer.status == 200 else None
     if load is not None:
-        backend.replica.report(load.running, load.waiting, load.kv_used_fraction, context.now())
+        lasts_s = context.serving.metrics_last_s
+        backend.replica.report(load.running, load.waiting, load.kv_used_fraction, context.now(), lasts_s)
         if context.workers is not None:
             context.workers.reported(backend, load)
 

@@ -205,7 +205,8 @@ class Worker(SharedLoad, OtherWorkers):
         fresh_s = _FRESH * self._gateway.serving.metrics_every_s
         if now - shared["reported_at"] < fresh_s:
             kv_used = None if isnan(shared["kv_used"]) else shared["kv_used"]
-            backend.replica.report(shared["running"], shared["waiting"], kv_used, self._gateway.now())
+            lasts_s = self._gateway.serving.metrics_last_s
+            backend.replica.report(shared["running"], shared["waiting"], kv_used, self._gateway.now(), lasts_s)
             return False
         if now - shared["read_began_at"] < fresh_s:
             return False
