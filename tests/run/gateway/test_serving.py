@@ -231,10 +231,15 @@ async def test_the_engine_s_own_load_is_seen() -> None:
         )
         async with running(fleet) as at:
             await until(lambda: all(replica.reported for replica in at.gateway.live.replicas()))
-            for _ in range(5):
-                await at.ask()
+            # Before anybody has answered: how fast they are on a busy machine would count as well.
+            one.mode = two.mode = "hang"
+            asked = [asyncio.create_task(at.ask()) for _ in range(5)]
+            await until(lambda: len(one.hit) + len(two.hit) == 5)
             # Others keep the first one busy, so it is left alone.
             assert len(two.hit) == 5
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
 
 
 @on_loop
