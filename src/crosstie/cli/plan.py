@@ -88,8 +88,8 @@ def command(
 
     WORKLOAD is a TOML file of models, classes of requests with their lengths, rates and latency targets, and
     constraints; docs/plan.md has every key. "assistant" is a shipped example. Exit status 1 when no fleet will
-    do (the answer says which limit is in the way), when simulation confirms none (the answer is the one that
-    comes nearest), or when --watch finds a decision that has flipped.
+    do (the answer says which limit is in the way), when simulation confirms none (the answer says so, and has
+    the fleet of the closed forms), or when --watch finds a decision that has flipped.
     """
     if example:
         click.echo(example_text(), nl=False)

@@ -97,6 +97,25 @@ def test_the_search_and_its_report_agree_on_who_holds(
     assert seen(of, answers).holds == holds
 
 
+def test_what_takes_nothing_is_not_offered(catalog: Catalog) -> None:
+    """A deployment that misses its targets when idle was offered at a billionth of its capacity: where nothing else
+    would do, a fleet of billions was simulated in part, held, and was shrunk for hours."""
+    asked = workload(CHAT, accelerators=("mi300x",))
+    surveyed = surveys(catalog, asked, [catalog.accelerators["mi300x"]])
+    every = offers(surveyed, EstimateScale.none, peak=1.0)
+    put = choice(every, market(catalog, asked), asked)
+    question = confirm.Question(every, put, EstimateScale.none, 0.5)
+    search = confirm._Search(catalog, asked, question, lambda *given: None, no_progress, {})
+    for column in every.columns:
+        search.found[confirm._meant(column)] = confirm._NONE
+    assert search._next(1.0)[0] is None
+    first = undominated(every).columns[0]
+    del search.found[confirm._meant(first)]
+    proposed = search._next(1.0)[0]
+    assert proposed is not None
+    assert sum(pool.replicas for pool in proposed.pools) < 1000
+
+
 class Steep(Trials):
     """Misses that rise with a power of the load, and come up to those allowed at some load."""
 

@@ -238,10 +238,12 @@ class _Search:
         return np.array([factor_of(column) for column in put.question.everything.columns])
 
     def corrected(self, put: _Put, factors: Array, keep: Sequence[int] = ()) -> Choice:
-        """The question with capacities corrected, and some columns that must be in it."""
+        """The question with capacities corrected, and some columns that must be in it. Those that take nothing are not
+        offered: billions of them would."""
         everything = put.question.everything
         offered = replace(everything, capacity=everything.capacity.faster(factors))
-        kept = {put.place[id(column)] for column in undominated(offered).columns} | set(keep)
+        kept = {put.place[id(column)] for column in undominated(offered).columns}
+        kept = {place for place in kept if factors[place] > _NONE} | set(keep)
         return put.question.asked.with_offers(offered.only(np.array(sorted(kept), np.int64)))
 
     def proposal(self, put: _Put, asked: Choice, allowed: Mask | None = None) -> _Proposal | None:
@@ -266,6 +268,8 @@ class _Search:
         for model in put.trials_of:
             parts = [part.index for part in asked.offers.parts if part.request_class.model == model]
             usd = np.where(models == model, needed[:, parts].sum(axis=1), np.inf)
+            if not np.isfinite(usd).any():
+                return None
             allowed[int(np.argmin(usd))] = True
         return self.proposal(put, asked, allowed)
 

@@ -258,13 +258,13 @@ def _own_plan(
         return replace(found, together=_beside(planned(named, False, alone=True), found))
     # Where replicas that do both keep no targets, services may.
     better = [one.model for one in found.outlooks if one.may_pay] if found.fleet else []
-    if not found.fleet and confirm:
+    if confirm and (not found.fleet or found.search_failed):
         better = [name for name in models if workload.choice(name).apart is None]
     if not better:
         return found
     on_progress(0, 0, "the same with prefill and decode apart")
     apart = planned(better, True)
-    worse = found.fleet and ((found.confirmed and not apart.confirmed) or (found.holds and not apart.holds))
+    worse = found.fleet and (apart.search_failed or (found.holds and not apart.holds))
     if not apart.fleet or worse:
         # What simulation could not confirm does not stand against what it did.
         return replace(found, outlooks=[_of_one_model_alone(one) for one in found.outlooks])
