@@ -259,12 +259,16 @@ async def test_many_at_once_and_nothing_is_mixed_up() -> None:
 @on_loop
 async def test_who_finds_no_room_waits_for_it_and_is_turned_away_in_time() -> None:
     async with fakes() as [fake]:
-        fake.pause_s = 0.05
         narrow = pool_of("one", fake.url, max_in_flight=1)
         async with running(fleet_of(narrow, serving=msgspec.structs.replace(CALM, max_queued=3))) as at:
             answers = await asyncio.gather(*(at.ask() for _ in range(4)))
             assert [answer.status for answer in answers] == [200] * 4
-            many = await asyncio.gather(*(at.ask() for _ in range(8)))
+            # Nobody is answered before all have come.
+            fake.mode = "hang"
+            asked = [asyncio.create_task(at.ask()) for _ in range(8)]
+            await until(lambda: sum(task.done() for task in asked) == 4)
+            fake.let_go()
+            many = await asyncio.gather(*asked)
             statuses = [answer.status for answer in many]
             assert statuses.count(429) == 4
             assert statuses.count(200) == 4
@@ -280,11 +284,21 @@ async def test_who_finds_no_room_waits_for_it_and_is_turned_away_in_time() -> No
 @on_loop
 async def test_the_urgent_are_let_in_first_and_the_least_urgent_shed() -> None:
     async with fakes() as [fake]:
-        fake.pause_s = 0.05
+        fake.mode = "hang"
         fleet = fleet_of(pool_of("one", fake.url, max_in_flight=1), serving=msgspec.structs.replace(CALM, max_queued=2))
         async with running(fleet) as at:
-            asked = [asyncio.create_task(at.ask(headers={"x-crosstie-priority": level, "x-request-id": level + str(i)}))
-                     for i, level in enumerate(["normal", "low", "normal", "high"])]  # fmt: skip
+            asked: list[asyncio.Task[Any]] = []
+
+            def come() -> int:
+                return len(fake.hit) + len(at.gateway.waiting) + sum(task.done() for task in asked)
+
+            for i, level in enumerate(["normal", "low", "normal", "high"]):
+                headers = {"x-crosstie-priority": level, "x-request-id": level + str(i)}
+                asked.append(asyncio.create_task(at.ask(headers=headers)))
+                # One after the other: the first is sent, two wait, and for the last of them one is shed.
+                await until(lambda: come() == len(asked))
+            await until(asked[1].done)
+            fake.let_go()
             answers = await asyncio.gather(*asked)
             assert [answer.status for answer in answers] == [200, 429, 200, 200]
             order = [request.headers[b"x-request-id"] for request, _ in fake.hit]
