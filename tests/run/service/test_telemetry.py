@@ -101,7 +101,8 @@ def test_a_request_is_a_span_with_one_for_each_attempt_and_backends_are_told_the
             heard = [
                 (fake.hit[0][0].headers[b"traceparent"], fake.hit[0][0].headers[b"tracestate"]) for fake in (one, other)
             ]
-        request, failed, served = collector.spans
+        # On a machine that stands still for a millisecond it has waited as well.
+        request, failed, served = (span for span in collector.spans if span.name != "queue")
         assert (request.name, request.kind) == ("POST /v1/chat/completions", Span.SPAN_KIND_SERVER)
         assert request.trace_id.hex() == PARENT[3:35]
         assert request.parent_span_id.hex() == PARENT[36:52]
