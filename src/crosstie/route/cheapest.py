@@ -86,9 +86,9 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     """The replica that keeps the limits and finishes first; without such, the one that misses least.
 
     The limits are the request's own, those that the plan promises of the pool, and those of whoever is on the replica
-    already: nobody may be sent where it breaks what was promised to others. A margin on TPOT
-    is kept by not filling replicas, and is at most half of the way from an empty one's to the target (in logarithms):
-    where an empty one hardly has it there is nothing to wait for, and one request at a time would be served.
+    already: nobody may be sent where it breaks what was promised to others. A margin on TPOT is kept by not filling
+    replicas, and is at most half of the way from an empty one's to the target (in logarithms): where an empty one
+    hardly has it there is nothing to wait for, and one request at a time would be served.
 
     `usd`: its price, if known. Of a large pool some replicas are looked at, see `route.shortlist`. This loop is most of
     a decision's cost, so it keeps to local names.
@@ -101,7 +101,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     in_doubt = ask.in_doubt
     ttft_limit = _with_margin(limits.ttft_s, limits.ttft_deviations, pool.promised_ttft, pool.ttft_scatter, in_doubt)
     tpot_limit = _with_margin(limits.tpot_s, limits.tpot_deviations, pool.promised_tpot, pool.tpot_scatter, in_doubt)
-    finish_limit, bare_limit = limits.finish_s, min(limits.tpot_s, pool.promised_tpot.seconds)
+    finish_limit = limits.finish_s
     loyal = pool.sessions.get(ask.session) if ask.session is not None else None
     best: Replica | None = None
     least, even = inf, turn & 1
@@ -127,7 +127,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         tpot_miss = tpot_s / (tpot_limit if tpot_limit < view.strictest_tpot_s else view.strictest_tpot_s)
         if tpot_miss > 1.0:
             empty_s = (speed.empty_step_s() + context * per_cached) * view.tpot_factor
-            bare_s = bare_limit if bare_limit < view.strictest_tpot_s else view.strictest_tpot_s
+            bare_s = min(limits.tpot_s, pool.promised_tpot.seconds, view.strictest_tpot_s)
             if tpot_s * tpot_s <= empty_s * bare_s:
                 tpot_miss = 1.0
             # Those that miss a limit by more than another does are dropped, too.

@@ -78,7 +78,7 @@ class LearntSpeed(Speed):
 
     def idle_s(self, input_tokens: float, output_tokens: float) -> float:
         first_s = self.ttft.intercept + self.ttft.slope * input_tokens
-        return first_s + output_tokens * (self.tpot.intercept + self.tpot.slope)
+        return first_s + output_tokens * self.empty_step_s()
 
     def saw_first(self, tokens: float, ttft_s: float) -> None:
         self.ttft.add(tokens, ttft_s)
