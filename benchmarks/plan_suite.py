@@ -1,6 +1,7 @@
 """Plans against a search by simulation: what the planner's fleets cost over the best that was found, and do they hold.
 
     python benchmarks/plan_suite.py [--only N] [--from N] [--out benchmarks/results/plan_suite.jsonl]
+    python benchmarks/plan_suite.py --plan-again        # plans anew, beside what the search found before
     python benchmarks/plan_suite.py --report            # the table of what there is, as Markdown
 
 Workloads are drawn with a fixed seed: dense models and experts, prompts of 200 to 100,000 tokens, outputs of 50 to
@@ -9,7 +10,8 @@ Each is planned (confirmed, by the estimates themselves, GPUs one by one), and s
 cheapest closed forms the fewest replicas of one pool that hold in simulation, by halving; then two pools of the best
 of them, with a part of the first's replicas. Search and plan count with the same step times. A fleet of the search
 holds if the misses of each class are no more than its percentiles allow, with two seeds that the planner does not use;
-the plan's is then tried with six more. Lines are added one by one: what is there already is not done again.
+the plan's is then tried with six more. Lines are added one by one: what is there already is not done again. The search
+knows nothing of the planner: where only that has changed, `--plan-again` keeps what was searched.
 """
 
 import argparse
@@ -184,7 +186,8 @@ def sized(pool: PoolPlan, replicas: int) -> PoolPlan:
     return replace(pool, replicas=replicas, usd_per_hour=each_usd(pool) * replicas)
 
 
-def measured(catalog: Catalog, work: Workload) -> dict[str, Any]:
+def planned(catalog: Catalog, work: Workload) -> dict[str, Any]:
+    """The plan, and whether it holds with seeds that are not its own."""
     one = work.classes[0]
     row: dict[str, Any] = {
         "name": work.name, "requests_per_s": round(one.requests_per_s, 2), "input": round(one.input_tokens),
@@ -195,7 +198,7 @@ def measured(catalog: Catalog, work: Workload) -> dict[str, Any]:
     quick = plan(catalog, work, confirm=False)
     row["quick_cpu_s"] = round(time.process_time() - started, 2)
     if quick.fleet is None:
-        return {**row, "plan_usd": None, "best_usd": None}
+        return {**row, "plan_usd": None}
     started = time.process_time()
     made = plan(catalog, work, confirm=True)
     assert made.fleet is not None
@@ -204,15 +207,14 @@ def measured(catalog: Catalog, work: Workload) -> dict[str, Any]:
         "plan": ", ".join(f"{pool.replicas} x {pool.deployment.label}" for pool in made.fleet.pools),
         "confirmed": made.confirmed is not None and made.holds, "cpu_s": round(time.process_time() - started, 2),
     }  # fmt: skip
-    searched = Searched(catalog, work)
-    row["held"] = searched.holds([pool for pool in made.fleet.pools if pool.carried], FRESH)
-    usd, fleet = searched.best()
-    return {
-        **row,
-        "best_usd": round(usd, 2) if np.isfinite(usd) else None,
-        "best": fleet,
-        "searched": searched.simulations,
-    }
+    carrying = [pool for pool in made.fleet.pools if pool.carried]
+    return {**row, "held": Searched(catalog, work).holds(carrying, FRESH)}
+
+
+def searched(catalog: Catalog, work: Workload) -> dict[str, Any]:
+    search = Searched(catalog, work)
+    usd, fleet = search.best()
+    return {"best_usd": round(usd, 2) if np.isfinite(usd) else None, "best": fleet, "searched": search.simulations}
 
 
 def report(rows: list[dict[str, Any]]) -> str:
@@ -256,6 +258,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, default=1000, help="so many workloads")
     parser.add_argument("--from", dest="first", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--plan-again", action="store_true")
     parser.add_argument("--report", action="store_true")
     asked = parser.parse_args()
     rows = [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out.exists() else []
@@ -264,11 +267,20 @@ def main() -> None:
         target.write_text(report(rows))
         print(target)
         return
-    done = {row["name"] for row in rows}
+    done = {row["name"]: row for row in rows}
     for work in workloads()[asked.first : asked.first + asked.only]:
-        if work.name in done:
+        before = done.get(work.name)
+        if asked.plan_again and before:
+            again = planned(CATALOG, work)
+            kept = {key: before.get(key) for key in ("best_usd", "best", "searched")}
+            rows[rows.index(before)] = {**again, **kept}
+            asked.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            print(json.dumps(again), flush=True)
             continue
-        row = measured(CATALOG, work)
+        if before:
+            continue
+        row = planned(CATALOG, work)
+        row |= searched(CATALOG, work) if row["plan_usd"] else {"best_usd": None}
         with asked.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)

@@ -433,6 +433,31 @@ def test_a_small_pool_that_the_others_can_do_without_is_given_up(
     assert search._with_fewer_pools(equal) is equal
 
 
+class Flat(Trials):
+    """Misses that hardly follow the load, down to the replicas that it takes."""
+
+    def __init__(self, least: int):
+        self.classes, self.least, self.left, self.made = [CHAT], least, 0, 0
+
+    def levels(self, pools: Sequence[PoolPlan], load: float = 1.0, most: float = inf) -> dict[str, float]:
+        self.made += 1
+        return {"chat": 0.9 if sum(pool.replicas for pool in pools) >= self.least else 3.0}
+
+
+def test_replicas_are_given_up_one_by_one_though_misses_say_that_there_is_no_room(
+    searched: "tuple[confirm._Search, confirm._Proposal]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Near the floor of TTFT as many requests miss with fourteen replicas as with eleven: what a usual fleet misses by
+    its load is no reason not to look."""
+    search, found = searched
+    trials = Flat(least=11)
+    monkeypatch.setattr(found.of, "trials_of", dict.fromkeys(found.of.trials_of, trials))
+    fourteen = replace(found, pools=[confirm.resized(found.pools[0], 14)])
+    assert not confirm._may_hold(trials, fourteen.pools, fourteen.pools[0], 1)
+    (pool,) = search.shrunk(fourteen).pools
+    assert pool.replicas == 11
+
+
 def test_what_a_pool_that_the_check_enlarged_does_in_the_place_of_others_is_saved(
     searched: "tuple[confirm._Search, confirm._Proposal]", monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ class Fake:
         self.details: dict[str, Any] = {}
         self.script: list[tuple[int, str | None]] = []
         self.ending: tuple[str, ...] = ()
-        self.flooded, self.slow, self.scrapes, self.pings = 0, False, 0, 0
+        self.flooded, self.slow, self.probes, self.scrapes, self.pings = 0, False, 0, 0, 0
 
     async def start(self, port: int = 0) -> None:
         self.loop = asyncio.get_running_loop()
@@ -76,6 +76,7 @@ class Fake:
 
     def _handle(self, request: Request, reply: Reply) -> None:
         if request.path == "/health":
+            self.probes += 1
             reply.send(200 if self.healthy else 500, b"{}")
         elif request.path == "/metrics":
             self.scrapes += 1

@@ -243,6 +243,17 @@ async def test_the_engine_s_own_load_is_seen() -> None:
 
 
 @on_loop
+async def test_metrics_are_read_no_more_often_than_is_asked_for() -> None:
+    """Whether a backend is well is looked at more often than what it has to do."""
+    async with fakes() as [fake]:
+        fake.metrics = b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
+        serving = msgspec.structs.replace(CALM, metrics_every_s=3600.0, health_every_s=0.05)
+        async with running(fleet_of(pool_of("one", fake.url), serving=serving)):
+            await until(lambda: fake.probes >= 5 and fake.scrapes)
+            assert fake.scrapes == 1
+
+
+@on_loop
 async def test_many_at_once_and_nothing_is_mixed_up() -> None:
     async with fakes(2) as [one, two], running(fleet_of(pool_of("one", one.url), pool_of("two", two.url))) as at:
         one.pause_s = two.pause_s = 0.01

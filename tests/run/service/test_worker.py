@@ -25,8 +25,6 @@ from crosstie.run.service.worker_link import Failed, MetricsPage, MetricsRequest
 from crosstie.run.service.worker_metrics import counters, merged_pages
 from crosstie.run.share.board import Board
 from crosstie.run.wire.listener import listening
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
 
 # Nobody finds out anything by itself within a test, and at its end nobody is left to drain.
 SLOW = msgspec.structs.replace(CALM, health_every_s=600.0, metrics_every_s=600.0, drain_s=0.0)
@@ -155,15 +153,8 @@ def test_a_backend_that_one_finds_down_is_down_for_all() -> None:
 
 @pytest.mark.slow
 def test_a_backend_is_asked_by_one_for_all() -> None:
-    class Counting(Fake):
-        probes = 0
-
-        def _handle(self, request: Request, reply: Reply) -> None:
-            self.probes += request.path == "/health"
-            super()._handle(request, reply)
-
     async def scenario() -> None:
-        fake = Counting()
+        fake = Fake()
         await fake.start()
         fake.metrics = b"vllm:num_requests_running 4\nvllm:num_requests_waiting 1\n"
         began = asyncio.get_running_loop().time()

@@ -111,7 +111,7 @@ def _pool_of(column: Column) -> PoolKey:
 
 
 def _meant(column: Column) -> _Meant:
-    return key_of(column.deployment), column.tier, column.mixture
+    return key_of(column.deployment), column.tier, column.purpose
 
 
 def bearable(trials: Trials, pools: Sequence[PoolPlan]) -> dict[str, float]:
@@ -220,11 +220,11 @@ class _Search:
     def factors(self, put: _Put, hope: float = 1.0) -> Array:
         """By column; those that were not simulated as others of their model that are meant for the same."""
         usual: dict[object, list[float]] = {}
-        for (key, tier, mixture), factor in self.found.items():
+        for (key, tier, purpose), factor in self.found.items():
             if factor <= _NONE:
                 continue
-            usual.setdefault((key[0], tier, mixture), []).append(factor)
-            usual.setdefault((key[0], mixture.is_open), []).append(factor)
+            usual.setdefault((key[0], tier, purpose), []).append(factor)
+            usual.setdefault((key[0], purpose.is_open), []).append(factor)
             usual.setdefault(key[0], []).append(factor)
         middle = {kind: float(np.median(values)) for kind, values in usual.items()}
 
@@ -232,8 +232,8 @@ class _Search:
             known, model = self.found.get(_meant(column)), column.deployment.model.id
             if known is not None:
                 return known
-            alike = middle.get((model, column.mixture.is_open), middle.get(model, 1.0))
-            return hope * middle.get((model, column.tier, column.mixture), alike)
+            alike = middle.get((model, column.purpose.is_open), middle.get(model, 1.0))
+            return hope * middle.get((model, column.tier, column.purpose), alike)
 
         return np.array([factor_of(column) for column in put.question.everything.columns])
 
@@ -380,19 +380,21 @@ class _Search:
             most = max(pools[place].replicas // 4, 1) if pools[place].carried else 0
             while most:
                 pool, usd = pools[place], _usd_per_hour(best.asked, pools)
-                steps = [
+                saving = [
                     step
                     for step in range(1, pool.replicas)
                     if _usd_per_hour(best.asked, _without(pools, place, step)) < usd - 1e-9
-                    and _may_hold(trials, _of(model, pools), pool, step)
                 ]
-                if not steps:
+                if not saving:
                     break
+                # The least that saves is always tried: near the floor of a latency misses hardly follow the load.
+                mine = _of(model, pools)
+                steps = [saving[0]] + [step for step in saving[1:] if _may_hold(trials, mine, pool, step)]
                 step = max((one for one in steps if one <= most), default=steps[0])
                 if trials.holds(_of(model, _without(pools, place, step))):
                     pools = _without(pools, place, step)
                 else:
-                    most = step // 2 if step > steps[0] else 0
+                    most = step // 2 if step > saving[0] else 0
         return replace(best, pools=pools)
 
     def _with_fewer_pools(self, best: _Proposal) -> _Proposal:

@@ -72,11 +72,11 @@ class Purpose:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A pool that could be: a deployment that promises a tier, and is run for a mixture of requests."""
+    """A pool that could be: a deployment that promises a tier, and what it is meant for."""
 
     deployment: Servable
     tier: Tier
-    mixture: Purpose
+    purpose: Purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,24 +248,24 @@ def _pools(alike: Sequence[Survey], scaling: Scaling, peak: float, *, own_tiers:
     levels = Levels(alike[0].parts, alike[0].curves, scaling(alike[0].deployments))
     asked = [(one, PartTargets(one.parts)) for one in alike]
     every = [
-        (place, tier, mixture, _meant(one, targets, mixture, peak))
+        (place, tier, purpose, _meant(one, targets, purpose, peak))
         for place, (one, targets) in enumerate(asked)
         for tier in one.tiers
-        for mixture in mixtures(one, tier, own_tiers=own_tiers)
+        for purpose in purposes(one, tier, own_tiers=own_tiers)
     ]
     found: list[_Pools] = [[] for _ in alike]
     points = operating_points(levels, [meant for _, _, _, meant in every])
-    for (place, tier, mixture, _), point in zip(every, points, strict=True):
-        found[place].append((tier, mixture, _taken(alike[place], tier, mixture, own_tiers), point))
+    for (place, tier, purpose, _), point in zip(every, points, strict=True):
+        found[place].append((tier, purpose, _taken(alike[place], tier, purpose, own_tiers), point))
     return found
 
 
 def _joined(found: Sequence[tuple[Survey, _Pools]]) -> Offers:
     parts = sorted((part for one, _ in found for part in one.parts), key=lambda part: part.index)
     columns = [
-        Column(deployment, tier, mixture)
+        Column(deployment, tier, purpose)
         for one, pools in found
-        for tier, mixture, _, _ in pools
+        for tier, purpose, _, _ in pools
         for deployment in one.deployments
     ]
     taken = Capacity.empty((len(columns), len(parts)))
@@ -278,20 +278,20 @@ def _joined(found: Sequence[tuple[Survey, _Pools]]) -> Offers:
     return Offers(parts, columns, taken)
 
 
-def _meant(one: Survey, targets: PartTargets, mixture: Purpose, peak: float) -> Meant:
+def _meant(one: Survey, targets: PartTargets, purpose: Purpose, peak: float) -> Meant:
     share = np.zeros(len(one.parts))
-    share[list(mixture.parts)] = [one.parts[place].requests_per_s for place in mixture.parts]
-    return Meant(targets, share, float(share.sum()) * peak, mixture.allowance)
+    share[list(purpose.parts)] = [one.parts[place].requests_per_s for place in purpose.parts]
+    return Meant(targets, share, float(share.sum()) * peak, purpose.allowance)
 
 
 def rates_of(one: Survey, levels: Levels, column: Column, peak: float) -> dict[int, Array]:
     """By part: what pools as a column has them take of it; an entry a deployment."""
-    (found,) = operating_points(levels, [_meant(one, levels.targets, column.mixture, peak)])
-    takes = _taken(one, column.tier, column.mixture, False)
+    (found,) = operating_points(levels, [_meant(one, levels.targets, column.purpose, peak)])
+    takes = _taken(one, column.tier, column.purpose, False)
     return {one.parts[place].index: found.requests_per_s[:, place] for place in takes}
 
 
-def mixtures(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Purpose]:
+def purposes(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Purpose]:
     """What pools of a tier may be meant for: each class whose own it is, the shorter or the longer of its prompts, the
     classes that ask for it together, and all that it admits."""
     admitted: dict[str, list[int]] = {}
@@ -334,14 +334,14 @@ def _shorter_half(parts: Sequence[TrafficPart]) -> set[int]:
     return found
 
 
-def _taken(one: Survey, tier: Tier, mixture: Purpose, own_tiers: bool) -> list[int]:
-    if not mixture.is_open or own_tiers:
-        return list(mixture.parts)
-    asking = {id(one.parts[place].request_class) for place in mixture.parts}
+def _taken(one: Survey, tier: Tier, purpose: Purpose, own_tiers: bool) -> list[int]:
+    if not purpose.is_open or own_tiers:
+        return list(purpose.parts)
+    asking = {id(one.parts[place].request_class) for place in purpose.parts}
     return [
         place
         for place, part in enumerate(one.parts)
-        if place in mixture.parts or (tier.admits(part.request_class) and id(part.request_class) not in asking)
+        if place in purpose.parts or (tier.admits(part.request_class) and id(part.request_class) not in asking)
     ]
 
 

@@ -1,6 +1,7 @@
 """Looks after a backend: asks whether it is well, and reads its load off its metrics."""
 
 import asyncio
+from math import inf
 
 from crosstie.run.gateway.backend import ENGINES, Backend, engine_load
 from crosstie.run.gateway.body import owner_of_models
@@ -20,7 +21,7 @@ _PROVIDER_EVERY_S = 30.0
 
 async def watch(context: Context, backend: Backend) -> None:
     """Until it is cancelled."""
-    due = 0.0
+    due, read_at = 0.0, -inf
     while True:
         serving, bought = context.serving, backend.pool.token_price is not None
         now = context.loop.time()
@@ -31,11 +32,17 @@ async def watch(context: Context, backend: Backend) -> None:
             due = now + (max(serving.health_every_s, _PROVIDER_EVERY_S) if bought else serving.health_every_s)
         # Who has just not answered is first of all asked once more whether it is well.
         if backend.healthy and not backend.fails and not bought:
-            if workers is None or workers.takes_load(backend):
+            # What another worker has read costs nothing to look at.
+            is_due = now - read_at >= serving.metrics_every_s if workers is None else workers.takes_load(backend)
+            if is_due:
+                read_at = now
                 await _read_load(context, backend)
             # Each by itself: nobody tells the others which engine it is.
             if not backend.identified:
                 await _identify(context, backend)
+        else:
+            # An engine that comes back has another load.
+            read_at = -inf
         was = backend.replica.up
         backend.judge(context.now())
         if backend.replica.up != was:
