@@ -28,7 +28,7 @@ async def comes_back(client: Client, path: str = "/health") -> None:
 def test_a_crash_drops_everyone_refuses_and_comes_back_empty() -> None:
     async def body() -> None:
         async with emulating(speed=2.0) as (_, client):
-            connection, reader = await client.begin(CHAT, LONG)
+            connection, reader = await client.begin(CHAT, chat(max_tokens=20_000, ignore_eos=True))
             await until(lambda: reader.pieces)
             assert (await client.fault(kind="crash", for_s=6.0)).status == 200
             async with asyncio.timeout(LIMIT_S):

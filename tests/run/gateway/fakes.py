@@ -204,11 +204,11 @@ class Fake:
     def _hang(self, body: dict[str, Any], reply: Reply) -> None:
         self.held.append(reply)
 
-    def let_go(self) -> None:
-        """Those that were let hang are answered, and so are all that come."""
+    def let_go(self, **asked: Any) -> None:
+        """Those that were let hang are answered, as what they asked for, and so are all that come."""
         self.mode = "ok"
         for reply in self.held:
-            self._ok({}, reply)
+            self._ok(asked, reply)
         self.held.clear()
 
     def _cut(self, body: dict[str, Any], reply: Reply) -> None:

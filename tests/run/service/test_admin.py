@@ -211,14 +211,15 @@ def test_a_key_is_made_up_for_its_owner_alone_and_taken_away(monkeypatch: pytest
 def test_a_drained_pool_finishes_what_it_has_and_gets_nothing_new() -> None:
     async def scenario() -> None:
         async with fakes(2) as made, administered(two_pools(made)) as admin:
-            made[0].pause_s = 0.05
+            made[0].mode = "hang"
             stream = asyncio.create_task(admin.running.ask(stream=True, headers={"x-crosstie-pool": "one"}))
-            await until(lambda: made[0].hit)
+            await until(lambda: made[0].held)
             done = await admin.post("drain", pool="one")
             assert done["changed"]
             assert (await admin.states())[made[0].url] == "draining"
             answer = await admin.running.ask()
             assert answer.header(b"x-crosstie-pool") == b"two"
+            made[0].let_go(stream=True)
             assert (await stream).body.endswith(b"data: [DONE]\n\n")
             assert (await admin.states())[made[0].url] == "drained"
             assert not (await admin.post("drain", pool="one"))["changed"]
@@ -297,12 +298,13 @@ def test_backends_and_pools_are_added_and_removed_under_traffic() -> None:
 def test_what_a_removed_backend_has_in_flight_finishes_and_is_shown() -> None:
     async def scenario() -> None:
         async with fakes(2) as made, administered(two_pools(made)) as admin:
-            made[0].pause_s = 0.1
+            made[0].mode = "hang"
             stream = asyncio.create_task(admin.running.ask(stream=True, headers={"x-crosstie-pool": "one"}))
-            await until(lambda: made[0].hit)
+            await until(lambda: made[0].held)
             await admin.post("remove", pool="one")
             said = await admin.get("pools")
             assert said["leaving"] == [{"pool": "one", "backend": made[0].url, "in_flight": 1}]
+            made[0].let_go(stream=True)
             assert (await stream).body.endswith(b"data: [DONE]\n\n")
             assert (await admin.get("pools"))["leaving"] == []
 
@@ -433,11 +435,12 @@ def test_every_process_takes_a_change_and_they_are_shown_together() -> None:
             assert done["processes"] == 2
             assert (await second.get("pools"))["changes"] == ["drain pool one"]
             assert (await second.running.ask()).header(b"x-crosstie-pool") == b"two"
-            made[1].pause_s = 0.2
+            made[1].mode = "hang"
             one, two = (asyncio.create_task(g.running.ask(stream=True)) for g in (first, second))
-            await until(lambda: len(made[1].hit) == 3)
+            await until(lambda: len(made[1].held) == 2)
             said = await first.get("pools")
             assert (said["processes"], said["exchanges"], said["pools"][1]["in_flight"]) == (2, 2, 2)
+            made[1].let_go(stream=True)
             await asyncio.gather(one, two)
             rows = (await first.get("decisions"))["decisions"]
             assert [row["pool"] for row in rows] == ["two"] * 3

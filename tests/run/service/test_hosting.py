@@ -310,16 +310,18 @@ def test_a_model_with_requests_in_flight_is_not_put_away() -> None:
     async def run() -> None:
         async with hosted(shared_pool(A, B, replicas=1, memory_gib=25.0)) as one:
             await ask(one, A)
-            long = asyncio.create_task(one.running.ask(model=A, max_tokens=6000, ignore_eos=True))
+            one.engine(0, A).replica.pace(slower=1000.0)
+            long = asyncio.create_task(one.running.ask(model=A, max_tokens=600, ignore_eos=True))
             await until(lambda: one.pool.replicas[0, A].in_flight == 1)
             other = asyncio.create_task(ask(one, B))
             await until(lambda: one.state(0, A) == "leaving")
             assert one.engine(0, A).state == "loaded"
             # Nobody new is let in beside it, so that it can leave at all.
             third = asyncio.create_task(ask(one, A))
+            one.engine(0, A).replica.pace(slower=1.0)
             answer = await long
             assert answer.status == 200
-            assert json.loads(answer.body)["usage"]["completion_tokens"] == 6000
+            assert json.loads(answer.body)["usage"]["completion_tokens"] == 600
             assert (await other)[0] == 200
             assert (await third)[0] == 200
             assert one.count("evictions") >= 1

@@ -111,12 +111,15 @@ def test_one_of_them_leads(tmp_path: Path) -> None:
             assert await leader.metric("crosstie_model_loads_total") == 1
             assert "crosstie_model_loads_total" not in (await follower.get("/metrics")).body.decode()
             # What the other has in flight is not put away.
-            long = asyncio.create_task(follower.ask(model=A, max_tokens=4000, ignore_eos=True))
+            made.replica("shared", 0, A).replica.pace(slower=1000.0)
+            long = asyncio.create_task(follower.ask(model=A, max_tokens=400, ignore_eos=True))
             await until(lambda: sum(one.in_flight for one in second.gateway.live.replicas()) == 1)
             other = asyncio.create_task(asked(leader, B))
+            await until(lambda: leader.gateway.waiting)
+            made.replica("shared", 0, A).replica.pace(slower=1.0)
             answer = await long
             assert answer.status == 200
-            assert json.loads(answer.body)["usage"]["completion_tokens"] == 4000
+            assert json.loads(answer.body)["usage"]["completion_tokens"] == 400
             assert (await other)[0] == 200
             assert first.pools["shared"].residency.counts.evictions == 1
             # The one that decides goes, and the other takes over, knowing what is there.
