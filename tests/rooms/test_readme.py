@@ -6,7 +6,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -63,18 +65,24 @@ def test_the_readme_s_blocks_fit_80_columns() -> None:
     assert [line for line in shown if len(line) > 80] == []
 
 
+@cache
+def printed_by(command: str) -> str:
+    """Run once, though several pages show it."""
+    words = shlex.split(command)
+    assert words[0] == "crosstie", f"{command}: only crosstie commands are run"
+    with TemporaryDirectory() as own_catalog:
+        env = {**os.environ, "CROSSTIE_CATALOG": own_catalog, "COLUMNS": "80"}
+        got = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, env=env, cwd=ROOT)
+    return tidy(got.stdout + got.stderr)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("page", "body"), CONSOLE, ids=range(len(CONSOLE)))
-def test_console_snippets_print_what_they_show(page: str, body: str, tmp_path: Path) -> None:
+def test_console_snippets_print_what_they_show(page: str, body: str) -> None:
     """Each `$ crosstie ...` line, then its output; `...` stands for lines left out."""
-    env = {**os.environ, "CROSSTIE_CATALOG": str(tmp_path), "COLUMNS": "80"}
     for part in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
         command, _, shown = part.partition("\n")
-        words = shlex.split(command)
-        assert words[0] == "crosstie", f"{page}: only crosstie commands are run"
-        got = subprocess.run([sys.executable, "-m", *words], capture_output=True, text=True, env=env, cwd=ROOT)
-        printed = tidy(got.stdout + got.stderr)
-        rest = printed
+        printed = rest = printed_by(command)
         pieces = [piece.strip() for piece in re.split(r"^\.\.\.$", tidy(shown), flags=re.MULTILINE)]
         for piece in filter(None, pieces):
             assert piece in rest, f"{page}: `{command}` prints\n{printed}"
