@@ -89,7 +89,8 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
-@pytest.mark.parametrize("confirm", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("confirm", [False, True])
 def test_a_processor_whose_last_bits_differ_gives_the_same_plan(monkeypatch: pytest.MonkeyPatch, confirm: bool) -> None:
     here = answer(confirm)
     another_processor(monkeypatch)

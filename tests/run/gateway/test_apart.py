@@ -202,16 +202,10 @@ def test_whatever_fails_before_the_first_token_is_done_again(
     run_on_loop(body())
 
 
-@pytest.mark.parametrize(
-    ("side", "stack"),
-    [
-        ("prefill", "vllm"),
-        # Each waits ten seconds for the same probes.
-        pytest.param("prefill", "sglang", marks=pytest.mark.slow),
-        pytest.param("decode", "vllm", marks=pytest.mark.slow),
-        pytest.param("decode", "sglang", marks=pytest.mark.slow),
-    ],
-)
+# Each waits ten seconds for the same probes.
+@pytest.mark.slow
+@PROTOCOLS
+@pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_who_hangs_is_given_up_once_his_health_says_so(stack: str, side: str) -> None:
     async def body() -> None:
         async with serving(led(stack), serve=PROBING) as one:

@@ -221,6 +221,7 @@ async def test_a_slow_reader_s_connection_upstream_serves_the_next_client() -> N
             writer.transport.abort()
 
 
+@pytest.mark.slow
 @on_loop
 async def test_a_client_that_reads_slowly_but_reads_is_not_cut_off() -> None:
     async with fakes() as [fake]:

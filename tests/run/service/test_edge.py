@@ -39,7 +39,8 @@ def shown_by(running: Running) -> str:
     return str(dict(part[0] for part in found["subject"])["commonName"])  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("workers", one_in(2, ("1", "2")))
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_certificates_are_replaced_while_it_serves(workers: str, file: Path, tmp_path: Path) -> None:
     cert, key = pair(tmp_path)
     with serving(tmp_path, file, "--workers", workers, "--tls-cert", cert, "--tls-key", key) as running:
