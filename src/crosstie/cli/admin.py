@@ -17,7 +17,7 @@ from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
 from crosstie.cli.admin_show import show_decision, show_done, show_pools
 from crosstie.cli.assignments import amount, assigned
-from crosstie.cli.options import FILE, json_option, real_option, together, whole_option
+from crosstie.cli.options import FILE, json_option, option_group, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import print_json
 from crosstie.core.errors import BadData, BadInput
@@ -111,7 +111,7 @@ def _at_port(function: Callable[..., Any]) -> Callable[..., Any]:
     def reached(*, url: str, key_file: Path | None, **given: Any) -> Any:
         return function(port=reach(url, key_file), **given)
 
-    return together(
+    return option_group(
         click.option("--url", default="http://127.0.0.1:8081", show_default=True, envvar="CROSSTIE_ADMIN_URL",
                      help="The gateway's --admin-port."),
         click.option("--key-file", type=FILE, metavar="FILE",

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from crosstie.catalog.writing import write_text
 from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import json_option, together
+from crosstie.cli.options import json_option, option_group
 from crosstie.cli.show import Output, closing, console, heading, json_text, say
 from crosstie.core.figures import plural
 from crosstie.core.finding import GROUNDS, SEVERITIES, Finding, rank
@@ -23,7 +23,7 @@ _NO_AMD = "Nothing here ran on an AMD GPU."
 
 
 # What the command passes on to `report`.
-report_options = together(
+report_options = option_group(
     click.option("--fail-on", type=click.Choice(SEVERITIES), default="error", show_default=True,
                  help="Exit with 1 when a finding is at least this grave."),
     click.option("--sarif", "sarif_file", type=click.Path(dir_okay=False), metavar="FILE",

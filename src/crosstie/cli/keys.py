@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from crosstie.cli.options import json_option, together
+from crosstie.cli.options import json_option, option_group
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.store import moment, named_key, names_in, opened, span, stamp, store_options, when
 from crosstie.cli.teams import LIMITS, lifted_limits, limit_options, team, teams
@@ -35,7 +35,7 @@ def command() -> None:
 
 command.add_command(team)
 command.add_command(teams)
-_permissions = together(
+_permissions = option_group(
     click.option("--model", "models", multiple=True, metavar="M", help="Only this model; may be repeated."),
     click.option("--class", "classes", multiple=True, metavar="C", help="Only this class; may be repeated."),
     click.option("--priority", type=click.Choice(PRIORITIES), help="The most it may ask for. [new keys: normal]"),

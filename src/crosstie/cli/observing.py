@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import click
 
-from crosstie.cli.options import FILE, real_option, together, whole_option
+from crosstie.cli.options import FILE, option_group, real_option, whole_option
 from crosstie.core.fleet import Policy
 from crosstie.run.service.logs import STYLES
 from crosstie.run.service.start import Observers
@@ -21,14 +21,14 @@ policy_option = click.option(
     "--policy", type=click.Choice(get_args(Policy)), metavar="P",
     help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
 )  # fmt: skip
-emulate_options = together(
+emulate_options = option_group(
     click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas."),
     real_option("--speed", 0.01, 1000, "With --emulate: so many times as fast as real time.", default=1.0),
 )
 ops_host_option = click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
 with_parent_option = click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
 
-_options = together(
+_options = option_group(
     click.option(
         "--record", type=FILE, metavar="FILE",
         help="Append a trace of what is served, without any text: docs/recording.md.",

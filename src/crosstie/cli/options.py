@@ -15,7 +15,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 FILE = click.Path(path_type=Path)
 
 
-def together(*options: Decorator) -> Decorator:
+def option_group(*options: Decorator) -> Decorator:
     """Several options as one decorator, in the order in which help lists them."""
     return lambda function: reduce(lambda made, option: option(made), reversed(options), function)
 
@@ -81,9 +81,9 @@ def _given(name: str, what: str = "") -> Decorator:
     return click.option(flag, name, metavar=metavar, default="", help=what or usual)
 
 
-tool_options = together(*map(_given, _OF_TOOLS))
+tool_options = option_group(*map(_given, _OF_TOOLS))
 # The same for whoever measures: what an endpoint does not say of itself, written beside its results.
-endpoint_options = together(
+endpoint_options = option_group(
     _given("accelerator", "The accelerator behind it. [default: the endpoint's NAME, where it is one]"),
     *map(_given, ("precision", "engine", "tp", "num_accelerators", "parallelism")),
 )

@@ -10,7 +10,7 @@ import click
 from crosstie.catalog.acceptance import TEXTS
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.precision import PRECISIONS
-from crosstie.cli.options import Decorator, together
+from crosstie.cli.options import Decorator, option_group
 from crosstie.core.deployment import KV_FORMATS, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
@@ -28,14 +28,14 @@ stack_option: Decorator = click.option(
 
 
 # What is drafted, and how much of it is kept.
-speculation_options = together(
+speculation_options = option_group(
     click.option("--speculation", metavar="METHOD:N",
                  help="Draft N tokens a step: mtp:3, eagle3:3, dspark:5, ngram:4 or draft:4:MODEL."),
     click.option("--text", type=click.Choice(TEXTS), default="chat", show_default=True,
                  help="Kind of text, on which it depends how many drafts are kept."),
     click.option("--acceptance", type=float, metavar="TOKENS", help="Tokens kept a step, where you measured them."),
 )  # fmt: skip
-layout_options = together(
+layout_options = option_group(
     click.option("--tp", type=int, metavar="N", help="Tensor-parallel ranks."),
     click.option("--pp", type=int, metavar="N", help="Pipeline stages."),
     click.option("--ep", type=int, metavar="N", help="Groups over which experts are spread."),
@@ -99,7 +99,7 @@ def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
         replica = ReplicaOptions(load, layout, precision, kv, stack, speculation, text, acceptance)
         return function(replica=replica, **others)
 
-    return together(
+    return option_group(
         _count("--input", "input_tokens", 4096, "Prompt tokens."),
         _count("--output", "output_tokens", 1024, "Output tokens."),
         _count("--concurrency", "concurrency", 64, "Requests in flight on a replica."),

@@ -223,9 +223,9 @@ def _given(
 async def _looked(scaler: Scaler, gateways: tuple[str, ...], there: dict[str, int]) -> FleetObservation:
     watch = CounterWatch(scaler.rules)
     try:
-        watch.look(time.time(), await read_gateways(gateways), there)
+        watch.observe(time.time(), await read_gateways(gateways), there)
         await asyncio.sleep(_LOOK_S)
-        seen = watch.look(time.time(), await read_gateways(gateways), there)
+        seen = watch.observe(time.time(), await read_gateways(gateways), there)
     except OSError as error:
         raise BadInput(f"--gateway: {error}") from None
     assert seen is not None

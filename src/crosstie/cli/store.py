@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from crosstie.cli.options import FILE, together
+from crosstie.cli.options import FILE, option_group
 from crosstie.core.errors import BadInput
 from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.places import open_store
@@ -27,7 +27,7 @@ _LONGEST_S = 1000 * 365.25 * 86_400
 _FORMS = "%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"
 
 
-store_options = together(
+store_options = option_group(
     click.option("--store", metavar="FILE|URL", help=f"A SQLite file, or postgresql://... [default: ${VARIABLE}]"),
     click.option("--fleet", type=FILE, metavar="FLEET.toml", help="The store of this fleet file's [state]."),
 )

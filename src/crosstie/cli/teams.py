@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from crosstie.cli.options import json_option, together
+from crosstie.cli.options import json_option, option_group
 from crosstie.cli.show import console, print_json, show_table
 from crosstie.cli.store import opened, stamp, store_options
 from crosstie.core.errors import BadInput
@@ -15,7 +15,7 @@ from crosstie.core.figures import dollars, number
 from crosstie.run.ledger.keys import Key, Team
 
 LIMITS = ("rpm", "tpm", "usd_per_day", "usd_per_month")
-limit_options = together(
+limit_options = option_group(
     click.option("--rpm", type=int, metavar="N", help="Requests a minute."),
     click.option("--tpm", type=int, metavar="N", help="Tokens a minute, prompts and answers."),
     click.option("--usd-per-day", type=float, metavar="X", help="Budget in dollars, UTC days."),

@@ -91,14 +91,14 @@ def test_rates_targets_and_backends_are_read_and_a_gateway_that_begins_anew_coun
         return found
 
     watch = CounterWatch(rules())
-    assert watch.look(0.0, counts(100.0), {"cheap": 2}) is None
-    seen = watch.look(10.0, counts(150.0), {"cheap": 2})
+    assert watch.observe(0.0, counts(100.0), {"cheap": 2}) is None
+    seen = watch.observe(10.0, counts(150.0), {"cheap": 2})
     assert seen is not None
     assert seen.requests_per_s == {"chat": 5.0}
     ended, within = seen.ended["chat"]
     assert (ended, round(within, 9)) == (50, 0.9)
     assert seen.ready == {"cheap": 1, "dear": 0}
-    again = watch.look(20.0, counts(30.0), {"cheap": 2})
+    again = watch.observe(20.0, counts(30.0), {"cheap": 2})
     assert again is not None
     assert again.requests_per_s == {"chat": 3.0}
 
@@ -211,24 +211,24 @@ def test_replicas_are_emptied_through_the_gateway_before_they_are_stopped() -> N
         admin.backends[B]["in_flight"] = 2
         server, url = await listening(admin.answer)
         drainer = Drainer([url], "secret")
-        await drainer.look()
+        await drainer.refresh()
         # The one with the fewest requests.
         moves = await drainer.obey(one, Order(replicas=3, draining=1, why=""), 3)
         assert (moves.emptying, moves.stop, admin.draining) == ((B,), (), [B])
-        await drainer.look()
+        await drainer.refresh()
         assert drainer.empty([one], {}) == {"cheap": 0}
         admin.backends[B]["in_flight"] = 0
-        await drainer.look()
+        await drainer.refresh()
         assert drainer.empty([one], {}) == {"cheap": 1}
         moves = await drainer.obey(one, Order(replicas=2, draining=0, why=""), 3)
         assert moves.stop == (B,)
         # As long as it is not down it stays closed; then it is let in, for when it is started again.
-        await drainer.look()
+        await drainer.refresh()
         assert (admin.draining, drainer.empty([one], {})) == ([B], {"cheap": 0})
         admin.backends[B]["up"] = False
-        await drainer.look()
+        await drainer.refresh()
         assert admin.draining == []
-        await drainer.look()
+        await drainer.refresh()
         moves = await drainer.obey(one, Order(replicas=3, draining=0, why=""), 2)
         assert moves.start == (B,)
         server.close()
@@ -241,10 +241,10 @@ def test_traffic_that_comes_back_opens_what_was_being_emptied() -> None:
         admin, one = Admin(A, B, C), Supply(name="cheap", pool="cheap", most=3)
         server, url = await listening(admin.answer)
         drainer = Drainer([url], "secret")
-        await drainer.look()
+        await drainer.refresh()
         await drainer.obey(one, Order(replicas=3, draining=2, why=""), 3)
         assert admin.draining == [B, C]
-        await drainer.look()
+        await drainer.refresh()
         await drainer.obey(one, Order(replicas=3, draining=0, why=""), 3)
         assert admin.draining == []
         server.close()
@@ -257,7 +257,7 @@ def test_only_its_own_backends_or_pods_are_emptied() -> None:
         admin = Admin(A, B, C)
         server, url = await listening(admin.answer)
         drainer = Drainer([url], "secret")
-        await drainer.look()
+        await drainer.refresh()
         own = Supply(name="spot", pool="cheap", most=3, backends=(A,))
         await drainer.obey(own, Order(replicas=1, draining=1, why=""), 1)
         assert admin.draining == [A]
@@ -265,7 +265,7 @@ def test_only_its_own_backends_or_pods_are_emptied() -> None:
         moves = await drainer.obey(pods, Order(replicas=1, draining=1, why=""), 1, {"10.0.0.2"})
         assert moves.emptying == (B,)
         with pytest.raises(ScaleFailed, match="pools is answered 401: no such key"):
-            await Drainer([url], "wrong").look()
+            await Drainer([url], "wrong").refresh()
         server.close()
 
     run_on_loop(main())

@@ -9,7 +9,7 @@ from packaging.version import Version
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput, BadParameter
 from crosstie.port.preflight import matrix as module
-from crosstie.port.preflight.engine import ended, engines
+from crosstie.port.preflight.engine import engine_ends, engines
 from crosstie.port.preflight.matrix import ReleaseMatrix, builds, matrix
 from crosstie.port.preflight.model import preflight
 
@@ -50,7 +50,7 @@ def test_the_newest_release_comes_first_and_engines_in_the_files_order(v4: Relea
 def test_what_is_known_of_the_end_of_tgi(v4: ReleaseMatrix) -> None:
     assert verdicts(v4)["tgi", "3.3.7"] == {"mi300x": "not known", "h200": "not known"}
     assert {end.since for end in v4.ended} == {"2025-12-11", "2026-03-21"}
-    assert all(end.source and end.date for end in ended())
+    assert all(end.source and end.date for end in engine_ends())
 
 
 def test_builds_name_their_source_and_what_they_stand_on() -> None:

@@ -76,7 +76,7 @@ class _Watch:
         self.in_system: list[int] = []
         self.seen: dict[str, list[tuple[float, int, int]]] = {pool.name: [] for pool in simulator.live.pools}
 
-    def look(self, now: float) -> None:
+    def sample(self, now: float) -> None:
         simulator = self.simulator
         self.at.append(now)
         self.queued.append(len(simulator.room))
@@ -135,7 +135,7 @@ def _play(
     """Requests and outages by the clock; of each outage, how many requests were handed over."""
     last = traffic.span_s
     looks = {*(last * point / _POINTS for point in range(1, _POINTS + 1)), since}
-    events = [_Event(at, lambda: watch.look(simulator.now)) for at in looks if at > 0.0 or traffic.steady]
+    events = [_Event(at, lambda: watch.sample(simulator.now)) for at in looks if at > 0.0 or traffic.steady]
     pools = {pool.name: pool for pool in simulator.live.pools}
     handed = [0] * len(outages)
     for number, one in enumerate(outages):

@@ -34,7 +34,7 @@ class Drainer:
     # Stopped, and not seen down yet.
     stopped: set[str] = field(default_factory=set)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Raises OSError where a gateway does not answer, and Failed where it does not let us in."""
         found: dict[str, SeenBackend] = {}
         for url in self.urls:

@@ -62,7 +62,7 @@ class CounterWatch:
     before: GatewayCounts | None = None
     at_s: float = 0.0
 
-    def look(
+    def observe(
         self, now_s: float, counts: GatewayCounts, wanted: Mapping[str, int], empty: Mapping[str, int] | None = None
     ) -> FleetObservation | None:
         """None the first time. `empty`: by supply, replicas being emptied that are. Those that serve are backends that

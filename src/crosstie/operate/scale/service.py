@@ -55,12 +55,12 @@ class ScaleService:
             counts = await read_gateways(self.gateways)
             asked, hosts = await self._asked(), await self._hosts()
             if self.drainer is not None:
-                await self.drainer.look()
+                await self.drainer.refresh()
         except (OSError, BadInput, ScaleFailed) as error:
             self._stand(f"nothing is decided and nothing changed: {error}")
             return None
         empty = self.drainer.empty(self.scaler.rules.supplies, hosts) if self.drainer is not None else {}
-        seen = self.watch.look(self.clock(), counts, asked, empty)
+        seen = self.watch.observe(self.clock(), counts, asked, empty)
         if seen is None:
             # The first look: nothing to hold it against yet.
             self._stand("")

@@ -42,12 +42,12 @@ def whole_stock(machine: Machine, catalog: Catalog) -> list[Stock]:
 
 
 def _as_here(accelerator: Accelerator, memory_bytes: int | None, count: int, day: str) -> Accelerator:
-    def told(value: float, unit: str) -> Fact:
+    def seen_here(value: float, unit: str) -> Fact:
         return Fact(value=value, unit=unit, basis="measured", source="the driver of this machine", date=day)
 
     memory, scale_up = accelerator.memory, accelerator.scale_up
     if memory_bytes:
-        memory = msgspec.structs.replace(memory, usable=told(float(memory_bytes), "B"))
+        memory = msgspec.structs.replace(memory, usable=seen_here(float(memory_bytes), "B"))
     if count < scale_up.domain.value:
-        scale_up = msgspec.structs.replace(scale_up, domain=told(float(count), "count"), node=None)
+        scale_up = msgspec.structs.replace(scale_up, domain=seen_here(float(count), "count"), node=None)
     return msgspec.structs.replace(accelerator, memory=memory, scale_up=scale_up)

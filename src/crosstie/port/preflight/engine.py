@@ -66,7 +66,7 @@ class EngineRelease(msgspec.Struct, frozen=True, kw_only=True):
 def engine_from(said: str) -> EngineRelease:
     name, _, release = said.strip().partition("==")
     if name not in engines():
-        end = "".join(f"; {one.name}: {one.what}" for one in ended() if one.engine == name)
+        end = "".join(f"; {one.name}: {one.what}" for one in engine_ends() if one.engine == name)
         raise BadInput(
             f"unknown engine '{name}': one of {', '.join(engines())}, with a release as in vllm==0.28.0{end}"
         )
@@ -108,7 +108,7 @@ class EngineEnd(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def ended() -> tuple[EngineEnd, ...]:
+def engine_ends() -> tuple[EngineEnd, ...]:
     file = newest_file(DATA / "engines.toml", "preflight/engines.toml")
     raw = read_toml(file)
     return tuple(

@@ -15,7 +15,7 @@ from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.finding import VERDICTS, Finding, rank, verdict
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.port.preflight.engine import DATA, EngineEnd, ended, engine_from, engines, release_in
+from crosstie.port.preflight.engine import DATA, EngineEnd, engine_ends, engine_from, engines, release_in
 from crosstie.port.preflight.model import ModelOptions, ScanDepth, check_model, checked_features
 from crosstie.port.preflight.numbers import stored_findings
 from crosstie.port.preflight.stored import read_stored
@@ -123,7 +123,7 @@ def matrix(
         rows += reversed(found)
     return ReleaseMatrix(
         name=stored.name, stored=stored.words, rows=tuple(rows), changes=tuple(reversed(changes)),
-        ended=tuple(end for end in ended() if engine in (None, end.engine)),
+        ended=tuple(end for end in engine_ends() if engine in (None, end.engine)),
     )  # fmt: skip
 
 

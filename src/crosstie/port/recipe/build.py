@@ -18,7 +18,7 @@ from crosstie.core.model import Model
 from crosstie.perf.fit import place
 from crosstie.perf.memory import memory_plan, weight_bytes
 from crosstie.port.preflight.readiness import Readiness, ReadinessCheck
-from crosstie.port.recipe.engines import told
+from crosstie.port.recipe.engines import engine_command
 from crosstie.port.recipe.flags import flag_table, parse_settings
 from crosstie.port.recipe.images import container_for, image_of
 from crosstie.port.recipe.recipe import (
@@ -116,7 +116,7 @@ class RecipeBook:
             share=share,
             cache_tokens=max(int(place(deployment, _LENGTH).cache_tokens) // 256 * 256, 256),
         )
-        program, own, notes = told(started)
+        program, own, notes = engine_command(started)
         given = parse_settings(f"pool {pool.name}: settings", pool.settings, "the fleet file's settings")
         settings = _joined(engine, own, _of_preflight(judged, given), given, checkpoint.variables)
         notes = [*notes, *checkpoint.notes, *_checked(engine, judged.release, settings)]

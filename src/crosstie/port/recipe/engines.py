@@ -14,10 +14,10 @@ _LORA_RANK = 64
 _SIDE_CHANNEL = 5600
 _GATEWAY_LOADS = "the gateway loads adapters when they are asked for, through the engine's own page"
 
-Told = tuple[tuple[str, ...], list[Setting], list[str]]
+EngineCommand = tuple[tuple[str, ...], list[Setting], list[str]]
 
 
-def told(started: Started) -> Told:
+def engine_command(started: Started) -> EngineCommand:
     """The program with its first words, its settings, and what somebody should know."""
     engine = started.deployment.stack.id
     if engine not in _ENGINES:
@@ -38,7 +38,7 @@ def _json(value: dict[str, object]) -> str:
     return json.dumps(value, separators=(",", ":"))
 
 
-def _vllm(started: Started) -> Told:
+def _vllm(started: Started) -> EngineCommand:
     pool, one = started.pool, started.deployment
     split, drafts, stack, memory = one.parallelism, one.speculation, one.stack, one.accelerator.memory_bytes
     notes: list[str] = []
@@ -92,7 +92,7 @@ def _vllm(started: Started) -> Told:
     return ("vllm", "serve", started.weights), found, notes
 
 
-def _sglang(started: Started) -> Told:
+def _sglang(started: Started) -> EngineCommand:
     pool, one = started.pool, started.deployment
     split, drafts = one.parallelism, one.speculation
     notes: list[str] = []
@@ -151,7 +151,7 @@ def _sglang_side(started: Started) -> list[Setting]:
     return found
 
 
-def _llama(started: Started) -> Told:
+def _llama(started: Started) -> EngineCommand:
     pool, one = started.pool, started.deployment
     split, drafts = one.parallelism, one.speculation
     if started.role:
@@ -199,7 +199,7 @@ def _llama(started: Started) -> Told:
     return ("/app/llama-server",), found, ["the program is that of llama.cpp's own image; elsewhere it is llama-server"]
 
 
-_ENGINES: dict[str, Callable[[Started], Told]] = {"vllm": _vllm, "sglang": _sglang, "llama.cpp": _llama}
+_ENGINES: dict[str, Callable[[Started], EngineCommand]] = {"vllm": _vllm, "sglang": _sglang, "llama.cpp": _llama}
 
 
 def _served(started: Started, flag: str) -> list[Setting]:

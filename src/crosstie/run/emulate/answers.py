@@ -30,7 +30,7 @@ class AnswerUsage:
 
 
 class AnswerShape:
-    """One answer in the making; `begun` and `piece` are of a stream, `ended` is its last text and what follows."""
+    """One answer in the making; `begun` and `piece` are of a stream, `ending` is its last text and what follows."""
 
     def begun(self) -> bytes:
         return b""
@@ -38,7 +38,7 @@ class AnswerShape:
     def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
         raise NotImplementedError
 
-    def ended(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
+    def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
         raise NotImplementedError
 
     def whole(self, text: str, usage: AnswerUsage) -> bytes:
@@ -69,7 +69,7 @@ class _Choices(AnswerShape):
         ending = f'{self._closing},"logprobs":null,"finish_reason":null}}]{so_far}}}\n\n'
         return f"{self._piece}{text}{ending}".encode()
 
-    def ended(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
+    def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
         last = f'{self._piece}{text}{self._closing},"logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
         if self._include_usage:
             last += f'{self._chunk}],"usage":{usage.json()}}}\n\n'
@@ -150,7 +150,7 @@ class Response(AnswerShape):
             f'"delta":"{text}","logprobs":[]}}\n\n'
         ).encode()
 
-    def ended(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
+    def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
         return b"".join((
             self.piece(text),
             self._event("response.output_text.done", **self._place, text=whole, logprobs=[]),

@@ -108,9 +108,9 @@ class _Finishing(AnswerShape):
         self._inner, self._done = inner, done
         self.begun, self.piece = inner.begun, inner.piece  # type: ignore[method-assign]
 
-    def ended(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
+    def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
         self._done(usage)
-        return self._inner.ended(text, whole, usage)
+        return self._inner.ending(text, whole, usage)
 
     def whole(self, text: str, usage: AnswerUsage) -> bytes:
         more = self._done(usage)

@@ -116,7 +116,7 @@ class Generating(Sequence):
         text = self._text(self.sent, tokens)
         self.sent = tokens
         if finished:
-            reply.write(data + self.shape.ended(text, self._text(0, tokens), self._usage(tokens)))
+            reply.write(data + self.shape.ending(text, self._text(0, tokens), self._usage(tokens)))
             reply.end()
         else:
             reply.write(data + self._piece(text, tokens))

@@ -91,12 +91,12 @@ class ClusterDiscovery(Component):
         assert self._api is not None
         assert source is not None
 
-        def told(endpoints: tuple[Endpoint, ...] | None, why: str) -> None:
+        def on_change(endpoints: tuple[Endpoint, ...] | None, why: str) -> None:
             with contextlib.suppress(RuntimeError):
                 # At the very end the loop may be gone.
-                self._loop.call_soon_threadsafe(self._told, place, endpoints, why)
+                self._loop.call_soon_threadsafe(self._changed, place, endpoints, why)
 
-        place.source = EndpointSource(self._api, source, told)
+        place.source = EndpointSource(self._api, source, on_change)
         place.source.start()
         return place
 
@@ -162,7 +162,7 @@ class ClusterDiscovery(Component):
 
     # On the loop
 
-    def _told(self, place: _Place, endpoints: tuple[Endpoint, ...] | None, why: str) -> None:
+    def _changed(self, place: _Place, endpoints: tuple[Endpoint, ...] | None, why: str) -> None:
         place.asked = True
         if self._places.get(place.url) is not place:
             return

@@ -79,11 +79,11 @@ class Learnt:
         def place(key: str) -> int:
             return names.setdefault(self._names.get(key, key), len(names))
 
-        def told(kind: list[tuple[str, float, float, float, float]]) -> list[_Seen]:
+        def numbered(kind: list[tuple[str, float, float, float, float]]) -> list[_Seen]:
             return [(place(key), _ratio(ratio), _ratio(error), on, s) for key, ratio, error, on, s in kind]
 
         report = LearntReport(
-            self.process, self._number, self.store, [], told(seen.first), told(seen.decoded),
+            self.process, self._number, self.store, [], numbered(seen.first), numbered(seen.decoded),
             [(place(key), _packed(prefix)) for key, prefix in _latest(seen.sent)], list(seen.lengths),
         )  # fmt: skip
         report.names = list(names)
