@@ -186,8 +186,9 @@ def sized(pool: PoolPlan, replicas: int) -> PoolPlan:
     return replace(pool, replicas=replicas, usd_per_hour=each_usd(pool) * replicas)
 
 
-def planned(catalog: Catalog, work: Workload) -> dict[str, Any]:
+def planned(catalog: Catalog, search: Searched) -> dict[str, Any]:
     """The plan, and whether it holds with seeds that are not its own."""
+    work = search.work
     one = work.classes[0]
     row: dict[str, Any] = {
         "name": work.name, "requests_per_s": round(one.requests_per_s, 2), "input": round(one.input_tokens),
@@ -208,11 +209,10 @@ def planned(catalog: Catalog, work: Workload) -> dict[str, Any]:
         "confirmed": made.confirmed is not None and made.holds, "cpu_s": round(time.process_time() - started, 2),
     }  # fmt: skip
     carrying = [pool for pool in made.fleet.pools if pool.carried]
-    return {**row, "held": Searched(catalog, work).holds(carrying, FRESH)}
+    return {**row, "held": search.holds(carrying, FRESH)}
 
 
-def searched(catalog: Catalog, work: Workload) -> dict[str, Any]:
-    search = Searched(catalog, work)
+def searched(search: Searched) -> dict[str, Any]:
     usd, fleet = search.best()
     return {"best_usd": round(usd, 2) if np.isfinite(usd) else None, "best": fleet, "searched": search.simulations}
 
@@ -271,7 +271,7 @@ def main() -> None:
     for work in workloads()[asked.first : asked.first + asked.only]:
         before = done.get(work.name)
         if asked.plan_again and before:
-            again = planned(CATALOG, work)
+            again = planned(CATALOG, Searched(CATALOG, work))
             kept = {key: before.get(key) for key in ("best_usd", "best", "searched")}
             rows[rows.index(before)] = {**again, **kept}
             asked.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -279,8 +279,9 @@ def main() -> None:
             continue
         if before:
             continue
-        row = planned(CATALOG, work)
-        row |= searched(CATALOG, work) if row["plan_usd"] else {"best_usd": None}
+        search = Searched(CATALOG, work)
+        row = planned(CATALOG, search)
+        row |= searched(search) if row["plan_usd"] else {"best_usd": None}
         with asked.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(json.dumps(row), flush=True)
