@@ -14,16 +14,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
+from crosstie.catalog.posterior import Posterior
 from crosstie.catalog.writing import json_rows
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadData
-from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS, Correction, Spread
+from crosstie.core.estimate import CONSTANTS, DRAFTING, Correction
 from crosstie.core.model import Model
+from crosstie.core.worlds import Worlds
 
-FORMAT = 2
+FORMAT = 3
 _WORDS_OF_POINTS = ("family", "accelerator", "stack", "bits", "model", "layout", "gpus")
 _WIDTHS = ("4-bit", "8-bit", "16-bit")
+# What an estimate has in place of a release, a campaign and a publisher: those of whoever asks. Own measurements have
+# the same, so they tell of it; where there are none, it is as little known as any new publisher's.
+HERE = "here"
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 # A constant that is e^20 times the catalog's is a slip.
 _FURTHEST = 20.0
 
@@ -71,6 +78,10 @@ class Level:
 
     words: tuple[str, ...]
     width: float
+
+    @property
+    def name(self) -> str:
+        return " / ".join(self.words) or "all"
 
     def moves(self, constant: str) -> bool:
         """Scopes of speculation move what only speculation has, and others what all serving has: so that no
@@ -161,6 +172,13 @@ def scopes_of(level: Level, subject: CalibrationSubject) -> list[str]:
     return [" / ".join((*words, f"since {mark}")) for mark in SINCE if not subject.month or subject.month >= mark]
 
 
+def leveled_scopes(subject: CalibrationSubject) -> list[tuple[str, str]]:
+    """Every scope of a subject with its level's name; what an estimate does not say of itself is its user's own."""
+    own = {word: getattr(subject, word) or HERE for word in ("release", "campaign", "source")}
+    subject = subject._replace(**own)
+    return [(scope, level.name) for level in ALL_LEVELS for scope in scopes_of(level, subject)]
+
+
 def subject_of(
     deployment: Deployment,
     release: str = "",
@@ -231,36 +249,39 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scopes: dict[str, tuple[float, ...]]
     # "family / accelerator / stack / bits / model / layout / gpus" to the number of points measured there.
     points: dict[str, int]
-    level: float
-    # Group to metric to its spread; groups are told apart by `spread_groups`.
-    spreads: dict[str, dict[str, Spread]]
-    # Group to the share of left-out measurements that their intervals hold.
-    coverage: dict[str, float] = {}
-    # As `points`, to the fewest and most requests in flight a GPU there; and by metric, what each doubling of the load
-    # below and above them adds to a spread.
+    # How sure all of it is; None where nothing was learnt.
+    posterior: Posterior | None = None
+    # As `points`, to the fewest and most requests in flight a GPU there.
     loads: dict[str, tuple[float, float]] = {}
-    load_doubt: dict[str, tuple[float, float]] = {}
-    # Those whose results were learnt from: of them a new estimate is off by less than of anybody else.
-    sources: tuple[str, ...] = ()
     # Cross-validated errors, as printed by `crosstie calibrate`.
     errors: dict[str, dict[str, dict[str, float]]] = {}
+    # What was left out, by metric: rows, the share that 80% intervals hold, and how wide these are, high over low.
+    coverage: dict[str, dict[str, dict[str, float]]] = {}
 
     def correction(self, subject: CalibrationSubject) -> Correction:
         nearness, points, basis = self.evidence(subject)
-        known = subject.source in self.sources
-        groups = [self.spreads.get(group, {}) for group in reversed(spread_groups(nearness, subject, known))]
-        # The nearest group that has a metric's comes last.
-        spread = {metric: group[metric] for group in groups for metric in METRICS if metric in group}
         return Correction(
             factors=self.factors(subject),
-            level=self.level,
-            spread=spread,
+            worlds=self.worlds(subject),
             nearness=nearness,
             points=points,
             basis=basis,
             loads=self._loads_near(subject),
-            load_doubt=self.load_doubt,
         )
+
+    def worlds(self, subject: CalibrationSubject) -> Worlds | None:
+        posterior = self.posterior
+        if posterior is None:
+            return None
+
+        def make() -> tuple[Array, Array, Array]:
+            return (
+                posterior.constants(leveled_scopes(subject)),
+                posterior.metrics(" / ".join(_point_words(subject)), subject.mode),
+                posterior.acceptance(f"{subject.model} {subject.mode}"),
+            )
+
+        return Worlds(make)
 
     def knows_kind(self, subject: CalibrationSubject) -> bool:
         """Whether the stack was measured on the accelerator with models of that kind, in weights of any width."""
@@ -336,18 +357,6 @@ def evidence(points: Counted, subject: CalibrationSubject) -> tuple[str, int, st
     return "nothing", 0, f"extrapolated: no measured point of {a} or its family"
 
 
-# Before the groups of spreads that hold for results of those who were learnt from.
-KNOWN = "known source: "
-
-
-def spread_groups(nearness: str, subject: CalibrationSubject, known: bool = False) -> list[str]:
-    """Groups of errors to look an interval up in, nearest first."""
-    plain = [f"{nearness} / {subject.vendor} / {subject.stack}", f"{nearness} / {subject.vendor}", nearness]
-    own = [f"{subject.mode}: {group}" for group in plain] if subject.mode else plain
-    first = [KNOWN + group for group in own] if known else []
-    return [*first, *own, *(plain if subject.mode else ()), "nothing"]
-
-
 def points_key(subject: CalibrationSubject) -> str:
     return " / ".join(_point_words(subject))
 
@@ -359,9 +368,7 @@ def _point_words(subject: CalibrationSubject) -> tuple[str, ...]:
 
 
 def empty() -> Calibration:
-    return Calibration(
-        format=FORMAT, made={}, results=[], constants=CONSTANTS, scopes={}, points={}, level=0.0, spreads={}
-    )
+    return Calibration(format=FORMAT, made={}, results=[], constants=CONSTANTS, scopes={}, points={})
 
 
 def read_calibration(file: Path) -> Calibration:
@@ -384,19 +391,18 @@ def read_calibration(file: Path) -> Calibration:
     for key, count in found.points.items():
         if len(key.split(" / ")) != len(_WORDS_OF_POINTS) or count < 1:
             raise BadData(file, f"points.{key}", f"must be a count of {' / '.join(_WORDS_OF_POINTS)}")
-    if not 0.0 <= found.level < 1.0:
-        raise BadData(file, "level", f"is {found.level}; must be a share")
     for key, (low, high) in found.loads.items():
         if key not in found.points or not 0.0 < low <= high:
             raise BadData(file, f"loads.{key}", "must be the fewest and most requests a GPU of a key of points")
-    for metric, doubt in found.load_doubt.items():
-        if metric not in METRICS or not all(0.0 <= each <= _FURTHEST for each in doubt):
-            raise BadData(file, f"load_doubt.{metric}", f"must be two numbers from 0 on, of {', '.join(METRICS)}")
-    for group, metrics in found.spreads.items():
-        for metric, spread in metrics.items():
-            if not -_FURTHEST <= spread.low <= spread.high <= _FURTHEST:
-                raise BadData(file, f"spreads.{group}.{metric}", "must have low below high")
+    if found.posterior is not None:
+        _check_posterior(file, found.posterior)
     return found
+
+
+def _check_posterior(file: Path, posterior: Posterior) -> None:
+    for level, widths in posterior.widths.items():
+        if len(widths) != len(CONSTANTS) or not all(0.0 <= one <= _FURTHEST for one in widths):
+            raise BadData(file, f"posterior.widths.{level}", f"must have {len(CONSTANTS)} numbers from 0 to 20")
 
 
 def calibration_text(calibration: Calibration) -> str:

@@ -11,8 +11,9 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent
-from crosstie.prove.calibration.calibrate import BESIDE, Calibrated, calibrate
+from crosstie.prove.calibration.calibrate import Calibrated, calibrate
 from crosstie.prove.calibration.kept import Kept
+from crosstie.prove.calibration.own import OWN
 
 _OVERALL = (
     "points left out", "a curve left out", "a source left out", "a model left out", "a release left out",
@@ -44,11 +45,11 @@ def command(
     crosstie calibrate --shipped -o calibration.json
 
     RESULTS are files as for `validate`, documents of `crosstie probe`, or tables of kernel times. What they change of
-    the calibration that Crosstie comes with is learnt in seconds: constants of the accelerators and models in RESULTS
-    move, what others rest on and all intervals stay. With --full everything is fitted again, together with what
-    Crosstie ships: a few constants of every accelerator and stack move away from the catalog's as far as the
-    measurements of their scope are many, and a scope without any inherits from its family, its stack and its relatives,
-    with a wider interval.
+    the calibration that Crosstie comes with is learnt in seconds: estimates of what was measured move and become
+    surer, and those of its neighbours by as much as they have in common. With --full everything is fitted again,
+    together with what Crosstie ships: a few constants of every accelerator and stack move away from the catalog's as
+    far as the measurements of their scope are many, and a scope without any inherits from its family, its stack and
+    its relatives, and is less sure.
 
     The calibration in your catalog (`crosstie catalog path`) takes the place of the one that Crosstie comes with.
     """
@@ -103,9 +104,9 @@ def show(done: Calibrated, verbose: bool) -> None:
         say(out, f"  {sum(done.unused.values()):,} rows not used")
     metrics = [">TPOT", ">TTFT", ">throughput"]
     if "beside" in made.made:
-        titles = [title for title in made.errors if title.startswith(tuple(BESIDE.values()))]
+        titles = [title for title in made.errors if title.startswith(tuple(OWN.values()))]
         show_table(out, ["median error of your results", *metrics], [[one, *_errors(made, one)] for one in titles])
-        say(out, f"learnt beside {made.made['beside']}, which stays for all else; --full fits everything again", "dim")
+        say(out, f"learnt beside {made.made['beside']}; --full fits everything again", "dim")
         return
     say(out, f"{len(made.scopes):,} scopes moved")
     cells = [[title, *_errors(made, title)] for title in _OVERALL if title in made.errors]

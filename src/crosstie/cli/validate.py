@@ -25,6 +25,7 @@ _HEADLINES = {
 _SHOWN = ("tpot", "ttft", "throughput")
 _DETAILS = "errors by engine, model, source and nearest measurement, and every reason why a row was not predicted"
 _REASONS = 3
+_ODD_ROWS = 5
 
 
 @click.command("validate")
@@ -95,7 +96,14 @@ def show(found: Validation, verbose: bool) -> None:
         right = share(alike["correct"] / alike["pairs"])
         say(out, f"  at the same clients and GPUs: {alike['correct']:,} of {alike['pairs']:,} ({right})")
     if held["n"]:
-        say(out, f"intervals meant to hold {share(held['level'])} hold {share(held['inside'])} of {held['n']:,}")
+        width = f"the middle one {held['width']:.2f}x from low to high"
+        say(
+            out,
+            f"intervals meant to hold {share(held['level'])} hold {share(held['inside'])} of {held['n']:,}; {width}",
+        )
+        for name, groups in made["intervals"].items() if verbose else ():
+            _sharpness(out, name, groups)
+        _odd(out, made["odd"], verbose)
     for key in GROUPINGS if verbose else ("by_accelerator",):
         _group(out, _HEADLINES[key], made[key])
     for fleet in made["fleets"]:
@@ -107,6 +115,30 @@ def show(found: Validation, verbose: bool) -> None:
         )
     if not verbose:
         closing(out, _DETAILS)
+
+
+def _sharpness(out: Output, title: str, groups: dict[str, Any]) -> None:
+    """Shares within the intervals, and their width, side by side: neither says much without the other."""
+    columns = [f"~{title}", ">TPOT inside", ">wide", ">TTFT inside", ">wide", ">tok/s inside", ">wide", ">rows"]
+    cells = []
+    for name, metrics in groups.items():
+        line = [name]
+        for metric in _SHOWN:
+            one = metrics.get(metric)
+            line += [share(one["inside"]), f"{one['width']:.2f}x"] if one else ["-", "-"]
+        cells.append([*line, f"{sum(one['n'] for one in metrics.values()):,}"])
+    show_table(out, columns, cells)
+
+
+def _odd(out: Output, found: dict[str, Any], verbose: bool) -> None:
+    for name, table in found["sources"].items():
+        few = ", ".join(f"{metric} {share(inside)}" for metric, inside in table.items())
+        say(out, f"odd: fewer than half of {name}'s rows lie within their intervals ({few})")
+    for row in found["rows"][:_ODD_ROWS] if verbose else ():
+        between = f"{row['low']:.4g} to {row['high']:.4g}"
+        say(
+            out, f"odd: {row['file']} line {row['line']}: {row['metric']} {row['measured']:.4g}, 80% interval {between}"
+        )
 
 
 def _group(out: Output, title: str, groups: dict[str, Any]) -> None:

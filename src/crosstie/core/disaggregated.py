@@ -6,7 +6,7 @@ import msgspec
 
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, Stack
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import Correction, Spread
+from crosstie.core.estimate import Correction
 from crosstie.core.fact import Fact, Label
 from crosstie.core.model import Model, Precision
 from crosstie.core.speculation import Speculation
@@ -146,17 +146,8 @@ class Disaggregated(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def correction(self) -> Correction:
-        """First tokens are as sure as prefill, the others as decode, and rates as the less sure of both."""
-        one, other = self.prefill.correction, self.decode.correction
-        spread = dict(other.spread)
-        if "ttft" in one.spread:
-            spread["ttft"] = one.spread["ttft"]
-        if "throughput" in one.spread and "throughput" in spread:
-            wide = one.spread["throughput"], spread["throughput"]
-            spread["throughput"] = Spread(
-                low=min(end.low for end in wide), high=max(end.high for end in wide), points=wide[1].points
-            )
-        return msgspec.structs.replace(other, spread=spread)
+        """Of the decode side: what is known of both stands with each."""
+        return self.decode.correction
 
     @property
     def prefill_gpus(self) -> int:

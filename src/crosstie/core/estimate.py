@@ -9,6 +9,8 @@ import math
 
 import msgspec
 
+from crosstie.core.worlds import Worlds
+
 # Constants that measured results correct, by a factor each. Those of Efficiency and Host keep their names; besides,
 #   experts    rate of grouped products over that of plain ones
 #   routing    time of the small kernels around the experts
@@ -25,51 +27,23 @@ CONSTANTS = (*SERVING, *DRAFTING)
 METRICS = ("ttft", "tpot", "throughput")
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Quantiles of the logarithm of measured over predicted, and the points that they come from."""
-
-    low: float
-    high: float
-    points: int
-
-    def around(self, predicted: float) -> tuple[float, float]:
-        return predicted * math.exp(self.low), predicted * math.exp(self.high)
-
-    def with_doubt(self, further: float) -> "Spread":
-        """Wider by one more thing that is not known, independent of the rest."""
-        middle, half = 0.5 * (self.low + self.high), 0.5 * (self.high - self.low)
-        half = math.hypot(half, further)
-        return msgspec.structs.replace(self, low=middle - half, high=middle + half)
-
-
 class Correction(msgspec.Struct, frozen=True, kw_only=True):
     factors: dict[str, float] = {}
-    # The share of measurements that the spreads are meant to hold, and one spread a metric.
-    level: float = 0.0
-    spread: dict[str, Spread] = {}
+    # None where no calibration says how wrong estimates are.
+    worlds: Worlds | None = None
     # How near the measurements are: see NEARNESS; and how many points stand behind that.
     nearness: str = "nothing"
     points: int = 0
     basis: str = "uncalibrated"
-    # Requests in flight a GPU, from fewest to most, that those points were measured at; and by metric what each
-    # doubling below and above them adds to the spread.
+    # Requests in flight a GPU, from fewest to most, that those points were measured at.
     loads: tuple[float, float] | None = None
-    load_doubt: dict[str, tuple[float, float]] = {}
 
-    def doublings(self, load: float) -> tuple[float, float]:
+    def doublings(self, load: float) -> float:
         """How often a load must be doubled, or halved, to be one that was measured."""
         if self.loads is None or load <= 0.0:
-            return 0.0, 0.0
+            return 0.0
         low, high = self.loads
-        return max(math.log2(low / load), 0.0), max(math.log2(load / high), 0.0)
-
-    def spread_at(self, load: float) -> dict[str, Spread]:
-        """The spreads of an estimate at so many requests in flight a GPU."""
-        far = self.doublings(load)
-        if not any(far):
-            return self.spread
-        doubts = {name: math.hypot(far[0] * each[0], far[1] * each[1]) for name, each in self.load_doubt.items()}
-        return {name: one.with_doubt(doubts.get(name, 0.0)) for name, one in self.spread.items()}
+        return max(math.log2(low / load), math.log2(load / high), 0.0)
 
     @property
     def extrapolated(self) -> bool:
@@ -90,9 +64,8 @@ NONE = Correction()
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
-    """Where measurements fall around estimates as far from the measured as this one: low and high."""
+    """Between which ends four fifths of the worlds lie (core.worlds): low and high."""
 
-    # Share of measurements that are meant to fall inside.
     level: float
     ttft_s: tuple[float, float]
     tpot_s: tuple[float, float]

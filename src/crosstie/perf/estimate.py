@@ -1,6 +1,5 @@
 """Estimates of replicas: the arrays of `steady_state`, with what binds and how sure they are, as nouns."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,13 +8,14 @@ import numpy as np
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import METRICS, Correction, Estimate, Interval
+from crosstie.core.estimate import Correction, Estimate
 from crosstie.core.fact import Fact
 from crosstie.perf.disaggregated import DisaggregatedState
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import memory_plan
 from crosstie.perf.steady_state import SteadyState, prefill_alone, single_stream_ceiling, steady_state
 from crosstie.perf.step import StepCost, shape, step
+from crosstie.perf.worlds import in_worlds
 
 # What an estimate has of the steady state as it is.
 _SAME = ("ttft_s", "ttft_burst_s", "tpot_s", "output_tokens_per_s", "requests_per_s", "decoding")
@@ -50,6 +50,7 @@ def estimates(
     steady = steady_state(hardware, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
     prefill = prefill_alone(hardware, input_tokens, cached_tokens)
     alone = step(hardware, shape(1.0, input_tokens + output_tokens / 2))
+    worlds = in_worlds(deployments, concurrency, input_tokens, output_tokens, cached_tokens)
     found = []
     for i, deployment in enumerate(deployments):
         own: dict[str, Any] = {name: float(getattr(steady, name)[i, 0]) for name in _SAME}
@@ -67,13 +68,7 @@ def estimates(
                 single_stream_ceiling_tokens_per_s=ceiling(deployment),
                 gpu_s_per_token=spending(hardware, steady, i, output_tokens),
                 decode_shares=shares(steady.decode, i),
-                interval=interval(
-                    deployment,
-                    concurrency / deployment.parallelism.gpus,
-                    own["ttft_s"],
-                    own["tpot_s"],
-                    own["output_tokens_per_s"],
-                ),
+                interval=worlds.interval(i, own) if worlds else None,
                 basis=basis(deployment, concurrency / deployment.parallelism.gpus),
                 extrapolated=deployment.correction.extrapolated,
             )
@@ -160,45 +155,18 @@ def ceiling(deployment: Deployment) -> float:
     return steps_per_s * (deployment.speculation.acceptance_length if deployment.speculation else 1.0)
 
 
-def interval(
-    deployment: Deployment, load: float, ttft_s: float, tpot_s: float, output_tokens_per_s: float
-) -> Interval | None:
-    """`load`: requests in flight a GPU; wider the further it is from those that were measured."""
-    spread, drafts = deployment.correction.spread_at(load), deployment.speculation
-    if any(metric not in spread for metric in METRICS):
-        return None
-    tpot, rate = spread["tpot"].around(tpot_s), spread["throughput"].around(output_tokens_per_s)
-    if drafts is not None:
-        # How many drafts a text keeps is one more thing that is not known, beside and independent of the rest.
-        fewer, more = drafts.doubt
-        tpot, rate = _widened(tpot, tpot_s, -more, -fewer), _widened(rate, output_tokens_per_s, fewer, more)
-    return Interval(
-        level=deployment.correction.level,
-        ttft_s=spread["ttft"].around(ttft_s),
-        tpot_s=tpot,
-        output_tokens_per_s=rate,
-    )
-
-
 def _beyond(found: Correction, load: float) -> str:
     """Words for a load that is twice as far as any that was measured, or further."""
-    if found.loads is None or max(found.doublings(load)) < 1.0:
+    if found.loads is None or found.doublings(load) < 1.0:
         return ""
     low, high = found.loads
     return f"; at {load:.3g} requests in flight a GPU, where {low:.3g} to {high:.3g} were measured"
 
 
-def _widened(ends: tuple[float, float], middle: float, low: float, high: float) -> tuple[float, float]:
-    """Ends of an interval with another source of doubt, as logarithms of independent ones add up."""
-    below = math.hypot(min(math.log(ends[0] / middle), 0.0), low)
-    above = math.hypot(max(math.log(ends[1] / middle), 0.0), high)
-    return middle * math.exp(-below), middle * math.exp(above)
-
-
 def basis(deployment: Deployment, load: float) -> str:
     """What an estimate at so many requests in flight a GPU rests on, said so that nobody takes more from it."""
     found = deployment.correction
-    if found.spread:
+    if found.worlds is not None:
         return found.basis + _beyond(found, load)
     constants = deployment.efficiency
     used: dict[str, Fact] = {f"compute.{name}": constants.compute[name] for name in deployment.accelerator.dense}

@@ -11,7 +11,7 @@ import numpy as np
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.disaggregated import Connector, Disaggregated
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import Estimate, Interval
+from crosstie.core.estimate import Estimate
 from crosstie.perf.disaggregated import DisaggregatedState, Sides, disaggregated_state, without_queues
 from crosstie.perf.estimate import (
     RESOURCES,
@@ -20,11 +20,11 @@ from crosstie.perf.estimate import (
     ceiling,
     check_lengths,
     decode_bound,
-    interval,
     roofline_fraction,
     shares,
 )
 from crosstie.perf.step import shape, step
+from crosstie.perf.worlds import services_in_worlds
 
 _SIDE = re.compile(
     r"(?P<replicas>\d{1,4})x(?P<split>(?:(?:TP|DP|EP)\d{1,4})+)(?:@(?P<accelerator>[\w.-]{1,60}))?", re.IGNORECASE
@@ -79,6 +79,7 @@ def estimate_apart(
         check_lengths(hardware, input_tokens, output_tokens)
     state = disaggregated_state(sides, concurrency, input_tokens, output_tokens, cached_tokens=cached_tokens)
     alone = step(sides.decode, shape(1.0, input_tokens + output_tokens / 2))
+    worlds = services_in_worlds([service], concurrency, input_tokens, output_tokens, cached_tokens)
     load = concurrency / service.gpus
 
     def one(name: str) -> float:
@@ -102,7 +103,9 @@ def estimate_apart(
         single_stream_ceiling_tokens_per_s=ceiling(service.decode),
         gpu_s_per_token=_spending(service, state, input_tokens, output_tokens),
         decode_shares=shares(state.decode, 0),
-        interval=_interval(service, load, one("ttft_s"), one("tpot_s"), one("output_tokens_per_s")),
+        interval=worlds.interval(0, {name: one(name) for name in ("ttft_s", "tpot_s", "output_tokens_per_s")})
+        if worlds
+        else None,
         basis=f"prefill: {basis(service.prefill, load)}; decode: {basis(service.decode, load)}",
         extrapolated=service.prefill.correction.extrapolated or service.decode.correction.extrapolated,
     )
@@ -123,17 +126,6 @@ def _spending(
         **{f"prefill {name}": prompts * float(of(state.prefill)[0, 0]) for name, of in RESOURCES.items()},
         **{f"decode {name}": answers * float(of(state.decode)[0, 0]) for name, of in RESOURCES.items()},
     }
-
-
-def _interval(service: Disaggregated, load: float, ttft_s: float, tpot_s: float, rate: float) -> Interval | None:
-    """TTFT is as sure as prefill, TPOT as decode, and the rate as the less sure of both."""
-    one = interval(service.prefill, load, ttft_s, tpot_s, rate)
-    other = interval(service.decode, load, ttft_s, tpot_s, rate)
-    if one is None or other is None:
-        return None
-    low = min(one.output_tokens_per_s[0], other.output_tokens_per_s[0])
-    high = max(one.output_tokens_per_s[1], other.output_tokens_per_s[1])
-    return Interval(level=other.level, ttft_s=one.ttft_s, tpot_s=other.tpot_s, output_tokens_per_s=(low, high))
 
 
 def matched(

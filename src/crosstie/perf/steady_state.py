@@ -87,7 +87,7 @@ def steady_state(
     every = (clients, inputs, outputs, cached, shared, encoding)
     size = np.broadcast_shapes(hardware.tp.shape, *(a.shape for a in every))
     loads = [np.broadcast_to(values, (*values.shape[:-1], size[-1])) for values in every]
-    if size[0] * size[-1] < _WORTH_SPLITTING or size[-1] < 2:
+    if size[0] * size[-1] < _WORTH_SPLITTING or size[-1] < 2 or hardware.varies:
         return _steady_state(hardware, *loads, in_step=in_step)
     # numpy lets go of the interpreter in large array operations, so two threads use two cores.
     halves = slice(None, size[-1] // 2), slice(size[-1] // 2, None)

@@ -210,7 +210,7 @@ def steps_s(hardware: Hardware, shapes: Sequence[Shape]) -> list[Array]:
     """`step_s` of each. Where they are few points they are evaluated as one array, since what an operation takes
     besides its arithmetic is then most of it."""
     sizes = [np.broadcast_shapes(hardware.tp.shape, *(part.shape for part in at)) for at in shapes]
-    if sum(rows * points for rows, points in sizes) > _FEW_POINTS:
+    if hardware.varies or sum(rows * points for rows, points in sizes) > _FEW_POINTS:
         return [step_s(hardware, at) for at in shapes]
     beside = [[np.broadcast_to(part, size) for part in at] for at, size in zip(shapes, sizes, strict=True)]
     spent = step_s(hardware, Shape(*(np.concatenate(parts, axis=-1) for parts in zip(*beside, strict=True))))

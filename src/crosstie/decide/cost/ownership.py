@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from crosstie.catalog.costs import COSTS, Ranged
-from crosstie.core.deployment import Accelerator
+from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.estimate import Estimate
 from crosstie.core.units import HOURS_PER_YEAR, MONTHS_PER_YEAR, SECONDS_PER_HOUR, UNITS
@@ -18,6 +18,7 @@ from crosstie.decide.cost.energy import Draw
 from crosstie.decide.cost.prices import Quote, given
 from crosstie.decide.cost.ranges import ValueRange, exactly, likely
 from crosstie.perf.hardware import Array
+from crosstie.perf.worlds import estimate_in_worlds
 
 Costs = Mapping[str, Ranged]
 # Lines of a bill, in the order in which they are read.
@@ -245,17 +246,22 @@ def price_span(price: Quote) -> ValueRange:
     return exactly(price.usd).scaled(ONE_SOURCE_SHARE)
 
 
-def throughput(estimate: Estimate, gpus_per_replica: int, gpus: int | None = None) -> ValueRange:
-    """Output tokens/s of one GPU as an estimate has it; exact where no calibration says how wrong it is.
+def throughput(
+    deployment: Deployment, estimate: Estimate, lengths: tuple[int, int], gpus: int | None = None
+) -> ValueRange:
+    """Output tokens/s of one GPU as an estimate at these lengths has it, in every world; exact where no calibration
+    says how sure it is.
 
     `gpus`: those of the fleet. What is left over beside whole replicas is paid for and gives no tokens.
     """
+    gpus_per_replica = deployment.parallelism.gpus
     busy = working_share(gpus_per_replica, gpus or gpus_per_replica)
     rate = estimate.output_tokens_per_s_per_gpu * busy
     if estimate.interval is None:
         return exactly(rate)
     low, high = (end * busy for end in estimate.interval.per_gpu(gpus_per_replica))
-    return ValueRange(min(low, rate), rate, max(high, rate), interval=True)
+    worlds = estimate_in_worlds(deployment, estimate, lengths).output_tokens_per_s[0] * busy / gpus_per_replica
+    return ValueRange(min(low, rate), rate, max(high, rate), interval=True, worlds=tuple(worlds.tolist()))
 
 
 def working_share(gpus_per_replica: int, fleet: int) -> float:

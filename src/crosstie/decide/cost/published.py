@@ -165,7 +165,9 @@ def _option(catalog: Catalog, name: str, point: ServingPoint) -> Option:
         raise DoesNotFit(f"{name} does not hold {MODEL}")
     return Option(
         accelerator=entry.accelerator, gpus=GPUS, price=given(name, PRICES_USD[name]), discount=DISCOUNT,
-        output_tokens_per_s_per_gpu=throughput(entry.estimate, entry.deployment.parallelism.gpus, GPUS),
+        output_tokens_per_s_per_gpu=throughput(
+            entry.deployment, entry.estimate, (INPUT_TOKENS, OUTPUT_TOKENS), GPUS
+        ),
         draw=draw_of(catalog, entry.deployment, entry.estimate, INPUT_TOKENS, OUTPUT_TOKENS),
         overrides={"engineer_usd_per_year": ENGINEER_USD_PER_YEAR},
     )  # fmt: skip

@@ -20,12 +20,14 @@ _CDF: Array = _AREA / _AREA[-1]
 
 @dataclass(frozen=True, slots=True)
 class ValueRange:
-    """`interval`: the ends hold 80% of what may come, as an estimate's do; else they are the least and the most."""
+    """`interval`: the ends hold 80% of what may come, as an estimate's do; else they are the least and the most.
+    `worlds`: what an estimate is in each world (core.worlds), in place of any other distribution."""
 
     low: float
     likely: float
     high: float
     interval: bool = False
+    worlds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.low <= self.likely <= self.high:
@@ -39,6 +41,8 @@ class ValueRange:
         """Samples from numbers spread evenly over 0 to 1."""
         if self.is_exact:
             return np.full_like(uniform, self.likely)
+        if self.worlds:
+            return np.array(self.worlds)[(uniform * len(self.worlds)).astype(np.intp)]
         return self._two_piece_lognormal(uniform) if self.interval else self._triangular(uniform)
 
     def _triangular(self, uniform: Array) -> Array:

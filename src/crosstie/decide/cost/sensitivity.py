@@ -181,7 +181,7 @@ class Risk:
 
 
 def monte_carlo(contest: PriceContest, samples: int = 10_000, seed: int = 0) -> Risk:
-    """All inputs at once: triangular between their ends, throughputs by their own interval, drawn apart."""
+    """All inputs at once: triangular between their ends, throughputs as in one world of all options."""
     if not 100 <= samples <= 1_000_000:
         raise BadInput(f"{samples} samples: must be from 100 to 1,000,000")
     costs = sampled(contest, np.random.default_rng(seed), samples)
@@ -202,13 +202,15 @@ def monte_carlo(contest: PriceContest, samples: int = 10_000, seed: int = 0) -> 
 
 
 def sampled(contest: PriceContest, random: np.random.Generator, samples: int) -> dict[str, Array]:
-    """USD per million tokens of every option, sample by sample; what is shared is drawn once."""
+    """USD per million tokens of every option, sample by sample; what is shared is drawn once, and the world that
+    throughputs are of is one for all."""
     common = {key: random.random(samples) for key in COSTS}
+    world = random.random(samples)
     found = {}
     for name, spans in contest.inputs.items():
         values = {}
         for key, span in spans.items():
             uniform = common[key] if contest.shares(key) else random.random(samples)
-            values[key] = span.draw(uniform)
+            values[key] = span.draw(world if span.worlds else uniform)
         found[name] = usd_per_mtok(values)
     return found

@@ -216,7 +216,9 @@ def _option(catalog: Catalog, card: Scorecard, entry: Entry, price: Quote | None
     return Option(
         accelerator=entry.accelerator, gpus=asked.gpus, price=price,
         draw=draw_of(catalog, deployment, found, card.load.input_tokens, card.load.output_tokens, working),
-        output_tokens_per_s_per_gpu=throughput(found, deployment.parallelism.gpus, asked.gpus),
+        output_tokens_per_s_per_gpu=throughput(
+            deployment, found, (card.load.input_tokens, card.load.output_tokens), asked.gpus
+        ),
         discount=asked.discount.get(name, 0.0), engineers=asked.engineers.get(name, 0.0),
         overrides=asked.assumptions.get(name, {}),
     )  # fmt: skip

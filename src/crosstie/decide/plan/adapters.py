@@ -4,12 +4,18 @@ import math
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from crosstie.catalog.lora import popularity_of, shipped_lora, slots_of
 from crosstie.catalog.popularity import most_in_flight
 from crosstie.core.deployment import Adapters, Deployment, LoraTargets
-from crosstie.core.estimate import Correction, Spread
+from crosstie.core.estimate import METRICS, Correction
 from crosstie.core.workload import Lora, RequestClass
+from crosstie.core.worlds import WORLDS
+from crosstie.perf.worlds import two_piece
+
+# What longer steps do to each metric.
+_LONGER = [-1.0 if metric == "throughput" else 1.0 for metric in METRICS]
 
 
 def with_adapters(deployments: Sequence[Deployment], classes: Sequence[RequestClass]) -> list[Deployment]:
@@ -38,12 +44,9 @@ def _together(asked: Sequence[tuple[Lora, float]], requests_per_s: float) -> lis
 
 
 def _wider(correction: Correction, slower: float, faster: float) -> Correction:
-    """Nobody has measured this engine with adapters: the range of what they cost is added to the interval."""
-
-    def wide(metric: str, spread: Spread) -> Spread:
-        below, above = (slower, faster) if metric == "throughput" else (faster, slower)
-        return msgspec.structs.replace(spread, low=spread.low - below, high=spread.high + above)
-
-    return msgspec.structs.replace(
-        correction, spread={metric: wide(metric, spread) for metric, spread in correction.spread.items()}
-    )
+    """Nobody has measured this engine with adapters: what they cost is one more thing that differs between worlds."""
+    if correction.worlds is None:
+        return correction
+    one = np.random.default_rng(list(b"adapters")).standard_normal(WORLDS // 2)
+    longer = two_piece(np.concatenate([one, -one]), -faster, slower)
+    return msgspec.structs.replace(correction, worlds=correction.worlds.off_by(np.outer(longer, _LONGER)))

@@ -19,13 +19,13 @@ every class come up to its percentiles is where the pool is run. `plan.confirm` 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from statistics import NormalDist
 from typing import Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from crosstie.core.disaggregated import Servable
+from crosstie.core.estimate import METRICS
 from crosstie.core.workload import RequestClass, Slice, Target
 from crosstie.decide.plan.reuse import loaded, room_beside_idle
 from crosstie.perf.hardware import Array, Hardware, Mask
@@ -64,8 +64,6 @@ _STALLED = 0.5
 _CROWDED = 2.0
 # Standard deviations of requests in flight that memory must hold.
 _HELD_DEVIATIONS = 1.3
-# Standard deviations at which the ends of 80% intervals lie.
-_END = NormalDist().inv_cdf(0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,32 +129,10 @@ class EstimateScale(ByDeployment):
         return cls(one, one, one)
 
     @classmethod
-    def upper_bound(cls, deployments: Sequence[Servable]) -> Self:
-        """At the slow end of the 80% intervals."""
-        return cls.at(deployments, -_END)
-
-    @classmethod
-    def at(cls, deployments: Sequence[Servable], deviations: ArrayLike) -> Self:
-        """As if replicas were so many standard deviations faster than estimated, one number or one a deployment.
-
-        Intervals hold four fifths of what was measured; their ends are 1.28 deviations away, and between and
-        beyond them logarithms are taken as straight. One cause moves all three metrics.
-        """
-        fast = np.asarray(deviations, dtype=np.float64) * np.ones(len(deployments))
-
-        def factor(metric: str, sign: float) -> Array:
-            spreads = [d.correction.spread.get(metric) for d in deployments]
-            low = np.array([0.0 if s is None else s.low for s in spreads])
-            high = np.array([0.0 if s is None else s.high for s in spreads])
-            if metric != "ttft" and any(d.speculation for d in deployments):
-                # Beside the estimates, it is not known how many drafts a text keeps.
-                fewer, more = np.array([d.speculation.doubt if d.speculation else (0.0, 0.0) for d in deployments]).T
-                fewer, more = (fewer, more) if sign > 0 else (-more, -fewer)
-                low, high = -np.hypot(np.minimum(low, 0.0), fewer), np.hypot(np.maximum(high, 0.0), more)
-            end = fast * sign / _END
-            return np.asarray(np.exp(np.where(end > 0, end * np.maximum(high, 0.0), -end * np.minimum(low, 0.0))))
-
-        return cls(ttft=factor("ttft", -1.0), tpot=factor("tpot", -1.0), rate=factor("throughput", 1.0))
+    def of_logs(cls, logs: Array) -> Self:
+        """From (deployments, METRICS) logarithms."""
+        found = dict(zip(METRICS, np.exp(logs).T, strict=True))
+        return cls(ttft=found["ttft"], tpot=found["tpot"], rate=found["throughput"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier, tier_of
 from crosstie.decide.plan.optimise import Choice, simplify
 from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
-from crosstie.decide.plan.survey import Column, Offers, Purpose, Scaling, undominated
+from crosstie.decide.plan.survey import Column, Offers, Purpose, undominated
 from crosstie.decide.plan.trials import FAR, HOLDS, FleetKey, Levels, PoolKey, Trials, fleet_key, level, pool_key, seen
 from crosstie.perf.hardware import Array
 
@@ -73,7 +74,7 @@ class Question:
 
     everything: Offers
     asked: Choice
-    scaling: Scaling
+    scaling: Reading
     sure: float
     family: tuple[str, str] | None = None
     vendor: str | None = None
@@ -134,7 +135,7 @@ def bearable(trials: Trials, pools: Sequence[PoolPlan]) -> dict[str, float]:
 
 
 def times_borne(
-    catalog: Catalog, workload: Workload, model: str, pools: Sequence[PoolPlan], scaling: Scaling, peak: float
+    catalog: Catalog, workload: Workload, model: str, pools: Sequence[PoolPlan], scaling: Reading, peak: float
 ) -> float:
     """The times its traffic at which all classes of a model still hold on these pools."""
     return min(bearable(Trials(catalog, workload, model, scaling, peak), pools).values())

@@ -14,7 +14,8 @@ from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import Levels
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Solution
-from crosstie.decide.plan.survey import Column, Scaling, Survey, rates_of, survey
+from crosstie.decide.plan.scaling import Reading
+from crosstie.decide.plan.survey import Column, Survey, rates_of, survey
 from crosstie.perf.hardware import Array
 
 
@@ -31,7 +32,7 @@ class DraftingPool:
 
 
 def drafting_pools(
-    surveyed: Sequence[Survey], asked: Choice, answer: Solution, pools: Sequence[PoolPlan], scaling: Scaling
+    surveyed: Sequence[Survey], asked: Choice, answer: Solution, pools: Sequence[PoolPlan], scaling: Reading
 ) -> list[DraftingPool]:
     """`pools`: of the answer, as it names them."""
     columns = {
@@ -61,7 +62,7 @@ def drafting_pools(
 
 
 def _replicas(
-    surveyed: Sequence[Survey], column: Column, carried: Array, peak: float, scaling: Scaling
+    surveyed: Sequence[Survey], column: Column, carried: Array, peak: float, scaling: Reading
 ) -> float | None:
     """That a column would take for what it carries, with so many fewer drafts kept."""
     drafts = column.deployment.speculation

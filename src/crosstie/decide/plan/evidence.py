@@ -15,8 +15,9 @@ from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Alternative, alternative
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.optimise import Choice
+from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import Scaling, of_one_stack, offers, surveys, undominated
+from crosstie.decide.plan.survey import of_one_stack, offers, surveys, undominated
 
 # A saving below this share is within what estimates err by.
 _WORTH_SAYING = 0.1
@@ -31,7 +32,7 @@ class Unmeasured:
 
 
 def with_unmeasured(
-    catalog: Catalog, workload: Workload, gate: Gate, asked: Choice, scaling: Scaling, usd_per_hour: float
+    catalog: Catalog, workload: Workload, gate: Gate, asked: Choice, scaling: Reading, usd_per_hour: float
 ) -> Unmeasured | None:
     """None where it saves little. `usd_per_hour`: of the fleet that it is compared with, by the same measure."""
     if not gate.passed_over:

@@ -13,8 +13,9 @@ from crosstie.core.workload import RequestClass, Slice, Target, Workload
 from crosstie.decide.plan.capacity import EstimateScale, own_ttft_s
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Mask, Programme
+from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import Survey, offers, peak_of, scaling_of, tiers
+from crosstie.decide.plan.survey import Survey, offers, peak_of, tiers
 from crosstie.perf.memory import cache_sequences
 
 # Targets are tried in two-digit figures of milliseconds from a hundredth on, some steps of them at once, and no

@@ -16,8 +16,9 @@ from crosstie.decide.plan.answer import Alternative, alternative
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Market
 from crosstie.decide.plan.optimise import choice
+from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import Survey, of_one_stack, offers, peak_of, scaling_of, surveys, undominated
+from crosstie.decide.plan.survey import Survey, of_one_stack, offers, peak_of, surveys, undominated
 
 # What is tried, with the keys of a model's choice that it adds to.
 _TRIED: dict[str, dict[str, tuple[str, ...]]] = {

@@ -147,7 +147,7 @@ def _finite(value: float | None) -> float | None:
 
 def mark_of(calibration: Calibration) -> dict[str, str]:
     """By what and when a calibration was made, and a digest that changes with what it does to estimates."""
-    effect = msgspec.json.encode((calibration.constants, calibration.scopes, calibration.spreads), order="sorted")
+    effect = msgspec.json.encode((calibration.constants, calibration.scopes, calibration.posterior), order="sorted")
     return {**calibration.made, DIGEST: hashlib.sha256(effect).hexdigest()[:16]}
 
 

@@ -24,7 +24,8 @@ from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.optimise import programme
 from crosstie.decide.plan.programme import Solution
-from crosstie.decide.plan.survey import offers, parts_of, scaling_of, survey
+from crosstie.decide.plan.scaling import scaling_of
+from crosstie.decide.plan.survey import offers, parts_of, survey
 from crosstie.host.expected import Expectation, expect
 from crosstie.host.hosted import Hosted, Slot
 from crosstie.host.residency import Residency

@@ -1,9 +1,8 @@
 """Every replica that could serve a workload, evaluated once; then read hopefully or warily, at little cost."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, groupby
-from statistics import NormalDist
 
 import msgspec
 import numpy as np
@@ -19,7 +18,6 @@ from crosstie.decide.plan.apart import service_curves, services
 from crosstie.decide.plan.candidates import candidates, key_of
 from crosstie.decide.plan.capacity import (
     Capacity,
-    EstimateScale,
     Levels,
     LoadCurve,
     Meant,
@@ -31,6 +29,7 @@ from crosstie.decide.plan.capacity import (
     tier_of,
 )
 from crosstie.decide.plan.gate import Gate
+from crosstie.decide.plan.scaling import Reading
 from crosstie.perf.hardware import Array, Hardware
 
 # Promises that pools of one model can make; more distinct ones are merged, the nearest first, into the stricter of
@@ -195,20 +194,7 @@ def peak_of(workload: Workload) -> float:
     return max(1.0 + workload.growth_per_year, 1.0) * (1.0 + workload.constraints.spare)
 
 
-Scaling = Callable[[Sequence[Servable]], EstimateScale]
-
-
-def scaling_of(workload: Workload) -> Scaling:
-    """As slow as one estimate of so many is, by how sure the workload asks to be; by the estimates for even odds."""
-    return scaling_at(workload.sureness)
-
-
-def scaling_at(sure: float) -> Scaling:
-    slow = NormalDist().inv_cdf(sure)
-    return lambda deployments: EstimateScale.at(deployments, -slow)
-
-
-def of_one_stack(surveyed: Sequence[Survey], scaling: Scaling) -> list[Survey]:
+def of_one_stack(surveyed: Sequence[Survey], scaling: Reading) -> list[Survey]:
     """The surveys of the stacks that `one_stack` keeps, found where each part has it best: in its own tier."""
     kept = {key_of(column.deployment) for column in one_stack(offers(surveyed, scaling, own_tiers=True)).columns}
     return [one.rows([i for i, d in enumerate(one.deployments) if key_of(d) in kept]) for one in surveyed]
@@ -219,7 +205,7 @@ _Pools = list[tuple[Tier, Purpose, list[int], Capacity]]
 
 
 def offers(
-    surveyed: Sequence[Survey], scaling: Scaling, *, peak: float = 1.0, own_tiers: bool = False
+    surveyed: Sequence[Survey], scaling: Reading, *, peak: float = 1.0, own_tiers: bool = False
 ) -> Offers:  # fmt: skip
     """What the columns of all models take, as estimates are scaled; of a part only in its own tier if that will do.
 
@@ -229,7 +215,7 @@ def offers(
 
 
 def offers_of_each(
-    surveyed: Sequence[Survey], moved: Sequence[Survey], scaling: Scaling, *, peak: float = 1.0
+    surveyed: Sequence[Survey], moved: Sequence[Survey], scaling: Reading, *, peak: float = 1.0
 ) -> list[Offers]:
     """The same as each of `moved` takes the place of its model's survey, from which it differs in targets alone."""
     usual = [(one, _pools([one], scaling, peak)[0]) for one in surveyed]
@@ -241,7 +227,7 @@ def offers_of_each(
     return [found[id(one)] for one in moved]
 
 
-def _pools(alike: Sequence[Survey], scaling: Scaling, peak: float, *, own_tiers: bool = False) -> list[_Pools]:
+def _pools(alike: Sequence[Survey], scaling: Reading, peak: float, *, own_tiers: bool = False) -> list[_Pools]:
     """The pools of surveys that differ in targets alone."""
     if not alike or not alike[0].deployments:
         return [[] for _ in alike]

@@ -14,9 +14,10 @@ from crosstie.core.workload import RequestClass, Target
 from crosstie.decide.plan.infeasible import alone_s, with_class
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Solution
+from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import MANY_PARTS, solve
-from crosstie.decide.plan.survey import Offers, Scaling, Survey, offers, offers_of_each, undominated
+from crosstie.decide.plan.survey import Offers, Survey, offers, offers_of_each, undominated
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 _MOVES = tuple(factor for factor in FACTORS if factor != 1.0)
@@ -60,7 +61,7 @@ class TargetPrice:
 
 
 def target_prices(
-    surveyed: Sequence[Survey], asked: Choice, answer: Solution, known: Mask, scaling: Scaling,
+    surveyed: Sequence[Survey], asked: Choice, answer: Solution, known: Mask, scaling: Reading,
     simulated: Sequence[SimulatedClass] = (),
 ) -> list[TargetPrice]:  # fmt: skip
     """`known`: columns of the fleets that were found so far; only their accelerators are looked at. `simulated`: the
@@ -117,7 +118,7 @@ def _moved(kind: RequestClass, metric: str, target: Target, factor: float) -> Re
 
 
 def _price(
-    one: Survey, moved: Sequence[Offers], asked: Choice, scaling: Scaling, kind: RequestClass, metric: str,
+    one: Survey, moved: Sequence[Offers], asked: Choice, scaling: Reading, kind: RequestClass, metric: str,
     target: Target, now: float, times: float,
 ) -> TargetPrice:  # fmt: skip
     strictest, strict, loose, loosest = moved

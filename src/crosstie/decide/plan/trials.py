@@ -20,8 +20,8 @@ from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.decide.plan.reuse import encoding_tokens, hit_rate
+from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
-from crosstie.decide.plan.survey import Scaling
 from crosstie.perf.hardware import Array
 from crosstie.route.build import Tables
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
@@ -113,7 +113,7 @@ def level(one: RequestClass, answers: Sequence[SimulatedAnswer], late: float = 1
 class Trials:
     """Simulates the pools of one model, no more often than it may."""
 
-    def __init__(self, catalog: Catalog, workload: Workload, model: str, scaling: Scaling, peak: float):
+    def __init__(self, catalog: Catalog, workload: Workload, model: str, scaling: Reading, peak: float):
         self.catalog, self.workload, self.scaling, self.peak = catalog, workload, scaling, peak
         self.classes = [one for one in workload.classes if one.model == model]
         self.left = _SIMULATIONS + _FOR_A_CLASS * min(len(self.classes), _MANY_CLASSES)

@@ -1,8 +1,4 @@
-"""How sure a fleet is, by the joint error of the estimates that it rests on, and what it may turn out to cost.
-
-Errors are drawn from the intervals that calibration gives, one draw for each accelerator under a stack: whatever is
-wrong about these makes all times of their replicas longer or shorter together. Draws of different ones are independent.
-"""
+"""How sure a fleet is, and what it may turn out to cost: by the worlds (core.worlds) in which its replicas suffice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,16 +6,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from crosstie.core.deployment import Deployment
+from crosstie.core.worlds import WORLDS
 from crosstie.decide.plan.candidates import key_of
-from crosstie.decide.plan.capacity import EstimateScale, Levels
+from crosstie.decide.plan.capacity import Levels
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Indices, Solution
-from crosstie.decide.plan.survey import Column, Scaling, Survey, rates_of
+from crosstie.decide.plan.scaling import Scaling
+from crosstie.decide.plan.survey import Column, Survey, rates_of
 from crosstie.perf.hardware import Array
 
-# Deviations at which loads are computed; between them they are interpolated.
-_DEVIATIONS = np.linspace(-2.4, 2.4, 7)
-_DRAWS = 2000
 # A pool that would need more than so many times its replicas does not keep its targets: others would be chosen.
 _MOST = 4.0
 
@@ -36,7 +31,7 @@ class Uncertainty:
 
 
 class JointErrors:
-    """What fleets of one question would need, draw by draw; what a column can do is worked out once.
+    """What fleets of one question would need, world by world; what a column can do is worked out once.
 
     `scaling`: by which the question was put. What simulation has corrected of its rates then holds of all draws.
     """
@@ -44,17 +39,15 @@ class JointErrors:
     def __init__(self, surveyed: Sequence[Survey], asked: Choice, scaling: Scaling):
         self._surveyed, self._asked, self._scaling = surveyed, asked, scaling
         self._able: dict[tuple[int, bytes], Array] = {}
-        # A number for each family, in the order in which they are met; equal questions have equal draws.
-        self._drawn: dict[tuple[str, str], Array] = {}
 
     def uncertainty(self, fleet: Solution) -> Uncertainty | None:
         used = np.flatnonzero(fleet.replicas)
-        if not any(self._column(int(place)).deployment.correction.spread for place in used):
+        if not any(self._column(int(place)).deployment.correction.worlds for place in used):
             return None
         needs = self._needs(fleet, used)
         problem = self._asked.problem
         hopeless = ~np.isfinite(needs).all(axis=1)
-        gpus = np.zeros((_DRAWS, len(problem.usd_per_hour)))
+        gpus = np.zeros((WORLDS, len(problem.usd_per_hour)))
         for k, place in enumerate(used):
             gpus[:, problem.accelerator[place]] += np.where(hopeless, 0.0, needs[:, k]) * problem.gpus[place]
         kept = problem.spent_usd_per_hour(gpus).sum(axis=1)[~hopeless]
@@ -73,11 +66,11 @@ class JointErrors:
         return sure if sure <= 0.5 else sure ** (1.0 / len(families))
 
     def _needs(self, fleet: Solution, used: Indices) -> Array:
-        """(draws, pools): replicas that each pool needs for what it carries; infinite where no number will do."""
-        found = np.zeros((_DRAWS, len(used)))
+        """(worlds, pools): replicas that each pool needs for what it carries; infinite where no number will do."""
+        found = np.zeros((WORLDS, len(used)))
         for k, place in enumerate(used):
             carried = fleet.share[place] * self._asked.problem.demand
-            able = np.interp(self._draws(place), _DEVIATIONS, self._ability(int(place), carried))
+            able = self._ability(int(place), carried)
             # A fleet that was simulated may be smaller than its rates say: there it holds, so rates are short by that.
             able = able * max(self._replicas(int(place), carried) / float(fleet.replicas[place]), 1.0)
             most = _MOST * float(fleet.replicas[place])
@@ -90,13 +83,6 @@ class JointErrors:
     def _family(self, place: int) -> tuple[str, str]:
         return family_of(self._column(place).deployment.decode)
 
-    def _draws(self, place: int) -> Array:
-        family = self._family(place)
-        if family not in self._drawn:
-            seed = [1, *" / ".join(family).encode()]
-            self._drawn[family] = np.random.default_rng(seed).standard_normal(_DRAWS)
-        return self._drawn[family]
-
     def _replicas(self, place: int, carried: Array) -> float:
         """What a column would need for that by the rates of the question."""
         rate = self._asked.problem.rate[place]
@@ -104,7 +90,7 @@ class JointErrors:
         return float(needed.sum())
 
     def _ability(self, place: int, carried: Array) -> Array:
-        """By deviation: the share of what a fleet gives a column that one replica carries."""
+        """By world: the share of what a fleet gives a column that one replica carries."""
         key = place, carried.tobytes()
         if key not in self._able:
             self._able[key] = self._computed_ability(place, carried)
@@ -114,16 +100,15 @@ class JointErrors:
         column = self._column(place)
         key = key_of(column.deployment)
         one, row = next((s, i) for s in self._surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
-        # The deployment once for each deviation.
-        several = one.rows([row] * len(_DEVIATIONS))
-        scale = EstimateScale.at(several.deployments, _DEVIATIONS)
-        levels = Levels(several.parts, several.curves, scale)
+        # The deployment once for each world.
+        several = one.rows([row] * WORLDS)
+        levels = Levels(several.parts, several.curves, self._scaling.in_worlds(column.deployment))
         rates = rates_of(several, levels, column, self._asked.peak)
         alone = one.rows([row])
         put = rates_of(
             alone, Levels(alone.parts, alone.curves, self._scaling(alone.deployments)), column, self._asked.peak
         )
-        load = np.zeros(len(_DEVIATIONS))
+        load = np.zeros(WORLDS)
         for part in several.parts:
             if carried[part.index]:
                 closed, said = float(put[part.index][0]), float(self._asked.problem.rate[place, part.index])

@@ -26,8 +26,9 @@ from crosstie.decide.plan.apart import able, in_numbers
 from crosstie.decide.plan.capacity import GRID
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import Scaling, Survey, offers, survey, undominated
+from crosstie.decide.plan.survey import Survey, offers, survey, undominated
 from crosstie.perf.disaggregated import Sides, without_queues
 from crosstie.perf.hardware import Array
 
@@ -61,7 +62,7 @@ class Outlook:
 
 
 def outlooks(
-    catalog: Catalog, workload: Workload, surveyed: Sequence[Survey], asked: Choice, answer: Solution, scaling: Scaling,
+    catalog: Catalog, workload: Workload, surveyed: Sequence[Survey], asked: Choice, answer: Solution, scaling: Reading,
     bears: Bears,
 ) -> list[Outlook]:  # fmt: skip
     """Of every model that the workload leaves open."""
@@ -94,7 +95,7 @@ class _Look:
 
     def __init__(
         self, catalog: Catalog, workload: Workload, surveyed: list[Survey], place: int, asked: Choice,
-        answer: Solution, scaling: Scaling,
+        answer: Solution, scaling: Reading,
     ):  # fmt: skip
         self.catalog, self.workload, self.surveyed, self.place = catalog, workload, surveyed, place
         self.asked, self.answer, self.scaling = asked, answer, scaling

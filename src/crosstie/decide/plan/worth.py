@@ -86,7 +86,7 @@ def worth_measuring(asked: Choice, hopeful: Choice, answer: Solution) -> Worth |
     families: dict[tuple[str, str, str], list[int]] = {}
     for place, column in enumerate(hopeful.offers.columns):
         d = column.deployment
-        if isinstance(d, Deployment) and d.correction.spread:
+        if isinstance(d, Deployment) and d.correction.worlds:
             families.setdefault((d.model.id, d.accelerator.id, d.stack.id), []).append(place)
     at_best = _cost_by_column(hopeful)
     demand = asked.problem.demand

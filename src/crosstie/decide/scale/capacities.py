@@ -14,8 +14,9 @@ from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.programme import Array
+from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.subject import Subject
-from crosstie.decide.plan.survey import Offers, offers, parts_of, peak_of, scaling_of, survey
+from crosstie.decide.plan.survey import Offers, offers, parts_of, peak_of, survey
 from crosstie.decide.plan.traffic import of_means
 from crosstie.decide.scale.scaler import Capacities, ClassPart
 from crosstie.decide.scale.starting import start_s

@@ -4,10 +4,8 @@ cheapest a token, by how much and how surely.
 Prices are those of whole hours at that load: a fleet that idles pays more, by the same factor on all.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -24,15 +22,14 @@ from crosstie.decide.cost.prices import PURCHASE, Quote, quote, quotes
 from crosstie.decide.plan.adapters import with_adapters
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import FITS, candidate_layouts, place_each
-from crosstie.perf.hardware import Hardware
+from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.steady_state import steady_state
+from crosstie.perf.worlds import estimate_in_worlds
 from crosstie.port.preflight.readiness import ReadinessCheck
 
 # Rent by the hour, the first of these that an accelerator has.
 BY_THE_HOUR = ("on-demand", "quoted")
 _CLIENTS = np.array([2.0**k for k in range(12)])
-# Standard deviations at which the ends of 80% intervals lie.
-_END = NormalDist().inv_cdf(0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +64,12 @@ class Contender:
         low, high = self.estimate.interval.per_gpu(self.deployment.parallelism.gpus)
         return self._usd_per_mtok(high), self._usd_per_mtok(low)
 
+    def usd_in_worlds(self, scenario: Scenario) -> Array:
+        """USD per million tokens in every world, at this price."""
+        found = estimate_in_worlds(self.deployment, self.estimate, (scenario.input, scenario.output))
+        rate = found.output_tokens_per_s[0] / self.deployment.parallelism.gpus
+        return np.asarray(self.usd_per_hour / SECONDS_PER_HOUR / rate * 1e6)
+
 
 @dataclass(frozen=True, slots=True)
 class Contest:
@@ -92,13 +95,11 @@ class Contest:
 
     @property
     def confidence(self) -> float | None:
-        """That the first is cheaper than the second at these prices: both intervals as log-normal, independent."""
-        ends = [one.usd_interval for one in self.ranking[:2]]
-        if len(ends) < 2 or ends[0] is None or ends[1] is None:
+        """The share of worlds in which the first is cheaper than the second, at these prices."""
+        if len(self.ranking) < 2 or any(one.estimate.interval is None for one in self.ranking[:2]):
             return None
-        (a, b), (c, d) = (tuple(math.log(end) for end in pair) for pair in (ends[0], ends[1]))
-        spread = math.hypot(b - a, d - c) / (2.0 * _END)
-        return NormalDist().cdf((c + d - a - b) / 2.0 / spread) if spread else 1.0
+        first, second = (one.usd_in_worlds(self.scenario) for one in self.ranking[:2])
+        return float((first < second).mean())
 
 
 def contest(catalog: Catalog, scenario: Scenario, accelerators: Sequence[Accelerator]) -> Contest:

@@ -1,50 +1,32 @@
 """Makes a calibration: measured results, kernels and probes in, corrections and honest spreads out."""
 
 import hashlib
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from crosstie.catalog.calibration import (
-    FORMAT,
-    KNOWN,
-    LEVELS,
-    MODE_LEVELS,
-    Calibration,
-    CalibrationSubject,
-    Counted,
-    Level,
-    calibration_text,
-    counted,
-    empty,
-    evidence as evidence_of,
-    points_key,
-    spread_groups,
-)
+from crosstie.catalog.calibration import FORMAT, MODE_LEVELS, Calibration, calibration_text, empty
 from crosstie.catalog.library import SHIPPED, Catalog, update_and_user_directories, user_directories
 from crosstie.catalog.reading import text_of
 from crosstie.catalog.releases import measured_files
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
+from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.perf.hardware import Array, Mask
+from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE
 from crosstie.prove.calibration.frontiers import frontier_errors
+from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of, source_of
 from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
+from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, made_now
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
-from crosstie.prove.calibration.validate import summary
+from crosstie.prove.calibration.sureness import Sureness, joint_errors
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
 # What the shipped calibration is made from.
@@ -58,17 +40,7 @@ SHIPPED_RESULTS = tuple(
         "h200-verify-steps.json",
     )
 )
-# Share of measurements that an interval is meant to hold.
-LEVEL = 0.8
-# Fewer errors than this say little about their spread: the wider group's is taken.
-_FEWEST = 40
-# And of fewer sources than this, little about how sources differ.
-_SOURCES = 3
 _MODE_ROUNDS = 6
-_FOLDS = 5
-# Corrections smaller than this are left out of the file.
-_NOTHING = 5e-4
-_METRIC_OF = {"ttft": "ttft", "throughput": "throughput"}
 
 
 @dataclass
@@ -264,7 +236,9 @@ def calibrate(
     if quick:
         beside = Catalog(directories, calibration=_shipped_calibration())
         own = read_inputs(beside, [*map(Path, results)], given)
-        return Calibrated(learn_beside(beside, own, on_progress), own.files, dict(own.unused.most_common()))
+        return Calibrated(
+            learn_own(beside, own.cases, own.kernels, own.files, on_progress), own.files, dict(own.unused.most_common())
+        )
     # What an earlier calibration says is no evidence, and one that cannot be read must not be in the way.
     catalog = Catalog(directories, calibration=empty())
     known = measured_files(SHIPPED_RESULTS) if directories is None else SHIPPED_RESULTS
@@ -273,19 +247,24 @@ def calibrate(
 
 
 def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progress) -> Calibration:
-    """Plain serving first; then what speculation, and prefill and decode apart, change beyond it."""
+    """Plain serving first; then what speculation, and prefill and decode apart, change beyond it; then how sure all of
+    that is."""
     on_progress(0, 0, "schedules")
     plain = [case for case in inputs.cases if not measured_subject(case).mode]
     evidence = gather(catalog, plain, inputs.kernels)
     if not len(evidence.logs):
-        raise BadInput("no row says anything about the constants: tails and arrivals by the clock do not")
+        raise BadInput(NOTHING_LEARNT)
     fit = Regression(catalog, evidence)
     parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), on_progress=on_progress)
-    found = calibration_of(fit, parts, inputs.files, on_progress)
+    found, errors = calibration_of(fit, parts, inputs.files, on_progress)
+    fits = [(evidence, errors)]
     for mode in MODE_LEVELS:
         points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
-        found = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
-    return found
+        found, *more = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
+        fits += more
+    sure = Sureness(catalog, found, inputs.cases, inputs.kernels, on_progress)
+    coverage = sure.coverage(joint_errors(sure.evidence, fits), TITLES)
+    return msgspec.structs.replace(found, posterior=sure.posterior(), coverage=coverage)
 
 
 def _shipped_calibration() -> Calibration:
@@ -294,112 +273,37 @@ def _shipped_calibration() -> Calibration:
     return Catalog([one for one in update_and_user_directories() if one not in own]).calibration
 
 
-def learn_beside(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progress) -> Calibration:
-    """The catalog's calibration with what a few results change of it; without any of the measurements it is made of.
-
-    Only scopes of the accelerators that were measured move, and those that nobody has measured anything in: what others
-    rest on stays as it is, so that a handful of rows cannot move the rest of the world. Intervals stay, too: forty rows
-    of one machine say little about how machines differ.
-    """
-    found = catalog.calibration
-    if found.constants != CONSTANTS:
-        raise BadInput("the calibration in force is of another version of Crosstie: learn with --full")
-    on_progress(0, 0, "schedules")
-    learnt = False
-    for mode in ("", *MODE_LEVELS):
-        under = catalog.calibrated_by(found)
-        resolve = Cases(under)
-        points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
-        kernels = [] if mode else inputs.kernels
-        evidence = gather(under, [case for point in points for case in resolve.of(point)], kernels)
-        if len(evidence.logs):
-            found = _moved(under, evidence, mode, on_progress)
-            learnt = True
-    if not learnt:
-        raise BadInput("no row says anything about the constants: tails and arrivals by the clock do not")
-    made = {"by": f"crosstie {version('crosstie')} calibrate", "date": date.today().isoformat()}
-    beside = catalog.calibration.made.get("date", "")
-    return msgspec.structs.replace(
-        found, made=made | {"beside": f"the calibration of {beside}"}, results=[*found.results, *inputs.files]
-    )
-
-
-# What `learn_beside` says of its own rows: before it, and left out of it.
-BESIDE = {"before": "as predicted before", "model": "learnt, points left out", "curve": "learnt, a curve left out"}
-
-
-def _moved(catalog: Catalog, evidence: Measurements, mode: str, on_progress: OnProgress) -> Calibration:
-    before = catalog.calibration
-
-    def moves(level: Level, scope: str) -> bool:
-        return "accelerator" in level.words or scope not in before.scopes
-
-    fit = Regression(catalog, evidence, MODE_LEVELS.get(mode, LEVELS), more=True, moves=moves)
-    parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), on_progress=on_progress)
-    groups = left_out_groups(evidence)
-    left_out = fit.left_out(parts, groups["model"], groups["curve"], on_progress=on_progress)
-    unmoved = np.where(evidence.kind == "kernel", np.nan, fit.predict(0.0 * fit.corrections(parts)) - evidence.logs)
-    metrics = _metrics(evidence)
-    tables = {
-        f"{title}{', ' * bool(mode)}{mode}": _by_metric(metrics, error, ~np.isnan(error))
-        for title, error in zip(BESIDE.values(), (unmoved, *left_out), strict=True)
-    }
-    nothing = (0.0,) * len(CONSTANTS)
-    scopes = {
-        scope: tuple(round(was + more, 4) for was, more in zip(before.scopes.get(scope, nothing), moved, strict=True))
-        for scope, moved in _rounded(fit, parts).items()
-    }
-    loads = {
-        key: (min(low, before.loads.get(key, (low, high))[0]), max(high, before.loads.get(key, (low, high))[1]))
-        for key, (low, high) in _loads(evidence).items()
-    }
-    return msgspec.structs.replace(
-        before,
-        scopes=before.scopes | scopes,
-        points=dict((Counter(before.points) + Counter(_points(evidence))).most_common()),
-        loads=before.loads | loads,
-        errors=before.errors | {title: table for title, table in tables.items() if table},
-    )
+# The rows of a fit, and their errors by what was left out.
+Fitted = tuple[Measurements, dict[str, Array]]
 
 
 def learn_mode(
     catalog: Catalog, mode: str, points: Sequence[OperatingPoint], on_progress: OnProgress = no_progress
-) -> Calibration:
+) -> "tuple[Calibration] | tuple[Calibration, Fitted]":
     """The catalog's calibration with what these points change of it where they are alike, and nowhere else."""
     resolve = Cases(catalog)
     evidence = gather(catalog, [case for point in points for case in resolve.of(point)])
     if not len(evidence.logs):
-        return catalog.calibration
+        return (catalog.calibration,)
     fit = Regression(catalog, evidence, MODE_LEVELS[mode], more=True)
     parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), rounds=_MODE_ROUNDS, on_progress=on_progress)
-    return with_mode(catalog.calibration, mode, fit, parts, on_progress)
-
-
-def with_mode(
-    before: Calibration, mode: str, fit: Regression, parts: Array, on_progress: OnProgress = no_progress
-) -> Calibration:
-    """The calibration with the parts of a mode, and what leaving things out says about their errors."""
-    evidence = fit.evidence
     groupings = left_out_groups(evidence)
     errors = dict(zip(groupings, fit.left_out(parts, *groupings.values(), on_progress=on_progress), strict=True))
-    misses = list(left_out_errors(evidence, errors, before.points))
-    found = spreads(misses)
-    return msgspec.structs.replace(
+    before = catalog.calibration
+    found = msgspec.structs.replace(
         before,
         scopes=before.scopes | _rounded(fit, parts),
-        points=before.points | _points(evidence),
-        loads=before.loads | _loads(evidence),
-        spreads=before.spreads | found,
-        coverage=before.coverage | coverage(misses, found),
-        sources=tuple(sorted({*before.sources, *(subject.source for subject in evidence.subjects)} - {""})),
+        points=before.points | points_of(evidence),
+        loads=before.loads | loads_of(evidence),
         errors=before.errors | _mode_errors(evidence, errors, mode),
     )
+    return found, (evidence, errors)
 
 
 def _mode_errors(evidence: Measurements, errors: dict[str, Array], mode: str) -> dict[str, dict[str, dict[str, float]]]:
-    metrics = _metrics(evidence)
+    metrics = metrics_of(evidence)
     found = {
-        _TITLES[grouping]: _by_metric(metrics, errors[grouping], ~np.isnan(errors[grouping]))
+        TITLES[grouping]: by_metric(metrics, errors[grouping], ~np.isnan(errors[grouping]))
         for grouping in ("model", "curve", "source")
     }
     found |= frontier_errors(evidence, errors["curve"])
@@ -408,256 +312,36 @@ def _mode_errors(evidence: Measurements, errors: dict[str, Array], mode: str) ->
 
 def calibration_of(
     fit: Regression, parts: Array, files: list[dict[str, str | int]], on_progress: OnProgress = no_progress
-) -> Calibration:
+) -> tuple[Calibration, dict[str, Array]]:
     """The parts as they are kept in a file, with what leaving things out says about their errors."""
     evidence = fit.evidence
-    groupings = left_out_groups(evidence) | {end: groups for end, (groups, _) in left_out_loads(evidence).items()}
+    groupings = left_out_groups(evidence)
     untold: list[Array] = []
     left_out = fit.left_out(parts, *groupings.values(), on_progress=on_progress, untold=untold)
     # Intervals are of services that are warm. The tables say what is known of a source that nobody has seen.
     errors, shown = (dict(zip(groupings, each, strict=True)) for each in (left_out, untold))
-    misses = list(left_out_errors(evidence, errors))
-    found = spreads(misses)
-    return Calibration(
+    found = Calibration(
         format=FORMAT,
-        made={"by": f"crosstie {version('crosstie')} calibrate", "date": date.today().isoformat()},
+        made=made_now(),
         results=files,
         constants=CONSTANTS,
         scopes=_rounded(fit, parts),
-        points=_points(evidence),
-        loads=_loads(evidence),
-        load_doubt=load_doubt(evidence, errors),
-        level=LEVEL,
-        spreads=found,
-        coverage=coverage(misses, found),
-        sources=tuple(sorted({subject.source for subject in evidence.subjects} - {""})),
+        points=points_of(evidence),
+        loads=loads_of(evidence),
         errors=error_tables(evidence, shown) | frontier_errors(evidence, errors["curve"]),
     )
+    return found, errors
 
 
 def _rounded(fit: Regression, parts: Array) -> dict[str, tuple[float, ...]]:
     return {
         scope: tuple(round(float(part), 4) for part in parts[index])
         for scope, index in fit.scopes.items()
-        if np.abs(parts[index]).max() > _NOTHING
+        if np.abs(parts[index]).max() > NOTHING
     }
 
 
-def _points(evidence: Measurements) -> dict[str, int]:
-    return dict(Counter(map(points_key, evidence.subjects[: len(evidence.cases)])).most_common())
-
-
-def _loads(evidence: Measurements) -> dict[str, tuple[float, float]]:
-    """By what was measured, the fewest and most requests in flight a GPU."""
-    found: dict[str, list[float]] = {}
-    for case, subject in zip(evidence.cases, evidence.subjects, strict=False):
-        if case.clients:
-            found.setdefault(points_key(subject), []).append(round(case.load, 4))
-    return {key: (min(loads), max(loads)) for key, loads in found.items()}
-
-
-# Loads of a configuration that are left out together to learn how errors grow beyond the measured ones: its lowest and
-# its highest third, where it has at least this many.
-_LOADS = 4
-
-
-def left_out_loads(evidence: Measurements) -> dict[str, tuple[NDArray[np.str_], Array]]:
-    """Groups of rows at the lowest and highest loads, and how many doublings each is from those that are left."""
-    loads: dict[str, list[float]] = {}
-    keys = [points_key(subject) for subject in evidence.subjects[: len(evidence.cases)]]
-    for case, key in zip(evidence.cases, keys, strict=True):
-        if case.clients and case.load not in loads.setdefault(key, []):
-            loads[key].append(case.load)
-    found = {}
-    for end, sign in (("low loads", -1.0), ("high loads", 1.0)):
-        groups, far = [""] * len(evidence.logs), np.zeros(len(evidence.logs))
-        for row, origin in enumerate(evidence.origin):
-            if origin >= len(keys) or not evidence.cases[origin].clients:
-                continue
-            ordered = sorted(sign * math.log2(load) for load in loads[keys[origin]])
-            kept = ordered[: -(len(ordered) // 3) or None]
-            beyond = sign * math.log2(evidence.cases[origin].load) - kept[-1]
-            if len(ordered) >= _LOADS and beyond > 0.0:
-                groups[row], far[row] = keys[origin], beyond
-        found[end] = (np.array(groups), far)
-    return found
-
-
-def load_doubt(evidence: Measurements, errors: dict[str, Array]) -> dict[str, tuple[float, float]]:
-    """By metric, what a doubling below and above the measured loads adds to a spread, so that it holds its share of
-    rows whose loads were left out: beside what points left out among others have, and independent of that."""
-    metrics, ends = _metrics(evidence), left_out_loads(evidence)
-    found = {}
-    for metric in METRICS:
-        own = metrics == metric
-        within = np.abs(errors["model"][own & ~np.isnan(errors["model"])])
-        beyond = [(far[own & (far > 0.0)], errors[end][own & (far > 0.0)]) for end, (_, far) in ends.items()]
-        if min(len(within), *(len(off) for _, off in beyond)) < _FEWEST:
-            continue
-        usual = float(np.quantile(within, LEVEL))
-        needed = [np.sqrt(np.maximum(off**2 - usual**2, 0.0)) / far for far, off in beyond]
-        low, high = (round(float(np.quantile(each, LEVEL)), 4) for each in needed)
-        found[metric] = (low, high)
-    return found
-
-
-# What a curve is the same in: one configuration at all its concurrencies, whenever it was run.
-_OF_A_CURVE = ("source_id", "accelerator", "num_accelerators", "model", "precision", "engine", "parallelism", "tp",
-               "input_len", "output_len", "scenario", "spec_decode", "disagg")  # fmt: skip
-
-
-def left_out_groups(evidence: Measurements) -> dict[str, NDArray[np.str_]]:
-    """What is left out to learn how wrong an estimate of each nearness is; kernels go with their accelerator."""
-    subjects = [evidence.subjects[i] for i in evidence.origin]
-    measured = evidence.kind != "kernel"
-    folds = np.array([_fold(evidence, row) for row in evidence.origin])
-    layouts = {points_key(s).rsplit(" / ", 2)[0]: set[str]() for s in evidence.subjects[: len(evidence.cases)]}
-    for s in evidence.subjects[: len(evidence.cases)]:
-        layouts[points_key(s).rsplit(" / ", 2)[0]].add(points_key(s))
-
-    def words(of: Callable[[CalibrationSubject], str], kernels: bool) -> NDArray[np.str_]:
-        return np.array([of(s) if kernels or own else "" for s, own in zip(subjects, measured, strict=True)])
-
-    def layout(subject: CalibrationSubject) -> str:
-        key = points_key(subject)
-        return key if len(layouts.get(key.rsplit(" / ", 2)[0], ())) > 1 else ""
-
-    def curve(origin: int) -> str:
-        if origin >= len(evidence.cases):
-            return ""
-        return " / ".join(evidence.cases[origin].point[column] for column in _OF_A_CURVE)
-
-    return {
-        "model": np.where(measured, folds, ""),
-        "curve": np.array([curve(row) for row in evidence.origin]),
-        "source": np.array([_source(evidence, row) for row in evidence.origin]),
-        "layout": words(layout, kernels=False),
-        "stack": words(lambda s: s.model, kernels=False),
-        "accelerator": words(lambda s: f"{s.accelerator} {s.stack}", kernels=True),
-        "family": words(lambda s: s.accelerator, kernels=True),
-        "nothing": words(lambda s: s.family, kernels=True),
-        "release": words(lambda s: f"{s.stack} {s.release}" if s.release else "", kernels=False),
-    }
-
-
-def _fold(evidence: Measurements, origin: int) -> str:
-    """By what the point is, so that the order of rows does not matter."""
-    if origin >= len(evidence.cases):
-        return ""
-    point = evidence.cases[origin].point
-    name = repr(sorted(point.conditions.items())).encode()
-    return str(int.from_bytes(hashlib.sha256(name).digest()[:4]) % _FOLDS)
-
-
-class HeldOut(NamedTuple):
-    """A measurement that was left out: with what, how near the rest was, of what it is, and the logarithm of measured
-    over predicted."""
-
-    grouping: str
-    nearness: str
-    subject: CalibrationSubject
-    source: str
-    metric: str
-    log: float
-
-    def groups(self, lonely: bool) -> list[str]:
-        """Of spreads that it is one of: for results of its own source, for everybody else, or for both.
-
-        `lonely`: there is one source alone, so that nothing says how sources differ.
-        """
-        known, strange = self.grouping != "source", self.grouping != "curve" or lonely
-        first = spread_groups(self.nearness, self.subject, known=True)
-        return first[:3] * known + first[3:6] * strange
-
-
-def left_out_errors(
-    evidence: Measurements, errors: dict[str, Array], beside: Mapping[str, int] | None = None
-) -> Iterator[HeldOut]:
-    """The errors of operating points; kernels only help.
-
-    A user's own machine is nobody's source, so what was measured of one source is left out whole, and is as near as the
-    other sources' points are. Where no two sources measured alike, models, accelerators and families left out tell.
-    `beside`: points that were measured besides, of other modes.
-    """
-    metrics = _metrics(evidence)
-    sources = [_source(evidence, origin) for origin in range(len(evidence.cases))]
-    own = evidence.subjects[: len(evidence.cases)]
-    everywhere = Counter(map(points_key, own))
-    elsewhere: dict[str, Counted] = {}
-    for source in sorted(set(sources)):
-        here = Counter(points_key(s) for s, name in zip(own, sources, strict=True) if name == source)
-        elsewhere[source] = counted({**(beside or {}), **(everywhere - here)})
-    near: dict[tuple[str, str], str] = {}
-
-    def missed(grouping: str, nearness: Callable[[int], str]) -> Iterator[HeldOut]:
-        for row in np.flatnonzero(~np.isnan(errors[grouping]) & (metrics != "")):
-            origin = evidence.origin[row]
-            log = -float(errors[grouping][row])
-            yield HeldOut(grouping, nearness(origin), own[origin], sources[origin], str(metrics[row]), log)
-
-    def without_its_source(origin: int) -> str:
-        key = (points_key(own[origin]), sources[origin])
-        if key not in near:
-            near[key] = evidence_of(elsewhere[sources[origin]], own[origin])[0]
-        return near[key]
-
-    yield from missed("source", without_its_source)
-    yield from missed("curve", lambda origin: "model")
-    for nearness in NEARNESS:
-        if nearness != "model":
-            yield from missed(nearness, lambda origin, nearness=nearness: nearness)  # type: ignore[misc]
-
-
-def _metrics(evidence: Measurements) -> NDArray[np.str_]:
-    """Which metric's error a row's is; none for a kernel, or for a step that nobody served."""
-    steps = np.array([i < len(evidence.cases) and bool(evidence.subjects[i].mode) for i in evidence.origin])
-    steps &= evidence.kind == "decode_step"
-    names = ["" if kind == "kernel" else _METRIC_OF.get(kind, "tpot") for kind in evidence.kind]
-    return np.where(steps, "", names)
-
-
-def spreads(misses: Sequence[HeldOut]) -> dict[str, dict[str, Spread]]:
-    """Quantiles of measured over predicted, by nearness, and by vendor and stack where there are enough.
-
-    For somebody whose results were not learnt from, sources count by the root of their rows and a group needs three
-    of them: how sources differ is most of what such an estimate is off by. Sources left out say it best; where they
-    are few, models, layouts and accelerators left out are taken in.
-    """
-    collected: dict[tuple[str, str], list[HeldOut]] = {}
-    lonely = len({miss.source for miss in misses if miss.grouping == "source"}) < _SOURCES
-    for miss in misses:
-        for group in miss.groups(lonely):
-            collected.setdefault((group, miss.metric), []).append(miss)
-    found: dict[str, dict[str, Spread]] = {}
-    for (group, metric), every in sorted(collected.items()):
-        own = [miss for miss in every if miss.grouping == "source"]
-        chosen = own if _enough(own) else every
-        if group.startswith(KNOWN) or lonely:
-            good, weights = len(chosen) >= _FEWEST, np.ones(len(chosen))
-        else:
-            rows = Counter(miss.source for miss in chosen)
-            good, weights = _enough(chosen), np.array([rows[miss.source] ** -0.5 for miss in chosen])
-        if good or "/" not in group:
-            low, high = _quantiles(np.array([miss.log for miss in chosen]), weights)
-            spread = Spread(low=round(low, 4), high=round(high, 4), points=len(chosen))
-            found.setdefault(group, {})[metric] = spread
-    return found
-
-
-def _enough(misses: Sequence[HeldOut]) -> bool:
-    return len(misses) >= _FEWEST and len({miss.source for miss in misses}) >= _SOURCES
-
-
-def _quantiles(values: Array, weights: Array) -> tuple[float, float]:
-    """Between them lies the level's share of the weight."""
-    tail = (1.0 - LEVEL) / 2.0
-    order = np.argsort(values, kind="stable")
-    below = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
-    low, high = np.interp([tail, 1.0 - tail], below, values[order])
-    return float(low), float(high)
-
-
-_TITLES = {
+TITLES = {
     "model": "points left out",
     "curve": "a curve left out",
     "source": "a source left out",
@@ -675,11 +359,11 @@ def error_tables(evidence: Measurements, errors: dict[str, Array]) -> dict[str, 
     subjects = [evidence.subjects[i] for i in evidence.origin]
     own = evidence.subjects[: len(evidence.cases)]
     names = {subject.model: case.deployment.model.id for subject, case in zip(own, evidence.cases, strict=True)}
-    metrics = _metrics(evidence)
+    metrics = metrics_of(evidence)
     accelerators = np.array([s.accelerator for s in subjects])
     models = np.array([names.get(s.model, s.model) for s in subjects])
     stacks = np.array([s.stack for s in subjects])
-    sources = np.array([_source(evidence, row) for row in evidence.origin])
+    sources = np.array([source_of(evidence, row) for row in evidence.origin])
     by = {
         "model": (accelerators, stacks, models, sources),
         "curve": (accelerators, stacks, models, sources),
@@ -689,52 +373,12 @@ def error_tables(evidence: Measurements, errors: dict[str, Array]) -> dict[str, 
         "release": (np.array([f"{s.stack} {s.release}" for s in subjects]),),
     }
     found: dict[str, dict[str, dict[str, float]]] = {}
-    for nearness, title in _TITLES.items():
+    for nearness, title in TITLES.items():
         error = errors[nearness]
-        found[title] = _by_metric(metrics, error, ~np.isnan(error))
+        found[title] = by_metric(metrics, error, ~np.isnan(error))
         for labels in by.get(nearness, ()):
             for name in sorted(set(labels.tolist()) - {""}):
-                table = _by_metric(metrics, error, ~np.isnan(error) & (labels == name))
+                table = by_metric(metrics, error, ~np.isnan(error) & (labels == name))
                 if table:
                     found[f"{title}: {name}"] = table
     return found
-
-
-def _source(evidence: Measurements, origin: int) -> str:
-    return evidence.cases[origin].point["source_id"] if origin < len(evidence.cases) else ""
-
-
-def coverage(misses: Sequence[HeldOut], found: dict[str, dict[str, Spread]]) -> dict[str, float]:
-    """Share of the left-out measurements that their intervals hold, by nearness and vendor.
-
-    "a source left out" is stricter: each source's are held against intervals made from the other sources alone.
-    """
-    held: dict[str, list[bool]] = {}
-
-    def count(misses: Iterable[HeldOut], spreads: dict[str, dict[str, Spread]], title: str = "") -> None:
-        for miss in misses:
-            groups = spread_groups(miss.nearness, miss.subject, known=miss.grouping == "curve")
-            spread = next((spreads[g][miss.metric] for g in groups if miss.metric in spreads.get(g, {})), None)
-            if spread is None:
-                continue
-            name = title or (KNOWN if miss.grouping == "curve" else "") + miss.nearness
-            name = f"{miss.subject.mode}: {name}" if miss.subject.mode else name
-            vendor = f"{name} / {miss.subject.vendor}"
-            for group in (name, vendor, f"{vendor} / {miss.metric}"):
-                held.setdefault(group, []).append(spread.low <= miss.log <= spread.high)
-
-    count(misses, found)
-    of_sources = [miss for miss in misses if miss.grouping == "source"]
-    for source in sorted({miss.source for miss in of_sources}):
-        others = spreads([miss for miss in misses if miss.source != source])
-        count([miss for miss in of_sources if miss.source == source], others, _TITLES["source"])
-    return {group: round(float(np.mean(inside)), 4) for group, inside in sorted(held.items())}
-
-
-def _by_metric(metrics: NDArray[np.str_], error: Array, rows: Mask) -> dict[str, dict[str, float]]:
-    table = {}
-    for metric in METRICS:
-        own = rows & (metrics == metric)
-        if own.any():
-            table[metric] = {name: round(value, 4) for name, value in summary(np.expm1(error[own])).items()}
-    return table

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from crosstie.perf.hardware import Array
+from crosstie.prove.calibration.groups import summary
 from crosstie.prove.calibration.predict import QUANTITIES
 from crosstie.prove.calibration.regression import Measurements
-from crosstie.prove.calibration.validate import summary
 
 # A curve: one accelerator, model, precision and engine, at one pair of lengths, in all its layouts and concurrencies.
 _CURVE = (

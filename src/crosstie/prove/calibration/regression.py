@@ -117,6 +117,8 @@ class Regression:
         self.predictor = Predictor(evidence.cases)
         self.kernels = KernelPredictor(catalog, evidence.kernels)
         self.scopes: dict[str, int] = {}
+        # By scope: its level's name.
+        self.levels: list[str] = []
         variances: list[list[float]] = []
         cells: dict[tuple[int, ...], int] = {}
         member = []
@@ -128,6 +130,7 @@ class Regression:
                         self.scopes[scope] = len(self.scopes)
                         free = moves(level, scope)
                         variances.append([width(level, constant) ** 2 * free for constant in CONSTANTS])
+                        self.levels.append(level.name)
                     found.append(self.scopes[scope])
             member.append(cells.setdefault(tuple(found), len(cells)))
         self.variance = np.array(variances)
@@ -140,8 +143,6 @@ class Regression:
         # Cells of subjects, and of rows.
         self.cell: Rows = np.array(member)
         self.row_cell = self.cell[evidence.origin]
-        # Prior covariance of each constant between cells: the variance of the scopes that they share.
-        self.covariance = [(self.belongs * self.variance[:, i]) @ self.belongs.T for i in range(_CONSTANTS)]
 
     def corrections(self, parts: Array) -> Array:
         """Logarithms of the factors, one row a cell."""
@@ -190,42 +191,50 @@ class Regression:
                 break
         return parts
 
-    def _around(self, parts: Array, rows: Rows) -> "_Linear":
+    def _around(self, parts: Array, rows: Rows) -> "Linear":
+        return self.linear(self.tangent(parts), rows, self.evidence.noise, self.variance)
+
+    def tangent(self, parts: Array) -> "Tangent":
+        cells = self.corrections(parts)
+        base = self.predict(cells)
+        return Tangent(cells, base, self.slopes(cells, base))
+
+    def linear(self, tangent: "Tangent", rows: Rows, noise: Array, variance: Array, told: float = _TOLD) -> "Linear":
         """The model taken as linear around a guess: what the rows say, and how that varies together.
 
         The rows of a cell say something about as many combinations of constants as there are constants, and clearly
-        about fewer. Each such combination is one entry of the linear problem, with noise of one.
+        about fewer. Each such combination is one entry of the linear problem, with noise of one; those of which less
+        is told than `told`, over what is known before, are left alone.
         """
-        cells = self.corrections(parts)
-        base = self.predict(cells)
-        slopes = self.slopes(cells, base)[rows]
-        noise = self.evidence.noise[rows]
-        miss = self.evidence.logs[rows] - base[rows]
+        slopes, noise = tangent.slopes[rows], noise[rows]
+        miss = self.evidence.logs[rows] - tangent.base[rows]
         weight = np.sqrt((_FREEDOM + 1.0) / (_FREEDOM + (miss / noise) ** 2)) / noise
         whitened = slopes * weight[:, None]
-        target = (miss + (slopes * cells[self.row_cell[rows]]).sum(axis=1)) * weight
+        target = (miss + (slopes * tangent.cells[self.row_cell[rows]]).sum(axis=1)) * weight
+        prior = [(self.belongs * variance[:, i]) @ self.belongs.T for i in range(_CONSTANTS)]
         entries: list[Array] = []
         targets: list[Array] = []
         owners: list[int] = []
         # By row: its share in the entries of its cell.
-        shares: dict[int, _Share] = {}
+        shares: dict[int, CellShare] = {}
         order = np.argsort(self.row_cell[rows], kind="stable")
         starts = np.flatnonzero(np.diff(self.row_cell[rows][order], prepend=-1))
         for own in np.split(order, starts[1:]):
             cell = int(self.row_cell[rows[own[0]]])
-            spread = np.sqrt([self.covariance[i][cell, cell] for i in range(_CONSTANTS)])
+            spread = np.sqrt([prior[i][cell, cell] for i in range(_CONSTANTS)])
             left, size, right = np.linalg.svd(whitened[own] * spread, full_matrices=False)
-            told = size**2 > _TOLD
-            left = left[:, told]
-            shares[cell] = _Share(rows[own], left, target[own], range(len(owners), len(owners) + left.shape[1]))
-            entries.append(size[told, None] * right[told] / np.where(spread > 0.0, spread, np.inf))
+            kept = size**2 > told
+            left = left[:, kept]
+            places = range(len(owners), len(owners) + left.shape[1])
+            shares[cell] = CellShare(rows[own], left, target[own], weight[own], places)
+            entries.append(size[kept, None] * right[kept] / np.where(spread > 0.0, spread, np.inf))
             targets.append(left.T @ target[own])
             owners += [cell] * left.shape[1]
         found, where = np.concatenate(entries), np.array(owners, dtype=np.intp)
         together = np.eye(len(where))
-        for i in range(_CONSTANTS):
-            together += self.covariance[i][np.ix_(where, where)] * np.outer(found[:, i], found[:, i])
-        return _Linear(np.concatenate(targets), found, together, where, shares)
+        for i in np.flatnonzero(variance.any(axis=0)):
+            together += prior[i][np.ix_(where, where)] * np.outer(found[:, i], found[:, i])
+        return Linear(np.concatenate(targets), found, together, where, shares)
 
     def left_out(
         self, parts: Array, *groupings: NDArray[np.str_], on_progress: OnProgress = no_progress,
@@ -275,7 +284,7 @@ class Regression:
                 waves.setdefault((case.point["source_id"], case.first_wave_s), set()).add(index)
         return np.array([i for own in waves.values() if own <= out for i in own], dtype=np.intp)
 
-    def _without(self, around: "_Linear", inverse: Array, pull: Array, out: Mask) -> Array:
+    def _without(self, around: "Linear", inverse: Array, pull: Array, out: Mask) -> Array:
         """What the entries pull with when these rows are not there.
 
         Rows have their shares in the entries of their cell, so what is left of an affected cell's entries is a matrix
@@ -307,25 +316,34 @@ class Regression:
         inner = np.eye(len(where)) - absent @ (np.eye(len(where)) - inverse[np.ix_(where, where)])
         return np.asarray(without + columns @ np.linalg.solve(inner, absent @ rest))
 
-    def _parts(self, around: "_Linear", pull: Array) -> Array:
+    def _parts(self, around: "Linear", pull: Array) -> Array:
         """What the pull of the entries makes of every scope's parts."""
         gathered = np.zeros((len(self.belongs), _CONSTANTS))
         np.add.at(gathered, around.owners, around.entries * pull[:, None])
         return np.asarray(self.variance * (self.belongs.T @ gathered))
 
 
-class _Share(NamedTuple):
-    """The rows of a cell, and what each has in the cell's entries."""
+class Tangent(NamedTuple):
+    """The corrections of every cell, what rows are predicted with them, and by how much each constant moves that."""
+
+    cells: Array
+    base: Array
+    slopes: Array
+
+
+class CellShare(NamedTuple):
+    """The rows of a cell, what each has in the cell's entries, and what it says; with the weight of each."""
 
     rows: Rows
     left: Array
     target: Array
+    weight: Array
     entries: range
 
 
-class _Linear(NamedTuple):
+class Linear(NamedTuple):
     target: Array
     entries: Array
     covariance: Array
     owners: Rows
-    shares: dict[int, _Share]
+    shares: dict[int, CellShare]

@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from crosstie.catalog.calibration import kind_of
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.power import tokens_verified
-from crosstie.core.estimate import Correction
+from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS as ESTIMATED, Correction
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.worlds import LEVEL
 from crosstie.perf.hardware import Array
+from crosstie.perf.worlds import two_piece
 from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
-from crosstie.prove.calibration.predict import Predictor, quantity_of
+from crosstie.prove.calibration.groups import summary
+from crosstie.prove.calibration.predict import QUANTITIES, Predictor, quantity_of
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, Results, UnusableRow, read_results
 
 # What is reported apart; a tail (p90 and beyond) is its own metric, because a mean says little about it.
@@ -37,9 +41,9 @@ METRICS = {
     "tpot_tail": "time per output token, p90 to p99",
     "e2e_tail": "whole request, p90 to p99",
 }
-# Whose spread is an interval of which metric.
-_SPREAD = {"ttft": "ttft", "ttft_tail": "ttft", "throughput": "throughput"}
-_NO_SPREAD = ("energy", "power")
+# A constant is moved by so much, in logarithms, to see what follows from it.
+_MOVE = 0.05
+_NO_INTERVAL = ("energy", "power")
 # What a mixed fleet gives of the sum of its parts: the one that was submitted to MLPerf, 8 H200 and 8 MI350X,
 # reached 85 to 90%.
 FLEET_SHARE = 0.875
@@ -68,6 +72,17 @@ class PredictedRow:
     @property
     def held(self) -> bool:
         return self.low <= self.row.value <= self.high
+
+    @property
+    def has_interval(self) -> bool:
+        """Means and medians only: what worlds say of a tail is not theirs to promise."""
+        return self.low > 0.0 and not self.metric.endswith("_tail")
+
+    @property
+    def deviations(self) -> float:
+        """How many half widths of its interval a measurement lies from the middle."""
+        middle, half = 0.5 * np.log(self.low * self.high), 0.5 * np.log(self.high / self.low)
+        return float(abs(np.log(self.row.value) - middle) / max(half, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -120,7 +135,9 @@ def validate(
         owners.append((point, range(len(cases), len(cases) + len(found))))
         cases += found
     on_progress(0, 0, f"predicting {len(cases):,} cases")
-    columns = _columns(catalog, cases, results) if cases else {}
+    predictor = Predictor(cases)
+    columns = _columns(catalog, predictor, results) if cases else {}
+    worlds = RowsInWorlds(predictor, columns, on_progress)
     outcomes = []
     for point, indices in owners:
         own = tuple(cases[i] for i in indices)
@@ -131,12 +148,12 @@ def validate(
             elif not np.isfinite(value) or value <= 0:
                 missed.append(Missed(row, "the model gives no finite value", point))
             else:
-                outcomes.append(_outcome(row, own, value))
+                outcomes.append(_outcome(row, own, value, worlds.logs(row.metric, indices)))
     return Validation(results.rows, outcomes, missed)
 
 
-def _columns(catalog: Catalog, cases: Sequence[MeasuredCase], results: Results) -> dict[str, Any]:
-    predictor = Predictor(cases)
+def _columns(catalog: Catalog, predictor: Predictor, results: Results) -> dict[str, Any]:
+    cases = predictor.cases
     columns: dict[str, Any] = predictor.predict()
     if any(row.metric.kind in ("energy", "power") for point in results.points for row in point.rows):
         reached = predictor.ideal()["run"] / columns["run"]
@@ -165,31 +182,20 @@ def _predicted(metric: Metric, cases: Sequence[MeasuredCase], indices: range, co
     return total / (sum(case.gpus for case in cases) if metric.per_gpu else 1.0)
 
 
-def _outcome(row: MeasuredRow, cases: tuple[MeasuredCase, ...], predicted: float) -> PredictedRow:
+def _outcome(row: MeasuredRow, cases: tuple[MeasuredCase, ...], predicted: float, worlds: Array | None) -> PredictedRow:
     name = row.metric.kind
     if name in ("ttft", "tpot", "e2e") and row.metric.statistic not in ("mean", "p50"):
         name += "_tail"
     correction = cases[0].deployment.correction
-    spreads = correction.spread_at(cases[0].load)
-    spread = None if name in _NO_SPREAD else spreads.get(_SPREAD.get(name, "tpot"))
-    low, high = spread.around(predicted) if spread else (0.0, float("inf"))
+    low, high = 0.0, float("inf")
+    if worlds is not None and name not in _NO_INTERVAL:
+        low, high = (predicted * np.exp(np.quantile(worlds, [0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0]))).tolist()
     return PredictedRow(row, cases, name, predicted, low, high, correction)
 
 
 def errors(outcomes: Iterable[PredictedRow]) -> dict[str, Any]:
     found = np.array([outcome.error for outcome in outcomes])
     return summary(found) if len(found) else {"n": 0, "median_ape": None, "p90_ape": None, "bias": None}
-
-
-def summary(signed: Array) -> dict[str, float]:
-    """Median and 90th percentile of the absolute error, and the median of the signed one, as fractions."""
-    size = np.abs(signed)
-    return {
-        "n": len(signed),
-        "median_ape": float(np.median(size)),
-        "p90_ape": float(np.quantile(size, 0.9)),
-        "bias": float(np.median(signed)),
-    }
 
 
 def by_metric(outcomes: Sequence[PredictedRow]) -> dict[str, dict[str, Any]]:
@@ -219,14 +225,98 @@ def grouped(
 
 
 def interval(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
-    """How many measurements the intervals hold: means and medians only, since no spread is of tails."""
-    own = [o for o in outcomes if o.correction.spread and not o.metric.endswith("_tail") and o.metric not in _NO_SPREAD]
-    held = sum(outcome.held for outcome in own)
+    """How many measurements the intervals hold, and how wide they are: the median of high over low."""
+    own = [outcome for outcome in outcomes if outcome.has_interval]
     return {
-        "level": own[0].correction.level if own else None,
+        "level": LEVEL if own else None,
         "n": len(own),
-        "inside": held / len(own) if own else None,
+        "inside": sum(outcome.held for outcome in own) / len(own) if own else None,
+        "width": float(np.median([outcome.high / outcome.low for outcome in own])) if own else None,
     }
+
+
+def intervals(outcomes: Sequence[PredictedRow], of: Callable[[PredictedRow], str]) -> dict[str, dict[str, Any]]:
+    """The same for each group and metric, of those that users ask for."""
+    found: dict[str, dict[str, Any]] = {}
+    ordered = sorted(outcomes, key=of)
+    for name, members in groupby(ordered, key=of):
+        own = [outcome for outcome in members if outcome.has_interval]
+        table = {metric: interval([one for one in own if one.metric == metric]) for metric in _WITH_INTERVALS}
+        found[name] = {metric: one for metric, one in table.items() if one["n"]}
+    return {name: table for name, table in found.items() if table}
+
+
+# Groups of intervals: by what they may be too wide or too narrow.
+INTERVAL_GROUPS: dict[str, Callable[[PredictedRow], str]] = {
+    "accelerator and engine": lambda one: f"{GROUPINGS['by_accelerator'](one)}, {GROUPINGS['by_engine'](one)}",
+    "kind": lambda one: kind_of(one.cases[0].deployment.model),
+    "nearest measurement": lambda one: one.correction.nearness,
+    "source": lambda one: GROUPINGS["by_source"](one),
+}
+_WITH_INTERVALS = ("tpot", "ttft", "throughput")
+# What a row is odd from: so many half widths from the middle of its interval.
+_ODD = 3.0
+
+
+def odd(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
+    """Sources of whose rows fewer than half lie within their intervals, and the rows that lie furthest from theirs."""
+    by_source = intervals(outcomes, GROUPINGS["by_source"])
+    sources = {
+        name: {metric: one["inside"] for metric, one in table.items() if one["inside"] < 0.5 and one["n"] >= 10}
+        for name, table in by_source.items()
+    }
+    far = sorted((one for one in outcomes if one.has_interval and one.deviations > _ODD), key=lambda o: -o.deviations)
+    return {
+        "sources": {name: table for name, table in sources.items() if table},
+        "rows": [
+            {"file": one.row.file, "line": one.row.line, "metric": one.metric, "measured": one.row.value,
+             "low": one.low, "high": one.high}
+            for one in far[:20]
+        ],
+    }  # fmt: skip
+
+
+class RowsInWorlds:
+    """Logarithms of what worlds give over what is predicted, by case and quantity; straight in the constants."""
+
+    def __init__(self, predictor: Predictor, columns: Mapping[str, Any], on_progress: OnProgress = no_progress):
+        self._cases = predictor.cases
+        self._worlds = [case.deployment.correction.worlds for case in self._cases]
+        self._slopes: dict[str, Array] = {}
+        if not any(self._worlds):
+            return
+        count = len(self._cases)
+        drafts = any(case.deployment.speculation for case in self._cases)
+        moved = [i for i, name in enumerate(CONSTANTS) if drafts or name not in DRAFTING]
+        self._slopes = {name: np.zeros((count, len(CONSTANTS))) for name in QUANTITIES}
+        for done, i in enumerate(moved):
+            on_progress(done, len(moved), "how sure the predictions are")
+            factors = {name: np.full(count, np.exp(_MOVE) if name == CONSTANTS[i] else 1.0) for name in CONSTANTS}
+            predictor.correct(factors, more=True)
+            for name, values in predictor.predict().items():
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    slope = np.log(values / columns[name]) / _MOVE
+                self._slopes[name][:, i] = np.nan_to_num(slope, posinf=0.0, neginf=0.0)
+        predictor.correct({name: np.ones(count) for name in CONSTANTS}, more=True)
+
+    def logs(self, metric: Metric, indices: Sequence[int]) -> Array | None:
+        """Of one row; a fleet's are the mean of its parts'."""
+        found = [self._of_case(metric, index) for index in indices]
+        known = [one for one in found if one is not None]
+        return np.asarray(np.mean(known, axis=0)) if len(known) == len(found) else None
+
+    def _of_case(self, metric: Metric, index: int) -> Array | None:
+        worlds, case = self._worlds[index], self._cases[index]
+        name, _ = quantity_of(case, metric)
+        if worlds is None or name not in self._slopes:
+            return None
+        off = metric.kind if metric.kind in ESTIMATED else "tpot"
+        logs = worlds.constants @ self._slopes[name][index] + worlds.metrics[:, ESTIMATED.index(off)]
+        drafts = case.deployment.speculation
+        if drafts and off != "ttft":
+            kept = two_piece(worlds.acceptance, *drafts.doubt)
+            logs = logs + (kept if off == "throughput" else -kept)
+        return np.asarray(logs)
 
 
 @dataclass(frozen=True)
@@ -317,6 +407,8 @@ def document(validation: Validation) -> dict[str, Any]:
         "metrics": by_metric(outcomes),
         "rank": rank(outcomes),
         "interval": interval(outcomes),
+        "intervals": {name: intervals(outcomes, of) for name, of in INTERVAL_GROUPS.items()},
+        "odd": odd(outcomes),
         "fleets": fleets(validation),
         **{name: grouped(outcomes, of) for name, of in GROUPINGS.items()},
     }

@@ -1,6 +1,5 @@
 """What claims are checked against: the catalog, estimates, measured rows and facts from public sources."""
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import numpy as np
 
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.catalog.prices import Price
@@ -21,6 +22,8 @@ from crosstie.core.fact import Fact
 from crosstie.decide.compare.scorecard import Load, compare
 from crosstie.decide.cost.prices import Quote, quote
 from crosstie.decide.cost.published import Published, mi325x_against_h200
+from crosstie.perf.hardware import Array
+from crosstie.perf.worlds import estimate_in_worlds
 from crosstie.prove.calibration.results import MeasuredRow, OperatingPoint, read_results
 from crosstie.prove.calibration.tax import shipped_results
 from crosstie.prove.claims.reading import Span, read_claims
@@ -97,6 +100,11 @@ class EstimatedRun:
         return made.per_gpu(self.deployment.parallelism.gpus) if made else (self.per_gpu, self.per_gpu)
 
     @property
+    def in_worlds(self) -> Array:
+        found = estimate_in_worlds(self.deployment, self.estimate, self.load[1:])
+        return np.asarray(found.output_tokens_per_s[0] / self.deployment.parallelism.gpus)
+
+    @property
     def point(self) -> str:
         concurrency, tokens_in, tokens_out = self.load
         return f"{self.deployment.label}, {concurrency} in flight, {tokens_in:,} in, {tokens_out:,} out"
@@ -104,7 +112,7 @@ class EstimatedRun:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of two estimates; errors taken as independent, so their logarithms add in squares."""
+    """Of two estimates, world by world."""
 
     value: float
     low: float
@@ -115,10 +123,9 @@ class Ratio:
 
 
 def ratio_of(above: EstimatedRun, below: EstimatedRun, factor: float = 1.0) -> Ratio:
-    value = above.per_gpu / below.per_gpu
-    up = math.hypot(math.log(above.interval[1] / above.per_gpu), math.log(below.per_gpu / below.interval[0]))
-    down = math.hypot(math.log(above.per_gpu / above.interval[0]), math.log(below.interval[1] / below.per_gpu))
-    return Ratio(factor * value, factor * value * math.exp(-down), factor * value * math.exp(up))
+    value, drawn = above.per_gpu / below.per_gpu, above.in_worlds / below.in_worlds
+    low, high = np.quantile(drawn, [0.1, 0.9]).tolist()
+    return Ratio(factor * value, factor * min(low, value), factor * max(high, value))
 
 
 @dataclass

@@ -1,0 +1,199 @@
+"""How sure the corrections of a calibration are: a Gaussian posterior over the parts of all scopes, and draws of it.
+
+Before anything is measured, the part of a constant in a scope is normal around nothing with the width of its level.
+Rows of one cell (a set of scopes that occur together) say something about a few combinations of constants; each
+such combination is an entry e with unit noise,
+
+    y_e = sum over constants of entries[e, constant] x (sum of the parts of the cell's scopes) + noise
+
+With X the entries by part, V the prior variances and C = 1 + X V X', the parts given the entries are the prior's
+less V X' C^-1 (X part + noise): a draw of the prior becomes one of the posterior (Matheron's rule). `pulls` holds
+C^-1 (X part + noise) of every world, so that a draw for any deployment is a sum over its scopes. A scope that nobody
+measured keeps the prior's draw: less known is wider.
+"""
+
+import base64
+import hashlib
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from crosstie.core.errors import BadInput
+from crosstie.core.estimate import CONSTANTS, METRICS
+from crosstie.core.worlds import WORLDS
+
+Array = NDArray[np.float64]
+PAIRS = WORLDS // 2
+# What is not explained of a measurement has heavier tails than a normal distribution: Student's t.
+FREEDOM = 4.0
+# No constant is e^3 times as far as its estimate.
+_FURTHEST = 3.0
+
+
+class _Packed(msgspec.Struct, frozen=True):
+    """Arrays as bytes: names of scopes in lines, then those of each cell, and so on."""
+
+    scopes: str
+    levels: str
+    sizes: bytes
+    members: bytes
+    owners: bytes
+    entries: bytes
+    pulls: bytes
+
+
+class Cells(msgspec.Struct, frozen=True, dict=True):
+    """What was measured, as the posterior needs it."""
+
+    # Names of scopes and of their levels, and by cell the places of its scopes among them.
+    scopes: tuple[str, ...]
+    levels: tuple[str, ...]
+    members: tuple[NDArray[np.int16], ...]
+    # By entry: its cell, and its combination of constants (entries, CONSTANTS).
+    owners: NDArray[np.int16]
+    entries: NDArray[np.float32]
+
+    def variances(self, widths: Mapping[str, Sequence[float]]) -> Array:
+        """(scopes, CONSTANTS), from the widths of each level."""
+        return np.array([widths[level] for level in self.levels]).reshape(-1, len(CONSTANTS)) ** 2
+
+    @cached_property
+    def belongs(self) -> Array:
+        """(cells, scopes): whether a cell is of a scope."""
+        found = np.zeros((len(self.members), len(self.scopes)))
+        for row, own in zip(found, self.members, strict=True):
+            row[own] = 1.0
+        return found
+
+    def covariance(self, variances: Array) -> Array:
+        """C: how entries vary together, noise and all."""
+        return self.covariance_with(variances, 0) + np.eye(len(self.owners))
+
+    def covariance_with(self, variances: Array, first: int) -> Array:
+        """(entries, entries from `first` on): how they vary together without noise."""
+        entries, owners = self.entries.astype(np.float64), self.owners.astype(np.intp)
+        found = np.zeros((len(owners), len(owners) - first))
+        for i in np.flatnonzero(variances.any(axis=0)):
+            cells = (self.belongs * variances[:, i]) @ self.belongs.T
+            found += cells[np.ix_(owners, owners[first:])] * np.outer(entries[:, i], entries[first:, i])
+        return found
+
+    def drawn(self, variances: Array, first: int = 0) -> Array:
+        """(entries from `first` on, PAIRS): what each world's prior parts and noise make of the entries."""
+        owners, place = np.unique(self.owners[first:], return_inverse=True)
+        belongs = self.belongs[owners]
+        used = np.flatnonzero(belongs.any(axis=0))
+        parts = np.stack([prior_draws(self.scopes[scope]) for scope in used]) * np.sqrt(variances[used])[:, :, None]
+        by_cell = np.tensordot(belongs[:, used], parts, axes=1)
+        noise = _seeded(f"noise of {first} to {len(self.owners)}").standard_normal((len(place), PAIRS))
+        return np.asarray(np.einsum("ek,ekw->ew", self.entries[first:], by_cell[place]) + noise)
+
+
+class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
+    # Level, in its words, to the prior width of each constant there; and mode to metric to the scale of what a
+    # measurement is off by besides.
+    widths: dict[str, tuple[float, ...]]
+    scales: dict[str, dict[str, float]]
+    packed: str
+
+    @cached_property
+    def _unpacked(self) -> tuple[Cells, NDArray[np.float16]]:
+        try:
+            raw = msgspec.msgpack.decode(zlib.decompress(base64.b64decode(self.packed)), type=_Packed)
+        except (ValueError, zlib.error, msgspec.MsgspecError):
+            raise BadInput("the calibration's posterior cannot be unpacked: make the calibration again") from None
+        sizes, members = np.frombuffer(raw.sizes, np.int16), np.frombuffer(raw.members, np.int16)
+        owners = np.frombuffer(raw.owners, np.int16)
+        cells = Cells(
+            scopes=tuple(raw.scopes.split("\n")) if raw.scopes else (),
+            levels=tuple(raw.levels.split("\n")) if raw.levels else (),
+            members=tuple(np.split(members, np.cumsum(sizes)[:-1])) if len(sizes) else (),
+            owners=owners,
+            entries=np.frombuffer(raw.entries, np.float32).reshape(len(owners), len(CONSTANTS)),
+        )
+        return cells, np.frombuffer(raw.pulls, np.float16).reshape(len(owners), PAIRS)
+
+    @property
+    def cells(self) -> Cells:
+        return self._unpacked[0]
+
+    @property
+    def pulls(self) -> Array:
+        return self._unpacked[1].astype(np.float64)
+
+    @cached_property
+    def _draws(self) -> dict[str, Array]:
+        return {}
+
+    @cached_property
+    def _places(self) -> dict[str, NDArray[np.intp]]:
+        """By scope: its entries."""
+        cells = self.cells
+        of_cell: dict[int, list[int]] = {}
+        for entry, owner in enumerate(cells.owners.tolist()):
+            of_cell.setdefault(owner, []).append(entry)
+        found: dict[str, list[int]] = {}
+        for cell, members in enumerate(cells.members):
+            for scope in members.tolist():
+                found.setdefault(cells.scopes[scope], []).extend(of_cell.get(cell, ()))
+        return {scope: np.array(entries, np.intp) for scope, entries in found.items()}
+
+    def scope_draws(self, scope: str, level: str) -> Array:
+        """(CONSTANTS, PAIRS): by how much the part of a scope is off in each world."""
+        if scope not in self._draws:
+            width = np.array(self.widths[level])
+            found = prior_draws(scope) * width[:, None]
+            entries = self._places.get(scope)
+            if entries is not None and len(entries):
+                cells, pulls = self._unpacked
+                told = cells.entries[entries].astype(np.float64).T @ pulls[entries].astype(np.float64)
+                found = found - (width**2)[:, None] * told
+            self._draws[scope] = found
+        return self._draws[scope]
+
+    def constants(self, scopes: list[tuple[str, str]]) -> Array:
+        """(WORLDS, CONSTANTS) of a deployment that falls in these scopes, each with its level."""
+        one = np.sum([self.scope_draws(scope, level) for scope, level in scopes if level in self.widths], axis=0)
+        one = np.clip(one, -_FURTHEST, _FURTHEST).T
+        return np.concatenate([one, -one])
+
+    def metrics(self, name: str, mode: str) -> Array:
+        """(WORLDS, METRICS): what measurements of one configuration are off by besides its constants."""
+        scales = self.scales.get(mode) or self.scales.get("", {})
+        rng = _seeded(f"metrics of {name}")
+        one = rng.standard_t(FREEDOM, (PAIRS, len(METRICS))) * [scales.get(metric, 0.0) for metric in METRICS]
+        one = np.clip(one, -_FURTHEST, _FURTHEST)
+        return np.concatenate([one, -one])
+
+    def acceptance(self, name: str) -> Array:
+        one = _seeded(f"acceptance of {name}").standard_normal(PAIRS)
+        return np.concatenate([one, -one])
+
+
+def pack(
+    widths: dict[str, tuple[float, ...]], scales: dict[str, dict[str, float]], cells: Cells, pulls: Array
+) -> Posterior:
+    raw = _Packed(
+        scopes="\n".join(cells.scopes),
+        levels="\n".join(cells.levels),
+        sizes=np.array([len(one) for one in cells.members], np.int16).tobytes(),
+        members=np.concatenate(cells.members).astype(np.int16).tobytes() if cells.members else b"",
+        owners=cells.owners.astype(np.int16).tobytes(),
+        entries=cells.entries.astype(np.float32).tobytes(),
+        pulls=pulls.astype(np.float16).tobytes(),
+    )
+    text = base64.b64encode(zlib.compress(msgspec.msgpack.encode(raw), 9)).decode()
+    return Posterior(widths=widths, scales=scales, packed=text)
+
+
+def prior_draws(scope: str) -> Array:
+    """(CONSTANTS, PAIRS) standard normal numbers of a scope: the same wherever it is asked about."""
+    return _seeded(scope).standard_normal((len(CONSTANTS), PAIRS))
+
+
+def _seeded(name: str) -> np.random.Generator:
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]))
