@@ -29,7 +29,7 @@ _WORDS_OF_POINTS = ("family", "accelerator", "stack", "bits", "model", "layout",
 _WIDTHS = ("4-bit", "8-bit", "16-bit")
 # What an estimate has in place of a release, a campaign and a publisher: those of whoever asks. Own measurements have
 # the same, so they tell of it; where there are none, it is as little known as any new publisher's.
-HERE = "here"
+HERE = {"release": "release here", "campaign": "campaign here", "source": "source here"}
 Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 # A constant that is e^20 times the catalog's is a slip.
 _FURTHEST = 20.0
@@ -172,11 +172,14 @@ def scopes_of(level: Level, subject: CalibrationSubject) -> list[str]:
     return [" / ".join((*words, f"since {mark}")) for mark in SINCE if not subject.month or subject.month >= mark]
 
 
+def here(subject: CalibrationSubject) -> CalibrationSubject:
+    """What an estimate does not say of itself is its user's own."""
+    return subject._replace(**{word: getattr(subject, word) or own for word, own in HERE.items()})
+
+
 def leveled_scopes(subject: CalibrationSubject) -> list[tuple[str, str]]:
-    """Every scope of a subject with its level's name; what an estimate does not say of itself is its user's own."""
-    own = {word: getattr(subject, word) or HERE for word in ("release", "campaign", "source")}
-    subject = subject._replace(**own)
-    return [(scope, level.name) for level in ALL_LEVELS for scope in scopes_of(level, subject)]
+    """Every scope of a subject with its level's name."""
+    return [(scope, level.name) for level in ALL_LEVELS for scope in scopes_of(level, here(subject))]
 
 
 def subject_of(
@@ -290,7 +293,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def factors(self, subject: CalibrationSubject) -> dict[str, float]:
         # No scope is of so many GPUs: layouts of one kind share their factors.
-        kind = subject._replace(gpus="")
+        kind = here(subject)._replace(gpus="")
         if kind not in self._factors:
             parts = [
                 (level, self.scopes[scope])

@@ -69,18 +69,23 @@ class Cells(msgspec.Struct, frozen=True, dict=True):
             row[own] = 1.0
         return found
 
-    def covariance(self, variances: Array) -> Array:
-        """C: how entries vary together, noise and all."""
-        return self.covariance_with(variances, 0) + np.eye(len(self.owners))
-
-    def covariance_with(self, variances: Array, first: int) -> Array:
-        """(entries, entries from `first` on): how they vary together without noise."""
-        entries, owners = self.entries.astype(np.float64), self.owners.astype(np.intp)
-        found = np.zeros((len(owners), len(owners) - first))
-        for i in np.flatnonzero(variances.any(axis=0)):
-            cells = (self.belongs * variances[:, i]) @ self.belongs.T
-            found += cells[np.ix_(owners, owners[first:])] * np.outer(entries[:, i], entries[first:, i])
+    def covariance(self, variances: Array) -> NDArray[np.float32]:
+        """C: how entries vary together, noise and all. In single precision, which is a thousandth of what is not known
+        and half of the time."""
+        owners = self.owners.astype(np.intp)
+        found = np.eye(len(owners), dtype=np.float32)
+        for alike in constants_alike(variances):
+            cells = self.between_cells(variances[:, alike[0]]).astype(np.float32)
+            together = self.entries[:, alike] @ self.entries[:, alike].T
+            together *= cells[owners][:, owners]
+            found += together
         return found
+
+    def between_cells(self, variance: Array, first: int = 0) -> Array:
+        """(cells, cells from `first` on): the variance of the scopes that they share."""
+        used = np.flatnonzero(variance)
+        belongs = self.belongs[:, used].astype(np.float32)
+        return np.asarray((belongs * variance[used].astype(np.float32)) @ belongs[first:].T, np.float64)
 
     def drawn(self, variances: Array, first: int = 0) -> Array:
         """(entries from `first` on, PAIRS): what each world's prior parts and noise make of the entries."""
@@ -99,6 +104,8 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
     widths: dict[str, tuple[float, ...]]
     scales: dict[str, dict[str, float]]
     packed: str
+    # What was measured here, in the words of `Calibration.points`, to metric to its own scale.
+    measured: dict[str, dict[str, float]] = {}
 
     @cached_property
     def _unpacked(self) -> tuple[Cells, NDArray[np.float16]]:
@@ -163,7 +170,7 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
 
     def metrics(self, name: str, mode: str) -> Array:
         """(WORLDS, METRICS): what measurements of one configuration are off by besides its constants."""
-        scales = self.scales.get(mode) or self.scales.get("", {})
+        scales = (self.scales.get(mode) or self.scales.get("", {})) | self.measured.get(name, {})
         rng = _seeded(f"metrics of {name}")
         one = rng.standard_t(FREEDOM, (PAIRS, len(METRICS))) * [scales.get(metric, 0.0) for metric in METRICS]
         one = np.clip(one, -_FURTHEST, _FURTHEST)
@@ -174,8 +181,20 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
         return np.concatenate([one, -one])
 
 
+def constants_alike(variances: Array) -> list[list[int]]:
+    """Constants whose variances are the same in all scopes, of those that have any."""
+    found: dict[bytes, list[int]] = {}
+    for i in np.flatnonzero(variances.any(axis=0)):
+        found.setdefault(variances[:, i].tobytes(), []).append(int(i))
+    return list(found.values())
+
+
 def pack(
-    widths: dict[str, tuple[float, ...]], scales: dict[str, dict[str, float]], cells: Cells, pulls: Array
+    widths: dict[str, tuple[float, ...]],
+    scales: dict[str, dict[str, float]],
+    cells: Cells,
+    pulls: Array,
+    measured: dict[str, dict[str, float]] | None = None,
 ) -> Posterior:
     raw = _Packed(
         scopes="\n".join(cells.scopes),
@@ -187,7 +206,7 @@ def pack(
         pulls=pulls.astype(np.float16).tobytes(),
     )
     text = base64.b64encode(zlib.compress(msgspec.msgpack.encode(raw), 9)).decode()
-    return Posterior(widths=widths, scales=scales, packed=text)
+    return Posterior(widths=widths, scales=scales, packed=text, measured=measured or {})
 
 
 def prior_draws(scope: str) -> Array:

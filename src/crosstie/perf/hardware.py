@@ -23,12 +23,24 @@ Mask = NDArray[np.bool_]
 CEILINGS = {"compute": 0.85, "weights": 1.0, "cache": 1.0, "attention": 1.5, "link": 1.0}
 
 
-def attainable(constant: str, share: Array, factor: Array, ceiling: Array | None = None) -> Array:
+def attainable(
+    constant: str, share: Array, factor: Array, ceiling: Array | None = None, off: Array | None = None
+) -> Array:
     """A share of a peak as corrected. A better one bends towards the ceiling rather than stopping at it, so that
-    a fit is never without a slope; the catalog's own share may be above the ceiling, and then stays there."""
-    room = np.maximum((CEILINGS[constant] if ceiling is None else ceiling) - share, 1e-9)
-    better = share + room * -np.expm1(-share * np.maximum(factor - 1.0, 0.0) / room)
-    return np.asarray(np.where(factor > 1.0, better, share * factor))
+    a fit is never without a slope; the catalog's own share may be above the ceiling, and then stays there.
+
+    `off`: the logarithm by which the factor is off in each world. Measurements say how sure the share is that was
+    attained, not the factor behind it, so the share moves as the factor would move it here, up to the ceiling.
+    """
+    most = CEILINGS[constant] if ceiling is None else ceiling
+    room = np.maximum(most - share, 1e-9)
+    beyond = np.maximum(factor - 1.0, 0.0)
+    better = share + room * -np.expm1(-share * beyond / room)
+    found = np.asarray(np.where(factor > 1.0, better, share * factor))
+    if off is None:
+        return found
+    slope = np.where(factor > 1.0, factor * share * np.exp(-share * beyond / room) / found, 1.0)
+    return np.asarray(np.minimum(found * np.exp(slope * off), np.maximum(most, found)))
 
 
 class Hardware:
@@ -79,7 +91,15 @@ class Hardware:
         self._links()
         self._speculation()
         self._own = {name: self.column(_factor(name)) for name in CONSTANTS}
+        self._off: dict[str, Array] = {}
         self.correct(self._own)
+
+    def put_off(self, logs: Mapping[str, Array]) -> None:
+        """Moves the constants of the deployments' own corrections, a column a world."""
+        self._off = {name: logs[name] for name in CEILINGS}
+        plain = {name: own * np.exp(logs[name]) for name, own in self._own.items() if name not in CEILINGS}
+        self.correct(self._own | plain)
+        self.varies = True
 
     def correct_more(self, factors: Mapping[str, Array]) -> None:
         """Multiplies the constants as the deployments' own corrections have them."""
@@ -91,7 +111,7 @@ class Hardware:
         # With a factor for each operating point, points can be neither split nor joined.
         self.varies = any(np.shape(one)[-1] > 1 for one in factors.values())
         self.kept.clear()
-        self.cache_bytes_per_s = self.memory_bytes_per_s * attainable("cache", self._cache, factors["cache"])
+        self.cache_bytes_per_s = self.memory_bytes_per_s * self._attainable("cache", self._cache)
         self.kernel_s = self._kernel * factors["kernel"]
         self.host_step_s = self._host_step * factors["host_step"]
         self.host_prompt_s = self._host_prompt * factors["host_prompt"]
@@ -102,9 +122,12 @@ class Hardware:
         self.collective_s = self._collective * factors["collective"]
         self.exchange_s = self._exchange * factors["collective"]
         self.experts_share = self._experts * factors["experts"]
-        self._attention_share = attainable("attention", self._attention, factors["attention"])
-        self._link_share = attainable("link", self._link, factors["link"])
+        self._attention_share = self._attainable("attention", self._attention)
+        self._link_share = self._attainable("link", self._link)
         self.stage_bytes_per_s = self._stage * self._link_share
+
+    def _attainable(self, constant: str, share: Array, ceiling: Array | None = None) -> Array:
+        return attainable(constant, share, self.factors[constant], ceiling, self._off.get(constant))
 
     def column(self, of: Callable[[Deployment], float]) -> Array:
         return np.array([[of(d)] for d in self.deployments], dtype=np.float64)
@@ -121,7 +144,7 @@ class Hardware:
         share, peak, ceiling = self._rates[format.id]
         key = "rates", format.id
         if key not in self.kept:
-            self.kept[key] = (peak * attainable("compute", share, self.factors["compute"], ceiling),)
+            self.kept[key] = (peak * self._attainable("compute", share, ceiling),)
         return self.kept[key][0], peak
 
     def expert_rate(self, format: Format) -> Array:
@@ -136,7 +159,7 @@ class Hardware:
         key = "stream", width
         if key not in self.kept:
             share = self._once(f"stream {width}", lambda: self.column(lambda d: d.efficiency.weights[width].value))
-            self.kept[key] = (self.memory_bytes_per_s * attainable("weights", share, self.factors["weights"]),)
+            self.kept[key] = (self.memory_bytes_per_s * self._attainable("weights", share),)
         return self.kept[key][0]
 
     def attention_rates(self, compute: str) -> tuple[Array, Array]:

@@ -96,7 +96,7 @@ def known_worlds(deployments: Sequence[Deployment]) -> list[Worlds] | None:
 def put_in_worlds(hardware: Hardware, worlds: Sequence[Worlds]) -> None:
     """From now on the hardware has a column a world: its constants, and how many drafts are kept."""
     logs = np.stack([one.constants for one in worlds])
-    hardware.correct_more({name: np.exp(logs[:, :, i]) for i, name in enumerate(CONSTANTS)})
+    hardware.put_off({name: logs[:, :, i] for i, name in enumerate(CONSTANTS)})
     if hardware.speculates:
         doubts = [one.speculation.doubt if one.speculation else (0.0, 0.0) for one in hardware.deployments]
         kept = np.stack([two_piece(one.acceptance, *doubt) for one, doubt in zip(worlds, doubts, strict=True)])

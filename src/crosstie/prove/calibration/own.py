@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from crosstie import __version__
-from crosstie.catalog.calibration import ALL_LEVELS, HERE, Calibration, CalibrationSubject, empty
+from crosstie.catalog.calibration import ALL_LEVELS, HERE, Calibration, CalibrationSubject, empty, points_key
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.posterior import Cells, Posterior, pack
+from crosstie.catalog.posterior import Cells, Posterior, constants_alike, pack
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
@@ -24,14 +24,19 @@ from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of
 from crosstie.prove.calibration.kernels import MeasuredKernel
-from crosstie.prove.calibration.regression import Measurements, Regression, gather
-from crosstie.prove.calibration.sureness import LeftOut, curves_of
+from crosstie.prove.calibration.regression import Measurements, Regression, Tangent, gather
+from crosstie.prove.calibration.sureness import LeftOut
 
 NOTHING_LEARNT = "no row says anything about the constants: tails and arrivals by the clock do not"
 # What is said of own rows: before, and left out of what was learnt.
 OWN = {"before": "as predicted before", "model": "learnt, points left out", "curve": "learnt, a curve left out"}
 # The model is not linear: the rows are looked at anew from where they have moved the constants to.
 _ROUNDS = 3
+# About half of the variance that is besides is of the machine and configuration, which is what is to be learnt here;
+# the rest is of each run.
+_OWN_SHARE = 0.7
+# The scale of what measurements are off by counts as so many rows, and never falls below this share of itself.
+_PRIOR_ROWS, _LEAST_SCALE = 2.0, 0.35
 # Corrections smaller than this are left out of the file.
 NOTHING = 5e-4
 
@@ -73,14 +78,15 @@ def learn_own(
 
 
 def _here(subject: CalibrationSubject) -> CalibrationSubject:
-    return subject._replace(release=HERE, campaign=HERE, source=HERE, month="")
+    return subject._replace(**HERE, month="")
 
 
 class Update(LeftOut):
     """The entries of a posterior, and those of own rows beside them.
 
-    With C the covariance of what is known, B its covariance with the new entries and D theirs alone, new entries given
-    the known ones have the covariance S = D - B' C^-1 B.
+    With C the covariance of what is known and K its covariance with the constants of the new cells, Q = C^-1 K is
+    worked out once. Constants of new cells given what is known have the covariance G = (theirs before) - K' Q, and new
+    entries E of them S = E G E' + 1.
     """
 
     def __init__(
@@ -94,96 +100,130 @@ class Update(LeftOut):
         for scope, place in self.fit.scopes.items():
             self._first[place] = before.scopes.get(scope, self._first[place])
         self._metrics, self._groups = metrics_of(evidence), left_out_groups(evidence)
-        self._shift = np.zeros_like(self._first)
+        self._join()
+        self._shift = np.zeros((len(self.fit.belongs), len(CONSTANTS)))
         self.unmoved = np.zeros(0)
         for done in range(_ROUNDS):
             on_progress(done, _ROUNDS, "what the rows change")
             self._solve()
 
-    def _noise(self) -> Array:
-        """Half of the variance that is besides is of a curve, all of whose rows share it."""
-        _, rows = curves_of(self._groups["curve"], self._metrics)
-        scales = np.array([
-            self.known.scales.get(self.evidence.subjects[origin].mode, {}).get(metric, fallback)
-            for origin, metric, fallback in zip(
-                self.evidence.origin, self._metrics.tolist(), self.evidence.noise.tolist(), strict=True
-            )
-        ])  # fmt: skip
-        return np.asarray(scales * np.sqrt(0.5 * (1.0 + rows)))
-
-    def _solve(self) -> None:
-        tangent = self.fit.tangent(self._first + self._shift)
-        if not len(self.unmoved):
-            self.unmoved = tangent.base - self.evidence.logs
-        # From where the known mean is.
-        tangent = tangent._replace(cells=self.fit.corrections(self._shift))
-        rows = np.arange(len(self.evidence.logs))
-        self.linear = self.fit.linear(tangent, rows, self._noise(), self._variance)
-        self._join()
-        self.inverse = np.asarray(np.linalg.inv(self._given), np.float64)
-        self.pull = np.asarray(self.inverse @ self.linear.target, np.float64)
-        everywhere = np.concatenate([-self._through @ self.pull, self.pull])
-        parts = self._parts(everywhere)
-        self._shift = np.array([parts[self._place[scope]] for scope in self.fit.scopes])
-        self._moved = parts
-
     def _join(self) -> None:
-        """The cells of both; S, and C^-1 B."""
+        """The cells of both without entries of the new; Q and G."""
         old = self.known.cells
-        self._place = {scope: place for place, scope in enumerate(old.scopes)}
+        place = {scope: index for index, scope in enumerate(old.scopes)}
         scopes, levels = list(old.scopes), list(old.levels)
         for scope, level in zip(self.fit.scopes, self.fit.levels, strict=True):
-            if scope not in self._place:
-                self._place[scope] = len(scopes)
+            if scope not in place:
+                place[scope] = len(scopes)
                 scopes.append(scope)
                 levels.append(level)
         names = list(self.fit.scopes)
-        members = [np.array([self._place[names[i]] for i in np.flatnonzero(row)], np.int16) for row in self.fit.belongs]
+        members = [np.array([place[names[i]] for i in np.flatnonzero(row)], np.int16) for row in self.fit.belongs]
         self._cells = Cells(
-            scopes=tuple(scopes),
-            levels=tuple(levels),
-            members=(*old.members, *members),
-            owners=np.concatenate([old.owners, self.linear.owners + len(old.members)]).astype(np.int16),
-            entries=np.concatenate([old.entries, self.linear.entries]).astype(np.float32),
-        )
-        self._widths = self._cells.variances(self.known.widths)
-        count = len(old.owners)
-        # Built once, since what is known does not change from round to round.
-        if not hasattr(self, "_covariance"):
-            self._covariance = old.covariance(old.variances(self.known.widths))
-        beside = self._cells.covariance_with(self._widths, count)
-        between, alone = beside[:count], beside[count:] + np.eye(len(self.linear.owners))
-        self._through: Array = np.asarray(np.linalg.solve(self._covariance, between), np.float64)
-        self._given = alone - between.T @ self._through
-        self._given = 0.5 * (self._given + self._given.T)
+            scopes=tuple(scopes), levels=tuple(levels), members=(*old.members, *members), owners=old.owners,
+            entries=old.entries,
+        )  # fmt: skip
+        self._variances = self._cells.variances(self.known.widths)
+        count, owners, entries = len(old.members), old.owners.astype(np.intp), old.entries.astype(np.float64)
+        new, width = len(members), len(CONSTANTS)
+        with_new = np.zeros((len(owners), new, width))
+        among_new = np.zeros((new, width, new, width))
+        for alike in constants_alike(self._variances):
+            between = self._cells.between_cells(self._variances[:, alike[0]], count)
+            for i in alike:
+                with_new[:, :, i] = between[owners] * entries[:, i : i + 1]
+                among_new[:, i, :, i] = between[count:]
+        self._with_new = with_new.reshape(len(owners), new * width)
+        known = old.covariance(old.variances(self.known.widths))
+        self._through = np.asarray(np.linalg.solve(known, self._with_new.astype(np.float32)), np.float64)
+        given = among_new.reshape(new * width, new * width) - self._with_new.T @ self._through
+        self._given = 0.5 * (given + given.T)
 
-    def _parts(self, pull: Array) -> Array:
-        cells = self._cells
-        gathered = np.zeros((len(cells.members), len(CONSTANTS)))
-        np.add.at(gathered, cells.owners.astype(np.intp), cells.entries * pull[:, None])
-        return np.asarray(self._widths * (cells.belongs.T @ gathered))
+    def _scales(self) -> Array:
+        """By row: what measurements of its kind are off by besides their constants."""
+        rows = zip(self.evidence.origin, self._metrics.tolist(), self.evidence.noise.tolist(), strict=True)
+        return np.array([
+            self.known.scales.get(self.evidence.subjects[origin].mode, {}).get(metric, fallback)
+            for origin, metric, fallback in rows
+        ])  # fmt: skip
+
+    def measured(self) -> dict[str, dict[str, float]]:
+        """What own configurations are off by once they are measured: their rows' scatter, as far as these are many."""
+        miss, scales = (
+            self.fit.predict(self.fit.corrections(self._first) + self._shift) - self.evidence.logs,
+            self._scales(),
+        )
+        found: dict[str, dict[str, float]] = {}
+        keys = [points_key(subject) for subject in self.evidence.subjects]
+        rows: dict[tuple[str, str], list[int]] = {}
+        for row, (origin, metric) in enumerate(zip(self.evidence.origin, self._metrics.tolist(), strict=True)):
+            if metric:
+                rows.setdefault((keys[origin], metric), []).append(row)
+        for (key, metric), own in rows.items():
+            before = float(scales[own].max())
+            square = (_PRIOR_ROWS * before**2 + float((miss[own] ** 2).sum())) / (_PRIOR_ROWS + len(own))
+            found.setdefault(key, {})[metric] = round(max(np.sqrt(square), _LEAST_SCALE * before), 4)
+        return self.known.measured | found
+
+    def _solve(self) -> None:
+        cells = self.fit.corrections(self._first) + self._shift
+        base = self.fit.predict(cells)
+        if not len(self.unmoved):
+            self.unmoved = base - self.evidence.logs
+        # From where the known mean is.
+        tangent = Tangent(self._shift, base, self.fit.slopes(cells, base))
+        rows = np.arange(len(self.evidence.logs))
+        self.linear = self.fit.linear(tangent, rows, _OWN_SHARE * self._scales(), self._variance)
+        self._wide = self._spread_out(self.linear.entries)
+        together = self._wide @ self._given @ self._wide.T + np.eye(len(self._wide))
+        self.inverse = np.asarray(np.linalg.inv(0.5 * (together + together.T)), np.float64)
+        self.pull = np.asarray(self.inverse @ self.linear.target, np.float64)
+        self._shift = (self._given @ (self._wide.T @ self.pull)).reshape(self._shift.shape)
+
+    def _spread_out(self, entries: Array) -> Array:
+        """(entries, constants of all new cells): each entry is of its own cell alone."""
+        found = np.zeros((len(entries), len(self.fit.belongs), len(CONSTANTS)))
+        found[np.arange(len(entries)), self.linear.owners] = entries
+        return found.reshape(len(entries), -1)
+
+    def _all_cells(self) -> Cells:
+        """With the new entries."""
+        old, linear = self.known.cells, self.linear
+        return Cells(
+            scopes=self._cells.scopes,
+            levels=self._cells.levels,
+            members=self._cells.members,
+            owners=np.concatenate([old.owners, linear.owners + len(old.members)]).astype(np.int16),
+            entries=np.concatenate([old.entries, linear.entries]).astype(np.float32),
+        )
+
+    def _old_pull(self, new: Array) -> Array:
+        """What the known entries pull with, beside new ones that pull so."""
+        return np.asarray(-self._through @ (self._wide.T @ new))
 
     def scopes(self) -> dict[str, tuple[float, ...]]:
         """All parts that moved."""
+        cells, pull = self._all_cells(), np.concatenate([self._old_pull(self.pull), self.pull])
+        gathered = np.zeros((len(cells.members), len(CONSTANTS)))
+        np.add.at(gathered, cells.owners.astype(np.intp), cells.entries * pull[:, None])
+        moved = self._variances * (cells.belongs.T @ gathered)
         nothing = (0.0,) * len(CONSTANTS)
         return {
             scope: tuple(
                 round(was + float(more), 4)
-                for was, more in zip(self.before.scopes.get(scope, nothing), moved, strict=True)
+                for was, more in zip(self.before.scopes.get(scope, nothing), part, strict=True)
             )
-            for scope, moved in zip(self._cells.scopes, self._moved, strict=True)
-            if np.abs(moved).max() > NOTHING
+            for scope, part in zip(cells.scopes, moved, strict=True)
+            if np.abs(part).max() > NOTHING
         }
 
     def posterior(self) -> Posterior:
-        known = self.known.pulls
-        count = len(known)
-        drawn = self._cells.drawn(self._widths, count)
-        # The known entries' own draws stand; C' times the new pulls gives the new entries theirs.
-        between = self._cells.covariance_with(self._widths, count)[:count]
-        new = self.inverse @ (drawn - between.T @ known)
-        pulls = np.concatenate([known - self._through @ new, new])
-        return pack(self.known.widths, self.known.scales, self._cells, pulls)
+        cells, known = self._all_cells(), self.known.pulls
+        # What the known entries' own draws make of the new ones is theirs already.
+        drawn = cells.drawn(self._variances, len(known)) - self._wide @ (self._with_new.T @ known)
+        new = self.inverse @ drawn
+        pulls = np.concatenate([known + self._old_pull(new), new])
+        return pack(self.known.widths, self.known.scales, cells, pulls, self.measured())
 
     def errors(self) -> dict[str, dict[str, dict[str, float]]]:
         tables = {OWN["before"]: np.where(self._metrics == "", np.nan, self.unmoved)}
