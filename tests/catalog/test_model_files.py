@@ -8,9 +8,10 @@ import pytest
 
 from crosstie.catalog.config import load_config
 from crosstie.catalog.huggingface import read_model
-from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.library import SHIPPED, Catalog, spellings
 from crosstie.catalog.models import model_file_text, read_model_file, read_model_path
-from crosstie.core.errors import BadData, BadInput
+from crosstie.catalog.names import shorter_names
+from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.model import Model
 
 LLAMA: dict[str, Any] = {
@@ -326,3 +327,44 @@ def test_an_unknown_kind_of_indexer_is_refused() -> None:
               "index_topk": 8, "index_n_heads": 2, "index_head_dim": 64}  # fmt: skip
     with pytest.raises(BadData, match="'often' is not one of full, shared"):
         read(**latent, indexer_types=["full"] * 31 + ["often"])
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "precision"),
+    [
+        ("gemma-4-26B-A4B-it", "gemma-4-26b-a4b", ""),
+        ("google/gemma-4-26B-A4B-it", "gemma-4-26b-a4b", ""),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "qwen3-235b-a22b", ""),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", "qwen3-235b-a22b", "fp8"),
+        ("nvidia/DeepSeek-R1-0528-FP4-V2", "deepseek-r1", "nvfp4"),
+        ("amd/DeepSeek-R1-0528-MXFP4-Preview", "deepseek-r1", "mxfp4"),
+        ("amd/Llama-3.3-70B-Instruct-FP8-KV", "llama-3.3-70b", "fp8"),
+        ("Qwen3-32B-AWQ", "qwen3-32b", "int4"),
+        # A name of the catalog wins as it stands.
+        ("zai-org/GLM-4.7-FP8", "glm-4.7", ""),
+    ],
+)
+def test_ends_of_a_checkpoints_name(catalog: Catalog, name: str, model: str, precision: str) -> None:
+    found, said = catalog.checkpoint(name)
+    assert (found.id, said) == (model, precision)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma-4-26B-A4B-itt", "Kimi-K2-Thinking", "-it", "Qwen3-32B-1399", "Qwen3-32B-v2", "it", "qwen3-32b-it-x"]
+)
+def test_ends_that_are_not_listed_are_no_part_of_a_name(catalog: Catalog, name: str) -> None:
+    with pytest.raises(UnknownName):
+        catalog.checkpoint(name)
+
+
+def test_a_name_that_stores_the_weights_otherwise_does_not_pass_for_the_native_ones(catalog: Catalog) -> None:
+    assert catalog.model("gemma-4-26B-A4B-it").id == "gemma-4-26b-a4b"
+    assert catalog.model("DeepSeek-R1-0528-FP8").id == "deepseek-r1"
+    with pytest.raises(UnknownName, match="Did you mean qwen3-32b"):
+        catalog.model("Qwen3-32B-FP8")
+
+
+def test_no_name_of_the_catalog_is_another_models_with_an_end(catalog: Catalog) -> None:
+    names = {name: model.id for model in catalog.models.values() for name in spellings(model)}
+    for name, owner in names.items():
+        assert {names[shorter] for shorter, _ in shorter_names(name) if shorter in names} <= {owner}
