@@ -71,7 +71,9 @@ def test_a_missing_field_is_named_with_its_file(field: str) -> None:
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
         ({"architectures": ["SomethingForMaskedLM"]}, "architectures"),
         ({"model_type": "mllama"}, "model_type"),
-        ({"moe_num_experts": 64, "moe_k": 6}, "moe_num_experts"),
+        ({"moe_num_experts": 64, "moe_k": 6, "moe_layer_end_index": 5}, "moe_layer_end_index"),
+        ({"model_type": "laguna", "gating": "per-token"}, "gating"),
+        ({"kda_lower_bound": -5.0}, "kda_lower_bound"),
         ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers"),
         ({"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": "x"}, "moe_intermediate_size"),
         ({"quantization_config": {"quant_method": "fp8", "ignore": [1]}}, "quantization_config.ignore"),
@@ -305,6 +307,30 @@ def test_windows_alternate_or_start_late_by_family() -> None:
 )
 def test_spellings_of_a_name(catalog: Catalog, name: str) -> None:
     assert catalog.model(name).id == "llama-3.1-70b"
+
+
+def test_heads_and_gates_that_differ_by_layer(catalog: Catalog) -> None:
+    laguna = catalog.model("laguna-xs.2")
+    heads = {(scan.window, scan.query_heads): layer.count for layer in laguna.layers for scan in layer.scans}
+    assert set(heads) == {(None, 48), (512, 64)}
+    gates = {tensor.rows for tensor, _ in laguna.tensors() if tensor.name == "head_gate"}
+    assert gates == {48, 64}
+    whole = read(model_type="laguna", gating="per-element")
+    query = next(tensor for tensor, _ in whole.tensors() if tensor.name == "q")
+    assert query.rows == 2 * 4096
+
+
+def test_linear_attention_in_groups_keeps_a_state_of_one_size(catalog: Catalog) -> None:
+    ring = catalog.model("ring-2.5-1t")
+    linear = [layer for layer in ring.layers if layer.state]
+    assert sum(layer.count for layer in linear) == 70
+    # 64 heads of 128 by 128 in 32 bits.
+    assert {layer.state.bytes for layer in linear if layer.state} == {64 * 128 * 128 * 4.0}
+
+
+def test_layers_of_the_feed_forward_by_name() -> None:
+    model = read(num_local_experts=4, num_experts_per_tok=1, mlp_layer_types=["dense"] * 3 + ["sparse"] * 29)
+    assert sorted(layer.count for layer in model.layers) == [3, 29]
 
 
 def test_every_shipped_model_reads(catalog: Catalog) -> None:
