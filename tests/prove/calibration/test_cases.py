@@ -120,6 +120,7 @@ R1 = {"model": "deepseek-r1", "precision": "fp8", "num_accelerators": "8", "tp":
         ({"spec_decode": "mtp", "engine": "sglang"}, "mtp:3", 2.54),
         ({"spec_decode": "mtp", "engine": "vllm"}, "mtp:1", 1.81),
         ({"spec_decode": "mtp", "engine": "tensorrt-llm"}, "mtp:1", 1.81),
+        ({"spec_decode": "mtp", "engine": "atom", "accelerator": "mi355x"}, "mtp:3", 2.54),
         # SGLang's EAGLE is the model's own prediction layer where it has one; another model needs a head.
         ({"spec_decode": "EAGLE", "engine": "sglang"}, "mtp:3", 2.54),
         ({"spec_decode": "eagle", "engine": "sglang", "model": "glm-4.7", "precision": ""}, "mtp:3", 2.7),

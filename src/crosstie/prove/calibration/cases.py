@@ -1,6 +1,7 @@
 """Operating points as cases that the model can predict: names resolved, lengths and layout made plain."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -172,22 +173,12 @@ class Cases:
             made = self._deployment(model, accelerator, split, precision, kv_format, engine, given, inputs)
             return msgspec.structs.replace(made, speculation=speculation)
 
-        def fitting(*splits: Parallelism) -> tuple[Deployment, ...]:
-            """It ran, so it fitted: where the usual share of memory is too small, who ran it gave the engine more."""
-            for share in (None, *_MORE_MEMORY):
-                made = tuple(laid_out(split, share) for split in splits)
-                if all(_holds_one(one, inputs if alone else inputs + outputs) for one in made):
-                    assumed.extend([f"memory fraction {share:g}"] if share else [])
-                    return made
-            if any(gpu_weight_bytes(one) >= accelerator.memory_bytes for one in made):
-                raise NotPredicted("the weights alone exceed the memory of the GPUs that the row has")
-            raise NotPredicted("the weights leave no room for the cache by the memory model")
-
+        context = inputs if alone else inputs + outputs
         if apart:
             prefill, decode, said = sides_of(point, model, gpus, accelerator.domain)
             if not said:
                 assumed.append("layout of both sides")
-            pools = fitting(prefill.split, decode.split)
+            pools = _fitting(laid_out, (prefill.split, decode.split), context, assumed)
             service = self._service(point, (pools[0], pools[1]), (prefill.replicas, decode.replicas), assumed)
             if service.gpus != gpus:
                 assumed.append(f"{service.gpus} GPUs, as the layout has them")
@@ -202,7 +193,8 @@ class Cases:
                 raise NotPredicted(f"{gpus} GPUs are no whole number of replicas of {split}")
             if split.gpus > gpus:
                 raise NotPredicted(f"{split} needs {split.gpus} GPUs and the row has {gpus}")
-            service, (deployment,), replicas = None, fitting(split), gpus / split.gpus
+            (deployment,) = _fitting(laid_out, (split,), context, assumed)
+            service, replicas = None, gpus / split.gpus
         case = MeasuredCase(
             point=point, deployment=deployment, method="alone" if alone and not apart else "loop", replicas=replicas,
             clients=0.0, input_tokens=inputs, output_tokens=outputs, shortest=settings.shortest or 1.0,
@@ -337,6 +329,22 @@ class Cases:
             )
         first = self._deployments[key]
         return msgspec.structs.replace(first, parallelism=split, stack=set_stack(first, settings, inputs))
+
+
+def _fitting(
+    laid_out: Callable[[Parallelism, float | None], Deployment], splits: tuple[Parallelism, ...], context: float,
+    assumed: list[str],
+) -> tuple[Deployment, ...]:  # fmt: skip
+    """It ran, so it fitted: where the usual share of memory is too small, who ran it gave the engine more."""
+    made: tuple[Deployment, ...] = ()
+    for share in (None, *_MORE_MEMORY):
+        made = tuple(laid_out(split, share) for split in splits)
+        if all(_holds_one(deployment, context) for deployment in made):
+            assumed.extend([f"memory fraction {share:g}"] if share else [])
+            return made
+    if any(gpu_weight_bytes(deployment) >= deployment.accelerator.memory_bytes for deployment in made):
+        raise NotPredicted("the weights alone exceed the memory of the GPUs that the row has")
+    raise NotPredicted("the weights leave no room for the cache by the memory model")
 
 
 def _holds_one(deployment: Deployment, context: float) -> bool:
