@@ -204,6 +204,14 @@ def test_experts_over_eight_gpus_are_eight_gpus(resolve: Cases) -> None:
     assert "24 GPUs, as the layout has them" in case.assumed
 
 
+def test_ranks_that_sglang_counts_twice_and_attention_over_nodes(resolve: Cases) -> None:
+    moe = {"model": "deepseek-r1", "precision": "fp8", "engine": "sglang"}
+    assert one(resolve, **moe, parallelism="TP8DP8", num_accelerators="8").deployment.parallelism == Parallelism(dp=8)
+    case = one(resolve, **moe, accelerator="h800", parallelism="TP16", num_accelerators="16")
+    assert case.deployment.parallelism == Parallelism(tp=8, dp=2, ep=16)
+    assert "attention in a piece for each node" in case.assumed
+
+
 def test_a_checkpoints_name_says_its_precision_where_the_row_does_not(resolve: Cases) -> None:
     named = {"model": "nvidia/Llama-3.3-70B-Instruct-FP4", "accelerator": "b200"}
     assert one(resolve, **named, precision="").deployment.precision.id == "nvfp4"

@@ -22,6 +22,7 @@ from crosstie.prove.calibration.columns import (
     NotPredicted,
     engine_of,
     fleet_parts,
+    in_nodes,
     layout_of,
     length,
     number,
@@ -187,6 +188,10 @@ class Cases:
             if split is None:
                 split = self._smallest(model, accelerator, precision, engine, inputs, outputs)
                 assumed.append("layout")
+            pieces = in_nodes(split, model, accelerator.domain)
+            if pieces != split:
+                split = pieces
+                assumed.append("attention in a piece for each node")
             if gpus and not point["num_accelerators"]:
                 gpus = max(gpus, split.gpus)
             if 0 < split.gpus <= gpus and gpus % split.gpus:

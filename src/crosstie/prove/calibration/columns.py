@@ -213,6 +213,9 @@ def layout_of(point: OperatingPoint, published: Mapping[str, str], model: Model,
         return Parallelism(tp=width, pp=parts.get("pp", 1))
     spread = parts.get("ep", 1)
     replicas = parts.get("attention_dp", parts.get("dp", 1))
+    if replicas > 1 and width == gpus and width % replicas == 0:
+        # SGLang counts all ranks as TP: TP8DP8 on eight GPUs is eight attention replicas.
+        width //= replicas
     if spread > width * replicas and spread % width == 0:
         # Experts over eight GPUs are eight GPUs: TP1EP8 has attention in replicas on them.
         replicas = spread // width
@@ -259,12 +262,20 @@ def sides_of(point: OperatingPoint, model: Model, gpus: int, domain: int) -> tup
         elif replicated is None:
             replicated = ep > 1 and clients > _REPLICATED_FROM
         width = 1 if replicated and model.is_moe else (tp if tp > 1 and ranks % tp == 0 else ranks)
-        if width > domain and width % domain == 0 and model.is_moe:
-            # Attention in one piece over two nodes is not modelled: a piece in each, and the experts over both.
-            width, ep, whole_said = domain, ranks, False
         spread = _dividing(min(ep, ranks), model.experts) if model.is_moe and ranks > 1 else 1
-        sides.append(Side(replicas, Parallelism(tp=width, dp=ranks // width, ep=spread)))
+        asked = Parallelism(tp=width, dp=ranks // width, ep=spread)
+        split = in_nodes(asked, model, domain)
+        whole_said &= split == asked
+        sides.append(Side(replicas, split))
     return sides[0], sides[1], whole_said
+
+
+def in_nodes(split: Parallelism, model: Model, domain: int) -> Parallelism:
+    """Attention in one piece over several nodes is not modelled: a piece in each, and the experts over all."""
+    if not model.is_moe or split.tp <= domain or split.tp % domain:
+        return split
+    spread = _dividing(split.stage_gpus, model.experts)
+    return Parallelism(tp=domain, dp=split.stage_gpus // domain, ep=spread, pp=split.pp)
 
 
 def _side_gpus(workers: list[int], widths: list[tuple[int, int]], noted: list[int] | None, gpus: int) -> list[int]:
