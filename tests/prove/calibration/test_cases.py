@@ -218,6 +218,13 @@ def test_a_checkpoints_name_says_its_precision_where_the_row_does_not(resolve: C
     assert one(resolve, **named, precision="fp8").deployment.precision.id == "fp8"
 
 
+def test_int4_of_weights_that_are_native_int4_is_the_checkpoint(resolve: Cases) -> None:
+    kimi = {"model": "kimi-k2.5", "accelerator": "b200", "num_accelerators": "8", "tp": "8"}
+    assert one(resolve, **kimi, precision="int4").deployment.precision.id == "int4-g32"
+    assert one(resolve, **kimi, precision="fp4").deployment.precision.id == "nvfp4"
+    assert one(resolve, model="qwen3-32b", precision="int4").deployment.precision.id == "int4"
+
+
 def test_arrivals_in_an_open_loop_are_a_rate(resolve: Cases) -> None:
     assert one(resolve, concurrency="open loop, 2.5 requests/s target").requests_per_s == 2.5
 
