@@ -8,9 +8,10 @@ import pytest
 
 from crosstie.catalog.config import load_config
 from crosstie.catalog.huggingface import read_model
-from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.library import SHIPPED, Catalog, spellings
 from crosstie.catalog.models import model_file_text, read_model_file, read_model_path
-from crosstie.core.errors import BadData, BadInput
+from crosstie.catalog.names import shorter_names
+from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.model import Model
 
 LLAMA: dict[str, Any] = {
@@ -70,7 +71,9 @@ def test_a_missing_field_is_named_with_its_file(field: str) -> None:
         ({"is_encoder_decoder": True}, "is_encoder_decoder"),
         ({"architectures": ["SomethingForMaskedLM"]}, "architectures"),
         ({"model_type": "mllama"}, "model_type"),
-        ({"moe_num_experts": 64, "moe_k": 6}, "moe_num_experts"),
+        ({"moe_num_experts": 64, "moe_k": 6, "moe_layer_end_index": 5}, "moe_layer_end_index"),
+        ({"model_type": "laguna", "gating": "per-token"}, "gating"),
+        ({"kda_lower_bound": -5.0}, "kda_lower_bound"),
         ({"num_nextn_predict_layers": 10**6}, "num_nextn_predict_layers"),
         ({"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": "x"}, "moe_intermediate_size"),
         ({"quantization_config": {"quant_method": "fp8", "ignore": [1]}}, "quantization_config.ignore"),
@@ -306,6 +309,30 @@ def test_spellings_of_a_name(catalog: Catalog, name: str) -> None:
     assert catalog.model(name).id == "llama-3.1-70b"
 
 
+def test_heads_and_gates_that_differ_by_layer(catalog: Catalog) -> None:
+    laguna = catalog.model("laguna-xs.2")
+    heads = {(scan.window, scan.query_heads): layer.count for layer in laguna.layers for scan in layer.scans}
+    assert set(heads) == {(None, 48), (512, 64)}
+    gates = {tensor.rows for tensor, _ in laguna.tensors() if tensor.name == "head_gate"}
+    assert gates == {48, 64}
+    whole = read(model_type="laguna", gating="per-element")
+    query = next(tensor for tensor, _ in whole.tensors() if tensor.name == "q")
+    assert query.rows == 2 * 4096
+
+
+def test_linear_attention_in_groups_keeps_a_state_of_one_size(catalog: Catalog) -> None:
+    ring = catalog.model("ring-2.5-1t")
+    linear = [layer for layer in ring.layers if layer.state]
+    assert sum(layer.count for layer in linear) == 70
+    # 64 heads of 128 by 128 in 32 bits.
+    assert {layer.state.bytes for layer in linear if layer.state} == {64 * 128 * 128 * 4.0}
+
+
+def test_layers_of_the_feed_forward_by_name() -> None:
+    model = read(num_local_experts=4, num_experts_per_tok=1, mlp_layer_types=["dense"] * 3 + ["sparse"] * 29)
+    assert sorted(layer.count for layer in model.layers) == [3, 29]
+
+
 def test_every_shipped_model_reads(catalog: Catalog) -> None:
     assert set(catalog.models) == {file.stem for file in (SHIPPED / "models").glob("*.toml")}
 
@@ -326,3 +353,44 @@ def test_an_unknown_kind_of_indexer_is_refused() -> None:
               "index_topk": 8, "index_n_heads": 2, "index_head_dim": 64}  # fmt: skip
     with pytest.raises(BadData, match="'often' is not one of full, shared"):
         read(**latent, indexer_types=["full"] * 31 + ["often"])
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "precision"),
+    [
+        ("gemma-4-26B-A4B-it", "gemma-4-26b-a4b", ""),
+        ("google/gemma-4-26B-A4B-it", "gemma-4-26b-a4b", ""),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "qwen3-235b-a22b", ""),
+        ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", "qwen3-235b-a22b", "fp8"),
+        ("nvidia/DeepSeek-R1-0528-FP4-V2", "deepseek-r1", "nvfp4"),
+        ("amd/DeepSeek-R1-0528-MXFP4-Preview", "deepseek-r1", "mxfp4"),
+        ("amd/Llama-3.3-70B-Instruct-FP8-KV", "llama-3.3-70b", "fp8"),
+        ("Qwen3-32B-AWQ", "qwen3-32b", "int4"),
+        # A name of the catalog wins as it stands.
+        ("zai-org/GLM-4.7-FP8", "glm-4.7", ""),
+    ],
+)
+def test_ends_of_a_checkpoints_name(catalog: Catalog, name: str, model: str, precision: str) -> None:
+    found, said = catalog.checkpoint(name)
+    assert (found.id, said) == (model, precision)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma-4-26B-A4B-itt", "Kimi-K2-Thinking", "-it", "Qwen3-32B-1399", "Qwen3-32B-v2", "it", "qwen3-32b-it-x"]
+)
+def test_ends_that_are_not_listed_are_no_part_of_a_name(catalog: Catalog, name: str) -> None:
+    with pytest.raises(UnknownName):
+        catalog.checkpoint(name)
+
+
+def test_a_name_that_stores_the_weights_otherwise_does_not_pass_for_the_native_ones(catalog: Catalog) -> None:
+    assert catalog.model("gemma-4-26B-A4B-it").id == "gemma-4-26b-a4b"
+    assert catalog.model("DeepSeek-R1-0528-FP8").id == "deepseek-r1"
+    with pytest.raises(UnknownName, match="Did you mean qwen3-32b"):
+        catalog.model("Qwen3-32B-FP8")
+
+
+def test_no_name_of_the_catalog_is_another_models_with_an_end(catalog: Catalog) -> None:
+    names = {name: model.id for model in catalog.models.values() for name in spellings(model)}
+    for name, owner in names.items():
+        assert {names[shorter] for shorter, _ in shorter_names(name) if shorter in names} <= {owner}

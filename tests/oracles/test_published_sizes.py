@@ -26,6 +26,12 @@ PARAMETERS = {
     "gpt-oss-20b": 20_914_757_184,
     "minimax-m2.5": 228_689_764_864,
     "falcon-40b": 41_835_970_560,
+    # As transformers 5.22 builds them from these configs.
+    "ernie-4.5-21b-a3b": 21_825_437_888,
+    "laguna-xs.2": 33_442_617_088,
+    "ministral-3-14b": 13_506_073_600,
+    # With the 64 corrections of the router in each of 46 layers, which transformers keeps as buffers.
+    "glm-4.7-flash": 29_943_390_976 + 46 * 64,
 }
 
 
@@ -39,7 +45,8 @@ ROUNDED = {
     "deepseek-v3": (671, 37), "deepseek-v3.2": (671, 37), "deepseek-v4-flash": (284, 13), "deepseek-v4-pro": (1573, 49),
     "glm-5": (744, 40), "kimi-k2": (1026, 32), "kimi-k3": (2780, 104), "gemma-4-26b-a4b": (25.2, 3.8),
     "gpt-oss-120b": (116.8, 5.1), "gpt-oss-20b": (20.9, 3.6), "qwen3.5-397b-a17b": (397, 17), "llama-4-maverick": (400, 17),
-    "minimax-m2.5": (229, 10), "glm-5.2": (744, 40),
+    "minimax-m2.5": (229, 10), "glm-5.2": (744, 40), "minimax-m2": (229, 10), "qwen3-vl-235b-a22b": (235, 22),
+    "ring-2.5-1t": (1012, 63),
 }  # fmt: skip
 
 
@@ -51,7 +58,15 @@ def test_total_and_active_parameters(catalog: Catalog, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("minimax-m3", 428), ("glm-4.7", 355), ("qwen3-next-80b-a3b", 80), ("glm-5.1", 744)]
+    ("name", "billions"),
+    [
+        ("minimax-m3", 428),
+        ("glm-4.7", 355),
+        ("qwen3-next-80b-a3b", 80),
+        ("glm-5.1", 744),
+        ("qwen3-coder-next", 80),
+        ("gemma-4-31b", 31),
+    ],
 )
 def test_total_parameters_of_models_named_by_them(catalog: Catalog, name: str, billions: float) -> None:
     """Some count a draft layer or a vision tower in."""

@@ -45,6 +45,7 @@ def grouped_attention(
     window: int | None = None,
     window_read_fraction: float = 1.0,
     output_gate: bool = False,
+    head_gate: bool = False,
     key_is_value: bool = False,
     qk_norm: str = "none",
     bias: bool = False,
@@ -66,6 +67,8 @@ def grouped_attention(
     ]
     if not key_is_value:
         tensors.insert(2, split_out("v", kv_rows, hidden, "qkv", "value", heads=kv_heads))
+    if head_gate:
+        tensors.append(split_out("head_gate", heads, hidden, "gate", "auxiliary"))
     if bias:
         tensors.append(vector("qkv_bias", q_rows + 2 * kv_rows))
     if output_bias:

@@ -24,6 +24,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     may_have_head_norm: bool = False
     sinks: bool = False
     gated_output: bool = False
+    # Its `gating` says whether a head's output is gated as a whole or element by element.
+    gating: bool = False
     # Every matrix of a layer has a bias, unless `use_bias` or `bias` say otherwise; None: they are no keys of it.
     linear_bias: bool | None = None
     # One key-value head unless the config says otherwise; None: `multi_query` is no key of this family.

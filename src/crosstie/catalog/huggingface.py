@@ -233,6 +233,11 @@ def _attention_reader(
                 config, hidden=hidden, heads=heads, output_gate=quirks.gated_output, indexer=False
             )
             return lambda i: latent if indexers[i] == "full" else shared
+        group = config.maybe("layer_group_size")
+        if group:
+            # Ring-2.5: the last layer of every group sees everything, as do those after the last whole group.
+            linear, whole = _lightning(config, hidden), depth // group * group
+            return lambda i: latent if (i + 1) % group == 0 or i >= whole else linear
         if hybrid is None:
             return lambda i: latent
         delta = _kimi_delta(hybrid, hidden)
@@ -248,8 +253,13 @@ def _grouped_reader(config: Config, quirks: Quirks, hidden: int, heads: int, dep
     if heads % kv_heads:
         raise config.bad("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
     head_dim = _head_dim(config, hidden, heads)
-    full, common = _full_attention(config, quirks, hidden, heads, kv_heads, head_dim)
-    return _by_layer(config, quirks, depth, full, common, kv_heads, head_dim)
+    # Laguna: layers with a window have more heads than those that see everything.
+    own = config.counts("num_attention_heads_per_layer", depth) or [heads] * depth
+    readers = {}
+    for count in dict.fromkeys(own):
+        full, common = _full_attention(config, quirks, hidden, count, kv_heads, head_dim)
+        readers[count] = _by_layer(config, quirks, depth, full, common, kv_heads, head_dim)
+    return lambda i: readers[own[i]](i)
 
 
 def _full_attention(
@@ -274,6 +284,11 @@ def _full_attention(
         "sinks": quirks.sinks,
         "output_gate": config.flag("attn_output_gate", quirks.gated_output),
     }
+    gating = config.get("gating") if quirks.gating else None
+    if gating not in (None, False, True, "per-head", "per-element"):
+        raise config.bad("gating", f"{gating!r:.60} is not one of true, false, per-head, per-element")
+    common["output_gate"] |= gating == "per-element"
+    common["head_gate"] = gating in (True, "per-head")
     full = grouped_attention(
         kv_heads=config.count("num_global_key_value_heads", default=kv_heads),
         head_dim=config.count("global_head_dim", default=head_dim),
@@ -389,8 +404,24 @@ def _kimi_delta(hybrid: Config, hidden: int) -> Attention:
     )  # fmt: skip
 
 
+def _lightning(config: Config, hidden: int) -> Attention:
+    """Linear attention with a fixed decay: a gate and a norm, and no convolution."""
+    heads = config.count("num_kv_heads_for_linear_attn", "num_attention_heads")
+    dim = hidden // heads
+    projections = (
+        split_out("qkv", 3 * hidden, hidden, "qkvg"),
+        split_out("g", hidden, hidden, "qkvg"),
+        vector("norms", hidden + 2 * dim),
+        split_in("o", hidden, hidden, "o", "output"),
+    )
+    return linear_attention(
+        kind="lightning", value_heads=heads, key_dim=dim, value_dim=dim, conv=1, projections=projections,
+        conv_channels=3 * hidden,
+    )  # fmt: skip
+
+
 def _forward_reader(config: Config, quirks: Quirks, hidden: int, depth: int) -> Callable[[int], FeedForward]:
-    count = config.maybe("n_routed_experts", "num_local_experts", "num_experts", least=0)
+    count = config.maybe("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", least=0)
     if count == 1 and config.get("expert_layer_period") is not None:
         # Jamba's way to say that nothing is routed.
         count = 0
@@ -443,12 +474,14 @@ def _experts_reader(
     config: Config, quirks: Quirks, hidden: int, count: int, depth: int
 ) -> tuple[FeedForward, Callable[[int], bool]]:
     inner = config.maybe("moe_intermediate_size") or config.count("intermediate_size")
-    active = config.count("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token")
+    active = config.count("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_k")
     if active > count:
         raise config.bad("num_experts_per_tok", f"{active} exceeds the {count} experts")
     shared_inner = config.maybe("shared_expert_intermediate_size", "shared_intermediate_size", least=0)
     if shared_inner is None:
-        shared_inner = config.count("n_shared_experts", "num_shared_experts", default=0, least=0) * inner
+        wide = config.maybe("moe_shared_expert_intermediate_size") or inner
+        names = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+        shared_inner = config.count(*names, default=0, least=0) * wide
     if quirks.shared_expert:
         shared_inner = inner
     # How tokens find experts costs no memory worth counting; rules of preflight ask for it, so files keep it.
@@ -466,8 +499,15 @@ def _experts_reader(
         latent=config.maybe("routed_expert_hidden_size"),
         router_extra=hidden + count if quirks.router_scale else 0,
     )
-    first_dense = config.count("first_k_dense_replace", "num_dense_layers", default=0, least=0)
+    names = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    first_dense = config.count(*names, default=0, least=0)
     only_mlp = set(config.counts("mlp_only_layers") or ())
+    last = config.maybe("moe_layer_end_index", least=-1)
+    if last not in (None, -1, depth - 1):
+        raise config.bad("moe_layer_end_index", f"{last}: dense layers after the experts are not read")
+    kinds = config.words("mlp_layer_types", depth)
+    if kinds:
+        return routed, lambda i: kinds[i] == "dense"
     frequency = config.get("moe_layer_freq")
     if isinstance(frequency, list):
         marks = config.counts("moe_layer_freq", depth) or []
@@ -477,7 +517,9 @@ def _experts_reader(
         # Jamba.
         offset = config.count("expert_layer_offset", default=0, least=0)
         return routed, lambda i: i % period != offset
-    step = config.count("interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", default=1)
+    step = config.count(
+        "interleave_moe_layer_step", "decoder_sparse_step", "moe_layer_freq", "moe_layer_interval", default=1
+    )
     return routed, lambda i: i < first_dense or i in only_mlp or (i + 1) % step != 0
 
 

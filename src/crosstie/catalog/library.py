@@ -26,6 +26,7 @@ from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.counterparts import Counterpart, read_counterparts
 from crosstie.catalog.models import read_model_file, read_model_path
+from crosstie.catalog.names import shorter_names
 from crosstie.catalog.power import PowerModel, read_power
 from crosstie.catalog.precision import resolve as resolve_precision
 from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_prices
@@ -213,7 +214,8 @@ class Catalog:
     def model(self, name: str | Path | Model) -> Model:
         """By id, alias, or the path of a model directory, config.json or catalog file; a model is itself.
 
-        A folder of the same name does not hide a model of the catalog; write ./NAME for the folder.
+        A folder of the same name does not hide a model of the catalog; write ./NAME for the folder. Ends of a name
+        that leave the shape alone may be there (data/names.toml), but none that stores the weights otherwise.
         """
         if isinstance(name, Model):
             return name
@@ -233,7 +235,21 @@ class Catalog:
         except UnknownName:
             if _exists(Path(name)):
                 return read_model_path(Path(name))
-            raise
+            model, precision = self.checkpoint(name)
+            if precision and precision not in model.native_name:
+                raise
+            return model
+
+    def checkpoint(self, name: str) -> tuple[Model, str]:
+        """The model that a checkpoint's name means, and the precision that the name says, if any."""
+        for shorter, precision in ((name.casefold(), ""), *shorter_names(name)):
+            if shorter in self._named_models:
+                return self._named_models[shorter], precision
+        return _find("model", name, self.models), ""
+
+    @cached_property
+    def _named_models(self) -> dict[str, Model]:
+        return {spelling: model for model in self.models.values() for spelling in spellings(model)}
 
     def stack(self, name: str) -> Stack:
         return _find("stack", name, self.stacks)

@@ -65,6 +65,8 @@ def test_both_sides_are_read_from_the_layout_and_the_notes(resolve: Cases) -> No
         # 48 groups with copies of some of the 256 experts.
         ({"parallelism": "P:2xTP4EP4 D:1xTP48EP48", "num_accelerators": "56"}, "2xDP4·EP4:1xDP48·EP16"),
         ({"parallelism": "P:2xTP8 D:1xTP8 DPA", "num_accelerators": "24"}, "2xDP8:1xDP8"),
+        # The same GPUs for every worker, where nobody says how many.
+        ({"parallelism": "P:1xTP1EP1 D:4xTP1EP1", "num_accelerators": "20"}, "1xTP4·EP4:4xTP4·EP4"),
         ({"parallelism": "1P3D, TP8 each", "num_accelerators": "32"}, "1xTP8:3xTP8"),
         # Attention over two nodes is taken as a piece in each.
         (
@@ -114,6 +116,17 @@ R1 = {"model": "deepseek-r1", "precision": "fp8", "num_accelerators": "8", "tp":
             2.83,
         ),
         ({"spec_decode": "mtp3", "model": "deepseek-v4-pro", "source_id": "rocm_atom_nightly"}, "mtp:3", 2.39),
+        # Nobody says how many: the engine's default.
+        ({"spec_decode": "mtp", "engine": "sglang"}, "mtp:3", 2.54),
+        ({"spec_decode": "mtp", "engine": "vllm"}, "mtp:1", 1.81),
+        ({"spec_decode": "mtp", "engine": "tensorrt-llm"}, "mtp:1", 1.81),
+        ({"spec_decode": "mtp", "engine": "atom", "accelerator": "mi355x"}, "mtp:3", 2.54),
+        # SGLang's EAGLE is the model's own prediction layer where it has one; another model needs a head.
+        ({"spec_decode": "EAGLE", "engine": "sglang"}, "mtp:3", 2.54),
+        ({"spec_decode": "eagle", "engine": "sglang", "model": "glm-4.7", "precision": ""}, "mtp:3", 2.7),
+        ({"spec_decode": "EAGLE-3", "model": "llama-3.3-70b", "spec_accept_len": "2.2"}, "eagle3:3", 2.2),
+        ({"spec_decode": "mtp", "model": "kimi-k2.5", "precision": "int4", "accelerator": "b200"}, "eagle3:3", 2.88),
+        ({"spec_decode": "ngram", "engine": "sglang", "spec_accept_len": "2"}, "ngram:12", 2.0),
     ],
 )
 def test_rows_that_speculate_are_read_as_they_did(
@@ -146,6 +159,76 @@ def test_a_measured_acceptance_length_belongs_to_its_point(tmp_path: Path) -> No
     assert [row.reason for row in found.unusable] == ["metric spec_accept_len is not predicted"]
 
 
+def test_what_a_row_does_not_say_of_its_drafts_is_said(resolve: Cases) -> None:
+    case = one(resolve, **R1, spec_decode="eagle", engine="sglang")
+    assert "eagle is mtp: deepseek-r1 has a prediction layer" in case.assumed
+    assert any("mtp:3, the engine's default (sgl-project/sglang@" in said for said in case.assumed)
+    head = one(resolve, spec_decode="eagle3", engine="vllm", model="llama-3.3-70b", precision="fp8")
+    assert any("eagle3:3, assumed (vllm-project/vllm@" in said for said in head.assumed)
+    plain = one(resolve, **R1, spec_decode="mtp3", spec_accept_len="2.5", engine="sglang")
+    assert not any("mtp" in said for said in plain.assumed)
+
+
+def test_what_ran_had_room(resolve: Cases) -> None:
+    """671 GB on four B200 of 192 GB: 169 GB a GPU, and SGLang's usual 0.88 is 169."""
+    four = {"model": "deepseek-r1", "precision": "fp8", "engine": "sglang", "accelerator": "b200"}
+    case = one(resolve, **four, num_accelerators="4", parallelism="TP4EP1", kv_format="fp8")
+    assert "memory fraction 0.95" in case.assumed
+    assert case.deployment.stack.memory_fraction.value == 0.95
+    eight = one(resolve, **four, num_accelerators="8", parallelism="TP8EP1", kv_format="fp8")
+    assert not any("memory" in said for said in eight.assumed)
+    # Attention replicas hold more: with a prediction layer 136 GB of an H200's 151.
+    pro = {
+        "model": "deepseek-v4-pro",
+        "precision": "fp8",
+        "engine": "vllm",
+        "accelerator": "h200",
+        "spec_decode": "mtp2",
+    }
+    case = one(resolve, **pro, num_accelerators="8", parallelism="TP8EP8DPA", kv_format="fp8")
+    assert case.deployment.parallelism == Parallelism(dp=8, ep=8)
+
+
+def test_experts_over_eight_gpus_are_eight_gpus(resolve: Cases) -> None:
+    moe = {"model": "deepseek-r1", "precision": "fp8", "parallelism": "TP1EP8", "tp": "1"}
+    for count in ("8", ""):
+        case = one(resolve, **moe, num_accelerators=count)
+        assert (case.deployment.parallelism, case.gpus) == (Parallelism(dp=8, ep=8), 8)
+    assert one(resolve, **moe, num_accelerators="16").replicas == 2
+    # A count made of the tensor-parallel widths falls short of the experts' width.
+    notes = "prefill 8 GPUs dp_attention=True, decode 2 GPUs (decode_tp x workers) dp_attention=True; and more"
+    sides = {**APART, "precision": "fp8", "accelerator": "mi355x", "engine": "mori-sglang", "num_accelerators": "10"}
+    case = one(resolve, **sides, parallelism="P:1xTP1EP8 D:2xTP1EP8", notes=notes)
+    assert case.service is not None
+    assert (case.service.layout, case.gpus) == ("1xDP8·EP8:2xDP8·EP8", 24)
+    assert "24 GPUs, as the layout has them" in case.assumed
+
+
+def test_ranks_that_sglang_counts_twice_and_attention_over_nodes(resolve: Cases) -> None:
+    moe = {"model": "deepseek-r1", "precision": "fp8", "engine": "sglang"}
+    assert one(resolve, **moe, parallelism="TP8DP8", num_accelerators="8").deployment.parallelism == Parallelism(dp=8)
+    case = one(resolve, **moe, accelerator="h800", parallelism="TP16", num_accelerators="16")
+    assert case.deployment.parallelism == Parallelism(tp=8, dp=2, ep=16)
+    assert "attention in a piece for each node" in case.assumed
+
+
+def test_a_checkpoints_name_says_its_precision_where_the_row_does_not(resolve: Cases) -> None:
+    named = {"model": "nvidia/Llama-3.3-70B-Instruct-FP4", "accelerator": "b200"}
+    assert one(resolve, **named, precision="").deployment.precision.id == "nvfp4"
+    assert one(resolve, **named, precision="fp8").deployment.precision.id == "fp8"
+
+
+def test_int4_of_weights_that_are_native_int4_is_the_checkpoint(resolve: Cases) -> None:
+    kimi = {"model": "kimi-k2.5", "accelerator": "b200", "num_accelerators": "8", "tp": "8"}
+    assert one(resolve, **kimi, precision="int4").deployment.precision.id == "int4-g32"
+    assert one(resolve, **kimi, precision="fp4").deployment.precision.id == "nvfp4"
+    assert one(resolve, model="qwen3-32b", precision="int4").deployment.precision.id == "int4"
+
+
+def test_arrivals_in_an_open_loop_are_a_rate(resolve: Cases) -> None:
+    assert one(resolve, concurrency="open loop, 2.5 requests/s target").requests_per_s == 2.5
+
+
 def test_sglang_runs_fewer_requests_with_speculation_unless_told(resolve: Cases) -> None:
     qwen = {"model": "qwen3.5-397b-a17b", "engine": "sglang", "num_accelerators": "8", "tp": "8"}
     assert one(resolve, **qwen).deployment.max_sequences == 1024
@@ -157,7 +240,7 @@ REFUSED = {
     "accelerator": ({"accelerator": "tpu-v9"}, "accelerator 'tpu-v9' is not in the catalog"),
     "no accelerator": ({"accelerator": ""}, "accelerator '' is not in the catalog"),
     "model": ({"model": "gpt-9"}, "model 'gpt-9' is not in the catalog"),
-    "no model": ({"model": ""}, "the name of the model is empty"),
+    "no model": ({"model": ""}, "model '' is not in the catalog"),
     "engine": ({"engine": "mystery"}, "stack 'mystery' is not in the catalog"),
     "engine of another vendor": ({"engine": "tensorrt-llm", "accelerator": "mi300x"}, "does not run on mi300x"),
     "precision": ({"precision": "fp7"}, "precision 'fp7' is not in the catalog"),
@@ -170,7 +253,7 @@ REFUSED = {
     "half a GPU": ({"num_accelerators": "0.5"}, "num_accelerators '0.5' is no positive whole number"),
     "no GPU": ({"num_accelerators": "0"}, "num_accelerators '0' is no positive whole number"),
     "GPUs without end": ({"num_accelerators": "inf"}, "is no positive whole number"),
-    "a layout of five thousand digits": ({"parallelism": "tp" + "9" * 5000}, "GPUs and the row has 1"),
+    "a layout of five thousand digits": ({"parallelism": "tp" + "9" * 5000}, "tp 999999999 does not divide"),
     "no input": ({"input_len": ""}, "input_len is missing"),
     "input in words": ({"input_len": "long"}, "input_len is no number"),
     "input that is no number": ({"input_len": "nan"}, "input_len is no number"),
@@ -202,11 +285,23 @@ REFUSED = {
         {"disagg": "true", "parallelism": "P:1xTP2 D:0xTP2", "num_accelerators": "2"},
         "does not say how many workers",
     ),
-    "speculation of unknown depth": ({"spec_decode": "mtp"}, "how many tokens are drafted is not said"),
-    "speculation by nobody": ({"spec_decode": "mtp3"}, "llama-3.1-8b has no prediction layer"),
     "speculation of an unknown kind": ({"spec_decode": "magic3"}, "speculative decoding 'magic3' is not known"),
     "acceptance beyond the drafts": ({"spec_decode": "eagle3", "spec_accept_len": "9"}, "3 drafts give 1 to 4"),
-    "too large": ({"model": "llama-3.1-405b"}, "the weights leave no room"),
+    "too large": ({"model": "llama-3.1-405b"}, "the weights alone exceed the memory"),
+    "no room beside the weights": ({"model": "llama-3.3-70b", "input_len": "65536"}, "the weights leave no room"),
+    "prompts that begin alike": (
+        {"concurrency": "open loop, 5 requests/s target", "scenario": "250 prefix groups x 5 prompts"},
+        "prompts share prefixes",
+    ),
+    "workers of unknown width": (
+        {"disagg": "true", "parallelism": "P:3xTP1EP1 D:1xTP1EP1", "num_accelerators": "72"},
+        "does not say how wide its workers",
+    ),
+    "a count of workers for one of GPUs": (
+        {"disagg": "true", "parallelism": "P:1xTP1EP1 D:4xTP1EP1", "num_accelerators": "8",
+         "notes": "prefill 4 GPUs dp_attention=False, decode 4 GPUs (decode_tp x workers) dp_attention=True"},
+        "does not say how wide its workers",
+    ),
     "experts of a dense model": ({"parallelism": "DEP2", "num_accelerators": "2"}, "has no experts to spread"),
     "a fleet with a hole": ({"accelerator": "8xH200+"}, "accelerator '' is no name"),
     "a fleet that does not divide": ({"accelerator": "H200+MI300X", "num_accelerators": "3"}, "do not divide over 2"),

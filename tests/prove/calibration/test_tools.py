@@ -27,6 +27,8 @@ SGLANG: dict[str, Any] = json.loads(written("sglang-bench_serving.jsonl"))
 AIPERF: dict[str, Any] = json.loads(written("aiperf-profile_export_aiperf.json"))
 GUIDELLM: dict[str, Any] = json.loads(written("guidellm-benchmarks.json"))
 INFERENCEX: list[dict[str, Any]] = json.loads(written("inferencex-agg_bmk.json"))
+API: list[dict[str, Any]] = json.loads(written("inferencex-api-benchmarks.json"))
+SESSIONS: list[dict[str, Any]] = json.loads(written("inferencex-agentic-agg.json"))
 MLPERF = written("mlperf-offline-mlperf_log_summary.txt")
 REPLAY: dict[str, Any] = json.loads(written("crosstie-replay.json"))
 
@@ -125,6 +127,46 @@ def test_inferencex(tmp_path: Path, catalog: Catalog) -> None:
     # What is given wins over what the file says.
     (given,) = read(tmp_path, INFERENCEX[:1])
     assert given["accelerator"] == "h200"
+
+
+def test_rows_of_inferencexs_api(tmp_path: Path, catalog: Catalog) -> None:
+    one, apart, sessions = read(tmp_path, API, unused="")
+    # Its counts of GPUs are 64 a side here, eight times eight; the run had eight.
+    assert (one["parallelism"], one["num_accelerators"], one["date"]) == ("TP8EP8DPA", "8", "2026-09-03")
+    assert (one["model"], one["input_len"], one["engine_version"]) == (
+        "deepseek-v4-pro",
+        "8192",
+        "vllm/vllm-openai:v0.23.0",
+    )
+    assert values(one)["throughput mean"] == 1400.0
+    assert values(one)["ttft p90"] == pytest.approx(1.2)
+    assert values(one)["energy mean"] == 4.0
+    (case,) = Cases(catalog).of(one)
+    assert (case.gpus, case.deployment.parallelism.dp) == (8, 8)
+    assert (apart["parallelism"], apart["num_accelerators"]) == ("P:1xTP1EP8 D:2xTP1EP8", "24")
+    (case,) = Cases(catalog).of(apart)
+    assert (case.gpus, str(case.deployment.speculation)) == (24, "mtp:3")
+    # Sessions have no lengths there, and power that was not valid is none.
+    assert (sessions["input_len"], sessions["scenario"]) == ("", "agentic sessions, closed loop")
+    assert "energy mean" not in values(sessions)
+
+
+def test_an_aggregate_of_agents_sessions(tmp_path: Path) -> None:
+    (point,) = read(tmp_path, [*SESSIONS], unused="")
+    assert (point["accelerator"], point["model"], point["parallelism"]) == ("b300", "deepseek-v4-pro", "TP8EP8")
+    assert (point["input_len"], point["output_len"], point["concurrency"]) == ("61000", "640", "32")
+    assert values(point)["throughput mean"] == 10737.5
+    assert values(point)["ttft p50"] == pytest.approx(1.35)
+    assert values(point)["tpot p90"] == pytest.approx(0.03)
+    # It stands among the other runs of agg_bmk.json.
+    assert len(read(tmp_path, [*INFERENCEX, *SESSIONS], unused="")) == len(INFERENCEX) + 1
+
+
+def test_a_run_without_a_rate_is_counted(tmp_path: Path) -> None:
+    file = tmp_path / "agg.json"
+    file.write_text(json.dumps([SESSIONS[0] | {"request_metrics": {"latency": {}}}]))
+    (unusable,) = read_results(file).unusable
+    assert unusable.reason == "value is zero, negative or not finite"
 
 
 @pytest.mark.parametrize(("scenario", "rate"), [("Offline", 23514.8), ("Server", 21028.23)])

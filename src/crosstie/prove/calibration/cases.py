@@ -1,6 +1,7 @@
 """Operating points as cases that the model can predict: names resolved, lengths and layout made plain."""
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,12 +16,13 @@ from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact
 from crosstie.core.model import Model
 from crosstie.perf.fit import smallest_layout
-from crosstie.perf.memory import memory_plan
+from crosstie.perf.memory import cache_sequences, gpu_weight_bytes, memory_plan
 from crosstie.prove.calibration.columns import (
     DECIMAL,
     NotPredicted,
     engine_of,
     fleet_parts,
+    in_nodes,
     layout_of,
     length,
     number,
@@ -88,7 +90,9 @@ class MeasuredCase:
 _OWN_COUNT = "per-GPU normalisation is InferenceX own"
 _OFF = ("", "none", "false", "no")
 _LIMITS = re.compile(rf"p99 limits TTFT ({DECIMAL}) ms TPOT ({DECIMAL}) ms")
-_RATE = re.compile(rf"rate ({DECIMAL}) req/s")
+_RATE = re.compile(rf"(?:rate|open loop,) ({DECIMAL}) req(?:uest)?s?/s")
+# Scenarios whose prompts begin alike: how much of them the cache served decides everything.
+_ALIKE = re.compile(r"shared[- ]prefix|prefix groups")
 _SEQUENCES = re.compile(r"max_num_seqs (\d+)")
 # The engine's own number, not that of the system that its container is built on.
 _RELEASE = re.compile(
@@ -99,7 +103,9 @@ _NIGHTLY = re.compile(r"nightly_(20\d\d)(\d\d)")
 _ALONE = ("decode_step", "prefill")
 _ROUNDS = 10.0
 _MOST_CLIENTS = 100_000
-_MOST_MEMORY = 0.95
+# Shares of memory that recipes give an engine whose weights nearly fill the GPUs (InferenceX: 0.95 for DeepSeek-R1 in
+# FP8 on four B200 and for DeepSeek-V4-Pro on eight H200), and the most that a driver leaves.
+_MORE_MEMORY = (0.95, 0.99)
 # Requests in flight a GPU from which on recipes draft less.
 _HEAVY = 20
 
@@ -126,19 +132,21 @@ class Cases:
             # On the command line a name may be a file; a row of somebody's table may not have files read.
             if given.endswith((".toml", ".json")) or given.startswith((".", "/", "~")):
                 raise NotPredicted(f"'{given[:40]}' is no name of the catalog")
-        accelerator, model = self.catalog.accelerator(name), self.catalog.model(point["model"])
+        accelerator, (model, stored) = self.catalog.accelerator(name), self.catalog.checkpoint(point["model"])
         alone = any(row.metric.kind in _ALONE for row in point.rows)
         engine = engine_of(self.catalog, point, alone)
         scenario = point["scenario"].casefold()
         layout = self.protocols.layouts.get((name.casefold(), point["model"].casefold(), scenario), {})
         published = layout if is_mlperf(point) else {}
-        precision = precision_of(published.get("weights") or point["precision"], model, accelerator)
+        precision = precision_of(published.get("weights") or point["precision"] or stored, model, accelerator)
         assumed: list[str] = []
         if published.get("weights") and published["weights"] != point["precision"].casefold():
             assumed.append(f"precision {published['weights']}, as the submission's configuration says")
         if not point["engine"] and not alone:
             assumed.append("engine")
         inputs, outputs = self._lengths(point, model, alone, assumed)
+        if _ALIKE.search(scenario):
+            raise NotPredicted("prompts share prefixes, and the row does not say how much of them the cache served")
         plain = self._deployment(model, accelerator, Parallelism(), precision, "bf16", engine, BenchmarkSettings(), 0.0)
         apart = point["disagg"].casefold() not in _OFF
         split = None if apart else layout_of(point, published, model, gpus)
@@ -157,40 +165,41 @@ class Cases:
             }
         )
         settings = row_settings(point).over(settings)
-        speculation = speculation_of(self.catalog, point, model, settings)
-        if speculation is not None and speculation.source != "given":
-            assumed.append(f"{speculation} that keeps {speculation.acceptance_length:.2f} tokens a step")
+        speculation, drafting = speculation_of(self.catalog, point, model, plain.stack.id, settings)
+        assumed += drafting
 
-        def laid_out(split: Parallelism) -> Deployment:
+        def laid_out(split: Parallelism, share: float | None) -> Deployment:
+            given = msgspec.structs.replace(settings, memory_fraction=share) if share else settings
             kv_format = settings.kv_format or "bf16"
-            made = self._deployment(model, accelerator, split, precision, kv_format, engine, settings, inputs)
-            made = msgspec.structs.replace(made, speculation=speculation)
-            if not memory_plan(made).fits:
-                raise NotPredicted("the weights leave no room for the cache by the memory model")
-            return made
+            made = self._deployment(model, accelerator, split, precision, kv_format, engine, given, inputs)
+            return msgspec.structs.replace(made, speculation=speculation)
 
+        context = inputs if alone else inputs + outputs
         if apart:
             prefill, decode, said = sides_of(point, model, gpus, accelerator.domain)
             if not said:
                 assumed.append("layout of both sides")
-            try:
-                pools = laid_out(prefill.split), laid_out(decode.split)
-            except NotPredicted:
-                # Who ran it gave the engine more of the memory.
-                settings = msgspec.structs.replace(settings, memory_fraction=_MOST_MEMORY)
-                pools = laid_out(prefill.split), laid_out(decode.split)
-                assumed.append("memory fraction")
-            service = self._service(point, pools, (prefill.replicas, decode.replicas), assumed)
+            pools = _fitting(laid_out, (prefill.split, decode.split), context, assumed)
+            service = self._service(point, (pools[0], pools[1]), (prefill.replicas, decode.replicas), assumed)
+            if service.gpus != gpus:
+                assumed.append(f"{service.gpus} GPUs, as the layout has them")
             deployment, replicas = service.decode, 1.0
         else:
             if split is None:
                 split = self._smallest(model, accelerator, precision, engine, inputs, outputs)
                 assumed.append("layout")
+            pieces = in_nodes(split, model, accelerator.domain)
+            if pieces != split:
+                split = pieces
+                assumed.append("attention in a piece for each node")
+            if gpus and not point["num_accelerators"]:
+                gpus = max(gpus, split.gpus)
             if 0 < split.gpus <= gpus and gpus % split.gpus:
                 raise NotPredicted(f"{gpus} GPUs are no whole number of replicas of {split}")
             if split.gpus > gpus:
                 raise NotPredicted(f"{split} needs {split.gpus} GPUs and the row has {gpus}")
-            service, deployment, replicas = None, laid_out(split), gpus / split.gpus
+            (deployment,) = _fitting(laid_out, (split,), context, assumed)
+            service, replicas = None, gpus / split.gpus
         case = MeasuredCase(
             point=point, deployment=deployment, method="alone" if alone and not apart else "loop", replicas=replicas,
             clients=0.0, input_tokens=inputs, output_tokens=outputs, shortest=settings.shortest or 1.0,
@@ -325,6 +334,27 @@ class Cases:
             )
         first = self._deployments[key]
         return msgspec.structs.replace(first, parallelism=split, stack=set_stack(first, settings, inputs))
+
+
+def _fitting(
+    laid_out: Callable[[Parallelism, float | None], Deployment], splits: tuple[Parallelism, ...], context: float,
+    assumed: list[str],
+) -> tuple[Deployment, ...]:  # fmt: skip
+    """It ran, so it fitted: where the usual share of memory is too small, who ran it gave the engine more."""
+    made: tuple[Deployment, ...] = ()
+    for share in (None, *_MORE_MEMORY):
+        made = tuple(laid_out(split, share) for split in splits)
+        if all(_holds_one(deployment, context) for deployment in made):
+            assumed.extend([f"memory fraction {share:g}"] if share else [])
+            return made
+    if any(gpu_weight_bytes(deployment) >= deployment.accelerator.memory_bytes for deployment in made):
+        raise NotPredicted("the weights alone exceed the memory of the GPUs that the row has")
+    raise NotPredicted("the weights leave no room for the cache by the memory model")
+
+
+def _holds_one(deployment: Deployment, context: float) -> bool:
+    """Whether the cache has room for a request: what was measured served at least one at a time."""
+    return memory_plan(deployment).fits and float(cache_sequences(deployment, context)) >= 1.0
 
 
 def is_mlperf(point: OperatingPoint) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crosstie.catalog.acceptance import parse_speculation
+from crosstie.catalog.depths import default_depth
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import BenchmarkSettings
 from crosstie.core.deployment import Accelerator, Parallelism
@@ -63,32 +64,50 @@ def fleet_parts(parts: list[str], gpus: int, said: bool = False) -> list[tuple[s
     return found
 
 
-_DRAFTS = re.compile(r"(mtp|eagle3|dspark|ngram)(\d*)\??")
-# As engines have it where a row names a method and nobody says how many tokens it drafts.
-_USUAL_DEPTH = {"dspark": 7, "eagle3": 3}
+_DRAFTS = re.compile(r"(mtp|nextn|eagle-?3|eagle|dspark|n-?gram)[-:]?(\d*)\??")
 NOT_SPECULATIVE = ("", "none", "false", "no", "off")
 
 
 def speculation_of(
-    catalog: Catalog, point: OperatingPoint, model: Model, settings: BenchmarkSettings
-) -> Speculation | None:
-    """How a row speculates: its own words first, then what is known of the benchmark; None where it does not."""
+    catalog: Catalog, point: OperatingPoint, model: Model, engine: str, settings: BenchmarkSettings
+) -> tuple[Speculation | None, tuple[str, ...]]:
+    """How a row speculates, and what of that it does not say: its own words first, then what is known of the
+    benchmark, then the engine's default. None where it does not. `engine`: the stack's id."""
     said = point["spec_decode"].casefold()
     if said in NOT_SPECULATIVE:
-        return None
+        return None, ()
     found = _DRAFTS.fullmatch(said)
     if not found:
         raise NotPredicted(f"speculative decoding '{point['spec_decode'][:40]}' is not known")
-    method, depth = found[1], found[2]
+    method, depth, assumed = found[1].replace("-", ""), found[2], []
     if settings.speculation and method == "mtp":
         # InferenceX calls every kind of drafting MTP.
         method, usual, _ = parse_speculation(settings.speculation)
         depth = depth or str(usual)
-    depth = depth or str(_USUAL_DEPTH.get(method, ""))
-    if not depth:
-        raise NotPredicted("how many tokens are drafted is not said")
+    method, reason = _drafting(method, model)
+    default = default_depth(engine, method)
+    if not depth and default:
+        depth = str(default.depth)
+        whose = "the engine's default" if default.basis == "spec" else "assumed"
+        assumed.append(f"{method}:{depth}, {whose} ({default.source}, {default.date})")
     measured = positive(point, "spec_accept_len")
-    return catalog.speculation(model, f"{method}:{depth}", text=settings.text or "chat", length=measured)
+    speculation = catalog.speculation(model, f"{method}:{depth}", text=settings.text or "chat", length=measured)
+    if speculation.source != "given":
+        assumed.append(f"{speculation} that keeps {speculation.acceptance_length:.2f} tokens a step")
+    return speculation, (*reason, *assumed)
+
+
+def _drafting(said: str, model: Model) -> tuple[str, tuple[str, ...]]:
+    """What drafts, by the word that an engine has for it, and the reason where that is another word.
+
+    SGLang's EAGLE and NEXTN run the model's own prediction layer where it has one; a model without one needs a head,
+    whatever a benchmark calls it.
+    """
+    if said in ("eagle", "nextn", "mtp"):
+        method = "mtp" if model.draft_tensors else "eagle3"
+        why = "has a prediction layer" if model.draft_tensors else "has no prediction layer"
+        return method, () if said == method else (f"{said} is {method}: {model.id} {why}",)
+    return said, ()
 
 
 def row_settings(point: OperatingPoint) -> BenchmarkSettings:
@@ -144,6 +163,8 @@ def precision_of(name: str, model: Model, accelerator: Accelerator) -> str:
         return "native"
     if name == "fp8" and ("fp8" in model.native_name or "mxfp4" in native):
         return "native"
+    if name == "int4" and "int4" in model.native_name:
+        return "native"
     if name == "fp4":
         return "mxfp4" if accelerator.vendor == "AMD" else "nvfp4"
     if name in ("bfloat16", "float16"):
@@ -187,9 +208,18 @@ def layout_of(point: OperatingPoint, published: Mapping[str, str], model: Model,
             parts |= {"tp": 1, "dp": width}
     if not parts:
         return Parallelism() if gpus == 1 else None
-    replicas = parts.get("attention_dp", parts.get("dp", 1)) if model.is_moe else 1
-    spread = parts.get("ep", 1) if model.is_moe else 1
-    return Parallelism(tp=parts.get("tp", 1), pp=parts.get("pp", 1), ep=spread, dp=replicas)
+    width = parts.get("tp", 1)
+    if not model.is_moe:
+        return Parallelism(tp=width, pp=parts.get("pp", 1))
+    spread = parts.get("ep", 1)
+    replicas = parts.get("attention_dp", parts.get("dp", 1))
+    if replicas > 1 and width == gpus and width % replicas == 0:
+        # SGLang counts all ranks as TP: TP8DP8 on eight GPUs is eight attention replicas.
+        width //= replicas
+    if spread > width * replicas and spread % width == 0:
+        # Experts over eight GPUs are eight GPUs: TP1EP8 has attention in replicas on them.
+        replicas = spread // width
+    return Parallelism(tp=width, pp=parts.get("pp", 1), ep=spread, dp=replicas)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +244,7 @@ def sides_of(point: OperatingPoint, model: Model, gpus: int, domain: int) -> tup
         raise NotPredicted("the row does not say how many workers prefill and how many decode")
     widths = [(int(found[f"{side}_tp"]), int(found[f"{side}_ep"] or 1)) for side in ("p", "d")]
     noted = _SIDE_GPUS.search(point["notes"])
-    counts = [int(noted[1]), int(noted[3])] if noted else [n * tp for n, (tp, _) in zip(workers, widths, strict=True)]
-    if sum(counts) != gpus:
-        # Attention replicas of one GPU each: the experts' width is the worker's.
-        counts = [n * max(pair) for n, pair in zip(workers, widths, strict=True)]
-    if sum(counts) != gpus:
-        raise NotPredicted(f"prefill {counts[0]} and decode {counts[1]} GPUs are not the {gpus} of the row")
+    counts = _side_gpus(workers, widths, [int(noted[1]), int(noted[3])] if noted else None, gpus)
     said = [found["dpa"] is not None] * 2 if found["dpa"] else [None, None]
     if noted and noted[2]:
         said = [noted[2] == "True", noted[4] == "True"]
@@ -237,12 +262,41 @@ def sides_of(point: OperatingPoint, model: Model, gpus: int, domain: int) -> tup
         elif replicated is None:
             replicated = ep > 1 and clients > _REPLICATED_FROM
         width = 1 if replicated and model.is_moe else (tp if tp > 1 and ranks % tp == 0 else ranks)
-        if width > domain and width % domain == 0 and model.is_moe:
-            # Attention in one piece over two nodes is not modelled: a piece in each, and the experts over both.
-            width, ep, whole_said = domain, ranks, False
         spread = _dividing(min(ep, ranks), model.experts) if model.is_moe and ranks > 1 else 1
-        sides.append(Side(replicas, Parallelism(tp=width, dp=ranks // width, ep=spread)))
+        asked = Parallelism(tp=width, dp=ranks // width, ep=spread)
+        split = in_nodes(asked, model, domain)
+        whole_said &= split == asked
+        sides.append(Side(replicas, split))
     return sides[0], sides[1], whole_said
+
+
+def in_nodes(split: Parallelism, model: Model, domain: int) -> Parallelism:
+    """Attention in one piece over several nodes is not modelled: a piece in each, and the experts over all."""
+    if not model.is_moe or split.tp <= domain or split.tp % domain:
+        return split
+    spread = _dividing(split.stage_gpus, model.experts)
+    return Parallelism(tp=domain, dp=split.stage_gpus // domain, ep=spread, pp=split.pp)
+
+
+def _side_gpus(workers: list[int], widths: list[tuple[int, int]], noted: list[int] | None, gpus: int) -> list[int]:
+    """GPUs of prefill and of decode: as noted, else as the layout has them; they must be those of the row."""
+    # Experts that a worker spreads over eight GPUs are eight GPUs: TP1EP8 has attention replicas of one each.
+    least = [n * max(pair) for n, pair in zip(workers, widths, strict=True)]
+    narrow = [n * tp for n, (tp, _) in zip(workers, widths, strict=True)]
+    # Widths that a source does not know are written as ones, and a count made of them counts workers.
+    unknown = all(pair == (1, 1) for pair in widths)
+    if noted and sum(noted) == gpus and not (unknown and noted[0] > least[0] and noted[1] == workers[1]):
+        # A count that somebody made of the tensor-parallel widths alone falls short of the experts' width.
+        return [max(pair) for pair in zip(noted, least, strict=True)]
+    fitting = [counts for counts in (narrow, least) if sum(counts) == gpus]
+    if fitting:
+        return fitting[0]
+    share = gpus // sum(workers)
+    if unknown and not noted and gpus == share * sum(workers) and share.bit_count() == 1:
+        return [n * share for n in workers]
+    if unknown:
+        raise NotPredicted("the row does not say how wide its workers of prefill and of decode are")
+    raise NotPredicted(f"prefill {least[0]} and decode {least[1]} GPUs are not the {gpus} of the row")
 
 
 def _dividing(groups: int, experts: int) -> int:

@@ -231,49 +231,105 @@ def _guidellm_runs(document: Document, file: str) -> Runs:
 
 
 # Models by the name that InferenceX has for them; beside it stands a checkpoint, or a path on the cluster of the run.
-_INFERENCEX_MODELS = {"dsr1": "deepseek-r1", "gptoss": "gpt-oss-120b"}
+_INFERENCEX_MODELS = {
+    "dsr1": "deepseek-r1", "dsv4": "deepseek-v4-pro", "gptoss": "gpt-oss-120b", "gptoss120b": "gpt-oss-120b",
+    "llama70b": "llama-3.3-70b", "qwen3.5": "qwen3.5-397b-a17b", "kimik2.5": "kimi-k2.5", "kimik2.6": "kimi-k2.6",
+    "kimik3": "kimi-k3", "minimaxm2.5": "minimax-m2.5", "minimaxm2.7": "minimax-m2.7", "minimaxm3": "minimax-m3",
+    "glm5": "glm-5", "glm5.1": "glm-5.1", "glm5.2": "glm-5.2",
+}  # fmt: skip
+
+
+def _is_inferencex(document: Document) -> bool:
+    """An entry of agg_bmk.json, one of agents' sessions among them, or a row of the app's API."""
+    of_a_run = "hw" in document and ("tput_per_gpu" in document or "request_metrics" in document)
+    return of_a_run or ("hardware" in document and isinstance(document.get("metrics"), Mapping))
 
 
 def _inferencex_runs(document: Document, file: str) -> Runs:
-    """One entry of agg_bmk.json; seconds, and lengths of 80 to 100% of the nominal ones."""
+    """Seconds, and lengths of 80 to 100% of the nominal ones; sessions have the means over their turns."""
+    document = _of_sessions(_of_the_api(document))
     model = str(document.get("model", ""))
     model = model.rpartition("/")[2] if model.startswith("/") else model
+    sessions = "agentic" in str(document.get("scenario_type") or document.get("benchmark_type") or "")
+    lengths = {ours: _number(document, theirs) for ours, theirs in (("input_len", "isl"), ("output_len", "osl"))}
     cells = {
         "accelerator": str(document["hw"]).partition("-")[0],
         "engine": str(document.get("framework", "")),
+        "engine_version": str(document.get("image") or "").replace("#", "/"),
         "precision": str(document.get("precision", "")),
         "model": _INFERENCEX_MODELS.get(str(document.get("infmax_model_prefix")), model),
-        "input_len": _tokens(_needed(document, file, "isl")),
-        "output_len": _tokens(_needed(document, file, "osl")),
+        # Rows of the API have none where sessions were replayed.
+        **{name: _tokens(length) if length else "" for name, length in lengths.items()},
         "concurrency": _tokens(_needed(document, file, "conc")),
-        "spec_decode": str(document.get("spec_decoding", "none")),
+        "spec_decode": str(document.get("spec_decoding") or "none"),
         "disagg": str(document.get("disagg", False)),
-        "notes": "random lengths 80-100%",
+        "scenario": "agentic sessions, closed loop" if sessions else "",
+        "notes": "" if sessions else "random lengths 80-100%",
+        "date": str(document.get("date") or ""),
+        "source_ref": str(document.get("run_url") or ""),
         # Its client and recipes are those of the nightly runs.
         "protocol": "inferencemax_runs_mantile",
     }
-    if _is_true(document.get("disagg")):
-        sides = [
-            f"{side[0].upper()}:{int(_number(document, f'{side}_num_workers') or 1)}"
-            f"xTP{int(_number(document, f'{side}_tp') or 1)}EP{int(_number(document, f'{side}_ep') or 1)}"
-            for side in ("prefill", "decode")
-        ]
-        counts = [_needed(document, file, f"num_{side}_gpu") for side in ("prefill", "decode")]
-        said = ", ".join(
-            f"{side} {int(count)} GPUs dp_attention={_is_true(document.get(f'{side}_dp_attention'))}"
-            for side, count in zip(("prefill", "decode"), counts, strict=True)
-        )
-        gpus = _tokens(sum(counts))
-        cells |= {"parallelism": " ".join(sides), "num_accelerators": gpus, "tp": gpus}
-        cells["notes"] = f"{said}; {cells['notes']}"
-    else:
-        width, attention = _needed(document, file, "tp"), _is_true(document.get("dp_attention"))
-        layout = f"TP{int(width)}EP{int(_number(document, 'ep') or 1)}{'DPA' * attention}"
-        cells |= {"tp": _tokens(width), "parallelism": layout}
-    metrics = [("total_tokens_per_s_per_gpu", "tok/s/gpu (in+out)", _needed(document, file, "tput_per_gpu"))]
+    cells |= _inferencex_layout(document, file, cells["notes"])
+    # A run without a rate is no result; as zero it is counted among the rows that cannot be used.
+    rate = _number(document, "tput_per_gpu") or 0.0
+    metrics = [("total_tokens_per_s_per_gpu", "tok/s/gpu (in+out)", rate)]
+    energy = _number(document, "joules_per_output_token")
+    if energy is not None and document.get("power_valid", 1):
+        metrics.append(("joules_per_output_token", "J/tok", energy))
     for ours, theirs in _LATENCIES:
         metrics += _statistics(ours, "s", document, f"{{}}_{theirs}")
     yield cells, metrics
+
+
+def _of_the_api(document: Document) -> Document:
+    """A row of the app's API under the keys that a run's own file has."""
+    if "hardware" not in document:
+        return document
+    own = {"hw": document["hardware"], "spec_decoding": document.get("spec_method")}
+    own["infmax_model_prefix"] = document.get("model")
+    if not _is_true(document.get("disagg")):
+        # Both sides stand there as one, and its counts of GPUs are products of widths that overlap.
+        own |= {name: document.get(f"decode_{name}") for name in ("tp", "ep", "dp_attention")}
+    return {**document["metrics"], **document, **own}
+
+
+def _of_sessions(document: Document) -> Document:
+    """An aggregate of agents' sessions with its nested figures at the top, as other runs have them."""
+    nested = document.get("request_metrics")
+    if not isinstance(nested, Mapping):
+        return document
+
+    def of(*path: str) -> Document:
+        found: Any = nested
+        for key in path:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+    flat = {f"{said}_{name}": v for _, name in _LATENCIES for said, v in of("latency", name).items()}
+    flat |= {"isl": of("tokens", "input").get("mean"), "osl": of("tokens", "output_actual").get("mean")}
+    flat["tput_per_gpu"] = of("throughput", "per_gpu").get("total_tput_tps")
+    return {**document, **flat}
+
+
+def _inferencex_layout(document: Document, file: str, notes: str) -> Cells:
+    if not _is_true(document.get("disagg")):
+        width, stages = _needed(document, file, "tp"), int(_number(document, "pp") or 1)
+        layout = f"TP{int(width)}EP{int(_number(document, 'ep') or 1)}" + f"PP{stages}" * (stages > 1)
+        attention = "DPA" * _is_true(document.get("dp_attention"))
+        return {"tp": _tokens(width), "num_accelerators": _tokens(width * stages), "parallelism": layout + attention}
+    sides = [
+        f"{side[0].upper()}:{int(_number(document, f'{side}_num_workers') or 1)}"
+        f"xTP{int(_number(document, f'{side}_tp') or 1)}EP{int(_number(document, f'{side}_ep') or 1)}"
+        for side in ("prefill", "decode")
+    ]
+    counts = [_needed(document, file, f"num_{side}_gpu") for side in ("prefill", "decode")]
+    said = ", ".join(
+        f"{side} {int(count)} GPUs dp_attention={_is_true(document.get(f'{side}_dp_attention'))}"
+        for side, count in zip(("prefill", "decode"), counts, strict=True)
+    )
+    gpus = _tokens(sum(counts))
+    return {"parallelism": " ".join(sides), "num_accelerators": gpus, "tp": gpus, "notes": f"{said}; {notes}"}
 
 
 def _statistics(ours: str, unit: str, values: Document, named: str = "{}") -> Metrics:
@@ -359,7 +415,7 @@ _TOOLS = (
     BenchmarkTool(
         "guidellm", lambda d: isinstance(d.get("benchmarks"), list) and bool(d["benchmarks"]), _guidellm_runs
     ),
-    BenchmarkTool("InferenceX", lambda d: "tput_per_gpu" in d and "hw" in d, _inferencex_runs),
+    BenchmarkTool("InferenceX", _is_inferencex, _inferencex_runs),
     BenchmarkTool("AIPerf", lambda d: "aiperf_version" in d or "time_to_first_token" in d, _aiperf_runs),
     BenchmarkTool("crosstie replay", lambda d: isinstance(d.get("pools"), list) and "late_s" in d, _replay_runs),
     BenchmarkTool("crosstie bench", lambda d: "crosstie_bench" in d, _bench_runs),
