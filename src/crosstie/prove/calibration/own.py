@@ -162,7 +162,7 @@ class Update(LeftOut):
         for (key, metric), own in rows.items():
             before = float(scales[own].max())
             square = (_PRIOR_ROWS * before**2 + float((miss[own] ** 2).sum())) / (_PRIOR_ROWS + len(own))
-            found.setdefault(key, {})[metric] = round(max(np.sqrt(square), _LEAST_SCALE * before), 4)
+            found.setdefault(key, {})[metric] = round(max(float(np.sqrt(square)), _LEAST_SCALE * before), 4)
         return self.known.measured | found
 
     def _solve(self) -> None:
