@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from crosstie import __version__
 from crosstie.cli.lazy import LazyGroup
 from crosstie.core.errors import BadParameter, CrosstieError
 
@@ -65,7 +66,7 @@ _OPTIONS = {"features": "--with"}
 @click.group(
     cls=LazyGroup, sections=SECTIONS, home="crosstie.cli.", context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(package_name="crosstie", prog_name="crosstie")
+@click.version_option(__version__, prog_name="crosstie")
 def crosstie() -> None:
     """Run LLM inference on AMD and NVIDIA accelerators as one fleet.
 

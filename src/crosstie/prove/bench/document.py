@@ -2,9 +2,9 @@
 
 import platform
 from datetime import date
-from importlib.metadata import version
 from typing import Any
 
+from crosstie import __version__
 from crosstie.prove.bench.bench import Bench, Measured
 from crosstie.prove.bench.loads import BenchLengths, spread_note
 from crosstie.prove.bench.summary import PointResult, ratio
@@ -17,7 +17,7 @@ def document(found: Bench) -> dict[str, Any]:
     settings, lengths = found.settings, found.settings.lengths
     return {
         "crosstie_bench": FORMAT,
-        "by": f"crosstie {version('crosstie')} bench",
+        "by": f"crosstie {__version__} bench",
         "date": date.today().isoformat(),
         "client": platform.node(),
         "latencies": "seconds of the server's clock, from when a request was due; intervals are of 95%",

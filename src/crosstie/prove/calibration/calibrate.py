@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstie import __version__
 from crosstie.catalog.calibration import (
     FORMAT,
     KNOWN,
@@ -317,7 +317,7 @@ def learn_beside(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_
             learnt = True
     if not learnt:
         raise BadInput("no row says anything about the constants: tails and arrivals by the clock do not")
-    made = {"by": f"crosstie {version('crosstie')} calibrate", "date": date.today().isoformat()}
+    made = {"by": f"crosstie {__version__} calibrate", "date": date.today().isoformat()}
     beside = catalog.calibration.made.get("date", "")
     return msgspec.structs.replace(
         found, made=made | {"beside": f"the calibration of {beside}"}, results=[*found.results, *inputs.files]
@@ -420,7 +420,7 @@ def calibration_of(
     found = spreads(misses)
     return Calibration(
         format=FORMAT,
-        made={"by": f"crosstie {version('crosstie')} calibrate", "date": date.today().isoformat()},
+        made={"by": f"crosstie {__version__} calibrate", "date": date.today().isoformat()},
         results=files,
         constants=CONSTANTS,
         scopes=_rounded(fit, parts),
