@@ -19,12 +19,13 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import console, json_text, print_json
 from crosstie.core.errors import BadInput, UnknownName
 from crosstie.core.workload import Target
-from crosstie.prove.bench.bench import Bench, Settings, bench
+from crosstie.prove.bench.bench import Bench, Measured, Settings, bench, fitted
 from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
 from crosstie.prove.bench.gpus import check, local_tool
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
 from crosstie.prove.bench.prompts import Sizing, corpus
+from crosstie.prove.bench.resume import EarlierRun, read_earlier
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.run.wire.address import Address, is_loopback
 
@@ -33,6 +34,7 @@ _CLIENTS = "1,4,16,64"
 _TARGET = re.compile(r"(?:p(\d{1,2}(?:\.\d+)?)=)?(\d+(?:\.\d+)?)")
 _USUAL_PERCENTILE = 0.95
 _INTERRUPTED = 130
+_NOT_WRITTEN = 2
 
 
 @click.command(
@@ -41,7 +43,7 @@ _INTERRUPTED = 130
         "Load": "--concurrency --rate --trace --poisson --find-limit --ttft-ms --tpot-ms",
         "Requests": "--input --output --shortest --requests --for --start --model --completions --let-stop --field "
                     "--tokenizer",
-        "Measuring": "--warmup --repeat --workers --gpu-metrics --speed --seed",
+        "Measuring": "--warmup --repeat --resume --workers --gpu-metrics --speed --seed",
         "What it runs on, for validate and calibrate":
             "--accelerator --precision --engine --tp --gpus --layout",
     },
@@ -86,6 +88,7 @@ _INTERRUPTED = 130
 )
 @whole_option("--warmup", 0, 10**6, "Requests before each load, not counted. [default: one a client]")
 @whole_option("--repeat", 1, 1000, "Runs of each load; intervals are over them.", default=1)
+@click.option("--resume", is_flag=True, help="Go on with the file of a run that ended early; the same settings only.")
 @whole_option("--workers", 1, 512, "Processes that send. [default: as many as the load needs]")
 @click.option(
     "--gpu-metrics",
@@ -114,8 +117,8 @@ def command(
     find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, input_tokens: int, output_tokens: int, shortest: float,
     most: int | None, for_s: float | None, start: int, model: str | None, completions: bool, let_stop: bool,
     fields: tuple[str, ...], tokenizer: Path | None, warmup: int | None, repeat: int, workers: int | None,
-    gpu_metrics: tuple[str, ...], speed: float, seed: int, target: Path | None, verbose: bool, as_json: bool,
-    **given: str,
+    resume: bool, gpu_metrics: tuple[str, ...], speed: float, seed: int, target: Path | None, verbose: bool,
+    as_json: bool, **given: str,
 ) -> int:  # fmt: skip
     """Loads endpoints and measures what they stand: TTFT, TPOT and throughput with intervals, and what GPUs drew.
 
@@ -128,7 +131,8 @@ def command(
 
     Any OpenAI-compatible server will do. Prompts are English words, cut to their lengths by what the engine counts of
     a few of them first (or by --tokenizer), alike only where a trace has hash_ids. Several endpoints take turns under
-    each load. $OPENAI_API_KEY is sent where set. Ctrl-C keeps what was measured.
+    each load. $OPENAI_API_KEY is sent where set. The file is written after every load, so that Ctrl-C, a crash or a
+    kill keeps what was measured, and --resume goes on from there.
 
     The result file is for `crosstie validate` and `crosstie calibrate` as it is, if it says what was measured:
     --accelerator and --tp, and what the endpoint does not say of itself. Closed loops are learnt from; arrivals by the
@@ -155,23 +159,36 @@ def command(
         if not gpu_metrics and all(one.emulated for one in endpoints):
             sources = ()
 
-        def kept(found: Bench) -> None:
-            write_text(file, json_text(document(found)) + "\n")
-
+        settings = fitted(settings, endpoints)
+        earlier = read_earlier(file) if resume else EarlierRun()
+        earlier.check(document(Bench(settings, [Measured(one, Sizing()) for one in endpoints])))
         found = bench(
-            endpoints, loads, settings, limit=find_limit, sizing=sizing, gpus=sources, on_progress=on_progress,
-            on_point=kept,
+            endpoints, loads, settings, limit=find_limit, sizing=sizing, gpus=sources, earlier=earlier,
+            on_progress=on_progress, on_point=lambda found: _keep_if_it_can(file, found),
         )  # fmt: skip
-        kept(found)
+    kept = _keep_if_it_can(file, found)
     if as_json:
         print_json(document(found))
     else:
         show_bench(console(), found, verbose)
-        click.echo(f"written to {file}", err=True)
+        if kept:
+            click.echo(f"written to {file}", err=True)
+    if not kept:
+        return _NOT_WRITTEN
     if found.interrupted:
         return _INTERRUPTED
     failed = any(point.failed for one in found.measured for point in one.points if not find_limit)
     return int(failed or any(one.limit and one.limit.requests_per_s is None for one in found.measured))
+
+
+def _keep_if_it_can(file: Path, found: Bench) -> bool:
+    """A disk that is full now may have room after the next load; what was measured so far is no reason to end."""
+    try:
+        write_text(file, json_text(document(found)) + "\n")
+    except BadInput as error:
+        click.echo(f"crosstie: {error}", err=True)
+        return False
+    return True
 
 
 def _loads(concurrency: str | None, rate: str | None, traced: bool, poisson: bool, limit: bool) -> list[BenchLoad]:

@@ -15,6 +15,7 @@ from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
 from crosstie.prove.bench.measure import Interrupt
+from crosstie.prove.bench.resume import EarlierRun
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.run.emulate.faults import Fault
@@ -131,6 +132,33 @@ def test_a_limit_lies_between_what_holds_and_what_does_not(running: EmulatedFlee
     assert (lost.limit.requests_per_s, lost.limit.trials) == (None, [])
     with pytest.raises(BadInput, match="a limit needs a target"):
         bench([endpoint(running)], [], SHORT, limit=True)
+
+
+@pytest.mark.slow
+def test_a_limit_goes_on_with_the_trials_that_were_made(running: EmulatedFleet) -> None:
+    targets = ClassTargets(Target(seconds=100.0, percentile=0.5), None)
+    settings = replace(SHORT, requests=20, targets=targets)
+    written: list[dict[str, Any]] = []
+    first = BenchLoad(requests_per_s=50.0)
+
+    def on_point(found: Bench) -> None:
+        written.append(json.loads(json.dumps(document(found))))
+        # Killed after the second trial.
+        if len(written) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench([endpoint(running)], [first], settings, limit=True, on_point=on_point)
+    seen: list[float] = []
+    whole = bench(
+        [endpoint(running)], [first], settings, limit=True, earlier=EarlierRun("run.json", written[-1]),
+        on_point=lambda found: seen.append(found.measured[0].points[-1].load.requests_per_s or 0.0),
+    )  # fmt: skip
+    assert whole.measured[0].limit is not None
+    rates = [rate for rate, _ in whole.measured[0].limit.trials]
+    assert rates[:3] == [50.0, 100.0, 200.0]
+    # Told after each trial that was made now, and at the end.
+    assert seen[:-1] == rates[2:]
 
 
 def test_an_interrupt_keeps_what_was_measured(running: EmulatedFleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from crosstie.prove.bench.limit import FoundLimit, find_limit
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, senders_for
 from crosstie.prove.bench.prompts import Sizing, Wording, text
+from crosstie.prove.bench.resume import EarlierRun
 from crosstie.prove.bench.summary import PointResult, of_runs
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.traffic import TimedRequest
@@ -54,6 +55,12 @@ class Settings:
     ignore_eos: bool = True
     more: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def told(self) -> dict[str, object]:
+        """What a file says of how its points were measured, besides lengths, targets and speed."""
+        names = ("requests", "seconds", "repeats", "warm_up", "seed", "chat", "ignore_eos")
+        return {name: getattr(self, name) for name in names} | {"more": dict(self.more)}
+
     def count(self, load: BenchLoad) -> int | None:
         """Requests of one run; None where the clock decides."""
         if self.requests is not None:
@@ -85,6 +92,8 @@ class Bench:
     settings: Settings
     measured: list[Measured]
     interrupted: bool = False
+    # All that was asked for was measured.
+    finished: bool = False
     # By whom the GPUs of each endpoint were watched; empty where by nobody.
     gpus: tuple[str, ...] = ()
 
@@ -174,6 +183,14 @@ def _serving(endpoint: BenchEndpoint, uses: list[GpuUse]) -> list[GpuUse]:
     return sorted(uses, key=lambda one: -one.power_w)[:count]
 
 
+def fitted(settings: Settings, endpoints: Sequence[BenchEndpoint]) -> Settings:
+    """What one of the endpoints would refuse as too long, none is asked."""
+    longest = min((one.longest for one in endpoints if one.longest is not None), default=None)
+    if settings.lengths.trace is None or longest is None:
+        return settings
+    return replace(settings, lengths=replace(settings.lengths, longest=longest))
+
+
 def bench(
     endpoints: Sequence[BenchEndpoint],
     loads: Sequence[BenchLoad],
@@ -182,17 +199,19 @@ def bench(
     limit: bool = False,
     sizing: Sizing | None = None,
     gpus: Sequence[str] = (),
+    earlier: EarlierRun | None = None,
     on_progress: OnProgress = no_progress,
-    on_point: Callable[[Bench], None] = lambda found: None,
+    on_point: Callable[[Bench], object] = lambda found: None,
 ) -> Bench:
     """`limit`: look for the highest rate within targets instead, from the first load's rate on. `sizing`: where a
     tokenizer has said already how long tokens are. `gpus`: as GpuWatch, one for all endpoints or one for each.
-    `on_point`: told after every load."""
+    `earlier`: points that are not measured again. `on_point`: told after every load."""
     if len(gpus) not in (0, 1, len(endpoints)):
         raise BadInput(f"{len(gpus)} sources of GPU metrics for {len(endpoints)} endpoints: give one, or one for each")
     wants = settings.targets.ttft is not None or settings.targets.tpot is not None
     if limit and not wants:
         raise BadInput("a limit needs a target to be within: --ttft-ms p95=1000 or --tpot-ms p90=50")
+    settings = fitted(settings, endpoints)
     with ExitStack() as held:
         interrupt = held.enter_context(Interrupt())
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -202,24 +221,25 @@ def bench(
         watches = {one.url: opened[source] for one, source in zip(endpoints, of_each, strict=False)}
         session = _Session(settings, senders, interrupt, watches, on_progress)
         found = Bench(settings, [], gpus=tuple(gpus))
-        longest = [one.longest for one in endpoints if one.longest is not None]
-        if settings.lengths.trace is not None and longest:
-            # What one of them would refuse, none is asked.
-            settings = replace(settings, lengths=replace(settings.lengths, longest=min(longest)))
-            session.settings = found.settings = settings
+        earlier = earlier or EarlierRun()
         for endpoint in endpoints:
             learnt = session.sized(endpoint, sizing or Sizing())
             found.measured.append(Measured(endpoint, learnt))
         if limit:
             for one in found.measured:
-                one.limit = _limit(session, one, loads[0] if loads else None)
+                known = earlier.points(one.endpoint.name, whole=False)
+                one.limit = _limit(session, one, loads[0] if loads else None, known, lambda: on_point(found))
                 on_point(found)
         else:
+            known_loads = earlier.shared([one.name for one in endpoints])
+            for one in found.measured:
+                by_load = {point.load: point for point in earlier.points(one.endpoint.name, whole=True)}
+                one.points += [by_load[load] for load in known_loads]
             for load in loads:
-                if not interrupt.asked:
+                if not interrupt.asked and load not in known_loads:
                     _points(session, found.measured, load)
                     on_point(found)
-        found.interrupted = interrupt.asked
+        found.interrupted, found.finished = interrupt.asked, not interrupt.asked
     return found
 
 
@@ -252,7 +272,14 @@ def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, l
     )  # fmt: skip
 
 
-def _limit(session: _Session, one: Measured, first: BenchLoad | None) -> FoundLimit:
+def _limit(
+    session: _Session,
+    one: Measured,
+    first: BenchLoad | None,
+    known: Sequence[PointResult],
+    on_trial: Callable[[], None],
+) -> FoundLimit:  # fmt: skip
+    """`known`: trials of an earlier run, which this one would make in the same order."""
     settings = session.settings
     percentiles = [target.percentile for target in (settings.targets.ttft, settings.targets.tpot) if target]
     fewest = round(_BEYOND / (1.0 - max(percentiles)))
@@ -264,10 +291,14 @@ def _limit(session: _Session, one: Measured, first: BenchLoad | None) -> FoundLi
         # Who misses with nobody beside it keeps the targets at no rate.
         return FoundLimit()
     alone = len(served) / sum(served)
-    start = start or alone
+    start = known[0].load.requests_per_s if known else start or alone
+    assert start is not None
 
     def trial(rate: float, number: int) -> PointResult | None:
         load = BenchLoad(requests_per_s=rate, by_trace=by_trace)
+        if number < len(known) and known[number].load == load:
+            one.points.append(known[number])
+            return known[number]
         seconds = settings.seconds or _SECONDS
         count = max(settings.requests or round(rate * seconds), fewest)
         found = session.measured(one.endpoint, one.sizing, load, number + 1, count=count, giving=True)
@@ -275,6 +306,7 @@ def _limit(session: _Session, one: Measured, first: BenchLoad | None) -> FoundLi
             return None
         result = _result(session, load, [found])
         one.points.append(result)
+        on_trial()
         return result
 
     session.warm(one.endpoint, one.sizing, BenchLoad(requests_per_s=start))

@@ -1,6 +1,7 @@
 """The result file of a benchmark: JSON that `validate` and `calibrate` read as it is."""
 
 import platform
+from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
@@ -29,8 +30,9 @@ def document(found: Bench) -> dict[str, Any]:
             "trace": lengths.trace.file if lengths.trace else None,
         },
         "targets": plain(settings.targets),
+        "settings": plain(settings.told),
         "gpus_watched_by": list(found.gpus),
-        "complete": not found.interrupted,
+        "complete": found.finished,
         "endpoints": [_endpoint(one, found.measured[0], lengths) for one in found.measured],
     }
 
@@ -47,15 +49,17 @@ def _endpoint(one: Measured, first: Measured, lengths: BenchLengths) -> dict[str
         "template_tokens": round(one.sizing.overhead, 2),
         "limit": limit,
         "points": [
-            _point(point, one, lengths, _over(point, first.points[index]) if one is not first and
-                   index < len(first.points) and limit is None else None)
+            _point(point, one, lengths, _over(point, first.points[index : index + 1]) if one is not first else None)
             for index, point in enumerate(one.points)
         ],
-    }  # fmt: skip
+    }
 
 
-def _over(point: PointResult, first: PointResult) -> dict[str, Any]:
-    return {name: plain(ratio(point, first, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")}
+def _over(point: PointResult, beside: Sequence[PointResult]) -> dict[str, Any] | None:
+    """`beside`: the first endpoint's point, if it has one; where a limit was looked for it may be of another load."""
+    if not beside or beside[0].load != point.load:
+        return None
+    return {name: plain(ratio(point, beside[0], name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")}
 
 
 def _point(
