@@ -273,11 +273,8 @@ def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, l
 
 
 def _limit(
-    session: _Session,
-    one: Measured,
-    first: BenchLoad | None,
-    known: Sequence[PointResult],
-    on_trial: Callable[[], None],
+    session: _Session, one: Measured, first: BenchLoad | None, known: Sequence[PointResult],
+    on_trial: Callable[[], object],
 ) -> FoundLimit:  # fmt: skip
     """`known`: trials of an earlier run, which this one would make in the same order."""
     settings = session.settings
