@@ -77,7 +77,7 @@ _NOT_WRITTEN = 2
 @whole_option("--requests most", 1, 10**7, "Of each run. [default: 10 a client, or --for]")
 @real_option("--for for_s", 0.01, 1e7, "Seconds of each run. [default: 60 of an open loop]", metavar="S")
 @whole_option("--start", 0, 10**9, "Leave out the trace's first N requests.", default=0, show_default=False)
-@click.option("--model", metavar="M", help="The model to ask for. [default: the only one that is served]")
+@click.option("--model", metavar="M", help="The model to ask for, or its folder. [default: the only one served]")
 @click.option("--completions", is_flag=True, help="Ask /v1/completions, not chat.")
 @click.option("--let-stop", is_flag=True, help="Answers may end by themselves: no ignore_eos is sent.")
 @click.option(
@@ -274,4 +274,5 @@ def _endpoint(url: str, model: str | None, settings: Settings, given: dict[str, 
         known = {"accelerator": catalog.accelerator(name).id}
     except UnknownName:
         known = {}
-    return described(url, model, settings.api_key, settings.chat, known | {k: v for k, v in given.items() if v})
+    known |= {key: value for key, value in given.items() if value}
+    return described(url, model, settings.api_key, settings.chat, known, catalog)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.run.emulate.running import SMALL, emulated_beside, fleet, pool
+from tests.run.emulate.running import CATALOG, SMALL, emulated_beside, fleet, pool
 
 from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
@@ -33,7 +33,7 @@ def running() -> Iterator[EmulatedFleet]:
 
 def endpoint(running: EmulatedFleet, index: int = 0, **given: str) -> BenchEndpoint:
     url = running.fleet.pools[0].backends[index]
-    return described(f"n{index}={url}", None, None, True, {"accelerator": "mi300x", "tp": "1", **given})
+    return described(f"n{index}={url}", None, None, True, {"accelerator": "mi300x", "tp": "1", **given}, CATALOG)
 
 
 def test_an_endpoint_says_what_it_is(running: EmulatedFleet) -> None:
@@ -47,9 +47,9 @@ def test_an_endpoint_says_what_it_is(running: EmulatedFleet) -> None:
     }  # fmt: skip
     url = running.fleet.pools[0].backends[0]
     with pytest.raises(BadInput, match="a first request for other failed: status 404"):
-        described(url, "other", None, True, {})
+        described(url, "other", None, True, {}, CATALOG)
     with pytest.raises(BadInput, match=r"127\.0\.0\.1:9"):
-        described("http://127.0.0.1:9", None, None, True, {})
+        described("http://127.0.0.1:9", None, None, True, {}, CATALOG)
 
 
 def test_names_of_endpoints() -> None:

@@ -3,6 +3,7 @@
 import pytest
 from tests.run.service.test_local import real
 
+from crosstie.catalog.library import Catalog
 from crosstie.prove.bench.bench import Settings, bench
 from crosstie.prove.bench.endpoint import described
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.engines
 @real
 def test_lengths_are_right_in_the_engine_s_own_tokens() -> None:
     with start_local(threads=1) as engine:
-        one = described(engine.url, None, None, True, {})
+        one = described(engine.url, None, None, True, {}, Catalog([]))
         assert one.conditions["engine"] == "llama.cpp"
         assert not one.emulated
         found = bench([one], [BenchLoad(clients=1)], Settings(lengths=BenchLengths(160, 5), requests=3, warm_up=0))

@@ -23,6 +23,7 @@ from crosstie.prove.calibration.columns import (
     fleet_parts,
     layout_of,
     length,
+    model_of,
     number,
     positive,
     precision_of,
@@ -126,7 +127,7 @@ class Cases:
             # On the command line a name may be a file; a row of somebody's table may not have files read.
             if given.endswith((".toml", ".json")) or given.startswith((".", "/", "~")):
                 raise NotPredicted(f"'{given[:40]}' is no name of the catalog")
-        accelerator, model = self.catalog.accelerator(name), self.catalog.model(point["model"])
+        accelerator, model = self.catalog.accelerator(name), model_of(self.catalog, point)
         alone = any(row.metric.kind in _ALONE for row in point.rows)
         engine = engine_of(self.catalog, point, alone)
         scenario = point["scenario"].casefold()

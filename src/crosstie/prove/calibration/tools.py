@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from crosstie.catalog.models import text_config
 from crosstie.core.errors import BadData, BadInput
 
 Cells = dict[str, str]
@@ -46,6 +47,7 @@ def is_tool_file(text: str) -> bool:
 
 def tool_rows(path: Path, text: str, given: Mapping[str, str]) -> Iterator[Cells]:
     """Rows with the columns of `results`; raises with file and reason where the file cannot be one."""
+    given = with_structure(given)
     for tool, document in _documents(path, text):
         for conditions, metrics in tool.runs(document, str(path)):
             cells = conditions | {name: value for name, value in given.items() if value}
@@ -58,6 +60,17 @@ def tool_rows(path: Path, text: str, given: Mapping[str, str]) -> Iterator[Cells
             cells.setdefault("num_accelerators", cells["tp"])
             for name, unit, value in metrics:
                 yield {**cells, "metric": name, "unit": unit, "value": repr(float(value))}
+
+
+def with_structure(given: Mapping[str, str]) -> Mapping[str, str]:
+    """A folder with a config.json is a model: what is given may name one, and rows then carry its structure."""
+    folder = Path(given.get("model") or "").expanduser()
+    if not given.get("model") or not (folder / "config.json" if folder.is_dir() else folder).is_file():
+        return given
+    found = text_config(folder)
+    is_path = given["model"].startswith((".", "/", "~")) or given["model"].endswith(".json")
+    # A folder does not hide a model of the catalog that has its name.
+    return {**given, "model": found.name if is_path else given["model"], "model_config": found.text}
 
 
 def _documents(path: Path, text: str) -> Iterator[tuple[BenchmarkTool, Document]]:
