@@ -6,9 +6,9 @@ import sys
 
 import click
 
-from crosstie import __version__
 from crosstie.cli.lazy import LazyGroup
 from crosstie.core.errors import BadParameter, CrosstieError
+from crosstie.core.version import __version__
 
 SECTIONS = {
     "Decide": {

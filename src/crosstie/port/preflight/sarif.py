@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from crosstie import __version__
 from crosstie.core.finding import GROUNDS, Finding
+from crosstie.core.version import __version__
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"note": "note", "setting": "warning", "slow": "warning", "unknown": "warning", "error": "error"}

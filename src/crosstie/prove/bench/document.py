@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Any
 
-from crosstie import __version__
+from crosstie.core.version import __version__
 from crosstie.prove.bench.bench import Bench, Measured
 from crosstie.prove.bench.loads import BenchLengths, spread_note
 from crosstie.prove.bench.summary import PointResult, ratio

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie import __version__
 from crosstie.catalog.calibration import (
     FORMAT,
     KNOWN,
@@ -37,6 +36,7 @@ from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.version import __version__
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE
