@@ -20,6 +20,7 @@ from crosstie.cli.show import console, json_text, print_json
 from crosstie.core.errors import BadInput, UnknownName
 from crosstie.core.workload import Target
 from crosstie.prove.bench.bench import Bench, Measured, Settings, bench, fitted
+from crosstie.prove.bench.counting import words_by_file
 from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
 from crosstie.prove.bench.gpus import check, local_tool
@@ -129,8 +130,8 @@ def command(
     crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000
     crosstie bench mi300x=http://a:8000 h200=http://b:8000 --tp 1 --repeat 5
 
-    Any OpenAI-compatible server will do. Prompts are English words, cut to their lengths by what the engine counts of
-    a few of them first (or by --tokenizer), alike only where a trace has hash_ids. Several endpoints take turns under
+    Any OpenAI-compatible server will do. Prompts are English words, as many as the engine's /tokenize (or
+    --tokenizer) counts to their lengths, alike only where a trace has hash_ids. Several endpoints take turns under
     each load. $OPENAI_API_KEY is sent where set. The file is written after every load, so that Ctrl-C, a crash or a
     kill keeps what was measured, and --resume goes on from there.
 
@@ -249,9 +250,13 @@ def _no_field(text: str) -> tuple[str, object]:
 
 
 def _sizing(file: Path) -> Sizing:
-    """Bytes a token of our text, by the model's own tokenizer."""
+    """Tokens of our words, by the model's own tokenizer."""
+    reader = Tokenizer(file)
+    words = words_by_file(reader)
+    if words:
+        return Sizing().with_words(words, file.name)
     sample = corpus()[:100_000].decode("ascii")
-    return Sizing(len(sample) / len(Tokenizer(file).encode(sample)))
+    return Sizing(len(sample) / len(reader.encode(sample)), counted_by=file.name)
 
 
 def _sources(gpu_metrics: Sequence[str], urls: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.prove.bench.counting import words_by_engine
 from crosstie.prove.bench.endpoint import BenchEndpoint
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
 from crosstie.prove.bench.limit import FoundLimit, find_limit
@@ -114,6 +115,8 @@ class _Session:
 
     def sized(self, endpoint: BenchEndpoint, sizing: Sizing) -> Sizing:
         """Learnt from a few prompts of several lengths: what the engine counted of them."""
+        if not sizing.words and (words := words_by_engine(endpoint, self.settings.api_key)):
+            sizing = sizing.with_words(words, "the engine's /tokenize")
         usual = made(BenchLoad(clients=1), self.settings.lengths, _FEWEST, None, self.settings.seed)
         tokens = max(round(sum(one.input_tokens for one in usual) / len(usual)), 8)
         asked = [TimedRequest(0.0, max(round(tokens * share), 8), _SIZED_TOKENS) for share in _SIZED]
@@ -123,7 +126,8 @@ class _Session:
         if not served and not run.interrupted:
             raise BadInput(f"{endpoint.url}: {run.outcomes[0].error if run.outcomes else 'no answer'}")
         sizes = [len(text(one.request, number, wording.salt, sizing)) for number, one in served]
-        return sizing.learnt(sizes, [one.input_tokens for _, one in served])
+        asked_for = [one.request.input_tokens for _, one in served]
+        return sizing.settled(sizes, asked_for, [one.input_tokens for _, one in served])
 
     def warm(self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad) -> None:
         count = self.settings.warm_up

@@ -46,7 +46,9 @@ def _endpoint(one: Measured, first: Measured, lengths: BenchLengths) -> dict[str
         "emulated": one.endpoint.emulated,
         "conditions": dict(one.endpoint.conditions),
         "bytes_per_token": round(one.sizing.bytes_per_token, 4),
-        "template_tokens": round(one.sizing.overhead, 2),
+        "template_tokens": round(one.sizing.template_tokens, 2),
+        "prompts_counted_by": one.sizing.counted_by,
+        "prompts_exact": bool(one.sizing.words),
         "limit": limit,
         "points": [
             _point(point, one, lengths, _over(point, first.points[index : index + 1]) if one is not first else None)
