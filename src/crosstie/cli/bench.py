@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -34,6 +35,7 @@ _KEY = "OPENAI_API_KEY"
 _CLIENTS = "1,4,16,64"
 _TARGET = re.compile(r"(?:p(\d{1,2}(?:\.\d+)?)=)?(\d+(?:\.\d+)?)")
 _USUAL_PERCENTILE = 0.95
+_VARY = 0.2
 _INTERRUPTED = 130
 _NOT_WRITTEN = 2
 
@@ -41,9 +43,9 @@ _NOT_WRITTEN = 2
 @click.command(
     "bench", cls=GroupedCommand,
     groups={
-        "Load": "--concurrency --rate --trace --poisson --find-limit --ttft-ms --tpot-ms",
-        "Requests": "--input --output --shortest --requests --for --start --model --completions --let-stop --field "
-                    "--tokenizer",
+        "Load": "--concurrency --rate --trace --poisson --lockstep --find-limit --ttft-ms --tpot-ms",
+        "Requests": "--input --output --vary --shortest --requests --for --start --model --completions --let-stop "
+                    "--field --tokenizer",
         "Measuring": "--warmup --repeat --resume --workers --gpu-metrics --speed --seed",
         "What it runs on, for validate and calibrate":
             "--accelerator --precision --engine --tp --gpus --layout",
@@ -67,13 +69,10 @@ _NOT_WRITTEN = 2
 @click.option("--tpot-ms", metavar="[pNN=]MS", help="Target, such as p90=50.")
 @whole_option("--input input_tokens", 1, 10**7, "Tokens of a prompt.", default=1024)
 @whole_option("--output output_tokens", 1, 10**6, "Tokens of an answer.", default=128)
-@real_option(
-    "--shortest",
-    0.01,
-    1.0,
-    "Lengths drawn evenly from X times to the whole. [default: all alike]",
-    default=1.0,
-    show_default=False,
+@real_option("--vary", 0.0, 0.9, f"Lengths vary evenly by so much both ways. [default: {_VARY}; 0 with --lockstep]")
+@real_option("--shortest", 0.01, 1.0, "Instead: lengths drawn evenly from X times to the whole.")
+@click.option(
+    "--lockstep", is_flag=True, help="All clients begin at once. [default: one by one, measured once all run]"
 )
 @whole_option("--requests most", 1, 10**7, "Of each run. [default: 10 a client, or --for]")
 @real_option("--for for_s", 0.01, 1e7, "Seconds of each run. [default: 60 of an open loop]", metavar="S")
@@ -115,11 +114,11 @@ _NOT_WRITTEN = 2
 @json_option
 def command(
     urls: tuple[str, ...], concurrency: str | None, rate: str | None, trace: str | None, poisson: bool,
-    find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, input_tokens: int, output_tokens: int, shortest: float,
-    most: int | None, for_s: float | None, start: int, model: str | None, completions: bool, let_stop: bool,
-    fields: tuple[str, ...], tokenizer: Path | None, warmup: int | None, repeat: int, workers: int | None,
-    resume: bool, gpu_metrics: tuple[str, ...], speed: float, seed: int, target: Path | None, verbose: bool,
-    as_json: bool, **given: str,
+    find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, input_tokens: int, output_tokens: int,
+    vary: float | None, shortest: float | None, lockstep: bool, most: int | None, for_s: float | None, start: int,
+    model: str | None, completions: bool, let_stop: bool, fields: tuple[str, ...], tokenizer: Path | None,
+    warmup: int | None, repeat: int, resume: bool, workers: int | None, gpu_metrics: tuple[str, ...], speed: float,
+    seed: int, target: Path | None, verbose: bool, as_json: bool, **given: str,
 ) -> int:  # fmt: skip
     """Loads endpoints and measures what they stand: TTFT, TPOT and throughput with intervals, and what GPUs drew.
 
@@ -129,6 +128,10 @@ def command(
     crosstie bench http://server:8000 --trace mooncake-conversation --rate 2
     crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000
     crosstie bench mi300x=http://a:8000 h200=http://b:8000 --tp 1 --repeat 5
+
+    Clients of a closed loop begin one by one over about the time of a request, and what counts is when all of them are
+    at work: steady, as production is and as `compare` predicts it. With --lockstep all begin at once, with equal
+    lengths, as most benchmarks have it; the file says which, and `validate` predicts the same.
 
     Any OpenAI-compatible server will do. Prompts are English words, as many as the engine's /tokenize (or
     --tokenizer) counts to their lengths, alike only where a trace has hash_ids. Several endpoints take turns under
@@ -143,8 +146,8 @@ def command(
     """
     loads = _loads(concurrency, rate, trace is not None, poisson, find_limit)
     settings = Settings(
-        lengths=_lengths(trace, input_tokens, output_tokens, shortest, start), requests=most, seconds=for_s,
-        repeats=repeat, warm_up=warmup,
+        lengths=_lengths(trace, BenchLengths(input_tokens, output_tokens), vary, shortest, lockstep, start),
+        requests=most, seconds=for_s, repeats=repeat, warm_up=warmup, lockstep=lockstep,
         targets=ClassTargets(_target("--ttft-ms", ttft_ms), _target("--tpot-ms", tpot_ms)),
         speed=speed, seed=seed, senders=workers, api_key=os.environ.get(_KEY) or None,
         tokenizer=str(tokenizer) if tokenizer else None, chat=not completions, ignore_eos=not let_stop,
@@ -221,10 +224,16 @@ def _numbers(option: str, text: str) -> list[float]:
     return found
 
 
-def _lengths(trace: str | None, inputs: int, outputs: int, shortest: float, start: int) -> BenchLengths:
-    if trace is None:
-        return BenchLengths(inputs, outputs, shortest)
-    return BenchLengths(trace=read_trace(find_trace(trace, Path())), start=start)
+def _lengths(
+    trace: str | None, usual: BenchLengths, vary: float | None, shortest: float | None, lockstep: bool, start: int
+) -> BenchLengths:
+    if trace is not None:
+        return BenchLengths(trace=read_trace(find_trace(trace, Path())), start=start)
+    if vary is not None and shortest is not None:
+        raise BadInput("--vary and --shortest both say how lengths differ: give one of them")
+    if shortest is not None:
+        return replace(usual, shortest=shortest)
+    return replace(usual, vary=vary if vary is not None else 0.0 if lockstep else _VARY)
 
 
 def _target(option: str, text: str | None) -> Target | None:

@@ -11,6 +11,11 @@ from crosstie.prove.bench.summary import MeasuredInterval, PointResult, ratio
 
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "whole": "e2e_s", "longest gap": "longest_gap_s"}
 DETAILS = "every percentile with its interval, the client's own account, and each GPU"
+_ARRIVALS = {
+    "steady": "steady, while all clients were at work",
+    "lockstep": "lockstep: all clients began at once, and the start burst counts",
+    "unsettled": "never all at work at once: too few requests, so that validate leaves it out",
+}
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -37,6 +42,10 @@ def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
         wants = one.points[0].kept is not None
         columns = ["load", ">kept" if wants else ">requests", ">tok/s", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
         show_table(out, columns, [_row(point, wants) for point in one.points])
+    for arrivals, said in _ARRIVALS.items():
+        own = [point.load.name for point in one.points if point.arrivals == arrivals]
+        if own:
+            say(out, f"  {', '.join(own)}: {said}", "dim")
     for point in one.points:
         for why, times in point.faults:
             say(out, f"- {point.load.name}: {times:,} failed: {why}")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ from tests.run.emulate.running import CATALOG, SMALL, emulated_beside, fleet, po
 
 from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
-from crosstie.prove.bench.bench import Bench, Settings, bench
+from crosstie.prove.bench.bench import Bench, Settings, bench, fitted
 from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
-from crosstie.prove.bench.loads import BenchLengths, BenchLoad
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.measure import Interrupt
 from crosstie.prove.bench.resume import EarlierRun
 from crosstie.prove.calibration.results import read_results
@@ -79,6 +80,37 @@ def test_a_closed_loop_may_end_by_the_clock(running: EmulatedFleet) -> None:
     assert point.failed == 0
 
 
+def test_clients_begin_one_by_one_unless_told_otherwise(running: EmulatedFleet, tmp_path: Path) -> None:
+    lengths = BenchLengths(200, 12, vary=0.2)
+    settings = replace(SHORT, lengths=lengths, requests=24)
+    found = bench([endpoint(running)], [BenchLoad(clients=4), BenchLoad(clients=1)], settings)
+    four, one = found.measured[0].points
+    assert (four.arrivals, one.arrivals) == ("steady", "steady")
+    assert (four.requests, four.failed) == (24, 0)
+    # Their time is less than that of the whole run, ends left out.
+    assert four.metrics["seconds"].value > 0
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(document(found)))
+    first = read_results(file).points[0]
+    # On average, since what has settled is predicted by means.
+    assert (first["arrivals"], first["input_len"], first["notes"]) == ("steady", "200", "")
+    together = bench([endpoint(running)], [BenchLoad(clients=4)], replace(settings, lockstep=True))
+    (point,) = together.measured[0].points
+    assert point.arrivals == "lockstep"
+    # Too few for a middle: all at once then, and the result says so.
+    few = bench([endpoint(running)], [BenchLoad(clients=4)], replace(settings, requests=8))
+    assert few.measured[0].points[0].arrivals == "lockstep"
+
+
+def test_lengths_that_vary_stay_within_what_an_endpoint_takes(running: EmulatedFleet) -> None:
+    one = endpoint(running)
+    tight = replace(SHORT, lengths=BenchLengths(31_000, 500, vary=0.2))
+    found = fitted(tight, [one]).lengths
+    assert 0.0 < found.vary < 0.02
+    assert max(a.input_tokens + a.output_tokens for a in made(BenchLoad(clients=1), found, 200, None, 0)) <= 32_000
+    assert fitted(replace(tight, lengths=BenchLengths(100, 10, vary=0.2)), [one]).lengths.vary == 0.2
+
+
 @pytest.mark.slow
 def test_several_processes_send_what_one_would(running: EmulatedFleet) -> None:
     settings = replace(SHORT, requests=12, senders=2)
@@ -89,7 +121,8 @@ def test_several_processes_send_what_one_would(running: EmulatedFleet) -> None:
 
 
 def test_endpoints_side_by_side_and_a_file_that_results_read(tmp_path: Any) -> None:
-    settings = replace(SHORT, repeats=2, lengths=BenchLengths(200, 40, shortest=0.5), speed=1.0)
+    lengths = BenchLengths(200, 40, shortest=0.5)
+    settings = replace(SHORT, repeats=2, lengths=lengths, speed=1.0, lockstep=True)
     # At their own pace, so that tokens come one by one on a busy machine too: there is no TPOT of those that do not.
     with emulated_beside(fleet(pool(replicas=2)), 1.0) as unhurried:
         ends = [endpoint(unhurried, 0, engine="vllm"), endpoint(unhurried, 1, engine="vllm", accelerator="h200")]

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
@@ -32,6 +33,8 @@ _SIZED_TOKENS = 4
 _WARM_S, _MOST_WARM = 5.0, 64
 # Requests one by one before a limit is looked for, and the share of their rate below which requests hardly ever meet.
 _ALONE, _RARELY = 6, 0.05
+# Requests of each client from which on there are some in the middle of a run: neither its first nor its last.
+_SETTLING_ROUNDS = 3
 # Requests that a percentile must have beyond it to be told.
 _BEYOND = 10
 
@@ -54,12 +57,14 @@ class Settings:
     tokenizer: str | None = None
     chat: bool = True
     ignore_eos: bool = True
+    # All clients of a closed loop begin at once, as most benchmarks have it.
+    lockstep: bool = False
     more: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def told(self) -> dict[str, object]:
         """What a file says of how its points were measured, besides lengths, targets and speed."""
-        names = ("requests", "seconds", "repeats", "warm_up", "seed", "chat", "ignore_eos")
+        names = ("requests", "seconds", "repeats", "warm_up", "seed", "chat", "ignore_eos", "lockstep")
         return {name: getattr(self, name) for name in names} | {"more": dict(self.more)}
 
     def count(self, load: BenchLoad) -> int | None:
@@ -112,6 +117,8 @@ class _Session:
         # Of this process and this moment of it: a server's cache may still hold what another benchmark sent.
         self._salt = int.from_bytes(os.urandom(4))
         self._runs = 0
+        # By URL: about how long a request took when last asked.
+        self._request_s: dict[str, float] = {}
 
     def sized(self, endpoint: BenchEndpoint, sizing: Sizing) -> Sizing:
         """Learnt from a few prompts of several lengths: what the engine counted of them."""
@@ -126,6 +133,8 @@ class _Session:
         if not served and not run.interrupted:
             raise BadInput(f"{endpoint.url}: {run.outcomes[0].error if run.outcomes else 'no answer'}")
         sizes = [len(text(one.request, number, wording.salt, sizing)) for number, one in served]
+        later = self.settings.lengths.output_tokens - 1
+        self._note_time(endpoint, [one.ttft_s + one.tpot_s * later for _, one in served])
         asked_for = [one.request.input_tokens for _, one in served]
         return sizing.settled(sizes, asked_for, [one.input_tokens for _, one in served])
 
@@ -137,7 +146,21 @@ class _Session:
         if count and not self.interrupt.asked:
             clients = min(load.clients or count, count)
             asked = made(BenchLoad(clients=clients), self.settings.lengths, count, None, self.settings.seed + 1_000_003)
-            self._sent(endpoint, sizing, BenchLoad(clients=clients), asked, f"{endpoint.name}: warm-up")
+            run = self._sent(endpoint, sizing, BenchLoad(clients=clients), asked, f"{endpoint.name}: warm-up")
+            self._note_time(endpoint, [one.e2e_s for one in run.outcomes if one.served])
+
+    def _note_time(self, endpoint: BenchEndpoint, seconds: Sequence[float]) -> None:
+        """The median: an engine may take long over the first one."""
+        known = [one for one in seconds if not math.isnan(one)]
+        if known:
+            self._request_s[endpoint.url] = median(known)
+
+    def _starts_s(self, endpoint: BenchEndpoint, load: BenchLoad, requests: int) -> list[float]:
+        """Clients begin one by one over about the time of a request, as if they had been at it before."""
+        clients = load.clients or 0
+        if self.settings.lockstep or clients < 2 or requests < _SETTLING_ROUNDS * clients:
+            return []
+        return [self._request_s.get(endpoint.url, 0.0) * number / clients for number in range(clients)]
 
     def measured(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, *, count: int | None = None,
@@ -151,19 +174,21 @@ class _Session:
         until = settings.seconds if load.clients is not None and settings.requests is None else None
         run = self._sent(
             endpoint, sizing, load, asked, f"{endpoint.name}, {load.name}{told}", senders=senders,
-            until_s=until or math.inf, giving=Giving(settings.targets, len(asked)) if giving else None,
+            starts_s=self._starts_s(endpoint, load, len(asked)), until_s=until or math.inf,
+            giving=Giving(settings.targets, len(asked)) if giving else None,
         )  # fmt: skip
         watch = self.watches.get(endpoint.url)
-        return run, _serving(endpoint, watch.over(run.began, run.ended)) if watch else [], senders
+        return run, _serving(endpoint, watch.over(*run.watched(settings.speed))) if watch else [], senders
 
     def _sent(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, asked: Sequence[TimedRequest], told: str, *,
-        senders: int = 1, until_s: float = math.inf, giving: Giving | None = None,
+        senders: int = 1, until_s: float = math.inf, giving: Giving | None = None, starts_s: Sequence[float] = (),
     ) -> BenchRun:  # fmt: skip
         self._runs += 1
         job = SenderJob(
             endpoint.url, self._wording(endpoint, sizing), load, list(enumerate(asked)), speed=self.settings.speed,
             api_key=self.settings.api_key, tokenizer=self.settings.tokenizer, until_s=until_s, giving=giving,
+            starts_s=starts_s,
         )  # fmt: skip
 
         def on_progress(done: int, total: int, _what: str) -> None:
@@ -189,10 +214,15 @@ def _serving(endpoint: BenchEndpoint, uses: list[GpuUse]) -> list[GpuUse]:
 
 def fitted(settings: Settings, endpoints: Sequence[BenchEndpoint]) -> Settings:
     """What one of the endpoints would refuse as too long, none is asked."""
-    longest = min((one.longest for one in endpoints if one.longest is not None), default=None)
-    if settings.lengths.trace is None or longest is None:
+    longest, lengths = (
+        min((one.longest for one in endpoints if one.longest is not None), default=None),
+        settings.lengths,
+    )
+    if longest is None:
         return settings
-    return replace(settings, lengths=replace(settings.lengths, longest=longest))
+    room = (longest - 2.0) / (lengths.input_tokens + lengths.output_tokens) - 1.0
+    vary = min(lengths.vary, max(room, 0.0)) if lengths.trace is None else 0.0
+    return replace(settings, lengths=replace(lengths, longest=longest, vary=vary))
 
 
 def bench(
@@ -272,7 +302,7 @@ def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, l
     settings = session.settings
     return of_runs(
         load, [run for run, _, _ in runs], settings.targets, [use for _, use, _ in runs], speed=settings.speed,
-        senders=max(senders for _, _, senders in runs), seed=settings.seed,
+        senders=max(senders for _, _, senders in runs), seed=settings.seed, lockstep=settings.lockstep,
     )  # fmt: skip
 
 

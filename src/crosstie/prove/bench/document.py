@@ -27,6 +27,7 @@ def document(found: Bench) -> dict[str, Any]:
             "input_tokens": None if lengths.trace else lengths.input_tokens,
             "output_tokens": None if lengths.trace else lengths.output_tokens,
             "shortest": lengths.shortest,
+            "vary": round(lengths.vary, 6),
             "trace": lengths.trace.file if lengths.trace else None,
         },
         "targets": plain(settings.targets),
@@ -75,7 +76,8 @@ def _point(
 
 
 def columns(point: PointResult, lengths: BenchLengths) -> dict[str, str]:
-    """As results have them: what was counted, where lengths were fixed or a trace's, and its most where they vary."""
+    """As results have them: what was counted, on average; but of a closed loop that begins all at once, whose schedule
+    is predicted request by request, the most of lengths that vary."""
     if not point.metrics:
         return {}
     load = point.load
@@ -83,14 +85,15 @@ def columns(point: PointResult, lengths: BenchLengths) -> dict[str, str]:
     if load.clients is None and rate is None:
         rate = point.metrics["requests_per_s"].value
     inputs, outputs = point.input_tokens, point.output_tokens
-    note = spread_note(lengths)
+    note = spread_note(lengths) if point.arrivals == "lockstep" else ""
     if note:
-        mean = (1.0 + lengths.shortest) / 2.0
+        mean = (1.0 + lengths.least) / 2.0
         inputs, outputs = inputs / mean, outputs / mean
     return {
         "concurrency": str(load.clients) if load.clients is not None else f"rate {rate:g} req/s",
         "num_prompts": str(max(round(point.requests / point.repeats), 1)),
         "input_len": str(max(round(inputs), 1)),
         "output_len": str(max(round(outputs), 1)),
+        "arrivals": point.arrivals,
         **({"notes": note} if note else {}),
     }

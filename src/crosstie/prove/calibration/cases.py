@@ -57,6 +57,8 @@ class MeasuredCase:
     shortest: float = 1.0
     receive_every: int = 1
     first_wave_s: float = 0.0
+    # Clients of a loop that have been at it for long: no start burst, and no lock-step of equal requests.
+    steady: bool = False
     requests_per_s: float = 0.0
     ttft_limit_s: float = 0.0
     tpot_limit_s: float = 0.0
@@ -196,6 +198,7 @@ class Cases:
             point=point, deployment=deployment, method="alone" if alone and not apart else "loop", replicas=replicas,
             clients=0.0, input_tokens=inputs, output_tokens=outputs, shortest=settings.shortest or 1.0,
             first_wave_s=0.0 if apart else settings.first_wave_s or 0.0, assumed=(*assumed, *spoke), service=service,
+            steady=point["arrivals"] == "steady",
         )  # fmt: skip
         return self._corrected(self._loaded(case, settings))
 

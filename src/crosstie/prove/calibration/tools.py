@@ -324,7 +324,7 @@ def _bench_runs(document: Document, file: str) -> Runs:
             (endpoint["conditions"], point["columns"], point["metrics"])
             for endpoint in document["endpoints"]
             for point in endpoint["points"]
-            if point["complete"] and point["metrics"]
+            if point["complete"] and point["metrics"] and point.get("arrivals") != "unsettled"
         ]
     except (KeyError, TypeError) as error:
         raise BadData(file, "endpoints", f"are not as crosstie bench writes them: {error}") from None
