@@ -44,6 +44,7 @@ from crosstie.prove.calibration.frontiers import frontier_errors
 from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
+from crosstie.prove.calibration.tools import is_emulated
 from crosstie.prove.calibration.validate import summary
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
@@ -105,7 +106,7 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path], given: Mapping[str, str
             "points": len(found.cases) - before[0],
             "kernels": len(found.kernels) - before[1],
         }
-        if path.suffix == ".json" and '"emulated": true' in text_of(path):
+        if is_emulated(path, text_of(path)):
             entry["emulated"] = 1
         found.files.append(entry)
     found.cases = once(found.cases)
