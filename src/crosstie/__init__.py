@@ -12,7 +12,7 @@ Names are imported when first used, so that `import crosstie` stays quick.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from crosstie.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from crosstie.catalog.calibration import Calibration as Calibration, calibration_text as calibration_text

@@ -38,6 +38,7 @@ def replica() -> Iterator[str]:
         ([NOBODY, "--field", "temperature=x"], "--field temperature=x"),
         ([NOBODY, "--gpu-metrics", "rocm-smi"], "neither nvidia-smi, amd-smi"),
         ([NOBODY, "--tokenizer", "none.json"], "none.json"),
+        ([NOBODY, "--vary", "0.2", "--shortest", "0.5"], "give one of them"),
         ([NOBODY, "-o", "."], "no file that can be written"),
         ([NOBODY, "-o", "nowhere/x.json"], "no file that can be written"),
     ],

@@ -69,6 +69,13 @@ def test_the_version_is_said_once_the_same() -> None:
     assert PROJECT["project"]["version"] == crosstie.__version__
 
 
+def test_a_source_tree_that_is_not_installed_knows_its_version() -> None:
+    """Metadata of an installation is not there beside it: who asks for it loses what was measured until then."""
+    asked = re.compile(r"""(?:version|distribution|metadata)\(\s*["']crosstie["']|package_name=["']crosstie""")
+    found = [file for file in (ROOT / "src").rglob("*.py") if asked.search(file.read_text())]
+    assert not found
+
+
 def test_the_notes_of_a_version_are_its_section() -> None:
     changelog = "# Changelog\n\n## Unreleased\n\n- new\n\n## 0.2.0 (2026-12-01)\n\n- second\n\n## 0.1.0\n\n- first\n"
     assert NOTES(changelog, "0.2.0") == "- second\n"

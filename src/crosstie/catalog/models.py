@@ -1,9 +1,11 @@
 """Model files: who the model is, where its config was found, and the config's own keys."""
 
+import hashlib
+import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from crosstie.catalog.config import load_config
 from crosstie.catalog.huggingface import read_model
@@ -43,6 +45,33 @@ def read_model_path(path: Path) -> Model:
     changed = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
     model, _ = read_model(raw, file, id=name, name=name, source=str(file), date=changed)
     return model
+
+
+class TextConfig(NamedTuple):
+    """A config.json as one line that may stand in a table, under a name that no other structure has."""
+
+    name: str
+    text: str
+
+
+def text_config(path: Path) -> TextConfig:
+    """Of a model's directory or config.json: with the keys that a reader asks for."""
+    raw, file = load_config(path)
+    _, config = read_model(raw, file, id="model", name="model", source=str(file), date="")
+    text = json.dumps(config.kept(), separators=(",", ":"), sort_keys=True)
+    return TextConfig(f"{model_id(file)}-{hashlib.sha256(text.encode()).hexdigest()[:6]}", text)
+
+
+def model_of_text(config: TextConfig) -> Model:
+    """Raises BadData where it is no config."""
+    where = Path("model_config")
+    try:
+        raw = json.loads(config.text)
+    except (ValueError, RecursionError) as error:
+        raise BadData(where, "", f"is no JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise BadData(where, "", "must be an object")
+    return read_model(raw, where, id=config.name, name=config.name, source="the config beside its results", date="")[0]
 
 
 def model_id(file: Path) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,12 +20,14 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import console, json_text, print_json
 from crosstie.core.errors import BadInput, UnknownName
 from crosstie.core.workload import Target
-from crosstie.prove.bench.bench import Bench, Settings, bench
+from crosstie.prove.bench.bench import Bench, Measured, Settings, bench, fitted
+from crosstie.prove.bench.counting import words_by_file
 from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
 from crosstie.prove.bench.gpus import check, local_tool
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
 from crosstie.prove.bench.prompts import Sizing, corpus
+from crosstie.prove.bench.resume import EarlierRun, read_earlier
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.run.wire.address import Address, is_loopback
 
@@ -32,16 +35,18 @@ _KEY = "OPENAI_API_KEY"
 _CLIENTS = "1,4,16,64"
 _TARGET = re.compile(r"(?:p(\d{1,2}(?:\.\d+)?)=)?(\d+(?:\.\d+)?)")
 _USUAL_PERCENTILE = 0.95
+_VARY = 0.2
 _INTERRUPTED = 130
+_NOT_WRITTEN = 2
 
 
 @click.command(
     "bench", cls=GroupedCommand,
     groups={
-        "Load": "--concurrency --rate --trace --poisson --find-limit --ttft-ms --tpot-ms",
-        "Requests": "--input --output --shortest --requests --for --start --model --completions --let-stop --field "
-                    "--tokenizer",
-        "Measuring": "--warmup --repeat --workers --gpu-metrics --speed --seed",
+        "Load": "--concurrency --rate --trace --poisson --lockstep --find-limit --ttft-ms --tpot-ms",
+        "Requests": "--input --output --vary --shortest --requests --for --start --model --completions --let-stop "
+                    "--field --tokenizer",
+        "Measuring": "--warmup --repeat --resume --workers --gpu-metrics --speed --seed",
         "What it runs on, for validate and calibrate":
             "--accelerator --precision --engine --tp --gpus --layout",
     },
@@ -64,18 +69,15 @@ _INTERRUPTED = 130
 @click.option("--tpot-ms", metavar="[pNN=]MS", help="Target, such as p90=50.")
 @whole_option("--input input_tokens", 1, 10**7, "Tokens of a prompt.", default=1024)
 @whole_option("--output output_tokens", 1, 10**6, "Tokens of an answer.", default=128)
-@real_option(
-    "--shortest",
-    0.01,
-    1.0,
-    "Lengths drawn evenly from X times to the whole. [default: all alike]",
-    default=1.0,
-    show_default=False,
+@real_option("--vary", 0.0, 0.9, f"Lengths vary evenly by so much both ways. [default: {_VARY}; 0 with --lockstep]")
+@real_option("--shortest", 0.01, 1.0, "Instead: lengths drawn evenly from X times to the whole.")
+@click.option(
+    "--lockstep", is_flag=True, help="All clients begin at once. [default: one by one, measured once all run]"
 )
 @whole_option("--requests most", 1, 10**7, "Of each run. [default: 10 a client, or --for]")
 @real_option("--for for_s", 0.01, 1e7, "Seconds of each run. [default: 60 of an open loop]", metavar="S")
 @whole_option("--start", 0, 10**9, "Leave out the trace's first N requests.", default=0, show_default=False)
-@click.option("--model", metavar="M", help="The model to ask for. [default: the only one that is served]")
+@click.option("--model", metavar="M", help="The model to ask for, or its folder. [default: the only one served]")
 @click.option("--completions", is_flag=True, help="Ask /v1/completions, not chat.")
 @click.option("--let-stop", is_flag=True, help="Answers may end by themselves: no ignore_eos is sent.")
 @click.option(
@@ -86,6 +88,7 @@ _INTERRUPTED = 130
 )
 @whole_option("--warmup", 0, 10**6, "Requests before each load, not counted. [default: one a client]")
 @whole_option("--repeat", 1, 1000, "Runs of each load; intervals are over them.", default=1)
+@click.option("--resume", is_flag=True, help="Go on with the file of a run that ended early; the same settings only.")
 @whole_option("--workers", 1, 512, "Processes that send. [default: as many as the load needs]")
 @click.option(
     "--gpu-metrics",
@@ -111,11 +114,11 @@ _INTERRUPTED = 130
 @json_option
 def command(
     urls: tuple[str, ...], concurrency: str | None, rate: str | None, trace: str | None, poisson: bool,
-    find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, input_tokens: int, output_tokens: int, shortest: float,
-    most: int | None, for_s: float | None, start: int, model: str | None, completions: bool, let_stop: bool,
-    fields: tuple[str, ...], tokenizer: Path | None, warmup: int | None, repeat: int, workers: int | None,
-    gpu_metrics: tuple[str, ...], speed: float, seed: int, target: Path | None, verbose: bool, as_json: bool,
-    **given: str,
+    find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, input_tokens: int, output_tokens: int,
+    vary: float | None, shortest: float | None, lockstep: bool, most: int | None, for_s: float | None, start: int,
+    model: str | None, completions: bool, let_stop: bool, fields: tuple[str, ...], tokenizer: Path | None,
+    warmup: int | None, repeat: int, resume: bool, workers: int | None, gpu_metrics: tuple[str, ...], speed: float,
+    seed: int, target: Path | None, verbose: bool, as_json: bool, **given: str,
 ) -> int:  # fmt: skip
     """Loads endpoints and measures what they stand: TTFT, TPOT and throughput with intervals, and what GPUs drew.
 
@@ -126,9 +129,14 @@ def command(
     crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000
     crosstie bench mi300x=http://a:8000 h200=http://b:8000 --tp 1 --repeat 5
 
-    Any OpenAI-compatible server will do. Prompts are English words, cut to their lengths by what the engine counts of
-    a few of them first (or by --tokenizer), alike only where a trace has hash_ids. Several endpoints take turns under
-    each load. $OPENAI_API_KEY is sent where set. Ctrl-C keeps what was measured.
+    Clients of a closed loop begin one by one over about the time of a request, and what counts is when all of them are
+    at work: steady, as production is and as `compare` predicts it. With --lockstep all begin at once, with equal
+    lengths, as most benchmarks have it; the file says which, and `validate` predicts the same.
+
+    Any OpenAI-compatible server will do. Prompts are English words, as many as the engine's /tokenize (or
+    --tokenizer) counts to their lengths, alike only where a trace has hash_ids. Several endpoints take turns under
+    each load. $OPENAI_API_KEY is sent where set. The file is written after every load, so that Ctrl-C, a crash or a
+    kill keeps what was measured, and --resume goes on from there.
 
     The result file is for `crosstie validate` and `crosstie calibrate` as it is, if it says what was measured:
     --accelerator and --tp, and what the endpoint does not say of itself. Closed loops are learnt from; arrivals by the
@@ -138,8 +146,8 @@ def command(
     """
     loads = _loads(concurrency, rate, trace is not None, poisson, find_limit)
     settings = Settings(
-        lengths=_lengths(trace, input_tokens, output_tokens, shortest, start), requests=most, seconds=for_s,
-        repeats=repeat, warm_up=warmup,
+        lengths=_lengths(trace, BenchLengths(input_tokens, output_tokens), vary, shortest, lockstep, start),
+        requests=most, seconds=for_s, repeats=repeat, warm_up=warmup, lockstep=lockstep,
         targets=ClassTargets(_target("--ttft-ms", ttft_ms), _target("--tpot-ms", tpot_ms)),
         speed=speed, seed=seed, senders=workers, api_key=os.environ.get(_KEY) or None,
         tokenizer=str(tokenizer) if tokenizer else None, chat=not completions, ignore_eos=not let_stop,
@@ -155,23 +163,36 @@ def command(
         if not gpu_metrics and all(one.emulated for one in endpoints):
             sources = ()
 
-        def kept(found: Bench) -> None:
-            write_text(file, json_text(document(found)) + "\n")
-
+        settings = fitted(settings, endpoints)
+        earlier = read_earlier(file) if resume else EarlierRun()
+        earlier.check(document(Bench(settings, [Measured(one, Sizing()) for one in endpoints])))
         found = bench(
-            endpoints, loads, settings, limit=find_limit, sizing=sizing, gpus=sources, on_progress=on_progress,
-            on_point=kept,
+            endpoints, loads, settings, limit=find_limit, sizing=sizing, gpus=sources, earlier=earlier,
+            on_progress=on_progress, on_point=lambda found: _keep_if_it_can(file, found),
         )  # fmt: skip
-        kept(found)
+    kept = _keep_if_it_can(file, found)
     if as_json:
         print_json(document(found))
     else:
         show_bench(console(), found, verbose)
-        click.echo(f"written to {file}", err=True)
+        if kept:
+            click.echo(f"written to {file}", err=True)
+    if not kept:
+        return _NOT_WRITTEN
     if found.interrupted:
         return _INTERRUPTED
     failed = any(point.failed for one in found.measured for point in one.points if not find_limit)
     return int(failed or any(one.limit and one.limit.requests_per_s is None for one in found.measured))
+
+
+def _keep_if_it_can(file: Path, found: Bench) -> bool:
+    """A disk that is full now may have room after the next load; what was measured so far is no reason to end."""
+    try:
+        write_text(file, json_text(document(found)) + "\n")
+    except BadInput as error:
+        click.echo(f"crosstie: {error}", err=True)
+        return False
+    return True
 
 
 def _loads(concurrency: str | None, rate: str | None, traced: bool, poisson: bool, limit: bool) -> list[BenchLoad]:
@@ -203,10 +224,16 @@ def _numbers(option: str, text: str) -> list[float]:
     return found
 
 
-def _lengths(trace: str | None, inputs: int, outputs: int, shortest: float, start: int) -> BenchLengths:
-    if trace is None:
-        return BenchLengths(inputs, outputs, shortest)
-    return BenchLengths(trace=read_trace(find_trace(trace, Path())), start=start)
+def _lengths(
+    trace: str | None, usual: BenchLengths, vary: float | None, shortest: float | None, lockstep: bool, start: int
+) -> BenchLengths:
+    if trace is not None:
+        return BenchLengths(trace=read_trace(find_trace(trace, Path())), start=start)
+    if vary is not None and shortest is not None:
+        raise BadInput("--vary and --shortest both say how lengths differ: give one of them")
+    if shortest is not None:
+        return replace(usual, shortest=shortest)
+    return replace(usual, vary=vary if vary is not None else 0.0 if lockstep else _VARY)
 
 
 def _target(option: str, text: str | None) -> Target | None:
@@ -232,9 +259,13 @@ def _no_field(text: str) -> tuple[str, object]:
 
 
 def _sizing(file: Path) -> Sizing:
-    """Bytes a token of our text, by the model's own tokenizer."""
+    """Tokens of our words, by the model's own tokenizer."""
+    reader = Tokenizer(file)
+    words = words_by_file(reader)
+    if words:
+        return Sizing().with_words(words, file.name)
     sample = corpus()[:100_000].decode("ascii")
-    return Sizing(len(sample) / len(Tokenizer(file).encode(sample)))
+    return Sizing(len(sample) / len(reader.encode(sample)), counted_by=file.name)
 
 
 def _sources(gpu_metrics: Sequence[str], urls: Sequence[str]) -> tuple[str, ...]:
@@ -257,4 +288,5 @@ def _endpoint(url: str, model: str | None, settings: Settings, given: dict[str, 
         known = {"accelerator": catalog.accelerator(name).id}
     except UnknownName:
         known = {}
-    return described(url, model, settings.api_key, settings.chat, known | {k: v for k, v in given.items() if v})
+    known |= {key: value for key, value in given.items() if value}
+    return described(url, model, settings.api_key, settings.chat, known, catalog)

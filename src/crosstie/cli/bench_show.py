@@ -6,10 +6,16 @@ from collections.abc import Callable
 from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import gigabytes, percent, seconds, share, significant
 from crosstie.prove.bench.bench import Bench, Measured
+from crosstie.prove.bench.prompts import Sizing
 from crosstie.prove.bench.summary import MeasuredInterval, PointResult, ratio
 
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "whole": "e2e_s", "longest gap": "longest_gap_s"}
 DETAILS = "every percentile with its interval, the client's own account, and each GPU"
+_ARRIVALS = {
+    "steady": "steady, while all clients were at work",
+    "lockstep": "lockstep: all clients began at once, and the start burst counts",
+    "unsettled": "never all at work at once: too few requests, so that validate leaves it out",
+}
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
@@ -29,14 +35,17 @@ def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
     of = one.endpoint
     emulated = "  EMULATED: the performance model's own time, no GPU ran" if of.emulated else ""
     say(out, f"{of.name}: {of.model} at {of.url}{emulated}")
-    template = f" and {significant(one.sizing.overhead)} tokens around it" if one.sizing.overhead >= 0.5 else ""
     served = next((point for point in one.points if not math.isnan(point.input_tokens)), None)
     lengths = f"{served.input_tokens:,.0f} tokens in and {served.output_tokens:,.0f} out on average; " if served else ""
-    say(out, f"  {lengths}{significant(one.sizing.bytes_per_token)} bytes of text a token{template}", "dim")
+    say(out, f"  {lengths}{_counted(one.sizing)}", "dim")
     if one.points:
         wants = one.points[0].kept is not None
         columns = ["load", ">kept" if wants else ">requests", ">tok/s", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
         show_table(out, columns, [_row(point, wants) for point in one.points])
+    for arrivals, said in _ARRIVALS.items():
+        own = [point.load.name for point in one.points if point.arrivals == arrivals]
+        if own:
+            say(out, f"  {', '.join(own)}: {said}", "dim")
     for point in one.points:
         for why, times in point.faults:
             say(out, f"- {point.load.name}: {times:,} failed: {why}")
@@ -50,6 +59,15 @@ def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
         _limit(out, one, found)
     if verbose:
         _details(out, one)
+
+
+def _counted(sizing: Sizing) -> str:
+    """How prompts were made as long as asked."""
+    around = sizing.template_tokens
+    template = f", {significant(around)} tokens around each" if around >= 0.5 else ""
+    if sizing.words:
+        return f"prompts counted by {sizing.counted_by}{template}"
+    return f"prompts of {significant(sizing.bytes_per_token)} bytes a token, by {sizing.counted_by}{template}"
 
 
 def _row(point: PointResult, wants: bool) -> list[str]:

@@ -42,8 +42,9 @@ def command(
     crosstie doctor --from ./node7 --engine vllm==0.27.1
 
     Reads amd-smi, rocminfo, nvidia-smi, the drivers' files, limits, the container's, NICs, packages and variables;
-    changes nothing, and starts nothing on a GPU. A record has no serial numbers, UUIDs or host names in it. Where
-    Crosstie is not installed, its source tree is enough to write one:
+    imports an installed engine in a process of its own, within two minutes, and looks at what it declares that it
+    needs; changes nothing, and starts nothing on a GPU. A record has no serial numbers, UUIDs or host names in it.
+    Where Crosstie is not installed, its source tree is enough to write one:
 
     \b
     PYTHONPATH=src python3 -m crosstie.port.doctor.record ./node7
@@ -55,7 +56,7 @@ def command(
         raise BadInput("--from looks at a record, so --record and --python do not go with it")
     if engines is not None and not names_in(engines):
         raise BadInput("--engine names no engine")
-    texts = capture(python) if folder is None else read_record(folder)
+    texts = capture(python, tries_engines=True) if folder is None else read_record(folder)
     if record is not None:
         write_record(texts, record)
         click.echo(f"record written to {record}", err=True)

@@ -8,6 +8,7 @@ import click
 
 from crosstie.cli.lazy import LazyGroup
 from crosstie.core.errors import BadParameter, CrosstieError
+from crosstie.core.version import __version__
 
 SECTIONS = {
     "Decide": {
@@ -65,7 +66,7 @@ _OPTIONS = {"features": "--with"}
 @click.group(
     cls=LazyGroup, sections=SECTIONS, home="crosstie.cli.", context_settings={"help_option_names": ["-h", "--help"]}
 )
-@click.version_option(package_name="crosstie", prog_name="crosstie")
+@click.version_option(__version__, prog_name="crosstie")
 def crosstie() -> None:
     """Run LLM inference on AMD and NVIDIA accelerators as one fleet.
 

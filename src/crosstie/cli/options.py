@@ -66,7 +66,7 @@ def verbose_option(what: str) -> Decorator:
 
 # What result files of benchmark tools do not say; a command gets them with its other keywords.
 _OF_TOOLS = {
-    "model": ("--model", "NAME", "The model, where a tool's file has none or a path."),
+    "model": ("--model", "NAME", "The model, or its folder, where a tool's file has none or a path."),
     "accelerator": ("--accelerator", "NAME", "The accelerator that a tool's file was measured on."),
     "precision": ("--precision", "NAME", "Weights of it. [default: native]"),
     "engine": ("--engine", "NAME", "The engine that served."),

@@ -15,7 +15,7 @@ from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, complete_models, json_option, on_option, verbose_option, whole_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, speculation_options
 from crosstie.cli.show import Output, closing, console, heading, print_json, say
-from crosstie.cli.this_machine import ON_THIS, accelerators_on
+from crosstie.cli.this_machine import ON_THIS, accelerators_on, engines_on
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Adapter, Fleet
 from crosstie.port.recipe.asked import asked_pool
@@ -142,8 +142,9 @@ def _of_model(
     weights, drafter, image = named
     found: list[Recipe] = []
     known, at_most = accelerators_on(catalog, accelerators, None)
+    here = engines_on(accelerators)
     for accelerator in known:
-        pool, chosen = asked_pool(catalog, catalog.model(model), accelerator, layout=layout, **given)
+        pool, chosen = asked_pool(catalog, catalog.model(model), accelerator, layout=layout, installed=here, **given)
         if pool.replica_gpus > at_most.get(accelerator.id, pool.replica_gpus):
             raise BadInput(f"a replica takes {pool.replica_gpus} {accelerator.id}; there are {at_most[accelerator.id]}")
         options = RecipeOptions(weights=weights, drafter=drafter, image=image, chosen=chosen)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput
-from crosstie.port.doctor.doctor import read_machine
+from crosstie.port.doctor.doctor import installed, read_machine
 from crosstie.port.doctor.inventory import Stock, stock, whole_stock
+from crosstie.port.preflight.engine import EngineRelease
 
 THIS = "this"
 ON_THIS = "this: those of this machine, this:DIR: of a recorded one"
@@ -37,3 +38,9 @@ def stock_on(catalog: Catalog, names: str | None) -> list[Stock]:
     """Of this machine, whole GPUs; nothing where other accelerators are named."""
     where = folder_in(names)
     return [] if where is None else whole_stock(read_machine(*where), catalog)
+
+
+def engines_on(names: str | None) -> list[EngineRelease]:
+    """Releases that this machine has installed; nothing where other accelerators are named."""
+    where = folder_in(names)
+    return [] if where is None else installed(read_machine(*where))

@@ -65,12 +65,18 @@ def command(
         write_text(target, predictions(found))
     names = ", ".join(file.name for file in files)
     give(
-        lambda: document(found), lambda details: show(found, details), title=f"Predicted against measured: {names}",
+        lambda: {**document(found), "emulated": _emulated(found)}, lambda details: show(found, details),
+        title=f"Predicted against measured: {names}",
         html=html, verbose=verbose, as_json=as_json,
     )  # fmt: skip
     if target and not as_json:
         click.echo(f"predictions written to {target}", err=True)
     return 0 if found.outcomes else 1
+
+
+def _emulated(found: Validation) -> int:
+    """Rows that no GPU was measured for."""
+    return sum(outcome.cases[0].point["emulated"] == "yes" for outcome in found.outcomes)
 
 
 def show(found: Validation, verbose: bool) -> None:
@@ -82,6 +88,8 @@ def show(found: Validation, verbose: bool) -> None:
         say(out, f"  {count:,} not: {reason}")
     if not found.outcomes:
         return
+    if _emulated(found):
+        say(out, f"{_emulated(found):,} of them are of emulated replicas: how well the model agrees with itself")
     cells = [
         [METRICS[name], f"{error['n']:,}", *(percent(error[key]) for key in ("median_ape", "p90_ape", "bias"))]
         for name, error in made["metrics"].items()

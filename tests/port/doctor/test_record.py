@@ -1,6 +1,7 @@
 """A record has what is needed, and nothing that tells whose machine it is; what is written is read again."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 
 from crosstie.core.errors import BadInput
 from crosstie.port.doctor import record as recording
+from crosstie.port.doctor.doctor import diagnose
 from crosstie.port.doctor.host import machine_of
-from crosstie.port.doctor.record import anonymous, capture, read_record, write_record
+from crosstie.port.doctor.record import NO_ANSWER, anonymous, capture, read_record, write_record
 
 SRC = Path(recording.__file__).parents[3]
 
@@ -84,3 +86,32 @@ def test_python_without_crosstie_s_libraries_writes_one(tmp_path: Path) -> None:
 def test_an_interpreter_that_is_none_is_refused() -> None:
     with pytest.raises(BadInput, match="is no Python that tells its packages"):
         capture("/bin/false")
+
+
+def test_an_engine_is_asked_for_its_requirements_and_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM of our own making, whose import fails for want of what it declares."""
+    made = tmp_path / "vllm-0.24.0.dist-info"
+    made.mkdir()
+    needs = ["msgspec>=0.1", "no-such-package==1", 'other-os; sys_platform == "win32"', 'more; extra == "audio"']
+    lines = "".join(f"Requires-Dist: {one}\n" for one in needs)
+    (made / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n{lines}")
+    (tmp_path / "vllm.py").write_text("import no_such_package\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    machine = machine_of(capture(tries_engines=True))
+    assert machine.packages["vllm"] == "0.24.0"
+    assert machine.requires["vllm"][needs[1]] == ""
+    assert machine.requires["vllm"][needs[0]]
+    assert needs[3] not in machine.requires["vllm"]
+    assert machine.imports["vllm"] == "ModuleNotFoundError: No module named 'no_such_package'"
+    told = {one.check: one.what for one in diagnose(machine).findings if one.severity == "error"}
+    assert "no-such-package==1" in told["requirements"]
+    assert "other-os" not in told["requirements"]
+    assert "no_such_package" in told["import"]
+    (tmp_path / "vllm.py").write_text("")
+    assert machine_of(capture(tries_engines=True)).imports == {"vllm": ""}
+    # Who only asks what is here does not wait for it.
+    assert machine_of(capture()).imports == {}
+    # An import that never ends is given up.
+    monkeypatch.setattr(recording, "_IMPORT_S", 1.0)
+    (tmp_path / "vllm.py").write_text("import time; time.sleep(3600)\n")
+    assert machine_of(capture(tries_engines=True)).imports["vllm"].startswith(NO_ANSWER)

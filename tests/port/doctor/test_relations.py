@@ -107,3 +107,39 @@ def test_verdicts_are_by_kind_of_gpu() -> None:
     machine = msgspec.structs.replace(machine, gpus=(machine.gpus[0], other), links=(), packages={}, torch_build={})
     assert diagnose(machine, catalog=CATALOG).verdicts == {"mi300x": "ready with settings", "mi325x": "ready"}
     assert diagnose(healthy("AMD", gpus=()), catalog=CATALOG).verdicts == {"this machine": "will not run"}
+
+
+def test_an_engine_without_what_it_declares_is_not_ready() -> None:
+    """As vLLM without FlashInfer, which doctor called ready and which died at its start."""
+    requires = {
+        "vllm": {
+            "flashinfer-python==0.6.1": "",
+            'numba==0.61; python_version < "3.10"': "",
+            "torch==2.9.0": "2.9.0",
+            "transformers>=4.56": "4.40.0",
+            'xgrammar; platform_machine == "x86_64"': "",
+        }
+    }
+    markers = {"python_version": "3.12", "platform_machine": "aarch64"}
+    machine = healthy("NVIDIA", requires=requires, markers=markers)
+    lacking, other = (one for one in diagnose(machine).findings if one.check == "requirements")
+    assert lacking.severity == "error"
+    assert lacking.what.endswith("declares 1 requirement that is not installed: flashinfer-python==0.6.1")
+    assert other.severity == "unknown"
+    assert "transformers>=4.56 (here 4.40.0)" in other.what
+    assert set(diagnose(machine).verdicts.values()) == {
+        diagnose(healthy("NVIDIA", imports={"vllm": "x"})).verdicts["h200"]
+    }
+    whole = healthy("NVIDIA", requires={"vllm": {"torch==2.9.0": "2.9.0+cu130"}}, markers=markers, imports={"vllm": ""})
+    assert not [one for one in diagnose(whole).findings if one.check in ("requirements", "import")]
+
+
+def test_an_engine_that_cannot_be_imported_is_not_ready() -> None:
+    (found,) = (
+        one
+        for one in diagnose(healthy("NVIDIA", imports={"vllm": "ModuleNotFoundError: No module named 'x'"})).findings
+        if one.check == "import"
+    )
+    assert (found.severity, found.what) == ("error", "import vllm: ModuleNotFoundError: No module named 'x'")
+    slow = healthy("NVIDIA", imports={"vllm": "no answer within 120 s"})
+    assert [one.severity for one in diagnose(slow).findings if one.check == "import"] == ["unknown"]

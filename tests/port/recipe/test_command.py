@@ -1,6 +1,7 @@
 """`crosstie recipe` as a user runs it."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,30 @@ def test_this_machine_is_asked_what_it_has(crosstie: Command) -> None:
     found = crosstie("recipe", "llama-3.1-70b", "--precision", "q4_k_m", "--on", this)
     assert (found.status, found.err.count("\n")) == (2, 1)
     assert "there are 1" in found.err
+
+
+def test_this_machine_s_own_release_is_written_for(crosstie: Command, tmp_path: Path) -> None:
+    """As doctor sees it, unless somebody names another."""
+    for folder in ("h200", "h200-0.24"):
+        shutil.copytree("examples/machines/h200", tmp_path / folder)
+    facts = tmp_path / "h200-0.24" / "facts.json"
+    told = json.loads(facts.read_text())
+    facts.write_text(json.dumps(told | {"packages": told["packages"] | {"vllm": "0.24.0+cu130"}}))
+    asked = ["recipe", "llama-3.1-8b", "--json", "--on"]
+
+    def releases(*more: str) -> list[str]:
+        return [one["release"] for one in json.loads(crosstie(*asked, *more).out)["recipes"]]
+
+    here = f"this:{tmp_path / 'h200-0.24'}"
+    assert releases(here) == releases(here, "--engine", "vllm") == ["0.24.0"]
+    assert releases(here, "--engine", "vllm==0.30.0") == ["0.30.0"]
+    assert releases(here, "--engine", "sglang") == releases("h200", "--engine", "sglang")
+    assert releases(f"this:{tmp_path / 'h200'}") == releases("h200") != ["0.24.0"]
+
+
+def test_what_the_command_does_not_set_is_not_explained(crosstie: Command) -> None:
+    assert "HF_HOME" in crosstie("recipe", "llama-3.1-8b", "--on", "h200", "-v").out
+    assert "HF_HOME" not in crosstie("recipe", "llama-3.1-8b", "--on", "h200", "--bare", "-v").out
 
 
 def test_status_1_where_it_would_not_run(crosstie: Command) -> None:

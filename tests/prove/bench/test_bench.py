@@ -3,18 +3,20 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.run.emulate.running import SMALL, emulated_beside, fleet, pool
+from tests.run.emulate.running import CATALOG, SMALL, emulated_beside, fleet, pool
 
 from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
-from crosstie.prove.bench.bench import Bench, Settings, bench
+from crosstie.prove.bench.bench import Bench, Settings, bench, fitted
 from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
-from crosstie.prove.bench.loads import BenchLengths, BenchLoad
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.measure import Interrupt
+from crosstie.prove.bench.resume import EarlierRun
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.run.emulate.faults import Fault
@@ -32,7 +34,7 @@ def running() -> Iterator[EmulatedFleet]:
 
 def endpoint(running: EmulatedFleet, index: int = 0, **given: str) -> BenchEndpoint:
     url = running.fleet.pools[0].backends[index]
-    return described(f"n{index}={url}", None, None, True, {"accelerator": "mi300x", "tp": "1", **given})
+    return described(f"n{index}={url}", None, None, True, {"accelerator": "mi300x", "tp": "1", **given}, CATALOG)
 
 
 def test_an_endpoint_says_what_it_is(running: EmulatedFleet) -> None:
@@ -46,9 +48,9 @@ def test_an_endpoint_says_what_it_is(running: EmulatedFleet) -> None:
     }  # fmt: skip
     url = running.fleet.pools[0].backends[0]
     with pytest.raises(BadInput, match="a first request for other failed: status 404"):
-        described(url, "other", None, True, {})
+        described(url, "other", None, True, {}, CATALOG)
     with pytest.raises(BadInput, match=r"127\.0\.0\.1:9"):
-        described("http://127.0.0.1:9", None, None, True, {})
+        described("http://127.0.0.1:9", None, None, True, {}, CATALOG)
 
 
 def test_names_of_endpoints() -> None:
@@ -78,6 +80,37 @@ def test_a_closed_loop_may_end_by_the_clock(running: EmulatedFleet) -> None:
     assert point.failed == 0
 
 
+def test_clients_begin_one_by_one_unless_told_otherwise(running: EmulatedFleet, tmp_path: Path) -> None:
+    lengths = BenchLengths(200, 12, vary=0.2)
+    settings = replace(SHORT, lengths=lengths, requests=24)
+    found = bench([endpoint(running)], [BenchLoad(clients=4), BenchLoad(clients=1)], settings)
+    four, one = found.measured[0].points
+    assert (four.arrivals, one.arrivals) == ("steady", "steady")
+    assert (four.requests, four.failed) == (24, 0)
+    # Their time is less than that of the whole run, ends left out.
+    assert four.metrics["seconds"].value > 0
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(document(found)))
+    first = read_results(file).points[0]
+    # On average, since what has settled is predicted by means.
+    assert (first["arrivals"], first["input_len"], first["notes"]) == ("steady", "200", "")
+    together = bench([endpoint(running)], [BenchLoad(clients=4)], replace(settings, lockstep=True))
+    (point,) = together.measured[0].points
+    assert point.arrivals == "lockstep"
+    # Too few for a middle: all at once then, and the result says so.
+    few = bench([endpoint(running)], [BenchLoad(clients=4)], replace(settings, requests=8))
+    assert few.measured[0].points[0].arrivals == "lockstep"
+
+
+def test_lengths_that_vary_stay_within_what_an_endpoint_takes(running: EmulatedFleet) -> None:
+    one = endpoint(running)
+    tight = replace(SHORT, lengths=BenchLengths(31_000, 500, vary=0.2))
+    found = fitted(tight, [one]).lengths
+    assert 0.0 < found.vary < 0.02
+    assert max(a.input_tokens + a.output_tokens for a in made(BenchLoad(clients=1), found, 200, None, 0)) <= 32_000
+    assert fitted(replace(tight, lengths=BenchLengths(100, 10, vary=0.2)), [one]).lengths.vary == 0.2
+
+
 @pytest.mark.slow
 def test_several_processes_send_what_one_would(running: EmulatedFleet) -> None:
     settings = replace(SHORT, requests=12, senders=2)
@@ -88,7 +121,8 @@ def test_several_processes_send_what_one_would(running: EmulatedFleet) -> None:
 
 
 def test_endpoints_side_by_side_and_a_file_that_results_read(tmp_path: Any) -> None:
-    settings = replace(SHORT, repeats=2, lengths=BenchLengths(200, 40, shortest=0.5), speed=1.0)
+    lengths = BenchLengths(200, 40, shortest=0.5)
+    settings = replace(SHORT, repeats=2, lengths=lengths, speed=1.0, lockstep=True)
     # At their own pace, so that tokens come one by one on a busy machine too: there is no TPOT of those that do not.
     with emulated_beside(fleet(pool(replicas=2)), 1.0) as unhurried:
         ends = [endpoint(unhurried, 0, engine="vllm"), endpoint(unhurried, 1, engine="vllm", accelerator="h200")]
@@ -131,6 +165,33 @@ def test_a_limit_lies_between_what_holds_and_what_does_not(running: EmulatedFlee
     assert (lost.limit.requests_per_s, lost.limit.trials) == (None, [])
     with pytest.raises(BadInput, match="a limit needs a target"):
         bench([endpoint(running)], [], SHORT, limit=True)
+
+
+@pytest.mark.slow
+def test_a_limit_goes_on_with_the_trials_that_were_made(running: EmulatedFleet) -> None:
+    targets = ClassTargets(Target(seconds=100.0, percentile=0.5), None)
+    settings = replace(SHORT, requests=20, targets=targets)
+    written: list[dict[str, Any]] = []
+    first = BenchLoad(requests_per_s=50.0)
+
+    def on_point(found: Bench) -> None:
+        written.append(json.loads(json.dumps(document(found))))
+        # Killed after the second trial.
+        if len(written) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench([endpoint(running)], [first], settings, limit=True, on_point=on_point)
+    seen: list[float] = []
+    whole = bench(
+        [endpoint(running)], [first], settings, limit=True, earlier=EarlierRun("run.json", written[-1]),
+        on_point=lambda found: seen.append(found.measured[0].points[-1].load.requests_per_s or 0.0),
+    )  # fmt: skip
+    assert whole.measured[0].limit is not None
+    rates = [rate for rate, _ in whole.measured[0].limit.trials]
+    assert rates[:3] == [50.0, 100.0, 200.0]
+    # Told after each trial that was made now, and at the end.
+    assert seen[:-1] == rates[2:]
 
 
 def test_an_interrupt_keeps_what_was_measured(running: EmulatedFleet, monkeypatch: pytest.MonkeyPatch) -> None:

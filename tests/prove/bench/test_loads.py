@@ -36,6 +36,20 @@ def test_lengths_are_fixed_or_spread_evenly() -> None:
     assert spread_note(BenchLengths()) == ""
 
 
+def test_lengths_vary_around_what_is_asked_for_and_have_its_mean() -> None:
+    around = BenchLengths(1000, 100, vary=0.2)
+    for seed in (0, 1):
+        asked = made(BenchLoad(clients=2), around, 40, None, seed=seed)
+        assert np.mean([one.input_tokens for one in asked]) == 1000
+        assert np.mean([one.output_tokens for one in asked]) == pytest.approx(100, abs=0.5)
+        assert (min(one.input_tokens for one in asked), max(one.input_tokens for one in asked)) == (805, 1195)
+    assert [one.input_tokens for one in made(BenchLoad(clients=2), around, 40, None, seed=0)] != [
+        one.input_tokens for one in asked
+    ]
+    # As a share of the most, which is how results have it.
+    assert spread_note(around) == "random lengths 67-100%"
+
+
 def test_a_trace_gives_lengths_prefixes_and_its_times() -> None:
     trace = read_trace(find_trace("mooncake-conversation", Path()))
     own = made(BenchLoad(by_trace=True), BenchLengths(trace=trace), 50, None, seed=0)

@@ -1,6 +1,7 @@
 """What runs come to: statistics by hand, intervals that hold what they say, and a client that says when it was slow."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from crosstie.core.workload import Target
 from crosstie.prove.bench.gpus import GpuUse
 from crosstie.prove.bench.loads import BenchLoad
-from crosstie.prove.bench.measure import BenchRun
+from crosstie.prove.bench.measure import BenchRun, settled_in
 from crosstie.prove.bench.summary import of_runs, ratio, statistics_of, student
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.replay import RequestOutcome
@@ -27,21 +28,47 @@ def outcome(
     )  # fmt: skip
 
 
-def run(outcomes: list[RequestOutcome], lag: float = 0.0, seconds: float = 10.0, **more: bool) -> BenchRun:
-    told = {"interrupted": False, "gave_up": False, **more}
+def run(outcomes: list[RequestOutcome], lag: float = 0.0, seconds: float = 10.0, **more: Any) -> BenchRun:
+    told: dict[str, Any] = {"interrupted": False, "gave_up": False, **more}
     return BenchRun(outcomes, began=0.0, ended=seconds, client_cpu_s=1.0, lags_s=[lag], **told)
 
 
 def test_statistics_by_hand() -> None:
     some = [outcome(0.0, 0.2, 1.2), outcome(1.0, 0.8, 3.0), outcome(2.0, math.nan, math.nan, error="status 500")]
-    found = statistics_of(some, TARGETS)
+    found = statistics_of(run(some), TARGETS)
     assert found["seconds"] == 4.0
     assert found["output_tokens_per_s"] == pytest.approx(22 / 4)
     assert found["total_tokens_per_s"] == pytest.approx(222 / 4)
     assert (found["requests_per_s"], found["goodput_requests_per_s"]) == (0.5, 0.25)
     assert found["ttft_s_mean"] == pytest.approx(0.5)
     assert found["tpot_s_p50"] == pytest.approx((0.1 + 0.22) / 2)
-    assert statistics_of(some[2:], TARGETS) == {}
+    assert statistics_of(run(some[2:]), TARGETS) == {}
+
+
+def test_what_has_settled_is_measured_while_all_clients_are_at_work() -> None:
+    """Two clients with requests of 2 s; the second begins after 1 s. Alone, at either end, a token is twice as fast."""
+    some = [outcome(0.0, 0.5, 1.5), *(outcome(1.0 + at, 0.5, 2.0) for at in range(6)), outcome(7.0, 0.5, 1.0)]
+    starts = [0.0, 1.0]
+    settled = settled_in(some, starts)
+    assert settled == (1.0, 7.0)
+    one = run(some, seconds=8.5, settled=settled, clients=2)
+    # Neither the first of the first client nor the last of each.
+    assert [each.due_s for each in one.settled_outcomes] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    found = statistics_of(one, ClassTargets())
+    assert found["seconds"] == 6.0
+    assert found["e2e_s_mean"] == found["e2e_s_p99"] == 2.0
+    # A third of the first lies in it, half of the one that began at 6, and nothing of the last.
+    assert found["requests_per_s"] == pytest.approx((0.5 / 1.5 + 5 + 0.5) / 6)
+    assert found["output_tokens_per_s"] == pytest.approx(11 * (0.5 / 1.0 + 5 + 0.5 / 1.5) / 6)
+    # The GPU is watched meanwhile: the last token came at 8 s of the run, which ended then on this machine's clock.
+    assert one.watched(1.0) == (1.5, 7.5)
+    point = of_runs(BenchLoad(clients=2), [one], ClassTargets(), [[]])
+    assert (point.arrivals, point.requests) == ("steady", 8)
+    # Who began one by one and was never at work together says nothing of either.
+    few = run(some[:3], settled=settled_in(some[:3], starts), clients=2)
+    assert of_runs(BenchLoad(clients=2), [few], ClassTargets(), [[]]).arrivals == "unsettled"
+    assert of_runs(BenchLoad(clients=2), [run(some)], ClassTargets(), [[]]).arrivals == "lockstep"
+    assert of_runs(BenchLoad(requests_per_s=2.0), [run(some)], ClassTargets(), [[]]).arrivals == "by the clock"
 
 
 def test_student_s_interval_is_the_textbook_s() -> None:
@@ -127,5 +154,5 @@ def test_power_becomes_joules_of_a_token() -> None:
     use = [GpuUse("0", 5, 300.0, 350.0, 1e9, 0.5), GpuUse("1", 5, 200.0, 250.0, 2e9, 0.7)]
     found = of_runs(BenchLoad(clients=1), [run(some, seconds=11.0)], ClassTargets(), [use])
     assert found.metrics["power_w"].value == 500.0
-    assert found.metrics["joules_per_output_token"].value == pytest.approx(500.0 * 11.0 / 110)
+    assert found.metrics["joules_per_output_token"].value == pytest.approx(500.0 * 10.0 / 110)
     assert [one.gpu for one in found.gpus] == ["0", "1"]

@@ -45,6 +45,25 @@ def test_one_client_has_a_step_a_token(resolve: Cases) -> None:
     assert math.isnan(got["decode_step"][0])
 
 
+def test_clients_that_have_settled_are_predicted_as_compare_does(resolve: Cases) -> None:
+    """Steady arrivals beside a start burst and lock-step of equal requests: 128 clients wait many times as long."""
+    steady = one(resolve, concurrency="128", arrivals="steady")
+    burst = one(resolve, concurrency="128", arrivals="lockstep")
+    got = predicted(steady, burst)
+    found = steady_state(Hardware([steady.deployment]), 128, 1024, 128)
+    assert got["ttft_p50"][0] == pytest.approx(float(found.ttft_s[0, 0]))
+    assert got["tpot"][0] == pytest.approx(float(found.tpot_s[0, 0]))
+    assert got["output_tokens_per_s"][0] == pytest.approx(float(found.output_tokens_per_s[0, 0]))
+    assert got["ttft_p50"][1] > 3 * got["ttft_p50"][0]
+    # Which share of the roofline that is, is what power is predicted by.
+    ideal = Predictor([steady, burst]).ideal()["run"]
+    reached = ideal / [got["run"][0], got["run"][1]]
+    assert 0.1 < reached[0] < 1.0
+    assert reached[0] == pytest.approx(reached[1], rel=0.3)
+    alone = predicted(one(resolve, concurrency="1", arrivals="steady"))
+    assert (alone["ttft_p99"], alone["tpot_p99"]) == (alone["ttft_p50"], alone["tpot"])
+
+
 @pytest.mark.parametrize("clients", ["16", "128"])
 def test_predictions_keep_littles_law(resolve: Cases, clients: str) -> None:
     """All rounds but the last keep every client inside."""

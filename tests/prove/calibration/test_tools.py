@@ -11,6 +11,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput
 from crosstie.prove.calibration.cases import Cases
 from crosstie.prove.calibration.results import OperatingPoint, read_results
+from crosstie.prove.calibration.tools import is_emulated
 
 GIVEN = {"accelerator": "h200", "model": "llama-3.1-8b", "engine": "vllm", "tp": "1"}
 
@@ -221,6 +222,69 @@ def test_validate_reads_them_and_asks_in_one_line(crosstie: Command, tmp_path: P
     said = json.loads(got.out)
     assert said["metrics"]["tpot"]["n"] == 2
     assert said["uncovered"] == {}
+
+
+TOLD = "This answer is emulated by Crosstie: it keeps the time"
+
+
+def with_request(document: dict[str, Any], **request: str) -> dict[str, Any]:
+    """As guidellm has it where its requests are not left out."""
+    first, *others = document["benchmarks"]
+    return document | {"benchmarks": [first | {"requests": {"successful": [request]}}, *others]}
+
+
+@pytest.mark.parametrize(
+    ("content", "marked"),
+    [
+        (VLLM, False),
+        (VLLM | {"generated_texts": ["Well, ", TOLD]}, True),
+        (SGLANG | {"generated_texts": [TOLD]}, True),
+        (AIPERF, False),
+        (AIPERF | {"responses": [{"system_fingerprint": "crosstie-emulated"}]}, True),
+        (GUIDELLM, False),
+        (with_request(GUIDELLM, output=TOLD), True),
+        (REPLAY | {"emulated": True}, True),
+        # Somebody's prompt that speaks of it is no mark.
+        (VLLM | {"label": '"emulated": true'}, False),
+    ],
+)
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_results_of_emulated_replicas_are_marked_whoever_wrote_them(
+    crosstie: Command, tmp_path: Path, content: dict[str, Any], marked: bool, separators: tuple[str, str]
+) -> None:
+    text = json.dumps(content, separators=separators)
+    assert {point["emulated"] for point in read(tmp_path, text)} == {"yes" if marked else ""}
+    file = tmp_path / "bench.json"
+    assert is_emulated(file, text) == marked
+    rows = ["accelerator,emulated", f"h200,{'yes' if marked else ''}"]
+    assert is_emulated(tmp_path / "rows.csv", "\n".join(rows)) == marked
+    options = [f"--{name}={value}" for name, value in GIVEN.items()]
+    seen = crosstie("validate", str(file), *options)
+    assert ("of emulated replicas" in seen.out) == marked
+    assert bool(json.loads(crosstie("validate", str(file), *options, "--json").out)["emulated"]) == marked
+
+
+def test_of_a_benchmark_with_two_endpoints_the_emulated_one_is_marked(tmp_path: Path) -> None:
+    point = {"complete": True, "columns": {"concurrency": "2", "input_len": "9", "output_len": "9"},
+             "metrics": {"ttft_s_p50": {"value": 1.0}}}  # fmt: skip
+    ends = [
+        {"emulated": emulated, "conditions": GIVEN | {"accelerator": name}, "points": [point]}
+        for name, emulated in (("mi300x", True), ("h200", False))
+    ]
+    found = read(tmp_path, {"crosstie_bench": 1, "endpoints": ends}, nothing="")
+    assert {one["accelerator"]: one["emulated"] for one in found} == {"mi300x": "yes", "h200": ""}
+
+
+@pytest.mark.slow
+def test_calibrate_marks_them_too(crosstie: Command, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(VLLM | {"generated_texts": [TOLD]}, separators=(",", ":")))
+    options = [f"--{name}={value}" for name, value in GIVEN.items()]
+    seen = crosstie("calibrate", "--add", str(file), *options)
+    assert "of emulated replicas" in seen.out, seen.err
+    # As a table of what was added, too.
+    again = crosstie("calibrate", "--add", str(file), *options)
+    assert "of emulated replicas" in again.out
 
 
 @pytest.mark.slow

@@ -52,6 +52,17 @@ def trace(name: str) -> Trace:
     return read_trace(find_trace(name, Path()))
 
 
+def test_clients_begin_when_they_are_told_and_go_on_when_they_are_free() -> None:
+    starts = [0.0, 0.4, 30.0]
+    outcomes = replay(requests(40, tokens=(50, 4)), clients=3, starts_s=starts)
+    due = [one.due_s for one in outcomes]
+    assert all(one.served for one in outcomes)
+    assert due == sorted(due)
+    # Whoever is free goes on, whether or not another has begun.
+    assert {round(one, 6) for one in due} & set(starts) == {0.0, 0.4} | ({30.0} if due[-1] >= 30.0 else set())
+    assert sum(one < 30.0 for one in due) > 10
+
+
 def test_a_part_of_a_trace_at_its_own_pace() -> None:
     conversation = trace("azure-2023-conversation")
     assert conversation.arrival_s is not None

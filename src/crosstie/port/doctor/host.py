@@ -37,6 +37,9 @@ class _Facts(msgspec.Struct, kw_only=True):
     python: str = ""
     packages: dict[str, str] = {}
     torch_build: dict[str, str] = {}
+    requires: dict[str, dict[str, str]] = {}
+    markers: dict[str, str] = {}
+    imports: dict[str, str] = {}
 
 
 def machine_of(record: Mapping[str, str], name: str = "this machine") -> Machine:
@@ -50,6 +53,7 @@ def machine_of(record: Mapping[str, str], name: str = "this machine") -> Machine
         taken=facts.taken, system=facts.system, gpus=gpus, links=links, driverless=_driverless(record),
         nics=_nics(record), amdgpu=amdgpu_release(record), rocm=rocm_release(record), nvidia=driver, cuda=cuda,
         cuda_toolkit=_toolkit(record), packages=facts.packages, torch_build=facts.torch_build,
+        requires=facts.requires, markers=facts.markers, imports=facts.imports,
         llama_cpp=_first(r"version: (\d+)", record.get("commands/llama-server.txt", "")),
         environment=facts.environment, devices=facts.devices, uid=facts.uid, groups=facts.groups, cpus=facts.cpus,
         cpu_limit=_cpu_limit(record), memory_bytes=_meminfo(record, "MemTotal") << 10,

@@ -104,6 +104,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     packages: dict[str, str] = {}
     # What PyTorch was built for: cuda or hip, with the release.
     torch_build: dict[str, str] = {}
+    # By engine: each requirement that it declares, with the release that is installed, "" for none.
+    requires: dict[str, dict[str, str]] = {}
+    # What requirements may depend on, of the interpreter that engines run in.
+    markers: dict[str, str] = {}
+    # By engine: what it said when it was imported, "" where all was well.
+    imports: dict[str, str] = {}
     llama_cpp: str = ""
     environment: dict[str, str] = {}
     devices: dict[str, FoundDevice] = {}

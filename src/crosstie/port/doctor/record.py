@@ -41,6 +41,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 # Where vendors put their tools without putting them on the path.
 _MORE_PATH = ("/opt/rocm/bin", "/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
 _PATIENCE_S = 60.0
+# An engine with PyTorch and its kernels, from a cold disk.
+_IMPORT_S = 120.0
+NO_ANSWER = "no answer within"
 _KFD = "sys/class/kfd/kfd/topology/nodes/*"
 _CGROUP = "sys/fs/cgroup"
 FILES = (
@@ -86,9 +89,14 @@ _IDENTITY: tuple[tuple[re.Pattern[str], str], ...] = (
 )  # fmt: skip
 
 
-def capture(python: str | None = None) -> Record:
-    """This machine, now. `python`: the interpreter whose packages count; this one by default."""
-    record = {FACTS: json.dumps(_facts(python or sys.executable), indent=1) + "\n"}
+def capture(python: str | None = None, tries_engines: bool = False) -> Record:
+    """This machine, now. `python`: the interpreter whose packages count; this one by default. `tries_engines`: whether
+    those that are installed are imported, which takes a while."""
+    python = python or sys.executable
+    facts = _facts(python)
+    if tries_engines:
+        facts["imports"] = {name: _imported(python, name) for name in facts.get("requires", {})}
+    record = {FACTS: json.dumps(facts, indent=1) + "\n"}
     for name, argv in COMMANDS.items():
         record |= {f"{_COMMANDS}{key}": text for key, text in _run(name, argv).items()}
     for name in (*_files(), *_gpu_files()):
@@ -256,7 +264,18 @@ def _packages(python: str) -> dict[str, Any]:
     return found
 
 
+def _imported(python: str, name: str) -> str:
+    """What is wrong with an engine that cannot be imported, its last line; "" where it can."""
+    script = Path(__file__).with_name("packages.py")
+    try:
+        done = subprocess.run([python, str(script), name], capture_output=True, timeout=_IMPORT_S, text=True)
+    except subprocess.TimeoutExpired:
+        return f"{NO_ANSWER} {_IMPORT_S:.0f} s"
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return "" if done.returncode == 0 else (lines or [f"status {done.returncode}"])[-1][:300]
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("give the folder that the record goes into")
-    write_record(capture(), Path(sys.argv[1]))
+    write_record(capture(tries_engines=True), Path(sys.argv[1]))

@@ -2,13 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import cast
 
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.figures import gigabytes, plural
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.doctor.machine import Gpu, Machine, whole
+from crosstie.port.doctor.record import NO_ANSWER
 from crosstie.port.preflight.engine import EngineRelease
 from crosstie.port.preflight.matrix import EngineBuild, builds
 
@@ -26,6 +29,7 @@ def relation_findings(machine: Machine, catalog: Catalog, engines: Sequence[Engi
     return [
         *_found(machine), *_tools(machine), *_visible(machine), *_mixed(machine), *_links(machine, catalog),
         *_driver(machine), *_rocm(machine), *(one for engine in engines for one in _release(machine, engine)),
+        *_requirements(machine), *_imports(machine),
         *_processors(machine), *_host_memory(machine),
     ]  # fmt: skip
 
@@ -163,6 +167,58 @@ def _rocm(machine: Machine) -> Iterable[Finding]:
             "rocm-release", "unknown", f"{told}: libraries of both may be loaded into one process", "/opt/rocm", told,
             f"PyTorch for ROCm {installed.major}, or a ROCm {built.major} beside it; the engine's image has one.",
         )  # fmt: skip
+
+
+def _requirements(machine: Machine) -> Iterable[Finding]:
+    """What an engine declares that it needs: it may start without, or die at its start or under its first load."""
+    for engine, declared in machine.requires.items():
+        wanted = [(text, has) for text, has in declared.items() if _is_meant(text, machine)]
+        for severity, said, some, remedy in (
+            ("error", "not installed", [text for text, has in wanted if not has], "Install"),
+            ("unknown", "of another release", [f"{text} (here {has})" for text, has in wanted if has and not
+             _satisfies(text, has)], "Reinstall"),
+        ):  # fmt: skip
+            if some:
+                names = ", ".join(one.partition(";")[0].strip() if not one.endswith(")") else one for one in some)
+                yield _finding(
+                    "requirements", cast(Severity, severity), f"{engine} {machine.packages.get(engine, '')} declares "
+                    f"{plural(len(some), 'requirement')} that {'is' if len(some) == 1 else 'are'} {said}: {names}",
+                    "packages", f"the metadata of {engine}", f"{remedy} {engine} with its requirements: pip check "
+                    "shows what is left; the engine's image has all of them.",
+                )  # fmt: skip
+
+
+def _requirement(text: str) -> Requirement | None:
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def _is_meant(text: str, machine: Machine) -> bool:
+    found = _requirement(text)
+    return found is not None and (found.marker is None or found.marker.evaluate({**machine.markers, "extra": ""}))
+
+
+def _satisfies(text: str, has: str) -> bool:
+    found = _requirement(text)
+    try:
+        return found is None or found.specifier.contains(Version(has), prereleases=True)
+    except InvalidVersion:
+        # A build of one's own.
+        return True
+
+
+def _imports(machine: Machine) -> Iterable[Finding]:
+    for engine, said in machine.imports.items():
+        if said:
+            slow = said.startswith(NO_ANSWER)
+            yield _finding(
+                "import", "unknown" if slow else "error", f"import {engine}: {said}", "packages",
+                f"tried in a process of its own, with the Python that has {engine}",
+                f"Try it by hand: python -c 'import {engine}'." if slow else
+                f"Install what is missing, or {engine} of a release that goes with what is here.",
+            )  # fmt: skip
 
 
 def _release(machine: Machine, engine: EngineRelease) -> Iterable[Finding]:

@@ -1,12 +1,12 @@
 """Findings as SARIF 2.1.0, which code-scanning pages and editors read."""
 
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from crosstie.core.finding import GROUNDS, Finding
+from crosstie.core.version import __version__
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"note": "note", "setting": "warning", "slow": "warning", "unknown": "warning", "error": "error"}
@@ -16,7 +16,7 @@ def sarif(findings: Sequence[Finding]) -> dict[str, Any]:
     checks = sorted({finding.check for finding in findings})
     driver = {
         "name": "crosstie",
-        "version": version("crosstie"),
+        "version": __version__,
         "informationUri": "https://pypi.org/project/crosstie/",
         "rules": [{"id": check, "shortDescription": {"text": check.replace("-", " ")}} for check in checks],
     }

@@ -9,7 +9,7 @@ from crosstie.core.fleet import Adapter, Pool, PoolApart, PoolSide
 from crosstie.core.model import Model
 from crosstie.perf.estimate_apart import parse_layout
 from crosstie.perf.fit import DOES_NOT_FIT, longest_context, smallest_layout
-from crosstie.port.preflight.engine import engine_from
+from crosstie.port.preflight.engine import EngineRelease, engine_from
 
 # Tokens of a request that the smallest layout must hold, as `fit` takes it.
 _CONTEXT = 8192
@@ -20,9 +20,10 @@ def asked_pool(
     layout: Parallelism | None = None, precision: str = "native", kv: str = "bf16", speculation: str | None = None,
     text: str = "chat", acceptance: float | None = None, apart: str | None = None, connector: str | None = None,
     context: int | None = None, in_flight: int = 256, replicas: int = 1, adapters: Sequence[Adapter] = (),
-    served_as: str | None = None,
+    served_as: str | None = None, installed: Sequence[EngineRelease] = (),
 ) -> tuple[Pool, str]:  # fmt: skip
-    """The pool, and where its layout comes from. Raises BadInput where nothing fits."""
+    """The pool, and where its layout comes from. `installed`: releases that are there, for an engine that is named
+    without one. Raises BadInput where nothing fits."""
     release = None
     stack = None
     if engine is not None:
@@ -50,6 +51,7 @@ def asked_pool(
             )
         split = found.deployment.parallelism
     deployment = catalog.deployment(model, accelerator, split, precision, kv, stack, drafts)
+    release = release or next((str(one.version) for one in installed if one.stack == deployment.stack.id), None)
     joined = None
     if sides:
         joined = PoolApart(

@@ -195,7 +195,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         """Everything that was set, beside why; of the container what is told to whoever starts it."""
         told = [(one.shown, one.why) for one in self.settings]
         if by == "nobody":
-            return told
+            # Whose own process it is has a cache already, and its command sets none.
+            return [(one.shown, one.why) for one in self.settings if one.name != "HF_HOME"]
         box = self.container
         found = [("image " + self.image, self.image_why), *told]
         if by == "docker":

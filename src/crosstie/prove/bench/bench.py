@@ -5,15 +5,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.prove.bench.counting import words_by_engine
 from crosstie.prove.bench.endpoint import BenchEndpoint
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
 from crosstie.prove.bench.limit import FoundLimit, find_limit
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, senders_for
 from crosstie.prove.bench.prompts import Sizing, Wording, text
+from crosstie.prove.bench.resume import EarlierRun
 from crosstie.prove.bench.summary import PointResult, of_runs
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.traffic import TimedRequest
@@ -30,6 +33,8 @@ _SIZED_TOKENS = 4
 _WARM_S, _MOST_WARM = 5.0, 64
 # Requests one by one before a limit is looked for, and the share of their rate below which requests hardly ever meet.
 _ALONE, _RARELY = 6, 0.05
+# Requests of each client from which on there are some in the middle of a run: neither its first nor its last.
+_SETTLING_ROUNDS = 3
 # Requests that a percentile must have beyond it to be told.
 _BEYOND = 10
 
@@ -52,7 +57,15 @@ class Settings:
     tokenizer: str | None = None
     chat: bool = True
     ignore_eos: bool = True
+    # All clients of a closed loop begin at once, as most benchmarks have it.
+    lockstep: bool = False
     more: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def told(self) -> dict[str, object]:
+        """What a file says of how its points were measured, besides lengths, targets and speed."""
+        names = ("requests", "seconds", "repeats", "warm_up", "seed", "chat", "ignore_eos", "lockstep")
+        return {name: getattr(self, name) for name in names} | {"more": dict(self.more)}
 
     def count(self, load: BenchLoad) -> int | None:
         """Requests of one run; None where the clock decides."""
@@ -85,6 +98,8 @@ class Bench:
     settings: Settings
     measured: list[Measured]
     interrupted: bool = False
+    # All that was asked for was measured.
+    finished: bool = False
     # By whom the GPUs of each endpoint were watched; empty where by nobody.
     gpus: tuple[str, ...] = ()
 
@@ -102,9 +117,13 @@ class _Session:
         # Of this process and this moment of it: a server's cache may still hold what another benchmark sent.
         self._salt = int.from_bytes(os.urandom(4))
         self._runs = 0
+        # By URL: about how long a request took when last asked.
+        self._request_s: dict[str, float] = {}
 
     def sized(self, endpoint: BenchEndpoint, sizing: Sizing) -> Sizing:
         """Learnt from a few prompts of several lengths: what the engine counted of them."""
+        if not sizing.words and (words := words_by_engine(endpoint, self.settings.api_key)):
+            sizing = sizing.with_words(words, "the engine's /tokenize")
         usual = made(BenchLoad(clients=1), self.settings.lengths, _FEWEST, None, self.settings.seed)
         tokens = max(round(sum(one.input_tokens for one in usual) / len(usual)), 8)
         asked = [TimedRequest(0.0, max(round(tokens * share), 8), _SIZED_TOKENS) for share in _SIZED]
@@ -114,7 +133,10 @@ class _Session:
         if not served and not run.interrupted:
             raise BadInput(f"{endpoint.url}: {run.outcomes[0].error if run.outcomes else 'no answer'}")
         sizes = [len(text(one.request, number, wording.salt, sizing)) for number, one in served]
-        return sizing.learnt(sizes, [one.input_tokens for _, one in served])
+        later = self.settings.lengths.output_tokens - 1
+        self._note_time(endpoint, [one.ttft_s + one.tpot_s * later for _, one in served])
+        asked_for = [one.request.input_tokens for _, one in served]
+        return sizing.settled(sizes, asked_for, [one.input_tokens for _, one in served])
 
     def warm(self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad) -> None:
         count = self.settings.warm_up
@@ -124,7 +146,21 @@ class _Session:
         if count and not self.interrupt.asked:
             clients = min(load.clients or count, count)
             asked = made(BenchLoad(clients=clients), self.settings.lengths, count, None, self.settings.seed + 1_000_003)
-            self._sent(endpoint, sizing, BenchLoad(clients=clients), asked, f"{endpoint.name}: warm-up")
+            run = self._sent(endpoint, sizing, BenchLoad(clients=clients), asked, f"{endpoint.name}: warm-up")
+            self._note_time(endpoint, [one.e2e_s for one in run.outcomes if one.served])
+
+    def _note_time(self, endpoint: BenchEndpoint, seconds: Sequence[float]) -> None:
+        """The median: an engine may take long over the first one."""
+        known = [one for one in seconds if not math.isnan(one)]
+        if known:
+            self._request_s[endpoint.url] = median(known)
+
+    def _starts_s(self, endpoint: BenchEndpoint, load: BenchLoad, requests: int) -> list[float]:
+        """Clients begin one by one over about the time of a request, as if they had been at it before."""
+        clients = load.clients or 0
+        if self.settings.lockstep or clients < 2 or requests < _SETTLING_ROUNDS * clients:
+            return []
+        return [self._request_s.get(endpoint.url, 0.0) * number / clients for number in range(clients)]
 
     def measured(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, *, count: int | None = None,
@@ -138,19 +174,21 @@ class _Session:
         until = settings.seconds if load.clients is not None and settings.requests is None else None
         run = self._sent(
             endpoint, sizing, load, asked, f"{endpoint.name}, {load.name}{told}", senders=senders,
-            until_s=until or math.inf, giving=Giving(settings.targets, len(asked)) if giving else None,
+            starts_s=self._starts_s(endpoint, load, len(asked)), until_s=until or math.inf,
+            giving=Giving(settings.targets, len(asked)) if giving else None,
         )  # fmt: skip
         watch = self.watches.get(endpoint.url)
-        return run, _serving(endpoint, watch.over(run.began, run.ended)) if watch else [], senders
+        return run, _serving(endpoint, watch.over(*run.watched(settings.speed))) if watch else [], senders
 
     def _sent(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, asked: Sequence[TimedRequest], told: str, *,
-        senders: int = 1, until_s: float = math.inf, giving: Giving | None = None,
+        senders: int = 1, until_s: float = math.inf, giving: Giving | None = None, starts_s: Sequence[float] = (),
     ) -> BenchRun:  # fmt: skip
         self._runs += 1
         job = SenderJob(
             endpoint.url, self._wording(endpoint, sizing), load, list(enumerate(asked)), speed=self.settings.speed,
             api_key=self.settings.api_key, tokenizer=self.settings.tokenizer, until_s=until_s, giving=giving,
+            starts_s=starts_s,
         )  # fmt: skip
 
         def on_progress(done: int, total: int, _what: str) -> None:
@@ -174,6 +212,19 @@ def _serving(endpoint: BenchEndpoint, uses: list[GpuUse]) -> list[GpuUse]:
     return sorted(uses, key=lambda one: -one.power_w)[:count]
 
 
+def fitted(settings: Settings, endpoints: Sequence[BenchEndpoint]) -> Settings:
+    """What one of the endpoints would refuse as too long, none is asked."""
+    longest, lengths = (
+        min((one.longest for one in endpoints if one.longest is not None), default=None),
+        settings.lengths,
+    )
+    if longest is None:
+        return settings
+    room = (longest - 2.0) / (lengths.input_tokens + lengths.output_tokens) - 1.0
+    vary = min(lengths.vary, max(room, 0.0)) if lengths.trace is None else 0.0
+    return replace(settings, lengths=replace(lengths, longest=longest, vary=vary))
+
+
 def bench(
     endpoints: Sequence[BenchEndpoint],
     loads: Sequence[BenchLoad],
@@ -182,17 +233,19 @@ def bench(
     limit: bool = False,
     sizing: Sizing | None = None,
     gpus: Sequence[str] = (),
+    earlier: EarlierRun | None = None,
     on_progress: OnProgress = no_progress,
-    on_point: Callable[[Bench], None] = lambda found: None,
+    on_point: Callable[[Bench], object] = lambda found: None,
 ) -> Bench:
     """`limit`: look for the highest rate within targets instead, from the first load's rate on. `sizing`: where a
     tokenizer has said already how long tokens are. `gpus`: as GpuWatch, one for all endpoints or one for each.
-    `on_point`: told after every load."""
+    `earlier`: points that are not measured again. `on_point`: told after every load."""
     if len(gpus) not in (0, 1, len(endpoints)):
         raise BadInput(f"{len(gpus)} sources of GPU metrics for {len(endpoints)} endpoints: give one, or one for each")
     wants = settings.targets.ttft is not None or settings.targets.tpot is not None
     if limit and not wants:
         raise BadInput("a limit needs a target to be within: --ttft-ms p95=1000 or --tpot-ms p90=50")
+    settings = fitted(settings, endpoints)
     with ExitStack() as held:
         interrupt = held.enter_context(Interrupt())
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -202,24 +255,25 @@ def bench(
         watches = {one.url: opened[source] for one, source in zip(endpoints, of_each, strict=False)}
         session = _Session(settings, senders, interrupt, watches, on_progress)
         found = Bench(settings, [], gpus=tuple(gpus))
-        longest = [one.longest for one in endpoints if one.longest is not None]
-        if settings.lengths.trace is not None and longest:
-            # What one of them would refuse, none is asked.
-            settings = replace(settings, lengths=replace(settings.lengths, longest=min(longest)))
-            session.settings = found.settings = settings
+        earlier = earlier or EarlierRun()
         for endpoint in endpoints:
             learnt = session.sized(endpoint, sizing or Sizing())
             found.measured.append(Measured(endpoint, learnt))
         if limit:
             for one in found.measured:
-                one.limit = _limit(session, one, loads[0] if loads else None)
+                known = earlier.points(one.endpoint.name, whole=False)
+                one.limit = _limit(session, one, loads[0] if loads else None, known, lambda: on_point(found))
                 on_point(found)
         else:
+            known_loads = earlier.shared([one.name for one in endpoints])
+            for one in found.measured:
+                by_load = {point.load: point for point in earlier.points(one.endpoint.name, whole=True)}
+                one.points += [by_load[load] for load in known_loads]
             for load in loads:
-                if not interrupt.asked:
+                if not interrupt.asked and load not in known_loads:
                     _points(session, found.measured, load)
                     on_point(found)
-        found.interrupted = interrupt.asked
+        found.interrupted, found.finished = interrupt.asked, not interrupt.asked
     return found
 
 
@@ -248,11 +302,15 @@ def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, l
     settings = session.settings
     return of_runs(
         load, [run for run, _, _ in runs], settings.targets, [use for _, use, _ in runs], speed=settings.speed,
-        senders=max(senders for _, _, senders in runs), seed=settings.seed,
+        senders=max(senders for _, _, senders in runs), seed=settings.seed, lockstep=settings.lockstep,
     )  # fmt: skip
 
 
-def _limit(session: _Session, one: Measured, first: BenchLoad | None) -> FoundLimit:
+def _limit(
+    session: _Session, one: Measured, first: BenchLoad | None, known: Sequence[PointResult],
+    on_trial: Callable[[], object],
+) -> FoundLimit:  # fmt: skip
+    """`known`: trials of an earlier run, which this one would make in the same order."""
     settings = session.settings
     percentiles = [target.percentile for target in (settings.targets.ttft, settings.targets.tpot) if target]
     fewest = round(_BEYOND / (1.0 - max(percentiles)))
@@ -264,10 +322,14 @@ def _limit(session: _Session, one: Measured, first: BenchLoad | None) -> FoundLi
         # Who misses with nobody beside it keeps the targets at no rate.
         return FoundLimit()
     alone = len(served) / sum(served)
-    start = start or alone
+    start = known[0].load.requests_per_s if known else start or alone
+    assert start is not None
 
     def trial(rate: float, number: int) -> PointResult | None:
         load = BenchLoad(requests_per_s=rate, by_trace=by_trace)
+        if number < len(known) and known[number].load == load:
+            one.points.append(known[number])
+            return known[number]
         seconds = settings.seconds or _SECONDS
         count = max(settings.requests or round(rate * seconds), fewest)
         found = session.measured(one.endpoint, one.sizing, load, number + 1, count=count, giving=True)
@@ -275,6 +337,7 @@ def _limit(session: _Session, one: Measured, first: BenchLoad | None) -> FoundLi
             return None
         result = _result(session, load, [found])
         one.points.append(result)
+        on_trial()
         return result
 
     session.warm(one.endpoint, one.sizing, BenchLoad(requests_per_s=start))

@@ -1,10 +1,11 @@
 """The result file of a benchmark: JSON that `validate` and `calibrate` read as it is."""
 
 import platform
+from collections.abc import Sequence
 from datetime import date
-from importlib.metadata import version
 from typing import Any
 
+from crosstie.core.version import __version__
 from crosstie.prove.bench.bench import Bench, Measured
 from crosstie.prove.bench.loads import BenchLengths, spread_note
 from crosstie.prove.bench.summary import PointResult, ratio
@@ -17,7 +18,7 @@ def document(found: Bench) -> dict[str, Any]:
     settings, lengths = found.settings, found.settings.lengths
     return {
         "crosstie_bench": FORMAT,
-        "by": f"crosstie {version('crosstie')} bench",
+        "by": f"crosstie {__version__} bench",
         "date": date.today().isoformat(),
         "client": platform.node(),
         "latencies": "seconds of the server's clock, from when a request was due; intervals are of 95%",
@@ -26,11 +27,13 @@ def document(found: Bench) -> dict[str, Any]:
             "input_tokens": None if lengths.trace else lengths.input_tokens,
             "output_tokens": None if lengths.trace else lengths.output_tokens,
             "shortest": lengths.shortest,
+            "vary": round(lengths.vary, 6),
             "trace": lengths.trace.file if lengths.trace else None,
         },
         "targets": plain(settings.targets),
+        "settings": plain(settings.told),
         "gpus_watched_by": list(found.gpus),
-        "complete": not found.interrupted,
+        "complete": found.finished,
         "endpoints": [_endpoint(one, found.measured[0], lengths) for one in found.measured],
     }
 
@@ -44,18 +47,22 @@ def _endpoint(one: Measured, first: Measured, lengths: BenchLengths) -> dict[str
         "emulated": one.endpoint.emulated,
         "conditions": dict(one.endpoint.conditions),
         "bytes_per_token": round(one.sizing.bytes_per_token, 4),
-        "template_tokens": round(one.sizing.overhead, 2),
+        "template_tokens": round(one.sizing.template_tokens, 2),
+        "prompts_counted_by": one.sizing.counted_by,
+        "prompts_exact": bool(one.sizing.words),
         "limit": limit,
         "points": [
-            _point(point, one, lengths, _over(point, first.points[index]) if one is not first and
-                   index < len(first.points) and limit is None else None)
+            _point(point, one, lengths, _over(point, first.points[index : index + 1]) if one is not first else None)
             for index, point in enumerate(one.points)
         ],
-    }  # fmt: skip
+    }
 
 
-def _over(point: PointResult, first: PointResult) -> dict[str, Any]:
-    return {name: plain(ratio(point, first, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")}
+def _over(point: PointResult, beside: Sequence[PointResult]) -> dict[str, Any] | None:
+    """`beside`: the first endpoint's point, if it has one; where a limit was looked for it may be of another load."""
+    if not beside or beside[0].load != point.load:
+        return None
+    return {name: plain(ratio(point, beside[0], name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")}
 
 
 def _point(
@@ -69,7 +76,8 @@ def _point(
 
 
 def columns(point: PointResult, lengths: BenchLengths) -> dict[str, str]:
-    """As results have them: what was counted, where lengths were fixed or a trace's, and its most where they vary."""
+    """As results have them: what was counted, on average; but of a closed loop that begins all at once, whose schedule
+    is predicted request by request, the most of lengths that vary."""
     if not point.metrics:
         return {}
     load = point.load
@@ -77,14 +85,15 @@ def columns(point: PointResult, lengths: BenchLengths) -> dict[str, str]:
     if load.clients is None and rate is None:
         rate = point.metrics["requests_per_s"].value
     inputs, outputs = point.input_tokens, point.output_tokens
-    note = spread_note(lengths)
+    note = spread_note(lengths) if point.arrivals == "lockstep" else ""
     if note:
-        mean = (1.0 + lengths.shortest) / 2.0
+        mean = (1.0 + lengths.least) / 2.0
         inputs, outputs = inputs / mean, outputs / mean
     return {
         "concurrency": str(load.clients) if load.clients is not None else f"rate {rate:g} req/s",
         "num_prompts": str(max(round(point.requests / point.repeats), 1)),
         "input_len": str(max(round(inputs), 1)),
         "output_len": str(max(round(outputs), 1)),
+        "arrivals": point.arrivals,
         **({"notes": note} if note else {}),
     }

@@ -3,10 +3,17 @@
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from crosstie.core.errors import BadInput
+from msgspec.structs import replace
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.models import text_config
+from crosstie.core.errors import BadData, BadInput, UnknownName
+from crosstie.core.model import Model
 from crosstie.run.emulate.answers import FINGERPRINT
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
@@ -40,14 +47,17 @@ def named(text: str) -> tuple[str, str]:
     return name or Address(url).authority.decode(), url
 
 
-def described(text: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str]) -> BenchEndpoint:
-    """Raises BadInput where it does not answer, or has no such model. What is given wins over what it says."""
+def described(
+    text: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str], catalog: Catalog
+) -> BenchEndpoint:
+    """Raises BadInput where it does not answer, or has no such model. What is given wins over what it says. `model`:
+    as requests name it, or the folder of the one that is served."""
     name, url = named(text)
-    return run_on_loop(_described(name, url, model, api_key, chat, given))
+    return run_on_loop(_described(name, url, model, api_key, chat, given, catalog))
 
 
 async def _described(
-    name: str, url: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str]
+    name: str, url: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str], catalog: Catalog
 ) -> BenchEndpoint:
     address = Address(url)
     origin = Origin(asyncio.get_running_loop(), address)
@@ -67,7 +77,8 @@ async def _described(
     try:
         listed = _object(await ask("/v1/models")).get("data")
         models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-        model = model or _only(url, models)
+        folder = None if model in [one.get("id") for one in models] else _folder(model)
+        model = _only(url, models) if folder or not model else model
         own: dict[str, Any] = next((one for one in models if one.get("id") == model), {})
         # An engine that has just started may take long over its first request.
         first = await ask(*_tried(model, chat), timeout_s=_FIRST_S)
@@ -80,7 +91,7 @@ async def _described(
         version = _object(await ask("/version"))
     finally:
         origin.close()
-    conditions: dict[str, str] = {"model": str(own.get("root") or model)}
+    conditions = _model(catalog, model, str(own.get("root") or ""), folder)
     engine = _ENGINES.get(str(own.get("owned_by", "")))
     if engine:
         conditions["engine"] = engine
@@ -96,6 +107,44 @@ async def _described(
     emulated = FINGERPRINT.encode() in first.body or own.get("owned_by") == FINGERPRINT
     longest = own.get("max_model_len")
     return BenchEndpoint(name, url, model, emulated, longest if isinstance(longest, int) else None, conditions)
+
+
+def _folder(name: str | None) -> Path | None:
+    """Where a name is a folder of this machine with a config.json in it."""
+    found = Path(name).expanduser() if name else None
+    return found if found and (found / "config.json").is_file() else None
+
+
+def _model(catalog: Catalog, served: str, root: str, folder: Path | None) -> dict[str, str]:
+    """Columns that say which model it is. The structure decides where it can be read, and a name of the catalog stands
+    for it only if that has the same; else the first name that the catalog knows. A server's path says nothing
+    elsewhere."""
+    names = list(dict.fromkeys(filter(None, (root, served, root.rstrip("/").rpartition("/")[2]))))
+    known = [one for one in names if _is_known(catalog, one)]
+    folder = folder or _folder(root)
+    if folder is not None:
+        with suppress(BadData):
+            found, own = text_config(folder), catalog.model(folder.absolute())
+            same = [one for one in known if _structure(catalog.model(one)) == _structure(own)]
+            return {"model": same[0]} if same else {"model": found.name, "model_config": found.text}
+    plain = [one for one in names if not one.startswith((".", "/", "~"))]
+    return {"model": (known or plain or names)[0]}
+
+
+def _is_known(catalog: Catalog, name: str) -> bool:
+    if name.startswith((".", "/", "~")) or name.endswith((".json", ".toml")):
+        return False
+    try:
+        # A folder of this machine may have that name, too.
+        return catalog.model(name).id in catalog.models
+    except UnknownName:
+        return False
+
+
+def _structure(model: Model) -> Model:
+    """What is left of a model without its names."""
+    nameless = replace(model, id="", name="", aliases=(), source="", date="", licence="", notes=(), file="")
+    return replace(nameless, architecture="", max_context=0)
 
 
 def _tried(model: str, chat: bool) -> tuple[str, dict[str, Any]]:

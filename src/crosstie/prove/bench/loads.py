@@ -9,19 +9,27 @@ import numpy as np
 from crosstie.catalog.traces import Trace
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import significant
+from crosstie.perf.hardware import Array
 from crosstie.prove.replay.traffic import TimedRequest, from_trace
 
 
 @dataclass(frozen=True)
 class BenchLengths:
-    """Fixed ones, or evenly between `shortest` times these and these; a trace's where there is one."""
+    """Fixed ones; evenly `vary` times these around them, or between `shortest` times these and these; a trace's where
+    there is one."""
 
     input_tokens: int = 1024
     output_tokens: int = 128
     shortest: float = 1.0
+    vary: float = 0.0
     trace: Trace | None = None
     start: int = 0
     longest: int | None = None
+
+    @property
+    def least(self) -> float:
+        """The shortest as a share of the longest."""
+        return (1.0 - self.vary) / (1.0 + self.vary) if self.vary else self.shortest
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,19 @@ def made(
         count = max(round(rate * (seconds or 0.0)), 1)
     draw = np.random.default_rng(seed)
     inputs, outputs = (
-        np.maximum(np.rint(draw.uniform(lengths.shortest, 1.0, count) * most), 1).astype(int).tolist()
-        for most in (lengths.input_tokens, lengths.output_tokens)
+        np.maximum(np.rint(_shares(lengths, count, draw) * usual), 1).astype(int).tolist()
+        for usual in (lengths.input_tokens, lengths.output_tokens)
     )
     arrivals = [0.0] * count if rate is None else poisson(rate, count, draw)
     return [TimedRequest(*one) for one in zip(arrivals, inputs, outputs, strict=True)]
+
+
+def _shares(lengths: BenchLengths, count: int, draw: np.random.Generator) -> Array:
+    """Of the usual length, for each request. What varies around it is every share alike in an order by chance: the mean
+    is then just what was asked for."""
+    if not lengths.vary:
+        return draw.uniform(lengths.shortest, 1.0, count)
+    return 1.0 - lengths.vary + 2.0 * lengths.vary * draw.permutation((np.arange(count) + 0.5) / count)
 
 
 def poisson(rate: float, count: int, draw: np.random.Generator) -> list[float]:
@@ -100,6 +116,6 @@ def shares(requests: Sequence[TimedRequest], of: int) -> list[list[tuple[int, Ti
 
 def spread_note(lengths: BenchLengths) -> str:
     """As results have it where lengths vary evenly."""
-    if lengths.trace is not None or lengths.shortest >= 1.0:
+    if lengths.trace is not None or lengths.least >= 1.0:
         return ""
-    return f"random lengths {max(math.floor(100 * lengths.shortest + 0.5), 1)}-100%"
+    return f"random lengths {max(math.floor(100 * lengths.least + 0.5), 1)}-100%"

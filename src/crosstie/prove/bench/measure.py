@@ -70,6 +70,8 @@ class SenderJob:
     silence_s: float = 120.0
     until_s: float = math.inf
     giving: Giving | None = None
+    # When each client begins, on the server's clock; all at once where nothing is said.
+    starts_s: Sequence[float] = ()
 
 
 class Sent(msgspec.Struct):
@@ -94,6 +96,36 @@ class BenchRun:
     # Ended before its time: by whoever asked for it, or because its targets were lost.
     interrupted: bool
     gave_up: bool
+    # Of clients that began one by one: seconds of the run, on the server's clock, in which all of them were at work.
+    settled: tuple[float, float] | None = None
+    # The last so many requests are a client's last one each.
+    clients: int = 0
+
+    @property
+    def settled_outcomes(self) -> list[RequestOutcome]:
+        """Those that had all the others beside them from their first moment to their last; of any other run, all."""
+        if self.settled is None:
+            return self.outcomes
+        sent = sorted(self.outcomes, key=lambda one: one.due_s)[: -self.clients]
+        return [one for one in sent if one.due_s >= self.settled[0]]
+
+    def watched(self, speed: float) -> tuple[float, float]:
+        """The part of it that counts, on this machine's clock."""
+        ends = [one.due_s + one.e2e_s for one in self.outcomes if one.served]
+        if self.settled is None or not ends:
+            return self.began, self.ended
+        begin, end = (self.ended - (max(ends) - at) / speed for at in self.settled)
+        return begin, end
+
+
+def settled_in(outcomes: Sequence[RequestOutcome], starts_s: Sequence[float]) -> tuple[float, float] | None:
+    """From when the last client has begun to when the first finds nothing more to send; None where no request was sent
+    and answered between them."""
+    sent = sorted(one.due_s for one in outcomes)
+    if len(starts_s) < 2 or len(sent) <= len(starts_s):
+        return None
+    begin, end = max(starts_s), sent[-1]
+    return (begin, end) if begin <= sent[-len(starts_s) - 1] < end else None
 
 
 class Interrupt:
@@ -144,7 +176,8 @@ async def _send(job: SenderJob, ends: Any, on_progress: OnProgress) -> Sent:
 
     sender = Replay(
         asyncio.get_running_loop(), job.url, job.wording.model, speed=job.speed, silence_s=job.silence_s,
-        api_key=job.api_key, clients=job.load.clients, until_s=job.until_s, count=count, goes_on=goes_on,
+        api_key=job.api_key, clients=job.load.clients, starts_s=job.starts_s, until_s=job.until_s, count=count,
+        goes_on=goes_on,
         path=CHAT if job.wording.chat else COMPLETIONS, on_progress=on_progress,
         body=lambda request, index: job.wording.body(request, numbers[index]),
     )  # fmt: skip
@@ -217,14 +250,17 @@ class Senders:
             (pair for part in parts for pair in zip(part.numbers, part.outcomes, strict=True)), key=lambda one: one[0]
         )
         cut = any(one.error == NOT_AWAITED for _, one in found) or len(found) < len(job.requests)
+        outcomes = [one for _, one in found if one.error != NOT_AWAITED]
         return BenchRun(
-            outcomes=[one for _, one in found if one.error != NOT_AWAITED],
+            outcomes=outcomes,
             began=began,
             ended=monotonic(),
             client_cpu_s=sum(part.cpu_s for part in parts),
             lags_s=[lag for part in parts for lag in part.lags_s],
             interrupted=self._interrupt.asked,
             gave_up=cut and not self._interrupt.asked and math.isinf(job.until_s),
+            settled=settled_in(outcomes, job.starts_s),
+            clients=len(job.starts_s),
         )
 
     def _apart(self, job: SenderJob, senders: int, on_progress: OnProgress) -> list[Sent]:
@@ -240,6 +276,7 @@ class Senders:
         for index in range(self._most):
             mine = dealt[index] if index < senders else []
             own = SenderJob(**{**vars(job), "requests": mine, "load": job.load.part(index, senders),
+                         "starts_s": job.starts_s[index::senders] if index < senders else (),
                          "giving": _share_of(job.giving, len(mine))})  # fmt: skip
             futures.append(self._pool.submit(_sent_apart, index, own))
         waiting: set[Future[Sent]] = set(futures)

@@ -1,13 +1,16 @@
 """Prompts of words: English sentences of our own making, cut to a length in tokens, alike where a trace says so.
 
 No two runs share a text, or the second would be served from a cache; within one, blocks that a trace numbers alike are
-alike. How many bytes a token has is the tokenizer's own business, so it is learnt: from a tokenizer's file, or from
-what the engine counted of the first prompts.
+alike. How long a token is is the tokenizer's own business: where it says how many tokens each word has, prompts are put
+together from words to just the length asked for; else bytes a token are learnt from what the engine counted of the
+first prompts.
 """
 
 import random
+from bisect import bisect_right
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 import msgspec
@@ -30,6 +33,10 @@ under a green lamp;without opening the door;by the end of September;in plain wor
 _THEN = """and that was enough;but the figures differ;so we began again;which surprised no one;
 because the first answer was wrong;while the others waited outside;and asked for a second opinion"""
 _SENTENCES = 16_000
+# Prompts of counted words begin so: whether a tokenizer sees a space before a first word does not matter then.
+_FIRST = b"In"
+# Words that tell one text from all others.
+_NAME_WORDS = 8
 # Text has four to five bytes a token; emulated replicas count four.
 USUAL_BYTES = 4.0
 
@@ -47,14 +54,53 @@ def corpus() -> bytes:
     return "".join(sentences).encode("ascii")
 
 
+@cache
+def vocabulary() -> tuple[bytes, ...]:
+    """Every word of the text once, with the comma or full stop that follows it."""
+    return tuple(sorted(set(corpus().split())))
+
+
+# A word of the text, and its tokens.
+Word = tuple[bytes, int]
+
+
+class _Places(NamedTuple):
+    """Where words of the text begin, how many tokens there are before each, and those that are one token."""
+
+    begins: list[int]
+    tokens: list[int]
+    ones: list[bytes]
+
+
+@lru_cache(maxsize=8)
+def _places(words: tuple[Word, ...]) -> _Places:
+    costs = dict(words)
+    begins, tokens, at, so_far = [0], [0], 0, 0
+    for word in corpus().split():
+        at += len(word) + 1
+        so_far += costs[word]
+        begins.append(at)
+        tokens.append(so_far)
+    return _Places(begins, tokens, [word for word, cost in words if cost == 1])
+
+
 class Sizing(NamedTuple):
     """Tokens of a prompt are `overhead` (its template's) and one for each so many bytes of its text."""
 
     bytes_per_token: float = USUAL_BYTES
     overhead: float = 0.0
+    # Tokens of every word: lengths are then exact, and `overhead` has the first word's.
+    words: tuple[Word, ...] = ()
+    # By whom lengths are counted, in words.
+    counted_by: str = "guess"
 
     def size(self, tokens: int) -> int:
         return max(round((tokens - self.overhead) * self.bytes_per_token), 1)
+
+    @property
+    def template_tokens(self) -> float:
+        """Tokens around a text; the first word, which is always the same, is taken for one."""
+        return self.overhead - bool(self.words)
 
     @property
     def block_bytes(self) -> int:
@@ -70,7 +116,18 @@ class Sizing(NamedTuple):
         if overhead < 0.0:
             # A template takes tokens and gives none.
             slope, overhead = sum(tokens) / sum(sizes), 0.0
-        return Sizing(1.0 / slope, overhead)
+        return Sizing(1.0 / slope, overhead, counted_by="what the engine counted of four prompts")
+
+    def with_words(self, words: tuple[Word, ...], counted_by: str) -> "Sizing":
+        places = _places(words)
+        return Sizing(places.begins[-1] / places.tokens[-1], self.overhead, words, counted_by)
+
+    def settled(self, sizes: Sequence[int], asked: Sequence[int], tokens: Sequence[int]) -> "Sizing":
+        """By what was counted of first prompts: their template, if words add up; else as if no words were known."""
+        around = {counted - one for counted, one in zip(tokens, asked, strict=True)}
+        if self.words and len(around) == 1:
+            return self._replace(overhead=self.overhead + around.pop())
+        return self._replace(words=(), overhead=0.0).learnt(sizes, tokens)
 
 
 class Wording(NamedTuple):
@@ -107,6 +164,8 @@ class Wording(NamedTuple):
 
 def text(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> bytes:
     """Of the request's length: its blocks, where it has any, then words of its own."""
+    if sizing.words:
+        return _exact(request, number, salt, sizing)
     size = sizing.size(request.input_tokens)
     pieces = [_words(b"Chapter %x-%x. " % (block, salt), block, sizing.block_bytes) for block in request.blocks]
     whole = b"".join(pieces)
@@ -124,3 +183,36 @@ def _words(name: bytes, number: int, size: int) -> bytes:
     while len(found) < size:
         found += all_of_it[: size - len(found)]
     return found[:size]
+
+
+def _exact(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> bytes:
+    places, left = _places(sizing.words), round(request.input_tokens - sizing.overhead)
+    pieces = [_FIRST]
+    for block in request.blocks:
+        pieces += _counted(b"block", block, salt, min(left, BLOCK_TOKENS), places)
+        left -= min(left, BLOCK_TOKENS)
+    return b" ".join([*pieces, *_counted(b"request", number, salt, left, places)])
+
+
+def _counted(kind: bytes, number: int, salt: int, tokens: int, places: _Places) -> list[bytes]:
+    """A name in words, which is like no other, and words from somewhere in the text: so many tokens."""
+    if tokens <= 0:
+        return []
+    drawn = int.from_bytes(blake2b(b"%b %d %d" % (kind, number, salt), digest_size=16).digest())
+    pieces = []
+    for _ in range(min(tokens, _NAME_WORDS)):
+        drawn, at = divmod(drawn, len(places.ones))
+        pieces.append(places.ones[at])
+    left, begin = tokens - len(pieces), drawn % (len(places.begins) - 1)
+    while left:
+        before = places.tokens[begin]
+        end = bisect_right(places.tokens, before + left) - 1
+        if end > begin:
+            pieces.append(corpus()[places.begins[begin] : places.begins[end] - 1])
+            left -= places.tokens[end] - before
+        if end < len(places.begins) - 1:
+            # The next word is longer than what is left.
+            pieces += places.ones[:1] * left
+            return pieces
+        begin = 0
+    return pieces

@@ -81,20 +81,23 @@ class PointResult:
     each: list[dict[str, float]]
     # Whether the client was slow enough to show in what it saw of the server.
     bent: bool
+    # "steady": clients began one by one, and what counts is when all were at work; "lockstep": all began at once;
+    # "unsettled": one by one, and they were never all at work; "by the clock": an open loop.
+    arrivals: str = "lockstep"
 
 
 def of_runs(
     load: BenchLoad, runs: Sequence[BenchRun], targets: ClassTargets, uses: Sequence[Sequence[GpuUse]], *,
-    speed: float = 1.0, senders: int = 1, seed: int = 0,
+    speed: float = 1.0, senders: int = 1, seed: int = 0, lockstep: bool = False,
 ) -> PointResult:  # fmt: skip
     """`uses`: by run, what each GPU did meanwhile."""
     outcomes = [one for run in runs for one in run.outcomes]
     served = [one for one in outcomes if one.served]
-    each = [statistics_of(run.outcomes, targets) | _power(run, use) for run, use in zip(runs, uses, strict=True)]
+    each = [with_power(statistics_of(run, targets), use) for run, use in zip(runs, uses, strict=True)]
     if len(runs) > 1:
         metrics = {name: student([one[name] for one in each if name in one]) for name in each[0]}
     else:
-        metrics = bootstrap(runs[0].outcomes, each[0], load, seed)
+        metrics = bootstrap(runs[0].settled_outcomes, each[0], load, seed)
     complete = not any(run.interrupted or run.gave_up for run in runs)
     wall = sum(run.ended - run.began for run in runs)
     cpu = sum(run.client_cpu_s for run in runs)
@@ -128,7 +131,16 @@ def of_runs(
         intervals="student" if len(runs) > 1 else "bootstrap",
         each=each,
         bent=max(late_p99, lag_p99 * speed) > _BENT * ttft,
+        arrivals=_arrivals(load, runs, lockstep),
     )
+
+
+def _arrivals(load: BenchLoad, runs: Sequence[BenchRun], lockstep: bool) -> str:
+    if load.clients is None:
+        return "by the clock"
+    if lockstep or (load.clients > 1 and not any(run.clients for run in runs)):
+        return "lockstep"
+    return "steady" if load.clients == 1 or all(run.settled for run in runs) else "unsettled"
 
 
 def _kept_at_percentiles(outcomes: Sequence[RequestOutcome], targets: ClassTargets) -> bool:
@@ -147,36 +159,49 @@ def ratio(of: PointResult, to: PointResult, metric: str) -> MeasuredInterval:
     return MeasuredInterval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
 
 
-def statistics_of(outcomes: Sequence[RequestOutcome], targets: ClassTargets) -> dict[str, float]:
-    """Of one run; goodput is what kept its targets, over the time of all."""
-    served = [one for one in outcomes if one.served]
+def statistics_of(run: BenchRun, targets: ClassTargets) -> dict[str, float]:
+    """Of one run, or of the part of it that had settled; goodput is what kept its targets, over the time of all."""
+    served = [one for one in run.outcomes if one.served]
     if not served:
         return {}
-    seconds = max(one.due_s + one.e2e_s for one in served) - min(one.due_s for one in outcomes)
-    output = sum(one.output_tokens for one in served)
-    good = [one for one in served if all(kept_targets(one, targets))]
+    begin = min(one.due_s for one in run.outcomes)
+    begin, end = run.settled or (begin, max(one.due_s + one.e2e_s for one in served))
+    seconds = end - begin
+    # Of each request, what of it lies in that time.
+    shares = [_overlap(one.due_s, one.due_s + one.e2e_s, begin, end) for one in served]
+    texts = [_overlap(one.due_s + one.ttft_s, one.due_s + one.e2e_s, begin, end) for one in served]
+    output = sum(one.output_tokens * share for one, share in zip(served, texts, strict=True))
+    inputs = sum(one.input_tokens * share for one, share in zip(served, shares, strict=True))
+    good = [share for one, share in zip(served, shares, strict=True) if all(kept_targets(one, targets))]
     found = {
         "output_tokens_per_s": output / seconds,
-        "total_tokens_per_s": (output + sum(one.input_tokens for one in served)) / seconds,
-        "requests_per_s": len(served) / seconds,
-        "goodput_requests_per_s": len(good) / seconds,
+        "total_tokens_per_s": (output + inputs) / seconds,
+        "requests_per_s": sum(shares) / seconds,
+        "goodput_requests_per_s": sum(good) / seconds,
         "seconds": seconds,
     }
+    settled = [one for one in run.settled_outcomes if one.served]
     for name in LATENCIES:
-        values = np.array([value for one in served if not math.isnan(value := getattr(one, name))])
+        values = np.array([value for one in settled if not math.isnan(value := getattr(one, name))])
         if len(values):
             found[f"{name}_mean"] = float(values.mean())
             found |= {f"{name}_{at}": float(np.quantile(values, share)) for at, share in PERCENTILES.items()}
     return found
 
 
-def _power(run: BenchRun, use: Sequence[GpuUse]) -> dict[str, float]:
+def _overlap(first: float, last: float, begin: float, end: float) -> float:
+    """The share of one time that lies in another."""
+    if last <= first:
+        return float(begin <= first <= end)
+    return max(min(last, end) - max(first, begin), 0.0) / (last - first)
+
+
+def with_power(found: dict[str, float], use: Sequence[GpuUse]) -> dict[str, float]:
     """Watts of all GPUs that tell, on average, and joules of them for each token that came."""
     watts = sum(one.power_w for one in use if not math.isnan(one.power_w))
-    tokens = sum(one.output_tokens for one in run.outcomes if one.served)
-    if not watts or not tokens:
-        return {}
-    return {"power_w": watts, "joules_per_output_token": watts * (run.ended - run.began) / tokens}
+    if not watts or not found.get("output_tokens_per_s"):
+        return found
+    return found | {"power_w": watts, "joules_per_output_token": watts / found["output_tokens_per_s"]}
 
 
 def _together(uses: Sequence[Sequence[GpuUse]]) -> list[GpuUse]:

@@ -27,6 +27,7 @@ from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, m
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
 from crosstie.prove.calibration.sureness import Sureness, joint_errors
+from crosstie.prove.calibration.tools import is_emulated
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
 # What the shipped calibration is made from.
@@ -77,7 +78,7 @@ def read_inputs(catalog: Catalog, paths: Sequence[Path], given: Mapping[str, str
             "points": len(found.cases) - before[0],
             "kernels": len(found.kernels) - before[1],
         }
-        if path.suffix == ".json" and '"emulated": true' in text_of(path):
+        if is_emulated(path, text_of(path)):
             entry["emulated"] = 1
         found.files.append(entry)
     found.cases = once(found.cases)

@@ -20,6 +20,7 @@ from crosstie.perf.memory import cache_sequences, gpu_weight_bytes, memory_plan
 from crosstie.prove.calibration.columns import (
     DECIMAL,
     NotPredicted,
+    checkpoint_of,
     engine_of,
     fleet_parts,
     in_nodes,
@@ -58,6 +59,8 @@ class MeasuredCase:
     shortest: float = 1.0
     receive_every: int = 1
     first_wave_s: float = 0.0
+    # Clients of a loop that have been at it for long: no start burst, and no lock-step of equal requests.
+    steady: bool = False
     requests_per_s: float = 0.0
     ttft_limit_s: float = 0.0
     tpot_limit_s: float = 0.0
@@ -132,7 +135,7 @@ class Cases:
             # On the command line a name may be a file; a row of somebody's table may not have files read.
             if given.endswith((".toml", ".json")) or given.startswith((".", "/", "~")):
                 raise NotPredicted(f"'{given[:40]}' is no name of the catalog")
-        accelerator, (model, stored) = self.catalog.accelerator(name), self.catalog.checkpoint(point["model"])
+        accelerator, (model, stored) = self.catalog.accelerator(name), checkpoint_of(self.catalog, point)
         alone = any(row.metric.kind in _ALONE for row in point.rows)
         engine = engine_of(self.catalog, point, alone)
         scenario = point["scenario"].casefold()
@@ -204,6 +207,7 @@ class Cases:
             point=point, deployment=deployment, method="alone" if alone and not apart else "loop", replicas=replicas,
             clients=0.0, input_tokens=inputs, output_tokens=outputs, shortest=settings.shortest or 1.0,
             first_wave_s=0.0 if apart else settings.first_wave_s or 0.0, assumed=(*assumed, *spoke), service=service,
+            steady=point["arrivals"] == "steady",
         )  # fmt: skip
         return self._corrected(self._loaded(case, settings))
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.depths import default_depth
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.models import TextConfig, model_of_text
 from crosstie.catalog.protocols import BenchmarkSettings
 from crosstie.core.deployment import Accelerator, Parallelism
-from crosstie.core.errors import BadInput, CrosstieError, DoesNotFit, UnknownName
+from crosstie.core.errors import BadData, BadInput, CrosstieError, DoesNotFit, UnknownName
 from crosstie.core.model import Model
 from crosstie.core.speculation import Speculation
 from crosstie.prove.calibration.results import OperatingPoint
@@ -47,6 +48,20 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, UnknownName):
         return f"{error.kind} '{error.name}' is not in the catalog"
     return str(error)
+
+
+def checkpoint_of(catalog: Catalog, point: OperatingPoint) -> tuple[Model, str]:
+    """By its name, or by the structure that stands beside a name that the catalog does not have; and the precision that
+    the name says, if any."""
+    try:
+        return catalog.checkpoint(point["model"])
+    except UnknownName:
+        if not point["model_config"]:
+            raise
+    try:
+        return model_of_text(TextConfig(point["model"], point["model_config"])), ""
+    except BadData as error:
+        raise NotPredicted(str(error)) from None
 
 
 def fleet_parts(parts: list[str], gpus: int, said: bool = False) -> list[tuple[str, int]]:

@@ -13,13 +13,13 @@ from datetime import date
 import msgspec
 import numpy as np
 
-from crosstie import __version__
 from crosstie.catalog.calibration import ALL_LEVELS, HERE, Calibration, CalibrationSubject, empty, points_key
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.posterior import Cells, Posterior, constants_alike, pack
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.version import __version__
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of

@@ -113,9 +113,12 @@ class _Steady:
         most = np.array([[_most_clients(case)] for case in cases])
         known = all(case.method in ("full", "loop") for case in cases)
         self.clients = most ** (np.ones((1, 1)) if known else np.linspace(0.0, 1.0, _LOADS)[None, :])
-        # Closed loops through pipelines come here too: their clients are given, at every one of the loads.
-        given = np.array([[case.clients / case.replicas if case.method == "loop" else 0.0] for case in cases])
+        # Closed loops that have settled or go through pipelines come here too: their clients are given, at every load.
+        self.given = given = np.array(
+            [[case.clients / case.replicas if case.method == "loop" else 0.0] for case in cases]
+        )
         self.clients = np.where(given > 0.0, np.maximum(given, 1.0), self.clients)
+        self.alone = np.array([case.steady and case.clients == 1.0 for case in cases])
 
         def column(of: str) -> Array:
             return np.array([[getattr(case, of)] for case in cases])
@@ -147,7 +150,9 @@ class _Steady:
         ttft = ttft + np.where(self.rate[:, 0] > 0, 0.5 * self.requests * np.maximum(behind, 0.0), 0.0)
         rate = _pick(steady.output_tokens_per_s, at) * self.replicas * used
         found = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft)
-        found |= {"ttft_p99": ttft * _TTFT_TAIL, "tpot": tpot, "tpot_p99": tpot * _TPOT_TAIL}
+        # One client alone waits for nobody.
+        ttft_tail, tpot_tail = np.where(self.alone, 1.0, _TTFT_TAIL), np.where(self.alone, 1.0, _TPOT_TAIL)
+        found |= {"ttft_p99": ttft * ttft_tail, "tpot": tpot, "tpot_p99": tpot * tpot_tail}
         found |= {"run": ttft + tpot * (self.outputs[:, 0] - 1.0), "output_tokens_per_s": rate}
         return found
 
@@ -163,7 +168,9 @@ class _Steady:
         request = prefill + (outputs - 1.0) * _pick(steady.decode.ideal_s, at) / batch
         # Arrivals that an engine keeps up with leave it idle, which says nothing about its speed.
         idle = (self.rate > 0.0)[:, 0] & (at < steady.decoding.shape[1] - 1)
-        return {"output_tokens_per_s": np.where(idle, np.nan, self.replicas * outputs / request)}
+        # Of a closed loop, a round of its clients: what the steps of a run take is then known, too.
+        run = np.where(self.given[:, 0] > 0.0, self.clients[:, 0] * request, np.nan)
+        return {"output_tokens_per_s": np.where(idle, np.nan, self.replicas * outputs / request), "run": run}
 
 
 class _Full(_Steady):
@@ -290,7 +297,8 @@ class Predictor:
         members: dict[tuple[object, ...], list[int]] = {}
         for index, case in enumerate(self.cases):
             deployment = case.deployment
-            kind = _GROUPS["full" if deployment.parallelism.pp > 1 and case.method == "loop" else case.method]
+            settled = case.method == "loop" and (case.steady or deployment.parallelism.pp > 1)
+            kind = _GROUPS["full" if settled else case.method]
             kind = _Apart if case.service else kind
             key = (kind, deployment.model.id, deployment.precision.id, deployment.kv_format)
             members.setdefault(key, []).append(index)

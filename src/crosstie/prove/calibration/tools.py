@@ -3,6 +3,8 @@
 What a file does not say, such as the accelerator, is given beside it; nothing is guessed.
 """
 
+import csv
+import io
 import json
 import math
 import re
@@ -11,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from crosstie.catalog.models import text_config
 from crosstie.core.errors import BadData, BadInput
+from crosstie.run.emulate.answers import FINGERPRINT
 
 Cells = dict[str, str]
 Document = Mapping[str, Any]
@@ -27,6 +31,9 @@ GIVEN = {
 _NEEDED = ("accelerator", "model", "engine", "tp")
 # Ours, and the words that tools have for each.
 _STATISTICS = {"mean": ("mean", "avg"), "p50": ("median", "p50"), "p90": ("p90",), "p95": ("p95",), "p99": ("p99",)}
+_BENCH = "crosstie bench"
+# In answers of emulated replicas, which some tools keep.
+_EMULATED = (FINGERPRINT, "emulated by Crosstie", "emulated by crosstie")
 # Latencies, ours and as most tools call them.
 _LATENCIES = (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
 
@@ -46,9 +53,12 @@ def is_tool_file(text: str) -> bool:
 
 def tool_rows(path: Path, text: str, given: Mapping[str, str]) -> Iterator[Cells]:
     """Rows with the columns of `results`; raises with file and reason where the file cannot be one."""
+    given = with_structure(given)
     for tool, document in _documents(path, text):
+        # A benchmark of ours says it of each endpoint.
+        marked = {"emulated": "yes"} if tool.name != _BENCH and says_emulated(document) else {}
         for conditions, metrics in tool.runs(document, str(path)):
-            cells = conditions | {name: value for name, value in given.items() if value}
+            cells = conditions | marked | {name: value for name, value in given.items() if value}
             if not cells.get("tp") and cells.get("parallelism"):
                 cells["tp"] = cells.get("num_accelerators", "")
             lacking = [name for name in _NEEDED if not cells.get(name)]
@@ -58,6 +68,44 @@ def tool_rows(path: Path, text: str, given: Mapping[str, str]) -> Iterator[Cells
             cells.setdefault("num_accelerators", cells["tp"])
             for name, unit, value in metrics:
                 yield {**cells, "metric": name, "unit": unit, "value": repr(float(value))}
+
+
+def with_structure(given: Mapping[str, str]) -> Mapping[str, str]:
+    """A folder with a config.json is a model: what is given may name one, and rows then carry its structure."""
+    folder = Path(given.get("model") or "").expanduser()
+    if not given.get("model") or not (folder / "config.json" if folder.is_dir() else folder).is_file():
+        return given
+    found = text_config(folder)
+    is_path = given["model"].startswith((".", "/", "~")) or given["model"].endswith(".json")
+    # A folder does not hide a model of the catalog that has its name.
+    return {**given, "model": found.name if is_path else given["model"], "model_config": found.text}
+
+
+def is_emulated(path: Path, text: str) -> bool:
+    """Whether results are of emulated replicas, at least in part, whoever wrote them. A file that has nothing of what
+    the replicas answered, neither texts nor fingerprints, cannot tell."""
+    if "MLPerf Results Summary" in text[:400]:
+        return False
+    if is_tool_file(text):
+        return any(map(says_emulated, _decoded(path, text)))
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return "emulated" in (rows.fieldnames or ()) and any(row["emulated"] == "yes" for row in rows)
+
+
+def says_emulated(value: Any) -> bool:
+    """A key `emulated` that says so, or an emulated replica's own words or fingerprint, however deep."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            if one.get("emulated"):
+                return True
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, str) and any(mark in one for mark in _EMULATED):
+            return True
+    return False
 
 
 def _documents(path: Path, text: str) -> Iterator[tuple[BenchmarkTool, Document]]:
@@ -358,16 +406,20 @@ def _replay_runs(document: Document, file: str) -> Runs:
     yield cells, [row for name in ("ttft", "tpot") for row in _statistics(name, "s", pool.get(f"{name}_s") or {})]
 
 
+def _marked(endpoint: Document) -> Cells:
+    return {"emulated": "yes"} if endpoint.get("emulated") else {}
+
+
 def _bench_runs(document: Document, file: str) -> Runs:
     """`crosstie bench`: every load on every endpoint that was measured to its end."""
     if document["crosstie_bench"] != 1:
         raise BadData(file, "crosstie_bench", f"is {document['crosstie_bench']}; this version reads 1")
     try:
         found = [
-            (endpoint["conditions"], point["columns"], point["metrics"])
+            (endpoint["conditions"] | _marked(endpoint), point["columns"], point["metrics"])
             for endpoint in document["endpoints"]
             for point in endpoint["points"]
-            if point["complete"] and point["metrics"]
+            if point["complete"] and point["metrics"] and point.get("arrivals") != "unsettled"
         ]
     except (KeyError, TypeError) as error:
         raise BadData(file, "endpoints", f"are not as crosstie bench writes them: {error}") from None
@@ -418,7 +470,7 @@ _TOOLS = (
     BenchmarkTool("InferenceX", _is_inferencex, _inferencex_runs),
     BenchmarkTool("AIPerf", lambda d: "aiperf_version" in d or "time_to_first_token" in d, _aiperf_runs),
     BenchmarkTool("crosstie replay", lambda d: isinstance(d.get("pools"), list) and "late_s" in d, _replay_runs),
-    BenchmarkTool("crosstie bench", lambda d: "crosstie_bench" in d, _bench_runs),
+    BenchmarkTool(_BENCH, lambda d: "crosstie_bench" in d, _bench_runs),
     BenchmarkTool("sglang.bench_serving", lambda d: "output_throughput" in d and "dataset_name" in d, _flat_runs),
     BenchmarkTool("vllm bench serve", lambda d: "output_throughput" in d and "model_id" in d, _flat_runs),
 )

@@ -12,6 +12,7 @@ the tokens after the first, as the server's usage counts them.
 
 import asyncio
 import contextlib
+import heapq
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -254,6 +255,7 @@ class Replay:
         silence_s: float = 120.0,
         api_key: str | None = None,
         clients: int | None = None,
+        starts_s: Sequence[float] = (),
         until_s: float = math.inf,
         path: str = CHAT,
         body: Callable[[TimedRequest, int], bytes] | None = None,
@@ -261,7 +263,8 @@ class Replay:
         goes_on: Callable[[Sequence[RequestOutcome]], bool] | None = None,
         on_progress: OnProgress = no_progress,
     ):
-        """`silence_s`: real seconds without a byte after which a request is given up. `until_s`: clients of a closed
+        """`silence_s`: real seconds without a byte after which a request is given up. `starts_s`: when each client of a
+        closed loop sends its first request; by default all at once. `until_s`: clients of a closed
         loop send nothing after that. `body`: that of each request and its number; by default a chat with filler.
         `count`: tokens of an answer whose server does not say. `goes_on`: asked now and then with what was sent so
         far; once it says no, the run ends and what is under way is given up."""
@@ -270,6 +273,7 @@ class Replay:
         self.loop, self.speed, self.on_progress = loop, speed, on_progress
         self.most_in_flight, self.silence_s = most_in_flight, silence_s
         self.clients, self.until_s, self.count = clients, until_s, count
+        self._starts_s = sorted(starts_s) or [0.0] * (clients or 0)
         # How late the loop itself came to what it had to do at a time: whatever it sees, it may see so late.
         self.lags_s: list[float] = []
         self.origin = Origin(loop, Address(url))
@@ -292,8 +296,8 @@ class Replay:
         self._timer: asyncio.TimerHandle | None = None
         # Of an open loop a little later than now, so that the first request is no later than the others.
         self._began = perf_counter() + (0.01 if self.clients is None else 0.0)
-        # Since when each client that is free has been.
-        self._free = [self._began] * (self.clients or 0)
+        # From when on each client that is free has been, a heap.
+        self._free = [self._began + one / self.speed for one in self._starts_s]
         watching = self.loop.create_task(self._watch())
         try:
             self._send_due()
@@ -308,7 +312,9 @@ class Replay:
         return self._outcomes
 
     def _send_due(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         while len(self._outcomes) < len(self._requests) and not self._stopped:
             number = len(self._outcomes)
             request = self._requests[number]
@@ -321,16 +327,18 @@ class Replay:
                     self._finish()
                 return
             elif self._free:
-                due = self._free.pop()
+                due = self._free[0]
             else:
                 return
-            if due - now > 0.5 * _TIMER_S and self.clients is None:
+            if due - now > 0.5 * _TIMER_S:
                 ticks = max(round((due - now) / _TIMER_S), 1)
                 self._timer = self.loop.call_later(ticks * _TIMER_S, self._send_due)
                 return
             if len(self._calls) >= self.most_in_flight:
                 # Whoever ends next lets it go, late; its latency counts from its time all the same.
                 return
+            if self.clients is not None:
+                heapq.heappop(self._free)
             late_s, due_s = max(now - due, 0.0) * self.speed, (due - self._began) * self.speed
             outcome = RequestOutcome(request, late_s=late_s, due_s=due_s)
             self._outcomes.append(outcome)
@@ -367,11 +375,11 @@ class Replay:
         self._ended += 1
         self._failed += not call.outcome.served
         if self.clients is not None:
-            self._free.append(perf_counter())
+            heapq.heappush(self._free, perf_counter())
         if not self._calls and (self._stopped or self._ended == len(self._requests)):
             self._finish()
-        elif self._timer is None:
-            # The next one waited for room.
+        elif self._timer is None or self.clients is not None:
+            # The next one waited for room, or for its client.
             self.loop.call_soon(self._send_due)
 
     def stop(self) -> None:
