@@ -45,6 +45,8 @@ _SHORT: Final = 4096
 _MOST_TOKENS: Final = 10**9
 # Fields of a form that are read here: of two, an engine might read the other.
 _FORM_FIELDS: Final = frozenset(("model", "stream", "prompt"))
+# More than any prompt of a picture or a recording has; it is decoded at once.
+_MOST_FORM_TEXT: Final = 2**20
 # What engines take for true beside it (pydantic's words).
 _YES: Final = frozenset(("true", "t", "yes", "y", "on", "1"))
 # No engine takes more.
@@ -203,10 +205,16 @@ def read_body(body: bytes, outline: Outline | None = None) -> RequestBody:
 def read_form_body(request: Request) -> RequestBody:
     """Of a form with files in it: its model, and the length of its texts. Raises BadInput."""
     form = read_form(request.headers.get(b"content-type", b""), request.body, once=_FORM_FIELDS)
-    texts = {name: part.content(request.body) for name, part in form.items() if not part.file}
-    model = texts.get("model", b"").decode(errors="replace") or None
-    streams = texts.get("stream", b"").lower() in (b"true", b"1")
-    prompt = msgspec.Raw(_encode(texts.get("prompt", b"").decode(errors="replace")))
+    texts = dict.fromkeys(_FORM_FIELDS, b"")
+    for name in _FORM_FIELDS:
+        part = form.get(name)
+        if part is not None and not part.file:
+            texts[name] = part.content(request.body)
+            if len(texts[name]) > _MOST_FORM_TEXT:
+                raise BadInput(f"the field '{name}' of the form has more than {_MOST_FORM_TEXT} bytes")
+    model = texts["model"].decode(errors="replace") or None
+    streams = texts["stream"].lower() in (b"true", b"1")
+    prompt = msgspec.Raw(_encode(texts["prompt"].decode(errors="replace")))
     made = RequestBody(Fields(model=model, stream=streams, prompt=prompt), b"", b"")
     made.is_form, made.model_part = True, form.get("model")
     return made

@@ -17,6 +17,8 @@ _FORM = b"multipart/form-data"
 _MOST_BOUNDARY = 70
 # Each takes a step here; no API has a tenth of them.
 _MOST_PARTS = 1000
+# All heads of parts together: they are read at once.
+_MOST_HEADS = 2**16
 
 
 class FormPart(NamedTuple):
@@ -45,7 +47,7 @@ def read_form(content_type: bytes, body: bytes, once: Collection[str] = ()) -> d
         raise BadInput("the form has no end")
     at = begun + len(mark)
     fields: dict[str, FormPart] = {}
-    number = 0
+    number = heads = 0
     while not body.startswith(b"--", at):
         end = body.find(mark, at)
         number += 1
@@ -56,6 +58,9 @@ def read_form(content_type: bytes, body: bytes, once: Collection[str] = ()) -> d
         head_end = body.find(b"\r\n\r\n", at, end)
         if not body.startswith(b"\r\n", at) or head_end < 0:
             raise BadInput("a part of the form has no head")
+        heads += head_end - at
+        if heads > _MOST_HEADS:
+            raise BadInput(f"a form whose parts have heads of more than {_MOST_HEADS} bytes")
         name, file = _names(body[at + 2 : head_end])
         if name in fields and name in once:
             raise BadInput(f"the form has two fields '{name}'")
