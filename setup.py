@@ -23,7 +23,7 @@ COMPILED = {
     ],
     "sim": ["engine", "prefix_cache"],
     "run/wire": [
-        "client", "grpc", "http2", "parser", "request", "server", "sse", "unpack",
+        "client", "grpc", "parser", "request", "server", "sse", "unpack",
     ],
     "run/gateway": [
         "answers", "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state",

@@ -70,7 +70,7 @@ def command(
 
     Exit status 0 after a drain that lost nothing, 1 when requests had to be cut off, 2 when it could not listen.
     """
-    options, settings = ServeOptions(**given), PickSettings(fallbacks, dict(map(_objective, objectives)))
+    options, settings = ServeOptions(grpc=True, **given), PickSettings(fallbacks, dict(map(_objective, objectives)))
     if dry_run:
         _show(would_pick(options, observers), as_json)
         return 0

@@ -21,12 +21,17 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
     return None if given is None else int(given, 8)
 
 
+def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> None:
+    if given:
+        raise click.BadParameter("HTTP/2 is no longer spoken here: put nginx or Envoy in front (docs/edge.md has both)")
+
+
 @click.command(
     "serve",
     cls=GroupedCommand,
     groups={
         **GROUPS,
-        "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca --http2",
+        "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca",
         "Batches": "--batches --batch-in-flight --batch-max-gib",
         "Administration": "--dashboard --admin-port --admin-host --admin-anywhere --ops-port --ops-host",
     },
@@ -45,10 +50,7 @@ def _mode(context: click.Context, option: click.Parameter, given: str | None) ->
 @click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS at --port: the certificate, with those above it.")
 @click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
 @click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only clients with a certificate of one of these.")
-@click.option(
-    "--http2/--no-http2", default=None,
-    help="HTTP/2 also without TLS, for clients that begin with it; or never. By TLS it is agreed on.",
-)  # fmt: skip
+@click.option("--http2/--no-http2", hidden=True, expose_value=False, callback=_no_http2, help="No longer spoken.")
 @policy_option
 @emulate_options
 @click.option(

@@ -333,7 +333,7 @@ def test_an_empty_and_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (b"multipart/form-data; boundary=x", b"--x\r\n\r\nabc\r\n--x--", "no name"),
         (
             b"multipart/form-data; boundary=x",
-            b'--x\r\n; name="same"\r\n\r\n\r\n' * 1001 + b"--x--",
+            b'--x\r\ncontent-disposition: form-data; name="same"\r\n\r\n\r\n' * 1001 + b"--x--",
             "more than 1000 parts",
         ),
     ],

@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from openai import AsyncOpenAI
 from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.wire.test_server import on_loop
@@ -11,7 +10,7 @@ from tests.waiting import LIMIT_S
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.roads import FORMS, PASSED
 from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.multipart import read_form, with_field
+from crosstie.run.wire.multipart import read_form
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
 
@@ -139,13 +138,13 @@ async def test_what_should_be_a_form_and_is_none_is_refused() -> None:
         assert not fake.hit
 
 
-@pytest.mark.parametrize("head", ["", "\r\ncontent-type: text/plain"])
-def test_a_field_is_replaced_and_nothing_else(head: str) -> None:
-    def form(model: str) -> bytes:
-        parts = ['name="f"; filename="f"\r\n\r\nmodel\r\n', f'name="model"{head}\r\n\r\n{model}\r\n']
-        return "".join(f"--x\r\ncontent-disposition: form-data; {part}" for part in parts).encode() + b"--x--\r\n"
-
-    assert with_field(form("a"), "model", "longer") == form("longer")
-    assert with_field(form("a"), "voice", "x") == form("a")
-    part = read_form(b"multipart/form-data; boundary=x", form("a"))["model"]
-    assert (part.file, part.content(form("a"))) == ("", b"a")
+@on_loop
+async def test_a_form_names_one_model_and_no_engine_sees_another() -> None:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
+        kind = [(b"content-type", b"multipart/form-data; boundary=x")]
+        field = b'--x\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n'
+        form = field % b"another" + field % MODEL.encode() + b"--x--\r\n"
+        answer = await fetch(at.origin, "POST", "/v1/audio/transcriptions", headers=kind, body=form, timeout_s=LIMIT_S)
+        assert answer.status == 400
+        assert "two fields 'model'" in json.loads(answer.body)["error"]["message"]
+        assert not fake.hit

@@ -392,7 +392,7 @@ async def test_envoy_asks_by_tls_with_a_certificate_of_its_own(tmp_path: Path) -
     }
     secured = {"transport_socket": {"name": "envoy.transport_sockets.tls", "typed_config": tls}}
     cert, own_key = files["picker"]
-    edge = Edge("127.0.0.1", 0, tls_cert=cert, tls_key=own_key, tls_client_ca=ca)
+    edge = Edge("127.0.0.1", 0, grpc=True, tls_cert=cert, tls_key=own_key, tls_client_ca=ca)
     async with fakes() as [fake]:
         settings = {"components": [edge]}
         async with behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url)), settings=settings, pickers=secured) as at:
@@ -402,7 +402,7 @@ async def test_envoy_asks_by_tls_with_a_certificate_of_its_own(tmp_path: Path) -
             await edge.stop()
         # Without the certificate that it is asked for it gets no further.
         del tls["common_tls_context"]["tls_certificates"]
-        edge = Edge("127.0.0.1", 0, tls_cert=cert, tls_key=own_key, tls_client_ca=ca)
+        edge = Edge("127.0.0.1", 0, grpc=True, tls_cert=cert, tls_key=own_key, tls_client_ca=ca)
         settings = {"components": [edge]}
         async with behind_envoy(tmp_path, fleet_of(pool_of("one", fake.url)), settings=settings, pickers=secured) as at:
             assert (await at.ask()).status == 500

@@ -417,7 +417,7 @@ async def test_tls_with_certificates_that_are_read_again_and_asked_for(tmp_path:
         return grpc.ssl_channel_credentials(root_certificates=authority.cert_pem.bytes(), **pair)
 
     async with fakes() as [fake]:
-        edge = Edge("127.0.0.1", 0, tls_cert=cert, tls_key=key, tls_client_ca=clients)
+        edge = Edge("127.0.0.1", 0, grpc=True, tls_cert=cert, tls_key=key, tls_client_ca=clients)
         async with picking(fleet_of(pool_of("one", fake.url)), components=[edge]) as picker:
             async with proxy(picker.port, trusting(first, **shown_by)) as envoy:
                 assert await envoy.health("liveness") == 1

@@ -100,12 +100,10 @@ def test_a_unix_socket_may_be_all_there_is(file: Path, tmp_path: Path) -> None:
     with UnixSocket(path):
         # Closed without a word, it leaves its path behind.
         pass
-    with serving(tmp_path, file, "--unix", path, "--no-tcp", "--http2") as running:
+    with serving(tmp_path, file, "--unix", path, "--no-tcp") as running:
         assert running.url == "http://localhost/v1"
         with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path))) as client:
             assert client.get(f"{running.url}/models").status_code == 200
-        with httpx2.Client(transport=httpx2.HTTPTransport(uds=str(path), http1=False, http2=True)) as client:
-            assert client.get(f"{running.url}/models").http_version == "HTTP/2"
         refused = run("serve", file, "--unix", path, "--no-tcp", folder=tmp_path)
         assert refused.returncode == 2
         assert f"{path}: cannot listen there: another server listens there" in refused.stderr
@@ -167,3 +165,20 @@ def test_a_good_certificate_passes_a_dry_run(crosstie: Command, file: Path, tmp_
     cert, key = pair(tmp_path)
     done = crosstie("serve", str(file), "--dry-run", "--tls-cert", str(cert), "--tls-key", str(key))
     assert (done.status, done.err) == (0, "")
+
+
+def test_http2_is_spoken_by_what_stands_in_front(crosstie: Command, file: Path, tmp_path: Path) -> None:
+    done = crosstie("serve", str(file), "--dry-run", "--http2")
+    assert done.status == 2
+    assert "HTTP/2 is no longer spoken here: put nginx or Envoy in front" in done.err
+    assert crosstie("serve", str(file), "--dry-run", "--no-http2").status == 0
+    cert, key = pair(tmp_path)
+    with serving(tmp_path, file, "--tls-cert", cert, "--tls-key", key) as running:
+        context = client_tls()
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        with (
+            socket.create_connection(("127.0.0.1", running.port)) as raw,
+            context.wrap_socket(raw, server_hostname="localhost") as one,
+        ):
+            assert one.selected_alpn_protocol() == "http/1.1"
+        assert running.ends() == 0

@@ -90,7 +90,7 @@ class BatchApi(Batches):
     # Files
 
     async def _upload(self, request: Request, key_id: int) -> Any:
-        form = read_form(request.headers.get(b"content-type", b""), request.body)
+        form = read_form(request.headers.get(b"content-type", b""), request.body, once=("file", "purpose"))
         if "file" not in form:
             raise BadInput("the form has no field 'file'")
         purpose = form["purpose"].content(request.body).decode(errors="replace") if "purpose" in form else ""

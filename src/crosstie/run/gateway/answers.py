@@ -11,9 +11,10 @@ _ABSENT: Final = ABSENT
 # With a value: engines also write that there is none. In a text the quotes would be escaped.
 _ERROR: Final = re.compile(rb'"error"\s*:\s*(?!null\b|\s)')
 _NO_MODEL: Final = re.compile(rb'"model_not_found"|"param"\s*:\s*"model"')
-_NOT_FOUND: Final = re.compile(
-    rb"model.{0,300}?(?:does not exist|not found|is not available)", re.DOTALL | re.IGNORECASE
-)
+_NOT_FOUND: Final = re.compile(rb"does not exist|not found|is not available", re.IGNORECASE)
+# How far before it stands what was not found, and how much of an answer is looked through for it.
+_NEAR: Final = 305
+_MOST_ERROR: Final = 2**16
 # The client's own; 401, 403 and 404 are about what the gateway sends, 408 and 429 about the backend.
 _CLIENTS: Final[tuple[int, ...]] = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
 
@@ -54,6 +55,10 @@ def _status(error: bytes) -> int:
 def lacks_model(path: str, content: bytes) -> bool:
     """Whether a 404 says that the backend does not have its model. Of a response that is gone on with, a client says
     which it is, and so what stands in the message."""
+    content = content[:_MOST_ERROR]
     if _NO_MODEL.search(content):
         return True
-    return not path.endswith("/responses") and _NOT_FOUND.search(content) is not None
+    if path.endswith("/responses"):
+        return False
+    found = [one.start() for one in _NOT_FOUND.finditer(content)]
+    return any(content[max(at - _NEAR, 0) : at].lower().find(b"model") >= 0 for at in found)

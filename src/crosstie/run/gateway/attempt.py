@@ -22,7 +22,6 @@ from crosstie.run.gateway.relay import COST, StreamRelay, WholeRelay
 from crosstie.run.gateway.roads import PASSED
 from crosstie.run.wire.client import Connection, Headers
 from crosstie.run.wire.files import is_exhausted
-from crosstie.run.wire.multipart import with_field
 from crosstie.run.wire.unpack import Unpacking
 from crosstie.run.wire.way import TlsRefused
 
@@ -169,7 +168,8 @@ class Attempt:
         if adapter is not None:
             model = f"{model}:{adapter}" if backend.engine == "sglang" else adapter
         if parsed.model != model:
-            body = with_field(body, "model", model) if parsed.is_form else with_model(body, model)
+            part = parsed.model_part
+            body = part.replaced(body, model.encode()) if part is not None else with_model(body, model)
         if parsed.stream and path.endswith("/completions"):
             self.counting = backend.engine in _COUNTING and not parsed.wants_continuous
             if self.counting or not parsed.wants_usage:

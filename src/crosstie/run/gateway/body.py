@@ -29,7 +29,7 @@ from crosstie.run.gateway.fields import (
     decode_name,
     decode_parts,
 )
-from crosstie.run.wire.multipart import read_form
+from crosstie.run.wire.multipart import FormPart, read_form
 from crosstie.run.wire.outline import Outline, left_out, next_left_out
 from crosstie.run.wire.request import Request
 
@@ -43,6 +43,10 @@ _SEARCHED: Final = 2**18
 _SHORT: Final = 4096
 # More than any answer or prompt has; beyond it a number is a mistake, and may be too large to reckon with.
 _MOST_TOKENS: Final = 10**9
+# Fields of a form that are read here: of two, an engine might read the other.
+_FORM_FIELDS: Final = frozenset(("model", "stream", "prompt"))
+# More than any prompt of a picture or a recording has; it is decoded at once.
+_MOST_FORM_TEXT: Final = 2**20
 # What engines take for true beside it (pydantic's words).
 _YES: Final = frozenset(("true", "t", "yes", "y", "on", "1"))
 # No engine takes more.
@@ -97,8 +101,9 @@ class RequestBody:
         self.model: str | None = _restored(values[0], body) if outlined else values[0]
         self.stream = values[1] is True
         options: StreamOptionFields | None = None if values[2] is _UNSET else values[2]
-        # Whether it came as a form, with files in it.
+        # Whether it came as a form, with files in it; and where its model stands in that.
         self.is_form = False
+        self.model_part: FormPart | None = None
         # Whether the client said nothing at all about its stream, so that a wish can be added without a decoder;
         # and whether it wants the usage of a stream itself.
         self.options_absent = values[2] is _UNSET
@@ -199,13 +204,19 @@ def read_body(body: bytes, outline: Outline | None = None) -> RequestBody:
 
 def read_form_body(request: Request) -> RequestBody:
     """Of a form with files in it: its model, and the length of its texts. Raises BadInput."""
-    form = read_form(request.headers.get(b"content-type", b""), request.body)
-    texts = {name: part.content(request.body) for name, part in form.items() if not part.file}
-    model = texts.get("model", b"").decode(errors="replace") or None
-    streams = texts.get("stream", b"").lower() in (b"true", b"1")
-    prompt = msgspec.Raw(_encode(texts.get("prompt", b"").decode(errors="replace")))
+    form = read_form(request.headers.get(b"content-type", b""), request.body, once=_FORM_FIELDS)
+    texts = dict.fromkeys(_FORM_FIELDS, b"")
+    for name in _FORM_FIELDS:
+        part = form.get(name)
+        if part is not None and not part.file:
+            texts[name] = part.content(request.body)
+            if len(texts[name]) > _MOST_FORM_TEXT:
+                raise BadInput(f"the field '{name}' of the form has more than {_MOST_FORM_TEXT} bytes")
+    model = texts["model"].decode(errors="replace") or None
+    streams = texts["stream"].lower() in (b"true", b"1")
+    prompt = msgspec.Raw(_encode(texts["prompt"].decode(errors="replace")))
     made = RequestBody(Fields(model=model, stream=streams, prompt=prompt), b"", b"")
-    made.is_form = True
+    made.is_form, made.model_part = True, form.get("model")
     return made
 
 

@@ -80,7 +80,7 @@ class StreamRelay:
         self.choices = choices
         self.usage: Usage | None = None
         # What the engine said instead of going on; the client has not seen it.
-        self.unsaid = b""
+        self.unsaid = bytearray()
         self._counting = b""
         # Those that were sent on, and their bytes: about as many as tokens, where nobody counts these any more.
         self.events = self.passed = 0
@@ -94,7 +94,7 @@ class StreamRelay:
         # What its events begin with, in which nothing is that is looked for, once that is known.
         self._known = b""
         self._has_known = False
-        self._opening = b""
+        self._opening = bytearray()
         # The latest pieces: the end of an answer is spread over a few.
         self._last = self._before = self._before_that = b""
 
@@ -138,20 +138,9 @@ class StreamRelay:
                 return False
         self._before_that, self._before, self._last = self._before, self._last, data
         if not reply.started:
-            data, alone = self._opening + data, False
-            if self.has_error or _has_error(data):
-                self.has_error = True
-                self._opening = data[:_MOST_ERROR]
-                found = _CLIENT_ERROR.search(data)
-                self.client_error_status = int(found[1]) if found else 0
+            if not self._may_begin(data):
                 return False
-            if _ABORTED.search(data):
-                # Its first token and its end at once: somebody else may have more time.
-                self.unsaid = self._opening = data[:_MOST_ERROR]
-                return False
-            if len(data) <= _MOST_OPENING and _says_nothing(data):
-                self._opening = data
-                return False
+            data, alone = bytes(self._opening) + data, False
             reply.start(self.status, self.headers, None)
         elif not self._has_known:
             self._known, self._has_known = _beginning(data), True
@@ -167,16 +156,33 @@ class StreamRelay:
                 self._text += len(added)
         return True
 
+    def _may_begin(self, data: bytes) -> bool:
+        """Whether there is a token in it, so that it may leave with what was kept before it; else it is kept, too. What
+        was kept is not looked at again: there may be much of it, in small pieces."""
+        opening = self._opening
+        if self.has_error or _has_error(data):
+            self.has_error = True
+            found = None if self.client_error_status or _is_full(opening) else _CLIENT_ERROR.search(data)
+            if found is not None:
+                self.client_error_status = int(found[1])
+        elif self.unsaid is opening or _ABORTED.search(data):
+            # Its first token and its end at once: somebody else may have more time.
+            self.unsaid = opening
+        elif len(opening) + len(data) > _MOST_OPENING or not _says_nothing(data):
+            return True
+        _keep(opening, data)
+        return False
+
     def _until_trouble(self, data: bytes) -> bytes:
         """What comes before an error or an abort; these, and all after them, are held back."""
         if self.unsaid:
-            self.unsaid = (self.unsaid + data)[:_MOST_ERROR]
+            _keep(self.unsaid, data)
             return b""
         before: list[bytes] = []
         events = _events(data)
         for at, event in enumerate(events):
             if _ERROR.search(event) or _ABORTED.search(event):
-                self.unsaid = b"".join(events[at:])[:_MOST_ERROR]
+                _keep(self.unsaid, b"".join(events[at:]))
                 break
             before.append(event)
         return b"".join(before)
@@ -188,7 +194,7 @@ class StreamRelay:
         end = DONE.search(data)
         if end is None or choices.all_seen_ended:
             return data
-        self.unsaid = data[end.start() :]
+        self.unsaid = bytearray(data[end.start() :])
         return data[: end.start()]
 
     def _without_usage(self, data: bytes, usual: bool) -> bytes:
@@ -235,7 +241,7 @@ class StreamRelay:
     @property
     def error(self) -> bytes:
         """The engine's own words for what went wrong, which the client has not seen."""
-        return self.unsaid if _ERROR.search(self.unsaid) else b""
+        return bytes(self.unsaid) if _ERROR.search(self.unsaid) else b""
 
     @property
     def latest(self) -> bytes:
@@ -261,8 +267,16 @@ class StreamRelay:
     def end(self) -> None:
         if not self.reply.started:
             self.reply.start(self.status, self.headers, None)
-            self.reply.write(self._opening)
+            self.reply.write(bytes(self._opening))
         self.reply.end()
+
+
+def _is_full(kept: bytearray) -> bool:
+    return len(kept) >= _MOST_ERROR
+
+
+def _keep(kept: bytearray, data: bytes) -> None:
+    kept += data[: max(_MOST_ERROR - len(kept), 0)]
 
 
 def _has_error(events: bytes) -> bool:

@@ -25,7 +25,7 @@ class PickProcess(GatewayProcess):
     async def _listen(self, host: str, port: int) -> int:
         gateway, server = self.gateway, self.server
         gateway.exchange, gateway.ops_apart = PickedExchange, True
-        server.tells_peers = server.http2 = True
+        server.tells_peers = True
         server.speaker = PickCalls(server, lambda: gateway.ready, self._settings).speak
         server.handler = partial(_handle, server.handler)
         return await super()._listen(host, port)

@@ -1,7 +1,6 @@
 """Where clients come in: addresses and a unix socket, plain or by TLS, in one process or in several that share them."""
 
 import asyncio
-import importlib.util
 import socket
 from pathlib import Path
 from time import time
@@ -16,17 +15,13 @@ _CHECK_S = 1.0
 _SOON_S = 14 * 86_400.0
 
 
-def _has_http2() -> bool:
-    return importlib.util.find_spec("h2") is not None
-
-
 class Edge(Component):
     """Raises BadInput for certificates that cannot be served; nothing listens before `listen`."""
 
     def __init__(
         self, host: str, port: int, *, unix: Path | None = None, unix_mode: int | None = None, no_tcp: bool = False,
         tls_cert: Path | None = None, tls_key: Path | None = None, tls_client_ca: Path | None = None,
-        http2: bool | None = None,
+        grpc: bool = False,
     ):  # fmt: skip
         if unix is None and (no_tcp or unix_mode is not None):
             raise BadInput("--no-tcp and --unix-mode go with --unix")
@@ -36,17 +31,11 @@ class Edge(Component):
             raise BadInput("--tls-client-ca goes with --tls-cert and --tls-key")
         if no_tcp and tls_cert is not None:
             raise BadInput("--tls-cert is for addresses, and with --no-tcp there are none")
-        if http2 and not _has_http2():
-            raise BadInput("--http2 needs the library h2: pip install 'crosstie[http2]'")
-        # Where nothing is secured nobody can agree on it: clients must be known to begin with it.
-        self._http2 = bool(http2)
         self.host, self.port, self.unix = host, port, unix
         self._unix_mode, self._no_tcp = unix_mode, no_tcp
         self._tls: ServerTls | None = None
         if tls_cert is not None and tls_key is not None:
-            # Whoever can is served by HTTP/2, unless told otherwise.
-            protocols = ("h2", "http/1.1") if http2 or (http2 is None and _has_http2()) else ("http/1.1",)
-            self._tls = ServerTls(tls_cert, tls_key, tls_client_ca, protocols)
+            self._tls = ServerTls(tls_cert, tls_key, tls_client_ca, ("h2",) if grpc else ("http/1.1",))
         self._sockets: list[socket.socket] = []
         self._following: asyncio.Task[None] | None = None
 
@@ -82,7 +71,7 @@ class Edge(Component):
     # Certificates, in each process that serves
 
     async def start(self, process: GatewayProcess) -> None:
-        self._process, process.server.tls, process.server.http2 = process, self._tls, self._http2
+        self._process, process.server.tls = process, self._tls
         if self._tls is not None:
             process.before_reload.append(lambda: self._read_again(force=True))
             if self._tls.differs():

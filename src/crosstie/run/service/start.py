@@ -105,8 +105,8 @@ class ServeOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
-    # HTTP/2 by TLS and for those who begin with it; None: by TLS, where its library is installed.
-    http2: bool | None = None
+    # Clients agree on HTTP/2 by TLS, for gRPC: those of `pick`.
+    grpc: bool = False
     # Instead of the file's.
     policy: Policy | None = None
     # The replicas of every pool are emulated, so many times as fast as real time.
@@ -185,7 +185,7 @@ def _prepared(
         edge = Edge(
             options.host, options.port, unix=options.unix, unix_mode=options.unix_mode, no_tcp=options.no_tcp,
             tls_cert=options.tls_cert, tls_key=options.tls_key, tls_client_ca=options.tls_client_ca,
-            http2=options.http2,
+            grpc=options.grpc,
         )  # fmt: skip
         stack.callback(edge.close)
         door = None

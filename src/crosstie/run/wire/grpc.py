@@ -108,8 +108,9 @@ class Call:
         self._read = bytearray()
         self.window = _CALL_WINDOW
         self.ended = False
-        # What waits to be sent and how much of it may be; whether its head has left; its status once it has one.
+        # What waits to be sent; whether its head has left; its status once it has one.
         self.out = bytearray()
+        # How much more or less of it may leave than of a new call.
         self.room = 0
         self.started = False
         self.status = -1
@@ -213,7 +214,7 @@ class GrpcConnection(ServerConnection):
         self._waiting: list[Call] = []
         # Whether what is said now leaves at the end of a read, or in a moment.
         self._reading = self._soon = False
-        self._leaves = self._over = False
+        self._leaves = self._over = self._has_room = False
 
     def begin(self, before: ServerConnection, data: bytes) -> None:
         """In the place of the connection that it was taken for."""
@@ -399,7 +400,6 @@ class GrpcConnection(ServerConnection):
             # It knows that it may not.
             raise _Broken(_CALM)
         self.calls[number] = call = Call(self, number)
-        call.room = self._first_room
         made = self._methods.get(path)
         if made is not None:
             call.answering = made(call)
@@ -417,8 +417,7 @@ class GrpcConnection(ServerConnection):
             if name == _INITIAL_WINDOW:
                 if value > _MOST_WINDOW:
                     raise _Broken(_FLOW)
-                for call in self.calls.values():
-                    call.room += value - self._first_room
+                # It holds for all calls: nothing is done for each of them.
                 self._first_room = value
             elif name == _FRAME_SIZE:
                 if not _FRAME <= value < 2**24:
@@ -439,7 +438,7 @@ class GrpcConnection(ServerConnection):
             self._go_on_sending()
         elif call is not None:
             call.room += more
-            if not more or call.room > _MOST_WINDOW:
+            if not more or call.room + self._first_room > _MOST_WINDOW:
                 raise _Broken(_FLOW if more else _PROTOCOL)
             call.wake()
 
@@ -459,10 +458,8 @@ class GrpcConnection(ServerConnection):
         self._flush()
 
     def _go_on_sending(self) -> None:
-        """There is room again for whoever had none."""
-        for call in self.calls.values():
-            if call.out:
-                call.wake()
+        """There is room again for whoever had none: once for all that has come at once."""
+        self._has_room = True
         self._flush_soon()
 
     def _flush(self) -> None:
@@ -470,6 +467,11 @@ class GrpcConnection(ServerConnection):
             return
         frames, self._own = self._own, []
         if not self.slow:
+            if self._has_room:
+                self._has_room = False
+                for call in self.calls.values():
+                    if call.out:
+                        call.wake()
             waiting, self._waiting = self._waiting, []
             for call in waiting:
                 if not call.over:
@@ -485,7 +487,7 @@ class GrpcConnection(ServerConnection):
             call.started = True
             frames.append(_frame(_HEADERS, _END_HEADERS, number, _HEAD))
         while out:
-            size = min(len(out), self._most, call.room, self._room)
+            size = min(len(out), self._most, call.room + self._first_room, self._room)
             if size <= 0:
                 return
             frames.append(_frame(_DATA, 0, number, bytes(out[:size])))

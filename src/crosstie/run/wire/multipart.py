@@ -1,24 +1,24 @@
-"""A form with files in it (RFC 7578), as HTTP clients send it: the whole body is there already."""
+"""A form with files in it (RFC 7578), as HTTP clients send it: the whole body is there already.
+
+What is checked here is read again by an engine. So what two readers could take for two different fields is refused:
+a field that names itself twice or in pieces, a line that goes on in the next one, a boundary that more follows.
+"""
 
 import re
+from collections.abc import Collection
 from typing import NamedTuple
 
 from crosstie.core.errors import BadInput
 
-_BOUNDARY = re.compile(rb'boundary=(?:"([^"]{1,70})"|([^\s;,]{1,70}))', re.IGNORECASE)
-_NAME = re.compile(rb'[; ]name="([^"]*)"', re.IGNORECASE)
-_FILENAME = re.compile(rb'filename="([^"]*)"', re.IGNORECASE)
+_TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
+_PARAMETER = re.compile(rb'[ \t]*+;[ \t]*+(?:(%b)=(?:"((?:[^"\\]|\\.)*+)"|([^\s;,"\\]++)))?+' % _TOKEN)
+_LINE = re.compile(rb"(%b):[ \t]*+([^\r\n]*+)" % _TOKEN)
+_FORM = b"multipart/form-data"
+_MOST_BOUNDARY = 70
 # Each takes a step here; no API has a tenth of them.
 _MOST_PARTS = 1000
-
-
-def with_field(body: bytes, name: str, value: str) -> bytes:
-    """The same form with another value in one of its fields that are no files."""
-    start = re.search(rb'name="%b"[^\r]*(?:\r\n[^\r]+)*\r\n\r\n' % re.escape(name.encode()), body)
-    if start is None:
-        return body
-    end = body.index(b"\r\n", start.end())
-    return body[: start.end()] + value.encode() + body[end:]
+# All heads of parts together: they are read at once.
+_MOST_HEADS = 2**16
 
 
 class FormPart(NamedTuple):
@@ -32,34 +32,83 @@ class FormPart(NamedTuple):
     def content(self, body: bytes) -> bytes:
         return body[self.start : self.end]
 
+    def replaced(self, body: bytes, content: bytes) -> bytes:
+        """The same form with another content of this part."""
+        return body[: self.start] + content + body[self.end :]
 
-def read_form(content_type: bytes, body: bytes) -> dict[str, FormPart]:
-    """Its parts by the names of their fields. Raises BadInput."""
-    found = _BOUNDARY.search(content_type)
-    if not content_type.lower().startswith(b"multipart/form-data") or found is None:
-        raise BadInput("a file is sent as multipart/form-data, with a boundary")
-    mark = b"\r\n--" + (found[1] or found[2])
+
+def read_form(content_type: bytes, body: bytes, once: Collection[str] = ()) -> dict[str, FormPart]:
+    """Its parts by the names of their fields; of those that come several times the last, unless they may come `once`
+    only. Raises BadInput."""
+    mark = b"\r\n--" + _boundary(content_type)
     # The first may stand at the very beginning, without the end of a line before it.
     begun = -2 if body.startswith(mark[2:]) else body.find(mark)
     if begun == -1:
         raise BadInput("the form has no end")
     at = begun + len(mark)
     fields: dict[str, FormPart] = {}
-    number = 0
-    while (end := body.find(mark, at)) >= 0:
+    number = heads = 0
+    while not body.startswith(b"--", at):
+        end = body.find(mark, at)
         number += 1
+        if end < 0:
+            raise BadInput("the form has no end")
         if number > _MOST_PARTS:
             raise BadInput(f"a form of more than {_MOST_PARTS} parts")
         head_end = body.find(b"\r\n\r\n", at, end)
-        head = body[at:head_end] if head_end >= 0 else b""
-        name = _NAME.search(head)
-        if name is None:
-            raise BadInput("a part of the form has no name")
-        file = _FILENAME.search(head)
-        fields[name[1].decode(errors="replace")] = FormPart(
-            file[1].decode(errors="replace") if file else "", head_end + 4, end
-        )
+        if not body.startswith(b"\r\n", at) or head_end < 0:
+            raise BadInput("a part of the form has no head")
+        heads += head_end - at
+        if heads > _MOST_HEADS:
+            raise BadInput(f"a form whose parts have heads of more than {_MOST_HEADS} bytes")
+        name, file = _names(body[at + 2 : head_end])
+        if name in fields and name in once:
+            raise BadInput(f"the form has two fields '{name}'")
+        fields[name] = FormPart(file, head_end + 4, end)
         at = end + len(mark)
-    if not body.startswith(b"--", at):
-        raise BadInput("the form has no end")
     return fields
+
+
+def _boundary(content_type: bytes) -> bytes:
+    kind, parameters = content_type[: len(_FORM)], _parameters(content_type[len(_FORM) :])
+    boundary = parameters.get(b"boundary", b"") if parameters is not None else b""
+    if kind.lower() != _FORM or not 0 < len(boundary) <= _MOST_BOUNDARY or b"\\" in boundary:
+        raise BadInput("a file is sent as multipart/form-data, with a boundary")
+    return boundary
+
+
+def _names(head: bytes) -> tuple[str, str]:
+    """What a part's field and file are called. Raises BadInput."""
+    said: bytes | None = None
+    for line in head.split(b"\r\n") if head else ():
+        found = _LINE.fullmatch(line)
+        if found is None:
+            raise BadInput("a header in the form is not NAME: VALUE on one line")
+        if found[1].lower() == b"content-disposition":
+            if said is not None:
+                raise BadInput("a part of the form has two names")
+            said = found[2]
+    kind, parameters = (b"", None) if said is None else (said[:9], _parameters(said[9:]))
+    name = None if parameters is None else parameters.get(b"name")
+    if kind.lower() != b"form-data" or parameters is None or name is None or b"\\" in name:
+        raise BadInput("a part of the form has no name")
+    file = parameters.get(b"filename") or parameters.get(b"filename*") or b""
+    return name.decode(errors="replace"), file.decode(errors="replace")
+
+
+def _parameters(text: bytes) -> dict[bytes, bytes] | None:
+    """What follows a header's value; None where it is not well formed, or where a reader that puts pieces together
+    (RFC 2231: `name*0=...; name*1=...`) would have another name or boundary of it."""
+    found: dict[bytes, bytes] = {}
+    at, end = 0, len(text.rstrip(b" \t"))
+    while at < end:
+        one = _PARAMETER.match(text, at)
+        if one is None:
+            return None
+        at = one.end()
+        if one[1] is not None:
+            name = one[1].lower()
+            if name in found or name.startswith((b"name*", b"boundary*")):
+                return None
+            found[name] = one[2] if one[2] is not None else one[3]
+    return found

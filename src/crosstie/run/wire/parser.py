@@ -74,7 +74,7 @@ class RequestParser:
         self._limits = limits
         self._data = b""
         self._at = 0
-        # How much of an unfinished head was looked at, and whether an empty line before it was passed over.
+        # How much of an unfinished head, or of trailers, was looked at; whether an empty line before it was skipped.
         self._seen = 0
         self._blank = False
         self._state = _HEAD
@@ -306,11 +306,13 @@ class RequestParser:
         if data.startswith(b"\r\n", at):
             self._at = at + 2
             return True
-        end = data.find(b"\r\n\r\n", at)
+        end = data.find(b"\r\n\r\n", at + self._seen)
         if (end if end >= 0 else len(data)) - at > limits.trailer_bytes:
             raise BadRequest(431, f"trailers of more than {limits.trailer_bytes} bytes")
         if end < 0:
+            self._seen = max(len(data) - at - 3, 0)
             return False
+        self._seen = 0
         check_trailers(data[at : end + 2])
         self._at = end + 4
         return True

@@ -65,7 +65,7 @@ class _Opening(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, proxy: Proxy, at: Address):
         self.proxy, self.at = proxy, at
         self.done: asyncio.Future[None] = loop.create_future()
-        self._head = b""
+        self._head = bytearray()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         to = f"[{self.at.host}]:{self.at.port}" if ":" in self.at.host else f"{self.at.host}:{self.at.port}"
@@ -73,14 +73,15 @@ class _Opening(asyncio.Protocol):
         cast(asyncio.Transport, transport).write(lines)
 
     def data_received(self, data: bytes) -> None:
-        self._head += data
-        head, end, rest = self._head.partition(b"\r\n\r\n")
         if self.done.done():
             return
-        if not end:
-            if len(head) > _MOST_HEAD:
+        seen = max(len(self._head) - 3, 0)
+        self._head += data
+        if self._head.find(b"\r\n\r\n", seen) < 0:
+            if len(self._head) > _MOST_HEAD:
                 self._fail("answers without an end")
             return
+        head, _, rest = bytes(self._head).partition(b"\r\n\r\n")
         words = head.split(b"\r\n")[0].split(None, 2)
         status = int(words[1]) if len(words) > 1 and words[0].startswith(b"HTTP/1.") and words[1].isdigit() else 0
         if status == 407:

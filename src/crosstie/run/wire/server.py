@@ -17,16 +17,16 @@ from crosstie.run.wire.request import BadRequest, Request, RequestLimits
 from crosstie.run.wire.tls import ServerTls
 
 # How long a client that was refused may go on sending.
-LINGER_S: Final = 2.0
+_LINGER_S: Final = 2.0
 # How long a client whose connection was being made when the server closed may take to complete it.
 _HANDSHAKE_S: Final = 0.2
 # How soon a client that has gone shows it, once something is sent to it.
 _PROBE_S: Final = 0.05
 # After a read of this size more is likely to lie there; libuv would go on with the same connection for up to 32 reads.
-LARGE_READ: Final = 65_536
+_LARGE_READ: Final = 65_536
 # How soon it is looked whether a client has all that was sent to it by TLS.
 _CLOSE_S: Final = 0.005
-# What a client begins with that knows beforehand that HTTP/2 is spoken.
+# What a client of gRPC begins with, where that is spoken.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -168,7 +168,7 @@ class ServerConnection:
             self.shaking = False
             secured = transport.get_extra_info("ssl_object")
             if secured is not None and secured.selected_alpn_protocol() == "h2":
-                self.server.speak_http2(self, b"")
+                self.server.speak_grpc(self, b"")
         elif not self.server.lets_in(self):
             self.transport.close()
 
@@ -179,7 +179,7 @@ class ServerConnection:
         parser.feed(data)
         if self.current is None and not self._goes_on:
             self._go_on()
-            if len(data) >= LARGE_READ and self._still_arrives():
+            if len(data) >= _LARGE_READ and self._still_arrives():
                 self._let_others_go_first()
         elif parser.pending > self.server.limits.pipelined_bytes:
             self._hold_back()
@@ -250,8 +250,8 @@ class ServerConnection:
         try:
             request = parser.next()
         except BadRequest as refused:
-            if self.server.http2 and not self._asked and parser.read.startswith(_PREFACE):
-                self.server.speak_http2(self, parser.read)
+            if self.server.speaker is not None and not self._asked and parser.read.startswith(_PREFACE):
+                self.server.speak_grpc(self, parser.read)
             else:
                 self.refuse(refused)
             return
@@ -433,7 +433,7 @@ class ServerConnection:
         if sends_on and self._lingers_until is None and not (is_plain and not self.transport.can_write_eof()):
             self._refused = True
             self._parser.drop()
-            self._lingers_until = self.server.loop.time() + LINGER_S
+            self._lingers_until = self.server.loop.time() + _LINGER_S
             # TLS has no half of a connection: by the length of its answer the client knows that this was all.
             if is_plain:
                 self.transport.write_eof()
@@ -554,7 +554,7 @@ class Server:
         # Bytes of bodies that have arrived in part, in all and by account.
         self.arriving = 0
         self.arriving_of: dict[int, int] = {}
-        # What speaks HTTP/2 with those who do so; None: requests and answers are spoken.
+        # What speaks gRPC with those who begin with HTTP/2, or have agreed on it by TLS; None: nothing does.
         self.speaker: Callable[[Server], Any] | None = None
         self.closing = False
         # Requests that were being answered when it closed.
@@ -565,8 +565,6 @@ class Server:
         self.tells_peers = False
         # What connections are secured with that are accepted from now on; None: they are plain.
         self.tls: ServerTls | None = None
-        # Whether a client may begin with HTTP/2 where nothing is secured. (Where it is, that is agreed on.)
-        self.http2 = False
         # Told that clients are at the door for whom there are no files left.
         self.on_exhausted: Callable[[], None] = lambda: None
         self._listener: Listener | None = None
@@ -616,17 +614,13 @@ class Server:
             self.count("connections")
         return not full and not (self.turns_away is not None and self.turns_away())
 
-    def speak_http2(self, connection: ServerConnection, data: bytes) -> None:
+    def speak_grpc(self, connection: ServerConnection, data: bytes) -> None:
         """With a client that does so; `data` is what it has sent."""
         if self.speaker is not None:
             other = self.speaker(self)
-        else:
-            from crosstie.run.wire.http2 import Http2Connection
-
-            other = Http2Connection(self)
-        self.connections.discard(connection)
-        self.connections.add(other)
-        other.begin(connection, data)
+            self.connections.discard(connection)
+            self.connections.add(other)
+            other.begin(connection, data)
 
     def count(self, refused: str) -> None:
         self.refused[refused] = self.refused.get(refused, 0) + 1

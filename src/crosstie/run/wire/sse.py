@@ -14,26 +14,34 @@ class Events:
     """Holds back the beginning of an event until its end has come."""
 
     def __init__(self) -> None:
-        self.held = b""
+        # No end is in it; grown in place, since an event may come in the smallest pieces.
+        self.held = bytearray()
 
     def whole(self, data: bytes) -> bytes:
         """All events that are complete now, in their own bytes."""
-        if data.endswith(_END):
+        held = self.held
+        if not held and data.endswith(_END):
             # What nearly every read of a stream is.
-            if not self.held:
-                return data
-            data, self.held = self.held + data, b""
             return data
-        data = self.held + data if self.held else data
+        # Of what is held only the last bytes can belong to an end.
+        seen = bytes(held[-3:]) + data
         # By `find`: `in` takes bytes for a number first, and makes an exception of it.
-        if data.find(b"\r") >= 0 and data.find(b"\r\n\r\n") >= 0:
-            end = max(data.rfind(b"\r\n\r\n") + 4, data.rfind(_END) + 2)
-        else:
-            end = data.rfind(_END) + 2
-        if end < 2:
-            end = len(data) if len(data) > MOST_HELD else 0
-        self.held = data[end:]
-        return data[:end]
+        end = _behind(seen, _END)
+        if seen.find(b"\r") >= 0:
+            end = max(end, _behind(seen, b"\r\n\r\n"))
+        held += data
+        if not end:
+            if len(held) <= MOST_HELD:
+                return b""
+            end = len(seen)
+        self.held = bytearray(seen[end:])
+        return bytes(held[: len(held) - len(self.held)])
+
+
+def _behind(data: bytes, last: bytes) -> int:
+    """Where the last of these ends; 0: there is none."""
+    at = data.rfind(last)
+    return at + len(last) if at >= 0 else 0
 
 
 def payloads(events: bytes) -> list[bytes]:
