@@ -73,7 +73,7 @@ def metered(command: list[str], folder: Path) -> tuple[float, float]:
 def crosstie(url: str, given: argparse.Namespace, folder: Path, count: int) -> dict[str, float]:
     command = [sys.executable, "-m", "crosstie", "bench", url, "--model", MODEL, "--rate", str(given.rate)]
     command += ["--requests", str(count), "--input", str(given.input), "--output", str(given.output)]
-    command += ["--warmup", "0", "--gpu-metrics", given.gpu_metrics, "-o", "crosstie.json"]
+    command += ["--vary", "0", "--warmup", "0", "--gpu-metrics", given.gpu_metrics, "-o", "crosstie.json"]
     command += ["--workers", str(given.workers)] if given.workers else []
     cpu, wall = metered(command, folder)
     (point,) = json.loads((folder / "crosstie.json").read_text())["endpoints"][0]["points"]

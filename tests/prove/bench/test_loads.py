@@ -70,7 +70,7 @@ def test_a_trace_gives_lengths_prefixes_and_its_times() -> None:
 
 def test_several_senders_share_requests_and_clients() -> None:
     asked = made(BenchLoad(clients=7), BenchLengths(), 20, None, seed=0)
-    dealt = shares(asked, 3)
+    dealt = shares(asked, 3, None)
     assert sorted(number for part in dealt for number, _ in part) == list(range(20))
     assert [BenchLoad(clients=7).part(index, 3).clients for index in range(3)] == [3, 2, 2]
     assert BenchLoad(requests_per_s=5.0).part(1, 3) == BenchLoad(requests_per_s=5.0)
@@ -99,3 +99,12 @@ def test_a_run_is_given_up_once_its_percentile_is_lost() -> None:
     assert not giving.up([*ended(2, 2.0), *ended(5, 0.5), *under_way])
     assert giving.up([*ended(3, 2.0), *under_way])
     assert giving.up([*ended(2, 2.0), *ended(1, 0.1, "status 500")])
+
+
+def test_senders_of_a_closed_loop_have_requests_by_their_clients() -> None:
+    """Four clients over three senders are two, one and one: each sends as many as every other does."""
+    asked = made(BenchLoad(clients=4), BenchLengths(10, 1), 40, None, 0)
+    dealt = shares(asked, 3, 4)
+    assert [len(one) for one in dealt] == [20, 10, 10]
+    assert [BenchLoad(clients=4).part(index, 3).clients for index in range(3)] == [2, 1, 1]
+    assert sorted(number for one in dealt for number, _ in one) == list(range(40))

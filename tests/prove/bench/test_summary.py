@@ -9,7 +9,7 @@ import pytest
 from crosstie.core.workload import Target
 from crosstie.prove.bench.gpus import GpuUse
 from crosstie.prove.bench.loads import BenchLoad
-from crosstie.prove.bench.measure import BenchRun, settled_in
+from crosstie.prove.bench.measure import BenchRun, SettledTime, settled_time
 from crosstie.prove.bench.summary import of_runs, ratio, statistics_of, student
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.replay import RequestOutcome
@@ -48,10 +48,10 @@ def test_statistics_by_hand() -> None:
 def test_what_has_settled_is_measured_while_all_clients_are_at_work() -> None:
     """Two clients with requests of 2 s; the second begins after 1 s. Alone, at either end, a token is twice as fast."""
     some = [outcome(0.0, 0.5, 1.5), *(outcome(1.0 + at, 0.5, 2.0) for at in range(6)), outcome(7.0, 0.5, 1.0)]
-    starts = [0.0, 1.0]
-    settled = settled_in(some, starts)
-    assert settled == (1.0, 7.0)
-    one = run(some, seconds=8.5, settled=settled, clients=2)
+    due, starts = [each.due_s for each in some], [0.0, 1.0]
+    settled = settled_time([due], [starts])
+    assert settled == SettledTime(1.0, 7.0, 5.0)
+    one = run(some, seconds=8.5, settled=settled, staggered=True)
     # Neither the first of the first client nor the last of each.
     assert [each.due_s for each in one.settled_outcomes] == [1.0, 2.0, 3.0, 4.0, 5.0]
     found = statistics_of(one, ClassTargets())
@@ -65,10 +65,16 @@ def test_what_has_settled_is_measured_while_all_clients_are_at_work() -> None:
     point = of_runs(BenchLoad(clients=2), [one], ClassTargets(), [[]])
     assert (point.arrivals, point.requests) == ("steady", 8)
     # Who began one by one and was never at work together says nothing of either.
-    few = run(some[:3], settled=settled_in(some[:3], starts), clients=2)
+    few = run(some[:3], settled=settled_time([due[:3]], [starts]), staggered=True)
     assert of_runs(BenchLoad(clients=2), [few], ClassTargets(), [[]]).arrivals == "unsettled"
     assert of_runs(BenchLoad(clients=2), [run(some)], ClassTargets(), [[]]).arrivals == "lockstep"
     assert of_runs(BenchLoad(requests_per_s=2.0), [run(some)], ClassTargets(), [[]]).arrivals == "by the clock"
+
+
+def test_of_several_senders_the_first_without_requests_ends_it() -> None:
+    first, second = [0.0, 2.0, 4.0, 6.0], [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+    assert settled_time([first, second, []], [[0.0], [1.0], []]) == SettledTime(1.0, 6.0, 4.0)
+    assert settled_time([first, [1.0]], [[0.0], [1.0]]) is None
 
 
 def test_student_s_interval_is_the_textbook_s() -> None:

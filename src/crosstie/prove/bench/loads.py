@@ -109,9 +109,13 @@ def _of_trace(load: BenchLoad, lengths: BenchLengths, count: int | None, seconds
     return found
 
 
-def shares(requests: Sequence[TimedRequest], of: int) -> list[list[tuple[int, TimedRequest]]]:
-    """Requests dealt out to several senders, each with its number."""
-    return [list(enumerate(requests))[index::of] for index in range(of)]
+def shares(requests: Sequence[TimedRequest], of: int, clients: int | None) -> list[list[tuple[int, TimedRequest]]]:
+    """Requests dealt out to several senders, each with its number: to those of a closed loop as many as they have
+    clients for, or some would have nothing more to send while others do."""
+    dealt: list[list[tuple[int, TimedRequest]]] = [[] for _ in range(of)]
+    for number, request in enumerate(requests):
+        dealt[(number if clients is None else number % clients) % of].append((number, request))
+    return dealt
 
 
 def spread_note(lengths: BenchLengths) -> str:

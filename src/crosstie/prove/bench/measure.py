@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, process_time
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -96,36 +96,44 @@ class BenchRun:
     # Ended before its time: by whoever asked for it, or because its targets were lost.
     interrupted: bool
     gave_up: bool
-    # Of clients that began one by one: seconds of the run, on the server's clock, in which all of them were at work.
-    settled: tuple[float, float] | None = None
-    # The last so many requests are a client's last one each.
-    clients: int = 0
+    # Of clients that began one by one.
+    settled: "SettledTime | None" = None
+    staggered: bool = False
 
     @property
     def settled_outcomes(self) -> list[RequestOutcome]:
         """Those that had all the others beside them from their first moment to their last; of any other run, all."""
         if self.settled is None:
             return self.outcomes
-        sent = sorted(self.outcomes, key=lambda one: one.due_s)[: -self.clients]
-        return [one for one in sent if one.due_s >= self.settled[0]]
+        return [one for one in self.outcomes if self.settled.begin_s <= one.due_s <= self.settled.last_s]
 
     def watched(self, speed: float) -> tuple[float, float]:
         """The part of it that counts, on this machine's clock."""
         ends = [one.due_s + one.e2e_s for one in self.outcomes if one.served]
         if self.settled is None or not ends:
             return self.began, self.ended
-        begin, end = (self.ended - (max(ends) - at) / speed for at in self.settled)
+        begin, end = (self.ended - (max(ends) - at) / speed for at in (self.settled.begin_s, self.settled.end_s))
         return begin, end
 
 
-def settled_in(outcomes: Sequence[RequestOutcome], starts_s: Sequence[float]) -> tuple[float, float] | None:
-    """From when the last client has begun to when the first finds nothing more to send; None where no request was sent
-    and answered between them."""
-    sent = sorted(one.due_s for one in outcomes)
-    if len(starts_s) < 2 or len(sent) <= len(starts_s):
+class SettledTime(NamedTuple):
+    """Seconds of a run, on the server's clock, in which all clients were at work; requests that were sent until
+    `last_s` are no client's last one."""
+
+    begin_s: float
+    end_s: float
+    last_s: float
+
+
+def settled_time(due_s: Sequence[Sequence[float]], starts_s: Sequence[Sequence[float]]) -> SettledTime | None:
+    """From when the last client has begun to when the first finds nothing more to send. Both by sender, whose clients
+    share its requests. None where no request was sent and answered between them."""
+    parts = [(sorted(due), len(starts)) for due, starts in zip(due_s, starts_s, strict=True) if starts]
+    if sum(clients for _, clients in parts) < 2 or any(len(due) <= clients for due, clients in parts):
         return None
-    begin, end = max(starts_s), sent[-1]
-    return (begin, end) if begin <= sent[-len(starts_s) - 1] < end else None
+    begin, end = max(max(starts) for starts in starts_s if starts), min(due[-1] for due, _ in parts)
+    last = min(due[-clients - 1] for due, clients in parts)
+    return SettledTime(begin, end, last) if begin <= last < end else None
 
 
 class Interrupt:
@@ -259,8 +267,11 @@ class Senders:
             lags_s=[lag for part in parts for lag in part.lags_s],
             interrupted=self._interrupt.asked,
             gave_up=cut and not self._interrupt.asked and math.isinf(job.until_s),
-            settled=settled_in(outcomes, job.starts_s),
-            clients=len(job.starts_s),
+            settled=settled_time(
+                [[one.due_s for one in part.outcomes] for part in parts],
+                [job.starts_s[index::senders] if index < senders else () for index in range(len(parts))],
+            ),
+            staggered=len(job.starts_s) > 1,
         )
 
     def _apart(self, job: SenderJob, senders: int, on_progress: OnProgress) -> list[Sent]:
@@ -271,7 +282,7 @@ class Senders:
             barrier = context.Barrier(self._most)
             self._pool = ProcessPoolExecutor(self._most, context, _share, (barrier, self._ends, self._done))
         self._ends.clear()
-        dealt = shares([request for _, request in job.requests], senders)
+        dealt = shares([request for _, request in job.requests], senders, job.load.clients)
         futures: list[Future[Sent]] = []
         for index in range(self._most):
             mine = dealt[index] if index < senders else []

@@ -138,7 +138,7 @@ def of_runs(
 def _arrivals(load: BenchLoad, runs: Sequence[BenchRun], lockstep: bool) -> str:
     if load.clients is None:
         return "by the clock"
-    if lockstep or (load.clients > 1 and not any(run.clients for run in runs)):
+    if lockstep or (load.clients > 1 and not any(run.staggered for run in runs)):
         return "lockstep"
     return "steady" if load.clients == 1 or all(run.settled for run in runs) else "unsettled"
 
@@ -164,8 +164,9 @@ def statistics_of(run: BenchRun, targets: ClassTargets) -> dict[str, float]:
     served = [one for one in run.outcomes if one.served]
     if not served:
         return {}
-    begin = min(one.due_s for one in run.outcomes)
-    begin, end = run.settled or (begin, max(one.due_s + one.e2e_s for one in served))
+    begin, end = min(one.due_s for one in run.outcomes), max(one.due_s + one.e2e_s for one in served)
+    if run.settled:
+        begin, end = run.settled.begin_s, run.settled.end_s
     seconds = end - begin
     # Of each request, what of it lies in that time.
     shares = [_overlap(one.due_s, one.due_s + one.e2e_s, begin, end) for one in served]
