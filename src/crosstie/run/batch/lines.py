@@ -48,9 +48,12 @@ class BatchLine:
     """A request of a batch, on its way."""
 
     def __init__(self, number: int, line: bytes, limits: RequestLimits):
-        read = _decode(line)
+        outline = _outline(line, limits)
+        read = _decode(line if outline is None else outline.text)
         self.number, self.custom_id, self.url, self.body = number, read.custom_id, read.url, bytes(read.body)
-        self.outline = _outline(self.body, limits)
+        self.outline: Outline | None = None
+        if outline is not None:
+            self.body, self.outline = outline.filled(self.body, line)
         self.attempts = 0
 
 
@@ -81,12 +84,13 @@ class LineReader:
         return found
 
 
-def custom_ids(file: Path) -> Iterator[str]:
+def custom_ids(file: Path, limits: RequestLimits) -> Iterator[str]:
     """Of all lines, in their order."""
     with file.open("rb") as opened:
         for line in opened:
             if line.strip():
-                yield _decode_told(line).custom_id
+                outline = _outline(line, limits)
+                yield _decode_told(line if outline is None else outline.text).custom_id
 
 
 def told_ids(file: Path) -> Iterator[tuple[str, int]]:
@@ -168,9 +172,9 @@ def _outline(text: bytes, limits: RequestLimits) -> Outline | None:
 def answer_line(batch_id: str, custom_id: str, request_id: str, status: int, body: bytes) -> bytes:
     said: Any
     try:
-        said = msgspec.json.decode(body, type=msgspec.Raw)
-        # Between values at most: within a string it would be none of JSON's.
-        said = msgspec.Raw(body.decode().replace("\n", " ").encode()) if b"\n" in body else said
+        msgspec.json.decode(body, type=msgspec.Raw)
+        # Ends of lines are between values: within a string they would be none of JSON's.
+        said = msgspec.Raw(body.decode().replace("\n", " ").replace("\r", " ").encode())
     except _WRONG:
         said = {"error": {"message": body[:1000].decode(errors="replace")}}
     response = {"status_code": status, "request_id": request_id, "body": said}

@@ -174,7 +174,7 @@ class BatchRunner:
         batch = run.batch
         try:
             try:
-                await self._in(self._files, self._store.finalise, batch, outcome)
+                await self._in(self._files, self._store.finalise, batch, outcome, self._server.limits)
             except (ValueError, LookupError) as error:
                 # Its input is another than the one that was checked.
                 batch.fail("file_changed", f"the batch's input has changed: {error}")
@@ -193,7 +193,7 @@ class BatchRunner:
             if batch.errors:
                 return
         if batch.status == "in_progress":
-            done = await self._in(self._files, store.resume, batch)
+            done = await self._in(self._files, store.resume, batch, limits)
             run.reader = LineReader(store.content_of(batch.input_file_id), done, limits)
             self._turns.join(run)
             try:

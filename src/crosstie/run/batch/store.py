@@ -38,9 +38,7 @@ class BatchStore:
             there = {path.name for path in folder.iterdir()}
             others = sorted(name for name in there if not _NOBODYS.fullmatch(name))
             if others and _INDEX not in there:
-                raise BadInput(
-                    f"--batches {folder}: has other things in it, such as '{others[0]}'; name a folder for it"
-                )
+                raise BadInput(f"--batches {folder}: has other things in it ('{others[0]}'): name one for it alone")
             if folder.stat().st_uid == os.geteuid():
                 # Somebody else's is left as it is: what is put into it is nobody else's to read in any case.
                 folder.chmod(0o700)
@@ -102,12 +100,12 @@ class BatchStore:
         batch.become("failed" if batch.errors else "in_progress")
         self.index.save([batch])
 
-    def resume(self, batch: Batch) -> bytearray:
+    def resume(self, batch: Batch, limits: RequestLimits) -> bytearray:
         """A batch as it was left: which of its requests are done."""
         done, marks = bytearray(batch.total), self._beside(batch, "asked").read_bytes()
         told = {kind: self._told(batch, kind) for kind in ("output", "error")}
         if any(marks) or any(told.values()):
-            for number, custom_id in enumerate(custom_ids(self.content_of(batch.input_file_id))):
+            for number, custom_id in enumerate(custom_ids(self.content_of(batch.input_file_id), limits)):
                 done[number] = custom_id in told["output"] or custom_id in told["error"]
                 if marks[number] and not done[number]:
                     self._append(batch, "error", unanswered_line(batch.id, custom_id, "answer_lost", _LOST))
@@ -155,7 +153,7 @@ class BatchStore:
             os.close(handle)
         batch.answer_bytes += len(line)
 
-    def finalise(self, batch: Batch, outcome: str) -> None:
+    def finalise(self, batch: Batch, outcome: str, limits: RequestLimits) -> None:
         """Its answers become files of its owner's. Begun twice, it has the same end."""
         if batch.status != "finalizing":
             # Written down before anything is moved: from then on nothing more is asked.
@@ -163,7 +161,7 @@ class BatchStore:
             batch.become("finalizing")
             self.index.save([batch])
         if batch.outcome in ("expired", "failed"):
-            self._tell_rest(batch)
+            self._tell_rest(batch, limits)
         adopted = [file for kind in ("output", "error") if (file := self._adopt(batch, kind)) is not None]
         for file in adopted:
             if file.id == _adopted_id(batch.id, "output"):
@@ -174,15 +172,15 @@ class BatchStore:
         self.index.save([batch], adopted)
         self._beside(batch, "asked").unlink(missing_ok=True)
 
-    def _tell_rest(self, batch: Batch) -> None:
+    def _tell_rest(self, batch: Batch, limits: RequestLimits) -> None:
         """Says of what was not run why."""
         why = batch.errors[0] if batch.errors else {"code": "batch_expired", "message": _LATE}
         source = self.content_of(batch.input_file_id)
         moved = any(self.content_of(_adopted_id(batch.id, kind)).exists() for kind in ("output", "error"))
         if moved or not source.exists() or not self._beside(batch, "asked").exists():
             return
-        done = self.resume(batch)
-        for number, custom_id in enumerate(custom_ids(source)):
+        done = self.resume(batch, limits)
+        for number, custom_id in enumerate(custom_ids(source, limits)):
             if not done[number]:
                 self._append(batch, "error", unanswered_line(batch.id, custom_id, why["code"], why["message"]))
 
