@@ -8,6 +8,7 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+import msgspec
 import pytest
 from openai import APIStatusError, BadRequestError
 from tests.run.batch.test_batches import (
@@ -25,6 +26,7 @@ from tests.run.batch.test_batches import (
     service,
 )
 from tests.run.gateway.fakes import CALM, fakes, fleet_of, in_folder, pool_of, running, until
+from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.run.batch import index as index_module, lines as lines_module
@@ -146,6 +148,22 @@ async def test_a_gateway_that_leaves_waits_for_the_answers_under_way(folder: Pat
             await leaving
         assert len(fake.hit) == 1
         assert json.loads((folder / f"{batch.id}.output").read_text())["custom_id"] == "a"
+
+
+@in_folder
+async def test_a_gateway_that_is_told_twice_to_leave_waits_for_no_answer(folder: Path) -> None:
+    async with fakes() as [fake]:
+        made = service(folder, in_flight=1)
+        patient = msgspec.structs.replace(CALM, drain_s=86_400.0)
+        async with running(fleet_of(pool_of("one", fake.url), serving=patient), components=[made]) as at:
+            async with client(at) as ours:
+                hangs_at(fake, "a")
+                await begun(ours, file_of("a", "b"))
+                await until(lambda: fake.held)
+            for _ in range(2):
+                at.process.end()
+            async with asyncio.timeout(LIMIT_S):
+                await at.process.stop()
 
 
 @in_folder

@@ -120,7 +120,7 @@ class BatchRunner:
         if asked:
             await self._in(self._writes, index.save, asked)
         if await self._in(self._writes, self._store.free_bytes) < _ANSWER_BYTES * most:
-            raise OSError(errno.ENOSPC, "hardly any space is left on the disk")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def _sweep(self, now: float) -> None:
         if now - self._swept >= _SWEEP_S:
@@ -168,6 +168,8 @@ class BatchRunner:
             await self._end(run, "failed")
         finally:
             self._running.pop(batch.id, None)
+            # At once: the next one of its key need not wait.
+            self._looked = -_LOOK_S
             self._wake.set()
 
     async def _end(self, run: Run, outcome: str) -> None:

@@ -182,7 +182,10 @@ class GatewayProcess:
         within_s = self.gateway.serving.drain_s
         own = asyncio.gather(*(component.drain(within_s) for component in self._started))
         whole = await self.server.drain(within_s, give_up=self.gateway.give_up)
-        await own
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        await asyncio.wait((own, hurried), return_when=asyncio.FIRST_COMPLETED)
+        for one in (own, hurried):
+            one.cancel()
         await self._close()
         return whole
 
