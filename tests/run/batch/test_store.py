@@ -121,13 +121,22 @@ async def test_an_answer_that_was_lost_on_a_full_disk_is_told_and_not_asked_for_
 @in_folder
 async def test_nothing_is_asked_while_there_is_hardly_room_for_answers(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(BatchStore, "free_bytes", lambda self: 10_000)
+        looks: list[int] = []
+
+        def hardly_any(store: BatchStore) -> int:
+            looks.append(1)
+            return 10_000
+
+        patch.setattr(BatchStore, "free_bytes", hardly_any)
         async with fakes() as [fake], batching(folder, fake) as (at, ours):
             notices: list[Any] = []
             at.gateway.notify = notices.append
             batch = await begun(ours, file_of("a"))
-            await until(lambda: any(one.event == "batches_stopped" for one in notices))
+            await until(lambda: (folder / f"{batch.id}.asked").exists())
+            seen = len(looks)
+            await until(lambda: len(looks) > seen + 5)
             assert not fake.hit
+            assert [one.event for one in notices] == ["batches_stopped"]
             patch.setattr(BatchStore, "free_bytes", lambda self: 10**9)
             assert (await ended(ours, batch)).status == "completed"
 
@@ -141,9 +150,18 @@ async def test_a_gateway_that_leaves_waits_for_the_answers_under_way(folder: Pat
                 hangs_at(fake, "a")
                 batch = await begun(ours, file_of("a", "b"))
                 await until(lambda: fake.held)
+            drained = asyncio.Event()
+
+            async def drain(*given: Any, **more: Any) -> bool:
+                drained.set()
+                return True
+
+            # No client is waited for.
+            at.process.server.drain = drain  # type: ignore[method-assign]
             leaving = asyncio.ensure_future(at.process.stop())
-            await until(lambda: at.gateway.draining)
-            await asyncio.sleep(0)
+            await drained.wait()
+            for _ in range(100):
+                await asyncio.sleep(0)
             fake.held.pop().send(200, b'{"choices": []}')
             await leaving
         assert len(fake.hit) == 1

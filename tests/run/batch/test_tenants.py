@@ -18,7 +18,7 @@ from crosstie.core.fleet import Serving
 from crosstie.run.batch.lines import BatchLine
 from crosstie.run.batch.records import Batch
 from crosstie.run.batch.store import BatchStore
-from crosstie.run.batch.turns import Run, Turns
+from crosstie.run.batch.turns import BatchRun, Turns
 from crosstie.run.gateway.limits import Window
 from crosstie.run.service.batches import BatchService
 from crosstie.run.wire.request import RequestLimits
@@ -162,7 +162,7 @@ def test_keys_take_turns_and_so_do_the_batches_of_one() -> None:
         turns, found = Turns(100), list[tuple[int, int]]()
         text = file_of("x")[1]
         for key_id, number in ((1, 1), (1, 2), (1, 3), (2, 4)):
-            one = Run(batch_of(key_id, "file", number, expires_at=2**40))
+            one = BatchRun(batch_of(key_id, "file", number, expires_at=2**40))
             one.read.extend(BatchLine(n, text, RequestLimits()) for n in range(3))
             turns.join(one)
         while (next_one := turns.next(0.0)) is not None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from crosstie.run.batch.asking import LineAnswer, ask
 from crosstie.run.batch.lines import BatchLine, LineReader
 from crosstie.run.batch.store import BatchStore
-from crosstie.run.batch.turns import Run, Turns
+from crosstie.run.batch.turns import BatchRun, Turns
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.wire.server import Server
@@ -41,7 +41,7 @@ class BatchRunner:
         self._store, self._gateway, self._server = store, gateway, server
         self._turns = Turns(in_flight)
         self._lock: int | None = None
-        self._running: dict[str, tuple[Run, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         # Answers and the index; lines; and whole files. Each waits for the disk, and none for another.
@@ -109,7 +109,7 @@ class BatchRunner:
             if name not in self._running:
                 batch = await self._in(self._writes, index.record, name)
                 if batch is not None:
-                    run = Run(batch)
+                    run = BatchRun(batch)
                     self._running[name] = run, self._gateway.loop.create_task(self._follow(run))
             if name in self._running:
                 self._running[name][0].cancelled = cancelled
@@ -152,7 +152,7 @@ class BatchRunner:
 
     # One batch
 
-    async def _follow(self, run: Run) -> None:
+    async def _follow(self, run: BatchRun) -> None:
         batch = run.batch
         try:
             await self._work_off(run)
@@ -172,7 +172,7 @@ class BatchRunner:
             self._looked = -_LOOK_S
             self._wake.set()
 
-    async def _end(self, run: Run, outcome: str) -> None:
+    async def _end(self, run: BatchRun, outcome: str) -> None:
         batch = run.batch
         try:
             try:
@@ -187,7 +187,7 @@ class BatchRunner:
             self._stand_still(error)
             await asyncio.sleep(_STILL_S)
 
-    async def _work_off(self, run: Run) -> None:
+    async def _work_off(self, run: BatchRun) -> None:
         batch, store, limits = run.batch, self._store, self._server.limits
         if batch.status == "validating" and not run.cancelled:
             most_lines = self._gateway.serving.max_batch_lines
@@ -204,7 +204,7 @@ class BatchRunner:
                 self._turns.leave(run)
         await self._end(run, run.outcome)
 
-    async def _until_over(self, run: Run) -> None:
+    async def _until_over(self, run: BatchRun) -> None:
         while not run.is_over:
             if run.cancelled:
                 for task in run.tasks - run.answered:
@@ -214,7 +214,7 @@ class BatchRunner:
             run.changed.clear()
             await run.changed.wait()
 
-    async def _read(self, run: Run) -> None:
+    async def _read(self, run: BatchRun) -> None:
         try:
             if run.reader is not None:
                 run.read.extend(await self._in(self._lines, run.reader.more))
@@ -251,7 +251,7 @@ class BatchRunner:
             await asyncio.sleep(0)
         return True
 
-    def _ended(self, run: Run, task: asyncio.Task[None]) -> None:
+    def _ended(self, run: BatchRun, task: asyncio.Task[None]) -> None:
         run.tasks.discard(task)
         run.answered.discard(task)
         self._turns.count(run, -1)
@@ -261,7 +261,7 @@ class BatchRunner:
             self._gateway.loop.call_exception_handler({"message": run.batch.id, "exception": error})
             run.batch.fail("internal_error", "the gateway failed at a request of this batch")
 
-    async def _request(self, run: Run, line: BatchLine) -> None:
+    async def _request(self, run: BatchRun, line: BatchLine) -> None:
         answer = await ask(self._gateway, self._server, run.batch, line)
         if self._goes_on_waiting(run, line, answer):
             return
@@ -275,7 +275,7 @@ class BatchRunner:
         else:
             run.batch.failed += 1
 
-    def _goes_on_waiting(self, run: Run, line: BatchLine, answer: LineAnswer) -> bool:
+    def _goes_on_waiting(self, run: BatchRun, line: BatchLine, answer: LineAnswer) -> bool:
         """Whether this is no answer yet: it is asked again, or the batch is at its end."""
         if answer.ends_batch(run.batch.expires_at - time()):
             run.batch.fail(*answer.said)
@@ -296,7 +296,7 @@ class BatchRunner:
         run.ask_again(line, now + after_s)
         return True
 
-    async def _keep(self, run: Run, line: BatchLine, answer: LineAnswer) -> str:
+    async def _keep(self, run: BatchRun, line: BatchLine, answer: LineAnswer) -> str:
         """However long the disk is full: what was paid for is not thrown away."""
         while True:
             given = (run.batch, line, answer.status, answer.request_id, answer.body)
@@ -310,5 +310,5 @@ class BatchRunner:
                 return kind
 
 
-def _tell_missing(run: Run, error: FileNotFoundError) -> None:
+def _tell_missing(run: BatchRun, error: FileNotFoundError) -> None:
     run.batch.fail("file_missing", f"a file of this batch is no more: {os.path.basename(error.filename or '')}")

@@ -21,13 +21,13 @@ class Tenant:
 
     def __init__(self, key_id: int):
         self.key_id = key_id
-        self.runs: deque[Run] = deque()
+        self.runs: deque[BatchRun] = deque()
         self.in_flight = 0
         # By the loop's clock.
         self.rests_until = 0.0
 
 
-class Run:
+class BatchRun:
     """A batch that runs, and what is left of it."""
 
     def __init__(self, batch: Batch):
@@ -94,7 +94,7 @@ class Turns:
         self._tenants: deque[Tenant] = deque()
         self._by_key: dict[int, Tenant] = {}
 
-    def join(self, run: Run) -> None:
+    def join(self, run: BatchRun) -> None:
         found = self._by_key.get(run.batch.key_id)
         if found is None:
             found = self._by_key[run.batch.key_id] = run.tenant
@@ -102,17 +102,17 @@ class Turns:
         run.tenant = found
         found.runs.append(run)
 
-    def leave(self, run: Run) -> None:
+    def leave(self, run: BatchRun) -> None:
         run.tenant.runs.remove(run)
         if not run.tenant.runs:
             self._tenants.remove(run.tenant)
             del self._by_key[run.tenant.key_id]
 
-    def count(self, run: Run, more: int) -> None:
+    def count(self, run: BatchRun, more: int) -> None:
         self.in_flight += more
         run.tenant.in_flight += more
 
-    def next(self, now: float) -> tuple[Run, BatchLine] | None:
+    def next(self, now: float) -> tuple[BatchRun, BatchLine] | None:
         if self.in_flight >= self.most:
             return None
         for _ in range(len(self._tenants)):
