@@ -185,6 +185,17 @@ async def test_a_gateway_that_is_told_twice_to_leave_waits_for_no_answer(folder:
 
 
 @in_folder
+async def test_a_runner_that_is_woken_as_it_is_stopped_stops(folder: Path) -> None:
+    async with fakes() as [fake]:
+        made = service(folder)
+        async with running(fleet_of(pool_of("one", fake.url)), components=[made]):
+            await until(lambda: made.runner._wake._waiters)  # type: ignore[attr-defined]
+            made.runner._wake.set()
+            async with asyncio.timeout(LIMIT_S):
+                await made.stop()
+
+
+@in_folder
 async def test_what_is_kept_is_for_its_owner_alone_in_a_folder_that_others_could_read(folder: Path) -> None:
     place, mask = folder / "there", os.umask(0)
     try:

@@ -5,6 +5,7 @@ that were answered; a request that was under way then, and had no answer, is ask
 """
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import os
@@ -91,10 +92,10 @@ class BatchRunner:
             if await self._hand_out():
                 continue
             self._wake.clear()
-            try:
-                await asyncio.wait_for(self._wake.wait(), _LOOK_S)
-            except TimeoutError:
-                continue
+            # Not by `wait_for`: before Python 3.12 that forgets that it was cancelled where it is woken as well.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._wake.wait()
 
     async def _look(self) -> None:
         now = self._gateway.loop.time()
