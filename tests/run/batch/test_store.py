@@ -189,7 +189,7 @@ async def test_a_runner_that_is_woken_as_it_is_stopped_stops(folder: Path) -> No
     async with fakes() as [fake]:
         made = service(folder)
         async with running(fleet_of(pool_of("one", fake.url)), components=[made]):
-            await until(lambda: made.runner._wake._waiters)  # type: ignore[attr-defined]
+            await until(lambda: made.runner._wake._waiters)
             made.runner._wake.set()
             async with asyncio.timeout(LIMIT_S):
                 await made.stop()
