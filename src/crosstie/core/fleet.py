@@ -308,6 +308,13 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     share_prefixes: bool = False
     # Requests that a key may have open at once, where it has no limit of its own; 0: as many as it likes.
     max_open_per_key: _Many = 0
+    # What a key may have under /v1/files and /v1/batches: files, the room that they take, and batches that have not
+    # ended; how many requests a batch has; and how long files and ended batches are kept.
+    max_files_per_key: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 1000
+    max_file_gib_per_key: Annotated[float, msgspec.Meta(ge=0.0001, le=1e5)] = 2.0
+    max_batches_per_key: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 100
+    max_batch_lines: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 50_000
+    batch_keep_days: Annotated[float, msgspec.Meta(ge=0.01, le=3650)] = 30.0
 
     @property
     def metrics_last_s(self) -> float:

@@ -15,13 +15,17 @@ from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
+from crosstie.run.batch.index import Quota
 from crosstie.run.batch.lines import check_lines
-from crosstie.run.batch.store import ENDED, Batch, BatchStore
+from crosstie.run.batch.records import ENDED, Batch
+from crosstie.run.batch.store import BatchStore
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.batches import BatchService
 from crosstie.run.wire.multipart import read_form
+from crosstie.run.wire.request import RequestLimits
 
 ENDPOINT: Any = "/v1/chat/completions"
+PLENTY = Quota(10**6, 10**12, 10**6)
 
 
 def line(custom_id: str, **changes: Any) -> str:
@@ -70,6 +74,11 @@ def hangs_at(fake: Fake, content: str) -> None:
 async def begun(ours: AsyncOpenAI, file: tuple[str, bytes], window: Any = "24h") -> Any:
     made = await ours.files.create(file=file, purpose="batch")
     return await ours.batches.create(input_file_id=made.id, endpoint=ENDPOINT, completion_window=window)
+
+
+def batch_of(key_id: int, file_id: str, number: int = 0, **fields: Any) -> Batch:
+    given = {"created_at": 1, "expires_at": 2, "completion_window": "1m", **fields}
+    return Batch(id=f"batch-{number:024x}", key_id=key_id, endpoint=ENDPOINT, input_file_id=file_id, **given)
 
 
 async def ended(ours: AsyncOpenAI, batch: Any) -> Any:
@@ -175,12 +184,8 @@ async def test_a_cancelled_batch_stops_and_keeps_what_it_has(folder: Path) -> No
 async def test_what_was_not_run_when_the_window_closed_is_said_to_have_expired(folder: Path) -> None:
     async with fakes() as [fake], batching(folder, fake) as (_, ours):
         made = await ours.files.create(file=file_of("a", "b"), purpose="batch")
-        store = BatchStore(folder, 10**6)
-        late = Batch(
-            id="batch-" + "0" * 24, key_id=0, endpoint=ENDPOINT, input_file_id=made.id, completion_window="1m",
-            created_at=1, expires_at=2,
-        )  # fmt: skip
-        store.save(late)
+        late = batch_of(0, made.id)
+        BatchStore(folder, 10**6).index.add_batch(late, PLENTY)
         done = await ended(ours, late)
         assert done.status == "expired"
         got = await lines_of(ours, done.error_file_id)
@@ -218,8 +223,9 @@ async def test_bad_questions_are_refused(folder: Path) -> None:
             await ours.files.retrieve("../../etc/passwd")
         with pytest.raises(BadRequestError, match="purpose 'assistants'"):
             await ours.files.create(file=file_of("a"), purpose="assistants")
-        with pytest.raises(BadRequestError, match="may take 1073741 bytes in all"):
+        with pytest.raises(APIStatusError, match="no room for more files here now") as full:
             await ours.files.create(file=("big", b"x" * 2_000_000), purpose="batch")
+        assert full.value.status_code == 503
         assert (await at.get("/v1/batches/x/y")).status == 404
 
 
@@ -271,29 +277,28 @@ async def test_a_batch_is_its_key_s_and_ends_with_it(folder: Path) -> None:
             await at.change("alice", revoked_at=1.0)
             at.fake.held.pop().send(200, b'{"choices": []}')
             store = BatchStore(folder / "batches", 10**6)
-            await until(lambda: (found := store.batch(1, second.id)) is not None and found.status == "completed")
-            last = store.batch(1, second.id)
+            await until(lambda: (found := store.index.batch(1, second.id)) is not None and found.status == "failed")
+            last = store.index.batch(1, second.id)
             assert last is not None
-            assert (last.completed, last.failed) == (1, 1)
-            failed = json.loads(store.content_of(last.error_file_id or "").read_bytes())
-            assert failed["response"]["body"]["error"]["code"] == "api_key_revoked"
+            assert [(one["code"], one["line"]) for one in last.errors] == [("api_key_revoked", None)]
+            assert (last.completed, last.failed) == (1, 0)
+            (untold,) = store.content_of(last.error_file_id or "").read_bytes().splitlines()
+            assert json.loads(untold)["error"]["code"] == "api_key_revoked"
         await made.stop()
 
 
 def test_nobody_sees_what_is_another_key_s(tmp_path: Path) -> None:
     store = BatchStore(tmp_path / "new" / "folder", 10**6)
-    file = store.add(1, "in.jsonl", "batch", b"x")
-    assert store.file(1, file.id) == file
-    assert store.file(2, file.id) is None
-    assert store.files(2) == []
-    batch = Batch(
-        id="batch-" + "1" * 24, key_id=1, endpoint=ENDPOINT, input_file_id=file.id, completion_window="1h",
-        created_at=1, expires_at=2,
-    )  # fmt: skip
-    store.save(batch)
-    assert store.batch(1, batch.id) is not None
-    assert store.batch(2, batch.id) is None
-    assert store.batches(2) == []
+    file = store.add(1, "in.jsonl", b"x", PLENTY)
+    assert store.index.file(1, file.id) == file
+    assert store.index.file(2, file.id) is None
+    assert store.index.files(2, "", 9) == []
+    batch = batch_of(1, file.id)
+    assert not store.index.add_batch(batch_of(2, file.id), PLENTY)
+    assert store.index.add_batch(batch, PLENTY)
+    assert store.index.batch(1, batch.id) is not None
+    assert store.index.batch(2, batch.id) is None
+    assert store.index.batches(2, "", 9) == []
 
 
 def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
@@ -304,23 +309,24 @@ def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path) -> None:
 
 def test_files_are_moved_once_though_their_batch_is_ended_twice(tmp_path: Path) -> None:
     store = BatchStore(tmp_path, 10**6)
-    batch = Batch(
-        id="batch-" + "2" * 24, key_id=0, endpoint=ENDPOINT, input_file_id="file-x", completion_window="1h",
-        created_at=1, expires_at=2,
-    )  # fmt: skip
-    store.answers_of(batch, "output").write_text('{"custom_id":"a"}\n')
-    assert store.adopt(batch, "output") == store.adopt(batch, "output")
-    assert store.adopt(batch, "error") is None
-    assert len(store.files(0)) == 1
+    batch = batch_of(0, store.add(0, "in", line("a").encode(), PLENTY).id)
+    store.index.add_batch(batch, PLENTY)
+    (tmp_path / f"{batch.id}.output").write_text('{"custom_id":"a"}\n')
+    for _ in range(2):
+        store.finalise(batch, "completed", RequestLimits())
+    assert (batch.status, batch.error_file_id) == ("completed", None)
+    assert {one.id for one in store.index.files(0, "", 9)} == {batch.output_file_id, batch.input_file_id}
+    assert len(store.index.files(0, "", 9)) == 2
 
 
-def test_an_empty_and_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_and_a_long_file(tmp_path: Path) -> None:
     file = tmp_path / "in"
     file.write_text("\n")
-    assert [one["code"] for one in check_lines(file, ENDPOINT)[1]] == ["empty_file"]
-    monkeypatch.setattr("crosstie.run.batch.lines.MOST_LINES", 1)
-    file.write_text(line("a") + line("b"))
-    assert [one["code"] for one in check_lines(file, ENDPOINT)[1]] == ["too_many_requests"]
+    assert [one["code"] for one in check_lines(file, ENDPOINT, 9, RequestLimits())[1]] == ["empty_file"]
+    file.write_text("".join(line(str(number)) for number in range(9)))
+    count, errors = check_lines(file, ENDPOINT, 1, RequestLimits())
+    # The rest is not looked at.
+    assert (count, [one["code"] for one in errors]) == (2, ["too_many_requests"])
 
 
 @pytest.mark.parametrize(

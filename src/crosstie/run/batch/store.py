@@ -1,83 +1,31 @@
-"""Files and batches on disk: plain files in one folder, each change of a record replaced at once.
+"""Files and batches on disk: contents and answers as plain files in one folder, beside the index of them.
 
-Whatever dies, nothing is half-written: content first, then its record. What a running batch has answered so far lies
-beside it, a line a request, so that whoever goes on with it knows what is left.
+An answer is kept in this order: a mark that the request was answered, in a file as long as there are requests, so that
+no full disk can refuse it; then the answer, as a line of its own. Whoever goes on with a batch finds by the lines what
+is done, cuts off half a line, and says of marks without a line that the answer is lost: nothing is asked twice.
 """
 
 import os
 import re
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from time import time
-from typing import Any
-
-import msgspec
 
 from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput
+from crosstie.run.batch.index import Index, Quota
+from crosstie.run.batch.lines import BatchLine, answer_line, check_lines, custom_ids, told_ids, unanswered_line
+from crosstie.run.batch.records import Batch, StoredFile
+from crosstie.run.wire.request import RequestLimits
 
-_ID = re.compile(r"(?:file|batch)-[0-9a-f]{24}")
-# Statuses after which nothing changes any more.
-ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
-
-
-class StoredFile(msgspec.Struct, kw_only=True):
-    id: str
-    # Whose it is; 0: of a gateway without keys.
-    key_id: int
-    filename: str
-    purpose: str
-    bytes: int
-    created_at: int
-
-    def shown(self) -> dict[str, Any]:
-        kept = {name: value for name, value in msgspec.structs.asdict(self).items() if name != "key_id"}
-        return {**kept, "object": "file", "status": "processed"}
-
-
-class Batch(msgspec.Struct, kw_only=True):
-    id: str
-    key_id: int
-    endpoint: str
-    input_file_id: str
-    completion_window: str
-    created_at: int
-    expires_at: int
-    metadata: dict[str, str] | None = None
-    # Of the fleet's classes, for what an answer's length is like; empty: as the gateway finds it.
-    class_name: str = ""
-    status: str = "validating"
-    # What it will be when its files are in their place.
-    outcome: str = ""
-    # When it came to be in one of the other statuses.
-    times: dict[str, int] = {}
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-    errors: list[dict[str, Any]] = []
-
-    def become(self, status: str) -> None:
-        self.status = status
-        self.times[f"{status}_at"] = int(time())
-
-    def shown(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
-        names = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
-        return {
-            "id": self.id, "object": "batch", "endpoint": self.endpoint, "status": self.status,
-            "errors": {"object": "list", "data": self.errors} if self.errors else None,
-            "input_file_id": self.input_file_id, "completion_window": self.completion_window,
-            "output_file_id": self.output_file_id, "error_file_id": self.error_file_id,
-            "created_at": self.created_at, "expires_at": self.expires_at, "metadata": self.metadata,
-            **{f"{name}_at": self.times.get(f"{name}_at") for name in names},
-            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-        }  # fmt: skip
-
-
-_encode = msgspec.json.Encoder().encode
+_INDEX = "index.db"
+# What a file system, or another process that starts beside this one, may have put there before.
+_NOBODYS = re.compile(rf"{re.escape(_INDEX)}.*|\.runner|lost\+found")
+_OURS = re.compile(r"((?:file|batch)-[0-9a-f]{24})\.(?:content|output|error|asked)(?:\.part)?")
+# Younger ones may belong to an upload that goes on.
+_ORPHAN_S = 3600.0
+_LOST = "it was answered and charged, and its answer could not be written before the gateway ended"
+_LATE = "the batch's completion window was over before this was run"
 
 
 class BatchStore:
@@ -87,122 +35,192 @@ class BatchStore:
         self.folder, self.most_bytes = folder, most_bytes
         with in_words(f"--batches {folder}"):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (folder / ".writable").write_bytes(b"")
+            there = {path.name for path in folder.iterdir()}
+            others = sorted(name for name in there if not _NOBODYS.fullmatch(name))
+            if others and _INDEX not in there:
+                raise BadInput(f"--batches {folder}: has other things in it ('{others[0]}'): name one for it alone")
+            if folder.stat().st_uid == os.geteuid():
+                # Somebody else's is left as it is: what is put into it is nobody else's to read in any case.
+                folder.chmod(0o700)
+            os.close(_opened(folder / ".runner", os.O_CREAT))
+        self.index = Index(folder / _INDEX)
+
+    def free_bytes(self) -> int:
+        found = os.statvfs(self.folder)
+        return found.f_bavail * found.f_frsize
 
     # Files
 
-    def add(self, key_id: int, filename: str, purpose: str, content: bytes) -> StoredFile:
-        """Raises BadInput where there is no more room."""
-        used = sum(path.stat().st_size for path in self.folder.iterdir() if path.is_file())
-        if used + len(content) > self.most_bytes:
-            raise BadInput(f"files here may take {self.most_bytes} bytes in all, and {used} are taken: delete some")
-        made = f"file-{secrets.token_hex(12)}"
-        self._write(self.content_of(made), content)
-        return self._record(made, key_id, filename, purpose)
+    def add(self, key_id: int, filename: str, content: bytes, quota: Quota) -> StoredFile:
+        """Raises QuotaExceeded and NoRoom."""
+        made = _stored(f"file-{secrets.token_hex(12)}", key_id, filename, "batch", len(content))
+        draft, place = self.folder / f"{made.id}.content.part", self.content_of(made.id)
+        try:
+            _write(draft, content)
+            os.replace(draft, place)
+            self.index.add_file(made, quota, self.most_bytes)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            place.unlink(missing_ok=True)
+            raise
+        return made
 
-    def adopt(self, batch: Batch, kind: str) -> str | None:
-        """What a batch has answered becomes a file of its owner's; None where there is nothing. Done twice, it is the
-        same file."""
-        made = f"file-{batch.id.removeprefix('batch-')[:-1]}{'0' if kind == 'output' else '1'}"
-        beside = self.answers_of(batch, kind)
-        if beside.exists():
-            os.replace(beside, self.content_of(made))
-        elif not self.content_of(made).exists():
-            return None
-        return self._record(made, batch.key_id, f"{batch.id}_{kind}.jsonl", "batch_output").id
-
-    def _record(self, made: str, key_id: int, filename: str, purpose: str) -> StoredFile:
-        size = self.content_of(made).stat().st_size
-        found = StoredFile(
-            id=made, key_id=key_id, filename=filename, purpose=purpose, bytes=size, created_at=int(time())
-        )
-        self._write(self.folder / f"{made}.json", _encode(found))
-        return found
-
-    def file(self, key_id: int, name: str) -> StoredFile | None:
-        """None where there is none of that key's."""
-        found = self._read(name, StoredFile) if name.startswith("file-") else None
-        return found if found is not None and found.key_id == key_id else None
-
-    def files(self, key_id: int) -> list[StoredFile]:
-        """The latest first."""
-        found = [one for one in self._all("file-*.json", StoredFile) if one.key_id == key_id]
-        return sorted(found, key=lambda one: (-one.created_at, one.id))
-
-    def delete(self, file: StoredFile) -> None:
-        # The record first: without it there is no such file.
-        (self.folder / f"{file.id}.json").unlink(missing_ok=True)
-        self.content_of(file.id).unlink(missing_ok=True)
+    def delete(self, key_id: int, name: str) -> bool:
+        """Whether it is gone; if not, a batch needs it."""
+        if not self.index.delete_file(key_id, name):
+            return False
+        self.content_of(name).unlink(missing_ok=True)
+        return True
 
     def content_of(self, name: str) -> Path:
         return self.folder / f"{name}.content"
 
+    def delete_old(self, keep_s: float) -> None:
+        """What has been kept for long enough."""
+        for name in self.index.take_old(int(time() - keep_s)):
+            self.content_of(name).unlink(missing_ok=True)
+
+    def delete_orphans(self) -> None:
+        """What a process that died has left: it is in no index, and no batch will make a file of it."""
+        files, batches = self.index.known()
+        wanted = files | batches | {_adopted_id(name, kind) for name in batches for kind in ("output", "error")}
+        for path in self.folder.iterdir():
+            found = _OURS.fullmatch(path.name)
+            if found is not None and found[1] not in wanted and path.stat().st_mtime < time() - _ORPHAN_S:
+                path.unlink(missing_ok=True)
+
     # Batches
 
-    def save(self, batch: Batch) -> None:
-        self._write(self.folder / f"{batch.id}.json", _encode(batch))
+    def check(self, batch: Batch, most_lines: int, limits: RequestLimits) -> None:
+        """What is wrong with a batch's file becomes its errors."""
+        source = self.content_of(batch.input_file_id)
+        batch.total, batch.errors = check_lines(source, batch.endpoint, most_lines, limits)
+        if not batch.errors:
+            _write(self._beside(batch, "asked"), bytes(batch.total))
+        batch.become("failed" if batch.errors else "in_progress")
+        self.index.save([batch])
 
-    def batch(self, key_id: int, name: str) -> Batch | None:
-        found = self._read(name, Batch) if name.startswith("batch-") else None
-        return found if found is not None and found.key_id == key_id else None
+    def resume(self, batch: Batch, limits: RequestLimits) -> bytearray:
+        """A batch as it was left: which of its requests are done."""
+        done, marks = bytearray(batch.total), self._beside(batch, "asked").read_bytes()
+        told = {kind: self._told(batch, kind) for kind in ("output", "error")}
+        if any(marks) or any(told.values()):
+            for number, custom_id in enumerate(custom_ids(self.content_of(batch.input_file_id), limits)):
+                done[number] = custom_id in told["output"] or custom_id in told["error"]
+                if marks[number] and not done[number]:
+                    self._append(batch, "error", unanswered_line(batch.id, custom_id, "answer_lost", _LOST))
+                    told["error"].add(custom_id)
+                    done[number] = 1
+        batch.completed, batch.failed = len(told["output"]), len(told["error"])
+        return done
 
-    def batches(self, key_id: int) -> list[Batch]:
-        found = [one for one in self._all("batch-*.json", Batch) if one.key_id == key_id]
-        return sorted(found, key=lambda one: (-one.created_at, one.id))
+    def _told(self, batch: Batch, kind: str) -> set[str]:
+        """The requests that have their line. Half a line is cut off."""
+        path, found, whole = self._beside(batch, kind), set[str](), 0
+        for custom_id, end in told_ids(path):
+            found.add(custom_id)
+            whole = end
+        if path.exists() and path.stat().st_size > whole:
+            os.truncate(path, whole)
+        return found
 
-    def unfinished(self) -> list[Batch]:
-        """In the order in which they came."""
-        found = [one for one in self._all("batch-*.json", Batch) if one.status not in ENDED]
-        return sorted(found, key=lambda one: (one.created_at, one.id))
+    def mark(self, batch: Batch, line: BatchLine) -> None:
+        handle = _opened(self._beside(batch, "asked"))
+        try:
+            os.pwrite(handle, b"\1", line.number)
+        finally:
+            os.close(handle)
 
-    def answers_of(self, batch: Batch, kind: str) -> Path:
-        """Where its answers (`output`) and failures (`error`) are written while it runs."""
+    def keep(self, batch: Batch, line: BatchLine, status: int, request_id: str, body: bytes) -> str:
+        """An answer; into which of the two files."""
+        kind = "output" if status < 400 else "error"
+        self.mark(batch, line)
+        self._append(batch, kind, answer_line(batch.id, line.custom_id, request_id, status, body))
+        return kind
+
+    def _append(self, batch: Batch, kind: str, line: bytes) -> None:
+        """All of it or nothing."""
+        handle = _opened(self._beside(batch, kind), os.O_CREAT | os.O_APPEND)
+        try:
+            before, left = os.fstat(handle).st_size, memoryview(line)
+            try:
+                while left:
+                    left = left[os.write(handle, left) :]
+            except OSError:
+                os.ftruncate(handle, before)
+                raise
+        finally:
+            os.close(handle)
+        batch.answer_bytes += len(line)
+
+    def finalise(self, batch: Batch, outcome: str, limits: RequestLimits) -> None:
+        """Its answers become files of its owner's. Begun twice, it has the same end."""
+        if batch.status != "finalizing":
+            # Written down before anything is moved: from then on nothing more is asked.
+            batch.outcome = outcome
+            batch.become("finalizing")
+            self.index.save([batch])
+        if batch.outcome in ("expired", "failed"):
+            self._tell_rest(batch, limits)
+        adopted = [file for kind in ("output", "error") if (file := self._adopt(batch, kind)) is not None]
+        for file in adopted:
+            if file.id == _adopted_id(batch.id, "output"):
+                batch.output_file_id = file.id
+            else:
+                batch.error_file_id = file.id
+        batch.become(batch.outcome)
+        self.index.save([batch], adopted)
+        self._beside(batch, "asked").unlink(missing_ok=True)
+
+    def _tell_rest(self, batch: Batch, limits: RequestLimits) -> None:
+        """Says of what was not run why."""
+        why = batch.errors[0] if batch.errors else {"code": "batch_expired", "message": _LATE}
+        source = self.content_of(batch.input_file_id)
+        moved = any(self.content_of(_adopted_id(batch.id, kind)).exists() for kind in ("output", "error"))
+        if moved or not source.exists() or not self._beside(batch, "asked").exists():
+            return
+        done = self.resume(batch, limits)
+        for number, custom_id in enumerate(custom_ids(source, limits)):
+            if not done[number]:
+                self._append(batch, "error", unanswered_line(batch.id, custom_id, why["code"], why["message"]))
+
+    def _adopt(self, batch: Batch, kind: str) -> StoredFile | None:
+        """None where there is nothing."""
+        made, beside = _adopted_id(batch.id, kind), self._beside(batch, kind)
+        if beside.exists():
+            handle = _opened(beside)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+            os.replace(beside, self.content_of(made))
+        elif not self.content_of(made).exists():
+            return None
+        size = self.content_of(made).stat().st_size
+        return _stored(made, batch.key_id, f"{batch.id}_{kind}.jsonl", "batch_output", size)
+
+    def _beside(self, batch: Batch, kind: str) -> Path:
+        """Where its answers (`output`), its failures (`error`) and its marks (`asked`) are while it runs."""
         return self.folder / f"{batch.id}.{kind}"
 
-    def cancel(self, batch: Batch) -> None:
-        """Asks whoever runs it to stop: in a file of its own, since the record is the runner's to write."""
-        self._write(self._cancel_mark(batch), b"")
 
-    def is_cancelled(self, batch: Batch) -> bool:
-        return self._cancel_mark(batch).exists()
+def _adopted_id(batch_id: str, kind: str) -> str:
+    return f"file-{batch_id.removeprefix('batch-')[:-1]}{'0' if kind == 'output' else '1'}"
 
-    def _cancel_mark(self, batch: Batch) -> Path:
-        return self.folder / f"{batch.id}.cancel"
 
-    def answered(self, batch: Batch) -> tuple[set[str], set[str]]:
-        """The requests of a batch that have their answer, and those that have failed; half a line is cut off."""
-        found = []
-        for kind in ("output", "error"):
-            path, ids = self.answers_of(batch, kind), set()
-            if path.exists():
-                content = path.read_bytes()
-                whole = content.rfind(b"\n") + 1
-                if whole < len(content):
-                    os.truncate(path, whole)
-                ids = {msgspec.json.decode(line)["custom_id"] for line in content[:whole].splitlines()}
-            found.append(ids)
-        return found[0], found[1]
+def _stored(name: str, key_id: int, filename: str, purpose: str, size: int) -> StoredFile:
+    now = int(time())
+    return StoredFile(id=name, key_id=key_id, filename=filename, purpose=purpose, bytes=size, created_at=now)
 
-    # The folder
 
-    def _read(self, name: str, kind: "type[Any]") -> Any:
-        if _ID.fullmatch(name) is None:
-            return None
-        try:
-            return msgspec.json.decode((self.folder / f"{name}.json").read_bytes(), type=kind)
-        except (OSError, msgspec.DecodeError):
-            return None
+def _opened(path: Path, flags: int = 0) -> int:
+    """For its owner alone, whatever the umask is."""
+    return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
 
-    def _all(self, pattern: str, kind: "type[Any]") -> Iterator[Any]:
-        for path in self.folder.glob(pattern):
-            found = self._read(path.stem, kind)
-            if found is not None:
-                yield found
 
-    def _write(self, path: Path, content: bytes) -> None:
-        fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        with fresh.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, path)
+def _write(path: Path, content: bytes) -> None:
+    handle = _opened(path, os.O_CREAT | os.O_TRUNC)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

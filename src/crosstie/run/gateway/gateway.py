@@ -303,7 +303,7 @@ class Gateway:
             self._begin(exchange)
 
     def _admitted(
-        self, request: Request, key_id: int, prompt: CountedPrompt | None = None
+        self, request: Request, key_id: int, prompt: CountedPrompt | None
     ) -> tuple[RequestBody, Ask, Grant | None]:
         """What a request asks for, within the limits of its key. Raises RequestRejected."""
         parsed, ask = self.read(request, key_id, prompt)
@@ -316,7 +316,9 @@ class Gateway:
         try:
             if guard is not None:
                 guard.check_key(key_id)
-            parsed, ask, grant = self._admitted(request, key_id)
+            parsed, ask = self.read(request, key_id)
+            most = self.context.serving.max_open_per_key
+            grant = None if guard is None else guard.admit_batched(key_id, ask, most)
         except RequestRejected as refused:
             reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
             return

@@ -48,6 +48,9 @@ _OPEN_S: Final = 0.5
 # as they can; and what is left of sums of many floats where nobody is in flight.
 _AT_WORST: Final = 1.1
 _NOBODY_USD: Final = 1e-12
+# Of what a key may have in a minute and open at once, the part that its batches leave to its other requests: whoever
+# runs a long batch is not to be kept from asking how it goes.
+_LEFT_BY_BATCHES: Final = 0.2
 # Subjects of tokens that are kept in memory.
 _MOST_SUBJECTS: Final = 50_000
 
@@ -351,29 +354,45 @@ class Guard:
         ask.class_name = chosen.name
         ask.output_tokens = live.lengths.expected_output(chosen.name, ask.model, ask.most_output)
 
-    def admit(self, key_id: int, ask: Ask, max_open: int = 0) -> Grant | None:
+    def admit(self, key_id: int, ask: Ask, max_open: int = 0, share: float = 1.0) -> Grant | None:
         """Whether that key may have this, now; None where it has no limits to settle with. `max_open`: what it may
-        have open at once if it has no limit of its own. Raises RequestRejected."""
+        have open at once if it has no limit of its own; `share`: the part of its limits by the minute, and of these,
+        that this may take. Raises RequestRejected."""
         self.place(key_id, ask)
         holder = self._by_id.get(key_id)
         if holder is None or not (holder.limited or holder.team is not None or max_open):
             return None
+        return self._grant(holder, ask, max_open, share, False)
+
+    def admit_batched(self, key_id: int, ask: Ask, max_open: int) -> Grant | None:
+        """The same for a request of a batch. Raises RequestRejected."""
+        return self.admit(key_id, ask, max_open, 1.0 - _LEFT_BY_BATCHES)
+
+    def admit_page(self, key_id: int, max_open: int, spends: bool) -> Grant | None:
+        """The same for what counts as a request and costs nothing itself; `spends`: others will, on its account, so
+        that there must be something left of its budgets. Raises RequestRejected."""
+        holder = self._by_id.get(key_id)
+        return None if holder is None else self._grant(holder, None, max_open, 1.0, spends)
+
+    def _grant(self, holder: Holder, ask: Ask | None, max_open: int, share: float, spends: bool) -> Grant:
         most = holder.max_open or max_open
-        if most and holder.open >= most:
+        if most and holder.open >= max(int(most * share), 1):
             why = f"this key has {holder.open:,} requests open, and may have {most:,} at once"
             raise self._refuse(429, why, "too_many_open_requests", _OPEN_S)
         now = time()
         minute = int(now // 60.0)
-        tokens = int(ask.input_tokens + ask.copies * ask.output_tokens)
+        tokens = int(ask.input_tokens + ask.copies * ask.output_tokens) if ask is not None else 0
         cost, headers = NOTHING, b""
         for account in holder.accounts:
             if account.rpm or account.tpm:
                 # Of two with limits, the key's own are told.
-                told = self._within_rates(account, now, minute, tokens)
+                told = self._within_rates(account, now, minute, tokens, share)
                 headers = headers or told
-            if account.budgeted:
+            if account.budgeted and ask is not None:
                 cost = cost if cost is not NOTHING else self._may_cost(ask)
                 self._within_budget(account, now, cost)
+            elif account.budgeted and spends:
+                self._check_spent(account, now)
         # Nothing is counted before all of it has passed.
         for account in holder.accounts:
             if account.rpm or account.tpm:
@@ -382,20 +401,20 @@ class Guard:
         holder.open += 1
         return Grant(holder, minute, tokens, cost, headers)
 
-    def _within_rates(self, account: Account, now: float, minute: int, tokens: int) -> bytes:
+    def _within_rates(self, account: Account, now: float, minute: int, tokens: int, share: float = 1.0) -> bytes:
         passed = now / 60.0 - minute
         before, used = self.tally.total(account.id, minute - 1), self.tally.total(account.id, minute)
         requests = Window(account.rpm, before[0], used[0], passed)
         volume = Window(account.tpm, before[1], used[1], passed)
         for window, more, what in ((requests, 1, "requests"), (volume, tokens, "tokens")):
-            if not window.limit or window.fits(more):
+            if not window.limit or window.fits(more, share):
                 continue
             headers = rate_headers(requests, 0, volume, 0)
             if more > window.limit:
                 why = f"about {more:,} tokens in one request, and {account.whose} has {window.limit:,} a minute"
                 raise self._refuse(429, why, "rate_limit_exceeded", headers=headers + _IN_VAIN)
             why = f"{account.whose} has {window.limit:,} {what} a minute"
-            raise self._refuse(429, why, "rate_limit_exceeded", window.wait_s(more), headers)
+            raise self._refuse(429, why, "rate_limit_exceeded", window.wait_s(more, share), headers)
         return rate_headers(requests, 1, volume, tokens)
 
     def _may_cost(self, ask: Ask) -> RequestCost:

@@ -153,15 +153,20 @@ class Window:
     def now(self) -> float:
         return self.before * (1.0 - self.passed) + self.used
 
-    def fits(self, more: int) -> bool:
-        return self.now + more <= self.limit
+    def fits(self, more: int, share: float = 1.0) -> bool:
+        return self.now + more <= self._most(more, share)
 
-    def wait_s(self, more: int) -> float:
+    def wait_s(self, more: int, share: float = 1.0) -> float:
         """Until so much more fits, if nothing else comes; it must be no more than the limit."""
-        if self.used + more <= self.limit:
+        most = self._most(more, share)
+        if self.used + more <= most:
             # The minute before has to slide out far enough.
-            return 60.0 * (1.0 - (self.limit - self.used - more) / self.before - self.passed)
-        return 60.0 * (1.0 - self.passed + 1.0 - (self.limit - more) / self.used)
+            return 60.0 * (1.0 - (most - self.used - more) / self.before - self.passed)
+        return 60.0 * (1.0 - self.passed + 1.0 - (most - more) / self.used)
+
+    def _most(self, more: int, share: float) -> float:
+        """For whoever may have a share of the limit, but at least what it asks for where nobody else is there."""
+        return float(self.limit) if share == 1.0 else max(self.limit * share, float(min(more, self.limit)))
 
     def left(self, more: int) -> int:
         """After so much more."""

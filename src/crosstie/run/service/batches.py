@@ -1,7 +1,9 @@
 """Files and batches as a part of the service: `crosstie serve --batches FOLDER`."""
 
+import asyncio
 from pathlib import Path
 
+from crosstie.catalog.writing import in_words
 from crosstie.run.batch.api import BatchApi
 from crosstie.run.batch.runner import BatchRunner
 from crosstie.run.batch.store import BatchStore
@@ -16,11 +18,17 @@ class BatchService(Component):
         self._store = BatchStore(folder, int(most_gib * 2**30))
 
     async def start(self, process: GatewayProcess) -> None:
+        with in_words(f"--batches {self._store.folder}"):
+            await asyncio.to_thread(self._store.index.known)
         self._api = BatchApi(self._store, process.gateway)
         self.runner = BatchRunner(self._store, process.gateway, process.server, self._in_flight)
         process.gateway.context.batches = self._api
         self.runner.start()
 
+    async def drain(self, within_s: float) -> None:
+        await self.runner.drain(within_s)
+
     async def stop(self) -> None:
         await self.runner.stop()
         await self._api.stop()
+        await asyncio.to_thread(self._store.index.close)

@@ -72,6 +72,9 @@ class Component:
     def reloaded(self, fleet: Fleet) -> None:
         """The gateway has begun to serve this fleet. Nothing, where it does not matter."""
 
+    async def drain(self, within_s: float) -> None:
+        """The gateway leaves: waits for requests of its own that are being answered."""
+
     async def stop(self) -> None:
         """After the last request."""
 
@@ -176,7 +179,13 @@ class GatewayProcess:
                 # Meanwhile it serves as ever.
                 async with asyncio.timeout(self.gateway.serving.lame_duck_s):
                     await self._hurried.wait()
-        whole = await self.server.drain(self.gateway.serving.drain_s, give_up=self.gateway.give_up)
+        within_s = self.gateway.serving.drain_s
+        own = asyncio.gather(*(component.drain(within_s) for component in self._started))
+        whole = await self.server.drain(within_s, give_up=self.gateway.give_up)
+        hurried = asyncio.ensure_future(self._hurried.wait())
+        await asyncio.wait((own, hurried), return_when=asyncio.FIRST_COMPLETED)
+        for one in (own, hurried):
+            one.cancel()
         await self._close()
         return whole
 
