@@ -30,6 +30,8 @@ Array = NDArray[np.float64]
 PAIRS = WORLDS // 2
 # What is not explained of a measurement has heavier tails than a normal distribution: Student's t.
 FREEDOM = 4.0
+# In place of a mode: latencies under arrivals by the clock.
+CLOCK = "arrivals by the clock"
 # No constant is e^3 times as far as its estimate.
 _FURTHEST = 3.0
 

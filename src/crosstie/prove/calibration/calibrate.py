@@ -11,6 +11,7 @@ import numpy as np
 
 from crosstie.catalog.calibration import FORMAT, MODE_LEVELS, Calibration, calibration_text, empty
 from crosstie.catalog.library import SHIPPED, Catalog, update_and_user_directories, user_directories
+from crosstie.catalog.posterior import CLOCK
 from crosstie.catalog.reading import text_of
 from crosstie.catalog.releases import measured_files
 from crosstie.catalog.writing import write_text
@@ -24,9 +25,10 @@ from crosstie.prove.calibration.frontiers import frontier_errors
 from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of, source_of
 from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
 from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, made_now
+from crosstie.prove.calibration.predict import BY_THE_CLOCK, Predictor, quantity_of
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
-from crosstie.prove.calibration.sureness import Sureness, joint_errors
+from crosstie.prove.calibration.sureness import Sureness, joint_errors, likeliest_scale
 from crosstie.prove.calibration.tools import is_emulated
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
@@ -36,12 +38,15 @@ SHIPPED_RESULTS = tuple(
     for name in (
         "results.csv.gz",
         "results-2026-11.csv.gz",
+        "h200-vllm-2026-11.csv",
         "nvidia-kernels.csv.gz",
         "h200-probe.json",
         "h200-verify-steps.json",
     )
 )
 _MODE_ROUNDS = 6
+# Fewer latencies than this say nothing about a scale of their own.
+_FEWEST_LATE = 20
 
 
 @dataclass
@@ -265,7 +270,30 @@ def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progres
         fits += more
     sure = Sureness(catalog, found, inputs.cases, inputs.kernels, on_progress)
     coverage = sure.coverage(joint_errors(sure.evidence, fits), TITLES)
-    return msgspec.structs.replace(found, posterior=sure.posterior(), coverage=coverage)
+    found = msgspec.structs.replace(found, posterior=sure.posterior(), coverage=coverage)
+    return _with_clock(catalog.calibrated_by(found), inputs.cases)
+
+
+def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
+    """With the scale of latencies under arrivals by the clock, which teach no constant: queues make them less sure."""
+    found, resolve = catalog.calibration, Cases(catalog)
+    assert found.posterior is not None, "a calibration that was just made knows how sure it is"
+    late = [case for one in cases if one.method in BY_THE_CLOCK for case in resolve.of(one.point)]
+    predicted = Predictor(late).predict() if late else {}
+    scales = {}
+    for metric in ("ttft", "tpot"):
+        miss = [
+            np.log(predicted[name][index] * factor / row.value)
+            for index, case in enumerate(late)
+            for row in case.point.rows
+            if row.metric.kind == metric and row.metric.statistic in ("mean", "p50")
+            for name, factor in (quantity_of(case, row.metric),)
+        ]
+        known = np.array([one for one in miss if np.isfinite(one)])
+        if len(known) >= _FEWEST_LATE:
+            scales[metric] = round(likeliest_scale(known, 0.0 * known), 4)
+    posterior = msgspec.structs.replace(found.posterior, scales=found.posterior.scales | {CLOCK: scales})
+    return msgspec.structs.replace(found, posterior=posterior)
 
 
 def _shipped_calibration() -> Calibration:

@@ -22,6 +22,8 @@ from crosstie.sim.schedule import Loop, Schedule, schedule
 QUANTITIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot", "tpot_p99", "run", "output_tokens_per_s",
               "decode_step", "prefill", "e2e")  # fmt: skip
 _SCHEDULED = QUANTITIES[:6]
+# Methods whose requests come when they come, so that queues decide their latencies.
+BY_THE_CLOCK = ("limits", "rate")
 # Clients that a load is looked for among, from one to as many as memory holds.
 _LOADS = 24
 # A p99 over a median, of TPOT and TTFT under arrivals by chance: medians of 270 MLPerf Server and Interactive runs.

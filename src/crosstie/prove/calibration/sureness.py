@@ -189,7 +189,7 @@ class Sureness(LeftOut):
             own = (kinds == kind) & ~np.isnan(error) & (self.metrics != "")
             if own.sum() >= _FEWEST:
                 every = kinds == kind
-                together = _likeliest(error[own], sd[own])
+                together = likeliest_scale(error[own], sd[own])
                 alone = min(self._within_curves(miss, own) or together, together)
                 self.noise.own[every] = alone
                 self.noise.curve[every] = np.sqrt(together**2 - alone**2)
@@ -282,7 +282,7 @@ def held(error: Array, half: Array) -> dict[str, float]:
     }
 
 
-def _likeliest(error: Array, sd: Array) -> float:
+def likeliest_scale(error: Array, sd: Array) -> float:
     """The scale of Student's t beside what is not known of the constants."""
     square = sd[:, None] ** 2 + _SCALES[None, :] ** 2
     tail = np.log1p(error[:, None] ** 2 / square / FREEDOM)

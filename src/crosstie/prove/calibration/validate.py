@@ -13,6 +13,7 @@ import numpy as np
 
 from crosstie.catalog.calibration import kind_of
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.posterior import CLOCK, Posterior
 from crosstie.catalog.power import tokens_verified
 from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS as ESTIMATED, Correction
 from crosstie.core.progress import OnProgress, no_progress
@@ -22,7 +23,7 @@ from crosstie.perf.worlds import two_piece
 from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.groups import summary
-from crosstie.prove.calibration.predict import QUANTITIES, Predictor, quantity_of
+from crosstie.prove.calibration.predict import BY_THE_CLOCK, QUANTITIES, Predictor, quantity_of
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, Results, UnusableRow, read_results
 
 # What is reported apart; a tail (p90 and beyond) is its own metric, because a mean says little about it.
@@ -137,7 +138,7 @@ def validate(
     on_progress(0, 0, f"predicting {len(cases):,} cases")
     predictor = Predictor(cases)
     columns = _columns(catalog, predictor, results) if cases else {}
-    worlds = RowsInWorlds(predictor, columns, on_progress)
+    worlds = RowsInWorlds(predictor, columns, catalog.calibration.posterior, on_progress)
     outcomes = []
     for point, indices in owners:
         own = tuple(cases[i] for i in indices)
@@ -279,8 +280,14 @@ def odd(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
 class RowsInWorlds:
     """Logarithms of what worlds give over what is predicted, by case and quantity; straight in the constants."""
 
-    def __init__(self, predictor: Predictor, columns: Mapping[str, Any], on_progress: OnProgress = no_progress):
-        self._cases = predictor.cases
+    def __init__(
+        self, predictor: Predictor, columns: Mapping[str, Any], posterior: Posterior | None,
+        on_progress: OnProgress = no_progress,
+    ):  # fmt: skip
+        self._cases, self._clock = predictor.cases, {}
+        if posterior is not None:
+            plain, late = posterior.scales.get("", {}), posterior.scales.get(CLOCK, {})
+            self._clock = {name: late[name] / plain[name] for name in late if plain.get(name)}
         self._worlds = [case.deployment.correction.worlds for case in self._cases]
         self._slopes: dict[str, Array] = {}
         if not any(self._worlds):
@@ -311,7 +318,8 @@ class RowsInWorlds:
         if worlds is None or name not in self._slopes:
             return None
         off = metric.kind if metric.kind in ESTIMATED else "tpot"
-        logs = worlds.constants @ self._slopes[name][index] + worlds.metrics[:, ESTIMATED.index(off)]
+        times = self._clock.get(off, 1.0) if case.method in BY_THE_CLOCK else 1.0
+        logs = worlds.constants @ self._slopes[name][index] + times * worlds.metrics[:, ESTIMATED.index(off)]
         drafts = case.deployment.speculation
         if drafts and off != "ttft":
             kept = two_piece(worlds.acceptance, *drafts.doubt)
