@@ -304,9 +304,7 @@ def test_the_last_folder_wins(tmp_path: Path, catalog: Catalog, monkeypatch: pyt
     for name, kernel in (("a", 0.1), ("b", 0.2)):
         (tmp_path / name).mkdir()
         parts = tuple(kernel if constant == "kernel" else 0.0 for constant in CONSTANTS)
-        made = Calibration(
-            format=FORMAT, made={}, results=[], constants=CONSTANTS, scopes={"all": parts}, points={}
-        )
+        made = Calibration(format=FORMAT, made={}, results=[], constants=CONSTANTS, scopes={"all": parts}, points={})
         (tmp_path / name / "calibration.json").write_text(calibration_text(made))
     monkeypatch.setenv("CROSSTIE_CATALOG", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
     assert Catalog().calibration.scopes["all"][CONSTANTS.index("kernel")] == 0.2

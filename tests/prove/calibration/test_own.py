@@ -1,7 +1,7 @@
-"""Learning from a few results beside the shipped calibration: they are met, and the rest of the world stays."""
+"""Own measurements: they are met and make their pool surer, its neighbours less so, and what is far stays."""
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,86 +9,150 @@ import numpy as np
 import pytest
 from tests.conftest import Command
 from tests.prove.calibration.rows import row, written
-from tests.prove.calibration.test_calibrate import LOADS, SLOW, cases_at, measure, results
+from tests.prove.calibration.test_calibrate import METRICS, cases_at, results
 
-from crosstie.catalog.calibration import read_calibration
+from crosstie.catalog.calibration import Calibration, calibration_text, empty, read_calibration
 from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import CONSTANTS
-from crosstie.prove.calibration.calibrate import BESIDE, Inputs, learn_beside
-from crosstie.prove.calibration.kernels import KernelPredictor, MeasuredKernel
-from crosstie.prove.calibration.predict import Predictor
-from crosstie.prove.calibration.regression import Regression, gather
+from crosstie.core.estimate import Estimate
+from crosstie.perf.estimate import estimate
+from crosstie.prove.calibration.cases import MeasuredCase
+from crosstie.prove.calibration.kernels import KernelPredictor, MeasuredKernel, subject_of_kernel
+from crosstie.prove.calibration.own import OWN, learn_own
+from crosstie.prove.calibration.predict import Predictor, quantity_of
+from crosstie.prove.calibration.results import MeasuredRow
+
+SHIPPED = Catalog([])
+FIVE = tuple((clients, 1024, 128) for clients in (1, 4, 16, 32, 64))
+POOL = ("llama-3.1-8b", "mi300x", "vllm", 1)
+NEIGHBOUR = ("llama-3.1-8b", "mi300x", "vllm", 2)
+FAR = ("gpt-oss-120b", "b200", "tensorrt-llm", 1)
+
+
+def at_speed(slower: Sequence[float]) -> list[MeasuredCase]:
+    """Five loads of the pool, each so many times as slow as the shipped calibration predicts."""
+    cases = cases_at(SHIPPED, FIVE, accelerator=POOL[1])
+    columns = Predictor(cases).predict()
+    for index, (case, times) in enumerate(zip(cases, slower, strict=True)):
+        case.point.rows = []
+        for metric in METRICS:
+            name, scale = quantity_of(case, metric)
+            value = float(columns[name][index]) * scale
+            value = value / times if metric.kind == "throughput" else value * times
+            case.point.rows.append(MeasuredRow("made.csv", index, metric, value))
+    return cases
 
 
 @pytest.fixture(scope="module")
-def shipped() -> Catalog:
-    return Catalog([])
+def agreeing() -> Calibration:
+    return learn_own(SHIPPED, at_speed([1.0] * 5), [], [])
 
 
-def tpot(catalog: Catalog, **of: str) -> float:
-    return float(Predictor(cases_at(catalog, [(16, 1024, 128)], **of)).predict()["tpot"][0])
+@pytest.fixture(scope="module")
+def slow() -> Calibration:
+    return learn_own(SHIPPED, at_speed([1.2] * 5), [], [])
 
 
-def slow_rows(shipped: Catalog) -> Inputs:
-    """Of a machine on which everything takes longer than the uncalibrated model has it."""
-    return Inputs(cases=measure(cases_at(shipped, LOADS, accelerator="mi300x"), SLOW))
+def estimated(calibration: Calibration, pool: tuple[str, str, str, int]) -> Estimate:
+    model, accelerator, stack, tp = pool
+    known = Catalog([], calibration=calibration)
+    weights = "native" if model.startswith("gpt") else "bf16"
+    one = known.deployment(
+        known.model(model), known.accelerator(accelerator), Parallelism(tp=tp), weights, "bf16", stack
+    )  # fmt: skip
+    return estimate(one, concurrency=16, input_tokens=1024, output_tokens=128)
 
 
-def test_own_rows_are_met_and_others_stay(shipped: Catalog) -> None:
-    made = learn_beside(shipped, slow_rows(shipped))
-    before, after = (made.errors[BESIDE[one]]["tpot"]["median_ape"] for one in ("before", "model"))
+def narrowed(calibration: Calibration, pool: tuple[str, str, str, int]) -> float:
+    """The width of TPOT's interval, as a logarithm, over what it was."""
+    after, before = (estimated(one, pool).interval for one in (calibration, SHIPPED.calibration))
+    assert after is not None
+    assert before is not None
+    return float(np.log(after.tpot_s[1] / after.tpot_s[0]) / np.log(before.tpot_s[1] / before.tpot_s[0]))
+
+
+def moved(calibration: Calibration, pool: tuple[str, str, str, int]) -> float:
+    return estimated(calibration, pool).tpot_s / estimated(SHIPPED.calibration, pool).tpot_s
+
+
+def test_five_rows_make_their_pool_surer_and_its_neighbour_less_so(agreeing: Calibration) -> None:
+    pool, neighbour = narrowed(agreeing, POOL), narrowed(agreeing, NEIGHBOUR)
+    print(f"TPOT interval, log width over before: {pool:.2f}, neighbour {neighbour:.2f}")
+    assert pool <= 0.65
+    assert pool < neighbour < 0.95
+
+
+def test_what_is_far_stays(agreeing: Calibration, slow: Calibration) -> None:
+    for made in (agreeing, slow):
+        assert narrowed(made, FAR) == pytest.approx(1.0, abs=0.05)
+        assert moved(made, FAR) == pytest.approx(1.0, abs=0.01)
+
+
+def test_rows_as_predicted_move_no_estimate(agreeing: Calibration) -> None:
+    assert moved(agreeing, POOL) == pytest.approx(1.0, abs=0.005)
+    assert agreeing.errors[OWN["before"]]["tpot"]["median_ape"] < 0.005
+
+
+def test_slow_rows_move_the_estimate_towards_them(slow: Calibration) -> None:
+    assert 1.1 < moved(slow, POOL) < 1.25
+    assert 1.0 < moved(slow, NEIGHBOUR) < 1.25
+    before, after = (slow.errors[OWN[one]]["tpot"]["median_ape"] for one in ("before", "model"))
+    assert before == pytest.approx(1.0 - 1.0 / 1.2, abs=0.01)
     assert after < 0.6 * before
-    learnt = Catalog([], calibration=made)
-    moved = tpot(learnt, accelerator="mi300x") / tpot(shipped, accelerator="mi300x")
-    assert abs(moved - 1.0) > 0.03
-    # Another accelerator, with the same engine and the same model, is predicted as before.
-    assert tpot(learnt, accelerator="h200") == pytest.approx(tpot(shipped, accelerator="h200"))
-    known = shipped.calibration
-    for scope, parts in known.scopes.items():
-        if "mi300x" not in scope:
-            assert made.scopes[scope] == parts
-    assert made.spreads == known.spreads
-    assert sum(made.points.values()) == sum(known.points.values()) + len(LOADS)
-    assert len(made.results) == len(known.results)
-    assert "beside" in made.made
 
 
-def test_what_agrees_with_the_calibration_moves_nothing(shipped: Catalog) -> None:
-    cases = cases_at(shipped, LOADS[:6], accelerator="mi300x")
-    fit = Regression(shipped, gather(shipped, measure(cases)), more=True)
-    predicted = fit.predict(np.zeros((len(fit.belongs), len(CONSTANTS))))
-    for log, origin, kind in zip(predicted, fit.evidence.origin, fit.evidence.kind, strict=True):
-        rows = cases[origin].point.rows
-        index = next(i for i, one in enumerate(rows) if one.metric.kind == kind)
-        rows[index] = replace(rows[index], value=float(np.exp(log)))
-    made = learn_beside(shipped, Inputs(cases=cases))
-    assert made.scopes == shipped.calibration.scopes
+def test_one_wild_row_moves_little(agreeing: Calibration) -> None:
+    wild = learn_own(SHIPPED, at_speed([1.0, 1.0, 10.0, 1.0, 1.0]), [], [])
+    assert moved(wild, POOL) == pytest.approx(1.0, abs=0.05)
+    assert narrowed(wild, POOL) > 0.95 * narrowed(agreeing, POOL)
 
 
-def test_kernels_start_from_what_is_known_of_them(shipped: Catalog) -> None:
+def test_the_same_rows_give_the_same_to_the_bit(slow: Calibration) -> None:
+    assert calibration_text(learn_own(SHIPPED, at_speed([1.2] * 5), [], [])) == calibration_text(slow)
+
+
+def test_what_was_known_before_is_kept(slow: Calibration) -> None:
+    known = SHIPPED.calibration
+    assert set(known.scopes) <= set(slow.scopes)
+    assert sum(slow.points.values()) == sum(known.points.values()) + len(FIVE)
+    assert len(slow.results) == len(known.results)
+    assert "beside" in slow.made
+
+
+def test_kernels_start_from_what_is_known_of_them() -> None:
     shapes = [
         MeasuredKernel(
             accelerator="h200", stack="pytorch", kind="gemm", format="bf16", seconds=1.0, m=m, n=4096.0, k=4096.0
         )
         for m in (1.0, 64.0, 4096.0)
     ]
-    fit = Regression(shipped, gather(shipped, [], shapes), more=True)
-    seconds = np.exp(fit.predict(np.zeros((len(fit.belongs), len(CONSTANTS)))))
+    subject = subject_of_kernel(SHIPPED, shapes[0])
+    known = SHIPPED.calibration.factors(subject)
+    predictor = KernelPredictor(SHIPPED, shapes)
+    catalogs = predictor.predict()
+    predictor.correct({name: np.full(len(shapes), factor) for name, factor in known.items()})
     # The calibration has parts for them, so that this is not what the catalog alone would say.
-    assert seconds != pytest.approx(KernelPredictor(shipped, shapes).predict(), rel=1e-3)
+    seconds = predictor.predict()
+    assert seconds != pytest.approx(catalogs, rel=1e-3)
     told = [msgspec.structs.replace(one, seconds=float(s)) for one, s in zip(shapes, seconds, strict=True)]
-    assert learn_beside(shipped, Inputs(kernels=told)).scopes == shipped.calibration.scopes
+    assert learn_own(SHIPPED, [], told, []).factors(subject) == pytest.approx(known, rel=1e-3)
     slower = [msgspec.structs.replace(one, seconds=1.5 * one.seconds) for one in told]
-    made = learn_beside(shipped, Inputs(kernels=slower))
-    changed = [scope for scope, parts in made.scopes.items() if shipped.calibration.scopes.get(scope) != parts]
-    assert changed
-    assert all("h200" in scope for scope in changed)
+    assert learn_own(SHIPPED, [], slower, []).factors(subject)["compute"] < 0.95 * known["compute"]
 
 
-def test_rows_that_say_nothing_are_refused(shipped: Catalog) -> None:
+def test_rows_that_say_nothing_are_refused() -> None:
     with pytest.raises(BadInput, match="no row says anything"):
-        learn_beside(shipped, Inputs())
+        learn_own(SHIPPED, [], [], [])
+
+
+@pytest.mark.parametrize("change", [{"posterior": None}, {"constants": ("kernel",), "scopes": {}}], ids=str)
+def test_a_calibration_of_another_version_is_fitted_again(change: dict[str, object]) -> None:
+    old = msgspec.structs.replace(SHIPPED.calibration, **change)
+    with pytest.raises(BadInput, match="learn with --full"):
+        learn_own(Catalog([], calibration=old), at_speed([1.0] * 5), [], [])
+    with pytest.raises(BadInput, match="learn with --full"):
+        learn_own(Catalog([], calibration=empty()), at_speed([1.0] * 5), [], [])
 
 
 def test_the_command_learns_quickly_and_starts_from_the_shipped_one_each_time(
