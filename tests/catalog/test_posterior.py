@@ -32,7 +32,8 @@ def small(names: tuple[str, ...] = SCOPES) -> Posterior:
     )
     widths = {level: (width,) * USED + (0.0,) * (len(CONSTANTS) - USED) for level, width in WIDTHS.items()}
     variances = cells.variances(widths)
-    pulls = np.linalg.solve(cells.covariance(variances).astype(np.float64), cells.drawn(variances))
+    covariance = cells.covariance(variances).astype(np.float64)
+    pulls: Array = np.asarray(np.linalg.solve(covariance, cells.drawn(variances)), np.float64)
     return pack(widths, {"": {"tpot": 0.1}}, cells, pulls)
 
 

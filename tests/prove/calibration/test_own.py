@@ -112,6 +112,17 @@ def test_the_same_rows_give_the_same_to_the_bit(slow: Calibration) -> None:
     assert calibration_text(learn_own(SHIPPED, at_speed([1.2] * 5), [], [])) == calibration_text(slow)
 
 
+def test_what_a_measured_configuration_is_off_by_besides_is_learnt(agreeing: Calibration) -> None:
+    """Of that configuration alone; others are off by as much as any measurement is."""
+    known, learnt = SHIPPED.calibration.posterior, agreeing.posterior
+    assert known is not None
+    assert learnt is not None
+    (own,) = set(learnt.measured) - set(known.measured)
+    assert "mi300x" in own
+    assert learnt.metrics(own, "").std() < 0.8 * known.metrics(own, "").std()
+    assert (learnt.metrics("another", "") == known.metrics("another", "")).all()
+
+
 def test_what_was_known_before_is_kept(slow: Calibration) -> None:
     known = SHIPPED.calibration
     assert set(known.scopes) <= set(slow.scopes)
