@@ -20,9 +20,10 @@ import numpy as np
 from crosstie.catalog.calibration import LEVELS, MODE_LEVELS
 from crosstie.catalog.library import Catalog
 from crosstie.core.estimate import CONSTANTS
-from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS, Inputs, left_out_groups, read_inputs
+from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS, Inputs, read_inputs
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject
 from crosstie.prove.calibration.columns import NOT_SPECULATIVE, UNPREDICTABLE, number, reason_of
+from crosstie.prove.calibration.groups import left_out_groups
 from crosstie.prove.calibration.predict import QUANTITIES, quantity_of
 from crosstie.prove.calibration.regression import Regression, gather
 from crosstie.prove.calibration.results import OperatingPoint, read_results

@@ -32,8 +32,9 @@ from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import plan
+from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, scaling_of, surveys
+from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, surveys
 from crosstie.decide.plan.trials import Trials, level
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gpt-oss-120b", "deepseek-v3", "llama-3.1-405b")

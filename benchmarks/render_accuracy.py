@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from crosstie.catalog.calibration import KNOWN, MODE_LEVELS, Calibration
+from crosstie.catalog.calibration import MODE_LEVELS, Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
-from crosstie.core.estimate import NEARNESS
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS
 from crosstie.prove.calibration.validate import Validation, document, summary, validate
 
@@ -99,17 +98,16 @@ def listed(made: Calibration, title: str, names: Sequence[str]) -> str:
 
 
 def intervals(made: Calibration) -> str:
+    """The share of left-out rows that intervals hold, beside how wide these are: neither says much alone."""
+    titles = [title for title in made.coverage if ": " not in title]
     return _table(
-        ("measurements near an estimate", "all", "NVIDIA", "AMD"),
-        (
-            (words, *(_share(made.coverage.get(group)) for group in (near, f"{near} / NVIDIA", f"{near} / AMD")))
-            for near, words in (
-                *NEARNESS.items(),
-                (f"{KNOWN}model", "the same, for rows of a source that was learnt from (curves left out)"),
-                ("a source left out", "a source left out, held against intervals made from the others alone"),
-            )
-        ),
+        ("left out of the fit", *_HEADINGS[:3]),
+        ((title, *(_held(made.coverage[title].get(metric)) for metric in _METRICS)) for title in titles),
     )
+
+
+def _held(one: dict[str, float] | None) -> str:
+    return f"{_share(one['inside'])}, {one['width']:.2f}x" if one else "-"
 
 
 def shipped(catalog: Catalog) -> str:

@@ -1,4 +1,4 @@
-"""The calibration's words: scopes, nearness, spreads, its file and everything that can be wrong with that."""
+"""The calibration's words: scopes, nearness, worlds, its file and everything that can be wrong with that."""
 
 import json
 import math
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 import crosstie
 from crosstie.catalog.calibration import (
-    KNOWN,
+    ALL_LEVELS,
+    FORMAT,
     LEVELS,
     SINCE,
     Calibration,
@@ -22,21 +24,26 @@ from crosstie.catalog.calibration import (
     calibration_text,
     empty,
     kind_of,
+    leveled_scopes,
     points_key,
     read_calibration,
     scopes,
     scopes_of,
-    spread_groups,
     subject_of,
 )
 from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.catalog.posterior import PAIRS, Cells, Posterior, pack
 from crosstie.core.deployment import Parallelism
-from crosstie.core.errors import BadData
-from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS, Spread
+from crosstie.core.errors import BadData, BadInput
+from crosstie.core.estimate import CONSTANTS, METRICS, NEARNESS
 from crosstie.perf.hardware import CEILINGS, Hardware
 from crosstie.perf.step import gpu_s, shape
 
 HERE = CalibrationSubject("NVIDIA", "hopper", "h200", "vllm", "8-bit", "dense", "32 x 4096, 8B", "plain layout")
+
+
+NOTHING_TOLD = Cells((), (), (), np.zeros(0, np.int16), np.zeros((0, len(CONSTANTS)), np.float32))
+POSTERIOR: Posterior = pack({"all": (0.1,) * len(CONSTANTS)}, {"": {"tpot": 0.05}}, NOTHING_TOLD, np.zeros((0, PAIRS)))
 
 
 def one(**parts: float) -> tuple[float, ...]:
@@ -151,79 +158,26 @@ def test_nearness_from_near_to_far() -> None:
         assert correction.extrapolated is (wanted != "model")
 
 
-def test_spreads_fall_back_to_wider_groups() -> None:
-    def spread(low: float) -> Spread:
-        return Spread(low=low, high=-low, points=1)
+def test_every_scope_of_an_estimate_has_its_level_and_what_is_not_said_is_the_user_s_own() -> None:
+    found = leveled_scopes(HERE)
+    assert {level for _, level in found} <= {level.name for level in ALL_LEVELS}
+    assert set(scopes(HERE)) < {scope for scope, _ in found}
+    assert {"stack / release", "stack / source", "stack / campaign"} <= {level for _, level in found}
+    assert ("vllm / bench", "stack / source") in leveled_scopes(HERE._replace(source="bench"))
 
+
+def test_loads_are_those_of_the_points_nearest() -> None:
     calibration = made(
-        level=0.8,
-        points={points_key(HERE): 5},
-        spreads={
-            "model / NVIDIA / vllm": {"tpot": spread(-0.1)},
-            "model / NVIDIA": {"tpot": spread(-0.2), "ttft": spread(-0.3)},
-            "model": {"tpot": spread(-0.4), "ttft": spread(-0.5)},
-            "nothing": {"tpot": spread(-0.6), "ttft": spread(-0.7), "throughput": spread(-0.8)},
-        },
-    )
-    assert spread_groups("model", HERE) == ["model / NVIDIA / vllm", "model / NVIDIA", "model", "nothing"]
-    found = calibration.correction(HERE)
-    assert {name: s.low for name, s in found.spread.items()} == {"tpot": -0.1, "ttft": -0.3, "throughput": -0.8}
-    assert found.level == 0.8
-    amd = calibration.correction(HERE._replace(vendor="AMD", stack="sglang", accelerator="mi300x", family="cdna3"))
-    assert {s.low for s in amd.spread.values()} == {-0.6, -0.7, -0.8}
-    assert made(points={points_key(HERE): 5}).correction(HERE).spread == {}
-
-
-def test_results_of_a_source_that_was_learnt_from_are_known_better() -> None:
-    def spread(low: float) -> Spread:
-        return Spread(low=low, high=-low, points=1)
-
-    calibration = made(
-        level=0.8,
-        points={points_key(HERE): 5},
-        sources=("bench",),
-        spreads={"model": {"tpot": spread(-0.4)}, f"{KNOWN}model": {"tpot": spread(-0.1)}},
-    )
-    assert calibration.correction(HERE).spread["tpot"].low == -0.4
-    assert calibration.correction(HERE._replace(source="bench")).spread["tpot"].low == -0.1
-    assert calibration.correction(HERE._replace(source="other")).spread["tpot"].low == -0.4
-
-
-def test_a_spread_is_laid_around_an_estimate() -> None:
-    def spread(low: float) -> Spread:
-        return Spread(low=low, high=-low, points=1)
-
-    low, high = spread(-0.1).around(100.0)
-    assert low == pytest.approx(90.48, abs=0.01)
-    assert high == pytest.approx(110.52, abs=0.01)
-
-
-def test_intervals_widen_with_the_distance_in_load() -> None:
-    spread = {metric: Spread(low=-0.3, high=0.1, points=9) for metric in METRICS}
-    calibration = made(
-        level=0.8,
         points={points_key(HERE): 5, points_key(HERE._replace(gpus="8")): 5},
         loads={points_key(HERE): (2.0, 64.0), points_key(HERE._replace(gpus="8")): (0.125, 16.0)},
-        load_doubt={"tpot": (0.05, 0.15), "ttft": (0.1, 0.3)},
-        spreads={"nothing": spread},
     )
     found = calibration.correction(HERE)
     assert found.loads == (2.0, 64.0)
-    # A method that decides the load itself, and loads that were measured, are as they were.
-    for load in (0.0, 2.0, 17.0, 64.0):
-        assert found.spread_at(load) == spread
-    for near, far in ((1.0, 0.25), (128.0, 1024.0)):
-        one, other = found.spread_at(near)["tpot"], found.spread_at(far)["tpot"]
-        assert other.low < one.low < -0.3
-        assert other.high > one.high > 0.1
-    twice = found.spread_at(256.0)
-    assert twice["tpot"].high == pytest.approx(-0.1 + math.hypot(0.2, 2 * 0.15))
-    assert twice["ttft"].high == pytest.approx(-0.1 + math.hypot(0.2, 2 * 0.3))
-    assert found.spread_at(0.5)["tpot"].high == pytest.approx(-0.1 + math.hypot(0.2, 2 * 0.05))
-    assert twice["throughput"].high == pytest.approx(0.1)
+    assert [found.doublings(load) for load in (0.0, 2.0, 17.0, 64.0, 0.5, 256.0)] == [0.0, 0.0, 0.0, 0.0, 2.0, 2.0]
     # Another layout has what all that were measured have.
     assert calibration.correction(HERE._replace(gpus="4")).loads == (0.125, 64.0)
     assert made().correction(HERE).loads is None
+    assert made().correction(HERE).worlds is None
 
 
 def test_the_words_of_models(catalog: Catalog) -> None:
@@ -304,15 +258,15 @@ def test_no_estimate_implies_more_than_matrix_products_were_measured_to_reach(ca
 
 def test_the_file_says_what_was_made(tmp_path: Path) -> None:
     whole = Calibration(
-        format=2,
+        format=FORMAT,
         made={"by": "me", "date": "2026-11-15"},
         results=[{"file": 'a "quoted" name.csv', "points": 3}],
         constants=CONSTANTS,
         scopes={"all": one(kernel=0.125), 'odd "name" / \u00e9': one(link=-1e-5)},
         points={points_key(HERE): 3},
-        level=0.8,
-        spreads={"nothing": {"ttft": Spread(low=-0.5, high=0.25, points=7)}},
+        posterior=POSTERIOR,
         errors={"points left out": {"tpot": {"n": 3, "median_ape": 0.04}}},
+        coverage={"points left out": {"tpot": {"n": 3, "inside": 0.8, "width": 1.5}}},
     )
     for calibration in (whole, empty()):
         file = tmp_path / "calibration.json"
@@ -326,8 +280,9 @@ def test_the_shipped_one_is_sound(catalog: Catalog) -> None:
     shipped = read_calibration(SHIPPED / "calibration.json")
     # What came after the last fit stands at the end, uncorrected until the next.
     assert shipped.constants == CONSTANTS[: len(shipped.constants)]
-    assert 0 < shipped.level < 1
-    assert set(shipped.spreads["nothing"]) == set(METRICS)
+    assert shipped.posterior is not None
+    assert set(shipped.posterior.widths) == {level.name for level in ALL_LEVELS}
+    assert all(set(scales) == set(METRICS) for scales in shipped.posterior.scales.values())
     known = {(a.family, a.id) for a in catalog.accelerators.values()}
     for key in shipped.points:
         family, accelerator, stack, bits, _, _, gpus = key.split(" / ")
@@ -350,9 +305,8 @@ def test_what_is_shipped_is_packaged() -> None:
 
 
 GOOD: dict[str, Any] = {
-    "format": 2, "made": {}, "results": [], "constants": ["compute", "kernel"], "scopes": {"all": [0.1, 0.2]},
-    "points": {"f / a / s / b / m / l / 1": 2}, "level": 0.8,
-    "spreads": {"nothing": {"ttft": {"low": -0.1, "high": 0.1, "points": 3}}},
+    "format": FORMAT, "made": {}, "results": [], "constants": ["compute", "kernel"], "scopes": {"all": [0.1, 0.2]},
+    "points": {"f / a / s / b / m / l / 1": 2}, "posterior": msgspec.to_builtins(POSTERIOR),
 }  # fmt: skip
 
 
@@ -365,7 +319,7 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"format": 1}, "format: is 1"),
+        ({"format": 2}, "format: is 2"),
         ({"format": "one"}, "format"),
         ({"constants": ["compute", "luck"]}, "constants: 'luck'"),
         ({"scopes": {"all": [0.1]}}, "scopes.all"),
@@ -376,16 +330,12 @@ def test_the_good_file_is_good(tmp_path: Path) -> None:
         ({"points": {"a / b": 3}}, "points.a / b"),
         ({"points": {"f / a / s / b / m / l / 1": -2}}, "points.f / a / s / b / m / l / 1"),
         ({"points": {"f / a / s / b / m / l / 1": 1.5}}, "points"),
-        ({"level": 7.0}, "level: is 7.0"),
-        ({"level": -0.5}, "level: is -0.5"),
-        ({"spreads": {"nothing": {"ttft": {"low": 0.5, "high": -0.5, "points": 3}}}}, "spreads.nothing.ttft"),
-        ({"spreads": {"nothing": {"ttft": {"low": -1e9, "high": 0.5, "points": 3}}}}, "spreads.nothing.ttft"),
-        ({"spreads": {"nothing": {"ttft": {"low": 0.5}}}}, "spreads"),
         ({"loads": {"f / a / s / b / m / l / 1": [4.0, 2.0]}}, "loads.f / a / s / b / m / l / 1"),
         ({"loads": {"f / a / s / b / m / l / 1": [0.0, 2.0]}}, "loads.f / a / s / b / m / l / 1"),
         ({"loads": {"f / a / s / b / m / l / 8": [1.0, 2.0]}}, "loads.f / a / s / b / m / l / 8"),
-        ({"load_doubt": {"luck": [0.1, 0.1]}}, "load_doubt.luck"),
-        ({"load_doubt": {"tpot": [0.1, -0.1]}}, "load_doubt.tpot"),
+        ({"posterior": {"widths": {"all": [0.1]}, "scales": {}, "packed": ""}}, "posterior.widths.all"),
+        ({"posterior": {"widths": {"all": [-0.1] * 17}, "scales": {}, "packed": ""}}, "posterior.widths.all"),
+        ({"posterior": {"widths": {}, "scales": {}}}, "packed"),
         ({"surprise": 1}, "surprise"),
     ],
 )
@@ -398,7 +348,7 @@ def test_a_fault_is_named_by_file_and_key(tmp_path: Path, changes: dict[str, Any
     assert key in str(refused.value)
 
 
-@pytest.mark.parametrize("gone", ["format", "constants", "scopes", "points", "level", "spreads", "made", "results"])
+@pytest.mark.parametrize("gone", ["format", "constants", "scopes", "points", "made", "results"])
 def test_a_missing_key_is_named(tmp_path: Path, gone: str) -> None:
     file = tmp_path / "calibration.json"
     file.write_text(json.dumps({key: value for key, value in GOOD.items() if key != gone}))
@@ -425,3 +375,11 @@ def test_a_constant_named_twice(tmp_path: Path) -> None:
     file.write_text(json.dumps({**GOOD, "constants": ["kernel", "kernel"]}))
     with pytest.raises(BadData, match="constants"):
         read_calibration(file)
+
+
+def test_a_posterior_that_cannot_be_unpacked_says_what_to_do() -> None:
+    broken = made(posterior=Posterior(widths=POSTERIOR.widths, scales={}, packed="no base64"))
+    worlds = broken.worlds(HERE)
+    assert worlds is not None
+    with pytest.raises(BadInput, match="make the calibration again"):
+        _ = worlds.constants

@@ -231,4 +231,5 @@ def test_an_interval_knows_how_unsure_acceptance_is() -> None:
     (tpot, rate, ttft), (wide_tpot, wide_rate, same_ttft) = ends
     assert wide_tpot[0] < tpot[0] < tpot[1] < wide_tpot[1]
     assert wide_rate[0] < rate[0] < rate[1] < wide_rate[1]
-    assert ttft == same_ttft
+    # Prompts hardly feel how long the answers of others take.
+    assert same_ttft == pytest.approx(ttft, rel=0.03)

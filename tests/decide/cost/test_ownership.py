@@ -182,25 +182,29 @@ def test_an_interval_of_the_estimate_becomes_a_span(catalog: Catalog) -> None:
     replica = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"))
     found = estimate(replica, concurrency=8, input_tokens=512, output_tokens=128)
     assert found.interval
-    span = throughput(found, gpus_per_replica=1)
+    span = throughput(replica, found, (512, 128))
     assert span.interval
     assert (span.low, span.high) == found.interval.per_gpu(1)
-    assert throughput(msgspec.structs.replace(found, interval=None), 1).is_exact
+    # In every world: the ends are quantiles of what it may draw.
+    drawn = span.draw((np.arange(1000) + 0.5) / 1000)
+    assert np.quantile(drawn, [0.1, 0.9]) == pytest.approx([span.low, span.high], rel=0.01)
+    assert throughput(replica, msgspec.structs.replace(found, interval=None), (512, 128)).is_exact
     # A biased interval that leaves the estimate out is stretched to hold it.
     rate = found.output_tokens_per_s
     beside = Interval(level=0.8, ttft_s=(1, 2), tpot_s=(1, 2), output_tokens_per_s=(rate * 1.1, rate * 1.2))
-    assert throughput(msgspec.structs.replace(found, interval=beside), 1).low == pytest.approx(rate)
+    stretched = throughput(replica, msgspec.structs.replace(found, interval=beside), (512, 128))
+    assert stretched.low == pytest.approx(rate)
 
 
 def test_gpus_beside_whole_replicas_give_nothing(catalog: Catalog) -> None:
     """Ten GPUs hold two replicas of four: eight work."""
     replica = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), Parallelism(tp=4))
     found = estimate(replica, concurrency=8, input_tokens=512, output_tokens=128)
-    whole, cut = throughput(found, 4, gpus=8), throughput(found, 4, gpus=10)
+    whole, cut = (throughput(replica, found, (512, 128), gpus=gpus) for gpus in (8, 10))
     assert whole.likely == found.output_tokens_per_s_per_gpu
     assert (cut.low, cut.likely, cut.high) == pytest.approx((whole.low * 0.8, whole.likely * 0.8, whole.high * 0.8))
     with pytest.raises(BadInput, match="fewer than the 4"):
-        throughput(found, 4, gpus=3)
+        throughput(replica, found, (512, 128), gpus=3)
 
 
 def test_a_lone_price_of_the_catalog_is_no_offer() -> None:

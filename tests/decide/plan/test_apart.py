@@ -25,6 +25,7 @@ from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.report import document
 from crosstie.decide.plan.reuse import hit_rate
+from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.simulate import simulate_classes
 from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import (
@@ -33,7 +34,6 @@ from crosstie.decide.plan.survey import (
     offers,
     parts_of,
     peak_of,
-    scaling_of,
     surveys,
     undominated,
 )

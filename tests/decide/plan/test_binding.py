@@ -6,10 +6,10 @@ from tests.decide.plan.workloads import BATCH, CHAT, CODE, one_class, workload
 
 from crosstie.catalog.library import Catalog
 from crosstie.decide.plan.candidates import key_of
-from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.optimise import simplest
 from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.scaling import Scaling
 from crosstie.decide.plan.survey import of_one_stack, offers, one_stack, surveys
 
 DOCUMENTS = one_class("documents", 4.0, {"median": 6000, "p95": 30_000}, 300, ttft=(10.0, 0.9), tpot=(0.08, 0.9))
@@ -47,12 +47,13 @@ def test_of_nearly_equal_fleets_the_simplest_is_taken_unless_a_vendor_undercuts_
     assert simplest(fleets, 0.01, [fleet(100.5, [1], [1.0]), None]) == (rich, rich)
 
 
-@pytest.mark.parametrize("sizing", [EstimateScale.none, lambda ds: EstimateScale.at(ds, -1.28)], ids=["likely", "safe"])
-def test_the_stack_of_an_accelerator_can_be_chosen_before_all_tiers_are_evaluated(sizing: object) -> None:
+@pytest.mark.parametrize("sure", [0.5, 0.9], ids=["likely", "safe"])
+def test_the_stack_of_an_accelerator_can_be_chosen_before_all_tiers_are_evaluated(sure: float) -> None:
     catalog = Catalog([])
     work = workload(CHAT, DOCUMENTS, accelerators=("mi300x", "mi355x", "h200", "b200"))
+    sizing = Scaling(work, sure)
     surveyed = surveys(catalog, work, [catalog.accelerator(name) for name in work.constraints.accelerators])
-    late = {key_of(column.deployment) for column in one_stack(offers(surveyed, sizing)).columns}  # type: ignore[arg-type]
-    early = {key_of(d) for one in of_one_stack(surveyed, sizing) for d in one.deployments}  # type: ignore[arg-type]
+    late = {key_of(column.deployment) for column in one_stack(offers(surveyed, sizing)).columns}
+    early = {key_of(d) for one in of_one_stack(surveyed, sizing) for d in one.deployments}
     assert early == late
     assert len(early) < sum(len(one.deployments) for one in surveyed)

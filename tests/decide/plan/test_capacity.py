@@ -258,19 +258,3 @@ def test_waits_of_one_queue_and_of_several(busy: float, residual: float, wait: f
 def test_the_curve_for_the_normal_distribution() -> None:
     for z in np.linspace(-4, 4, 41):
         assert _normal(np.array([z]))[0] == pytest.approx(NormalDist().cdf(z), abs=2e-4)
-
-
-def test_the_scale_is_exact_at_the_ends_of_the_intervals(catalog: Catalog) -> None:
-    calibrated = Catalog([])
-    model, gpu = calibrated.model("llama-3.3-70b"), calibrated.accelerator("mi300x")
-    one = calibrated.calibrated(calibrated.deployment(model, gpu, Parallelism(tp=1), "fp8", "bf16", "vllm"))
-    spread = one.correction.spread
-    end = NormalDist().inv_cdf(0.9)
-    slow, fast, middle = (EstimateScale.at([one], z) for z in (-end, end, 0.0))
-    assert slow.tpot == pytest.approx([np.exp(max(spread["tpot"].high, 0.0))])
-    assert fast.ttft == pytest.approx([np.exp(min(spread["ttft"].low, 0.0))])
-    assert slow.rate == pytest.approx([np.exp(min(spread["throughput"].low, 0.0))])
-    assert all(factor == [1.0] for factor in (middle.ttft, middle.tpot, middle.rate))
-    # Without calibration nothing is known, and nothing is scaled.
-    bare = catalog.deployment(model, gpu, Parallelism(tp=1), "fp8", "bf16", "vllm")
-    assert EstimateScale.at([bare], -end).tpot == [1.0]

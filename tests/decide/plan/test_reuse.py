@@ -14,12 +14,13 @@ from crosstie.catalog.reuse import reuse
 from crosstie.catalog.traces import Trace, read_trace, shipped_traces
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.deployment import Deployment, Parallelism
+from crosstie.core.estimate import METRICS
 from crosstie.core.workload import HitCurve, PrefixReuse, RequestClass, Slice, Workload
 from crosstie.decide.plan.adapters import with_adapters
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.reuse import encoding_tokens, hit_rate, loaded, room_beside_idle, tokens_at
+from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.simulate import simulate_classes
-from crosstie.decide.plan.survey import scaling_of
 from crosstie.decide.plan.traffic import poisson
 from crosstie.decide.plan.trials import Trials
 from crosstie.perf.hardware import Hardware
@@ -201,16 +202,24 @@ def test_adapters_cost_memory_and_speed(catalog: Catalog, tmp_path: Path) -> Non
     assert any("20 adapters of rank 16, 8 at once" in note for note in few.workload.notes)
 
 
-def test_an_adapted_replicas_interval_is_wider(catalog: Catalog, tmp_path: Path) -> None:
+def test_an_adapted_replicas_interval_is_wider(tmp_path: Path) -> None:
+    catalog = Catalog([])
     file = small(tmp_path, (LENGTHS, f"{LENGTHS}lora = {{ adapters = 4, rank = 8 }}\n"))
     (one,) = read_workload(catalog, file).classes
     plain = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), stack="vllm")
     (adapted,) = with_adapters([plain], [one])
     assert adapted.adapters is not None
     assert adapted.adapters.slowdown == pytest.approx(1 / 0.66)
-    for metric, spread in plain.correction.spread.items():
-        assert adapted.correction.spread[metric].high > spread.high
-        assert adapted.correction.spread[metric].low < spread.low
+    before, after = plain.correction.worlds, adapted.correction.worlds
+    assert before is not None
+    assert after is not None
+    assert (after.constants == before.constants).all()
+    for plainly, widely in zip(before.metrics.T, after.metrics.T, strict=True):
+        (low, high), (lower, higher) = (np.quantile(one, [0.1, 0.9]) for one in (plainly, widely))
+        assert lower < low < high < higher
+    # What is slow in a world is slow in all metrics.
+    longer = after.metrics - before.metrics
+    assert np.allclose(longer[:, 0], -longer[:, METRICS.index("throughput")])
     assert with_adapters([plain], [msgspec.structs.replace(one, lora=None)]) == [plain]
 
 

@@ -19,8 +19,9 @@ from crosstie.decide.plan.market import adjusted, market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import document
+from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, scaling_of, surveys, undominated
+from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, surveys, undominated
 from crosstie.decide.plan.uncertainty import JointErrors
 
 from .workloads import CHAT, CODE, one_class, workload

@@ -12,8 +12,9 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.workload import Target
 from crosstie.decide.plan.infeasible import with_class
 from crosstie.decide.plan.plan import Plan, plan as make_plan
+from crosstie.decide.plan.scaling import Scaling
 from crosstie.decide.plan.simulated import SimulatedClass
-from crosstie.decide.plan.survey import Offers, offers, offers_of_each, scaling_at, survey, surveys
+from crosstie.decide.plan.survey import Offers, offers, offers_of_each, survey, surveys
 from crosstie.decide.plan.targets import FACTORS, TargetPrice, TargetStep, _as_simulated
 
 CHAT = one_class("chat", 300.0, {"median": 500, "p95": 3000}, {"mean": 250, "p95": 700}, (1.0, 0.9), (0.03, 0.9))
@@ -70,16 +71,17 @@ def same(one: Offers, other: Offers) -> bool:
 
 def test_moved_together_or_one_by_one_is_the_same(catalog: Catalog) -> None:
     accelerators = [catalog.accelerator("mi300x"), catalog.accelerator("h200")]
-    surveyed = surveys(catalog, workload(CHAT, BATCH), accelerators)
+    work = workload(CHAT, BATCH)
+    surveyed, scaling = surveys(catalog, work, accelerators), Scaling(work, 0.8)
     place, kind = next(
         (i, p.request_class) for i, one in enumerate(surveyed) for p in one.parts if p.request_class.ttft
     )
     insteads = [msgspec.structs.replace(kind, ttft=Target(seconds=s, percentile=0.9)) for s in (0.5, 2.0)]
     moved = [with_class(surveyed[place], kind, instead) for instead in insteads]
-    together = offers_of_each(surveyed, moved, scaling_at(0.8), peak=1.2)
+    together = offers_of_each(surveyed, moved, scaling, peak=1.2)
     for one, found in zip(moved, together, strict=True):
         alone = [one if i == place else other for i, other in enumerate(surveyed)]
-        assert same(found, offers(alone, scaling_at(0.8), peak=1.2))
+        assert same(found, offers(alone, scaling, peak=1.2))
     assert not same(*together)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Command
 from tests.prove.calibration.rows import point, row, written
 
-from crosstie.catalog.calibration import Calibration, calibration_text, empty, read_calibration, subject_of
+from crosstie.catalog.calibration import FORMAT, Calibration, calibration_text, empty, read_calibration, subject_of
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import Protocols
 from crosstie.core.errors import BadInput
@@ -18,8 +18,9 @@ from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress
 from crosstie.perf.hardware import Array
 from crosstie.prove.calibration import calibrate as learning
-from crosstie.prove.calibration.calibrate import Inputs, learn, left_out_groups, read_inputs
+from crosstie.prove.calibration.calibrate import Inputs, learn, read_inputs
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject
+from crosstie.prove.calibration.groups import left_out_groups
 from crosstie.prove.calibration.predict import Predictor, quantity_of
 from crosstie.prove.calibration.regression import Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric
@@ -217,7 +218,11 @@ def test_the_order_of_rows_does_not_matter(catalog: Catalog) -> None:
     for scope, parts in forward.scopes.items():
         assert backward.scopes[scope] == pytest.approx(parts, abs=2e-4)
     assert forward.points == backward.points
-    assert forward.spreads.keys() == backward.spreads.keys()
+    for made in (forward, backward):
+        assert made.posterior is not None
+        assert forward.posterior is not None
+        for level, widths in forward.posterior.widths.items():
+            assert made.posterior.widths[level] == pytest.approx(widths, abs=2e-3)
 
 
 @pytest.mark.slow
@@ -300,9 +305,7 @@ def test_the_last_folder_wins(tmp_path: Path, catalog: Catalog, monkeypatch: pyt
     for name, kernel in (("a", 0.1), ("b", 0.2)):
         (tmp_path / name).mkdir()
         parts = tuple(kernel if constant == "kernel" else 0.0 for constant in CONSTANTS)
-        made = Calibration(
-            format=2, made={}, results=[], constants=CONSTANTS, scopes={"all": parts}, points={}, level=0.8, spreads={}
-        )
+        made = Calibration(format=FORMAT, made={}, results=[], constants=CONSTANTS, scopes={"all": parts}, points={})
         (tmp_path / name / "calibration.json").write_text(calibration_text(made))
     monkeypatch.setenv("CROSSTIE_CATALOG", f"{tmp_path / 'a'}:{tmp_path / 'b'}")
     assert Catalog().calibration.scopes["all"][CONSTANTS.index("kernel")] == 0.2
@@ -427,36 +430,6 @@ def test_fleets_and_refused_rows_are_counted(catalog: Catalog, tmp_path: Path) -
         read_inputs(catalog, [written(tmp_path / "b.csv", row(model="nobody"))])
 
 
-def test_spreads_are_quantiles_of_what_was_left_out(catalog: Catalog) -> None:
-    (case,) = cases_at(catalog, [(16, 1024, 128)])
-    subject = measured_subject(case)
-    logs = np.linspace(-0.5, 0.5, 19)
-    strange = [
-        learning.HeldOut("source", "model", subject, source, "tpot", float(log)) for source in "abc" for log in logs
-    ]
-    curves = [learning.HeldOut("curve", "model", subject, "a", "tpot", float(log) / 10) for log in logs]
-    found = learning.spreads([*strange, *curves])
-    assert {group for group in found if "/" not in group} == {"model", "known source: model"}
-    assert found["model"]["tpot"].high == pytest.approx(0.4, abs=0.04)
-    assert found["known source: model"]["tpot"].high == pytest.approx(0.04, abs=0.004)
-    assert found["model"]["tpot"].points == 57
-    # One source alone says nothing of others: its curves are all there is.
-    assert set(learning.spreads(curves)) == {"model", "known source: model"}
-    held = learning.coverage([*strange, *curves], found)
-    assert held["model"] == pytest.approx(0.8, abs=0.06)
-
-
-def test_an_unseen_source_is_held_against_the_others_alone(catalog: Catalog) -> None:
-    (case,) = cases_at(catalog, [(16, 1024, 128)])
-    subject = measured_subject(case)
-    calm = [learning.HeldOut("source", "model", subject, "calm", "tpot", 0.001 * n) for n in range(50)]
-    wild = [learning.HeldOut("source", "model", subject, "wild", "tpot", 1.0 + 0.001 * n) for n in range(50)]
-    calm += [miss._replace(source="as calm") for miss in calm]
-    held = learning.coverage([*calm, *wild], learning.spreads([*calm, *wild]))
-    assert held["model"] > 0.7
-    assert held["a source left out / NVIDIA / tpot"] < 0.7
-
-
 def test_a_source_keeps_its_own_part_and_repeats_count_once(catalog: Catalog) -> None:
     """Two publishers disagree: each is met, and what is nobody's lies between them."""
     loads = LOADS[:6]
@@ -472,35 +445,6 @@ def test_a_source_keeps_its_own_part_and_repeats_count_once(catalog: Catalog) ->
         replace(case, point=replace(case.point, conditions={**case.point.conditions, "date": "x"})) for case in cases
     ]
     assert len(learning.once([*cases, *again])) == len(cases)
-
-
-def test_loads_are_left_out_from_both_ends(catalog: Catalog) -> None:
-    cases = measure(cases_at(catalog, [(n, 1024, 128) for n in (1, 2, 4, 8, 64, 256)]))
-    cases += measure(cases_at(catalog, [(n, 1024, 128) for n in (1, 4, 16)], accelerator="h100-sxm"))
-    evidence = gather(catalog, cases)
-    found = learning.left_out_loads(evidence)
-
-    def out(end: str) -> dict[float, float]:
-        groups, far = found[end]
-        return {cases[i].clients: float(far[row]) for row, i in enumerate(evidence.origin) if groups[row]}
-
-    assert out("low loads") == {1.0: 2.0, 2.0: 1.0}
-    assert out("high loads") == {64.0: 3.0, 256.0: 5.0}
-
-
-def test_what_a_doubling_adds_is_learnt_from_loads_that_were_left_out(catalog: Catalog) -> None:
-    """Errors that grow with the distance make intervals that do; those that stay as they are add nothing."""
-    loads = [(n, i, 128) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) for i in range(1000, 1016)]
-    evidence = gather(catalog, measure(cases_at(catalog, loads)))
-    away = {end: far for end, (_, far) in learning.left_out_loads(evidence).items()}
-    usual = {"model": np.full(len(evidence.logs), 0.05)}
-    same = learning.load_doubt(evidence, usual | {end: np.where(far > 0, 0.05, np.nan) for end, far in away.items()})
-    assert same == dict.fromkeys(("ttft", "tpot", "throughput"), (0.0, 0.0))
-    each = {"low loads": 0.1, "high loads": 0.2}
-    grown = {end: np.where(far > 0, np.hypot(0.05, each[end] * far), np.nan) for end, far in away.items()}
-    assert learning.load_doubt(evidence, usual | grown)["tpot"] == pytest.approx((0.1, 0.2), abs=1e-3)
-    few = gather(catalog, measure(cases_at(catalog, LOADS[:2])))
-    assert learning.load_doubt(few, dict.fromkeys(("model", *away), np.full(len(few.logs), 0.05))) == {}
 
 
 def test_first_waves_that_were_read_off_the_rows_left_out_go_with_them(catalog: Catalog) -> None:
@@ -529,7 +473,7 @@ def test_steps_with_several_queries_say_what_verifying_costs(catalog: Catalog) -
     assert {measured_subject(case).mode for case in steps.cases} == {"speculative"}
     slow = [replace(case, point=replace(case.point, rows=[replace(case.point.rows[0], value=2 * row.value)
             for row in case.point.rows])) for case in steps.cases]  # fmt: skip
-    made = learning.learn_mode(catalog, "speculative", [case.point for case in slow])
+    made, *_ = learning.learn_mode(catalog, "speculative", [case.point for case in slow])
     one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), stack="pytorch")
     drafting = subject_of(one.drafting(catalog.speculation(one.model, "ngram:3")))
     assert made.factors(drafting)["verify"] > 1.3

@@ -85,13 +85,35 @@ def test_intervals_hold_what_lies_inside(tmp_path: Path) -> None:
     inside, below, above = outcome.predicted, outcome.low * 0.99, outcome.high * 1.01
     rows = [row(value=repr(v), source_ref=str(i)) for i, v in enumerate((inside, below, above))]
     found = found_in(tmp_path, *rows)
-    assert found["interval"] == {"level": 0.8, "n": 3, "inside": pytest.approx(1 / 3)}
+    width = outcome.high / outcome.low
+    assert found["interval"] == {
+        "level": 0.8,
+        "n": 3,
+        "inside": pytest.approx(1 / 3),
+        "width": pytest.approx(width),
+    }
+
+
+def test_sources_and_rows_far_from_their_intervals_are_odd(tmp_path: Path) -> None:
+    """Ten rows of one source, eight of them far above; of the other's nothing is said."""
+    (outcome,) = validate(CATALOG, read_results(written(tmp_path / "a.csv", row()))).outcomes
+    inside, far = repr(outcome.predicted), repr(outcome.high * (outcome.high / outcome.low) ** 2)
+    rows = [
+        row(value=far if source == "odd" and i < 8 else inside, source_id=source, source_ref=str(i))
+        for source in ("odd", "even")
+        for i in range(10)
+    ]
+    found = found_in(tmp_path, *rows)
+    assert found["odd"]["sources"] == {"odd": {"throughput": 0.2}}  # type: ignore[index]
+    assert [one["line"] for one in found["odd"]["rows"]] == list(range(2, 10))  # type: ignore[index]
+    by_source = found["intervals"]["source"]  # type: ignore[index]
+    assert {name: table["throughput"]["inside"] for name, table in by_source.items()} == {"even": 1.0, "odd": 0.2}
 
 
 def test_without_a_calibration_there_is_no_interval(tmp_path: Path) -> None:
     plain = Catalog([], calibration=empty())
     found = document(validate(plain, read_results(written(tmp_path / "a.csv", row()))))
-    assert found["interval"] == {"level": None, "n": 0, "inside": None}
+    assert found["interval"] == {"level": None, "n": 0, "inside": None, "width": None}
     assert found["covered"] == 1
 
 
