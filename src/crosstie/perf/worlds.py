@@ -20,8 +20,8 @@ from crosstie.perf.steady_state import held_sequences, steady_state
 _TTFT, _TPOT = METRICS.index("ttft"), METRICS.index("tpot")
 # Standard deviations at which the ends of an interval lie that holds four fifths of a normal distribution.
 END = 1.2815515655446004
-# A constant is moved by so much, in logarithms, to see what follows from it.
-_MOVE = 0.05
+# A constant is moved by so much either way, in logarithms, to see what follows from it: about as far as worlds do.
+_MOVE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ def measured(
 def world_logs(several: Sequence[Servable], input_tokens: float, output_tokens: float) -> Array:
     """(deployments, WORLDS, METRICS): logarithms of what worlds give over the estimates, for many deployments at once.
 
-    The steady state is taken as straight in the logarithms of the constants: one look at each of these instead of one
-    at each world. Nothing moves where no calibration says how sure the estimates are.
+    The steady state is taken as straight in the logarithms of the constants, either way: two looks at each of these
+    instead of one at each world. Nothing moves where no calibration says how sure the estimates are.
     """
     found = np.zeros((len(several), WORLDS, len(METRICS)))
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -156,7 +156,7 @@ def _logs_of_replicas(several: Sequence[Deployment], input_tokens: float, output
 def _logs_of_services(services: Sequence[Disaggregated], input_tokens: float, output_tokens: float) -> Array:
     prefill, decode = ([getattr(one, side) for one in services] for side in ("prefill", "decode"))
     first, then = known_worlds(prefill) or [], known_worlds(decode) or []
-    sides, moved = Sides(services), len(CONSTANTS) + 1
+    sides, moved = Sides(services), 2 * (len(CONSTANTS) + 1)
     columns = _moved(sides.prefill, 1, moved)
     _moved(sides.decode, 1 + moved, 0)
     clients = _clients(sides.decode, input_tokens, output_tokens) * sides.decode_replicas
@@ -173,27 +173,26 @@ def _clients(hardware: Hardware, input_tokens: float, output_tokens: float) -> A
 
 
 def _moved(hardware: Hardware, first: int, after: int) -> int:
-    """Gives the hardware a column for nothing moved and one for each constant, the last for drafts that are kept; with
-    `first` and `after` further columns around them. How many that are."""
+    """Gives the hardware a column for nothing moved, one for each constant moved up and one for each moved down, drafts
+    that are kept after the constants; with `first` and `after` further columns around them. How many that are."""
     moved = len(CONSTANTS) + 1
-    columns = first + moved + after
-    factors = {}
-    for i, name in enumerate(CONSTANTS):
-        factors[name] = np.ones((1, columns))
-        factors[name][0, first + i] = np.exp(_MOVE)
-    hardware.correct_more(factors)
+    columns = first + 2 * moved + after
+    logs = np.zeros((moved, 1, columns))
+    for i in range(moved):
+        logs[i, 0, first + i], logs[i, 0, first + moved + i] = _MOVE, -_MOVE
+    hardware.put_off({name: logs[i] for i, name in enumerate(CONSTANTS)})
     if hardware.speculates:
-        kept = np.ones((1, columns))
-        kept[0, first + moved - 1] = np.exp(_MOVE)
-        hardware.tokens_per_step = hardware.tokens_per_step * kept
+        hardware.tokens_per_step = hardware.tokens_per_step * np.exp(logs[-1])
     return columns
 
 
 def _moves(hardware: Hardware, worlds: Sequence[Worlds]) -> Array:
-    """(deployments, WORLDS, moved): by how much each world moves the constants and the drafts that are kept."""
+    """(deployments, WORLDS, moved): by how much each world moves the constants and the drafts that are kept, up and
+    then down."""
     doubts = [one.speculation.doubt if one.speculation else (0.0, 0.0) for one in hardware.deployments]
     kept = [two_piece(one.acceptance, *doubt)[:, None] for one, doubt in zip(worlds, doubts, strict=True)]
-    return np.stack([np.concatenate([one.constants, more], axis=1) for one, more in zip(worlds, kept, strict=True)])
+    both = np.stack([np.concatenate([one.constants, more], axis=1) for one, more in zip(worlds, kept, strict=True)])
+    return np.concatenate([np.maximum(both, 0.0), np.maximum(-both, 0.0)], axis=2)
 
 
 def _logs(

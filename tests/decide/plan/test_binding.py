@@ -9,7 +9,7 @@ from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.optimise import simplest
 from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.decide.plan.programme import Solution
-from crosstie.decide.plan.scaling import Scaling
+from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.survey import of_one_stack, offers, one_stack, surveys
 
 DOCUMENTS = one_class("documents", 4.0, {"median": 6000, "p95": 30_000}, 300, ttft=(10.0, 0.9), tpot=(0.08, 0.9))
@@ -51,7 +51,7 @@ def test_of_nearly_equal_fleets_the_simplest_is_taken_unless_a_vendor_undercuts_
 def test_the_stack_of_an_accelerator_can_be_chosen_before_all_tiers_are_evaluated(sure: float) -> None:
     catalog = Catalog([])
     work = workload(CHAT, DOCUMENTS, accelerators=("mi300x", "mi355x", "h200", "b200"))
-    sizing = Scaling(work, sure)
+    sizing = WorldScaling(work, sure)
     surveyed = surveys(catalog, work, [catalog.accelerator(name) for name in work.constraints.accelerators])
     late = {key_of(column.deployment) for column in one_stack(offers(surveyed, sizing)).columns}
     early = {key_of(d) for one in of_one_stack(surveyed, sizing) for d in one.deployments}

@@ -27,7 +27,7 @@ from crosstie.decide.plan.market import market
 from crosstie.decide.plan.optimise import choice
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.programme import Percentile, Programme, Solution
-from crosstie.decide.plan.scaling import Scaling
+from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import offers, surveys, undominated
 from crosstie.decide.plan.trials import HOLDS, Trials, level, seen
@@ -260,7 +260,7 @@ def test_what_unmeasured_stacks_would_save_is_said(usd: float, said: bool) -> No
     """On B300 only TensorRT-LLM was measured with Llama-3.1-405B; vLLM, with other models, is passed over."""
     catalog = Catalog([])
     asked = workload(LARGE, accelerators=("mi355x", "b300"), models={})
-    gate, scaling = Gate(catalog, asked), Scaling(asked, 0.5)
+    gate, scaling = Gate(catalog, asked), WorldScaling(asked, 0.5)
     priced = market(catalog, asked)
     surveyed = surveys(catalog, asked, [item.accelerator for item in priced.items], gate=gate)
     put = choice(undominated(offers(surveyed, scaling, peak=1.0)), priced, asked)

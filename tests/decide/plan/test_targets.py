@@ -12,7 +12,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.workload import Target
 from crosstie.decide.plan.infeasible import with_class
 from crosstie.decide.plan.plan import Plan, plan as make_plan
-from crosstie.decide.plan.scaling import Scaling
+from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.survey import Offers, offers, offers_of_each, survey, surveys
 from crosstie.decide.plan.targets import FACTORS, TargetPrice, TargetStep, _as_simulated
@@ -72,7 +72,7 @@ def same(one: Offers, other: Offers) -> bool:
 def test_moved_together_or_one_by_one_is_the_same(catalog: Catalog) -> None:
     accelerators = [catalog.accelerator("mi300x"), catalog.accelerator("h200")]
     work = workload(CHAT, BATCH)
-    surveyed, scaling = surveys(catalog, work, accelerators), Scaling(work, 0.8)
+    surveyed, scaling = surveys(catalog, work, accelerators), WorldScaling(work, 0.8)
     place, kind = next(
         (i, p.request_class) for i, one in enumerate(surveyed) for p in one.parts if p.request_class.ttft
     )

@@ -11,7 +11,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.estimate import METRICS
 from crosstie.prove.calibration.calibrate import Inputs, learn
 from crosstie.prove.calibration.cases import MeasuredCase
-from crosstie.prove.calibration.sureness import Sureness
+from crosstie.prove.calibration.sureness import LearntSureness
 
 NOISE = 0.06
 LOADS = [(n, i, 128) for n in (1, 4, 16, 64) for i in (256, 2048)]
@@ -49,12 +49,12 @@ def made(uncalibrated: Catalog, cases: list[MeasuredCase]) -> Calibration:
 
 
 @pytest.fixture(scope="module")
-def sure(uncalibrated: Catalog, made: Calibration, cases: list[MeasuredCase]) -> Sureness:
-    return Sureness(uncalibrated, made, cases, [])
+def sure(uncalibrated: Catalog, made: Calibration, cases: list[MeasuredCase]) -> LearntSureness:
+    return LearntSureness(uncalibrated, made, cases, [])
 
 
 @pytest.mark.parametrize("grouping", ["model", "curve"])
-def test_intervals_hold_four_fifths_of_what_was_left_out(sure: Sureness, grouping: str) -> None:
+def test_intervals_hold_four_fifths_of_what_was_left_out(sure: LearntSureness, grouping: str) -> None:
     error, sd = sure.left_out(sure.groups[grouping])
     rows = ~np.isnan(error)
     assert rows.sum() > 150
@@ -62,19 +62,19 @@ def test_intervals_hold_four_fifths_of_what_was_left_out(sure: Sureness, groupin
     assert 0.68 <= inside <= 0.92
 
 
-def test_its_scales_are_about_the_noise(sure: Sureness) -> None:
+def test_its_scales_are_about_the_noise(sure: LearntSureness) -> None:
     """Rows are off by normal noise; what is found is a scale of Student's t."""
     for metric in METRICS:
         assert 0.5 * NOISE < sure.scales()[""][metric] < 2.0 * NOISE
 
 
-def test_leaving_more_out_is_less_sure(sure: Sureness) -> None:
+def test_leaving_more_out_is_less_sure(sure: LearntSureness) -> None:
     by_point, by_curve = (np.nanmedian(sure.left_out(sure.groups[one])[1]) for one in ("model", "curve"))
     by_source = np.nanmedian(sure.left_out(sure.groups["source"])[1])
     assert by_point < by_curve < by_source
 
 
-def test_what_is_left_out_is_what_the_others_say(uncalibrated: Catalog, sure: Sureness) -> None:
+def test_what_is_left_out_is_what_the_others_say(uncalibrated: Catalog, sure: LearntSureness) -> None:
     """By one inverse, and by solving the linear problem without those rows."""
     grouping = sure.groups["source"]
     name = "vllm people"
@@ -92,7 +92,7 @@ def test_what_is_left_out_is_what_the_others_say(uncalibrated: Catalog, sure: Su
     assert (sd[out] > 0.0).all()
 
 
-def test_the_posterior_is_of_the_scopes_that_were_measured(made: Calibration, sure: Sureness) -> None:
+def test_the_posterior_is_of_the_scopes_that_were_measured(made: Calibration, sure: LearntSureness) -> None:
     assert made.posterior is not None
     assert set(made.posterior.cells.scopes) == set(sure.fit.scopes)
     assert made.posterior.scales == sure.scales()

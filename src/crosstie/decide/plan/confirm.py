@@ -22,7 +22,7 @@ from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier, tier_of
 from crosstie.decide.plan.optimise import Choice, simplify
 from crosstie.decide.plan.programme import Mask, Solution
-from crosstie.decide.plan.scaling import Reading
+from crosstie.decide.plan.scaling import Reading, WorldScaling
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import Column, Offers, Purpose, undominated
@@ -74,7 +74,7 @@ class Question:
 
     everything: Offers
     asked: Choice
-    scaling: Reading
+    scaling: WorldScaling
     sure: float
     family: tuple[str, str] | None = None
     vendor: str | None = None

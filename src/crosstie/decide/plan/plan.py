@@ -34,7 +34,7 @@ from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
 from crosstie.decide.plan.power import FleetPower, fleet_power
 from crosstie.decide.plan.programme import Mask, Solution
-from crosstie.decide.plan.scaling import Scaling, scaling_of
+from crosstie.decide.plan.scaling import WorldScaling, scaling_of
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
 from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
@@ -345,7 +345,7 @@ def _best_plan(
         return Plan(workload, made, priced, None, obstacles(everything, asked, workload), considered)
     bare = Plan(sized, made, priced, None, [], considered)
     seen = _confirmed(catalog, sized, surveyed, asked, each, on_progress, not alone) if confirm else None
-    scaling = Scaling(sized, each)
+    scaling = WorldScaling(sized, each)
     rivals: dict[str, Alternative] = {}
     if seen is None:
         bare = replace(bare, search_failed=confirm)
@@ -386,14 +386,14 @@ def _confirmed(
 
     def every(sure: float, family: tuple[str, str] | None, vendor: str | None) -> Offers:
         if sure not in by_sureness:
-            by_sureness[sure] = offers(surveyed, Scaling(workload, sure), peak=asked.peak)
+            by_sureness[sure] = offers(surveyed, WorldScaling(workload, sure), peak=asked.peak)
         return _only(by_sureness[sure], family, vendor)
 
     def put(sure: float, family: tuple[str, str] | None = None, vendor: str | None = None) -> Question:
         everything = every(sure, family, vendor)
         same = (sure, family, vendor) == (each, None, None)
         question = asked if same else _freed(asked, vendor).with_offers(undominated(everything))
-        return Question(everything, question, Scaling(workload, sure), sure, family, vendor)
+        return Question(everything, question, WorldScaling(workload, sure), sure, family, vendor)
 
     def reconsider(question: Question, corrected: Choice, fleet: Solution) -> Question | None:
         errors = JointErrors(surveyed, corrected, question.scaling)
@@ -488,7 +488,7 @@ def _as_sure(
     them hold less often, so each is taken as far as makes them sure together.
     """
     sure = workload.sureness
-    scaling = Scaling(workload, sure)
+    scaling = WorldScaling(workload, sure)
     asked = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), priced, workload)
     on_progress(0, 0, f"{len(asked.offers.columns)} pools to choose from")
     answer = solve(asked.problem)
@@ -498,14 +498,16 @@ def _as_sure(
     each = errors.each_sure(answer, sure)
     if each == sure or errors.enough(answer) >= sure:
         return asked, answer, sure
-    surer = choice(undominated(offers(surveyed, Scaling(workload, each), peak=peak_of(workload))), priced, workload)
+    surer = choice(
+        undominated(offers(surveyed, WorldScaling(workload, each), peak=peak_of(workload))), priced, workload
+    )
     found = solve(surer.problem)
     # Limits may leave no room for that; then the answer says how sure it is.
     return (surer, found, each) if found else (asked, answer, sure)
 
 
 def _with_alternatives(
-    surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan, scaling: Scaling,
+    surveyed: list[Survey], asked: Choice, answer: Solution, bare: Plan, scaling: WorldScaling,
     simulated: Mapping[str, Alternative] | None = None,
 ) -> Plan:  # fmt: skip
     """`simulated`: the best of a vendor alone, where simulation has confirmed it."""
@@ -616,7 +618,7 @@ def _sureness(
         elif sure == 0.5:
             fleet = likely
         else:
-            scaling = Scaling(workload, errors.each_sure(answer, sure))
+            scaling = WorldScaling(workload, errors.each_sure(answer, sure))
             offered = offers(some, scaling, peak=asked.peak).corrected(asked.correction)
             read = asked.with_offers(undominated(offered))
             fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)

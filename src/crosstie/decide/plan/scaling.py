@@ -44,7 +44,7 @@ def _in_worlds(lengths: Lengths) -> InWorlds:
     return InWorlds(lengths)
 
 
-class Scaling:
+class WorldScaling:
     """Estimates as slow as one of so many is, replica by replica; the estimates themselves for even odds."""
 
     def __init__(self, workload: Workload, sure: float):
@@ -75,5 +75,5 @@ def _mean_lengths(workload: Workload, model: str) -> tuple[float, float]:
     return max(tokens_in, 1.0), max(tokens_out, 1.0)
 
 
-def scaling_of(workload: Workload) -> Scaling:
-    return Scaling(workload, workload.sureness)
+def scaling_of(workload: Workload) -> WorldScaling:
+    return WorldScaling(workload, workload.sureness)

@@ -11,7 +11,7 @@ from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.capacity import Levels
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Indices, Solution
-from crosstie.decide.plan.scaling import Scaling
+from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.survey import Column, Survey, rates_of
 from crosstie.perf.hardware import Array
 
@@ -36,7 +36,7 @@ class JointErrors:
     `scaling`: by which the question was put. What simulation has corrected of its rates then holds of all draws.
     """
 
-    def __init__(self, surveyed: Sequence[Survey], asked: Choice, scaling: Scaling):
+    def __init__(self, surveyed: Sequence[Survey], asked: Choice, scaling: WorldScaling):
         self._surveyed, self._asked, self._scaling = surveyed, asked, scaling
         self._able: dict[tuple[int, bytes], Array] = {}
 
@@ -61,9 +61,10 @@ class JointErrors:
         return _enough(self._needs(fleet, used), fleet.replicas[used])
 
     def each_sure(self, fleet: Solution, sure: float) -> float:
-        """How sure of each family one must be for a fleet to be as sure as is asked; even odds are the estimates."""
-        families = {self._family(int(place)) for place in np.flatnonzero(fleet.replicas)}
-        return sure if sure <= 0.5 else sure ** (1.0 / len(families))
+        """How sure of each pool one must be for a fleet to be as sure as is asked, if what is wrong with one says
+        nothing of the others; even odds are the estimates."""
+        pools = int(np.count_nonzero(fleet.replicas))
+        return sure if sure <= 0.5 else sure ** (1.0 / max(pools, 1))
 
     def _needs(self, fleet: Solution, used: Indices) -> Array:
         """(worlds, pools): replicas that each pool needs for what it carries; infinite where no number will do."""
@@ -79,9 +80,6 @@ class JointErrors:
 
     def _column(self, place: int) -> Column:
         return self._asked.offers.columns[place]
-
-    def _family(self, place: int) -> tuple[str, str]:
-        return family_of(self._column(place).deployment.decode)
 
     def _replicas(self, place: int, carried: Array) -> float:
         """What a column would need for that by the rates of the question."""

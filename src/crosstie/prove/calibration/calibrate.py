@@ -28,7 +28,7 @@ from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, m
 from crosstie.prove.calibration.predict import BY_THE_CLOCK, Predictor, quantity_of
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
-from crosstie.prove.calibration.sureness import Sureness, joint_errors, likeliest_scale
+from crosstie.prove.calibration.sureness import LearntSureness, joint_errors, likeliest_scale
 from crosstie.prove.calibration.tools import is_emulated
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
@@ -268,7 +268,7 @@ def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progres
         points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
         found, *more = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
         fits += more
-    sure = Sureness(catalog, found, inputs.cases, inputs.kernels, on_progress)
+    sure = LearntSureness(catalog, found, inputs.cases, inputs.kernels, on_progress)
     coverage = sure.coverage(joint_errors(sure.evidence, fits), TITLES)
     found = msgspec.structs.replace(found, posterior=sure.posterior(), coverage=coverage)
     return _with_clock(catalog.calibrated_by(found), inputs.cases)

@@ -25,7 +25,7 @@ from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of
 from crosstie.prove.calibration.kernels import MeasuredKernel
 from crosstie.prove.calibration.regression import Measurements, Regression, Tangent, gather
-from crosstie.prove.calibration.sureness import LeftOut
+from crosstie.prove.calibration.sureness import LeftOutRows
 
 NOTHING_LEARNT = "no row says anything about the constants: tails and arrivals by the clock do not"
 # What is said of own rows: before, and left out of what was learnt.
@@ -78,10 +78,11 @@ def learn_own(
 
 
 def _here(subject: CalibrationSubject) -> CalibrationSubject:
-    return subject._replace(**HERE, month="")
+    """As estimates have it: of today's software, but for kernels, which are no engine's gain."""
+    return subject._replace(**HERE, month="" if subject.model else subject.month)
 
 
-class Update(LeftOut):
+class Update(LeftOutRows):
     """The entries of a posterior, and those of own rows beside them.
 
     With C the covariance of what is known and K its covariance with the constants of the new cells, Q = C^-1 K is

@@ -77,7 +77,7 @@ class Noise:
         return np.sqrt(self.own**2 + self.curve**2)
 
 
-class LeftOut:
+class LeftOutRows:
     """A linear problem around a fit, solved; and what leaving some of its rows out says of them."""
 
     fit: Regression
@@ -127,7 +127,7 @@ class LeftOut:
             )
 
 
-class Sureness(LeftOut):
+class LearntSureness(LeftOutRows):
     """The rows around the corrections of a calibration, and what leaving some of them out says."""
 
     def __init__(self, catalog: Catalog, calibration: Calibration, cases: Sequence[MeasuredCase],
@@ -176,10 +176,10 @@ class Sureness(LeftOut):
         over = np.divide(square, first, out=np.zeros_like(square), where=first > 0.0)
         for level in dict.fromkeys(self.fit.levels):
             for kind in range(4):
-                own = np.outer(levels == level, kind == KINDS) & (first > 0.0)
-                if own.any():
-                    times = (over[own].sum() + _PRIOR_SCOPES) / (own.sum() + _PRIOR_SCOPES)
-                    self.variance[own] = times * first[own]
+                moved = np.outer(levels == level, kind == KINDS) & (first > 0.0)
+                if moved.any():
+                    times = (over[moved].sum() + _PRIOR_SCOPES) / (moved.sum() + _PRIOR_SCOPES)
+                    self.variance[moved] = times * first[moved]
 
     def _learn_noise(self) -> None:
         error, sd = self.left_out(self.groups["curve"])
