@@ -105,7 +105,7 @@ def test_what_takes_nothing_is_not_offered(catalog: Catalog) -> None:
     surveyed = surveys(catalog, asked, [catalog.accelerators["mi300x"]])
     every = offers(surveyed, EstimateScale.none, peak=1.0)
     put = choice(every, market(catalog, asked), asked)
-    question = confirm.Question(every, put, EstimateScale.none, 0.5)
+    question = confirm.Question(every, put, WorldScaling(asked, 0.5), 0.5)
     search = confirm._Search(catalog, asked, question, lambda *given: None, no_progress, {})
     for column in every.columns:
         search.found[confirm._meant(column)] = confirm._NONE
@@ -400,7 +400,7 @@ def begun(catalog: Catalog) -> "tuple[confirm._Search, confirm._Proposal]":
     surveyed = surveys(catalog, work, [catalog.accelerators["mi300x"]], gate=Gate(catalog, work))
     every = offers(surveyed, EstimateScale.none, peak=1.0)
     asked = choice(every, market(catalog, work), work)
-    question = confirm.Question(every, asked, EstimateScale.none, 0.5)
+    question = confirm.Question(every, asked, WorldScaling(work, 0.5), 0.5)
     search = confirm._Search(catalog, work, question, lambda *_: None, no_progress, {})
     found, _ = search._next(1.0)
     assert found is not None
