@@ -611,10 +611,11 @@ def _sureness(
     kinds |= set(likely.gpus) if likely else set()
     some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
     found = []
+    ours = alternative(asked, answer, answer.usd_per_hour)
     for sure in sorted({*_SURE, workload.sureness}):
         fleet: Alternative | None
         if sure == workload.sureness:
-            fleet = alternative(asked, answer, answer.usd_per_hour)
+            fleet = ours
         elif sure == 0.5:
             fleet = likely
         else:
@@ -622,6 +623,10 @@ def _sureness(
             offered = offers(some, scaling, peak=asked.peak).corrected(asked.correction)
             read = asked.with_offers(undominated(offered))
             fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
+        # What is surer than asked is sure enough; and what is surer than the answer, which holds, costs no less.
+        dearer = fleet is not None and fleet.usd_per_hour > answer.usd_per_hour
+        if fleet is not None and sure != workload.sureness and dearer == (sure < workload.sureness):
+            fleet = ours
         found.append(Sureness(sure, fleet))
     return found
 
