@@ -73,7 +73,11 @@ def test_a_scope_that_nobody_measured_keeps_the_priors_width() -> None:
 def test_worlds_come_in_pairs_that_cancel() -> None:
     posterior = small()
     scopes = list(zip(SCOPES, LEVELS, strict=True))
-    for drawn in (posterior.constants(scopes), posterior.metrics("h200 / vllm", ""), posterior.acceptance("eagle")):
+    for drawn in (
+        posterior.constants(scopes),
+        posterior.metrics("h200 / vllm", "", "vllm"),
+        posterior.acceptance("eagle"),
+    ):
         assert len(drawn) == WORLDS
         assert np.abs(drawn).max() > 0.0
         assert (drawn[:PAIRS] == -drawn[PAIRS:]).all()

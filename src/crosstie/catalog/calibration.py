@@ -280,7 +280,7 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         def make() -> tuple[Array, Array, Array]:
             return (
                 posterior.constants(leveled_scopes(subject)),
-                posterior.metrics(" / ".join(_point_words(subject)), subject.mode),
+                posterior.metrics(" / ".join(_point_words(subject)), subject.mode, subject.stack),
                 posterior.acceptance(f"{subject.model} {subject.mode}"),
             )
 

@@ -101,9 +101,9 @@ class Cells(msgspec.Struct, frozen=True, dict=True):
 
 
 class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
-    # Level, in its words, to the prior width of each constant there; and mode to metric to the scale of what a
-    # measurement is off by besides.
+    # Level, in its words, to the prior width of each constant there.
     widths: dict[str, tuple[float, ...]]
+    # Mode, or mode and stack, to metric to the scale of what a measurement is off by besides.
     scales: dict[str, dict[str, float]]
     packed: str
     # What was measured here, in the words of `Calibration.points`, to metric to its own scale.
@@ -170,9 +170,13 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
         one = np.clip(one, -_FURTHEST, _FURTHEST).T
         return np.concatenate([one, -one])
 
-    def metrics(self, name: str, mode: str) -> Array:
+    def scales_of(self, mode: str, stack: str) -> dict[str, float]:
+        """By metric, from the nearest that was learnt."""
+        return self.scales.get("", {}) | self.scales.get(mode, {}) | self.scales.get(scale_name(mode, stack), {})
+
+    def metrics(self, name: str, mode: str, stack: str) -> Array:
         """(WORLDS, METRICS): what measurements of one configuration are off by besides its constants."""
-        scales = (self.scales.get(mode) or self.scales.get("", {})) | self.measured.get(name, {})
+        scales = self.scales_of(mode, stack) | self.measured.get(name, {})
         rng = _seeded(f"metrics of {name}")
         one = rng.standard_t(FREEDOM, (PAIRS, len(METRICS))) * [scales.get(metric, 0.0) for metric in METRICS]
         one = np.clip(one, -_FURTHEST, _FURTHEST)
@@ -181,6 +185,10 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
     def acceptance(self, name: str) -> Array:
         one = _seeded(f"acceptance of {name}").standard_normal(PAIRS)
         return np.concatenate([one, -one])
+
+
+def scale_name(mode: str, stack: str) -> str:
+    return f"{mode} / {stack}"
 
 
 def constants_alike(variances: Array) -> list[list[int]]:

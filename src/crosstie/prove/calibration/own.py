@@ -144,7 +144,8 @@ class Update(LeftOutRows):
         """By row: what measurements of its kind are off by besides their constants."""
         rows = zip(self.evidence.origin, self._metrics.tolist(), self.evidence.noise.tolist(), strict=True)
         return np.array([
-            self.known.scales.get(self.evidence.subjects[origin].mode, {}).get(metric, fallback)
+            self.known.scales_of(self.evidence.subjects[origin].mode, self.evidence.subjects[origin].stack)
+            .get(metric, fallback)
             for origin, metric, fallback in rows
         ])  # fmt: skip
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import ALL_LEVELS, Calibration
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.posterior import FREEDOM, Cells, Posterior, pack
+from crosstie.catalog.posterior import FREEDOM, Cells, Posterior, pack, scale_name
 from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
@@ -44,6 +44,8 @@ _END, _TAIL = 1.2816, 1.5332
 _SCALES: Array = np.exp(np.linspace(np.log(0.01), np.log(1.5), 60))
 # Fewer rows than this say nothing about a scale of their own.
 _FEWEST = 20
+# And fewer than this nothing about what differs between stacks.
+_STACK = 60
 # The smallest group that a share of rows within intervals is told of.
 _GROUP = 40
 
@@ -141,6 +143,7 @@ class LearntSureness(LeftOutRows):
         self.tangent = self.fit.tangent(parts)
         self.metrics = metrics_of(self.evidence)
         self.modes = np.array([self.evidence.subjects[i].mode for i in self.evidence.origin])
+        self.stacks = np.array([self.evidence.subjects[i].stack for i in self.evidence.origin])
         self.groups = left_out_groups(self.evidence)
         self.variance = self.fit.variance.copy()
         self.noise = Noise(self.evidence.noise.copy(), 0.0 * self.evidence.noise, self._rows_of_curve())
@@ -183,11 +186,17 @@ class LearntSureness(LeftOutRows):
 
     def _learn_noise(self) -> None:
         error, sd = self.left_out(self.groups["curve"])
-        kinds = np.array([f"{kind} {mode}" for kind, mode in zip(self.evidence.kind, self.modes, strict=True)])
+        modes = [f"{kind} {mode}" for kind, mode in zip(self.evidence.kind, self.modes, strict=True)]
+        stacks = [f"{mode} / {stack}" for mode, stack in zip(modes, self.stacks, strict=True)]
         miss = self.evidence.logs - self.tangent.base
+        self._learn_noise_of(np.array(modes), miss, error, sd, _FEWEST)
+        self._learn_noise_of(np.array(stacks), miss, error, sd, _STACK)
+
+    def _learn_noise_of(self, kinds: NDArray[np.str_], miss: Array, error: Array, sd: Array, fewest: int) -> None:
+        """The noise of each kind of rows that has so many."""
         for kind in sorted(set(kinds.tolist())):
             own = (kinds == kind) & ~np.isnan(error) & (self.metrics != "")
-            if own.sum() >= _FEWEST:
+            if own.sum() >= fewest:
                 every = kinds == kind
                 together = likeliest_scale(error[own], sd[own])
                 alone = min(self._within_curves(miss, own) or together, together)
@@ -227,15 +236,19 @@ class LearntSureness(LeftOutRows):
         return found
 
     def scales(self) -> dict[str, dict[str, float]]:
-        """By mode and metric: the median over its rows of what they are off by besides."""
-        return {
-            mode: {
+        """By mode, and by mode and stack, and by metric: the median over its rows of what they are off by besides."""
+        names = {mode: self.modes == mode for mode in sorted(set(self.modes.tolist()))}
+        both = [scale_name(mode, stack) for mode, stack in zip(self.modes, self.stacks, strict=True)]
+        names |= {name: np.array(both) == name for name in sorted(set(both))}
+        found = {
+            name: {
                 metric: round(float(np.median(self.noise.predicted[own])), 4)
                 for metric in METRICS
-                if (own := (self.metrics == metric) & (self.modes == mode)).any()
+                if (own := (self.metrics == metric) & rows).sum() >= (_STACK if "/" in name else 1)
             }
-            for mode in sorted(set(self.modes.tolist()))
+            for name, rows in names.items()
         }
+        return {name: table for name, table in found.items() if table}
 
     def coverage(self, errors: Mapping[str, Array], titles: Mapping[str, str]) -> CoverageTables:
         """By what was left out, and among that by accelerator, stack, source and mode: rows, the share of them within

@@ -20,7 +20,7 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.worlds import LEVEL
 from crosstie.perf.hardware import Array
 from crosstie.perf.worlds import two_piece
-from crosstie.prove.calibration.cases import Cases, MeasuredCase
+from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.groups import summary
 from crosstie.prove.calibration.predict import BY_THE_CLOCK, QUANTITIES, Predictor, quantity_of
@@ -284,10 +284,7 @@ class RowsInWorlds:
         self, predictor: Predictor, columns: Mapping[str, Any], posterior: Posterior | None,
         on_progress: OnProgress = no_progress,
     ):  # fmt: skip
-        self._cases, self._clock = predictor.cases, {}
-        if posterior is not None:
-            plain, late = posterior.scales.get("", {}), posterior.scales.get(CLOCK, {})
-            self._clock = {name: late[name] / plain[name] for name in late if plain.get(name)}
+        self._cases, self._posterior = predictor.cases, posterior
         self._worlds = [case.deployment.correction.worlds for case in self._cases]
         self._slopes: dict[str, Array] = {}
         if not any(self._worlds):
@@ -312,13 +309,20 @@ class RowsInWorlds:
         known = [one for one in found if one is not None]
         return np.asarray(np.mean(known, axis=0)) if len(known) == len(found) else None
 
+    def _by_the_clock(self, case: MeasuredCase, metric: str) -> float:
+        """How many times as much latencies are off by where requests come when they come."""
+        subject = measured_subject(case)
+        scales = self._posterior.scales_of(subject.mode, subject.stack) if self._posterior else {}
+        late = self._posterior.scales.get(CLOCK, {}) if self._posterior else {}
+        return late[metric] / scales[metric] if late.get(metric) and scales.get(metric) else 1.0
+
     def _of_case(self, metric: Metric, index: int) -> Array | None:
         worlds, case = self._worlds[index], self._cases[index]
         name, _ = quantity_of(case, metric)
         if worlds is None or name not in self._slopes:
             return None
         off = metric.kind if metric.kind in ESTIMATED else "tpot"
-        times = self._clock.get(off, 1.0) if case.method in BY_THE_CLOCK else 1.0
+        times = self._by_the_clock(case, off) if case.method in BY_THE_CLOCK else 1.0
         logs = worlds.constants @ self._slopes[name][index] + times * worlds.metrics[:, ESTIMATED.index(off)]
         drafts = case.deployment.speculation
         if drafts and off != "ttft":
