@@ -292,6 +292,8 @@ def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
         known = np.array([one for one in miss if np.isfinite(one)])
         if len(known) >= _FEWEST_LATE:
             scales[metric] = round(likeliest_scale(known, 0.0 * known), 4)
+    if not scales:
+        return found
     posterior = msgspec.structs.replace(found.posterior, scales=found.posterior.scales | {CLOCK: scales})
     return msgspec.structs.replace(found, posterior=posterior)
 
