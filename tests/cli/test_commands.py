@@ -15,6 +15,7 @@ import pytest
 from tests.conftest import Command
 
 from crosstie.catalog.library import SHIPPED
+from crosstie.core.figures import seconds
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
@@ -142,6 +143,22 @@ def test_compare_answers(crosstie: Command) -> None:
         assert word in got.out
     assert "h200 gives" in got.out
     assert "\x1b" not in got.out
+
+
+def test_compare_says_which_ttft_it_means(crosstie: Command) -> None:
+    """Steady arrivals in the table, and under it what all clients at once would have; with details, in a row."""
+    asked = ("compare", "llama-3.1-8b", "--concurrency", "64", "--on")
+    both = [one["estimate"] for one in json.loads(crosstie(*asked, "mi300x,h200", "--json").out)["entries"]]
+    bursts = [seconds(one["ttft_burst_s"]) for one in both]
+    assert all(one["ttft_burst_s"] > one["ttft_s"] for one in both)
+    said = "TTFT: steady arrivals; if all 64 clients begin at once, as most benchmarks do:"
+    lines = crosstie(*asked, "mi300x,h200").out
+    assert f"{said} mi300x {bursts[0]}, h200 {bursts[1]}" in " ".join(lines.split())
+    alone = " ".join(crosstie(*asked, "h200").out.split())
+    assert f"TTFT: steady arrivals; {bursts[1]} if all 64 clients begin at once" in alone
+    (row,) = [line for line in crosstie(*asked, "h200", "-v").out.splitlines() if "all clients at once" in line]
+    assert row.split()[-2:] == bursts[1].split()
+    assert "at once" not in crosstie("compare", "llama-3.1-8b", "--concurrency", "1", "--on", "h200").out
 
 
 @pytest.mark.slow

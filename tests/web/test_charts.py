@@ -2,11 +2,15 @@
 
 import json
 import re
+import sys
 from datetime import date
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import Command
+from tests.prove.calibration.rows import row, written
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
@@ -18,7 +22,9 @@ from crosstie.perf.roofline import roofline
 from crosstie.perf.step import shape, step
 from crosstie.prove.calibration.published import PublishedPoint, published_points
 from crosstie.prove.calibration.results import read_results
+from crosstie.prove.calibration.validate import validate
 from crosstie.web.chart import MARKERS, STYLES, draw_curves, draw_memory
+from crosstie.web.reliability_chart import draw_reliability
 
 matplotlib = pytest.importorskip("matplotlib")
 ROWS = """accelerator,num_accelerators,model,precision,engine,input_len,output_len,concurrency,spec_decode,disagg,\
@@ -182,3 +188,67 @@ def test_what_cannot_be_drawn_is_one_line(crosstie: Command, arguments: tuple[st
     assert got.status == 2
     assert said in got.err
     assert "Traceback" not in got.err
+
+
+def predicted_rows(tmp_path: Path, *shares: float, name: str = "r.csv") -> Path:
+    """Throughput of one point so often, measured at these shares of the way from low to high of its interval."""
+    (one,) = validate(Catalog([]), written(tmp_path / "one.csv", row())).outcomes
+    values = [one.low * (one.high / one.low) ** share for share in shares]
+    return written(tmp_path / name, *(row(value=repr(value), source_ref=str(i)) for i, value in enumerate(values)))
+
+
+@pytest.mark.usefixtures("words")
+def test_a_reliability_picture_says_what_its_json_says(crosstie: Command, tmp_path: Path) -> None:
+    """Thirty rows are a group, 12 of them inside; 29 are none, and the picture says that."""
+    many = predicted_rows(tmp_path, *[0.5] * 12, *[1.5] * 18)
+    few = predicted_rows(tmp_path, *[0.5] * 29, name="few.csv")
+    drawn, less = tmp_path / "r.svg", tmp_path / "few.svg"
+    got = crosstie("validate", str(many), "--plot", str(drawn), "--json")
+    assert got.status == 0
+    assert f"drawn as {drawn}" in got.err
+    text = drawn.read_text()
+    (one,) = json.loads(got.out)["intervals"]["accelerator and engine"].values()
+    assert (one["throughput"]["n"], one["throughput"]["inside"]) == (30, pytest.approx(0.4))
+    assert "h200, vllm, throughput: 40%" in text
+    for word in ("r.csv", "level of the interval", ">68%<", ">80%<", ">92%<", "30 measured rows"):
+        assert word in text
+    assert "TTFT" not in text
+    assert crosstie("validate", str(few), "--plot", str(less), "--dark").status == 0
+    assert "no group has 30 rows" in less.read_text()
+
+
+@pytest.mark.usefixtures("words")
+def test_the_worst_groups_of_a_reliability_picture_do_not_overlap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three groups at one place and one far from them: three numbers and three names, none upon another."""
+    table = {"n": 30, "inside": 0.5, "width": 1.5}
+    groups = {name: {"tpot": table} for name in ("a, vllm", "b, vllm", "c, vllm")}
+    groups["d, vllm"] = {"tpot": {**table, "inside": 0.9, "width": 4.0}}
+    monkeypatch.setattr("crosstie.web.reliability_chart.intervals", lambda *_: groups)
+    kept: list[Any] = []
+    monkeypatch.setattr("crosstie.web.reliability_chart.save", lambda figure, *_, **__: kept.append(figure))
+    rows = validate(Catalog([]), predicted_rows(tmp_path, 0.5)).outcomes
+    draw_reliability(rows, "T", tmp_path / "r.svg")
+    (figure,) = kept
+    figure.draw_without_rendering()
+    axes = figure.axes[1]
+    labels = [*axes.texts, *axes.get_legend().get_texts()]
+    assert [one.get_text() for one in labels] == ["1", "2", "3", *(f"{name}, vllm, TPOT: 50%" for name in "abc")]
+    boxes = [one.get_window_extent() for one in labels]
+    assert not [1 for one, other in combinations(boxes, 2) if one.overlaps(other)]
+    assert max(box.x1 for box in boxes) <= axes.get_window_extent().x1
+
+
+def test_a_reliability_picture_that_cannot_be_drawn_is_one_line(
+    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = str(written(tmp_path / "a.csv", row(metric="tpot_ms_p99", unit="ms", value="9")))
+    for file, said in (("x.txt", "must end in .svg"), ("no/x.svg", "cannot be written"), ("x.svg", "has an interval")):
+        got = crosstie("validate", rows, "--plot", str(tmp_path / file))
+        assert got.status == 2
+        assert said in got.err
+        assert len(got.err.strip().splitlines()) == 1
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert "pip install 'crosstie[plot]'" in crosstie("validate", rows, "--plot", str(tmp_path / "x.svg")).err
+    assert not (tmp_path / "x.svg").exists()

@@ -1,6 +1,6 @@
 """`crosstie compare`: the scorecard."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -64,8 +64,8 @@ def command(
     crosstie compare deepseek-r1 --on gb200,mi355x --gpus 8,16,32,64 --kv fp8
 
     Without --tp each accelerator gets the fewest GPUs that hold the model and the load. TTFT and TPOT
-    are means in a steady state; "all at once" is the mean TTFT when every client starts together, as
-    most benchmarks do. --sweep and --plot show what each replica trades between the speed of one user
+    are means in a steady state; "all clients at once" is the mean TTFT when every client starts together,
+    as most benchmarks do. --sweep and --plot show what each replica trades between the speed of one user
     and the tokens of a GPU, with published results of this model at these lengths on it.
     Exit status 1 when no accelerator can run it.
     """
@@ -207,6 +207,8 @@ def show(card: Scorecard, verbose: bool) -> None:
     elif running:
         columns = ["accelerator", ">GPUs", ">TTFT", ">TPOT", ">tokens/s per GPU", f">{INTERVAL}", ">requests that fit"]
         show_table(out, columns, [_row(entry, load.output_tokens) for entry in running])
+        if load.concurrency > 1:
+            say(out, f"  {ttft_text(running, load.concurrency)}", "dim")
     for entry in card.entries:
         barely = entry.memory if entry.memory == BARELY else ""
         for note in (entry.problem, barely, *entry.emulated, payoff_text(entry.payoff, load.concurrency)):
@@ -295,6 +297,15 @@ def show_sweep(swept: list[Curve]) -> None:
         show_table(out, columns, cells, curve.label)
 
 
+def ttft_text(entries: Sequence[Entry], concurrency: int) -> str:
+    """Which TTFT is meant, and the other one, since most benchmarks report that."""
+    found = [(entry.accelerator.id, seconds(entry.estimate.ttft_burst_s)) for entry in entries if entry.estimate]
+    begin = f"if all {concurrency:,} clients begin at once, as most benchmarks do"
+    if len(found) == 1:
+        return f"TTFT: steady arrivals; {found[0][1]} {begin}"
+    return f"TTFT: steady arrivals; {begin}: {', '.join(f'{name} {time}' for name, time in found)}"
+
+
 def _row(entry: Entry, output_tokens: int) -> list[str]:
     deployment, found = entry.deployment, entry.estimate
     assert deployment
@@ -319,7 +330,7 @@ def scorecard(entries: list[Entry], output_tokens: int) -> list[list[str]]:
         ["speculation", *(str(d.speculation or "-") for d, _ in pairs)],
         ["TTFT", *(seconds(e.ttft_s) for _, e in pairs)],
         [f"  {INTERVAL}", *(_between(seconds, e.interval.ttft_s) if e.interval else "-" for _, e in pairs)],
-        ["TTFT, all at once", *(seconds(e.ttft_burst_s) for _, e in pairs)],
+        ["TTFT, all clients at once", *(seconds(e.ttft_burst_s) for _, e in pairs)],
         ["TPOT", *(seconds(e.tpot_s) if decodes else "-" for _, e in pairs)],
         [f"  {INTERVAL}", *(_between(seconds, e.interval.tpot_s) if e.interval and decodes else "-" for _, e in pairs)],
         ["output tokens/s per replica", *(significant(e.output_tokens_per_s) for _, e in pairs)],

@@ -8,12 +8,14 @@ import click
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import FILE, json_option, tool_options, verbose_option
+from crosstie.cli.options import FILE, dark_option, json_option, tool_options, verbose_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, closing, console, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent, share
 from crosstie.prove.calibration.validate import GROUPINGS, METRICS, Validation, document, predictions, validate
+from crosstie.web.chart import check_picture
+from crosstie.web.reliability_chart import draw_reliability
 
 _HEADLINES = {
     "by_accelerator": "accelerator",
@@ -32,18 +34,22 @@ _ODD_ROWS = 5
 @click.argument("files", nargs=-1, required=True, metavar="RESULTS...", type=FILE)
 @click.option("--predictions", "target", type=FILE, metavar="OUT.csv",
               help="Write every row with its prediction and interval, or the reason why there is none.")  # fmt: skip
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw how far intervals hold (.svg, .png, .pdf).")
+@dark_option
 @tool_options
 @html_option
 @verbose_option(_DETAILS)
 @json_option
 def command(
-    files: tuple[Path, ...], target: Path | None, html: Path | None, verbose: bool, as_json: bool, **given: str
+    files: tuple[Path, ...], target: Path | None, plot: Path | None, dark: bool, html: Path | None, verbose: bool,
+    as_json: bool, **given: str,
 ) -> int:  # fmt: skip
     """How far predictions are from measured results: coverage, error, rank and intervals.
 
     \b
     crosstie validate mine.csv
     crosstie validate results.csv.gz --predictions predicted.csv
+    crosstie validate results.csv.gz --plot reliability.svg
     crosstie validate bench.json --accelerator mi300x --tp 8
 
     RESULTS are files of AIPerf, guidellm, `vllm bench serve`, `sglang.bench_serving`, InferenceX, `crosstie bench` and
@@ -57,6 +63,8 @@ def command(
     prediction is too low. Exit status 1 when no row could be predicted.
     """
     check_html(html)
+    if plot:
+        check_picture(plot)
     if target and target.resolve() in [file.resolve() for file in files]:
         raise BadInput(f"--predictions {target} would replace the RESULTS")
     with progress("reading") as on_progress:
@@ -64,6 +72,10 @@ def command(
     if target:
         write_text(target, predictions(found))
     names = ", ".join(file.name for file in files)
+    if plot:
+        of = names if len(names) < 70 else f"{len(files)} files"
+        draw_reliability(found.outcomes, f"How far intervals hold: {of}", plot, dark=dark)
+        click.echo(f"drawn as {plot}", err=True)
     give(
         lambda: {**document(found), "emulated": _emulated(found)}, lambda details: show(found, details),
         title=f"Predicted against measured: {names}",

@@ -16,7 +16,7 @@ from tests.prove.calibration.rows import row, written
 from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
 from crosstie.prove.calibration.results import read_results
-from crosstie.prove.calibration.validate import COLUMNS, document, errors, predictions, validate
+from crosstie.prove.calibration.validate import COLUMNS, Validation, document, errors, predictions, validate
 
 CATALOG = Catalog([])
 RATE = {"metric": "output_tokens_per_s_total", "unit": "tok/s"}
@@ -94,6 +94,23 @@ def test_intervals_hold_what_lies_inside(tmp_path: Path) -> None:
     }
 
 
+def test_a_level_holds_what_lies_inside_its_own_quantiles(tmp_path: Path) -> None:
+    """At the ends of the 80% interval the levels from 80% on hold; beyond all worlds none does, at the middle all."""
+    (outcome,) = validate(CATALOG, read_results(written(tmp_path / "a.csv", row()))).outcomes
+    values = [outcome.low * 1.0001, outcome.low * 0.9999, outcome.high * 0.9999, outcome.high * 1.0001]
+    far = outcome.high * (outcome.high / outcome.low) ** 9
+    rows = [row(value=repr(value), source_ref=str(i)) for i, value in enumerate([*values, far])]
+    outcomes = validate(CATALOG, read_results(written(tmp_path / "b.csv", *rows))).outcomes
+    assert [one.below for one in outcomes] == pytest.approx([0.1, 0.1, 0.9, 0.9, 1.0], abs=1e-3)
+    assert [one.held for one in outcomes] == [True, False, True, False, False]
+    assert all(one.held == (abs(one.below - 0.5) <= 0.4) for one in outcomes)
+    found = {one["level"]: one["inside"] for one in document(Validation(5, outcomes, []))["reliability"]["throughput"]}
+    assert (min(found), max(found), len(found)) == (0.1, 0.95, 18)
+    assert found[0.75] == 0.0
+    assert found[0.8] == pytest.approx(2 / 5)
+    assert found[0.95] == pytest.approx(4 / 5)
+
+
 def test_sources_and_rows_far_from_their_intervals_are_odd(tmp_path: Path) -> None:
     """Ten rows of one source, eight of them far above; of the other's nothing is said."""
     (outcome,) = validate(CATALOG, read_results(written(tmp_path / "a.csv", row()))).outcomes
@@ -114,6 +131,7 @@ def test_without_a_calibration_there_is_no_interval(tmp_path: Path) -> None:
     plain = Catalog([], calibration=empty())
     found = document(validate(plain, read_results(written(tmp_path / "a.csv", row()))))
     assert found["interval"] == {"level": None, "n": 0, "inside": None, "width": None}
+    assert found["reliability"] == {}
     assert found["covered"] == 1
 
 

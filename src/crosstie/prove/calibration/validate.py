@@ -64,6 +64,8 @@ class PredictedRow:
     predicted: float
     low: float
     high: float
+    # Share of the worlds that lie below the measurement; not a number where no world says anything.
+    below: float
     correction: Correction
 
     @property
@@ -188,10 +190,12 @@ def _outcome(row: MeasuredRow, cases: tuple[MeasuredCase, ...], predicted: float
     if name in ("ttft", "tpot", "e2e") and row.metric.statistic not in ("mean", "p50"):
         name += "_tail"
     correction = cases[0].deployment.correction
-    low, high = 0.0, float("inf")
+    low, high, below = 0.0, float("inf"), float("nan")
     if worlds is not None and name not in _NO_INTERVAL:
         low, high = (predicted * np.exp(np.quantile(worlds, [0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0]))).tolist()
-    return PredictedRow(row, cases, name, predicted, low, high, correction)
+        # Between two worlds as quantiles are, so that both ends of an interval are where its level says.
+        below = float(np.interp(np.log(row.value / predicted), np.sort(worlds), np.linspace(0.0, 1.0, len(worlds))))
+    return PredictedRow(row, cases, name, predicted, low, high, below, correction)
 
 
 def errors(outcomes: Iterable[PredictedRow]) -> dict[str, Any]:
@@ -247,6 +251,16 @@ def intervals(outcomes: Sequence[PredictedRow], of: Callable[[PredictedRow], str
     return {name: table for name, table in found.items() if table}
 
 
+def reliability(outcomes: Sequence[PredictedRow]) -> dict[str, list[dict[str, float]]]:
+    """What intervals of other levels would hold, by metric: a level that says the truth holds its own share."""
+    found = {}
+    for metric in _WITH_INTERVALS:
+        off = np.array([abs(one.below - 0.5) for one in outcomes if one.has_interval and one.metric == metric])
+        if len(off):
+            found[metric] = [{"level": level, "inside": float(np.mean(off <= level / 2.0))} for level in _LEVELS]
+    return found
+
+
 # Groups of intervals: by what they may be too wide or too narrow.
 INTERVAL_GROUPS: dict[str, Callable[[PredictedRow], str]] = {
     "accelerator and engine": lambda one: f"{GROUPINGS['by_accelerator'](one)}, {GROUPINGS['by_engine'](one)}",
@@ -255,6 +269,7 @@ INTERVAL_GROUPS: dict[str, Callable[[PredictedRow], str]] = {
     "source": lambda one: GROUPINGS["by_source"](one),
 }
 _WITH_INTERVALS = ("tpot", "ttft", "throughput")
+_LEVELS = tuple(percent / 100.0 for percent in range(10, 100, 5))
 # What a row is odd from: so many half widths from the middle of its interval.
 _ODD = 3.0
 
@@ -420,6 +435,7 @@ def document(validation: Validation) -> dict[str, Any]:
         "rank": rank(outcomes),
         "interval": interval(outcomes),
         "intervals": {name: intervals(outcomes, of) for name, of in INTERVAL_GROUPS.items()},
+        "reliability": reliability(outcomes),
         "odd": odd(outcomes),
         "fleets": fleets(validation),
         **{name: grouped(outcomes, of) for name, of in GROUPINGS.items()},

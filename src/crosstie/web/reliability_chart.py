@@ -1,0 +1,95 @@
+"""How far intervals hold, as a picture: at every level, and by group beside their width. Needs the `plot` extra."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from crosstie.core.errors import BadInput
+from crosstie.core.worlds import LEVEL
+from crosstie.prove.calibration.validate import INTERVAL_GROUPS, PredictedRow, intervals, reliability
+from crosstie.web.chart import MARKERS, STYLES, check_ending, colours, new_figure, plain_ticks, save
+
+_NAMES = {"tpot": "TPOT", "ttft": "TTFT", "throughput": "throughput"}
+_LOOKS = dict(zip(_NAMES, zip(colours(), MARKERS, STYLES, strict=False), strict=False))
+# Groups of fewer rows hold whatever chance gives them.
+_ENOUGH = 30
+# Between which shares the intervals of a group are taken for right.
+_RIGHT = (0.68, 0.92)
+# Where the numbers of the worst stand beside their dots, in points.
+_SIDES = ((9, 0), (-9, 0), (0, -10))
+_NOTE = "measured rows, each predicted the way it was measured; tails, energy and power have no interval"
+
+
+class _Dot(NamedTuple):
+    group: str
+    metric: str
+    inside: float
+    width: float
+
+
+def draw_reliability(outcomes: Sequence[PredictedRow], title: str, file: Path, *, dark: bool = False) -> None:
+    """Left: shares inside over the level of the intervals. Right: shares inside over the width, a dot a group."""
+    check_ending(file)
+    held = reliability(outcomes)
+    if not held:
+        raise BadInput(f"--plot {file}: no row of TTFT, TPOT or throughput has an interval")
+    figure = new_figure(8.6, 4.7)
+    left, right = figure.subplots(1, 2)
+    left.plot([0, 1], [0, 1], color="black", linewidth=0.8)
+    for metric, points in held.items():
+        colour, marker, style = _LOOKS[metric]
+        left.plot([one["level"] for one in points], [one["inside"] for one in points], color=colour, marker=marker,
+                  markersize=4, linewidth=1.8, linestyle=style, label=_NAMES[metric])  # fmt: skip
+    left.set_xlim(0, 1)
+    left.set_xlabel("level of the interval")
+    left.set_ylabel("measurements inside")
+    left.set_title("above the diagonal: too wide; below: too sure", loc="left", fontsize=9)
+    left.legend(frameon=False, fontsize=9, loc="upper left")
+    _by_group(right, _dots(outcomes))
+    for axis in (left.xaxis, left.yaxis, right.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    for axes in (left, right):
+        axes.set_ylim(0, 1.02)
+        axes.tick_params(labelsize=9)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    rows = sum(one.has_interval and one.metric in _NAMES for one in outcomes)
+    save(figure, file, f"{rows:,} {_NOTE}", dark=dark)
+
+
+def _dots(outcomes: Sequence[PredictedRow]) -> list[_Dot]:
+    """A group's metrics apart: TTFT is less sure than the others, and would hide among them."""
+    groups = intervals(outcomes, INTERVAL_GROUPS["accelerator and engine"])
+    return [
+        _Dot(group, metric, one["inside"], one["width"])
+        for group, table in groups.items()
+        for metric, one in table.items()
+        if one["n"] >= _ENOUGH
+    ]
+
+
+def _by_group(axes: Any, dots: Sequence[_Dot]) -> None:
+    axes.set_xlabel(f"width of the {LEVEL:.0%} interval, high over low, median")
+    axes.set_title(f"by accelerator, engine and metric ({_ENOUGH} rows or more)", loc="left", fontsize=9)
+    for share, style in ((_RIGHT[0], ":"), (LEVEL, "-"), (_RIGHT[1], ":")):
+        axes.axhline(share, color="black", linewidth=0.8, linestyle=style, zorder=1)
+    axes.set_yticks([0.0, 0.2, 0.4, 0.6, *_RIGHT, LEVEL, 1.0])
+    if not dots:
+        axes.set_xticks([])
+        axes.text(0.5, 0.3, f"no group has {_ENOUGH} rows", ha="center", transform=axes.transAxes, fontsize=9)
+        return
+    for one in dots:
+        colour, marker, _ = _LOOKS[one.metric]
+        axes.plot(one.width, one.inside, color=colour, marker=marker, markersize=5, linestyle="none", alpha=0.8)
+    axes.set_xscale("log")
+    plain_ticks(axes.xaxis, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
+    widths = [one.width for one in dots]
+    axes.set_xlim(min(widths) / 1.15, max(widths) * 1.15)
+    worst = sorted(dots, key=lambda one: one.inside)
+    # Numbers at the dots, each on a side of its own, and names where there is room: names at dots would overlap.
+    for number, (one, place) in enumerate(zip(worst, _SIDES, strict=False), 1):
+        axes.annotate(f"{number}", (one.width, one.inside), xytext=place, textcoords="offset points", ha="center",
+                      va="center", fontsize=9, fontweight="bold")  # fmt: skip
+        axes.plot([], [], marker=f"${number}$", markersize=6, color="black", linestyle="none",
+                  label=f"{one.group}, {_NAMES[one.metric]}: {one.inside:.0%}")  # fmt: skip
+    axes.legend(frameon=False, fontsize=8, loc="best", title="hold least", title_fontsize=8,
+                alignment="left", handletextpad=0.3)  # fmt: skip
