@@ -29,6 +29,8 @@ def test_it_saves_what_the_interval_costs(made: Plan) -> None:
     everything = made.fleet.usd_per_hour - made.by_estimates.usd_per_hour
     assert 0.0 < one.saves_usd_per_hour <= everything * 1.03
     assert one.deployment.accelerator.id in one.gpus
+    # Slower worlds save nothing and faster ones more.
+    assert 0.2 * one.saves_usd_per_hour < one.expected_usd_per_hour < 2.0 * one.saves_usd_per_hour
     assert one.deployment.correction.worlds
     assert made.measure_commands[-1] == "crosstie calibrate RESULT"
     assert f"--random-input-len {one.input_tokens} " in made.measure_commands[1]

@@ -535,7 +535,7 @@ def _with_alternatives(
     same = solve(asked.problem, asked.allowing(lambda item: item.id in kinds), quickly=True) if bare.confirmed else None
     basis = same if same and same.usd_per_hour < answer.usd_per_hour else answer
     cost = basis.usd_per_hour
-    likely, worth = _by_estimates(surveyed, asked, answer) if workload.sureness > 0.5 else (None, None)
+    likely, worth = _by_estimates(surveyed, asked, answer, workload) if workload.sureness > 0.5 else (None, None)
     vendors = {vendor: alternative(asked, one, cost) for vendor, one in alone.items()}
     runner_up = _runner_up(asked, without, cost)
     if bare.confirmed and runner_up:
@@ -592,12 +592,14 @@ def _runner_up(asked: Choice, without: dict[str, Solution | None], cost: float) 
     return RunnerUp(*best) if best else None
 
 
-def _by_estimates(surveyed: list[Survey], asked: Choice, answer: Solution) -> tuple[Alternative | None, Worth | None]:
+def _by_estimates(
+    surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload
+) -> tuple[Alternative | None, Worth | None]:
     """The fleet by the estimates themselves, and the measurement that would go furthest towards it."""
     offered = offers(surveyed, EstimateScale.none, peak=asked.peak).corrected(asked.correction)
     read = asked.with_offers(undominated(offered))
     likely = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
-    return likely, worth_measuring(asked, read, answer)
+    return likely, worth_measuring(asked, read, answer, scaling_of(workload))
 
 
 def _sureness(

@@ -135,6 +135,7 @@ def _worth(plan: Plan) -> dict[str, Any] | None:
         "in_flight": one.in_flight,
         "basis": one.deployment.correction.basis,
         "saves_usd_per_hour": one.saves_usd_per_hour,
+        "expected_usd_per_hour": one.expected_usd_per_hour,
         "gpus": one.gpus,
         "commands": plan.measure_commands,
     }

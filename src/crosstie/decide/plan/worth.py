@@ -10,6 +10,7 @@ import numpy as np
 from crosstie.core.deployment import Deployment
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Solution
+from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.solver import solve
 from crosstie.perf.hardware import Array
 from crosstie.port.preflight.readiness import Readiness
@@ -32,6 +33,8 @@ class Worth:
     saves_usd_per_hour: float
     # Of the fleet that would then be the answer.
     gpus: dict[str, int]
+    # The mean of what is saved over all worlds: nothing where it turns out no faster than it is counted with now.
+    expected_usd_per_hour: float = 0.0
 
     def commands(self, judged: Readiness) -> list[str]:
         """How to start it, to measure it and to learn from that; where the engine has no benchmark, by replay."""
@@ -80,8 +83,9 @@ def _sglang_layout(one: Deployment) -> list[str]:
     ]
 
 
-def worth_measuring(asked: Choice, hopeful: Choice, answer: Solution) -> Worth | None:
-    """`hopeful`: the same question by the estimates themselves. None where no measurement would save a percent."""
+def worth_measuring(asked: Choice, hopeful: Choice, answer: Solution, scaling: WorldScaling) -> Worth | None:
+    """`hopeful`: the same question by the estimates themselves; `scaling`: how they are read in the first. None where no
+    measurement would save a percent."""
     base = _cost_by_part(asked)
     families: dict[tuple[str, str, str], list[int]] = {}
     for place, column in enumerate(hopeful.offers.columns):
@@ -98,7 +102,7 @@ def worth_measuring(asked: Choice, hopeful: Choice, answer: Solution) -> Worth |
         one
         for family in sorted(saved, key=lambda f: -saved[f])[:_TRIED]
         if saved[family] > _LEAST * answer.usd_per_hour
-        and (one := _worth(asked, hopeful, answer, families[family])) is not None
+        and (one := _worth(asked, hopeful, answer, families[family], scaling)) is not None
     ]
     return max(found, key=lambda one: one.saves_usd_per_hour, default=None)
 
@@ -112,7 +116,9 @@ def _cost_by_part(asked: Choice) -> Array:
     return np.asarray(_cost_by_column(asked).min(axis=0))
 
 
-def _worth(asked: Choice, hopeful: Choice, answer: Solution, places: Sequence[int]) -> Worth | None:
+def _worth(
+    asked: Choice, hopeful: Choice, answer: Solution, places: Sequence[int], scaling: WorldScaling
+) -> Worth | None:
     measured = hopeful.offers.only(np.array(places, np.int64))
     first = len(asked.offers.columns)
     read = asked.with_offers(asked.offers.beside(measured))
@@ -137,4 +143,14 @@ def _worth(asked: Choice, hopeful: Choice, answer: Solution, places: Sequence[in
         in_flight=max(round(float(read.offers.capacity.in_flight[main, part])), 1),
         saves_usd_per_hour=saves,
         gpus=read.gpus(fleet),
+        expected_usd_per_hour=saves * _realised(deployment, scaling),
     )
+
+
+def _realised(deployment: Deployment, scaling: WorldScaling) -> float:
+    """The mean share of a saving that worlds have: all of it where a replica is as fast as estimated, none where it is
+    no faster than it is counted with, and in proportion to what its requests cost between and beyond."""
+    counted, rates = float(scaling([deployment]).rate[0]), scaling.in_worlds(deployment).rate
+    if counted >= 1.0:
+        return 0.0
+    return float(np.maximum((1.0 - counted / rates) / (1.0 - counted), 0.0).mean())
