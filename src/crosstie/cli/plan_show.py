@@ -164,7 +164,8 @@ def _show_worth(out: Output, plan: Plan) -> None:
     month = dollars(one.saves_usd_per_hour * HOURS_PER_MONTH)
     what = f"{d.model.id} on {d.label} with {d.stack.name}"
     mean = dollars(one.expected_usd_per_hour * HOURS_PER_MONTH)
-    say(out, f"- {what}: as fast as estimated, it saves {month} a month ({_gpus(one.gpus)} would do); {mean} on average")
+    would = f"{_gpus(one.gpus)} would do"
+    say(out, f"- {what}: as fast as estimated, it saves {month} a month ({would}); {mean} on average")
     say(out, f"- known of it: {d.correction.basis}")
     say(out, f"- {one.input_tokens:,} tokens in, {one.output_tokens:,} out, {one.in_flight:,} in flight:")
     for command in plan.measure_commands:

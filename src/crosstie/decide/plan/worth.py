@@ -84,8 +84,8 @@ def _sglang_layout(one: Deployment) -> list[str]:
 
 
 def worth_measuring(asked: Choice, hopeful: Choice, answer: Solution, scaling: WorldScaling) -> Worth | None:
-    """`hopeful`: the same question by the estimates themselves; `scaling`: how they are read in the first. None where no
-    measurement would save a percent."""
+    """`hopeful`: the same question by the estimates themselves; `scaling`: how they are read in the first. None where
+    no measurement would save a percent."""
     base = _cost_by_part(asked)
     families: dict[tuple[str, str, str], list[int]] = {}
     for place, column in enumerate(hopeful.offers.columns):
