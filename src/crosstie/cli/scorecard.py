@@ -49,7 +49,7 @@ _TITLES = {
 }
 _LEGEND = (
     "times: the second's cost over the first's; at worst: with the first's dearest seller and the second's cheapest; "
-    "below 1x the seller decides, not the silicon; sure: at these prices, by the 80% intervals of both"
+    "below 1x the seller decides, not the silicon; sure: the share of worlds in which it is, at these prices"
 )
 _EXPORT_LEGEND = (
     "TPP: dense TFLOP/s x bits, the largest over formats. by density: the area of the die decides, which the catalog "
@@ -81,7 +81,7 @@ def command(
     Every cell has its source: in a page a cell is a link to it, in --json it is `source`. Scenarios are examples
     (src/crosstie/catalog/data/scenarios.toml): each accelerator runs in its best layout at the most load that keeps
     the targets, at the price of the middle one of its sellers. `sure` is the chance that the first is cheaper than
-    the second at these prices, by the 80% intervals of both. For your own load: `crosstie plan`.
+    the second at these prices: the share of worlds, draws of what the model does not know, in which it is. For your own load: `crosstie plan`.
     """
     check_html(html)
     catalog = Catalog()
