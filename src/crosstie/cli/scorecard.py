@@ -80,8 +80,8 @@ def command(
 
     Every cell has its source: in a page a cell is a link to it, in --json it is `source`. Scenarios are examples
     (src/crosstie/catalog/data/scenarios.toml): each accelerator runs in its best layout at the most load that keeps
-    the targets, at the price of the middle one of its sellers. `sure` is the chance that the first is cheaper than
-    the second at these prices: the share of worlds, draws of what the model does not know, in which it is. For your own load: `crosstie plan`.
+    the targets, at the price of the middle one of its sellers. `sure` is the share of worlds, draws of what the model
+    does not know, in which the first is cheaper than the second at these prices. For your own load: `crosstie plan`.
     """
     check_html(html)
     catalog = Catalog()
