@@ -14,7 +14,7 @@ from crosstie.decide.plan.run_result import Outage
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 FLEET = str(Path(package.__file__).parent / "catalog" / "data" / "fleets" / "two-vendors.toml")
-QUICK = ("--requests", "400", "--seeds", "2", "--processes", "1")
+QUICK = ("--requests", "700", "--seeds", "2", "--processes", "1")
 
 
 def test_a_fleet_file(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """Worlds over the catalog: less known is never narrower, and the figures of a world belong together."""
 
+import pickle
+
 import msgspec
 import numpy as np
 import pytest
@@ -124,3 +126,12 @@ def test_an_estimate_lies_within_its_interval_and_says_so_in_json(name: str) -> 
     for metric in ("ttft_s", "tpot_s", "output_tokens_per_s"):
         low, high = said[metric]
         assert 0.0 < low < getattr(found, metric) < high
+
+
+def test_worlds_are_the_same_in_another_process() -> None:
+    """Simulations run in processes of their own, and deployments go there with all they have."""
+    one = made("llama-3.1-8b on h200, vllm")
+    there = pickle.loads(pickle.dumps(one))
+    assert one.correction.worlds is not None
+    assert (there.correction.worlds.constants == one.correction.worlds.constants).all()
+    assert (there.correction.worlds.metrics == one.correction.worlds.metrics).all()

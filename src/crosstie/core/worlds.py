@@ -50,6 +50,14 @@ class Worlds:
     def acceptance(self) -> "Draws":
         return self._made[2]
 
+    def __reduce__(self) -> tuple[Callable[..., "Worlds"], tuple["Draws", "Draws", "Draws"]]:
+        """Between processes go the draws themselves: what they are made from is large, and stays where it is."""
+        return _drawn, self._made
+
     def off_by(self, more: "Draws") -> "Worlds":
         """The same with something more that is not known of the metrics."""
         return Worlds(lambda: (self.constants, self.metrics + more, self.acceptance))
+
+
+def _drawn(constants: "Draws", metrics: "Draws", acceptance: "Draws") -> Worlds:
+    return Worlds(lambda: (constants, metrics, acceptance))

@@ -11,7 +11,7 @@ import crosstie.port.kernels
 
 FOLDER = Path(crosstie.port.kernels.__path__[0])
 CHILD = ("child", "compiling", "jobs", "machine_code", "shadow", "spec")
-OWN = {f"crosstie.port.kernels.{name}" for name in CHILD} | {"crosstie.core.errors"}
+OWN = {f"crosstie.port.kernels.{name}" for name in CHILD} | {"crosstie.core.errors", "crosstie.core.version"}
 
 
 @pytest.mark.parametrize("name", CHILD)

@@ -101,7 +101,7 @@ def test_a_level_holds_what_lies_inside_its_own_quantiles(tmp_path: Path) -> Non
     far = outcome.high * (outcome.high / outcome.low) ** 9
     rows = [row(value=repr(value), source_ref=str(i)) for i, value in enumerate([*values, far])]
     outcomes = validate(CATALOG, read_results(written(tmp_path / "b.csv", *rows))).outcomes
-    assert [one.below for one in outcomes] == pytest.approx([0.1, 0.1, 0.9, 0.9, 1.0], abs=1e-3)
+    assert [one.below for one in outcomes] == pytest.approx([0.1, 0.1, 0.9, 0.9, 1.0], abs=5e-3)
     assert [one.held for one in outcomes] == [True, False, True, False, False]
     assert all(one.held == (abs(one.below - 0.5) <= 0.4) for one in outcomes)
     found = {one["level"]: one["inside"] for one in document(Validation(5, outcomes, []))["reliability"]["throughput"]}

@@ -254,6 +254,7 @@ def test_the_timing_needs_nothing_but_torch() -> None:
     own = {f"crosstie.prove.probe.{name}" for name in ALONE} | {
         "crosstie.core.errors",
         "crosstie.core.progress",
+        "crosstie.core.version",
         "crosstie.catalog.writing",
     }
     for name in (*own, "crosstie", "crosstie.core", "crosstie.catalog", "crosstie.prove", "crosstie.prove.probe"):
