@@ -54,6 +54,7 @@ from crosstie.run.wire.outline import Outline
 from crosstie.run.wire.parser import RequestParser
 from crosstie.run.wire.proxy import Proxy, _Opening
 from crosstie.run.wire.request import BadRequest, Request, RequestLimits
+from crosstie.run.wire.server import Reply, Server, ServerConnection
 from crosstie.run.wire.sse import Events, payloads
 from crosstie.run.wire.unpack import Unpacking
 
@@ -304,6 +305,11 @@ WORDS: dict[str, tuple[int, Callable[[int], Work]]] = {
 # What backends answer
 
 
+LOOP = asyncio.new_event_loop()
+LOOP.close()
+SERVER = Server(LOOP, lambda request, reply: None)
+
+
 class Silent:
     """In the place of everybody who is told something, or asked whether it may be."""
 
@@ -320,6 +326,25 @@ class Silent:
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+
+class Discarding(asyncio.Transport):
+    """A client's side that takes everything at once and keeps nothing."""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+
+    def writelines(self, pieces: object) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def reply_to_nobody() -> Reply:
+    """A real one, since compiled modules take no other."""
+    connection = ServerConnection(SERVER)
+    connection.transport = Discarding()
+    connection.current = Reply(connection)
+    return connection.current
 
 
 def upstream(data: bytes, piece: int = MIB) -> Work:
@@ -354,7 +379,7 @@ def streamed(data: bytes, piece: int, **given: Any) -> Work:
     parts = pieces(data, piece)
 
     def work() -> None:
-        relay = StreamRelay(cast(Any, Silent()), 200, b"", hide_usage=True, **given)
+        relay = StreamRelay(reply_to_nobody(), 200, b"", hide_usage=True, **given)
         for part in parts:
             relay.body(part)
         relay.complete  # noqa: B018 (asked for)
@@ -366,7 +391,7 @@ def whole(data: bytes, piece: int) -> Work:
     parts = pieces(data, piece)
 
     def work() -> None:
-        relay = WholeRelay(cast(Any, Silent()), 200, b"")
+        relay = WholeRelay(reply_to_nobody(), 200, b"")
         for part in parts:
             relay.body(part)
         oddity("/v1/completions", relay.content, relay.read())
