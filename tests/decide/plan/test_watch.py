@@ -127,9 +127,9 @@ def calibration(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 def slower(document: dict[str, Any]) -> None:
-    """All that was learnt of the H200 makes it slow: a hundredth of every rate, and ten times every overhead."""
+    """All that was learnt of the MI300X makes it slow: a hundredth of every rate, and ten times every overhead."""
     rates = ("compute", "experts", "weights", "attention", "cache", "link")
-    document["scopes"]["h200"] = [-4.6 if name in rates else 2.3 for name in document["constants"]]
+    document["scopes"]["mi300x"] = [-4.6 if name in rates else 2.3 for name in document["constants"]]
 
 
 def test_another_calibration_is_reported(

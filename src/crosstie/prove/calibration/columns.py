@@ -231,7 +231,7 @@ def layout_of(point: OperatingPoint, published: Mapping[str, str], model: Model,
     if replicas > 1 and width == gpus and width % replicas == 0:
         # SGLang counts all ranks as TP: TP8DP8 on eight GPUs is eight attention replicas.
         width //= replicas
-    if spread > width * replicas and spread % width == 0:
+    if width > 0 and spread > width * replicas and spread % width == 0:
         # Experts over eight GPUs are eight GPUs: TP1EP8 has attention in replicas on them.
         replicas = spread // width
     return Parallelism(tp=width, pp=parts.get("pp", 1), ep=spread, dp=replicas)
