@@ -7,9 +7,8 @@ import numpy as np
 
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array
+from crosstie.perf.worlds import END
 
-# Standard deviations between the middle and the ends of an interval that holds 80% of a normal distribution.
-_Z80 = 1.2815515655446004
 # The normal distribution up to 5 standard deviations: trapezoids over the density are good to six digits, which samples
 # never show.
 _GRID: Array = np.linspace(-5.0, 5.0, 4001)
@@ -53,7 +52,7 @@ class ValueRange:
 
     def _two_piece_lognormal(self, uniform: Array) -> Array:
         """Half of the samples on each side of the likely value, a tenth beyond each end."""
-        down, up = np.log(self.likely / self.low) / _Z80, np.log(self.high / self.likely) / _Z80
+        down, up = np.log(self.likely / self.low) / END, np.log(self.high / self.likely) / END
         z = np.interp(uniform, _CDF, _GRID)
         return np.asarray(self.likely * np.exp(np.where(z < 0.0, z * down, z * up)))
 

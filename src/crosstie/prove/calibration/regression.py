@@ -109,10 +109,8 @@ class Regression:
     def __init__(
         self, catalog: Catalog, evidence: Measurements, levels: Sequence[Level] = LEVELS,
         width: Callable[[Level, str], float] = width_of, more: bool = False,
-        moves: Callable[[Level, str], bool] = lambda level, scope: True,
     ):  # fmt: skip
-        """`more`: the parts are those beyond what the cases' own deployments are corrected by. `moves`: which scopes
-        may move at all."""
+        """`more`: the parts are those beyond what the cases' own deployments are corrected by."""
         self.evidence, self.more = evidence, more
         self.predictor = Predictor(evidence.cases)
         self.kernels = KernelPredictor(catalog, evidence.kernels)
@@ -128,8 +126,7 @@ class Regression:
                 for scope in scopes_of(level, subject):
                     if scope not in self.scopes:
                         self.scopes[scope] = len(self.scopes)
-                        free = moves(level, scope)
-                        variances.append([width(level, constant) ** 2 * free for constant in CONSTANTS])
+                        variances.append([width(level, constant) ** 2 for constant in CONSTANTS])
                         self.levels.append(level.name)
                     found.append(self.scopes[scope])
             member.append(cells.setdefault(tuple(found), len(cells)))

@@ -13,7 +13,6 @@ Leaving out a group, whole sources and models among them, gives the error that i
 the posterior would have been of them: `coverage` is the share of rows within their 80% intervals.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -320,12 +319,3 @@ def _row_key(evidence: Measurements, row: int) -> tuple[int, int]:
     if origin < len(evidence.cases):
         return id(evidence.cases[origin].point), int(evidence.quantity[row])
     return -1 - origin + len(evidence.cases), -1
-
-
-def odd_sources(coverage: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Counter[str]:
-    """Sources of whose rows fewer than half were within their intervals, left out: how many metrics that is so of."""
-    found: Counter[str] = Counter()
-    for title, table in coverage.items():
-        if title.startswith("a source left out: "):
-            found[title.split(": ", 1)[1]] += sum(one["inside"] < 0.5 for one in table.values())
-    return +found
