@@ -45,20 +45,38 @@ COSTS: dict[str, Quantity] = {
 }  # fmt: skip
 
 
+# What differs for cards that stand in somebody's workstation: these keys are in the table of that name too.
+WORKSTATION = "workstation"
+
+
+def costs_for(accelerator: Accelerator, costs: Mapping[str, Ranged]) -> dict[str, Ranged]:
+    """The assumptions for one accelerator: cards of a workstation have no rack, no switch and no landlord."""
+    found = {key: one for key, one in costs.items() if key in COSTS}
+    if accelerator.in_workstation:
+        found |= {key: costs[f"{WORKSTATION}.{key}"] for key in COSTS if f"{WORKSTATION}.{key}" in costs}
+    return found
+
+
 def watts(accelerator: Accelerator, costs: Mapping[str, Ranged]) -> float:
     """Rated IT power of one GPU with its share of server and network, before cooling."""
-    return accelerator.chip.tdp.si + costs["server_watts_per_gpu"].likely.value
+    return accelerator.chip.tdp.si + costs_for(accelerator, costs)["server_watts_per_gpu"].likely.value
 
 
 def read_costs(file: Path, whole: bool) -> dict[str, Ranged]:
     """`whole`: every assumption must be there; a user's file may have some, and `likely` alone has no range."""
-    with sourced_file(file, ["costs"]) as (raw, sources):
-        entries = table(file, "costs", raw.get("costs"))
+    with sourced_file(file, ["costs", WORKSTATION]) as (raw, sources):
+        entries = table(file, "costs", raw.get("costs", {} if WORKSTATION in raw else None))
+        cards = table(file, WORKSTATION, raw.get(WORKSTATION, {}))
         only_keys(file, "costs", entries, set(COSTS))
+        only_keys(file, WORKSTATION, cards, set(COSTS))
         for key in COSTS if whole else ():
             if key not in entries:
                 raise BadData(file, f"costs.{key}", f"missing: {COSTS[key].meaning}")
-        return {key: _read_range(file, f"costs.{key}", entries[key], COSTS[key], sources) for key in entries}
+        found = {key: _read_range(file, f"costs.{key}", entries[key], COSTS[key], sources) for key in entries}
+        for key, raw_range in cards.items():
+            name = f"{WORKSTATION}.{key}"
+            found[name] = _read_range(file, name, raw_range, COSTS[key], sources)
+        return found
 
 
 def _read_range(file: Path, where: str, raw: object, spec: Quantity, sources: Sources) -> Ranged:

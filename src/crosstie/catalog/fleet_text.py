@@ -112,6 +112,7 @@ def _pool(pool: Pool) -> list[str]:
         *([f"usd_per_gpu_hour = {_number(pool.usd_per_gpu_hour)}"] if known or pool.usd_per_gpu_hour else []),
         *_adapters(pool),
         *([] if pool.paid_anyway else ["paid_anyway = false"]),
+        *([f"sunk_usd_per_gpu_hour = {_number(pool.sunk_usd_per_gpu_hour)}"] if pool.sunk_usd_per_gpu_hour else []),
         *(["drained = true"] if pool.drained else []),
         *(_given(msgspec.structs.asdict(pool.token_price)) if pool.token_price else []),
         f"max_in_flight = {pool.max_in_flight}",

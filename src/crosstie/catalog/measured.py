@@ -103,6 +103,19 @@ def measured_with(catalog: Catalog, one: Deployment) -> MeasuredWith | None:
     )
 
 
+def measured_apart(catalog: Catalog, one: Deployment) -> bool:
+    """Whether anybody has published a row of this model there with prefill and decode apart, in any layout."""
+    shape = architecture_of(one.model)
+    same_accelerator = _named(lambda name: catalog.accelerator(name).id == one.accelerator.id)
+    same_model = _named(lambda name: architecture_of(catalog.model(name)) == shape)
+    return any(
+        row.disagg.casefold() not in _NOT
+        for (accelerator, _, _, model), alike in _rows(frozenset(spellings(one.accelerator)), _files()).items()
+        if same_accelerator(accelerator) and same_model(model)
+        for row in alike
+    )
+
+
 def _named(same: Callable[[str], bool]) -> Callable[[str], bool]:
     """Each name is looked up once; one that the catalog does not have is another."""
 

@@ -42,6 +42,7 @@ _OF_MACHINES = (
     "accelerator",
     "usd_per_gpu_hour",
     "paid_anyway",
+    "sunk_usd_per_gpu_hour",
     "adapters",
     "weight",
     *SPLIT,
@@ -57,6 +58,7 @@ _KEYS = {
     "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
     "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
     "network_s", "settings", "speculation", "text", "acceptance", "drained",
+    "sunk_usd_per_gpu_hour",
     "paid_anyway", "adapters", "max_adapters", *HOST_KEYS, *APART_KEYS, *REACH_KEYS, *TOKEN_KEYS, *KNOWN_KEYS,
 }  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
@@ -132,7 +134,16 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
             where,
             plain,
             Pool,
-            ("max_in_flight", "max_context", "weight", "network_s", "paid_anyway", "drained", "max_adapters"),
+            (
+                "max_in_flight",
+                "max_context",
+                "weight",
+                "network_s",
+                "paid_anyway",
+                "sunk_usd_per_gpu_hour",
+                "drained",
+                "max_adapters",
+            ),
         ),
         apart=apart,
         token_price=token_price,

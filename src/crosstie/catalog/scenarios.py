@@ -33,9 +33,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     accelerators: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
+    def targets(self) -> tuple[str, ...]:
         limits = [("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms)]
-        kept = " and ".join(f"{name} {limit / 1e3:g} s" for name, limit in limits if limit) or "no target"
+        return tuple(f"{name} {limit / 1e3:g} s" for name, limit in limits if limit)
+
+    @property
+    def words(self) -> str:
+        kept = " and ".join(self.targets) or "no target"
         tuned = f", {self.adapters:,} adapters of rank {self.rank}" if self.adapters else ""
         return f"{self.model} {self.precision}, {self.input:,} tokens in, {self.output:,} out{tuned}, {kept}"
 

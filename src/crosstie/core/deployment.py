@@ -46,6 +46,10 @@ class ScaleOut(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: Fact
 
 
+# Cards that a large workstation holds; servers of cards hold eight.
+_WORKSTATION_CARDS = 4
+
+
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
@@ -80,6 +84,11 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
         if self.scale_up.topology.value not in ("switch", "mesh"):
             return 1
         return round((self.scale_up.node or self.scale_up.domain).value)
+
+    @property
+    def in_workstation(self) -> bool:
+        """Cards that few of stand in one machine, whose owner has neither rack nor switch for them."""
+        return self.scale_up.topology.value == "pcie" and self.domain <= _WORKSTATION_CARDS
 
     def flop_per_s(self, compute_format: str) -> float | None:
         """Dense peak of a compute format, or None where the matrix units lack it."""

@@ -34,6 +34,8 @@ def number(value: object) -> str:
 
 def dollars(value: float) -> str:
     """$2.77M, $60,152, $82.40, $0.0531."""
+    if not math.isfinite(value):
+        return "no price"
     if abs(value) >= 1e6:
         return f"${value / 1e6:,.2f}M"
     if abs(value) >= 1e3:
@@ -47,6 +49,11 @@ def seconds(value: float) -> str:
     if value < 1e-3:
         return f"{significant(value * 1e6)} us"
     return f"{significant(value * 1e3)} ms" if value < 10 else f"{value:,.0f} s"
+
+
+def milliseconds(value: float) -> str:
+    """Without the unit, which stands above a column."""
+    return significant(value * 1e3)
 
 
 def gigabytes(value: float) -> str:

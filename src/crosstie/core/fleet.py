@@ -193,6 +193,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     token_price: TokenPrice | None = None
     # Whether its GPUs cost the same while they idle; if not, they are paid by use.
     paid_anyway: bool = True
+    # Of the price, what was paid when it was bought: no request adds to it, so the router does not count it.
+    sunk_usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
     # Gets no requests until an administrator lets it in, as `crosstie parity --admit` does.
     drained: bool = False
 

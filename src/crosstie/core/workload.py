@@ -11,6 +11,7 @@ import msgspec
 
 from crosstie.core.deployment import LoraTargets
 from crosstie.core.images import Encoder
+from crosstie.core.question import USUAL
 
 # A percentile target leaves a share of requests that may miss it. Half of that share goes to the longest
 # prompts, half to moments of high load: by the union bound the rest meets it.
@@ -36,7 +37,7 @@ LoadFrom = Literal["host", "disk", "start"]
 Evidence = Literal["any", "stack", "layout"]
 EVIDENCE: tuple[str, ...] = get_args(Evidence)
 
-_SURE = {"safe": 0.8, "likely": 0.5}
+_SURE = {"safe": USUAL.sure, "likely": 0.5}
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,8 +181,8 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     `releases`: by stack, where another than the newest that preflight has read will run.
     """
 
-    precisions: tuple[str, ...] = ("native", "fp8")
-    kv_formats: tuple[str, ...] = ("bf16",)
+    precisions: tuple[str, ...] = (USUAL.precision, "fp8")
+    kv_formats: tuple[str, ...] = (USUAL.kv_format,)
     stacks: tuple[str, ...] = ()
     releases: dict[str, str] = {}
     # Ways to speculate, such as mtp:3, and "none"; None: its own prediction layer, where somebody has measured how many
@@ -211,7 +212,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     # Only what preflight knows to run, or what somebody has measured.
     only_known: bool = False
     # What must have been measured to be preferred: see EVIDENCE.
-    evidence: Evidence = "stack"
+    evidence: Evidence = USUAL.evidence
     # Pools are given up as long as the fleet gets no dearer than by this share.
     simplicity: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
 
@@ -220,7 +221,7 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """Which prices to plan by, the user's own, and discounts by accelerator or vendor."""
 
     # Of each accelerator the first of these that it has a price of.
-    kinds: Annotated[tuple[str, ...], _Some] = ("on-demand",)
+    kinds: Annotated[tuple[str, ...], _Some] = (USUAL.price,)
     usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
     # Under contract, for the base of a day.
     reserved_usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
@@ -253,7 +254,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     # By the hour over the peak, 24 of them; empty: not known.
     day: tuple[Annotated[float, msgspec.Meta(ge=0, le=1)], ...] = ()
     growth_per_year: Annotated[float, msgspec.Meta(ge=-0.9, le=20)] = 0.0
-    horizon_years: _Years = 3
+    horizon_years: _Years = round(USUAL.horizon_years)
     # How often the fleet should be enough, given how wrong its estimates may be; or by name, "likely" being even odds.
     sure: Annotated[float, msgspec.Meta(ge=0.5, le=0.99)] | None = None
     sizing: Literal["safe", "likely"] = "safe"

@@ -16,6 +16,7 @@ from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.model import Model
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.question import USUAL
 from crosstie.core.speculation import Speculation
 from crosstie.core.workload import Workload
 from crosstie.decide.compare import scorecard
@@ -34,7 +35,7 @@ from crosstie.perf.fit import Fit
 
 def fit(
     model: str | Path | Model, on: str | Iterable[str | Accelerator] | None = None, *, context: int | None = None,
-    precisions: str | Sequence[str] = "native", kv_format: str = "bf16", stack: str | None = None,
+    precisions: str | Sequence[str] = USUAL.precision, kv_format: str = USUAL.kv_format, stack: str | None = None,
     layout: Parallelism | None = None, catalog: Catalog | None = None,
 ) -> Fit:  # fmt: skip
     """How a model sits in memory on each accelerator: weights, KV cache, the fewest GPUs, sequences that fit.
@@ -57,8 +58,9 @@ def fit(
 
 def compare(
     model: str | Path | Model, on: str | Iterable[str | Accelerator], *,
-    input_tokens: int = 4096, output_tokens: int = 1024, concurrency: int = 64,
-    precision: str = "native", kv_format: str = "bf16", stack: str | None = None,
+    input_tokens: int = USUAL.input_tokens, output_tokens: int = USUAL.output_tokens,
+    concurrency: int = USUAL.in_flight or 1, precision: str = USUAL.precision, kv_format: str = USUAL.kv_format,
+    stack: str | None = None,
     layout: Parallelism | None = None, speculation: str | Speculation | None = None, catalog: Catalog | None = None,
 ) -> Scorecard:  # fmt: skip
     """One model under one load on several accelerators: an estimate for each, and a sentence a pair that says why.

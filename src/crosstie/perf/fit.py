@@ -10,6 +10,7 @@ import msgspec
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, kv_bytes_per_element
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model, Precision
+from crosstie.core.question import USUAL
 from crosstie.core.speculation import Speculation
 from crosstie.perf.memory import (
     MemoryPlan,
@@ -26,7 +27,6 @@ FITS = "fits"
 BARELY = "fits only if the engine itself keeps little memory"
 DOES_NOT_FIT = "does not fit"
 _MOST_STAGES = 16
-_USUAL_CONTEXT = 8192
 
 
 class Deployments(Protocol):
@@ -142,7 +142,7 @@ def fit(
     if not precisions:
         raise BadInput("no precision is named")
     if context is None:
-        context = min(_USUAL_CONTEXT, model.max_context or _USUAL_CONTEXT)
+        context = min(USUAL.context, model.max_context or USUAL.context)
     precisions = list({catalog.precision(model, name).id: name for name in precisions}.values())
     model.check_context(context, f"a context of {context}")
     element = kv_bytes_per_element(kv_format)

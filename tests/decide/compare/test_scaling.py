@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Command
 
 from crosstie.catalog.library import SHIPPED, Catalog
-from crosstie.decide.compare.scaling import SEVERAL_MACHINES, Scaling, scaling
+from crosstie.decide.compare.scaling import FOUR_FIFTHS, SEVERAL_MACHINES, Scaling, scaling
 from crosstie.decide.compare.scorecard import Load
 
 
@@ -39,6 +39,7 @@ def test_what_several_machines_keep_is_what_was_published() -> None:
     kept = published()
     assert len(kept) >= 25
     assert float(np.median(kept)) == pytest.approx(SEVERAL_MACHINES, abs=0.01)
+    assert np.percentile(kept, (10, 90)) == pytest.approx(FOUR_FIFTHS, abs=0.015)
 
 
 def test_replicas_of_a_dense_model_scale_as_submissions_did(catalog: Catalog) -> None:
@@ -69,6 +70,7 @@ def test_a_size_that_holds_nothing_says_so(catalog: Catalog) -> None:
     assert one.sizes[1].efficiency is None
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_size_a_line(crosstie: Command) -> None:
     asked = ("compare", "deepseek-r1", "--on", "gb200,mi355x", "--gpus", "8,16", "--kv", "fp8")
     got = crosstie(*asked)

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "tco.md").read_text()
 
 def test_the_table_of_assumptions_is_the_file_s(catalog: Catalog) -> None:
     rows = {
-        row[0]: row for row in re.findall(r"^\| `(\w+)` \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|", PAGE, re.MULTILINE)
+        row[0]: row for row in re.findall(r"^\| `([\w.]+)` \| (\S+) \| (\S+) \| (\S+) \| (\S+) \|", PAGE, re.MULTILINE)
     }
     assert set(rows) == set(catalog.costs)
     for key, ranged in catalog.costs.items():

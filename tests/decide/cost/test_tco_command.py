@@ -297,7 +297,7 @@ def test_the_shape_of_the_json(crosstie: Command) -> None:
     got = asked(crosstie, *ASK, "--on", "mi300x,h200", "--rent", "--api", "--wait", wait)
     assert set(got) == {
         "model", "load", "years", "options", "problems", "ranking", "saving_interval", "samples", "seed", "tornado",
-        "break_evens", "rent_or_buy", "api", "buy_or_wait", "verdicts",
+        "break_evens", "rent_or_buy", "api", "buy_or_wait", "verdicts", "assumptions", "reckoned",
     }  # fmt: skip
     assert set(got["api"]) == {"price", "price_sources", "host_or_api"}
     assert [each["accelerator"] for each in got["api"]["host_or_api"]] == ["mi300x", "h200"]

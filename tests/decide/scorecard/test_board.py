@@ -1,6 +1,7 @@
 """The scorecard: every cell is the catalog's or the library's own answer, and says whose."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ def calibrated() -> Catalog:
 
 @pytest.fixture(scope="module")
 def chosen(calibrated: Catalog) -> list[Accelerator]:
-    return [calibrated.accelerator(name) for name in ("mi300x", "h200", "mi350x")]
+    return [calibrated.accelerator(name) for name in ("mi300x", "h200", "mi355x")]
 
 
 def cell(axes: Sequence[Axis], name: str, part: str) -> ScoreCell:
@@ -74,7 +75,10 @@ def test_money_is_the_quotes_and_their_share_of_a_gb(calibrated: Catalog, chosen
     assert cell(axes, "rent, $ a GB-month", "h200").value == pytest.approx(asked.usd * HOURS_PER_MONTH / gb)
     # Less than the whole memory is left for a cache, so a GB of it costs more.
     assert cell(axes, "KV cache, $ a GB-month", "h200").value > cell(axes, "rent, $ a GB-month", "h200").value  # type: ignore[operator]
-    assert cell(axes, "on-demand, $/h", "mi350x").value is None
+    quoted = money(calibrated, [calibrated.accelerator("mi350x"), *chosen])
+    assert cell(quoted, "on-demand, $/h", "mi350x").value is None
+    # Nobody sells it by the hour: what somebody was quoted does not stand in for that.
+    assert cell(quoted, "rent, $ a GB-month", "mi350x").value is None
 
 
 @pytest.mark.parametrize(
@@ -143,13 +147,13 @@ def test_a_contest_ranks_by_cost_and_says_how_surely(calibrated: Catalog, chosen
     own = estimate(first.deployment, concurrency=first.concurrency, input_tokens=512, output_tokens=128)
     assert first.estimate == own
     assert own.tpot_s <= 0.030
-    assert first.usd_per_mtok == pytest.approx(first.usd_per_hour / 3600 / own.output_tokens_per_s_per_gpu * 1e6)
+    assert first.usd_per_mtok == pytest.approx(first.quote.usd / 3600 / own.output_tokens_per_s_per_gpu * 1e6)
     assert found.ratio == pytest.approx(second.usd_per_mtok / first.usd_per_mtok)
     assert found.ratio_at_worst is not None
     assert found.ratio is not None
     assert found.ratio_at_worst <= found.ratio
     assert found.confidence is not None
-    assert 0.5 < found.confidence <= 1.0
+    assert 0.0 < found.confidence <= 1.0
     axes = speed([found], chosen)
     assert cell(axes, "small, tokens/s", first.accelerator.id).value == first.tokens_per_s_per_gpu
     assert cell(axes, "  $/M tokens", first.accelerator.id).value == first.usd_per_mtok
@@ -162,6 +166,33 @@ def test_targets_that_nobody_keeps_leave_nobody(calibrated: Catalog, chosen: lis
     assert set(found.problems.values()) == {"no layout keeps the targets"}
     assert found.ratio is None
     assert found.confidence is None
+
+
+def test_prices_of_two_kinds_are_not_held_against_each_other(calibrated: Catalog, chosen: list[Accelerator]) -> None:
+    quoted = calibrated.accelerator("mi350x")
+    found = contest(calibrated, SMALL, [*chosen, quoted])
+    assert found.problems["mi350x"].startswith("no on-demand price (quoted $")
+    assert {one.quote.kind for one in found.ranking} == {"on-demand"}
+    bought = contest(calibrated, SMALL, [*chosen, quoted], "buy")
+    assert {one.quote.kind for one in bought.ranking} == {"buy"}
+    assert "mi350x" not in bought.problems
+
+
+def test_a_price_that_sellers_do_not_agree_on_is_unsure(calibrated: Catalog, chosen: list[Accelerator]) -> None:
+    """MI355X at $2.59 and at $8.60: which of them one gets decides, so that nobody is sure."""
+    price = quote(calibrated.prices, "mi355x", "on-demand")
+    assert price is not None
+    assert price.is_open
+    assert sorted(set(price.in_worlds.tolist())) == list(price.sellers)
+    assert price.in_worlds.tolist() == price.in_worlds.tolist()
+    found = contest(calibrated, SMALL, [one for one in chosen if one.id != "h200"])
+    assert found.ranking[0].accelerator.id == "mi355x"
+    assert found.flips_at is not None
+    assert found.confidence is not None
+    assert found.ranking[0].quote.usd < found.flips_at < price.sellers[-1]
+    assert found.confidence < 0.8
+    exact = replace(price, sellers=())
+    assert set(exact.in_worlds.tolist()) == {price.usd}
 
 
 def test_adapters_cost_speed(calibrated: Catalog, chosen: list[Accelerator]) -> None:

@@ -3,10 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from crosstie.core.deployment import Deployment
-from crosstie.decide.compare.scorecard import Scorecard
+from crosstie.decide.compare.scorecard import Load, Scorecard
+from crosstie.perf.fit import longest_context
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.steady_state import steady_state
+
+# Below it prompts hardly matter.
+_SHORTEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,40 @@ def curve(deployment: Deployment, input_tokens: int, output_tokens: int) -> Curv
         label=deployment.label,
         accelerator=deployment.accelerator.id,
         concurrency=list(clients),
+        ttft_s=got.ttft_s[0].tolist(),
+        tokens_per_s_per_user=(1.0 / got.tpot_s[0]).tolist(),
+        output_tokens_per_s_per_gpu=(got.output_tokens_per_s[0] / deployment.parallelism.gpus).tolist(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCurve:
+    """One replica at the load's requests in flight, from short prompts to the longest; lists of equal length."""
+
+    label: str
+    accelerator: str
+    input_tokens: list[int]
+    # Of the load's requests, those that run at once: the others wait.
+    running: list[float]
+    ttft_s: list[float]
+    tokens_per_s_per_user: list[float]
+    output_tokens_per_s_per_gpu: list[float]
+
+
+def context_curves(card: Scorecard) -> list[ContextCurve]:
+    """A curve for each entry of a scorecard that runs, at its requests in flight and answers of its length."""
+    return [_by_context(entry.deployment, card.load) for entry in card.entries if entry.deployment]
+
+
+def _by_context(deployment: Deployment, load: Load) -> ContextCurve:
+    most = longest_context(deployment) - load.output_tokens
+    lengths = [n for n in doublings(max(most, 1)) if n >= _SHORTEST] or [max(most, 1)]
+    got = steady_state(Hardware([deployment]), load.concurrency, np.array(lengths), load.output_tokens)
+    return ContextCurve(
+        label=deployment.label,
+        accelerator=deployment.accelerator.id,
+        input_tokens=lengths,
+        running=np.minimum(got.concurrency_that_fits[0], load.concurrency).tolist(),
         ttft_s=got.ttft_s[0].tolist(),
         tokens_per_s_per_user=(1.0 / got.tpot_s[0]).tolist(),
         output_tokens_per_s_per_gpu=(got.output_tokens_per_s[0] / deployment.parallelism.gpus).tolist(),

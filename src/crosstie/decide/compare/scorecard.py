@@ -13,11 +13,13 @@ from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import significant
 from crosstie.core.model import Model
+from crosstie.core.question import BuyersQuestion, Reckoning, reckoning
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.payoff import Payoff, payoff_of
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import DOES_NOT_FIT, FITS, place, smallest_layout
 from crosstie.perf.hardware import Hardware, compute_format, lacks
+from crosstie.port.preflight.readiness import ReadinessCheck
 
 # Rates that differ by less are called the same.
 _SAME = 1.03
@@ -56,6 +58,8 @@ class Entry:
     others: tuple[tuple[Deployment, Estimate], ...] = ()
     # What memory says of the layout, as `fit` and preflight put it.
     memory: str = DOES_NOT_FIT
+    # What preflight says against it, where it runs all the same or nobody knows.
+    caveat: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,32 @@ class Scorecard:
     verdicts: list[str]
     # Whether the layout was asked for; else each has the fewest GPUs that hold model and load.
     asked: bool = False
+
+    @property
+    def question(self) -> BuyersQuestion:
+        """Nothing is paid for yet: estimates themselves, at a load that is given."""
+        one = next((entry.deployment for entry in self.entries if entry.deployment), None)
+        asked = BuyersQuestion(
+            models=(self.model.id,), input_tokens=self.load.input_tokens, output_tokens=self.load.output_tokens,
+            in_flight=self.load.concurrency, price="", sure=0.5,
+        )  # fmt: skip
+        if one is None:
+            return asked
+        return msgspec.structs.replace(
+            asked,
+            precision=one.precision.id,
+            kv_format=one.kv_format,
+            engine=one.stack.id,
+            drafts=str(one.speculation or ""),
+        )
+
+    def reckoned(self, entry: Entry, **price: Any) -> Reckoning:
+        found, one = _estimate(entry), _deployment(entry)
+        return reckoning(
+            one, self.load.input_tokens, self.load.output_tokens, in_flight=self.load.concurrency,
+            output_tokens_per_s_per_gpu=found.output_tokens_per_s_per_gpu,
+            tokens_80=found.interval.per_gpu(one.parallelism.gpus) if found.interval else None, **price,
+        )  # fmt: skip
 
     @property
     def layouts(self) -> str:
@@ -97,19 +127,27 @@ def compare(
     }  # fmt: skip
     entries: list[Entry] = []
     refused: list[BadInput] = []
+    check = ReadinessCheck(catalog)
     for accelerator in accelerators:
         try:
             deployment = _chosen(catalog, model, accelerator, load, parallelism, choices)
+            if not check.runs(deployment):
+                found = check.readiness(deployment)
+                raise DoesNotFit(f"preflight: {found.verdict} with {found.label}: {found.why}")
         except (DoesNotFit, BadInput) as error:
             if isinstance(error, BadInput):
                 refused.append(error)
             entries.append(Entry(accelerator, None, None, (), str(error)))
             continue
-        found = _estimated(deployment, load)
         payoff = payoff_of(deployment, load.concurrency, load.input_tokens, load.output_tokens)
         others = () if parallelism else _other_widths(catalog, deployment, load, len(accelerators))
         memory = place(deployment, load.context).verdict
-        entries.append(Entry(accelerator, deployment, found, emulated_formats(deployment), "", payoff, others, memory))
+        entries.append(
+            Entry(
+                accelerator, deployment, _estimated(deployment, load), emulated_formats(deployment), payoff=payoff,
+                others=others, memory=memory, caveat=check.caveat(deployment),
+            )
+        )  # fmt: skip
     if len(refused) == len(accelerators) and refused:
         raise refused[0]
     verdicts = [verdict(a, b) for a, b in combinations([e for e in entries if e.estimate], 2)]
@@ -189,7 +227,8 @@ def verdict(a: Entry, b: Entry) -> str:
         return f"{first.accelerator.id} and {second.accelerator.id} give the same tokens/s per GPU within 3%."
     opening = f"{first.accelerator.id} gives {ratio:.2f}x the tokens/s per GPU of {second.accelerator.id}"
     doubt = " Their 80% intervals overlap." if _overlap(first, second) else ""
-    return f"{opening}: {'; '.join(reasons_for(first, second))}.{doubt}{_flipped(first, second)}"
+    against = [f" Of {one.accelerator.id} preflight says: {one.caveat}." for one in (first, second) if one.caveat]
+    return f"{opening}: {'; '.join(reasons_for(first, second))}.{doubt}{''.join(against)}{_flipped(first, second)}"
 
 
 def _flipped(first: Entry, second: Entry) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from crosstie.catalog.costs import COSTS, Ranged
+from crosstie.catalog.costs import COSTS, Ranged, costs_for
 from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.errors import BadInput, near_names
 from crosstie.core.estimate import Estimate
 from crosstie.core.units import HOURS_PER_YEAR, MONTHS_PER_YEAR, SECONDS_PER_HOUR, UNITS
 from crosstie.decide.cost.energy import Draw
-from crosstie.decide.cost.prices import Quote, given
+from crosstie.decide.cost.prices import BUY, PURCHASE, Quote, given
 from crosstie.decide.cost.ranges import ValueRange, exactly, likely
 from crosstie.perf.hardware import Array
 from crosstie.perf.worlds import estimate_in_worlds
@@ -220,8 +220,8 @@ def inputs(option: Option, costs: Costs, years: float) -> dict[str, ValueRange]:
     """Everything that an option's bill depends on, with its span."""
     if not 0.0 < years <= 20.0:
         raise BadInput(f"a horizon of {years:g} years: must be above 0 and at most 20")
-    ranges = {key: costs[key] for key in COSTS}
-    found = {key: ValueRange(one.low.value, one.likely.value, one.high.value) for key, one in ranges.items()}
+    ranges = costs_for(option.accelerator, costs).items()
+    found = {key: ValueRange(one.low.value, one.likely.value, one.high.value) for key, one in ranges}
     found |= {key: exactly(value) for key, value in option.overrides.items()}
     found |= {
         "purchase_usd": price_span(option.price),
@@ -291,6 +291,15 @@ def hourly_usd(
 ) -> float:
     """All-in USD of one owned GPU by the hour, busy or not: hardware, capital, power, hosting and support."""
     return own(Option(accelerator, 1, given(accelerator.id, purchase_usd), draw=draw), costs, years).usd_per_gpu_hour
+
+
+def by_the_hour(
+    quote: Quote, accelerator: Accelerator, costs: Costs, years: float, draw: Draw | None = None, discount: float = 0.0
+) -> Quote:
+    """What a GPU-hour costs after the discount; a purchase is spread over the hours of the horizon."""
+    if quote.kind != PURCHASE:
+        return quote.mapped(lambda usd: usd * (1.0 - discount))
+    return quote.mapped(lambda usd: hourly_usd(accelerator, usd * (1.0 - discount), costs, years, draw), kind=BUY)
 
 
 def running_usd_per_hour(

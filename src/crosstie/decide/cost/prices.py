@@ -7,14 +7,23 @@ kind, the middle one of its sellers, with that seller and the date of its price.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, median_low
+from zlib import crc32
+
+import numpy as np
 
 from crosstie.catalog.library import Catalog, spellings
 from crosstie.catalog.prices import KINDS, ApiPrice, Price
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars
 from crosstie.core.model import Model
+from crosstie.core.worlds import WORLDS
+from crosstie.perf.hardware import Array
 
 PURCHASE = "purchase"
+# A purchase and what owning takes, spread over the hours of a horizon.
+BUY = "buy"
+# Sellers who differ by so much make no market: which of them one gets is as unsure as anything else.
+NO_MARKET = 3.0
 # The user's own price.
 GIVEN = "given"
 # What an analyst works out, and nobody sells: never taken unless it is asked for.
@@ -36,6 +45,22 @@ class Quote:
     date: str
     # Prices of this kind.
     prices: int
+    # The newest of each seller, the least first.
+    sellers: tuple[float, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether sellers differ so much that none of them stands for all."""
+        return len(self.sellers) > 1 and self.sellers[-1] >= NO_MARKET * self.sellers[0]
+
+    @property
+    def in_worlds(self) -> Array:
+        """What it is in each world: the same everywhere, or where it is open one of the sellers in each, all equally
+        often, in an order that is the accelerator's own."""
+        if not self.is_open:
+            return np.full(WORLDS, self.usd)
+        order = np.random.default_rng(crc32(f"{self.accelerator} {self.kind}".encode())).permutation(WORLDS)
+        return np.array(self.sellers)[order * len(self.sellers) // WORLDS]
 
     @property
     def is_given(self) -> bool:
@@ -51,7 +76,8 @@ class Quote:
     def mapped(self, change: Callable[[float], float], kind: str = "") -> "Quote":
         """With each of its amounts changed."""
         usd, low, high = map(change, (self.usd, self.low, self.high))
-        return replace(self, usd=usd, low=low, high=high, kind=kind or self.kind)
+        sellers = tuple(map(change, self.sellers))
+        return replace(self, usd=usd, low=low, high=high, kind=kind or self.kind, sellers=sellers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +105,8 @@ def quote(prices: Iterable[Price], accelerator: str, kind: str) -> Quote | None:
     usual = median_low(offer.usd for offer in sellers)
     seller = max((offer for offer in sellers if offer.usd == usual), key=lambda offer: offer.date)
     values = [p.amount.value for p in found]
-    return Quote(accelerator, usual, min(values), max(values), kind, seller.provider, seller.date, len(found))
+    asked = tuple(sorted(offer.usd for offer in sellers))
+    return Quote(accelerator, usual, min(values), max(values), kind, seller.provider, seller.date, len(found), asked)
 
 
 def quotes(

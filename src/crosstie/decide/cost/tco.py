@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.prices import ApiPrice, Price
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput, BadParameter, DoesNotFit
 from crosstie.core.figures import dollars, plural
+from crosstie.core.question import USUAL, BuyersQuestion, Reckoning
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.compare.scorecard import Entry, Scorecard
 from crosstie.decide.cost.assessment import Assessment, assess
@@ -26,11 +29,11 @@ from crosstie.decide.cost.choices import (
 )
 from crosstie.decide.cost.energy import basis, draw_of
 from crosstie.decide.cost.ownership import Option, throughput, working_share
-from crosstie.decide.cost.prices import PURCHASE, Quote, behind, quote, quotes, sold_tokens
+from crosstie.decide.cost.prices import BUY, PURCHASE, Quote, behind, quote, quotes, sold_tokens
 from crosstie.perf.memory import memory_plan
 
 # Rents to hold against owning, each that an accelerator has; of the first two, hours as they are needed, one.
-_BY_THE_HOUR = ("on-demand", "quoted")
+_BY_THE_HOUR = (USUAL.price, "quoted")
 _CONTRACTS = ("reserved", "reserved-1-year", "reserved-3-years", "modelled-3-years")
 
 
@@ -40,7 +43,7 @@ class TcoRequest:
 
     # Of each accelerator.
     gpus: int = 8
-    years: float = 3.0
+    years: float = USUAL.horizon_years
     # What one costs before the discount, in place of the catalog's prices; discounts as fractions.
     purchase_usd: Mapping[str, float] = field(default_factory=dict)
     discount: Mapping[str, float] = field(default_factory=dict)
@@ -121,6 +124,21 @@ class Tco:
         assert entry.deployment, "what runs is deployed somehow"
         room = memory_plan(entry.deployment).cache_bytes / 1e9
         return self.assessed.bills[name].usd_per_gpu_hour * HOURS_PER_MONTH / room
+
+    @property
+    def question(self) -> BuyersQuestion:
+        sold = next(iter(self.assessed.bills.values())).utilisation
+        years = self.assessed.years
+        return msgspec.structs.replace(self.card.question, price=BUY, horizon_years=years, utilisation=sold)
+
+    def reckoned(self, entry: Entry) -> Reckoning:
+        bill = self.assessed.bills[entry.accelerator.id]
+        assert entry.deployment, "what runs is deployed somehow"
+        working = working_share(entry.deployment.parallelism.gpus, bill.option.gpus)
+        return self.card.reckoned(
+            entry, usd_per_gpu_hour=bill.usd_per_gpu_hour, utilisation=bill.utilisation * working,
+            price=f"{BUY}, {dollars(bill.option.price.usd)} over {bill.years:g} years",
+        )  # fmt: skip
 
     @property
     def layout_flip(self) -> str:

@@ -14,6 +14,7 @@ from crosstie.core.estimate import Estimate
 from crosstie.core.figures import seconds, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Slice, Workload
+from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Programme, Solution
@@ -64,6 +65,8 @@ class PoolPlan:
     carried: list[Carried]
     # Means at the peak, for that slice.
     estimate: Estimate
+    # Of the price, what buying takes: paid once, whoever is served.
+    sunk_usd_per_gpu_hour: float = 0.0
 
     @property
     def gpus(self) -> int:
@@ -206,6 +209,7 @@ def _effective_usd_per_gpu_hour(asked: Choice, solution: Solution) -> Array:
 def _pool(asked: Choice, solution: Solution, column: int, effective: Array, workload: Workload) -> PoolPlan:
     offered, problem = asked.offers, asked.problem
     kind = int(problem.accelerator[column])
+    item = asked.market.items[kind]
     replicas = int(solution.replicas[column])
     usd = float(effective[kind])
     total = replicas * float(problem.gpus[column]) * usd
@@ -256,6 +260,7 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
             output_tokens=max(round(piece.output_tokens), 1),
             cached_tokens=round(piece.input_tokens * next((c.hit_rate for c in carried if c.part.slice is piece), 0.0)),
         ),
+        sunk_usd_per_gpu_hour=max(usd - item.running_usd_per_hour, 0.0) if item.quote.kind == BUY else 0.0,
     )
 
 

@@ -11,8 +11,10 @@ import msgspec
 import numpy as np
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.measured import measured_apart
+from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.answer import Alternative, alternative
+from crosstie.decide.plan.answer import Alternative, PoolPlan, alternative
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.scaling import Reading
@@ -29,6 +31,15 @@ class Unmeasured:
 
     stacks: tuple[str, ...]
     fleet: Alternative
+
+
+def is_known_apart(catalog: Catalog, workload: Workload, pools: Iterable[PoolPlan]) -> bool:
+    """Whether a fleet may be the answer: where nobody has published what a model does there with prefill and decode
+    apart, such pools stand beside it with what they would save, unless all may compete."""
+    if workload.constraints.evidence == "any":
+        return True
+    services = [pool.deployment for pool in pools if isinstance(pool.deployment, Disaggregated)]
+    return all(measured_apart(catalog, side) for one in services for side in (one.prefill, one.decode))
 
 
 def with_unmeasured(

@@ -5,13 +5,15 @@ known already, and those of the accelerator in question: where one is found the 
 and it might change a little before.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from crosstie.core.workload import Workload
+from crosstie.core.worlds import WORLDS
 from crosstie.decide.plan.answer import Alternative, alternative
-from crosstie.decide.plan.market import MarketItem
+from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Mask, Programme, Solution
 from crosstie.decide.plan.solver import solve
@@ -56,6 +58,19 @@ class Flip:
     def software(self) -> float:
         """The same as a change of throughput: a GPU that does more for its price is one that costs less."""
         return self.usd_per_gpu_hour / self.at_usd_per_gpu_hour - 1.0
+
+
+def sure_of_prices(flips: Sequence[Flip], market: Market) -> float | None:
+    """The share of worlds in which no price is beyond its flip, where sellers make no market; None where all agree."""
+    quotes = {item.id: item.quote for item in market.items}
+    told = [(one, quotes[one.accelerator]) for one in flips if one.accelerator in quotes]
+    if not any(quote.is_open for _, quote in told):
+        return None
+    holds = np.ones(WORLDS, dtype=bool)
+    for one, quote in told:
+        beyond = quote.in_worlds - one.at_usd_per_gpu_hour
+        holds &= beyond < 0.0 if one.kind == "price" else beyond > 0.0
+    return float(holds.mean())
 
 
 def _flip(kind: str, item: MarketItem, usd: float, becomes: Alternative) -> Flip:

@@ -12,11 +12,10 @@ from crosstie.catalog.workloads import MOST_DISCOUNT
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.workload import Workload
-from crosstie.decide.cost.energy import Draw, owned_draw
-from crosstie.decide.cost.ownership import hourly_usd, running_usd_per_hour
-from crosstie.decide.cost.prices import GIVEN, MODELLED, PURCHASE, Quote, quotes
+from crosstie.decide.cost.energy import owned_draw
+from crosstie.decide.cost.ownership import by_the_hour, running_usd_per_hour
+from crosstie.decide.cost.prices import BUY, GIVEN, MODELLED, PURCHASE, Quote, quotes
 
-BUY = "buy"
 # What sellers ask, or were quoted to ask.
 RENTS = ("on-demand", "reserved", "reserved-1-year", "reserved-3-years", "spot", "quoted")
 # What a plan may be priced by: rents; what an analyst models; buying, with the hour worked out from the purchase
@@ -154,8 +153,7 @@ def market(catalog: Catalog, workload: Workload) -> Market:
         off = prices.discount.get(accelerator.id, prices.discount.get(accelerator.vendor, 0.0))
         quote = known.get(accelerator.id)
         draw = draws[accelerator.id]
-        hourly = _hourly(catalog, workload, accelerator, quote, off, draw)
-        if hourly is None:
+        if quote is None:
             if wanted.inventory.get(accelerator.id):
                 reason = f"has no price of kind {' or '.join(prices.kinds)}; give one with --price {accelerator.id}=USD"
                 raise BadData(workload.file, f"constraints.inventory.{accelerator.id}", reason)
@@ -164,7 +162,8 @@ def market(catalog: Catalog, workload: Workload) -> Market:
         items.append(
             MarketItem(
                 accelerator=accelerator,
-                quote=hourly,
+                # A price that the user has in hand is by the hour, whatever the others are.
+                quote=by_the_hour(quote, accelerator, catalog.costs, float(workload.horizon_years), draw, off),
                 discount=off,
                 running_usd_per_hour=running_usd_per_hour(accelerator, catalog.costs, draw=draw),
                 watts=watts(accelerator, catalog.costs),
@@ -181,19 +180,3 @@ def market(catalog: Catalog, workload: Workload) -> Market:
             reason = f"no accelerator of {vendor} may be used and has a price"
             raise BadData(workload.file, f"constraints.vendor_share.{vendor}", reason)
     return Market(tuple(items), prices.kinds, left_out)
-
-
-def _hourly(
-    catalog: Catalog, workload: Workload, accelerator: Accelerator, quote: Quote | None, discount: float,
-    draw: Draw | None,
-) -> Quote | None:  # fmt: skip
-    """What a GPU-hour costs after the discount; a purchase is spread over the hours of the horizon.
-
-    A price that the user has in hand is by the hour, whatever the others are.
-    """
-    if quote is None:
-        return None
-    if quote.kind != PURCHASE:
-        return quote.mapped(lambda usd: usd * (1.0 - discount))
-    costs, years = catalog.costs, float(workload.horizon_years)
-    return quote.mapped(lambda usd: hourly_usd(accelerator, usd * (1.0 - discount), costs, years, draw), kind=BUY)

@@ -23,7 +23,7 @@ from crosstie.decide.plan.answer import (
 from crosstie.decide.plan.capacity import EstimateScale
 from crosstie.decide.plan.confirm import Confirmed, Question, confirmed, confirmed_rival, times_borne
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
-from crosstie.decide.plan.evidence import Unmeasured, with_unmeasured
+from crosstie.decide.plan.evidence import Unmeasured, is_known_apart, with_unmeasured
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
 from crosstie.decide.plan.guide import Guided, guide
@@ -267,7 +267,9 @@ def _own_plan(
         # What simulation could not confirm does not stand against what it did.
         return replace(found, outlooks=[_of_one_model_alone(one) for one in found.outlooks])
     simple = 1.0 - workload.constraints.simplicity
-    if found.fleet and found.holds >= apart.holds and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple:
+    known = is_known_apart(catalog, workload, apart.fleet.pools)
+    dear = found.fleet and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple
+    if found.fleet and found.holds >= apart.holds and (dear or not known):
         return replace(found, apart=_beside(apart, found))
     return replace(apart, together=_beside(found, apart), outlooks=found.outlooks)
 

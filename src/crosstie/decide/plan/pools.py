@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.fleet import Pool, PoolApart, PoolSide, Route, ServedClass
+from crosstie.core.question import precision_word
 from crosstie.core.workload import RequestClass
 from crosstie.decide.plan.answer import PoolPlan
 from crosstie.perf.fit import longest_context
@@ -19,7 +20,7 @@ def pool_of(pool: PoolPlan, judged: Readiness | None = None) -> Pool:
         model=deployment.model.id,
         accelerator=deployment.accelerator.id,
         parallelism=deployment.parallelism,
-        precision=_precision(deployment),
+        precision=precision_word(deployment),
         kv_format=deployment.kv_format,
         stack=deployment.stack.id,
         speculation=str(drafts) if drafts else None,
@@ -29,6 +30,7 @@ def pool_of(pool: PoolPlan, judged: Readiness | None = None) -> Pool:
         settings=judged.settings if judged else (),
         replicas=pool.replicas,
         usd_per_gpu_hour=pool.usd_per_gpu_hour,
+        sunk_usd_per_gpu_hour=pool.sunk_usd_per_gpu_hour,
         # What the promise bears at its worst moment, not on average.
         max_in_flight=max(math.floor(pool.most_in_flight), 1),
         max_context=longest_context(*_sides(deployment)),
@@ -46,13 +48,6 @@ def _apart(service: Disaggregated) -> PoolApart:
         decode=PoolSide(replicas=service.decode_replicas, parallelism=service.decode.parallelism),
         connector=service.connector.id,
     )
-
-
-def _precision(deployment: Servable) -> str:
-    """The model's own by that word: what it is made of may have no name, or one that also means something else."""
-    own, stored = deployment.model.native, deployment.precision.by_role
-    is_own = all({one.id for one in stored[role].formats} == set(shares) for role, shares in own.items())
-    return "native" if is_own and deployment.precision.id not in ("bf16", "fp16") else deployment.precision.id
 
 
 def routes_of(one: RequestClass, pools: Sequence[PoolPlan]) -> list[Route]:

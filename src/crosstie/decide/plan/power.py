@@ -1,8 +1,11 @@
 """What a fleet draws: its pools as predicted at the load that they serve."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from crosstie.catalog.costs import costs_for
 from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Accelerator
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.workload import Workload
 from crosstie.decide.cost.energy import Draw, draw_of, mean_share
@@ -28,7 +31,10 @@ class FleetPower:
 def fleet_power(catalog: Catalog, workload: Workload, fleet: FleetPlan) -> FleetPower:
     costs, today = catalog.costs, mean_share(workload)
     typical = costs["mean_power_fraction"].likely.value
-    server = costs["server_watts_per_gpu"].likely.value * typical
+
+    def server(one: Accelerator) -> float:
+        return costs_for(one, costs)["server_watts_per_gpu"].likely.value * typical
+
     draws = {pool.name: _draw(catalog, pool) for pool in fleet.pools}
 
     def of(pool: PoolPlan, share: float, end: int | None = None) -> float:
@@ -37,7 +43,7 @@ def fleet_power(catalog: Catalog, workload: Workload, fleet: FleetPlan) -> Fleet
             one = pool.deployment.accelerator.chip.tdp.si * typical
         else:
             one = draw.watts(share) if end is None else draw.interval(share)[end]
-        return pool.gpus * (one + server)
+        return pool.gpus * (one + server(pool.deployment.accelerator))
 
     def total(share: float, end: int | None = None) -> float:
         return sum(of(pool, share, end) for pool in fleet.pools) + _unused(catalog, fleet, server)
@@ -65,10 +71,11 @@ def _draw(catalog: Catalog, pool: PoolPlan) -> Draw | None:
     return draw_of(catalog, pool.deployment, pool.estimate, *lengths)
 
 
-def _unused(catalog: Catalog, fleet: FleetPlan, server: float) -> float:
+def _unused(catalog: Catalog, fleet: FleetPlan, server: Callable[[Accelerator], float]) -> float:
     """Of GPUs that whole nodes bring and that hold no replica."""
     watts = 0.0
     for name, bought in fleet.bought.items():
         left = bought + fleet.on_hand.get(name, 0) - fleet.gpus.get(name, 0)
-        watts += max(left, 0) * (catalog.power.idle_watts(catalog.accelerator(name)) + server)
+        one = catalog.accelerator(name)
+        watts += max(left, 0) * (catalog.power.idle_watts(one) + server(one))
     return watts

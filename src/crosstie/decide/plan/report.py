@@ -14,11 +14,14 @@ from crosstie.catalog.reading import is_date
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadData
+from crosstie.core.question import assumptions
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import Alternative, Carried, FleetPlan, PoolPlan
+from crosstie.decide.plan.assumed import plan_question, plan_reckoned
 from crosstie.decide.plan.drafts import DraftingPool
 from crosstie.decide.plan.fleet import fleet_of
+from crosstie.decide.plan.flips import sure_of_prices
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
@@ -37,6 +40,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "made": plan.made,
         "calibration": calibrated,
         "feasible": plan.answered,
+        **assumptions(plan_question(plan), plan_reckoned(plan)),
         "workload": to_builtins(plan.workload),
         "prices": {item.id: {**to_builtins(item.quote), "discount": item.discount} for item in plan.market.items},
         "price_kinds": plan.market.kinds,
@@ -77,6 +81,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
             }
             for flip in plan.flips
         ],
+        "sure_of_prices": sure_of_prices(plan.flips, plan.market),
         "prompt_lengths": to_builtins(plan.lengths),
         "years": to_builtins(plan.years),
         "simulated": [

@@ -18,8 +18,11 @@ from crosstie.core.errors import BadInput
 from crosstie.core.figures import seconds, significant
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.question import BuyersQuestion, Reckoning
 from crosstie.core.workload import RequestClass, Target, Workload
+from crosstie.decide.cost.energy import mean_share
 from crosstie.decide.plan.answer import FleetPlan, PoolPlan
+from crosstie.decide.plan.assumed import run_reckoned, simulation_question
 from crosstie.decide.plan.clairvoyant import Bound, clairvoyant_bound
 from crosstie.decide.plan.plan import Plan, SimulatedClass
 from crosstie.decide.plan.run_result import Outage, Run, SimulatedCase
@@ -57,6 +60,11 @@ class Simulation:
     notes: list[str]
     # Runs that were asked for; more than there are where somebody interrupted it.
     asked: int
+    # Of the first fleet: what was asked, and what each of its pools gave.
+    question: BuyersQuestion
+    reckoned: list[Reckoning]
+    # Its workload's mean traffic over the peak; None: nobody said.
+    mean_over_peak: float | None = None
 
     @property
     def holds(self) -> bool:
@@ -96,7 +104,11 @@ def simulate(
             bounds[subject.label, load] = clairvoyant_bound(catalog, subject.fleet, traffic)
             notes += [note for note in traffic.notes if note not in notes]
     swept = sweep(catalog, source, cases, processes=processes, ray=ray, on_progress=on_progress)
-    return Simulation(swept.runs, bounds, [*notes, *_doubtful(swept.runs)], swept.cases)
+    workload, first, notes = source.workload, swept.runs[0], [*notes, *_doubtful(swept.runs)]
+    asked = simulation_question(workload, source.trace, first)
+    gave = run_reckoned(subjects[0].fleet, first, workload.classes if workload and not source.trace else ())
+    mean = mean_share(workload) if workload and workload.file and not source.trace else None
+    return Simulation(swept.runs, bounds, notes, swept.cases, asked, gave, mean)
 
 
 def _checked(

@@ -11,9 +11,10 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fact import Fact, Sourced
 from crosstie.core.figures import arithmetic, dollars, parameters, seconds, significant
 from crosstie.core.model import COMPUTE_FORMATS, Model
+from crosstie.core.question import USUAL
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.cost.prices import PURCHASE, Quote, behind, quote, quotes
-from crosstie.decide.scorecard.contest import BY_THE_HOUR, Contest
+from crosstie.decide.scorecard.contest import Contest
 from crosstie.perf.fit import FITS, place, smallest_layout
 from crosstie.perf.memory import memory_plan
 from crosstie.port.preflight.matrix import builds
@@ -21,7 +22,7 @@ from crosstie.port.preflight.readiness import ReadinessCheck
 
 # What is left for a cache hangs on what else is there: the model that $ per GB of KV cache and engines are asked with.
 REFERENCE, PRECISION = "llama-3.3-70b", "fp8"
-_CONTEXT = 8192
+_CONTEXT = USUAL.context
 _ENGINES = ("vllm", "sglang", "tensorrt-llm", "atom", "llama.cpp")
 # Words of a verdict that a cell has room for.
 _SHORT = {"ready with settings": "settings", "will not run": "no", "not known, but measured": "measured"}
@@ -120,7 +121,7 @@ def money(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
         if any(cell.value is not None for cell in cells.values()):
             unit = "USD" if kind.startswith(PURCHASE) else "USD/h"
             axes.append(Axis(MONEY, f"{kind}, {'$' if unit == 'USD' else '$/h'}", unit, cells))
-    rents = quotes(catalog.prices, [one.id for one in accelerators], BY_THE_HOUR, {})
+    rents = quotes(catalog.prices, [one.id for one in accelerators], [USUAL.price], {})
     bought = {one.id: quote(catalog.prices, one.id, PURCHASE) for one in accelerators}
     rooms = {one.id: _cache_gb(catalog, one) for one in accelerators}
     by_rent, by_price, by_cache = dict[str, ScoreCell](), dict[str, ScoreCell](), dict[str, ScoreCell]()
@@ -174,7 +175,7 @@ def speed(contests: Iterable[Contest], accelerators: Sequence[Accelerator]) -> l
             at = f"{one.deployment.label}, {one.concurrency:,} in flight: TTFT {seconds(one.estimate.ttft_s)}"
             said = f"{at}, TPOT {seconds(one.estimate.tpot_s)}; predicted, {one.estimate.basis}"
             rates[part.id] = ScoreCell(significant(one.tokens_per_s_per_gpu), one.tokens_per_s_per_gpu, said)
-            costs[part.id] = ScoreCell(dollars(one.usd_per_mtok), one.usd_per_mtok, f"{one.priced}; {said}")
+            costs[part.id] = ScoreCell(dollars(one.usd_per_mtok), one.usd_per_mtok, f"{one.reckoned.price}; {said}")
         axes += [
             Axis(SPEED, f"{found.scenario.name}, tokens/s", "output tokens/s a GPU", rates),
             Axis(SPEED, "  $/M tokens", "USD per million output tokens", costs),

@@ -1,12 +1,11 @@
 """A scenario on several accelerators: each in its best layout at the most load that keeps the targets, and who is the
 cheapest a token, by how much and how surely.
 
-Prices are those of whole hours at that load: a fleet that idles pays more, by the same factor on all.
+Prices are of one kind for all, for whole hours at that load: a fleet that idles pays more, by the same factor on all.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +15,12 @@ from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import dollars
-from crosstie.core.units import HOURS_PER_YEAR, SECONDS_PER_HOUR
+from crosstie.core.question import USUAL, BuyersQuestion, Reckoning, reckoning
+from crosstie.core.units import SECONDS_PER_HOUR
 from crosstie.core.workload import Lora, RequestClass
-from crosstie.decide.cost.prices import PURCHASE, Quote, quote, quotes
+from crosstie.decide.cost.energy import draw_of
+from crosstie.decide.cost.ownership import by_the_hour
+from crosstie.decide.cost.prices import BUY, PURCHASE, Quote, quotes
 from crosstie.decide.plan.adapters import with_adapters
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import FITS, candidate_layouts, place_each
@@ -27,8 +29,6 @@ from crosstie.perf.steady_state import steady_state
 from crosstie.perf.worlds import estimate_in_worlds
 from crosstie.port.preflight.readiness import ReadinessCheck
 
-# Rent by the hour, the first of these that an accelerator has.
-BY_THE_HOUR = ("on-demand", "quoted")
 _CLIENTS = np.array([2.0**k for k in range(12)])
 
 
@@ -38,42 +38,35 @@ class Contender:
     deployment: Deployment
     concurrency: int
     estimate: Estimate
+    # Of a GPU-hour, at the middle one of its sellers.
     quote: Quote
-    # Of a GPU, at the middle one of its sellers, the least and the most of them; and how it comes about.
-    usd_per_hour: float
-    least_usd_per_hour: float
-    most_usd_per_hour: float
-    priced: str
+    reckoned: Reckoning
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
         return self.estimate.output_tokens_per_s_per_gpu
 
-    def _usd_per_mtok(self, tokens_per_s_per_gpu: float) -> float:
-        return self.usd_per_hour / SECONDS_PER_HOUR / tokens_per_s_per_gpu * 1e6
-
     @property
     def usd_per_mtok(self) -> float:
-        return self._usd_per_mtok(self.tokens_per_s_per_gpu)
+        assert self.reckoned.usd_per_mtok is not None, "whoever takes part has a price and a rate"
+        return self.reckoned.usd_per_mtok
 
     @property
     def usd_interval(self) -> tuple[float, float] | None:
         """80%, by what is not known of the throughput; the price stays as it is."""
-        if self.estimate.interval is None:
-            return None
-        low, high = self.estimate.interval.per_gpu(self.deployment.parallelism.gpus)
-        return self._usd_per_mtok(high), self._usd_per_mtok(low)
+        return self.reckoned.usd_per_mtok_80
 
     def usd_in_worlds(self, scenario: Scenario) -> Array:
-        """USD per million tokens in every world, at this price."""
+        """USD per million tokens in every world, at the price that it has there."""
         found = estimate_in_worlds(self.deployment, self.estimate, (scenario.input, scenario.output))
         rate = found.output_tokens_per_s[0] / self.deployment.parallelism.gpus
-        return np.asarray(self.usd_per_hour / SECONDS_PER_HOUR / rate * 1e6)
+        return np.asarray(self.quote.in_worlds / SECONDS_PER_HOUR / rate * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
     scenario: Scenario
+    question: BuyersQuestion
     # The cheapest a token first.
     ranking: tuple[Contender, ...]
     # Why others are not in it, by accelerator.
@@ -89,31 +82,37 @@ class Contest:
         """The same with the first at its dearest seller and the second at its cheapest."""
         if self.ratio is None:
             return None
-        first, second = self.ranking[:2]
-        dearer, cheaper = first.most_usd_per_hour / first.usd_per_hour, second.least_usd_per_hour / second.usd_per_hour
-        return self.ratio * cheaper / dearer
+        first, second = (one.quote for one in self.ranking[:2])
+        return self.ratio * (second.low / second.usd) / (first.high / first.usd)
+
+    @property
+    def flips_at(self) -> float | None:
+        """USD a GPU-hour of the first at which the second is as cheap."""
+        return None if self.ratio is None else self.ranking[0].quote.usd * self.ratio
 
     @property
     def confidence(self) -> float | None:
-        """The share of worlds in which the first is cheaper than the second, at these prices."""
+        """The share of worlds in which the first is cheaper than the second, each at its price there."""
         if len(self.ranking) < 2 or any(one.estimate.interval is None for one in self.ranking[:2]):
             return None
         first, second = (one.usd_in_worlds(self.scenario) for one in self.ranking[:2])
         return float((first < second).mean())
 
 
-def contest(catalog: Catalog, scenario: Scenario, accelerators: Sequence[Accelerator]) -> Contest:
+def contest(
+    catalog: Catalog, scenario: Scenario, accelerators: Sequence[Accelerator], kind: str = USUAL.price
+) -> Contest:
+    """`kind`: of the prices of all; a scenario of owners has theirs."""
+    kind = BUY if scenario.owned else kind
     chosen = [catalog.accelerator(name) for name in scenario.accelerators] or list(accelerators)
     check = ReadinessCheck(catalog)
+    prices = quotes(catalog.prices, [one.id for one in chosen], [PURCHASE if kind == BUY else kind], {})
     problems: dict[str, str] = {}
     found: list[Deployment] = []
-    paid: dict[str, _Paid] = {}
     for accelerator in chosen:
-        price = _price(catalog, accelerator, owned=scenario.owned)
-        if price is None:
-            problems[accelerator.id] = "no purchase price" if scenario.owned else "no price by the hour"
+        if accelerator.id not in prices:
+            problems[accelerator.id] = _unpriced(catalog, accelerator, kind)
             continue
-        paid[accelerator.id] = price
         try:
             layouts = _layouts(catalog, scenario, accelerator)
         except BadInput as error:
@@ -127,28 +126,19 @@ def contest(catalog: Catalog, scenario: Scenario, accelerators: Sequence[Acceler
     best = _best(scenario, found)
     for name in {one.accelerator.id for one in found} - best.keys():
         problems[name] = "no layout keeps the targets"
-    ranking = [_contender(scenario, *best[name], paid[name]) for name in best]
-    return Contest(scenario, tuple(sorted(ranking, key=lambda one: one.usd_per_mtok)), problems)
+    ranking = [_contender(catalog, scenario, *best[name], prices[name]) for name in best]
+    asked = BuyersQuestion(
+        models=(scenario.model,), input_tokens=scenario.input, output_tokens=scenario.output, in_flight=None,
+        targets=scenario.targets, price=kind, precision=scenario.precision, sure=0.5,
+    )  # fmt: skip
+    return Contest(scenario, asked, tuple(sorted(ranking, key=lambda one: one.usd_per_mtok)), problems)
 
 
-def _price(catalog: Catalog, accelerator: Accelerator, *, owned: bool) -> "_Paid | None":
-    if not owned:
-        one = quotes(catalog.prices, [accelerator.id], BY_THE_HOUR, {}).get(accelerator.id)
-        return _Paid(one, one, f"{one.kind}, {one.origin}") if one else None
-    bought = quote(catalog.prices, accelerator.id, PURCHASE)
-    if bought is None:
-        return None
-    years, kwh = catalog.costs["life_years"].likely.value, catalog.costs["usd_per_kwh"].likely.value
-    electricity = accelerator.chip.tdp.si / 1e3 * kwh
-    hourly = bought.mapped(lambda usd: usd / (years * HOURS_PER_YEAR) + electricity)
-    said = f"bought at {dollars(bought.usd)} ({bought.origin}), over {years:g} years, with electricity at its TDP"
-    return _Paid(bought, hourly, said)
-
-
-class _Paid(NamedTuple):
-    quote: Quote
-    hourly: Quote
-    priced: str
+def _unpriced(catalog: Catalog, accelerator: Accelerator, kind: str) -> str:
+    """What it has instead: prices of different kinds are not held against each other."""
+    others = quotes(catalog.prices, [accelerator.id], ["on-demand", "quoted", "reserved", PURCHASE], {})
+    instead = f" ({one.kind} {dollars(one.usd)}, {one.provider})" if (one := others.get(accelerator.id)) else ""
+    return f"no {PURCHASE if kind == BUY else kind} price{instead}"
 
 
 def _layouts(catalog: Catalog, scenario: Scenario, accelerator: Accelerator) -> list[Deployment]:
@@ -186,9 +176,15 @@ def _best(scenario: Scenario, deployments: Sequence[Deployment]) -> dict[str, tu
     return {name: (one, clients) for name, (_, one, clients) in best.items()}
 
 
-def _contender(scenario: Scenario, deployment: Deployment, clients: int, paid: _Paid) -> Contender:
-    found = estimate(deployment, concurrency=clients, input_tokens=scenario.input, output_tokens=scenario.output)
-    hour = paid.hourly
-    return Contender(
-        deployment.accelerator, deployment, clients, found, paid.quote, hour.usd, hour.low, hour.high, paid.priced
-    )
+def _contender(catalog: Catalog, scenario: Scenario, one: Deployment, clients: int, price: Quote) -> Contender:
+    lengths = scenario.input, scenario.output
+    found = estimate(one, concurrency=clients, input_tokens=lengths[0], output_tokens=lengths[1])
+    draw = draw_of(catalog, one, found, *lengths) if price.kind == PURCHASE else None
+    hour = by_the_hour(price, one.accelerator, catalog.costs, USUAL.horizon_years, draw)
+    bought = f", {dollars(price.usd)} over {USUAL.horizon_years:g} years" if price.kind == PURCHASE else ""
+    reckoned = reckoning(
+        one, *lengths, in_flight=clients, output_tokens_per_s_per_gpu=found.output_tokens_per_s_per_gpu,
+        tokens_80=found.interval.per_gpu(one.parallelism.gpus) if found.interval else None,
+        usd_per_gpu_hour=hour.usd, price=f"{hour.kind}, {price.origin}{bought}",
+    )  # fmt: skip
+    return Contender(one.accelerator, one, clients, found, hour, reckoned)

@@ -237,6 +237,8 @@ function begin() {
   ask("/plan");
 }
 
+// The token is in a cookie by now; an address that is copied must not have it.
+history.replaceState(null, "", location.pathname + location.hash);
 choices = await (await fetch("/start")).json();
 begin();
 window.addEventListener("hashchange", begin);

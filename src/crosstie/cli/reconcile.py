@@ -1,0 +1,83 @@
+"""`crosstie reconcile`: why two saved answers differ."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.show import console, heading, print_json, say, show_table
+from crosstie.core.figures import dollars, significant
+from crosstie.decide.cost.reconcile import (
+    LEFT,
+    USD,
+    FigureDifference,
+    Part,
+    Reconciled,
+    chosen,
+    read_answers,
+    reconcile,
+)
+
+_LEFT = "left: lengths that vary, what waits in a simulation, and whatever else no assumption above says"
+
+
+@click.command("reconcile")
+@click.argument("first", type=FILE, metavar="A.json")
+@click.argument("second", type=FILE, metavar="B.json")
+@json_option
+def command(first: Path, second: Path, as_json: bool) -> int:
+    """Two saved answers, and which assumption makes which part of their difference.
+
+    \b
+    crosstie tco llama-3.3-70b --on mi300x,h200 --json > a.json
+    crosstie plan work.toml --save b.json
+    crosstie reconcile a.json b.json
+
+    Answers are what compare, scorecard, tco, plan, simulate and fit print with --json. Price and share sold are
+    factors; lengths, replica and load are asked of the performance model in every order, each with the mean of what
+    it changes. Exit status 1 where the intervals of some figure do not overlap and a part of more than a tenth is left.
+    """
+    found = reconcile(Catalog(), *chosen(read_answers(first), read_answers(second)))
+    print_json(to_json(found)) if as_json else show(found)
+    return 0 if all(one.agree or 0.9 < one.left < 1.1 for one in found.differences) else 1
+
+
+def show(found: Reconciled) -> None:
+    out = console()
+    for label, answer in (("A", found.first), ("B", found.second)):
+        say(out, f"{label} {answer.name}: {answer.question.line}")
+    differing = ", ".join(name.replace("_", " ") for name in found.assumptions)
+    say(out, f"assumptions that differ: {differing or 'none'}")
+    for one in found.differences:
+        heading(out, f"{one.model} on {one.accelerator}: {_said(one)}")
+        rows = [[part.name, part.first, part.second, _times(part)] for part in one.parts]
+        show_table(out, ["assumption", "~A", "~B", ">B over A"], rows)
+    if not found.differences:
+        say(out, "no figure in both: what differs is named above")
+    if any(abs(one.left - 1.0) > 0.01 for one in found.differences):
+        say(out, _LEFT, "dim")
+    if found.alone:
+        say(out, f"in one of them only: {', '.join(found.alone)}", "dim")
+
+
+def _said(one: FigureDifference) -> str:
+    written = dollars if one.unit == USD else significant
+    what = "per million output tokens" if one.unit == USD else one.unit
+    agree = "their 80% intervals overlap" if one.agree else "their 80% intervals are apart"
+    return f"{written(one.first)} against {written(one.second)} {what}, {one.second / one.first:.2f}x; {agree}"
+
+
+def _times(part: Part) -> str:
+    return f"{part.factor:.2f}x" if part.name != LEFT or abs(part.factor - 1.0) >= 0.005 else "nothing"
+
+
+def to_json(found: Reconciled) -> dict[str, object]:
+    return {
+        "first": found.first.name,
+        "second": found.second.name,
+        "assumptions_that_differ": found.assumptions,
+        "differences": [{**asdict(one), "left": one.left, "agree": one.agree} for one in found.differences],
+        "in_one_only": found.alone,
+    }
