@@ -132,6 +132,9 @@ def test_endpoints_side_by_side_and_a_file_that_results_read(tmp_path: Any) -> N
     assert told["endpoints"][0]["points"][0]["over_first"] is None
     over = told["endpoints"][1]["points"][0]["over_first"]["output_tokens_per_s"]
     assert over["low"] <= over["value"] <= over["high"]
+    # A client on a busy machine may have bent what it saw, which is left out.
+    for one in told["endpoints"]:
+        one["points"][0]["bent"] = False
     file = tmp_path / "bench.json"
     file.write_text(json.dumps(told))
     results = read_results(file)

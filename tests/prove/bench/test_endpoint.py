@@ -65,7 +65,7 @@ def test_the_structure_of_a_folder_says_which_model_it_is(tmp_path: Path) -> Non
     assert given.conditions["model"] == found["model"]
 
 
-@pytest.mark.parametrize("how", ["bench", "validate"])
+@pytest.mark.parametrize("how", ["bench", pytest.param("validate", marks=pytest.mark.slow)])
 def test_results_of_a_folder_are_predicted(crosstie: Command, tmp_path: Path, how: str) -> None:
     """Ten layers fewer than any model of the catalog: every row has its prediction, and calibrate learns from it."""
     folder = checkpoint(tmp_path / "short", num_hidden_layers=22)

@@ -9,6 +9,7 @@ from crosstie.prove.calibration.results import OperatingPoint, read_results
 from crosstie.prove.calibration.validate import validate
 
 FILES = sorted((Path(__file__).parents[3] / "examples" / "results" / "h200-vllm-0.24").glob("*.json"))
+SMALL = sorted((Path(__file__).parents[3] / "examples" / "results" / "h200-vllm-0.24-small").rglob("*.json"))
 TABLE = SHIPPED / "measured" / "h200-vllm-2026-11.csv"
 
 
@@ -31,3 +32,12 @@ def test_every_file_is_predicted_as_it_was_measured() -> None:
     found = validate(Catalog([]), FILES)
     assert not found.missed
     assert all(case.steady for outcome in found.outcomes for case in outcome.cases)
+
+
+def test_small_models_are_predicted_and_conversations_left_out() -> None:
+    found = validate(Catalog([]), SMALL)
+    assert {case.point["model"] for outcome in found.outcomes for case in outcome.cases} == {
+        "qwen3-8b",
+        "qwen3-30b-a3b",
+    }
+    assert len(found.outcomes) > 150

@@ -275,6 +275,20 @@ def test_of_a_benchmark_with_two_endpoints_the_emulated_one_is_marked(tmp_path: 
     assert {one["accelerator"]: one["emulated"] for one in found} == {"mi300x": "yes", "h200": ""}
 
 
+def test_what_a_client_has_bent_and_what_nothing_predicts_is_left_out(tmp_path: Path) -> None:
+    plain = {"complete": True, "columns": {"concurrency": "2", "input_len": "9", "output_len": "9"},
+             "metrics": {"ttft_s_p50": {"value": 1.0}, "tpot_s_p50": {"value": 0.1}}}  # fmt: skip
+
+    def kinds(point: dict[str, Any]) -> set[str]:
+        ends = [{"conditions": GIVEN, "points": [point]}]
+        return {row.metric.kind for one in read(tmp_path, {"crosstie_bench": 1, "endpoints": ends}) for row in one.rows}
+
+    assert kinds(plain | {"arrivals": "steady", "bent": False}) == {"ttft", "tpot"}
+    assert kinds(plain | {"arrivals": "steady", "bent": True}) == {"tpot"}
+    for arrivals in ("sessions", "schedule", "unsettled"):
+        assert kinds(plain | {"arrivals": arrivals}) == set()
+
+
 @pytest.mark.slow
 def test_calibrate_marks_them_too(crosstie: Command, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"

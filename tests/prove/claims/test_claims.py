@@ -324,7 +324,7 @@ def test_mistakes_are_one_line_and_status_2(crosstie: Command, arguments: tuple[
 def test_claims_as_json_have_their_keys(crosstie: Command) -> None:
     got = crosstie("claims", "c02", "c27", "--json")
     answer = json.loads(got.out)
-    assert set(answer) == {"summary", "claims"}
+    assert set(answer) == {"summary", "claims", "assumptions"}
     assert answer["summary"]["counts"]["wrong"] == 2
     first = answer["claims"][0]
     assert first["id"] == "c02"

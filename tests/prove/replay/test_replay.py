@@ -15,8 +15,9 @@ from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, spent_so_far
 from crosstie.prove.replay.outcomes import ClassTargets, kept_targets, result_of
+from crosstie.prove.replay.prompts import Sizing, text
 from crosstie.prove.replay.replay import Replay, RequestOutcome
-from crosstie.prove.replay.traffic import BYTES_PER_TOKEN, TimedRequest, from_trace, merged, prompt
+from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
 from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.wire.loops import run_on_loop
@@ -133,15 +134,7 @@ def test_streams_of_requests_merge_by_the_clock() -> None:
 @pytest.mark.parametrize("tokens", [1, 2, 3, 100, 600_000])
 @pytest.mark.parametrize("blocks", [(), (3,), (3, 4)])
 def test_a_prompt_has_four_bytes_a_token(tokens: int, blocks: tuple[int, ...]) -> None:
-    assert len(prompt(TimedRequest(0.0, tokens, 1, None, blocks), 5)) == tokens * BYTES_PER_TOKEN
-
-
-def test_prompts_share_what_the_trace_says_and_nothing_else() -> None:
-    first, second = (prompt(TimedRequest(0.0, 1500, 1, None, (1, 2, last)), 7) for last in (3, 4))
-    assert first[: 1024 * BYTES_PER_TOKEN] == second[: 1024 * BYTES_PER_TOKEN]
-    assert first[1024 * BYTES_PER_TOKEN :] != second[1024 * BYTES_PER_TOKEN :]
-    alone, other = (prompt(TimedRequest(0.0, 100, 1), number) for number in (7, 8))
-    assert alone[:8] != other[:8]
+    assert len(text(TimedRequest(0.0, tokens, 1, None, blocks), 5, 0, Sizing())) == tokens * 4
 
 
 # Replays

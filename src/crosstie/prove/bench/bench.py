@@ -5,20 +5,25 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 
+from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.bench.counting import words_by_engine
+from crosstie.prove.bench.counting import texts_by_engine, texts_by_file, words_by_engine
 from crosstie.prove.bench.endpoint import BenchEndpoint
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
 from crosstie.prove.bench.limit import FoundLimit, find_limit
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, senders_for
-from crosstie.prove.bench.prompts import Sizing, Wording, text
 from crosstie.prove.bench.resume import EarlierRun
+from crosstie.prove.bench.schedules import by_phase, phases_of
+from crosstie.prove.bench.sessions import prefix_counters, run_sessions
 from crosstie.prove.bench.summary import PointResult, of_runs
 from crosstie.prove.replay.outcomes import ClassTargets
+from crosstie.prove.replay.prompts import Sizing, Wording, cut_text, text
+from crosstie.prove.replay.texts import PromptTexts
 from crosstie.prove.replay.traffic import TimedRequest
 
 # Requests of each client, and seconds of arrivals, where nobody says.
@@ -60,12 +65,15 @@ class Settings:
     # All clients of a closed loop begin at once, as most benchmarks have it.
     lockstep: bool = False
     more: Mapping[str, object] = field(default_factory=dict)
+    # What prompts are cut from; None: filler.
+    prompts: PromptTexts | None = None
 
     @property
     def told(self) -> dict[str, object]:
         """What a file says of how its points were measured, besides lengths, targets and speed."""
         names = ("requests", "seconds", "repeats", "warm_up", "seed", "chat", "ignore_eos", "lockstep")
-        return {name: getattr(self, name) for name in names} | {"more": dict(self.more)}
+        own = {"more": dict(self.more), "prompts_sha256": self.prompts.sha256 if self.prompts else None}
+        return {name: getattr(self, name) for name in names} | own
 
     def count(self, load: BenchLoad) -> int | None:
         """Requests of one run; None where the clock decides."""
@@ -122,7 +130,9 @@ class _Session:
 
     def sized(self, endpoint: BenchEndpoint, sizing: Sizing) -> Sizing:
         """Learnt from a few prompts of several lengths: what the engine counted of them."""
-        if not sizing.words and (words := words_by_engine(endpoint, self.settings.api_key)):
+        if self.settings.prompts is not None:
+            sizing = self._texts_sized(endpoint, sizing, self.settings.prompts)
+        elif not sizing.words and (words := words_by_engine(endpoint, self.settings.api_key)):
             sizing = sizing.with_words(words, "the engine's /tokenize")
         usual = made(BenchLoad(clients=1), self.settings.lengths, _FEWEST, None, self.settings.seed)
         tokens = max(round(sum(one.input_tokens for one in usual) / len(usual)), 8)
@@ -132,11 +142,20 @@ class _Session:
         served = [(number, one) for number, one in enumerate(run.outcomes) if one.served]
         if not served and not run.interrupted:
             raise BadInput(f"{endpoint.url}: {run.outcomes[0].error if run.outcomes else 'no answer'}")
-        sizes = [len(text(one.request, number, wording.salt, sizing)) for number, one in served]
+        write = text if sizing.texts is None else cut_text
+        sizes = [len(write(one.request, number, wording.salt, sizing)) for number, one in served]
         later = self.settings.lengths.output_tokens - 1
         self._note_time(endpoint, [one.ttft_s + one.tpot_s * later for _, one in served])
         asked_for = [one.request.input_tokens for _, one in served]
         return sizing.settled(sizes, asked_for, [one.input_tokens for _, one in served])
+
+    def _texts_sized(self, endpoint: BenchEndpoint, sizing: Sizing, texts: PromptTexts) -> Sizing:
+        if self.settings.tokenizer:
+            counted, by = texts_by_file(Tokenizer(Path(self.settings.tokenizer)), texts), "the tokenizer's file"
+        else:
+            self.on_progress(0, 0, f"{endpoint.name}: tokens of {len(texts.pieces):,} pieces of text")
+            counted, by = texts_by_engine(endpoint, self.settings.api_key, texts), "the engine's /tokenize"
+        return sizing._replace(words=(), texts=counted, counted_by=by if counted.tokens else sizing.counted_by)
 
     def warm(self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad) -> None:
         count = self.settings.warm_up
@@ -168,6 +187,8 @@ class _Session:
     ) -> tuple[BenchRun, list[GpuUse], int]:  # fmt: skip
         """One run, what GPUs did meanwhile, and how many senders there were."""
         settings = self.settings
+        if load.turns is not None:
+            return self._conversed(endpoint, sizing, load, repeat, told)
         count = settings.count(load) if count is None else count
         asked = made(load, settings.lengths, count, settings.run_seconds(load), settings.seed + repeat)
         senders = settings.senders or senders_for(load, asked, settings.speed, self.senders.most + 1)
@@ -177,8 +198,31 @@ class _Session:
             starts_s=self._starts_s(endpoint, load, len(asked)), until_s=until or math.inf,
             giving=Giving(settings.targets, len(asked)) if giving else None,
         )  # fmt: skip
+        if load.schedule:
+            run = replace(run, phases=by_phase(phases_of(load.schedule), run.outcomes))
         watch = self.watches.get(endpoint.url)
         return run, _serving(endpoint, watch.over(*run.watched(settings.speed))) if watch else [], senders
+
+    def _conversed(
+        self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, told: str
+    ) -> tuple[BenchRun, list[GpuUse], int]:
+        """Conversations; what the engine counts of its prefix cache belongs to them."""
+        settings, sessions, turns = self.settings, load.clients or 1, load.turns or 1
+        self._runs += 1
+        new = made(BenchLoad(clients=1), settings.lengths, sessions * turns, None, settings.seed + repeat)
+        job = SenderJob(
+            endpoint.url, self._wording(endpoint, sizing), load, [], speed=settings.speed, api_key=settings.api_key
+        )  # fmt: skip
+        before = prefix_counters(endpoint, settings.api_key)
+        run = run_sessions(
+            job, [new[at::sessions] for at in range(sessions)], load.pause_s, lambda: self.interrupt.asked,
+            lambda done: self.on_progress(done, len(new), f"{endpoint.name}, {load.name}{told}"),
+        )  # fmt: skip
+        after = prefix_counters(endpoint, settings.api_key)
+        if before is not None and after is not None:
+            run = replace(run, prefix=(after.queries - before.queries, after.hits - before.hits))
+        watch = self.watches.get(endpoint.url)
+        return run, _serving(endpoint, watch.over(*run.watched(settings.speed))) if watch else [], 1
 
     def _sent(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, asked: Sequence[TimedRequest], told: str, *,

@@ -7,11 +7,12 @@ does not, what the engine counts of the first prompts says so, and lengths are m
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.prove.bench.endpoint import BenchEndpoint
-from crosstie.prove.bench.prompts import Word, vocabulary
+from crosstie.prove.replay.prompts import Word, vocabulary
+from crosstie.prove.replay.texts import PromptTexts
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
 from crosstie.run.wire.fetch import fetch
@@ -21,22 +22,40 @@ _AT_A_TIME = 16
 # A word stands between two that are always there.
 _BETWEEN = ("In the", " the")
 
+Found = TypeVar("Found")
 Counts = Callable[[Sequence[str]], Awaitable[list[int] | None]]
 
 
 def words_by_engine(endpoint: BenchEndpoint, api_key: str | None) -> tuple[Word, ...]:
     """Asks /tokenize for every word; nothing where there is none, or where it does not count."""
-    return run_on_loop(_asked(endpoint, api_key))
+    return run_on_loop(_asked(endpoint, api_key, _words)) or ()
+
+
+def texts_by_engine(endpoint: BenchEndpoint, api_key: str | None, texts: PromptTexts) -> PromptTexts:
+    """With the tokens of their pieces by /tokenize; as they are where there is none."""
+    found = run_on_loop(_asked(endpoint, api_key, lambda count: _pieces(count, texts)))
+    return texts.counted(found) if found else texts
 
 
 def words_by_file(tokenizer: Tokenizer) -> tuple[Word, ...]:
+    return run_on_loop(_words(_by_file(tokenizer)))
+
+
+def texts_by_file(tokenizer: Tokenizer, texts: PromptTexts) -> PromptTexts:
+    return texts.counted(run_on_loop(_pieces(_by_file(tokenizer), texts)))
+
+
+def _by_file(tokenizer: Tokenizer) -> Counts:
     async def count(texts: Sequence[str]) -> list[int] | None:
         return [len(tokenizer.encode(text)) for text in texts]
 
-    return run_on_loop(_words(count))
+    return count
 
 
-async def _asked(endpoint: BenchEndpoint, api_key: str | None) -> tuple[Word, ...]:
+async def _asked(
+    endpoint: BenchEndpoint, api_key: str | None, use: Callable[[Counts], Awaitable[Found]]
+) -> Found | None:
+    """What `use` makes of the engine's own count, the first of its forms that gives anything."""
     address = Address(endpoint.url)
     origin = Origin(asyncio.get_running_loop(), address)
     headers: Headers = [(b"content-type", b"application/json")]
@@ -67,12 +86,11 @@ async def _asked(endpoint: BenchEndpoint, api_key: str | None) -> tuple[Word, ..
                 rest = [each for each in found if each is not None]
                 return [first, *rest] if len(rest) == len(found) else None
 
-            words = await _words(count)
-            if words:
-                return words
+            if used := await use(count):
+                return used
     finally:
         origin.close()
-    return ()
+    return None
 
 
 def _count(answer: Any) -> int | None:
@@ -96,3 +114,14 @@ async def _words(count: Counts) -> tuple[Word, ...]:
     costs = [each - found[0] for each in found[1:]]
     # Words that fill up to a length exactly must be among them.
     return tuple(zip(words, costs, strict=True)) if min(costs) == 1 else ()
+
+
+async def _pieces(count: Counts, texts: PromptTexts) -> dict[str, int]:
+    """Between two words that are always there, as with words."""
+    before, after = _BETWEEN
+    pieces = sorted(texts.pieces)
+    found = await count([before + after, *(f"{before}{piece}{after}" for piece in pieces)])
+    if found is None:
+        return {}
+    # White space alone may join what stands around it.
+    return {piece: max(each - found[0], 1) for piece, each in zip(pieces, found[1:], strict=True)}

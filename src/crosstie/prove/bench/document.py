@@ -30,6 +30,8 @@ def document(found: Bench) -> dict[str, Any]:
             "vary": round(lengths.vary, 6),
             "trace": lengths.trace.file if lengths.trace else None,
         },
+        # Of what the prompts are made: never the text itself.
+        "prompts": settings.prompts.told if settings.prompts else {"kind": "filler"},
         "targets": plain(settings.targets),
         "settings": plain(settings.told),
         "gpus_watched_by": list(found.gpus),

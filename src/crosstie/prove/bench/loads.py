@@ -10,6 +10,7 @@ from crosstie.catalog.traces import Trace
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import significant
 from crosstie.perf.hardware import Array
+from crosstie.prove.bench.schedules import phases_of, scheduled
 from crosstie.prove.replay.traffic import TimedRequest, from_trace
 
 
@@ -35,14 +36,23 @@ class BenchLengths:
 @dataclass(frozen=True)
 class BenchLoad:
     """Closed: so many clients. Open: so many requests a second, by chance, or at the times of the lengths' trace,
-    stretched to that rate; a trace's own pace where there is neither."""
+    stretched to that rate; a trace's own pace where there is neither. With turns: clients are conversations, which
+    wait between their turns."""
 
     clients: int | None = None
     requests_per_s: float | None = None
     by_trace: bool = False
+    turns: int | None = None
+    pause_s: float = 0.0
+    # As `schedules.phases_of` reads it: an open loop whose rate changes.
+    schedule: str = ""
 
     @property
     def name(self) -> str:
+        if self.schedule:
+            return self.schedule
+        if self.turns is not None:
+            return f"{self.clients} sessions of {self.turns} turns"
         if self.clients is not None:
             return f"{self.clients} client{'s' * (self.clients > 1)}"
         if self.requests_per_s is None:
@@ -62,6 +72,10 @@ def made(
     """So many requests, or for so many seconds; of a closed loop, as many as it could take in that time at most."""
     if load.clients is not None and count is None:
         raise BadInput("a closed loop needs a number of requests")
+    if load.schedule:
+        times = scheduled(phases_of(load.schedule), np.random.default_rng(seed))
+        alike = made(BenchLoad(clients=1), lengths, len(times), None, seed)
+        return [one._replace(arrival_s=at) for one, at in zip(alike, times, strict=True)]
     if lengths.trace is not None:
         return _of_trace(load, lengths, count, seconds)
     rate = load.requests_per_s

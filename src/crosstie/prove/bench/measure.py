@@ -9,9 +9,9 @@ import math
 import multiprocessing
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, process_time
 from types import FrameType, TracebackType
@@ -22,8 +22,8 @@ import msgspec
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.bench.loads import BenchLoad, shares
-from crosstie.prove.bench.prompts import Wording, corpus
 from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
+from crosstie.prove.replay.prompts import Wording, corpus
 from crosstie.prove.replay.replay import CHAT, COMPLETIONS, NOT_AWAITED, Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.run.wire.files import allow_many_connections
@@ -99,6 +99,10 @@ class BenchRun:
     # Of clients that began one by one.
     settled: "SettledTime | None" = None
     staggered: bool = False
+    # By the name of each part of the run that is told apart: turns of conversations, phases of a schedule.
+    phases: Mapping[str, Sequence[RequestOutcome]] = field(default_factory=dict)
+    # What the engine's prefix cache did meanwhile: tokens looked up and found.
+    prefix: tuple[float, float] | None = None
 
     @property
     def settled_outcomes(self) -> list[RequestOutcome]:

@@ -84,6 +84,7 @@ def _point(file: str, raw: Mapping[str, Any]) -> PointResult:
             "metrics": {name: _known(one) for name, one in raw["metrics"].items() if "low" in one},
             "gpus": [_known(one) for one in raw["gpus"]],
             "each": [_known(one) for one in raw["each"]],
+            "phases": [_known(one) for one in raw.get("phases", ())],
         }
         return msgspec.convert(numbers, PointResult)
     except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:

@@ -8,7 +8,7 @@ another run would show.
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,6 +53,17 @@ class ClientAccount:
 
 
 @dataclass(frozen=True)
+class PhaseResult:
+    """A part of a run, told apart by its name: median and 95th percentile of its latencies, and mean prompts."""
+
+    name: str
+    requests: int
+    failed: int
+    input_tokens: float
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
 class PointResult:
     """One load on one endpoint."""
 
@@ -82,8 +93,14 @@ class PointResult:
     # Whether the client was slow enough to show in what it saw of the server.
     bent: bool
     # "steady": clients began one by one, and what counts is when all were at work; "lockstep": all began at once;
-    # "unsettled": one by one, and they were never all at work; "by the clock": an open loop.
+    # "unsettled": one by one, and they were never all at work; "by the clock": an open loop; "sessions": conversations;
+    # "schedule": an open loop whose rate changes.
     arrivals: str = "lockstep"
+    # Turns of conversations, or phases of a schedule; of all repeats together.
+    phases: list[PhaseResult] = field(default_factory=list)
+    # Tokens of prompts that the engine looked up in its prefix cache, and found; None where it does not say.
+    prefix_queries: float | None = None
+    prefix_hits: float | None = None
 
 
 def of_runs(
@@ -132,10 +149,37 @@ def of_runs(
         each=each,
         bent=max(late_p99, lag_p99 * speed) > _BENT * ttft,
         arrivals=_arrivals(load, runs, lockstep),
+        phases=_phases(runs),
+        prefix_queries=_counted(runs, 0),
+        prefix_hits=_counted(runs, 1),
     )
 
 
+def _phases(runs: Sequence[BenchRun]) -> list[PhaseResult]:
+    found = []
+    for name in runs[0].phases:
+        outcomes = [one for run in runs for one in run.phases.get(name, ())]
+        served = [one for one in outcomes if one.served]
+        metrics: dict[str, float] = {}
+        for latency in ("ttft_s", "tpot_s"):
+            values = [value for one in served if not math.isnan(value := getattr(one, latency))]
+            if values:
+                metrics |= {f"{latency}_{at}": float(np.quantile(values, PERCENTILES[at])) for at in ("p50", "p95")}
+        inputs = _mean([one.input_tokens for one in served])
+        found.append(PhaseResult(name, len(outcomes), len(outcomes) - len(served), inputs, metrics))
+    return found
+
+
+def _counted(runs: Sequence[BenchRun], which: int) -> float | None:
+    known = [run.prefix[which] for run in runs if run.prefix is not None]
+    return sum(known) if len(known) == len(runs) else None
+
+
 def _arrivals(load: BenchLoad, runs: Sequence[BenchRun], lockstep: bool) -> str:
+    if load.turns is not None:
+        return "sessions"
+    if load.schedule:
+        return "schedule"
     if load.clients is None:
         return "by the clock"
     if lockstep or (load.clients > 1 and not any(run.staggered for run in runs)):

@@ -9,9 +9,11 @@ machine become surer than for anybody's.
 from collections import Counter
 from collections.abc import Sequence
 from datetime import date
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import ALL_LEVELS, HERE, Calibration, CalibrationSubject, empty, points_key
 from crosstie.catalog.library import Catalog
@@ -25,9 +27,11 @@ from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of
 from crosstie.prove.calibration.kernels import MeasuredKernel
 from crosstie.prove.calibration.regression import Measurements, Regression, Tangent, gather
+from crosstie.prove.calibration.results import OperatingPoint
 from crosstie.prove.calibration.sureness import LeftOutRows
 
 NOTHING_LEARNT = "no row says anything about the constants: tails and arrivals by the clock do not"
+_OTHER_VERSION = "the calibration in force is of another version of Crosstie: learn with --full"
 # What is said of own rows: before, and left out of what was learnt.
 OWN = {"before": "as predicted before", "model": "learnt, points left out", "curve": "learnt, a curve left out"}
 # The model is not linear: the rows are looked at anew from where they have moved the constants to.
@@ -52,13 +56,10 @@ def learn_own(
     """The catalog's calibration with what a few results change of it."""
     before = catalog.calibration
     if before.constants != CONSTANTS or before.posterior is None:
-        raise BadInput("the calibration in force is of another version of Crosstie: learn with --full")
+        raise BadInput(_OTHER_VERSION)
     bare = catalog.calibrated_by(empty())
     resolve = Cases(bare)
-    evidence = gather(bare, [case for one in cases for case in resolve.of(one.point)], kernels)
-    if not len(evidence.logs):
-        raise BadInput(NOTHING_LEARNT)
-    evidence.subjects = [_here(subject) for subject in evidence.subjects]
+    evidence = _gathered(bare, [case for one in cases for case in resolve.of(one.point)], kernels)
     on_progress(0, _ROUNDS, "what the rows change")
     learnt = Update(bare, before, before.posterior, evidence, on_progress)
     loads = loads_of(evidence)
@@ -77,36 +78,37 @@ def learn_own(
     )
 
 
+def _gathered(
+    bare: Catalog, cases: Sequence[MeasuredCase], kernels: Sequence[MeasuredKernel]
+) -> Measurements:  # fmt: skip
+    evidence = gather(bare, cases, kernels)
+    if not len(evidence.logs):
+        raise BadInput(NOTHING_LEARNT)
+    evidence.subjects = [_here(subject) for subject in evidence.subjects]
+    return evidence
+
+
 def _here(subject: CalibrationSubject) -> CalibrationSubject:
     """As estimates have it: of today's software, but for kernels, which are no engine's gain."""
     return subject._replace(**HERE, month="" if subject.model else subject.month)
 
 
-class Update(LeftOutRows):
-    """The entries of a posterior, and those of own rows beside them.
+class NewCells:
+    """Own rows' cells beside those of a posterior.
 
     With C the covariance of what is known and K its covariance with the constants of the new cells, Q = C^-1 K is
-    worked out once. Constants of new cells given what is known have the covariance G = (theirs before) - K' Q, and new
-    entries E of them S = E G E' + 1.
+    worked out once. Constants of new cells given what is known have the covariance G = (theirs before) - K' Q.
     """
 
-    def __init__(
-        self, bare: Catalog, before: Calibration, known: Posterior, evidence: Measurements,
-        on_progress: OnProgress = no_progress,
-    ):  # fmt: skip
+    def __init__(self, bare: Catalog, before: Calibration, known: Posterior, evidence: Measurements):
         self.before, self.known, self.evidence = before, known, evidence
         self.fit = Regression(bare, evidence, ALL_LEVELS)
         self._variance = np.array([known.widths[level] for level in self.fit.levels]) ** 2
         self._first = np.zeros((len(self.fit.scopes), len(CONSTANTS)))
         for scope, place in self.fit.scopes.items():
             self._first[place] = before.scopes.get(scope, self._first[place])
-        self._metrics, self._groups = metrics_of(evidence), left_out_groups(evidence)
+        self._metrics = metrics_of(evidence)
         self._join()
-        self._shift = np.zeros((len(self.fit.belongs), len(CONSTANTS)))
-        self.unmoved = np.zeros(0)
-        for done in range(_ROUNDS):
-            on_progress(done, _ROUNDS, "what the rows change")
-            self._solve()
 
     def _join(self) -> None:
         """The cells of both without entries of the new; Q and G."""
@@ -149,6 +151,69 @@ class Update(LeftOutRows):
             for origin, metric, fallback in rows
         ])  # fmt: skip
 
+    def _of_cells(self, slopes: Array, owners: NDArray[np.intp]) -> Array:
+        """(rows, constants of all new cells): each row is of its own cell alone."""
+        found = np.zeros((len(slopes), len(self.fit.belongs), len(CONSTANTS)))
+        found[np.arange(len(slopes)), owners] = slopes
+        return found.reshape(len(slopes), -1)
+
+    def told(self) -> "RowsTold":
+        """What rows would say, whatever they turn out to be: taken as linear around what is known."""
+        cells = self.fit.corrections(self._first)
+        slopes = self.fit.slopes(cells, self.fit.predict(cells))
+        return RowsTold(self._of_cells(slopes, self.fit.row_cell), self._scales(), self._given)
+
+
+class RowsTold(NamedTuple):
+    """Of rows that may be measured: by how much each constant of all cells moves their logarithms, what they are off by
+    besides; and how the constants vary together by what is known."""
+
+    slopes: Array
+    scales: Array
+    given: Array
+
+    def after(self, rows: Sequence[int]) -> "RowsTold":
+        """Once these rows are measured: a rank-k update. What nobody knows yet is what they turn out to be, which the
+        covariance of a linear problem does not depend on."""
+        slopes = self.slopes[list(rows)]
+        across = self.given @ slopes.T
+        together = slopes @ across + np.diag((_OWN_SHARE * self.scales[list(rows)]) ** 2)
+        less = across @ np.linalg.solve(together, across.T)
+        return self._replace(given=self.given - 0.5 * (less + less.T))
+
+    def deviations(self, rows: Sequence[int]) -> Array:
+        """Standard deviations of the logarithms of these rows, by what is not known of the constants."""
+        slopes = self.slopes[list(rows)]
+        return np.asarray(np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slopes, self.given, slopes), 0.0)))
+
+
+def rows_told(catalog: Catalog, points: Sequence[OperatingPoint]) -> tuple[RowsTold, NDArray[np.intp]]:
+    """What measurements at these points, each with its rows, would tell the catalog's calibration; and the point that
+    each row is of. What the rows' values are does not matter."""
+    before = catalog.calibration
+    bare = catalog.calibrated_by(empty())
+    resolve = Cases(bare)
+    evidence = _gathered(bare, [case for point in points for case in resolve.of(point)], ())
+    if before.constants != CONSTANTS or before.posterior is None:
+        raise BadInput(_OTHER_VERSION)
+    return NewCells(bare, before, before.posterior, evidence).told(), evidence.origin
+
+
+class Update(NewCells, LeftOutRows):
+    """The entries of a posterior, and those of own rows E beside them, whose covariance is S = E G E' + 1."""
+
+    def __init__(
+        self, bare: Catalog, before: Calibration, known: Posterior, evidence: Measurements,
+        on_progress: OnProgress = no_progress,
+    ):  # fmt: skip
+        super().__init__(bare, before, known, evidence)
+        self._groups = left_out_groups(evidence)
+        self._shift = np.zeros((len(self.fit.belongs), len(CONSTANTS)))
+        self.unmoved = np.zeros(0)
+        for done in range(_ROUNDS):
+            on_progress(done, _ROUNDS, "what the rows change")
+            self._solve()
+
     def measured(self) -> dict[str, dict[str, float]]:
         """What own configurations are off by once they are measured: their rows' scatter, as far as these are many."""
         miss, scales = (
@@ -176,17 +241,11 @@ class Update(LeftOutRows):
         tangent = Tangent(self._shift, base, self.fit.slopes(cells, base))
         rows = np.arange(len(self.evidence.logs))
         self.linear = self.fit.linear(tangent, rows, _OWN_SHARE * self._scales(), self._variance)
-        self._wide = self._spread_out(self.linear.entries)
+        self._wide = self._of_cells(self.linear.entries, self.linear.owners)
         together = self._wide @ self._given @ self._wide.T + np.eye(len(self._wide))
         self.inverse = np.asarray(np.linalg.inv(0.5 * (together + together.T)), np.float64)
         self.pull = np.asarray(self.inverse @ self.linear.target, np.float64)
         self._shift = (self._given @ (self._wide.T @ self.pull)).reshape(self._shift.shape)
-
-    def _spread_out(self, entries: Array) -> Array:
-        """(entries, constants of all new cells): each entry is of its own cell alone."""
-        found = np.zeros((len(entries), len(self.fit.belongs), len(CONSTANTS)))
-        found[np.arange(len(entries)), self.linear.owners] = entries
-        return found.reshape(len(entries), -1)
 
     def _all_cells(self) -> Cells:
         """With the new entries."""

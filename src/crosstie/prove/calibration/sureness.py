@@ -38,7 +38,7 @@ _TOLD = 0.02
 # Constants whose widths are learnt together: rates, links, overheads, and what only speculation has.
 _RATES, _LINKS = ("compute", "experts", "weights", "attention", "cache"), ("collective", "link")
 # Where the ends of 80% intervals lie: of a normal distribution, and of Student's t with 4 degrees of freedom.
-_END, _TAIL = 1.2816, 1.5332
+END, TAIL = 1.2816, 1.5332
 # Scales that are tried, from one to 150 per cent.
 _SCALES: Array = np.exp(np.linspace(np.log(0.01), np.log(1.5), 60))
 # Fewer rows than this say nothing about a scale of their own.
@@ -215,7 +215,7 @@ class LearntSureness(LeftOutRows):
 
     def half_width(self, sd: Array) -> Array:
         """Of an 80% interval, as a logarithm."""
-        return np.hypot(_END * sd, _TAIL * self.noise.predicted)
+        return np.hypot(END * sd, TAIL * self.noise.predicted)
 
     def posterior(self) -> Posterior:
         fit, linear = self.fit, self.linear

@@ -28,6 +28,8 @@ _TIMES_FLOOR = 2.0
 _MOST_FLOOR = 5.0
 # Answers that part within so many tokens, and at no near tie, part early.
 EARLY = 8
+# Nats between the likeliest token and the least listed one below which a model prefers none: trained ones have more.
+_FLAT = 0.05
 DISAGREEMENT = "forced disagreement"
 
 
@@ -98,7 +100,7 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None) -> Pari
     by = groups_of(noise, pairs)
     return Parity(
         a=a, b=b, a_model=passes.a_model, b_model=passes.b_model,
-        verdict="differs" if unanswered else _together(gauges),
+        verdict="differs" if unanswered else _together(gauges, passes.first),
         way=passes.way, top=passes.top, prompts=len(whole),
         positions=sum(len(pair.forced) for pair in pairs),
         left_out=tuple(f"{one.prompt.id}: {one.error or two.error}" for one, two, _ in asked if one.error or two.error),
@@ -109,9 +111,16 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None) -> Pari
     )  # fmt: skip
 
 
-def _together(gauges: Sequence[Gauge]) -> Says:
+def _together(gauges: Sequence[Gauge], first: Sequence[Sample]) -> Says:
     said = {one.says for one in gauges}
-    return "differs" if "differs" in said else "unsure" if "unsure" in said else "same"
+    return "differs" if "differs" in said else "unsure" if "unsure" in said or _is_flat(first) else "same"
+
+
+def _is_flat(samples: Sequence[Sample]) -> bool:
+    """Whether A finds all tokens about equally likely, as weights do that were never loaded: then nothing that is wrong
+    with B would show."""
+    tops = [place.top.values() for one in samples for place in (*one.forced, *one.steps) if len(place.top) > 1]
+    return bool(tops) and float(np.median([max(top) - min(top) for top in tops])) < _FLAT
 
 
 def _gauges(noise: list[Pair], pairs: list[Pair], limits: Limits) -> tuple[Gauge, ...]:
@@ -213,6 +222,10 @@ def interval(rows: Rows) -> tuple[float, float, float]:
 
 def _notes(passes: Passes, gauges: Sequence[Gauge], limits: Limits) -> tuple[str, ...]:
     notes = []
+    if _is_flat(passes.first):
+        notes.append(
+            "A finds all tokens about equally likely: dummy or random weights? Nothing that is wrong with B would show"
+        )
     if passes.way is None:
         notes.append("not teacher-forced: the two have no way in common; chats alone were compared")
     if not any(one.steps for one in passes.first) or not any(one.steps for one in passes.other):

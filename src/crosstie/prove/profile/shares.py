@@ -5,8 +5,12 @@ hidden behind a matrix product costs nothing. A gap before a kernel is the host'
 came back only after the GPU had run dry; the rest is the GPU's own time between kernels.
 """
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import inf
+from statistics import fmean
 
 import msgspec
 
@@ -25,7 +29,7 @@ from crosstie.prove.profile.sorting import (
     KernelKind,
     sorted_by_name,
 )  # fmt: skip
-from crosstie.prove.profile.trace import GpuEvent, ProfilerTrace
+from crosstie.prove.profile.trace import GpuEvent, ProfilerTrace, StepMark
 
 BETWEEN, GAPS = "gaps: between kernels", "gaps"
 # Of what is bookkeeping, the part by which sparse attention chooses what to read.
@@ -53,6 +57,19 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     recoverable_s: float | None = None
 
 
+class StepKind(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of one kind, where an engine's marks say what a step carries."""
+
+    # "decode", or "with prompts".
+    name: str
+    steps: int
+    # Means of a step.
+    sequences: float
+    prompt_tokens: float
+    step_s: float
+    busy_s: float
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     made_by: str
@@ -74,6 +91,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     unknown: list[KernelShare]
     roofline: StepRoofline | None
     verdict: list[str]
+    phases: list[StepKind] = []
 
 
 def profile(
@@ -82,9 +100,8 @@ def profile(
     """`steps`: how many there are, where the trace does not mark them."""
     if steps is not None and steps < 1:
         raise BadInput(f"--steps {steps}: at least 1")
-    number = steps or trace.steps or 1
     if not trace.events:
-        return _of_totals(trace, number, roofline)
+        return _of_totals(trace, steps or 1, roofline)
     busy: dict[str, float] = defaultdict(float)
     for event in trace.events:
         busy[event.device] += event.end_s - event.start_s
@@ -92,14 +109,79 @@ def profile(
     events = [event for event in trace.events if event.device == chosen]
     if not events:
         raise BadInput(f"{trace.file}: nothing ran on device {device}; there are {', '.join(sorted(busy))}")
-    spent, hidden = _swept(events)
-    kernels = _kernels(events, number)
-    seconds = {name: value / number for name, value in spent.items()}
-    whole = (max(event.end_s for event in events) - events[0].start_s) / number
+    seen = _whole(events) if steps else _within_marks(events, trace.marks, chosen)
+    number = steps or seen.steps
+    spent, hidden = _swept(seen)
     return _told(
-        trace, number, kernels, seconds, roofline, device=chosen, others=len(busy) - 1, step_s=whole,
-        hidden=hidden / number, launches=len(events) / number, timeline=True,
+        trace, number, _kernels(seen.events, number), {name: value / number for name, value in spent.items()}, roofline,
+        device=chosen, others=len(busy) - 1, step_s=(seen.end_s - seen.start_s) / number, hidden=hidden / number,
+        launches=len(seen.events) / number, timeline=True, phases=_phases(events, trace.marks, chosen),
     )  # fmt: skip
+
+
+class _Window(msgspec.Struct, frozen=True):
+    """What is looked at of a timeline: the events of so many steps, and the one after them, which ends the last gap."""
+
+    events: list[GpuEvent]
+    start_s: float
+    end_s: float
+    steps: int
+    after: GpuEvent | None = None
+
+
+def _whole(events: list[GpuEvent]) -> _Window:
+    return _Window(events, events[0].start_s, max(event.end_s for event in events), 1)
+
+
+def _within_marks(events: list[GpuEvent], marks: Sequence[StepMark], device: str) -> _Window:
+    """From the first mark to the last one's beginning, so that every step has the gap behind it. What the GPU still had
+    to do when the first marked step was launched is not counted: a GPU that runs behind its host has plenty of it."""
+    mine = [one for one in marks if one.device in (device, None)]
+    if not mine:
+        return _whole(events)
+    steps = max(len(mine) - 1, 1)
+    begin, end = mine[0].start_s, mine[-1].start_s if len(mine) > 1 else mine[-1].end_s
+    if mine[0].device is None:
+        # Marked on the host: a step's kernels are those that it launched, whenever they ran.
+        inside = [one for one in events if one.launched_s is not None and begin <= one.launched_s < end]
+        if not inside:
+            return msgspec.structs.replace(_whole(events), steps=len(mine))
+        begin, later = inside[0].start_s, [one for one in events if (one.launched_s or 0.0) >= end]
+        ended = max(one.end_s for one in inside)
+        return _Window(
+            inside, begin, later[0].start_s if later and len(mine) > 1 else ended, steps, later[0] if later else None
+        )
+    inside = [one for one in events if begin <= one.start_s < end]
+    later = [one for one in events if one.start_s >= end]
+    return _Window(inside, begin, end, steps, later[0] if later and len(mine) > 1 else None)
+
+
+def _phases(events: Sequence[GpuEvent], marks: Sequence[StepMark], device: str) -> list[StepKind]:
+    """Of an engine that says what its steps carry: steps that only decode, and those with prompts."""
+    mine = [one for one in marks if one.device == device and one.sequences is not None]
+    found: dict[str, list[tuple[StepMark, float, float]]] = {}
+    starts = [event.start_s for event in events]
+    for one, after in pairwise(mine):
+        inside = list(events[bisect_left(starts, one.start_s) : bisect_left(starts, after.start_s)])
+        busy = _busy(inside)
+        name = "with prompts" if one.prompt_tokens else "decode"
+        found.setdefault(name, []).append((one, after.start_s - one.start_s, busy))
+    return [
+        StepKind(
+            name=name, steps=len(these), sequences=fmean(mark.sequences or 0 for mark, _, _ in these),
+            prompt_tokens=fmean(mark.prompt_tokens or 0 for mark, _, _ in these),
+            step_s=fmean(step for _, step, _ in these), busy_s=fmean(busy for _, _, busy in these),
+        )
+        for name, these in sorted(found.items())
+    ]  # fmt: skip
+
+
+def _busy(events: Sequence[GpuEvent]) -> float:
+    spent, end = 0.0, -inf
+    for event in events:
+        spent += max(event.end_s - max(event.start_s, end), 0.0)
+        end = max(end, event.end_s)
+    return spent
 
 
 def _of_totals(trace: ProfilerTrace, steps: int, roofline: StepRoofline | None) -> Profile:
@@ -136,12 +218,12 @@ def _kernels(events: Sequence[GpuEvent], steps: int) -> list[KernelShare]:
     ]
 
 
-def _swept(events: Sequence[GpuEvent]) -> tuple[dict[str, float], float]:
+def _swept(seen: _Window) -> tuple[dict[str, float], float]:
     """Seconds by class and gap, and those of collectives that something else hides."""
     edges: list[tuple[float, int, str]] = []
-    for event in events:
+    for event in seen.events:
         sort = place_of(event).sort
-        edges += [(event.start_s, 1, sort), (event.end_s, -1, sort)]
+        edges += [(event.start_s, 1, sort), (min(event.end_s, seen.end_s), -1, sort)]
     edges.sort(key=lambda edge: edge[0])
     order = {name: i for i, name in enumerate((*CLASSES[:4], UNKNOWN, COLLECTIVES))}
     running, spent, hidden, at = Counter[str](), defaultdict[str, float](float), 0.0, edges[0][0]
@@ -153,17 +235,17 @@ def _swept(events: Sequence[GpuEvent]) -> tuple[dict[str, float], float]:
                 hidden += when - at
         running[sort] += change
         at = when
-    for name, seconds in _gaps(events).items():
+    for name, seconds in _gaps(seen).items():
         spent[name] += seconds
     return spent, hidden
 
 
-def _gaps(events: Sequence[GpuEvent]) -> dict[str, float]:
-    known = any(event.launched_s is not None for event in events)
+def _gaps(seen: _Window) -> dict[str, float]:
+    known = any(event.launched_s is not None for event in seen.events)
     found: dict[str, float] = defaultdict(float)
-    end = events[0].end_s
-    for event in events[1:]:
-        gap = event.start_s - end
+    end = seen.start_s
+    for event in [*seen.events, *([seen.after] if seen.after else [])]:
+        gap = min(event.start_s, seen.end_s) - end
         if gap > 0.0:
             late = 0.0 if event.launched_s is None else min(max(event.launched_s - end, 0.0), gap)
             found[HOST if known else GAPS] += late if known else gap
@@ -176,7 +258,7 @@ def _gaps(events: Sequence[GpuEvent]) -> dict[str, float]:
 def _told(
     trace: ProfilerTrace, steps: int, kernels: list[KernelShare], spent: dict[str, float],
     roofline: StepRoofline | None, *, device: str, others: int, step_s: float, hidden: float, launches: float,
-    timeline: bool,
+    timeline: bool, phases: Sequence[StepKind] = (),
 ) -> Profile:  # fmt: skip
     if roofline is not None:
         roofline = _shared_out(roofline, spent)
@@ -193,9 +275,9 @@ def _told(
         file=trace.file, made_by=trace.made_by, device=device, others=others, steps=steps, step_s=step_s,
         busy_s=sum(spent.get(name, 0.0) for name in CLASSES), launches=launches, timeline=timeline, shares=shares,
         bookkeeping=dict(sorted(what.items(), key=lambda pair: -pair[1])), hidden_collectives_s=hidden, kernels=kernels,
-        unknown=[one for one in kernels if one.sort == UNKNOWN], roofline=roofline, verdict=[],
+        unknown=[one for one in kernels if one.sort == UNKNOWN], roofline=roofline, verdict=[], phases=list(phases),
     )  # fmt: skip
-    return msgspec.structs.replace(made, verdict=list(_verdict(made)))
+    return msgspec.structs.replace(made, verdict=_verdict(made, trace.has_stacks))
 
 
 def _shared_out(beside: StepRoofline, spent: Mapping[str, float]) -> StepRoofline:
@@ -238,9 +320,14 @@ _CURES = {
 }
 
 
-def _verdict(found: Profile) -> list[str]:
+def _verdict(found: Profile, has_stacks: bool) -> list[str]:
     """The largest recoverable share first; then what else must be said."""
     said = []
+    if has_stacks:
+        said.append(
+            "the profiler recorded Python's calls (with_stack), which slows the host several times: its gaps are the "
+            "profiler's. Take the trace again without (of vLLM: torch_profiler_with_stack false in --profiler-config)."
+        )
     saved = [one for one in found.shares if one.recoverable_s]
     if saved:
         most = max(saved, key=lambda one: one.recoverable_s or 0.0)

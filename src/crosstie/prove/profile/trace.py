@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping
@@ -35,14 +36,27 @@ class GpuEvent(msgspec.Struct, frozen=True, kw_only=True):
     launched_s: float | None = None
 
 
+class StepMark(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that the trace itself marks: the profiler's, or an engine's with what the step carries."""
+
+    start_s: float
+    end_s: float
+    # None: the host's own time, in which it launched the step.
+    device: str | None = None
+    sequences: int | None = None
+    prompt_tokens: int | None = None
+
+
 class ProfilerTrace(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     # Who wrote it, such as "torch.profiler".
     made_by: str
     # In the order of their start.
     events: list[GpuEvent]
-    # Steps that the trace itself marks, 0 where it does not.
-    steps: int = 0
+    # In the order of their start; on the GPU where the trace has them there.
+    marks: list[StepMark] = []
+    # Whether Python's calls were recorded, which slows the host several times.
+    has_stacks: bool = False
     # Without times of their own: (name, calls, seconds); then there are no events.
     totals: list[tuple[str, int, float]] = []
 
@@ -75,9 +89,15 @@ def read_trace(path: Path) -> ProfilerTrace:
     return found
 
 
-def _made(path: Path, made_by: str, events: Iterable[GpuEvent], steps: int = 0) -> ProfilerTrace:
+def _made(
+    path: Path, made_by: str, events: Iterable[GpuEvent], marks: Iterable[StepMark] = (), has_stacks: bool = False
+) -> ProfilerTrace:
     ordered = sorted(events, key=lambda event: (event.start_s, event.end_s))
     begin = ordered[0].start_s if ordered else 0.0
+    steps = [
+        msgspec.structs.replace(one, start_s=one.start_s - begin, end_s=one.end_s - begin)
+        for one in sorted(marks, key=lambda mark: mark.start_s)
+    ]
     moved = [
         msgspec.structs.replace(
             one, start_s=one.start_s - begin, end_s=one.end_s - begin,
@@ -85,13 +105,15 @@ def _made(path: Path, made_by: str, events: Iterable[GpuEvent], steps: int = 0) 
         )
         for one in ordered
     ]  # fmt: skip
-    return ProfilerTrace(file=str(path), made_by=made_by, events=moved, steps=steps)
+    return ProfilerTrace(file=str(path), made_by=made_by, events=moved, marks=steps, has_stacks=has_stacks)
 
 
 # --- Chrome traces of torch.profiler, on CUDA and ROCm alike
 
 _ON_GPU = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
+# The profiler's own steps, and vLLM's (seen in a trace of 0.24.0): prompts and their tokens, sequences and theirs.
+_STEP = re.compile(r"ProfilerStep#\d+|execute_context_\d+\((?P<prompt>\d+)\)_generation_(?P<sequences>\d+)\(\d+\)")
 
 
 def _json(path: Path, text: str) -> ProfilerTrace:
@@ -112,15 +134,21 @@ def _json(path: Path, text: str) -> ProfilerTrace:
 
 def _chrome(path: Path, events: list[dict[str, Any]]) -> ProfilerTrace:
     calls: dict[Any, float] = {}
-    marked: dict[str, set[str]] = {}
+    on_gpu: list[StepMark] = []
+    on_host: list[StepMark] = []
+    has_stacks = False
     for event in events:
         if event.get("ph") != "X":
             continue
-        category, name = event.get("cat", ""), event.get("name", "")
+        category = event.get("cat", "")
         if category in _CALLS and "correlation" in event.get("args", {}):
             calls[event["args"]["correlation"]] = (float(event["ts"]) + float(event["dur"])) * 1e-6
-        elif name.startswith("ProfilerStep#"):
-            marked.setdefault(category, set()).add(name)
+        elif category == "python_function":
+            has_stacks = True
+        elif category == "gpu_user_annotation" and (step := _STEP.fullmatch(event.get("name", ""))):
+            on_gpu.append(_mark(event, step, str(event.get("args", {}).get("device", event.get("pid", 0)))))
+        elif category == "user_annotation" and (step := _STEP.fullmatch(event.get("name", ""))):
+            on_host.append(_mark(event, step, None))
     found = [
         GpuEvent(
             name=str(event["name"]), start_s=float(event["ts"]) * 1e-6,
@@ -131,8 +159,18 @@ def _chrome(path: Path, events: list[dict[str, Any]]) -> ProfilerTrace:
         for event in events
         if event.get("ph") == "X" and event.get("cat") in _ON_GPU
     ]  # fmt: skip
-    steps = marked.get("gpu_user_annotation") or marked.get("user_annotation") or set()
-    return _made(path, "torch.profiler", found, len(steps))
+    return _made(path, "torch.profiler", found, on_gpu or on_host, has_stacks)
+
+
+def _mark(event: Mapping[str, Any], step: re.Match[str], device: str | None) -> StepMark:
+    start_us, sequences, prompt = float(event["ts"]), step["sequences"], step["prompt"]
+    return StepMark(
+        start_s=start_us * 1e-6,
+        end_s=(start_us + float(event["dur"])) * 1e-6,
+        device=device,
+        sequences=None if sequences is None else int(sequences),
+        prompt_tokens=None if prompt is None else int(prompt),
+    )
 
 
 # --- rocprofv3: JSON, CSV and its SQLite (rocpd)

@@ -73,17 +73,19 @@ def replayed(
 
     async def run() -> tuple[list[RequestOutcome], Spent]:
         loop = asyncio.get_running_loop()
-        before = await spent_so_far(url)
+        before = await spent_so_far(url, api_key)
         outcomes = await Replay(loop, url, model, speed=speed, api_key=api_key, on_progress=on_progress).run(requests)
-        return outcomes, (await spent_so_far(url)).since(before)
+        return outcomes, (await spent_so_far(url, api_key)).since(before)
 
     return run_on_loop(run())
 
 
-async def spent_so_far(url: str) -> Spent:
+async def spent_so_far(url: str, api_key: str | None = None) -> Spent:
+    """Empty where the key may not see it, too."""
     at = Address(url)
+    headers = [(b"authorization", f"Bearer {api_key}".encode())] if api_key else []
     try:
-        answer = await fetch_once(at, "GET", f"{at.root}/metrics")
+        answer = await fetch_once(at, "GET", f"{at.root}/metrics", headers=headers)
     except OSError:
         # Whether anybody answers at all is for the replay to find out.
         return Spent({}, {})

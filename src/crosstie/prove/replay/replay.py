@@ -22,7 +22,8 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.replay.traffic import TimedRequest, prompt
+from crosstie.prove.replay.prompts import Wording
+from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Connection, Headers, Origin
 from crosstie.run.wire.sse import Events, payloads
@@ -183,7 +184,7 @@ class _Call:
             elif now - self.last_at > self._gap:
                 self._gap = now - self.last_at
             self.last_at = now
-            if self._replay.count is not None:
+            if self._replay.count is not None or self._replay.on_answer is not None:
                 self._kept.append(data)
         elif b'"error"' in data:
             self._error = data[:_MOST_ERROR]
@@ -221,6 +222,8 @@ class _Call:
             usage = _Usage(outcome.request.input_tokens, self._replay.count(_text_in(b"".join(self._kept))))
         if usage is None:
             return "the server did not say how many tokens it used"
+        if self._replay.on_answer is not None:
+            self._replay.on_answer(_text_in(b"".join(self._kept)))
         outcome.e2e_s = (self.last_at - self.due) * speed
         outcome.longest_gap_s = self._gap * speed
         outcome.input_tokens, outcome.output_tokens = usage.prompt_tokens, usage.completion_tokens
@@ -261,24 +264,24 @@ class Replay:
         body: Callable[[TimedRequest, int], bytes] | None = None,
         count: Callable[[str], int] | None = None,
         goes_on: Callable[[Sequence[RequestOutcome]], bool] | None = None,
+        on_answer: Callable[[str], object] | None = None,
         on_progress: OnProgress = no_progress,
     ):
         """`silence_s`: real seconds without a byte after which a request is given up. `starts_s`: when each client of a
         closed loop sends its first request; by default all at once. `until_s`: clients of a closed
         loop send nothing after that. `body`: that of each request and its number; by default a chat with filler.
         `count`: tokens of an answer whose server does not say. `goes_on`: asked now and then with what was sent so
-        far; once it says no, the run ends and what is under way is given up."""
+        far; once it says no, the run ends and what is under way is given up. `on_answer`: told the text of each."""
         if not (speed > 0 and most_in_flight >= 1 and silence_s > 0):
             raise BadInput("speed, requests in flight and patience must be above zero")
         self.loop, self.speed, self.on_progress = loop, speed, on_progress
         self.most_in_flight, self.silence_s = most_in_flight, silence_s
-        self.clients, self.until_s, self.count = clients, until_s, count
+        self.clients, self.until_s, self.count, self.on_answer = clients, until_s, count, on_answer
         self._starts_s = sorted(starts_s) or [0.0] * (clients or 0)
         # How late the loop itself came to what it had to do at a time: whatever it sees, it may see so late.
         self.lags_s: list[float] = []
         self.origin = Origin(loop, Address(url))
-        self._path, self._body, self._goes_on = path, body or self._filler, goes_on
-        self._model = msgspec.json.encode(model)
+        self._path, self._body, self._goes_on = path, body or Wording(model).body, goes_on
         self._api_key = api_key
         self._heads: dict[str | None, bytes] = {}
         self._requests: Sequence[TimedRequest] = ()
@@ -349,14 +352,6 @@ class Replay:
     def _request(self, request: TimedRequest, number: int) -> bytes:
         body = self._body(request, number)
         return b"%bcontent-length: %d\r\n\r\n%b" % (self._heads[request.class_name], len(body), body)
-
-    def _filler(self, request: TimedRequest, number: int) -> bytes:
-        return b"".join((
-            b'{"model":%b,"stream":true,"stream_options":{"include_usage":true},"max_tokens":%d,"ignore_eos":true,'
-            b'"messages":[{"role":"user","content":"' % (self._model, request.output_tokens),
-            prompt(request, number),
-            b'"}]}',
-        ))  # fmt: skip
 
     def _head(self, class_name: str | None) -> bytes:
         at = self.origin.address

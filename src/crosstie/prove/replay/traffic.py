@@ -1,8 +1,4 @@
-"""Requests to replay: when each comes, how long it is, whom it belongs to, and its prompt of just that length.
-
-Prompts are filler. What matters of them is their length, and how much of their beginning was seen before: blocks that
-a trace numbers alike are alike here, and where it numbers none the first bytes are like no other prompt's.
-"""
+"""Requests to replay: when each comes, how long it is, whom it belongs to, and which blocks its prompt begins with."""
 
 import math
 from collections.abc import Iterable
@@ -10,15 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from crosstie.catalog.traces import BLOCK_TOKENS, Trace
+from crosstie.catalog.traces import Trace
 from crosstie.core.errors import BadInput
 from crosstie.sim.recorded import arrivals_of
-
-# Text has about four bytes a token, and the emulated replicas count so.
-BYTES_PER_TOKEN = 4
-_BLOCK_BYTES = BLOCK_TOKENS * BYTES_PER_TOKEN
-_SENTENCE = b"Filler that stands for somebody's prompt, of the same length and of no other meaning. "
-_FILLER = memoryview(_SENTENCE * (2**21 // len(_SENTENCE)))
 
 
 class TimedRequest(NamedTuple):
@@ -80,26 +70,3 @@ def from_trace(
 def merged(*parts: Iterable[TimedRequest]) -> list[TimedRequest]:
     """Several streams of requests as one, by the clock."""
     return sorted((one for part in parts for one in part), key=lambda one: one.arrival_s)
-
-
-def prompt(request: TimedRequest, number: int) -> bytes:
-    """Its text: plain ASCII that JSON need not escape, four bytes a token."""
-    size = request.input_tokens * BYTES_PER_TOKEN
-    if not request.blocks:
-        # Cut from the left where even the number is too long: neighbours still differ.
-        name = b"%08x: " % number
-        return name[-size - 2 : -2] if size < len(name) else b"".join((name, _filler(size - len(name))))
-    pieces = []
-    for block in request.blocks:
-        name = b"block %08x: " % block
-        pieces += [name, _filler(_BLOCK_BYTES - len(name))]
-    whole = b"".join(pieces)
-    return whole[:size] if len(whole) >= size else b"".join((whole, b"%08x: " % number, _filler(size)))[:size]
-
-
-def _filler(size: int) -> bytes | memoryview:
-    return (
-        _FILLER[:size]
-        if size <= len(_FILLER)
-        else bytes(_FILLER) * (size // len(_FILLER)) + _FILLER[: size % len(_FILLER)]
-    )

@@ -1,7 +1,6 @@
 """What to demand in a contract, filled with a plan's own numbers."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
@@ -52,6 +51,8 @@ def checklist(catalog: Catalog, planned: Planned, limits: Mapping[str, Threshold
     found = []
     for index, row in enumerate(read_rows(file)):
         for of, words in _cases(catalog, planned, limits["throughput"], row.each):
+            if "{price}" in row.ask and not words.get("price"):
+                continue
             try:
                 filled = {name: getattr(row, name).format_map(words) for name in ("ask", "run", "why")}
             except (KeyError, ValueError, IndexError) as error:
@@ -150,17 +151,17 @@ def _of_class(one: RequestClass) -> dict[str, str]:
 
 
 def _of_accelerator(planned: Planned, name: str, count: int) -> dict[str, str]:
-    prices = Counter(
-        {pool.usd_per_gpu_hour: pool.gpus for pool in planned.plan.pools if pool.accelerator == name}
-    ).most_common(1)
+    """What is to be had, at what one costs then; GPUs on hand need no seller, and their running costs are no price."""
+    wanted = planned.plan.to_be_had.get(name, 0)
+    paid = planned.saved.prices[name].usd if wanted and name in planned.saved.prices else None
     flips = [one for one in planned.flips if one.accelerator == name and one.at_usd_per_gpu_hour is not None]
     at = flips[0].at_usd_per_gpu_hour if flips else None
-    dearer = at is not None and not (prices and at <= prices[0][0])
+    dearer = at is not None and not (paid is not None and at <= paid)
     said = f"At {dollars(at or 0.0)} another fleet is as cheap: that is your walk-away price." if dearer else ""
     return {
         "accelerator": name,
-        "gpus": str(count),
-        "price": dollars(prices[0][0]) if prices else "the agreed price",
+        "gpus": str(wanted),
+        "price": "" if paid is None else dollars(paid),
         "flip": said,
         "spares": str(max(math.ceil(_SPARE * count), 1)),
     }

@@ -31,6 +31,7 @@ def review_document(found: Review, learnt: Again | None) -> dict[str, Any]:
         "level": LEVEL,
         "figures": [_figure(one) for one in found.figures],
         "notes": found.notes,
+        "assumptions": planned.assumptions or None,
         "again": None if learnt is None else asdict(learnt),
     }
 
@@ -58,4 +59,5 @@ def checklist_document(planned: Planned, items: list[Demand]) -> dict[str, Any]:
     return {
         "plan": {"file": planned.file, "name": planned.workload.name, "made": planned.saved.made},
         "demands": to_builtins(items),
+        "assumptions": planned.assumptions or None,
     }

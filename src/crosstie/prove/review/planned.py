@@ -79,6 +79,8 @@ class _SavedFleet(msgspec.Struct, frozen=True):
     gpus: dict[str, int]
     usd_per_million_tokens: SavedCost
     pools: list[SavedPool]
+    # To rent or buy, in whole nodes where those are sold; what is on hand is in `gpus` alone.
+    to_be_had: dict[str, int] = {}
     power: SavedPower | None = None
 
 
@@ -86,6 +88,8 @@ class _SavedPlan(msgspec.Struct, frozen=True):
     fleet: _SavedFleet | None
     simulated: list[SavedSimulated] = []
     flips: list[SavedFlip] = []
+    # As every answer has them; plans from before have none.
+    assumptions: dict[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,7 @@ class Planned:
     flips: list[SavedFlip]
     # What runs: the plan's own, with addresses, or the fleet file that was given.
     fleet: Fleet
+    assumptions: dict[str, Any]
 
     @property
     def workload(self) -> Workload:
@@ -137,7 +142,7 @@ def read_planned(catalog: Catalog, file: Path, fleet: Path | None = None) -> Pla
         raise BadData(file, "fleet", "there is none: nothing was promised that production could keep")
     runs = read_subject(catalog, fleet or file).fleet
     simulated = {one.class_name: one for one in found.simulated}
-    return Planned(str(file), saved, found.fleet, simulated, found.flips, runs)
+    return Planned(str(file), saved, found.fleet, simulated, found.flips, runs, found.assumptions)
 
 
 def lengths_of(one: RequestClass) -> tuple[Floats, Floats, Floats]:

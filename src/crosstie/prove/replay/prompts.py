@@ -8,15 +8,18 @@ first prompts.
 
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from hashlib import blake2b
+from operator import sub
+from statistics import median
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from crosstie.catalog.traces import BLOCK_TOKENS
+from crosstie.prove.replay.texts import PromptTexts
 from crosstie.prove.replay.traffic import TimedRequest
 
 _WHO = """the engineer;a nurse;our neighbour;the night shift;every visitor;the old captain;a student;the committee;
@@ -37,6 +40,8 @@ _SENTENCES = 16_000
 _FIRST = b"In"
 # Words that tell one text from all others.
 _NAME_WORDS = 8
+# Of the line that all prompts of a run begin with; what it has more or less is the template's then.
+LINE_TOKENS = 8
 # Text has four to five bytes a token; emulated replicas count four.
 USUAL_BYTES = 4.0
 
@@ -93,6 +98,8 @@ class Sizing(NamedTuple):
     words: tuple[Word, ...] = ()
     # By whom lengths are counted, in words.
     counted_by: str = "guess"
+    # What prompts are cut from; None: words of our own.
+    texts: PromptTexts | None = None
 
     def size(self, tokens: int) -> int:
         return max(round((tokens - self.overhead) * self.bytes_per_token), 1)
@@ -116,7 +123,8 @@ class Sizing(NamedTuple):
         if overhead < 0.0:
             # A template takes tokens and gives none.
             slope, overhead = sum(tokens) / sum(sizes), 0.0
-        return Sizing(1.0 / slope, overhead, counted_by="what the engine counted of four prompts")
+        by = "what the engine counted of four prompts"
+        return self._replace(bytes_per_token=1.0 / slope, overhead=overhead, counted_by=by)
 
     def with_words(self, words: tuple[Word, ...], counted_by: str) -> "Sizing":
         places = _places(words)
@@ -124,6 +132,8 @@ class Sizing(NamedTuple):
 
     def settled(self, sizes: Sequence[int], asked: Sequence[int], tokens: Sequence[int]) -> "Sizing":
         """By what was counted of first prompts: their template, if words add up; else as if no words were known."""
+        if self.texts is not None and self.texts.tokens:
+            return self._replace(overhead=self.overhead + median(map(sub, tokens, asked)))
         around = {counted - one for counted, one in zip(tokens, asked, strict=True)}
         if self.words and len(around) == 1:
             return self._replace(overhead=self.overhead + around.pop())
@@ -148,13 +158,17 @@ class Wording(NamedTuple):
             (*self._before(request.output_tokens), text(request, number, self.salt, self.sizing), self._end)
         )
 
-    def _before(self, output_tokens: int) -> tuple[bytes, ...]:
+    def conversation(self, messages: Sequence[Mapping[str, str]], output_tokens: int) -> bytes:
+        return msgspec.json.encode({**self._keys(output_tokens), "messages": messages})
+
+    def _keys(self, output_tokens: int) -> dict[str, object]:
         fields: dict[str, object] = {
             "model": self.model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": output_tokens,
         }  # fmt: skip
-        if self.ignore_eos:
-            fields["ignore_eos"] = True
-        start = msgspec.json.encode(fields | dict(self.more))[:-1]
+        return fields | ({"ignore_eos": True} if self.ignore_eos else {}) | dict(self.more)
+
+    def _before(self, output_tokens: int) -> tuple[bytes, ...]:
+        start = msgspec.json.encode(self._keys(output_tokens))[:-1]
         return start, b',"messages":[{"role":"user","content":"' if self.chat else b',"prompt":"'
 
     @property
@@ -163,7 +177,9 @@ class Wording(NamedTuple):
 
 
 def text(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> bytes:
-    """Of the request's length: its blocks, where it has any, then words of its own."""
+    """Of the request's length, as JSON has it: its blocks, where it has any, then words of its own."""
+    if sizing.texts is not None:
+        return msgspec.json.encode(cut_text(request, number, salt, sizing))[1:-1]
     if sizing.words:
         return _exact(request, number, salt, sizing)
     size = sizing.size(request.input_tokens)
@@ -172,6 +188,22 @@ def text(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> bytes
     if len(whole) < size:
         whole += _words(b"Request %x-%x. " % (number, salt), number, size - len(whole))
     return whole[:size]
+
+
+def cut_text(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> str:
+    """From somebody's texts: where blocks are alike, so is what stands for them."""
+    texts = sizing.texts
+    assert texts is not None
+    unit = 1.0 if texts.tokens else sizing.bytes_per_token
+    # Another one in every run, so that the first request of each has another text.
+    number += salt % len(texts.texts)
+    left = (request.input_tokens - sizing.overhead) * unit
+    found = [f"Run {salt:08x}.\n"]
+    left -= LINE_TOKENS if texts.tokens else len(found[0])
+    for block in request.blocks:
+        found.append(texts.cut(block, min(left, BLOCK_TOKENS * unit)))
+        left -= BLOCK_TOKENS * unit
+    return "".join([*found, texts.cut(number, left)])
 
 
 def _words(name: bytes, number: int, size: int) -> bytes:

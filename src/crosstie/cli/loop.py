@@ -1,0 +1,139 @@
+"""`crosstie loop`: predicted, measured where least is known, learnt, planned again; one report."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.writing import write_text
+from crosstie.cli.html import write_html
+from crosstie.cli.lazy import GroupedCommand
+from crosstie.cli.loop_show import report_markdown, show_loop
+from crosstie.cli.options import FILE, complete_accelerators, complete_models, json_option, real_option, whole_option
+from crosstie.cli.progress import progress
+from crosstie.cli.replica import PRECISION_HELP
+from crosstie.cli.show import json_text, print_json
+from crosstie.core.errors import BadInput
+from crosstie.prove.loop.engine import EngineFailed
+from crosstie.prove.loop.folder import LoopAsked, LoopFolder
+from crosstie.prove.loop.loop import LoopResult, LoopSettings, MachineLoop, begun
+from crosstie.prove.loop.report import report_document
+
+_KEY = "OPENAI_API_KEY"
+_INTERRUPTED = 130
+
+
+@click.command(
+    "loop", cls=GroupedCommand,
+    groups={
+        "The replica": "--on --engine --engine-command --engine-args --precision --tp --context --endpoint --emulate "
+                       "--speed",
+        "The measurement": "--out --minutes --points --prompts --workload --quick",
+        "The answer": "--json",
+    },
+)  # fmt: skip
+@click.argument("model", required=False, default="", shell_complete=complete_models)
+@click.option("--on", "accelerator", metavar="A", default="", shell_complete=complete_accelerators,
+              help="Which of this machine's accelerators, or that of --endpoint. [default: the first]")  # fmt: skip
+@click.option("--engine", metavar="E", default="", help="vllm, sglang or llama.cpp, with a release or without.")
+@click.option("--engine-command", metavar="WORDS", default="",
+              help="How the engine is run: 'python3 -m vllm.entrypoints.cli.main'.")  # fmt: skip
+@click.option("--engine-args", metavar="WORDS", default="",
+              help="Further flags of it, such as '--load-format dummy'.")  # fmt: skip
+@click.option("--precision", metavar="P", default="", help=f"{PRECISION_HELP} [default: native]")
+@whole_option("--tp", 1, 1024, "Tensor-parallel ranks. [default: as few as fit]")
+@whole_option("--context", 1, 10**7, "Tokens of a request. [default: as many as fit]")
+@click.option("--endpoint", metavar="URL", default="", help="An engine that runs already; none is started.")
+@click.option("--emulate", metavar="A[:FACTOR]", default="",
+              help="An emulated replica in the place of an engine, FACTOR times as slow as predicted.")  # fmt: skip
+@real_option("--speed", 0.01, 1000, "With --emulate: emulated seconds a second.", default=1.0, show_default=False)
+@click.option("--out", type=FILE, metavar="DIR", default=Path("loop"), show_default=True,
+              help="Where everything is kept; a loop that ended early goes on there.")  # fmt: skip
+@real_option("--minutes", 0.01, 10_000, "How long it may measure, the engine's start included.", default=20.0)
+@whole_option("--points", 1, 100, "Points to measure at most.", default=8)
+@click.option(
+    "--prompts", metavar="FILE|FOLDER", default="", help="Text of the prompts, as of `bench`. [default: filler]"
+)
+@click.option("--workload", type=str, metavar="FILE", default="", help="Plan it before and after.")
+@click.option("--quick", is_flag=True, help="Plan by closed forms alone, as `plan --quick`.")
+@json_option
+def command(out: Path, as_json: bool, **options: Any) -> int:
+    """Predicts a replica, measures it where least is known, learns from that and plans again: one report.
+
+    \b
+    crosstie loop llama-3.1-8b --workload workload.toml --minutes 20
+    crosstie loop ./checkpoint --precision fp8 --engine-args '--load-format dummy'
+    crosstie loop llama-3.1-8b --endpoint http://server:8000 --on mi300x
+    crosstie loop llama-3.1-8b --emulate h200:1.15     # on a laptop
+    crosstie loop --out loop                           # go on with it
+
+    On a machine with a GPU and an engine: doctor and recipe, the engine started by the recipe's command, `bench` at
+    the points that make the intervals of what is asked narrowest, each beside what was predicted of it before,
+    `calibrate`, and `plan` before and after.
+    The folder has report.md, report.json and report.html, every result as a file of `bench`, calibration.json and the
+    engine's log. Your own catalog is left alone: `crosstie calibrate --add DIR/points/*.json` puts it there.
+
+    Ctrl-C, kill -9 or a crash loses at most the point that was being measured; the same command, or `crosstie loop
+    --out DIR`, goes on. The engine ends with the loop, however that ends. Exit status 1 where the engine does not
+    start, a request failed, or no point was measured; 130 after Ctrl-C.
+    """
+    source = click.get_current_context().get_parameter_source
+    given = {name: value for name, value in options.items() if source(name) is not ParameterSource.DEFAULT}
+    given |= {name: _wherever(given[name]) for name in ("model", "workload", "prompts") if given.get(name)}
+    folder = LoopFolder(out)
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out}: is a file")
+    with folder.held():
+        state = begun(folder, given)
+        _check(state.asked)
+        with progress("loop") as on_progress:
+            settings = LoopSettings(on_progress, _tell, api_key=os.environ.get(_KEY) or None)
+            try:
+                found = MachineLoop(Catalog(), folder, state, settings).run()
+            except EngineFailed as error:
+                click.echo(f"crosstie: {error}", err=True)
+                return 1
+        if found.interrupted:
+            click.echo(f"interrupted: `crosstie loop --out {out}` goes on", err=True)
+            return _INTERRUPTED
+        if not found.measured:
+            click.echo("crosstie: no point was measured: more --minutes", err=True)
+            return 1
+        made = _write(out, found)
+    if as_json:
+        print_json(made)
+    else:
+        show_loop(made)
+    return int(bool(found.failed))
+
+
+def _wherever(name: str) -> str:
+    """A file or folder by its whole path: a loop may be gone on with from another folder. A name stays a name."""
+    path = Path(name).expanduser()
+    is_path = name.startswith((".", "~", "/")) or (path.is_file() and path.suffix != "")
+    return str(path.absolute()) if is_path or ("/" in name and path.exists()) else name
+
+
+def _check(asked: LoopAsked) -> None:
+    if asked.endpoint and asked.emulate:
+        raise BadInput("--endpoint is an engine that runs, and --emulate starts one: give one of them")
+    if asked.speed != 1.0 and not asked.emulate:
+        raise BadInput("--speed is about --emulate, which is not given")
+    if asked.endpoint and (asked.engine_command or asked.engine_args):
+        raise BadInput("--endpoint runs already: leave --engine-command and --engine-args out")
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _write(out: Path, found: LoopResult) -> dict[str, Any]:
+    """The report three ways, of one document."""
+    made = report_document(found)
+    write_text(out / "report.json", json_text(made) + "\n")
+    write_text(out / "report.md", report_markdown(made))
+    write_html(out / "report.html", made["title"], made, lambda: show_loop(made))
+    return made

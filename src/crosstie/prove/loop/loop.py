@@ -1,0 +1,275 @@
+"""The loop: predict, start the engine, measure where least is known, learn, predict and plan again.
+
+Everything that was worked out or measured is in the folder before the next thing begins, so that a loop that was ended
+at any moment goes on from there. Points are dropped from the end of the design where the time is up.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.calibration import Calibration
+from crosstie.catalog.library import Catalog, user_directories
+from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.catalog.writing import write_text
+from crosstie.core.errors import BadInput
+from crosstie.core.progress import OnProgress
+from crosstie.core.workload import Workload
+from crosstie.decide.plan.plan import Plan, plan
+from crosstie.decide.plan.report import mark_of
+from crosstie.prove.bench.bench import Settings, bench, fitted
+from crosstie.prove.bench.document import document
+from crosstie.prove.bench.endpoint import described
+from crosstie.prove.bench.gpus import local_tool
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad
+from crosstie.prove.calibration.calibrate import Calibrated, calibrate
+from crosstie.prove.calibration.kept import Kept
+from crosstie.prove.loop.design import Budget, LoopPoint, asked_points, design, predicted
+from crosstie.prove.loop.engine import running_engine
+from crosstie.prove.loop.folder import LoopAsked, LoopFolder, LoopState, PreparedReplica
+from crosstie.prove.loop.prepare import prepared
+from crosstie.prove.replay.texts import read_texts
+from crosstie.run.wire.address import Address, is_loopback
+
+# What an engine's start is taken for until it has started once, of the time that there is.
+_START_SHARE = 0.15
+# Given to an engine whatever is left of the time.
+_LEAST_START_S = 60.0
+_VARY = 0.2
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What every run has in common, and is not kept: a key, and how progress is told."""
+
+    on_progress: OnProgress
+    # A line of what has just come about.
+    tell: Callable[[str], object]
+    api_key: str | None = None
+
+
+@dataclass(frozen=True)
+class PlanPair:
+    before: Plan
+    after: Plan
+
+
+@dataclass
+class LoopResult:
+    """What reports are made of."""
+
+    state: LoopState
+    measured: dict[str, dict[str, Any]]
+    # By name of the point: what is predicted of it by what was learnt; and of the questions, in their order.
+    after: dict[str, dict[str, Any]]
+    questions_after: list[dict[str, Any]]
+    learnt: Calibrated | None = None
+    plans: PlanPair | None = None
+    # Why there is no plan.
+    unplanned: str = ""
+    interrupted: bool = False
+
+    @property
+    def dropped(self) -> list[LoopPoint]:
+        return [one for one in self.state.design if one.name not in self.measured]
+
+    @property
+    def failed(self) -> int:
+        return sum(int(one["failed"]) for one in self.measured.values())
+
+
+def begun(folder: LoopFolder, given: dict[str, Any]) -> LoopState:
+    """What the folder has, or a new one. `given`: what was asked for this time."""
+    found = folder.read()
+    if found is None:
+        return LoopState(asked=LoopAsked(**given))
+    found.asked = found.asked.gone_on_with(given, folder.path)
+    return found
+
+
+class MachineLoop:
+    """One folder's. `run` does everything that is not done yet."""
+
+    def __init__(self, catalog: Catalog, folder: LoopFolder, state: LoopState, settings: LoopSettings):
+        self.catalog, self.folder, self.state, self.settings = catalog, folder, state, settings
+        self.workload = _workload(catalog, state.asked)
+        self._before_s, self._began = state.spent_s, time.monotonic()
+
+    def run(self) -> LoopResult:
+        """Raises EngineFailed where the engine does not start; what was measured is kept."""
+        self._predict_first()
+        interrupted = self._measure()
+        found = LoopResult(self.state, self.folder.measured(self.state), {}, [], interrupted=interrupted)
+        if found.measured and not interrupted:
+            _learn(self.catalog, self.folder, found, self.settings)
+            if self.workload is not None:
+                _plan(self.catalog, found, self.workload, self.settings)
+        return found
+
+    @property
+    def _spent_s(self) -> float:
+        return self._before_s + time.monotonic() - self._began
+
+    def _keep(self) -> None:
+        self.state.spent_s = round(self._spent_s, 2)
+        self.folder.write(self.state)
+
+    def _predict_first(self) -> None:
+        state, settings = self.state, self.settings
+        if state.design:
+            return
+        settings.on_progress(0, 0, "doctor and recipe")
+        made, deployment = prepared(self.catalog, state.asked, self.folder.path, settings.api_key)
+        settings.tell(f"{made.replica}; {_doctor_words(made)}")
+        settings.on_progress(0, 0, "what is known least")
+        asked = asked_points(self.workload, deployment, made.longest)
+        for_points_s = 60.0 * state.asked.minutes * (1.0 - (_START_SHARE if made.command else 0.0))
+        budget = Budget(state.asked.points, for_points_s, state.asked.speed)
+        state.design = design(self.catalog, made.conditions, asked, deployment, made.longest, budget)
+        known = predicted(self.catalog, asked, made.conditions)
+        state.questions = [msgspec.structs.replace(one, predicted=told) for one, told in zip(asked, known, strict=True)]
+        state.prepared, state.calibration = made, mark_of(self.catalog.calibration)
+        self._keep()
+
+    def _measure(self) -> bool:
+        """Whether somebody interrupted it."""
+        state = self.state
+        made = state.prepared
+        assert made is not None, "predicted before it is measured"
+        left = [one for one in state.design if one.name not in self.folder.measured(state)]
+        if not left or not self._has_time(left[0]):
+            return False
+        if not made.command:
+            return self._measure_at(state.asked.endpoint, made, left, lambda: None)
+        wait_s = max(60.0 * state.asked.minutes - self._spent_s, _LEAST_START_S)
+        engine = running_engine(
+            made.command, made.variables, self.folder.log, health=made.health, wait_s=min(made.start_s, wait_s),
+            environment=os.environ, on_progress=self.settings.on_progress,
+        )  # fmt: skip
+        with engine as running:
+            state.starts_s.append(round(running.started_s, 2))
+            self._keep()
+            self.settings.tell(f"engine healthy after {running.started_s:.0f} s")
+            try:
+                return self._measure_at(running.url, made, left, running.check)
+            except BadInput:
+                running.check()
+                raise
+
+    def _has_time(self, point: LoopPoint) -> bool:
+        """The first point is always measured: a loop without any says nothing."""
+        return self._spent_s + point.expected_s <= 60.0 * self.state.asked.minutes or point == self.state.design[0]
+
+    def _measure_at(
+        self, url: str, made: PreparedReplica, left: list[LoopPoint], check: Callable[[], object]
+    ) -> bool:  # fmt: skip
+        """`check`: raises EngineFailed where the engine is no more; what it did not answer is then no measurement."""
+        state, settings = self.state, self.settings
+        endpoint = described(url, made.asks_for, settings.api_key, True, _given(made), self.catalog)
+        if endpoint.emulated and not made.emulated:
+            # Whatever the command was: nobody may take this for a measurement.
+            state.prepared = msgspec.structs.replace(made, emulated=True, replica=f"{made.replica}, EMULATED")
+            self._keep()
+        tool = None if endpoint.emulated or not is_loopback(Address(url).host) else local_tool()
+        for point in left:
+            place = state.design.index(point)
+            if not self._has_time(point):
+                settings.tell(f"{state.asked.minutes:g} minutes: {len(state.design) - place} points are left out")
+                return False
+            told = f"{place + 1} of {len(state.design)}, {point.short}"
+            load, asked = BenchLoad(clients=point.clients), fitted(_settings(state, point, settings), [endpoint])
+            heard = partial(self._hear, told)
+            found = bench([endpoint], [load], asked, gpus=(tool,) if tool else (), on_progress=heard)
+            if any(one.failed for one in found.measured[0].points):
+                check()
+            if found.interrupted:
+                return True
+            write_text(self.folder.point_file(point), _text(document(found)))
+            self._keep()
+            settings.tell(f"{told}: {_compared(point, self.folder.measured(state).get(point.name))}")
+        return False
+
+    def _hear(self, point: str, done: int, total: int, what: str) -> None:
+        self.settings.on_progress(done, total, f"{point}: {what}")
+
+
+def _workload(catalog: Catalog, asked: LoopAsked) -> Workload | None:
+    return read_workload(catalog, find_workload(Path(asked.workload))) if asked.workload else None
+
+
+def _doctor_words(made: PreparedReplica) -> str:
+    if made.emulated:
+        return "no GPU runs"
+    verdicts = ", ".join(f"{name}: {verdict}" for name, verdict in made.doctor.get("verdicts", {}).items())
+    return f"doctor: {verdicts}" if verdicts else "doctor was not asked about another machine"
+
+
+def _given(made: PreparedReplica) -> dict[str, str]:
+    """What the endpoint need not say of itself; its model it names, or its folder does."""
+    return {name: value for name, value in made.conditions.items() if name not in ("model", "model_config")}
+
+
+def _settings(state: LoopState, point: LoopPoint, settings: LoopSettings) -> Settings:
+    prompts = state.asked.prompts
+    return Settings(
+        prompts=read_texts(Path(prompts)) if prompts else None,
+        lengths=BenchLengths(point.input_tokens, point.output_tokens, vary=_VARY), requests=point.requests,
+        speed=state.asked.speed, api_key=settings.api_key,
+    )  # fmt: skip
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
+
+
+def _compared(point: LoopPoint, measured: Mapping[str, Any] | None) -> str:
+    if not measured or not measured["metrics"]:
+        return "no request was answered"
+    tpot, foretold = measured["metrics"]["tpot_s_p50"]["value"], point.predicted["tpot_s"]
+    inside = "inside" if foretold.low <= tpot <= foretold.high else "OUTSIDE"
+    ends = f"{1e3 * foretold.low:.3g} to {1e3 * foretold.high:.3g} ms"
+    return f"TPOT {1e3 * tpot:.3g} ms, predicted {1e3 * foretold.value:.3g} ({ends}): {inside}"
+
+
+def _learn(catalog: Catalog, folder: LoopFolder, found: LoopResult, settings: LoopSettings) -> None:
+    """By the results here, beside those that the user has added to the catalog; nothing of it is put there."""
+    state = found.state
+    assert state.prepared is not None
+    own = user_directories()
+    files = [folder.point_file(one) for one in state.design if one.name in found.measured]
+    kept = Kept(own[-1]).files() if own and not state.prepared.emulated else []
+    found.learnt = calibrate([*kept, *files], quick=True, on_progress=settings.on_progress)
+    after = _under(catalog, found.learnt.calibration)
+    conditions = state.prepared.conditions
+    points = [one for one in state.design if one.name in found.measured]
+    found.after = {one.name: known for one, known in zip(points, predicted(after, points, conditions), strict=True)}
+    found.questions_after = list(predicted(after, state.questions, conditions))
+    if not state.prepared.emulated:
+        found.learnt.write(folder.path / "calibration.json")
+
+
+def _under(catalog: Catalog, calibration: Calibration) -> Catalog:
+    return catalog.calibrated_by(calibration)
+
+
+def _plan(catalog: Catalog, found: LoopResult, workload: Workload, settings: LoopSettings) -> None:
+    assert found.learnt is not None
+    quick = found.state.asked.quick
+    try:
+        plans = [
+            plan(known, workload, confirm=not quick, on_progress=settings.on_progress)
+            for known in (catalog, _under(catalog, found.learnt.calibration))
+        ]
+    except ModuleNotFoundError as error:
+        found.unplanned = f"planning needs {error.name}, which is not here: `crosstie loop --out` plans elsewhere"
+        return
+    except BadInput as error:
+        found.unplanned = str(error)
+        return
+    found.plans = PlanPair(*plans)
