@@ -82,7 +82,7 @@ def page_of_a_gateway_that_has_served() -> str:
 async def page_of_a_gateway_with_keys(folder: Path) -> str:
     async with keyed(folder) as at:
         assert (await at.ask("not-a-key")).status == 401
-        return (await at.get("/metrics", None)).body.decode()
+        return (await at.get("/metrics", await at.key("watcher", explains=True))).body.decode()
 
 
 async def page_of_a_gateway_that_goes_on_elsewhere() -> str:

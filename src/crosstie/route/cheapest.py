@@ -160,7 +160,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         return None
     finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s = chosen
     if usd is None or cached:
-        usd = pool.request_usd(input_tokens - cached, cached, output_tokens, ask.tpot_s)
+        usd = pool.weighed * pool.request_usd(input_tokens - cached, cached, output_tokens, ask.tpot_s)
     predicted = Prediction(
         ttft_s=ttft_s, tpot_s=tpot_s, predicted_usd=usd, cached_tokens=cached, raw_ttft_s=raw_ttft_s,
         raw_tpot_s=raw_tpot_s, ttft_limit_s=ttft_limit, tpot_limit_s=tpot_limit,
@@ -233,11 +233,12 @@ class CheapestMeetingTarget(_Predicting):
         least: list[float] = []
         order: list[int] = []
         for index, pool in enumerate(pools):
-            usd = least_usd = pool.request_usd(new, 0.0, output, ask.tpot_s)
+            usd = least_usd = pool.weighed * pool.request_usd(new, 0.0, output, ask.tpot_s)
             if prefix:
                 cached = most_held(pool, ask, block_tokens)
                 if cached > 0.0:
-                    least_usd = min(usd, pool.request_usd(new - cached, cached, output, ask.tpot_s))
+                    held = pool.request_usd(new - cached, cached, output, ask.tpot_s)
+                    least_usd = min(usd, pool.weighed * held)
             usds.append(usd)
             least.append(least_usd)
             at = index

@@ -81,10 +81,17 @@ def in_words(prediction: Prediction, ask: Ask) -> str:
     tpot = f" of {int(ask.tpot_s * 1e3 + 0.5)}" if ask.tpot_s is not None else ""
     held = f", {int(prediction.cached_tokens + 0.5)} tokens held" if prediction.cached_tokens else ""
     return (
-        f"${int(prediction.predicted_usd * 1e6 + 0.5)} a million such requests, "
+        f"{a_million(prediction.predicted_usd * 1e6)} a million such requests, "
         f"TTFT {int(prediction.ttft_s * 1e3 + 0.5)}{ttft} ms, "
         f"TPOT {int(prediction.tpot_s * 1e3 + 0.5)}{tpot} ms{held}"
     )
+
+
+def a_million(usd: float) -> str:
+    """Whole dollars; of small models a few requests cost less than a cent, and nothing is not what they cost."""
+    if usd >= 9.5:
+        return f"${int(usd + 0.5)}"
+    return f"${usd:.2g}" if usd > 0.0 else "nothing"
 
 
 def _for_a_header(text: str) -> str:

@@ -105,6 +105,9 @@ class LivePool:
         rent = self.pool.replica_gpus * self.pool.usd_per_gpu_hour / 3600.0
         power = watts * usd_per_kwh / 3.6e6
         self.usd_per_s = rent + power
+        # The part that the router weighs: what was paid once for bought GPUs is gone whoever they serve.
+        sunk = self.pool.replica_gpus * self.pool.sunk_usd_per_gpu_hour / 3600.0
+        self.weighed = max(self.usd_per_s - sunk, 0.0) / self.usd_per_s if self.usd_per_s and sunk else 1.0
         # What it costs more when it works.
         self.added_usd_per_s = power if self.pool.paid_anyway else rent + power
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 from crosstie.core.fleet import Policy, Pool
 from crosstie.route.ask import Ask
 from crosstie.route.cheapest import Best, LatencyLimits, best_of, limits_of
-from crosstie.route.decision import Decision
+from crosstie.route.decision import Decision, a_million
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.policy import Query, Rated, RoutingPolicy
@@ -135,7 +135,7 @@ class Overflow(RoutingPolicy):
         added_usd = pool.added_usd(ask.input_tokens - cached, cached, ask.output_tokens, ask.tpot_s)
         if added_usd <= 0.0:
             return None
-        why = f"cheaper than what {pool.name} would add, ${added_usd * 1e6:.0f} a million"
+        why = f"cheaper than what {pool.name} would add, {a_million(added_usd * 1e6)} a million"
         return self._bought(query, sold, why, must_meet=True, below_usd=added_usd)
 
     def _unaffordable(self, query: Query, sold: list[PricedPool]) -> Decision:

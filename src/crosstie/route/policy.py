@@ -129,7 +129,7 @@ def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
     return Prediction(
         ttft_s=raw_ttft_s * view.ttft_factor + view.late_s,
         tpot_s=raw_tpot_s * view.tpot_factor,
-        predicted_usd=pool.request_usd(new, cached, output, ask.tpot_s),
+        predicted_usd=pool.weighed * pool.request_usd(new, cached, output, ask.tpot_s),
         cached_tokens=cached,
         raw_ttft_s=raw_ttft_s,
         raw_tpot_s=raw_tpot_s,

@@ -141,7 +141,7 @@ def test_more_than_there_is_is_never_asked_for_and_said_with_what_to_do() -> Non
 
 
 @pytest.mark.parametrize(
-    ("status", "said"), [(403, "docs/scale.md has the Role to get llm/deployments/cheap/scale"), (500, "answers 500")]
+    ("status", "said"), [(403, "docs/scaling.md has the Role to get llm/deployments/cheap/scale"), (500, "answers 500")]
 )
 def test_an_api_server_that_refuses_leaves_the_fleet_as_it_is_and_is_said_once(status: int, said: str) -> None:
     async def main() -> None:

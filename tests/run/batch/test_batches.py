@@ -1,14 +1,16 @@
 """OpenAI's client with files and batches: kept, run after everybody else, gone on with, and nobody else's business."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from openai import APIStatusError, AsyncOpenAI, AuthenticationError, BadRequestError, NotFoundError
+from tests.lazily import Lazily
 from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_keys import keyed
 from tests.run.wire.test_server import on_loop
@@ -23,6 +25,11 @@ from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.batches import BatchService
 from crosstie.run.wire.multipart import read_form
 from crosstie.run.wire.request import RequestLimits
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Lazily("openai")
 
 ENDPOINT: Any = "/v1/chat/completions"
 PLENTY = Quota(10**6, 10**12, 10**6)
@@ -48,7 +55,9 @@ def service(folder: Path, in_flight: int = 2) -> BatchService:
 
 
 @asynccontextmanager
-async def batching(folder: Path, fake: Fake, *, in_flight: int = 2) -> AsyncIterator[tuple[Running, AsyncOpenAI]]:
+async def batching(
+    folder: Path, fake: Fake, *, in_flight: int = 2
+) -> AsyncIterator[tuple[Running, openai.AsyncOpenAI]]:
     made = service(folder, in_flight)
     async with running(fleet_of(pool_of("one", fake.url)), components=[made]) as at, client(at) as ours:
         made.runner.soonest_s = 0.01
@@ -58,8 +67,8 @@ async def batching(folder: Path, fake: Fake, *, in_flight: int = 2) -> AsyncIter
             await made.stop()
 
 
-def client(at: Running) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"http://127.0.0.1:{at.port}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
+def client(at: Running) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{at.port}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
 
 
 def hangs_at(fake: Fake, content: str) -> None:
@@ -71,7 +80,7 @@ def hangs_at(fake: Fake, content: str) -> None:
     fake._ok = answer  # type: ignore[method-assign]
 
 
-async def begun(ours: AsyncOpenAI, file: tuple[str, bytes], window: Any = "24h") -> Any:
+async def begun(ours: openai.AsyncOpenAI, file: tuple[str, bytes], window: Any = "24h") -> Any:
     made = await ours.files.create(file=file, purpose="batch")
     return await ours.batches.create(input_file_id=made.id, endpoint=ENDPOINT, completion_window=window)
 
@@ -81,14 +90,14 @@ def batch_of(key_id: int, file_id: str, number: int = 0, **fields: Any) -> Batch
     return Batch(id=f"batch-{number:024x}", key_id=key_id, endpoint=ENDPOINT, input_file_id=file_id, **given)
 
 
-async def ended(ours: AsyncOpenAI, batch: Any) -> Any:
+async def ended(ours: openai.AsyncOpenAI, batch: Any) -> Any:
     async with asyncio.timeout(LIMIT_S):
         while (latest := await ours.batches.retrieve(batch.id)).status not in ENDED:
             await asyncio.sleep(0.05)
     return latest
 
 
-async def lines_of(ours: AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
+async def lines_of(ours: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
     assert file_id is not None
     text = (await ours.files.content(file_id)).text
     return {one["custom_id"]: one for one in map(json.loads, text.splitlines())}
@@ -116,7 +125,7 @@ async def test_a_batch_from_file_to_file(folder: Path) -> None:
         names = {one.filename async for one in await ours.files.list()}
         assert names == {"in.jsonl", f"{batch.id}_output.jsonl"}
         assert (await ours.files.delete(done.output_file_id)).deleted
-        with pytest.raises(NotFoundError):
+        with pytest.raises(openai.NotFoundError):
             await ours.files.retrieve(done.output_file_id)
 
 
@@ -176,7 +185,7 @@ async def test_a_cancelled_batch_stops_and_keeps_what_it_has(folder: Path) -> No
         assert done.status == "cancelled"
         assert list(await lines_of(ours, done.output_file_id)) == ["a"]
         await until(lambda: fake.gone)
-        with pytest.raises(APIStatusError, match="has ended: cancelled"):
+        with pytest.raises(openai.APIStatusError, match="has ended: cancelled"):
             await ours.batches.cancel(batch.id)
 
 
@@ -215,15 +224,15 @@ async def test_bad_questions_are_refused(folder: Path) -> None:
             ({"completion_window": "soon"}, "completion_window 'soon'"),
             ({"completion_window": "31d"}, "at most 30d"),
         ):
-            with pytest.raises(BadRequestError, match=said):
+            with pytest.raises(openai.BadRequestError, match=said):
                 await ours.batches.create(**{**asked, **change})
-        with pytest.raises(NotFoundError, match="no file 'file-none'"):
+        with pytest.raises(openai.NotFoundError, match="no file 'file-none'"):
             await ours.batches.create(**{**asked, "input_file_id": "file-none"})
-        with pytest.raises(NotFoundError):
+        with pytest.raises(openai.NotFoundError):
             await ours.files.retrieve("../../etc/passwd")
-        with pytest.raises(BadRequestError, match="purpose 'assistants'"):
+        with pytest.raises(openai.BadRequestError, match="purpose 'assistants'"):
             await ours.files.create(file=file_of("a"), purpose="assistants")
-        with pytest.raises(APIStatusError, match="no room for more files here now") as full:
+        with pytest.raises(openai.APIStatusError, match="no room for more files here now") as full:
             await ours.files.create(file=("big", b"x" * 2_000_000), purpose="batch")
         assert full.value.status_code == 503
         assert (await at.get("/v1/batches/x/y")).status == 404
@@ -262,13 +271,13 @@ async def test_a_batch_is_its_key_s_and_ends_with_it(folder: Path) -> None:
         at.at.gateway.listeners.append(records.append)
         alice, bob = await at.key("alice"), await at.key("bob")
         async with client(at.at) as nobody, client(at.at).copy(api_key=alice) as hers:
-            with pytest.raises(AuthenticationError):
+            with pytest.raises(openai.AuthenticationError):
                 await nobody.batches.list()
             batch = await begun(hers, file_of("a"))
             assert (await ended(hers, batch)).status == "completed"
             async with client(at.at).copy(api_key=bob) as his:
                 for asked in (his.batches.retrieve(batch.id), his.files.retrieve(batch.input_file_id)):
-                    with pytest.raises(NotFoundError):
+                    with pytest.raises(openai.NotFoundError):
                         await asked
             assert {(one.key_id, one.how) for one in records} >= {(1, "served")}
             hangs_at(at.fake, "b")

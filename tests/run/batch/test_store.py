@@ -1,16 +1,18 @@
 """Batches on a disk that is full, that others can read, and that has a great many of them."""
 
+from __future__ import annotations
+
 import asyncio
 import errno
 import json
 import os
 from pathlib import Path
 from time import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from openai import APIStatusError, BadRequestError
+from tests.lazily import Lazily
 from tests.run.batch.test_batches import (
     ENDPOINT,
     PLENTY,
@@ -33,6 +35,11 @@ from crosstie.run.batch import index as index_module, lines as lines_module
 from crosstie.run.batch.lines import BatchLine, LineReader, check_lines
 from crosstie.run.batch.store import BatchStore
 from crosstie.run.wire.request import RequestLimits
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Lazily("openai")
 
 LIMITS = RequestLimits()
 
@@ -315,11 +322,11 @@ async def test_questions_that_are_too_large_are_refused(folder: Path) -> None:
         assert made.expires_at == made.created_at + 30 * 86400
         asked: Any = {"input_file_id": made.id, "endpoint": ENDPOINT, "completion_window": "24h"}
         for metadata in ({str(number): "" for number in range(17)}, {"n" * 65: ""}, {"n": "x" * 513}):
-            with pytest.raises(BadRequestError, match="metadata: at most 16 names"):
+            with pytest.raises(openai.BadRequestError, match="metadata: at most 16 names"):
                 await ours.batches.create(**asked, metadata=metadata)
-        with pytest.raises(BadRequestError, match="more than 65536 bytes"):
+        with pytest.raises(openai.BadRequestError, match="more than 65536 bytes"):
             await ours.batches.create(**asked, metadata={"n": "x" * 70_000})
-        with pytest.raises(BadRequestError, match="limit '10001'"):
+        with pytest.raises(openai.BadRequestError, match="limit '10001'"):
             await ours.files.list(limit=10_001)
 
 
@@ -329,7 +336,7 @@ async def test_what_a_key_sends_at_once_is_bounded(folder: Path) -> None:
         patch.setattr("crosstie.run.batch.api._WAITING_BYTES", 3 * 2**12)
         async with fakes() as [fake], batching(folder, fake) as (_, ours):
             found = await asyncio.gather(*(ours.files.list() for _ in range(40)), return_exceptions=True)
-            refused = [one for one in found if isinstance(one, APIStatusError)]
+            refused = [one for one in found if isinstance(one, openai.APIStatusError)]
             assert {one.code for one in refused} == {"too_many_open_requests"}
             assert len(refused) < 40
             # Nothing of it stays.

@@ -1,15 +1,17 @@
 """Files and batches of several keys: limits, quotas, turns, and batches that always end."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from openai import APIStatusError, AsyncOpenAI, NotFoundError, RateLimitError
+from tests.lazily import Lazily
 from tests.run.batch.test_batches import ENDPOINT, PLENTY, batch_of, begun, client, ended, file_of, hangs_at, service
 from tests.run.gateway.fakes import in_folder, until
 from tests.run.gateway.test_keys import Keyed, keyed
@@ -22,6 +24,11 @@ from crosstie.run.batch.turns import BatchRun, Turns
 from crosstie.run.gateway.limits import Window
 from crosstie.run.service.batches import BatchService
 from crosstie.run.wire.request import RequestLimits
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Lazily("openai")
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +48,7 @@ async def tenants(folder: Path, in_flight: int = 4, **serving: Any) -> AsyncIter
             await made.stop()
 
 
-def of(at: Keyed, key: str) -> AsyncOpenAI:
+def of(at: Keyed, key: str) -> openai.AsyncOpenAI:
     return client(at.at).copy(api_key=key)
 
 
@@ -52,9 +59,9 @@ async def test_files_and_batches_count_against_the_rate_of_a_key(folder: Path) -
         await hers.files.list()
         await hers.batches.list()
         for asked in (hers.files.list, hers.batches.list):
-            with pytest.raises(RateLimitError, match="3 requests a minute"):
+            with pytest.raises(openai.RateLimitError, match="3 requests a minute"):
                 await asked()
-        with pytest.raises(RateLimitError, match="3 requests a minute"):
+        with pytest.raises(openai.RateLimitError, match="3 requests a minute"):
             await hers.files.create(file=file_of("a"), purpose="batch")
 
 
@@ -65,9 +72,9 @@ async def test_nothing_new_is_taken_on_a_spent_budget_and_what_is_there_may_be_h
         guard = at.at.gateway.context.guard
         assert guard is not None
         guard._by_id[1].own_usd = 2.0
-        with pytest.raises(RateLimitError, match="budget of 1 USD a month"):
+        with pytest.raises(openai.RateLimitError, match="budget of 1 USD a month"):
             await hers.files.create(file=file_of("a"), purpose="batch")
-        with pytest.raises(RateLimitError, match="budget of 1 USD a month"):
+        with pytest.raises(openai.RateLimitError, match="budget of 1 USD a month"):
             await hers.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
         assert (await hers.files.content(file.id)).text
         assert (await hers.files.delete(file.id)).deleted
@@ -115,15 +122,21 @@ async def test_quotas_are_each_key_s_own_and_say_nothing_of_others(folder: Path)
             for _ in range(2):
                 kept = await his.files.create(file=("x", b"x" * 300), purpose="batch")
             batch = await begun(hers, file_of("hangs"))
-            with pytest.raises(RateLimitError, match=r"1 batches of yours .* 1 may be at once \(serve.max_batches_per"):
+            with pytest.raises(
+                openai.RateLimitError, match=r"1 batches of yours .* 1 may be at once \(serve.max_batches_per"
+            ):
                 await hers.batches.create(input_file_id=batch.input_file_id, endpoint=ENDPOINT, completion_window="24h")
             await hers.files.create(file=("x", b"x" * 300), purpose="batch")
-            with pytest.raises(RateLimitError, match=r"your files take \d{3} bytes, and may take 1,000 ") as refused:
+            with pytest.raises(
+                openai.RateLimitError, match=r"your files take \d{3} bytes, and may take 1,000 "
+            ) as refused:
                 await hers.files.create(file=("x", b"x" * 900), purpose="batch")
             assert refused.value.code == "quota_exceeded"
             assert refused.value.response.headers["x-should-retry"] == "false"
             await hers.files.create(file=("x", b"x"), purpose="batch")
-            with pytest.raises(RateLimitError, match=r"you have 3 files, and may have 3 \(serve.max_files_per_key\)"):
+            with pytest.raises(
+                openai.RateLimitError, match=r"you have 3 files, and may have 3 \(serve.max_files_per_key\)"
+            ):
                 await hers.files.create(file=("x", b"x"), purpose="batch")
             # The other has room.
             await his.files.create(file=("x", b"x" * 300), purpose="batch")
@@ -183,7 +196,7 @@ async def test_an_input_that_is_deleted_as_its_batch_is_made_leaves_no_batch_tha
             create = hers.batches.create(input_file_id=file.id, endpoint=ENDPOINT, completion_window="24h")
             found = await asyncio.gather(create, hers.files.delete(file.id), return_exceptions=True)
             # One of them; or both, where the batch has ended in between.
-            assert [one.status_code for one in found if isinstance(one, APIStatusError)] in ([404], [409], [])
+            assert [one.status_code for one in found if isinstance(one, openai.APIStatusError)] in ([404], [409], [])
             made += [one for one in found[:1] if not isinstance(one, BaseException)]
         for batch in made:
             assert (await ended(hers, batch)).status == "completed"
@@ -204,7 +217,7 @@ async def test_a_batch_whose_input_has_vanished_fails_in_whatever_status_it_was(
     async with tenants(folder) as (at, _), of(at, await at.key("alice")) as hers:
         statuses = [(await ended(hers, batch_of(1, "", number))).status for number in range(3)]
         assert statuses == ["failed", "failed", "expired"]
-        with pytest.raises(NotFoundError):
+        with pytest.raises(openai.NotFoundError):
             await hers.files.content(file.id)
 
 

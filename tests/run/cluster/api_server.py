@@ -12,8 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from kubernetes.client import Configuration
-
 from crosstie.run.cluster.api import ClusterApi
 
 KINDS = {
@@ -93,6 +91,9 @@ class ApiServer:
         return sum(watched for path, watched in self.asked if KINDS.get(path) == kind)
 
     def api(self, **settings: Any) -> ClusterApi:
+        # Imported here: it takes as long as all else that these tests import.
+        from kubernetes.client import Configuration
+
         return ClusterApi(Configuration(host=f"http://127.0.0.1:{self.port}"), **settings)
 
 

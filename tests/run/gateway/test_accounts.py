@@ -171,6 +171,21 @@ def test_streams_of_responses_and_messages_are_counted_by_what_they_add(end: byt
     assert (record.output_tokens, record.counted) == (1000, False)
 
 
+@pytest.mark.parametrize(
+    ("asked", "usage", "tokens"),
+    [
+        ({}, None, 1000),
+        ({"n": 3}, None, 3000),
+        ({}, {"input_tokens": 4, "output_tokens": 0}, 1000),
+        ({"n": 2}, {"input_tokens": 4, "output_tokens": 512}, 512),
+    ],
+)
+def test_a_picture_is_never_free(asked: dict[str, Any], usage: Any, tokens: int) -> None:
+    said = {"data": [{"b64_json": "AAAA"}], **({"usage": usage} if usage else {})}
+    (record,) = charged(whole(said), "/v1/images/generations", prompt="a bridge", **asked)
+    assert (record.output_tokens, record.counted) == (tokens, tokens == 512)
+
+
 def test_embeddings_are_no_answer_in_tokens() -> None:
     said: dict[str, Any] = {"data": [{"embedding": [0.5] * 2000}], "usage": {"prompt_tokens": 9, "total_tokens": 9}}
     (record,) = charged(whole(said), "/v1/embeddings", input="hello")
@@ -199,8 +214,8 @@ def test_a_compressed_stream_is_read_and_counted() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"\x1f\x8b not gzip", gzip.compress(b"{}")[:-9], gzip.compress(b"{}") + b"more"],
-    ids=["no", "half", "more"],
+    [b"\x1f\x8b not gzip", gzip.compress(b"{}")[:-9], gzip.compress(b"{}") + b"more", gzip.compress(b" " * (9 << 20))],
+    ids=["no", "half", "more", "bomb"],
 )
 @pytest.mark.parametrize("coding", [b"gzip", b"br"])
 def test_what_cannot_be_unpacked_is_not_passed_on(coding: bytes, body: bytes) -> None:

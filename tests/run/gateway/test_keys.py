@@ -291,8 +291,12 @@ async def test_a_model_may_be_given_by_the_name_that_backends_know(tmp_path: Pat
 @on_loop
 async def test_what_needs_no_key_and_what_does(tmp_path: Path) -> None:
     async with keyed(tmp_path) as at:
-        for path in ("/health", "/ready", "/metrics"):
+        for path in ("/health", "/ready"):
             assert (await at.get(path, None)).status == 200
+        # They name backends and teams, and what these spend.
+        assert code_of(await at.get("/metrics", None)) == (401, "missing_api_key")
+        assert code_of(await at.get("/metrics", await at.key("client"))) == (403, "explain_not_allowed")
+        assert b"crosstie_backend_up" in (await at.get("/metrics", await at.key("watcher", explains=True))).body
         assert code_of(await at.at.ask("/crosstie/explain")) == (401, "missing_api_key")
         token = await at.key(models=(MODEL,), explains=True)
         own = {"Authorization": f"Bearer {token}"}
@@ -790,7 +794,7 @@ async def test_without_a_store_there_is_no_ledger(tmp_path: Path) -> None:
     async with keyed(tmp_path, state=SharedState()) as at:
         assert (await at.ask(None)).status == 200
         assert at.at.gateway.listeners == []
-        assert b"crosstie_ledger" not in (await at.at.get("/metrics")).body
+        assert "crosstie_ledger" not in at.at.gateway.metrics_page()
 
 
 @on_loop

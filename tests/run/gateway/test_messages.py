@@ -1,12 +1,14 @@
 """Anthropic's own client over engines that only chat: nothing that it says or hears may tell it so."""
 
+from __future__ import annotations
+
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from anthropic import APIStatusError, AsyncAnthropic, BadRequestError
+from tests.lazily import Lazily
 from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import STORY, tellers
 from tests.run.gateway.test_resume import fleet_over, identified
@@ -19,6 +21,11 @@ from crosstie.run.gateway.messages import chat_of, decode_chat, error_message, m
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.loops import run_on_loop
 from crosstie.run.wire.server import Reply
+
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = Lazily("anthropic")
 
 WEATHER = {"name": "weather", "description": "Today's.", "input_schema": {"type": "object", "properties": {}}}
 
@@ -43,7 +50,7 @@ class Scripted(Fake):
 @asynccontextmanager
 async def scripted(
     answer: Any, status: int = 200, **pool: Any
-) -> AsyncIterator[tuple[Scripted, AsyncAnthropic, Running]]:
+) -> AsyncIterator[tuple[Scripted, anthropic.AsyncAnthropic, Running]]:
     fake = Scripted("scripted")
     fake.answer, fake.status = answer, status
     await fake.start()
@@ -54,8 +61,10 @@ async def scripted(
         fake.crash()
 
 
-def client(at: Running) -> AsyncAnthropic:
-    return AsyncAnthropic(base_url=f"http://127.0.0.1:{at.port}", api_key="not-needed", max_retries=0, timeout=LIMIT_S)
+def client(at: Running) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(
+        base_url=f"http://127.0.0.1:{at.port}", api_key="not-needed", max_retries=0, timeout=LIMIT_S
+    )
 
 
 def delta(finish: str | None = None, **said: Any) -> dict[str, Any]:
@@ -123,7 +132,7 @@ def test_of_the_inputs_of_tools_there_is_not_as_much_as_of_other_text(monkeypatc
         said = {"id": "c1", "model": MODEL, "usage": USAGE, "choices": [{"message": {"content": "Hi."}}]}
         async with scripted(said, max_context=2**22) as (_, ours, _):
             assert (await ours.messages.create(model=MODEL, max_tokens=9, messages=used(2))).stop_reason
-            with pytest.raises(BadRequestError, match="inputs of tools have more than 1 MiB"):
+            with pytest.raises(anthropic.BadRequestError, match="inputs of tools have more than 1 MiB"):
                 await ours.messages.create(model=MODEL, max_tokens=9, messages=used(3))
 
     run_on_loop(ask())
@@ -167,18 +176,20 @@ async def test_errors_of_engine_and_gateway_are_the_client_s_own_kind() -> None:
     async with scripted(refused, status=400) as (_, ours, at):
         asked: Any = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
         for stream in (False, True):
-            with pytest.raises(BadRequestError) as caught:
+            with pytest.raises(anthropic.BadRequestError) as caught:
                 await ours.messages.create(**asked, stream=stream)
             assert caught.value.body == {
                 "type": "error",
                 "error": {"type": "invalid_request_error", "message": "too hot"},
             }
-        with pytest.raises(APIStatusError) as missing:
+        with pytest.raises(anthropic.APIStatusError) as missing:
             await ours.messages.create(**{**asked, "model": "no-such-model"})
         assert missing.value.status_code == 404
         assert missing.value.body["error"]["type"] == "not_found_error"  # type: ignore[index]
         document = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "x"}}
-        with pytest.raises(BadRequestError, match=r"messages\.0\.content\.0\.source\.type: 'base64' of a document"):
+        with pytest.raises(
+            anthropic.BadRequestError, match=r"messages\.0\.content\.0\.source\.type: 'base64' of a document"
+        ):
             await ours.messages.create(**{**asked, "messages": [{"role": "user", "content": [document]}]})
         assert await at.metric("crosstie_refused_total", code="bad_request") == 1
 
@@ -209,7 +220,7 @@ async def test_an_answer_that_nobody_can_go_on_with_ends_in_an_error_of_the_stre
             client(at) as ours,
             ours.messages.stream(model=MODEL, max_tokens=50, messages=[{"role": "user", "content": "once"}]) as stream,
         ):
-            with pytest.raises(APIStatusError, match="incomplete"):
+            with pytest.raises(anthropic.APIStatusError, match="incomplete"):
                 await stream.until_done()
 
 
@@ -221,7 +232,7 @@ async def test_tokens_are_estimated_as_they_are_for_routing() -> None:
         assert 90 <= short.input_tokens <= 130
         assert 900 <= long.input_tokens <= 1100
         assert not fake.hit
-        with pytest.raises(BadRequestError, match="messages: a list"):
+        with pytest.raises(anthropic.BadRequestError, match="messages: a list"):
             await ours.messages.count_tokens(model=MODEL, messages=5)  # type: ignore[arg-type]
 
 

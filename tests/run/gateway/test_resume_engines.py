@@ -1,15 +1,17 @@
 """Streams gone on with by real engines: llama.cpp killed in the middle of an answer, and emulated replicas cut short."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import json
 import os
 import signal
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
+from tests.lazily import Lazily
 from tests.run.emulate.running import fleet as emulated_fleet, pool as emulated_pool
 from tests.run.gateway.fakes import CALM, CATALOG, Running, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import Heard
@@ -24,6 +26,11 @@ from crosstie.run.service.local import LocalEngine, start_local
 from crosstie.run.wire.client import Headers
 from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.loops import run_on_loop
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Lazily("openai")
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 # Whose answers have line ends that are made one by one and read as one, and characters of several tokens.

@@ -1,8 +1,11 @@
 """Paths of which the gateway reads the model and passes the rest, whatever it is."""
 
-import json
+from __future__ import annotations
 
-from openai import AsyncOpenAI
+import json
+from typing import TYPE_CHECKING
+
+from tests.lazily import Lazily
 from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
@@ -13,6 +16,11 @@ from crosstie.run.wire.fetch import fetch
 from crosstie.run.wire.multipart import read_form
 from crosstie.run.wire.request import Request
 from crosstie.run.wire.server import Reply
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = Lazily("openai")
 
 
 class Passing(Fake):
@@ -28,8 +36,8 @@ class Passing(Fake):
         reply.send(self.status, self.answer, content_type=self.kind)
 
 
-def client(at: Running) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=f"http://127.0.0.1:{at.port}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
+def client(at: Running) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{at.port}/v1", api_key="none", max_retries=0, timeout=LIMIT_S)
 
 
 @on_loop

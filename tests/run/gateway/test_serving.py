@@ -190,6 +190,22 @@ async def test_explaining_a_decision_sends_nothing() -> None:
 
 
 @on_loop
+async def test_an_explanation_has_what_the_last_requests_saw_beside_their_own_predictions() -> None:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url), classes=(CHAT,))) as at:
+
+        async def of_late() -> Any:
+            (one,) = json.loads((await at.ask("/crosstie/explain")).body)["considered"]
+            return one["of_late"]
+
+        assert await of_late() is None
+        for _ in range(3):
+            await at.ask(stream=True)
+        found = await of_late()
+        assert found["requests"] == 3
+        assert all(found[f"{name}_{when}_p50_s"] > 0 for name in ("ttft", "tpot") for when in ("predicted", "seen"))
+
+
+@on_loop
 async def test_hints_choose_pool_and_class() -> None:
     async with fakes(2) as [one, two]:
         fleet = fleet_of(pool_of("one", one.url), pool_of("two", two.url, usd_per_gpu_hour=9.0), classes=(CHAT,))

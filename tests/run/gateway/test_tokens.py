@@ -191,6 +191,22 @@ async def test_while_the_issuer_is_away_its_known_keys_stay(tmp_path: Path) -> N
 
 
 @in_folder
+async def test_whatever_an_issuer_publishes_the_next_refresh_comes(tmp_path: Path) -> None:
+    """A refresh that ended for good would let in whoever holds a key that was withdrawn."""
+    async with guarded(tmp_path, {"refresh_s": 0.02}) as at:
+        issuer, old = at.issuer, at.issuer.token()
+        # As some serialisers write what a key does not say.
+        issuer.rotate("second")
+        issuer.published[0] |= {"key_ops": None, "use": None}
+        await at.taken(issuer.token(kid="second"))
+        assert await at.refused(old) == (401, "unknown_token_key")
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(TokenVerifier, "_usable", lambda self, one: 1 // 0)
+            await until(lambda: any("ZeroDivisionError" in line for line in at.at.notices))
+        await until(lambda: "jwt: the issuer's keys are known again" in at.at.notices)
+
+
+@in_folder
 async def test_an_issuer_that_is_away_at_the_start_is_waited_for(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     async with guarded(tmp_path, {"jwks": str(keys)}) as at:
@@ -299,6 +315,10 @@ def test_rsa_and_edwards_keys_and_a_set_of_one_needs_no_name() -> None:
     assert verifier(strong).verified(jwt.encode(claims(), big, algorithm="RS256").encode()).subject == "alice"
     assert verifier({**strong, "kid": "a"}).verified(jwt.encode(claims(), big, algorithm="PS256").encode()).subject
     assert verifier(weak).keys == 0
+    assert verifier({**strong, "key_ops": None, "use": None}).keys == 1
+    assert (
+        verifier({**strong, "key_ops": ["sign"]}, {**strong, "key_ops": "verify"}, {**strong, "key_ops": 7}).keys == 0
+    )
     secret = {"kty": "oct", "k": "c2VjcmV0", "kid": "s"}
     assert verifier(secret, {**strong, "use": "enc"}, {"kty": "RSA", "n": "!", "e": "AQAB"}).keys == 0
     edwards = ed25519.Ed25519PrivateKey.generate()

@@ -139,6 +139,7 @@ def _open_with_a_column(place: str, ready: Any) -> None:
     open_store(place).close()
 
 
+@pytest.mark.slow
 def test_of_several_that_start_at_once_one_brings_it_up(old: str) -> None:
     """A column can be added once: whoever did so a second time would fail."""
     spawn = multiprocessing.get_context("spawn")

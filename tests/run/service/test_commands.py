@@ -1,5 +1,7 @@
 """`crosstie serve` and `crosstie explain` as a user has them: real processes, sockets, engines and clients."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import shutil
@@ -9,19 +11,25 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 from prometheus_client.parser import text_string_to_metric_families
 from tests.engines.streams import get, post
+from tests.lazily import Lazily
 from tests.run.emulate.running import SMALL, fleet, pool
 from tests.run.service.processes import Running, comes_true, command, environment, gone, serving
 from tests.run.service.test_local import real
 
 from crosstie.catalog.fleet_text import fleet_text
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
+    from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
+else:
+    anthropic = Lazily("anthropic")
+    openai = Lazily("openai")
 
 LOCAL = "smollm2-135m"
 FRANCE: list[ChatCompletionMessageParam] = [
@@ -263,6 +271,7 @@ def test_every_endpoint_of_an_emulated_fleet(client: openai.OpenAI) -> None:
     assert any(event.type == "response.output_text.delta" for event in events)
 
 
+@pytest.mark.slow
 def test_prometheus_reads_its_metrics(emulated: Running, client: openai.OpenAI) -> None:
     client.completions.create(model=SMALL, prompt="Once", max_tokens=5)
     families = {family.name: family for family in text_string_to_metric_families(get(emulated.url, "/metrics").text)}

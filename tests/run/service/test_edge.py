@@ -95,6 +95,7 @@ def test_both_families_and_a_unix_socket_are_listened_on(workers: str, file: Pat
         assert "Traceback" not in running.errors
 
 
+@pytest.mark.slow
 def test_a_unix_socket_may_be_all_there_is(file: Path, tmp_path: Path) -> None:
     path = tmp_path / "gateway.sock"
     with UnixSocket(path):

@@ -51,7 +51,7 @@ def write_fleet(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def gateway(folder: Path) -> Iterator[Running]:
-    with serving(folder, write_fleet(folder), "--emulate", "--speed", "1000") as running:
+    with serving(folder, write_fleet(folder), "--emulate", "--speed", "1000", "--ops-port", "0") as running:
         yield running
         assert "Traceback" not in running.errors
 
@@ -167,7 +167,7 @@ class Load:
 
 
 def pending(at: Running) -> float:
-    return metric(get(at.url, "/metrics").text, "crosstie_ledger_pending")
+    return metric(get(at.said["ops_url"], "/metrics").text, "crosstie_ledger_pending")
 
 
 def killed_under_load(folder: Path, token: str) -> tuple[int, int]:

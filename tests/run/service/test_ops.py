@@ -49,6 +49,7 @@ async def test_a_port_that_is_taken_is_named() -> None:
             await asyncio.to_thread(OpsDoor("127.0.0.1", port).listen)
 
 
+@pytest.mark.slow
 def test_it_is_one_door_of_all_workers(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(fleet_of(pool_of("one", "http://127.0.0.1:9/v1"))))

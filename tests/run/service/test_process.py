@@ -232,6 +232,7 @@ def test_a_drain_that_is_too_short_is_status_1_and_a_line(pools: dict[str, Pool]
             assert one.chunks[-1]["error"]["code"] == "gateway_ended"
 
 
+@pytest.mark.slow
 def test_told_twice_it_ends_at_once_and_says_what_that_cost(pools: dict[str, Pool], tmp_path: Path) -> None:
     with gateway(tmp_path, pools["amd"], drain_s=60) as running:
         one = stream(running)

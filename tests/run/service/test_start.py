@@ -56,6 +56,7 @@ def test_workers_and_other_options_are_passed_on(tmp_path: Path) -> None:
         assert [gateway.stop(), gateway.stop()] == [0, 0]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_said_by_the_call(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"the gateway could not be started: .*none\.toml"):
         serve(tmp_path / "none.toml")

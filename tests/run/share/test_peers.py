@@ -92,6 +92,14 @@ def test_what_comes_twice_counts_once(sites: list[Site]) -> None:
     assert two.sees() == 4
 
 
+def test_who_says_less_than_nothing_takes_nothing_off_what_others_used(sites: list[Site]) -> None:
+    one = sites[0]
+    one.tallies[0].add(1, 10, 3, 30)
+    one.machines.hear_used("liar", 1, 10, -5, -50)
+    one.machines.hear_used("other", 1, 10, 2, 20)
+    assert one.tallies[0].total(1, 10) == (5, 50)
+
+
 def test_the_silent_and_those_who_leave_have_nothing(sites: list[Site], clock: list[float]) -> None:
     one, two, three = sites
     one.load(0, 4)

@@ -46,7 +46,8 @@ def gateways(
     write(file, replica, **serve)
     state = 'keys = "required"\nstore = "keys.db"\n' if keys else ""
     file.write_text(f'{file.read_text()}\n[state]\n{state}redis = "{redis.url}"\n')
-    with serving(folder, file, *options) as one, serving(folder, file) as two:
+    own = ("--ops-port", "0")
+    with serving(folder, file, *options, *own) as one, serving(folder, file, *own) as two:
         for running in (one, two):
             assert comes_true(lambda running=running: figure(running, "crosstie_share_machines") == 1)  # type: ignore[misc]
         yield [one, two]
@@ -56,7 +57,7 @@ def gateways(
 
 
 def figure(running: Running, name: str) -> float:
-    return metric(get(running.url, "/metrics").text, name)
+    return metric(get(running.said.get("ops_url", running.url), "/metrics").text, name)
 
 
 def explained(running: Running) -> str:

@@ -113,7 +113,7 @@ class Kubernetes:
         if answer.status == 403:
             verb = "patch" if method == "PATCH" else "get"
             raise ScaleFailed(
-                f"supply {one.name}: 403: {_message(answer)}; docs/scale.md has the Role to {verb} {what}"
+                f"supply {one.name}: 403: {_message(answer)}; docs/scaling.md has the Role to {verb} {what}"
             )
         if answer.status not in (200, 201):
             raise ScaleFailed(f"supply {one.name}: the API server answers {answer.status}: {_message(answer)}")

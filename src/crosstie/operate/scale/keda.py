@@ -2,7 +2,7 @@
 
 The messages are those of KEDA's externalscaler.proto, described here so that nothing has to be generated. The target is
 1, so that the autoscaler behind KEDA asks for as many replicas as the metric says; it ignores steps of less than a
-tenth (docs/scale.md says what to do about that).
+tenth (docs/scaling.md says what to do about that).
 """
 
 from collections.abc import AsyncIterator

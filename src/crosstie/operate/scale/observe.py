@@ -45,7 +45,9 @@ async def read_gateways(urls: Sequence[str]) -> GatewayCounts:
         at = Address(url)
         answer = await fetch_once(at, "GET", f"{at.root}/metrics", timeout_s=5.0)
         if answer.status != 200:
-            raise BadInput(f"{url}/metrics: status {answer.status}; is it a gateway of crosstie's?")
+            keyed = "where clients have keys, give the address of its --ops-port"
+            why = keyed if answer.status == 401 else "is it a gateway of crosstie's?"
+            raise BadInput(f"{url}/metrics: status {answer.status}; {why}")
         found.up = Counter()
         found.add(answer.body.decode("utf-8", "replace"))
         # Each gateway sees all backends: the one that sees fewest may be cut off from some.

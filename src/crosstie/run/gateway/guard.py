@@ -175,13 +175,13 @@ class Guard:
         holder = self._by_id.get(key_id)
         return key_id if holder is None else holder.tenant
 
-    def may_explain(self, key_id: int) -> None:
+    def may_explain(self, key_id: int, what: str = "explanations") -> None:
         """Raises RequestRejected."""
         if not self._by_id[key_id].explains:
             if key_id >= SUBJECTS_FROM:
-                raise self._refuse(403, "this token has not the scope for explanations", "explain_not_allowed")
-            why = "this key may not ask for explanations: crosstie keys update NAME --explain gives it the right"
-            raise self._refuse(403, why, "explain_not_allowed")
+                raise self._refuse(403, f"this token has not the scope for {what}", "explain_not_allowed")
+            why = "crosstie keys update NAME --explain gives it the right"
+            raise self._refuse(403, f"this key may not ask for {what}: {why}", "explain_not_allowed")
 
     def check_open(self, key_id: int) -> None:
         """Whether that key has requests and money left at all: if not, nobody need send or read a body. Raises

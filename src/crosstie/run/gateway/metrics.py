@@ -3,7 +3,7 @@
 On the way of a request only plain numbers are added up; names and labels are put together when someone asks.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
@@ -15,6 +15,8 @@ from crosstie.run.gateway.record import RequestRecord
 
 TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 TPOT_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0)
+# Requests of a pool that are looked back on.
+_LATELY: Final = 256
 # By the names under which `observe` keeps a pool's histograms.
 _HISTOGRAMS: Final = {
     "ttft": ("crosstie_ttft_seconds", "Time from a request's arrival to its first token."),
@@ -29,6 +31,17 @@ class _PoolCounts:
         # Of the requests in the histograms, what was predicted when they were sent.
         self.predicted_ttft_s = self.predicted_tpot_s = 0.0
         self.ttft, self.tpot = Histogram(TTFT_S), Histogram(TPOT_S)
+        # Of the last ones: TTFT predicted and seen, TPOT predicted and seen, each of the same request.
+        self.lately: deque[tuple[float, float, float, float]] = deque(maxlen=_LATELY)
+
+    def of_late(self) -> dict[str, float] | None:
+        """Medians of what was predicted of requests when they were sent, beside what the same ones then saw."""
+        if not self.lately:
+            return None
+        columns = [sorted(column) for column in zip(*self.lately, strict=True)]
+        half = len(self.lately) // 2
+        names = ("ttft_predicted_p50_s", "ttft_seen_p50_s", "tpot_predicted_p50_s", "tpot_seen_p50_s")
+        return {"requests": len(self.lately), **{name: one[half] for name, one in zip(names, columns, strict=True)}}
 
 
 class Metrics:
@@ -82,6 +95,8 @@ class Metrics:
             counts.predicted_tpot_s += predicted.tpot_s if predicted is not None else 0.0
             if ask.tpot_s is not None:
                 self.targets[name, "tpot", served.tpot_s <= ask.tpot_s] += 1
+            if served.ttft_s is not None and predicted is not None:
+                counts.lately.append((predicted.ttft_s, served.ttft_s, predicted.tpot_s, served.tpot_s))
 
     def count_request(self, record: RequestRecord) -> None:
         self.requests[record.pool, record.model, record.class_name, record.how, record.status] += 1

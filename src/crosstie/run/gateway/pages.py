@@ -51,6 +51,11 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
         if path in OPS:
             if gateway.ops_apart:
                 reply.send(404, error_body(404, f"{path} has a port of its own here", "not_found"))
+                return
+            try:
+                _check_watcher(gateway, request)
+            except RequestRejected as refused:
+                _refuse(request, reply, refused)
             else:
                 _watched(gateway, request, reply)
             return
@@ -79,11 +84,23 @@ def _tell(gateway: Gateway, request: Request, reply: Reply, prompt: CountedPromp
     try:
         status, body, kind = _page(gateway, request, prompt)
     except RequestRejected as refused:
-        status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
-        body = error_body(status, str(refused), refused.code)
-        reply.send(status, error_message(status, body) if request.path == COUNT_TOKENS else body, lines)
+        _refuse(request, reply, refused)
     else:
         reply.send(status, body, content_type=kind)
+
+
+def _refuse(request: Request, reply: Reply, refused: RequestRejected) -> None:
+    status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
+    body = error_body(status, str(refused), refused.code)
+    reply.send(status, error_message(status, body) if request.path == COUNT_TOKENS else body, lines)
+
+
+def _check_watcher(gateway: Gateway, request: Request) -> None:
+    """Metrics name backends and teams, and what these spend: where clients have keys, not every client may see them.
+    Raises RequestRejected."""
+    guard = gateway.context.guard
+    if request.path == "/metrics" and guard is not None:
+        guard.may_explain(guard.known(request), "metrics")
 
 
 def ops_handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
@@ -230,7 +247,9 @@ def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -
             "modalities": sorted(ask.modalities),
         },
         "considered": [
-            _considered(one, names) for one in decision.considered if guard is None or guard.may_see(key_id, one.pool)
+            _considered(one, names) | _of_late(gateway, one)
+            for one in decision.considered
+            if guard is None or guard.may_see(key_id, one.pool)
         ],
     }
     return 200, _encode(said), _JSON
@@ -288,6 +307,13 @@ def _considered(one: Considered, names: dict[str, str]) -> dict[str, object]:
             "joules": one.joules,
         },
     }
+
+
+def _of_late(gateway: Gateway, one: Considered) -> dict[str, object]:
+    """A prediction is of one request at this moment; what the pool's last requests saw is beside what was predicted of
+    each of them, at its own moment."""
+    counts = gateway.metrics.pools.get(one.pool)
+    return {"of_late": counts.of_late() if counts is not None else None}
 
 
 _PAGES: dict[str, Page] = {

@@ -1,11 +1,14 @@
 """What a client got, in tokens: as its engine counted them where that can be so, else as they were seen to pass."""
 
+from math import ceil
 from typing import Final
 
 from crosstie.route.ask import Ask
+from crosstie.route.lengths import TOKENS_PER_ATTACHMENT
 from crosstie.run.gateway.asks import makes_text
 from crosstie.run.gateway.body import Usage
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
+from crosstie.run.gateway.roads import PICTURES
 from crosstie.run.gateway.transcript import Transcript
 
 # How often a pool's context an answer, or a prompt, may be said to be: engines' own limits differ from what a fleet
@@ -15,6 +18,9 @@ _CONTEXTS: Final = 2
 _TOKEN_BYTES: Final = 128
 _EVENT_BYTES: Final = 1024
 _SPARE_BYTES: Final = 2**16
+# Above what a picture of a megapixel has as PNG in base64.
+_PICTURE_BYTES: Final = 2**22
+_PICTURES: Final = PICTURES
 
 
 def plainly_counted(relay: StreamRelay | WholeRelay, ask: Ask, context: int) -> Usage | None:
@@ -38,6 +44,7 @@ class Passed:
     ):  # fmt: skip
         self._relay, self._transcript, self._ask = relay, transcript, ask
         self._makes_text, self._before, self._bytes_per_token = makes_text(path), before, bytes_per_token
+        self._makes_pictures = path in _PICTURES
         self._most_input, self._most_output = _CONTEXTS * context * ask.prompts, _CONTEXTS * context * ask.copies
 
     def usage(self) -> Usage | None:
@@ -48,6 +55,8 @@ class Passed:
         if usage is None:
             return None
         given, made, _ = usage
+        if self._makes_pictures and not made:
+            return None
         if given > self._most_input or (made > self._most_output and made > self.seen()):
             return None
         # Far too few for so many bytes, or none at all, are looked at more closely.
@@ -58,9 +67,15 @@ class Passed:
 
     def estimate(self, given: int) -> Usage:
         """`given`: the prompt as it was estimated. An answer has an end at the least."""
-        made = max(self.seen(), 1) if self._makes_text else 0
+        made = max(self.seen(), 1) if self._makes_text else self._pictured()
         told = self._transcript.given if self._transcript is not None else None
         return told if told is not None and told <= self._most_input else given, made, 0
+
+    def _pictured(self) -> int:
+        """Pictures that were asked for, or that came, as tokens: few engines count them, and none is free."""
+        if not self._makes_pictures:
+            return 0
+        return int(TOKENS_PER_ATTACHMENT) * max(self._ask.copies, ceil(self._relay.passed / _PICTURE_BYTES))
 
     def seen(self) -> int:
         """Tokens of the answer so far, by what the client was sent of it."""

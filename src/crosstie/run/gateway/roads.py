@@ -19,6 +19,8 @@ PASSED = frozenset(
     )
 )  # fmt: skip
 SERVED = KNOWN | PASSED
+# Those that make pictures.
+PICTURES = frozenset(f"/v1/images/{name}" for name in ("generations", "edits", "variations"))
 # Those whose answers are no text: nothing of them is counted as tokens.
 WORDLESS = (PASSED | {"/v1/embeddings"}) - {"/v1/audio/transcriptions", "/v1/audio/translations"}
 # Those that come as forms with files in them, and are never read as JSON.

@@ -87,10 +87,13 @@ class TokenVerifier:
         return self.keys
 
     def _usable(self, one: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """The key, and what was said of it. None: a secret, one for something else, or one that is broken or weak."""
+        """The key, and what was said of it. None: a secret, one for something else, or one that is broken or weak.
+        Some issuers write null for what they do not say."""
+        one = {name: value for name, value in one.items() if value is not None}
         if one.get("kty") not in _KINDS.values() or one.get("use", "sig") != "sig":
             return None
-        if "key_ops" in one and "verify" not in one["key_ops"]:
+        operations = one.get("key_ops", ["verify"])
+        if not isinstance(operations, list) or "verify" not in operations:
             return None
         public = {name: value for name, value in one.items() if name not in ("d", "p", "q", "dp", "dq", "qi", "oth")}
         try:

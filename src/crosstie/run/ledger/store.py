@@ -25,18 +25,20 @@ _REMEMBERED_S = 30 * DAY_S
 _COLUMNS = Key.__struct_fields__
 _TEAM_COLUMNS = Team.__struct_fields__
 _LISTS = ("models", "classes")
-_ADD_USAGE = """INSERT INTO crosstie_usage AS kept VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+_ADD_USAGE = """INSERT INTO crosstie_usage AS kept (hour, key_id, model, class, pool, outcome, code,
+    requests, counted, input_tokens, output_tokens, usd) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (hour, key_id, model, class, pool, outcome, code) DO UPDATE SET
     requests = kept.requests + excluded.requests, counted = kept.counted + excluded.counted,
     input_tokens = kept.input_tokens + excluded.input_tokens,
     output_tokens = kept.output_tokens + excluded.output_tokens, usd = kept.usd + excluded.usd"""
-_NAME_SUBJECT = """INSERT INTO crosstie_subjects AS kept VALUES (?, ?, ?)
+_NAME_SUBJECT = """INSERT INTO crosstie_subjects AS kept (id, name, team_id) VALUES (?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET name = excluded.name, team_id = excluded.team_id"""
 _TEAMS_OF = """SELECT id, team_id FROM crosstie_keys WHERE team_id IS NOT NULL
     UNION ALL SELECT id, team_id FROM crosstie_subjects WHERE team_id IS NOT NULL"""
-_ADD_SPENT = """INSERT INTO crosstie_spent AS kept VALUES (?, ?, ?)
+_ADD_SPENT = """INSERT INTO crosstie_spent AS kept (period, key_id, usd) VALUES (?, ?, ?)
     ON CONFLICT (period, key_id) DO UPDATE SET usd = kept.usd + excluded.usd"""
-_CLAIM = """INSERT INTO crosstie_batches AS kept VALUES (?, ?, ?) ON CONFLICT (process) DO UPDATE SET
+_CLAIM = """INSERT INTO crosstie_batches AS kept (process, sequence, written_at) VALUES (?, ?, ?)
+    ON CONFLICT (process) DO UPDATE SET
     sequence = excluded.sequence, written_at = excluded.written_at WHERE kept.sequence < excluded.sequence"""
 _GROUPS: dict[By, str] = {
     "key": "u.key_id", "team": "u.key_id", "model": "u.model", "pool": "u.pool", "class": "u.class",

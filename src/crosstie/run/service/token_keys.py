@@ -95,10 +95,14 @@ class TokenKeys(Component):
     async def _refresh(self, verifier: TokenVerifier) -> None:
         try:
             found = await self._read(verifier.config)
+            usable = verifier.know(found)
         except (OSError, BadInput, msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._fail(verifier, str(error) if isinstance(error, BadInput) else without_address(error))
             return
-        if not verifier.know(found):
+        except Exception as error:  # noqa: BLE001 (whatever it was: it is told, and the next refresh comes)
+            self._fail(verifier, f"{type(error).__name__}: {error}")
+            return
+        if not usable:
             self._fail(verifier, "there is no key among them that signs as [jwt] algorithms say")
         elif self._failing:
             self._failing = False

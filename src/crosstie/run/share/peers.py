@@ -171,7 +171,8 @@ class Peers:
         if machine == self.board.identity:
             return
         by_machine = self._used.setdefault((minute, key_id), {})
-        by_machine[machine] = (requests, tokens)
+        # Whoever says less than nothing gives no key more than its own limit.
+        by_machine[machine] = (max(requests, 0), max(tokens, 0))
         self.tally.set_peers(key_id, minute, *(sum(one[n] for one in by_machine.values()) for n in (0, 1)))
 
     def forget_silent(self, minute: int) -> None:

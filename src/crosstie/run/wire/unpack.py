@@ -5,8 +5,8 @@ from typing import Final
 
 # By what servers call them: how zlib is told that they are theirs.
 _WINDOWS: Final = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
-# What one read may become: more is meant to harm.
-_MOST: Final = 64 * 2**20
+# What one read of 256 KiB may become: more is meant to harm, and so much takes a tenth of a second to look through.
+_MOST: Final = 8 * 2**20
 
 
 class Unpacking:
