@@ -14,7 +14,7 @@ PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 3
 # minute of CPU to do it anew, and each command that a test starts compiles this package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all lint types quick unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
+.PHONY: demo test test-all lint types quick quick-rest quick-torch unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
 
 # Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
 # KEEP=1 leaves the gateway running.
@@ -23,7 +23,7 @@ demo: $(VENV)/.base
 
 # What every change must pass: at most four minutes on two quiet cores. Types are checked beside the tests.
 test: lint
-	@$(MAKE) --no-print-directory --jobs 2 types quick
+	@$(MAKE) --no-print-directory --jobs 3 types quick
 
 # Everything, with real engines, databases, compilers and storms: half an hour. NO_SKIPS=1 fails on a skip.
 test-all: lint programs
@@ -37,9 +37,16 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 # Tests that need nothing but this environment; tests/needs.py says how they are sorted.
-# A file to a process, so that what its tests share is made once.
-quick: $(VENV)/.dev
-	$(PYTEST) --dist loadfile --quick
+# A file to a process, so that what its tests share is made once. What needs torch, which takes seconds to import, has
+# a process of its own beside the others.
+TORCH := tests/port/capture tests/port/divergence
+quick: quick-torch quick-rest
+
+quick-rest: $(VENV)/.dev
+	$(PYTEST) --dist loadfile --quick $(TORCH:%=--ignore %)
+
+quick-torch: $(VENV)/.dev
+	$(PYTEST) -n 0 --quick $(TORCH)
 
 # A test that fails beside others is run once more, alone: one that then passes is printed, and a defect of that test;
 # a second failure, or a run that ended without naming one, fails all of it.

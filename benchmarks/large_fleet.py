@@ -4,7 +4,7 @@
 
 Nothing is sent: the reading of a page that a real vLLM has written (tests/engines/data/vllm_metrics.txt) is timed, the
 HTTP of health checks and of such pages is not. Ten million additions in plain Python are timed beside it: 0.45 s on the
-quiet machine that docs/internet-scale.md speaks of.
+quiet machine that docs/notes/internet-scale.md speaks of.
 """
 
 import argparse

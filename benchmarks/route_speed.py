@@ -13,7 +13,7 @@
     full        a decision that finds nobody with room, and waits
 
 Sizes are pools x replicas of each. Least of the rounds: machines are noisy. Ten million additions in plain Python are
-timed before and after: 0.45 s on the quiet machine that docs/internet-scale.md speaks of.
+timed before and after: 0.45 s on the quiet machine that docs/notes/internet-scale.md speaks of.
 """
 
 import argparse

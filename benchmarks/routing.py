@@ -45,8 +45,9 @@ from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.perf.estimate import estimate
 from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
 from crosstie.prove.replay.outcomes import result_of, targets_of
+from crosstie.prove.replay.prompts import Sizing, text
 from crosstie.prove.replay.replay import Replay, RequestOutcome
-from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged, prompt
+from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
 from crosstie.run.service.start import RunningGateway, serve
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Origin
@@ -233,7 +234,8 @@ async def closed_loop(
 
 
 async def hold_prefix_on_slow(gateway: RunningGateway, asked: TimedRequest) -> None:
-    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": prompt(asked, 10**6).decode()}]}
+    filler = text(asked, 10**6, 0, Sizing()).decode()
+    body = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": filler}]}
     origin = Origin(asyncio.get_running_loop(), Address(gateway.url))
     headers = [(b"x-crosstie-pool", b"slow"), (b"content-type", b"application/json")]
     answer = await fetch(

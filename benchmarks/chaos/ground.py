@@ -128,10 +128,11 @@ class Gateway:
     """`crosstie serve` as it would run in production: keys, usage, a log of requests, a recording, an admin port."""
 
     def __init__(self, folder: Path, command: Sequence[str], port: int, admin_port: int, workers: int):
-        self.folder, self.port, self.admin_port = folder, port, admin_port
+        self.folder, self.port, self.admin_port, self.ops_port = folder, port, admin_port, free_ports(1)[0]
         self.log, self.record = folder / "gateway.log", folder / "trace.jsonl"
         self.command = [
             *command, "serve", str(folder / "fleet.toml"), "--port", str(port), "--admin-port", str(admin_port),
+            "--ops-port", str(self.ops_port),
             "--log-requests", "--log-format", "json", "--record", str(self.record), "--with-parent",
             *(["--workers", str(workers)] if workers > 1 else []),
         ]  # fmt: skip
@@ -147,7 +148,7 @@ class Gateway:
     def wait(self) -> None:
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:
-            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.port}/ready", timeout=5):
+            with contextlib.suppress(OSError), urlopen(f"http://127.0.0.1:{self.ops_port}/ready", timeout=5):
                 return
             if self.process is not None and self.process.poll() is not None:
                 break
@@ -157,7 +158,7 @@ class Gateway:
     def metrics(self) -> dict[str, float]:
         """Sums over all labels, by name."""
         found: dict[str, float] = {}
-        with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=20) as page:
+        with urlopen(f"http://127.0.0.1:{self.ops_port}/metrics", timeout=20) as page:
             for line in page.read().decode().splitlines():
                 if line and not line.startswith("#"):
                     name = line.split("{")[0].split(" ")[0]

@@ -3,7 +3,7 @@
     python benchmarks/chaos/run.py [--requests N] [--seed N] [--workers N] [--kill-gateway] [--json FILE]
 
 Exit status 0: every request ended exactly once, in a whole answer, a resumed one or a clear error; usage equals what
-was served; nothing leaked. 1: something did not add up, with the requests and the seed. docs/chaos.md says more.
+was served; nothing leaked. 1: something did not add up, with the requests and the seed. docs/notes/chaos.md says more.
 """
 
 import argparse

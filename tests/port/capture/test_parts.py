@@ -121,6 +121,7 @@ def test_fp8_products_by_dialect(name: str, ocp: str, fnuz: str) -> None:
     assert on(scaled_by_arch, name).verdict == "ok"
 
 
+@pytest.mark.slow
 def test_attention_backends_of_each_part() -> None:
     assert on(attention(SDPBackend.CUDNN_ATTENTION), "h200").verdict == "ok"
     (found,) = on(attention(SDPBackend.CUDNN_ATTENTION), "mi300x").hazards

@@ -54,6 +54,18 @@ def test_engines_and_gguf(crosstie: Command, tmp_path: Path, engine: str, status
         assert said in told.out.splitlines()[1]
 
 
+def test_memory_and_speed_of_a_gguf_file(crosstie: Command, tmp_path: Path) -> None:
+    """`fit X.gguf` said that it is not UTF-8 text."""
+    file = str(write(tmp_path / "model-Q4_K_M.gguf", *tensors(SHAPES)))
+    told = crosstie("fit", file, "--on", "rx-7900-xtx", "--context", "2048")
+    assert told.status == 0
+    assert "q4_k_m: weights" in told.out
+    compared = crosstie("compare", file, "--on", "rx-7900-xtx", "--input", "512", "--output", "128")
+    assert compared.status == 0
+    assert "q4_k_m on rx-7900-xtx TP1" in compared.out
+    assert crosstie("fit", str(tmp_path / "none.gguf"), "--on", "rx-7900-xtx").status == 2
+
+
 def test_parts_are_one_model(catalog: Catalog, tmp_path: Path) -> None:
     write(tmp_path / "m-00001-of-00002.gguf", EMBEDDING)
     write(tmp_path / "m-00002-of-00002.gguf", MATRIX)

@@ -179,3 +179,36 @@ def test_a_folder_that_cannot_be_made_is_named(crosstie: Command, tmp_path: Path
     found = crosstie("recipe", "llama-3.1-8b", "--on", "h200", "-o", str(tmp_path / "file" / "x"))
     assert found.status == 2
     assert "cannot be written" in found.err
+
+
+def test_an_engine_may_be_run_by_other_words(crosstie: Command) -> None:
+    asked = [
+        "recipe",
+        "llama-3.1-8b",
+        "--on",
+        "h200",
+        "--bare",
+        "--engine-command",
+        "python3 -m vllm.entrypoints.cli.main",
+    ]
+    said = " ".join(crosstie(*asked).out.replace("\\\n", " ").split())
+    assert "python3 -m vllm.entrypoints.cli.main serve meta-llama/Llama-3.1-8B" in said
+    said = " ".join(crosstie(*asked, "--engine", "sglang").out.replace("\\\n", " ").split())
+    assert "python3 -m vllm.entrypoints.cli.main --model-path" in said
+
+
+def test_a_folder_has_the_release_that_was_asked_for_and_is_quantised_while_it_loads(
+    crosstie: Command, tmp_path: Path
+) -> None:
+    shape = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    asked = ["recipe", str(tmp_path), "--on", "h200", "--engine", "vllm==0.24.0", "--bare", "--json"]
+    (plain,) = json.loads(crosstie(*asked).out)["recipes"]
+    assert plain["release"] == "0.24.0"
+    assert "--quantization" not in plain["command"]
+    (small,) = json.loads(crosstie(*asked, "--precision", "fp8").out)["recipes"]
+    assert small["command"][small["command"].index("--quantization") + 1] == "fp8"

@@ -124,6 +124,14 @@ class ReadinessCheck:
             findings=tuple(telling),
         )
 
+    def caveat(self, deployment: Deployment) -> str:
+        """What a figure of it should be read with: that its engine's project calls it unsupported there, or that nobody
+        knows whether it runs; nothing otherwise."""
+        found = self.readiness(deployment)
+        if against := next((one.what for one in found.findings if one.check == "recipe"), ""):
+            return against
+        return "" if found.is_known else f"{found.verdict} whether it runs with {found.label}: {found.why}"
+
     def _best(self, deployment: Deployment, engine: EngineRelease) -> tuple[int, Stored]:
         """The rank of the gravest finding, of the checkpoint that fares best."""
         isa, layout, features = deployment.accelerator.chip.isa.value, _layout(deployment), _features(deployment)

@@ -99,7 +99,7 @@ class RecipeBook:
         assert deployment is not None
         engine = deployment.stack.id
         routed = hosting is not None and hosting.loading == "llamacpp-router"
-        judged = self._check(pool, engine).readiness(deployment)
+        judged = self._check(pool, deployment).readiness(deployment)
         checkpoint = self._checkpoint(pool, deployment, routed)
         share = None
         if hosting is not None and (taken := hosting.hosts[number].memory_gib) is not None and not routed:
@@ -163,10 +163,12 @@ class RecipeBook:
             notes=tuple(notes),
         )
 
-    def _check(self, pool: Pool, engine: str) -> ReadinessCheck:
+    def _check(self, pool: Pool, deployment: Deployment) -> ReadinessCheck:
+        engine = deployment.stack.id
         known = f"{pool.model} {engine} {pool.release}" if pool.release else ""
         if known not in self._checks:
-            releases = {pool.model: {engine: pool.release}} if pool.release else {}
+            # A pool may name its model by a folder.
+            releases = {deployment.model.id: {engine: pool.release}} if pool.release else {}
             self._checks[known] = ReadinessCheck(self._catalog, releases)
         return self._checks[known]
 
@@ -180,6 +182,8 @@ class RecipeBook:
         asked = _given(self._options.weights, pool.name) or (model.file if _is_own(model) else "")
         if asked:
             found.weights = found.at(asked, "the checkpoint")
+            if asked == model.file and deployment.precision.id == "fp8" and self._is_16_bit(model):
+                found.at_load = "fp8"
         elif routed:
             found.weights = found.at(SHELF, "GGUF files of the models that share the replicas", whole=True)
         else:
@@ -198,6 +202,10 @@ class RecipeBook:
                 found.mount(Mount(source=folder, target=folder, read_only=True, why="the pool's LoRA adapters"))
         return found
 
+    def _is_16_bit(self, model: Model) -> bool:
+        """As its checkpoint is, so that an engine may quantise it while it is loaded."""
+        return self._catalog.precision(model).id in ("bf16", "fp16")
+
     def _find(self, found: "_Checkpoint", deployment: Deployment) -> None:
         """The model's own repository if it has that precision, or what must be put on the shelf."""
         model, precision = deployment.model, deployment.precision.id
@@ -209,7 +217,7 @@ class RecipeBook:
         repository = by_name[0] if by_name and not own else _repository(model)
         if repository and (own or by_name):
             found.weights = found.fetched(repository)
-        elif repository and precision == "fp8" and self._catalog.precision(model).id in ("bf16", "fp16"):
+        elif repository and precision == "fp8" and self._is_16_bit(model):
             found.weights, found.at_load = found.fetched(repository), "fp8"
             found.notes.append("a published FP8 checkpoint with scales of its own loads faster: --weights REPOSITORY")
         else:

@@ -1,6 +1,7 @@
 """How the engines of a pool are started: an image, variables, flags, devices and volumes, each with its reason."""
 
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -208,6 +209,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             found += [(f"{name} of the host", why) for name, why in box.host if by == "docker" or name == "network"]
             found += [("seccomp unconfined", box.unconfined)] if box.unconfined else []
         return [*found, *((f"volume {one.source}:{one.target}", one.why) for one in self.mounts)]
+
+
+# Words of each engine's program that say how it is run; vLLM's subcommand comes after them.
+_RUN_BY = {"sglang": 3}
+
+
+def started_by(recipe: Recipe, prefix: Sequence[str]) -> Recipe:
+    """The same recipe where the engine is run otherwise, such as `python3 -m vllm.entrypoints.cli.main`."""
+    rest = recipe.program[_RUN_BY.get(recipe.engine, 1) :]
+    return msgspec.structs.replace(recipe, program=(*prefix, *rest))
 
 
 def service_name(pool: str) -> str:

@@ -128,12 +128,18 @@ def _labels(name: str) -> dict[str, str]:
 
 
 def gateway_objects(fleet: Fleet) -> list[Object]:
-    words = ["serve", f"{_CONFIG}/fleet.toml", "--host", "0.0.0.0", "--port", str(GATEWAY_PORT), "--log-format", "json"]
+    words = ["serve", f"{_CONFIG}/fleet.toml", "--host", "0.0.0.0", "--port", str(GATEWAY_PORT)]
+    # Where clients have keys, /metrics at their port needs one; Prometheus and the kubelet have none.
+    words += ["--ops-host", "0.0.0.0", "--ops-port", str(OPS_PORT), "--log-format", "json"]
     leaves_s = int(fleet.serving.lame_duck_s + fleet.serving.drain_s) + 10
     return [
         *_account(GATEWAY),
-        _deployment(GATEWAY, words, {"http": GATEWAY_PORT}, leaves_s),
-        _service(GATEWAY, {"name": "http", "port": 80, "targetPort": "http"}),
+        _deployment(GATEWAY, words, {"http": GATEWAY_PORT, "ops": OPS_PORT}, leaves_s),
+        _service(
+            GATEWAY,
+            {"name": "http", "port": 80, "targetPort": "http"},
+            {"name": "ops", "port": OPS_PORT, "targetPort": "ops"},
+        ),
         disruption_budget(_meta(GATEWAY), _labels(GATEWAY)),
     ]
 
@@ -142,9 +148,9 @@ def _probes() -> Object:
     """Health stays 200 while it drains, ready does not."""
     asked: Object = {"timeoutSeconds": 3, "periodSeconds": 5}
     return {
-        "startupProbe": asked | {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 24},
-        "livenessProbe": asked | {"httpGet": {"path": "/health", "port": "http"}, "failureThreshold": 6},
-        "readinessProbe": asked | {"httpGet": {"path": "/ready", "port": "http"}, "failureThreshold": 1},
+        "startupProbe": asked | {"httpGet": {"path": "/health", "port": "ops"}, "failureThreshold": 24},
+        "livenessProbe": asked | {"httpGet": {"path": "/health", "port": "ops"}, "failureThreshold": 6},
+        "readinessProbe": asked | {"httpGet": {"path": "/ready", "port": "ops"}, "failureThreshold": 1},
     }
 
 
@@ -231,11 +237,11 @@ def picker_objects(fleet: str, port: int) -> list[Object]:
     route = {"parentRefs": parents, "rules": [rule]}
     return [
         *_account(PICKER),
-        _deployment(PICKER, words, {"grpc": PICKER_PORT, "http": OPS_PORT}, 30),
+        _deployment(PICKER, words, {"grpc": PICKER_PORT, "ops": OPS_PORT}, 30),
         _service(
             PICKER,
             {"name": "grpc", "port": PICKER_PORT, "targetPort": "grpc", "appProtocol": "kubernetes.io/h2c"},
-            {"name": "http", "port": OPS_PORT, "targetPort": "http"},
+            {"name": "ops", "port": OPS_PORT, "targetPort": "ops"},
         ),
         disruption_budget(_meta(PICKER), _labels(PICKER)),
         resource(f"{group}/{version}", "InferencePool", metadata, spec=pool),
@@ -264,7 +270,12 @@ def network_objects(fleet: str) -> list[Object]:
             egress=[{"ports": names}, {"ports": [{"port": 443, "protocol": "TCP"}]}, {"to": [engines]}],
         ),
         policy(
-            GATEWAY, _labels(GATEWAY), ingress=[{"ports": [{"port": GATEWAY_PORT, "protocol": "TCP"}]}]
+            GATEWAY,
+            _labels(GATEWAY),
+            ingress=[
+                {"ports": [{"port": GATEWAY_PORT, "protocol": "TCP"}]},
+                {"from": [others], "ports": [{"port": OPS_PORT, "protocol": "TCP"}]},
+            ],
         ),
         policy(
             PICKER,
@@ -275,15 +286,15 @@ def network_objects(fleet: str) -> list[Object]:
 
 
 def monitor_objects(fleet: str) -> list[Object]:
-    def monitor(name: str, selector: Object) -> Object:
-        endpoints = [{"port": "http", "path": "/metrics", "interval": "15s"}]
+    def monitor(name: str, selector: Object, port: str) -> Object:
+        endpoints = [{"port": port, "path": "/metrics", "interval": "15s"}]
         spec = {"selector": {"matchLabels": selector}, "endpoints": endpoints}
         return resource(
             "monitoring.coreos.com/v1", "ServiceMonitor", {"name": name, "labels": {FLEET: fleet}}, spec=spec
         )
 
-    own = [monitor(name, _labels(name)) for name in (GATEWAY, PICKER)]
-    return [monitor("crosstie-engines", {FLEET: fleet}), *own]
+    own = [monitor(name, _labels(name), "ops") for name in (GATEWAY, PICKER)]
+    return [monitor("crosstie-engines", {FLEET: fleet}, "http"), *own]
 
 
 def _kustomization(files: list[str], recipes: Sequence[Recipe]) -> str:
