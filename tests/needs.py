@@ -79,4 +79,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     gone = [item for item in items if any(mark.name in left_out for mark in item.iter_markers())]
     if gone:
         config.hook.pytest_deselected(items=gone)
-        items[:] = [item for item in items if item not in set(gone)]
+        left = set(items).difference(gone)
+        items[:] = [item for item in items if item in left]

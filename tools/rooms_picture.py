@@ -14,7 +14,7 @@ BANDS: list[dict[str, list[list[str]]]] = [
     {"": [["cli"], ["web"]]},
     {
         "prove": [
-            ["prove.claims", "prove.review"],
+            ["prove.claims", "prove.review", "prove.loop"],
             ["prove.bench", "prove.parity", "prove.profile"],
             ["prove.replay", "prove.calibration"],
             ["prove.probe"],
@@ -36,7 +36,7 @@ BANDS: list[dict[str, list[list[str]]]] = [
         "port": [
             ["port.recipe"],
             ["port.doctor"],
-            ["port.preflight", "port.split", "port.divergence"],
+            ["port.preflight", "port.divergence"],
             ["port.checkpoint", "port.capture"],
             ["port.kernels", "port.source"],
         ],

@@ -42,6 +42,7 @@ def points(file: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_what_was_measured_and_the_rest_is_measured_later(
     crosstie: Command, running: EmulatedFleet, tmp_path: Path
 ) -> None:

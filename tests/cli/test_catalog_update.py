@@ -154,6 +154,7 @@ def test_two_updates_and_back_one_by_one(crosstie: Command, pack: Pack, public: 
     assert "the shipped data are in force" in crosstie("catalog", "revert", "--all").out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_this_process")
 def test_a_dry_run_changes_nothing(
     crosstie: Command, pack: Pack, public: Path, data_home: Path, tmp_path: Path

@@ -1,25 +1,34 @@
 """`crosstie mcp` by the SDK's own client, in memory: the same documents as --json, typed, short unless asked, bounded."""
 
+from __future__ import annotations
+
 import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio
 import pytest
-from mcp import Client
-from mcp_types import CallToolResult, TextContent
 from tests.conftest import Command
+from tests.lazily import Lazily
 from tests.small_workload import small, small_text
 from tests.waiting import comes_true
 
-from crosstie.cli import mcp_answers, mcp_server
-from crosstie.cli.mcp_server import make_server
+from crosstie.cli import mcp_answers
 from crosstie.cli.mcp_tools import EXAMPLE, TOOLS, ToolQuestion, schema_of
 from crosstie.core.progress import OnProgress
+
+if TYPE_CHECKING:
+    import mcp
+    import mcp_types
+
+    from crosstie.cli import mcp_server
+else:
+    mcp, mcp_types = Lazily("mcp"), Lazily("mcp_types")
+    mcp_server = Lazily("crosstie.cli.mcp_server")
 
 pytestmark = pytest.mark.usefixtures("planned_once")
 ROOT = Path(__file__).parents[2]
@@ -27,17 +36,17 @@ NOWHERE = "http://127.0.0.1:9"
 FLEET = str(ROOT / "examples" / "fleets" / "two_vendors.toml")
 
 
-def called(name: str, arguments: dict[str, Any], gateway: str = NOWHERE, **options: Any) -> CallToolResult:
-    async def call() -> CallToolResult:
-        async with Client(make_server(gateway)) as client:
+def called(name: str, arguments: dict[str, Any], gateway: str = NOWHERE, **options: Any) -> mcp_types.CallToolResult:
+    async def call() -> mcp_types.CallToolResult:
+        async with mcp.Client(mcp_server.make_server(gateway)) as client:
             return await client.call_tool(name, arguments, **options)
 
     return anyio.run(call)
 
 
-def text_of(got: CallToolResult) -> str:
+def text_of(got: mcp_types.CallToolResult) -> str:
     (content,) = got.content
-    assert isinstance(content, TextContent)
+    assert isinstance(content, mcp_types.TextContent)
     return content.text
 
 
@@ -64,7 +73,7 @@ def own_catalog(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_every_tool_is_described_typed_and_read_only() -> None:
     async def listed() -> Any:
-        async with Client(make_server(NOWHERE)) as client:
+        async with mcp.Client(mcp_server.make_server(NOWHERE)) as client:
             assert client.instructions is not None
             assert "--json" in client.instructions
             return (await client.list_tools()).tools
@@ -238,7 +247,7 @@ def test_what_no_command_could_be_asked_is_refused_in_one_line(tool: str, asked:
 
 
 def test_an_answer_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mcp_server, "_MOST", 1000)
+    monkeypatch.setattr("crosstie.cli.mcp_server._MOST", 1000)
     assert "more than 1,000: ask for less" in refusal("catalog_show", {"name": "mi300x"})
     assert answer("catalog_show", {"name": "mi300x", "key": "memory.capacity"})["facts"]
 
@@ -319,7 +328,7 @@ def test_work_that_nobody_waits_for_any_more_ends(monkeypatch: pytest.MonkeyPatc
     Endless.states.clear()
 
     async def cancelled() -> None:
-        async with Client(make_server(NOWHERE)) as client, anyio.create_task_group() as tasks:
+        async with mcp.Client(mcp_server.make_server(NOWHERE)) as client, anyio.create_task_group() as tasks:
             tasks.start_soon(client.call_tool, "endless", {})
             with anyio.fail_after(120):
                 while not Endless.states:
@@ -335,7 +344,7 @@ def one_line(err: str, words: str) -> bool:
 
 
 def test_a_missing_library_is_named(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "crosstie.cli.mcp_server")
+    monkeypatch.delitem(sys.modules, "crosstie.cli.mcp_server", raising=False)
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     got = crosstie("mcp")
     assert (got.status, one_line(got.err, "pip install 'crosstie[mcp]'")) == (2, True), got.err

@@ -64,6 +64,7 @@ def test_the_answer_comes_first(crosstie: Command, tmp_path: Path) -> None:
     assert got.err == ""
 
 
+@pytest.mark.slow
 def test_a_fleet_that_no_simulation_confirms_is_no_answer(
     crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +92,7 @@ def test_what_the_answer_leaves_out_is_there_on_request(quick_plan: Command, tmp
 KEYS = {"confirmed", "targets_hold", "target_prices", "worth_measuring", "fleet_file", "sureness", "passed_over_unmeasured", "will_not_run", "mixture", "lighter_formats", "together", "apart", "apart_looked_at", "guide",
     "format", "made", "calibration", "feasible", "workload", "prices", "price_kinds", "left_out", "replicas_considered", "obstacles",
     "fleet", "shared", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates", "too_dear_to_be_sure",
-    "binding_limits", "cheaper_but_less_simple", "closed_form_usd_per_hour", "with_unmeasured_stacks",
+    "assumptions", "reckoned", "sure_of_prices", "binding_limits", "cheaper_but_less_simple", "closed_form_usd_per_hour", "with_unmeasured_stacks",
 }  # fmt: skip
 FLEET = {
     "usd_per_hour", "uncertainty", "usd_per_month", "usd_over_horizon", "watts", "gpus", "on_hand", "to_be_had", "optimality_gap",
@@ -119,7 +120,7 @@ def test_the_answer_as_json(crosstie: Command, tmp_path: Path) -> None:
     assert sum(one["usd_per_hour"] for one in pool["carries"]) == pytest.approx(pool["usd_per_hour"])
     assert set(got["prices"]) == {"mi300x", "h200"}
     assert set(got["prices"]["h200"]) == {
-        "accelerator", "usd", "low", "high", "kind", "prices", "provider", "date", "discount",
+        "accelerator", "usd", "low", "high", "kind", "prices", "provider", "date", "discount", "sellers",
     }  # fmt: skip
     assert [year["year"] for year in got["years"]] == [1, 2, 3]
     assert got["workload"]["classes"][0]["ttft"] == {"seconds": 1.0, "percentile": 0.95}

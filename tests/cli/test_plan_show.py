@@ -31,6 +31,7 @@ def shown(one: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     return " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_the_width_of_intervals_does_not_decide_the_vendor_in_silence(
     made: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

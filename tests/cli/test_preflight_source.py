@@ -53,6 +53,7 @@ def test_the_exit_status_says_how_bad_it_is(tmp_path: Path) -> None:
         assert len(made.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_known_findings_are_left_out_and_a_patch_is_written(tmp_path: Path) -> None:
     source, known, patch = tmp_path / "a.cu", tmp_path / "known.json", tmp_path / "port.patch"
     text = "__global__ void k(int* o) {\n  o[0] = __shfl_sync(0xffffffff, o[0], 1, 32);\n}\n"

@@ -88,9 +88,12 @@ def served(scenario: Callable[[int, Asked], Coroutine[Any, Any, None]]) -> None:
         explorer = Explorer(Catalog(), SMALL, Path())
         port = await explorer.listen(asyncio.get_running_loop(), 0)
 
-        async def ask(line: str, *headers: str, body: bytes = b"", host: str = "") -> tuple[int, bytes, bytes]:
+        async def ask(
+            line: str, *headers: str, body: bytes = b"", host: str = "", cookie: str | None = None
+        ) -> tuple[int, bytes, bytes]:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            lines = [line, f"host: {host or f'127.0.0.1:{port}'}", "connection: close", *headers]
+            cookie = f"crosstie-ui-{port}={explorer.token}" if cookie is None else cookie
+            lines = [line, f"host: {host or f'127.0.0.1:{port}'}", "connection: close", f"cookie: {cookie}", *headers]
             lines += [f"content-length: {len(body)}"] if body else []
             writer.write("\r\n".join([*lines, "", ""]).encode() + body)
             got = await reader.read(-1)
@@ -134,6 +137,48 @@ def test_pages_say_what_may_run_in_them() -> None:
             assert b"x-frame-options: deny" in head
 
     served(scenario)
+
+
+def test_whoever_has_no_token_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("crosstie.cli.ui_server.secrets.token_urlsafe", lambda size: "the-token")
+
+    async def scenario(port: int, ask: Asked) -> None:
+        own = f"crosstie-ui-{port}=the-token"
+        for cookie in ("", "a=b", f"crosstie-ui-{port}=", f"crosstie-ui-{port + 1}=the-token"):
+            for line in ("GET / HTTP/1.1", "GET /?token=a HTTP/1.1", "GET /start HTTP/1.1", "POST /plan HTTP/1.1",
+                         "GET /start?token=the-token HTTP/1.1"):  # fmt: skip
+                status, head, said = await ask(line, "content-type: application/json", cookie=cookie, body=b"{}")
+                assert (status, b"printed" in said, b"set-cookie" in head) == (403, True, False), line
+        status, head, _ = await ask("GET /?token=the-token HTTP/1.1", cookie="")
+        assert status == 200
+        assert f"set-cookie: {own}; path=/; httponly; samesite=strict".encode() in head
+        assert (await ask("GET /start HTTP/1.1", cookie=f"a=b; {own}"))[0] == 200
+
+    served(scenario)
+
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2024-05-10 00:00:{second:02d}.0,{900 + second},{100 + second}\n" for second in range(60)
+)
+
+
+def test_only_files_beside_the_workload_and_those_that_it_names_are_read(tmp_path: Path) -> None:
+    home, secret = tmp_path / "home", tmp_path / "secret.csv"
+    home.mkdir()
+    (home / "own.csv").write_text(TRACE)
+    secret.write_text("the-secret-of-somebody\n")
+    (home / "link.csv").symlink_to(secret)
+    one = {key: value for key, value in SMALL["class"][0].items() if key not in ("input", "output")}
+
+    def with_trace(name: str, *named: str) -> dict[str, Any]:
+        asked = {**SMALL, "class": [{**one, "trace": name}]}
+        return answered(asked, str(home), False, named)
+
+    for name in (str(secret), "../secret.csv", "link.csv", "~/secret.csv", "no-such.csv"):
+        found = with_trace(name)
+        assert found == {"error": "class[0].trace: is neither a shipped trace nor a file beside the workload"}, name
+    assert "the-secret" in with_trace("../secret.csv", str(home / "../secret.csv"))["error"]
+    assert "error" not in with_trace("own.csv")
 
 
 def test_what_is_wrong_with_a_file_is_said_before_anything_listens(crosstie: Command, tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ def figures(text: str) -> set[str]:
     return {word.strip("(),;:") for word in text.split() if re.search(r"\d", word)}
 
 
-def fits(printed: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """Prints at every width; what comes out on the endless one."""
+def fits(printed: Callable[[], str], monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...] = WIDTHS) -> str:
+    """Prints at these widths; what comes out on the endless one."""
     monkeypatch.setenv("COLUMNS", str(ENDLESS))
     whole = printed()
     assert "…" not in whole
-    for width in WIDTHS:
+    for width in widths:
         monkeypatch.setenv("COLUMNS", str(width))
         shown = printed()
         # A path or an address that is too long has a line of its own, where it can be copied whole.
@@ -86,19 +86,22 @@ RESULTS = Path(__file__).parents[2] / "examples" / "results" / "published.csv"
 FLEET = Path(__file__).parents[2] / "examples" / "fleets" / "two_vendors.toml"
 
 
-# Four times each of these takes seconds.
+# Several times each of these takes seconds.
 LONG = {"simulate", "matrix", "compare", "compare-verbose", "tco", "tco-verbose", "validate", "fit"}
 
 
 @pytest.mark.parametrize(
+    "widths", [WIDTHS[:1], pytest.param(WIDTHS[1:], marks=pytest.mark.slow)], ids=["narrow", "wider"]
+)
+@pytest.mark.parametrize(
     "name", [pytest.param(one, marks=pytest.mark.slow) if one in LONG else one for one in COMMANDS]
 )
 def test_a_command_prints_the_same_at_every_width(
-    name: str, crosstie: Command, monkeypatch: pytest.MonkeyPatch
+    name: str, widths: tuple[int, ...], crosstie: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {"RESULTS": str(RESULTS), "FLEET": str(FLEET)}
     words = [named.get(word, word) for word in COMMANDS[name]]
-    whole = fits(lambda: crosstie(*words).out, monkeypatch)
+    whole = fits(lambda: crosstie(*words).out, monkeypatch, widths)
     assert len(figures(whole)) > 3
 
 
@@ -157,6 +160,10 @@ POOLS = {
     "leaving": [], "changes": ["drain documents-mi300x"], "dropped": [],
 }  # fmt: skip
 PREDICTED = {"ttft_s": 0.412, "tpot_s": 0.0213, "usd": 8.7e-5, "cached_tokens": 1024.0, "joules": 451.2}
+OF_LATE = {
+    "requests": 256, "ttft_predicted_p50_s": 0.41, "ttft_seen_p50_s": 0.461, "tpot_predicted_p50_s": 0.0081,
+    "tpot_seen_p50_s": 0.0083,
+}  # fmt: skip
 EXPLAINED = {
     "policy": "cheapest-meeting-target", "pool": "chat-mi300x", "replica": "chat-mi300x/1", "outcome": "send",
     "reason": "the cheapest of 2 that keep the targets",
@@ -165,7 +172,7 @@ EXPLAINED = {
         "ttft_target_s": 1.0, "tpot_target_s": 0.05,
     },
     "considered": [
-        {"pool": "chat-mi300x", "replica": "chat-mi300x/1", "predicted": PREDICTED, "dropped": None},
+        {"pool": "chat-mi300x", "replica": "chat-mi300x/1", "predicted": PREDICTED, "dropped": None, "of_late": OF_LATE},
         {"pool": "batch-h200", "replica": None, "predicted": None, "dropped": "TTFT 1,830 ms of 1,000 ms"},
     ],
 }  # fmt: skip

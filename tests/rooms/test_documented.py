@@ -44,6 +44,8 @@ def test_every_policy_is_in_the_registry_on_its_page_and_an_option() -> None:
     names = set(get_args(Policy))
     assert set(POLICIES) == names
     assert first_column("routing.md", "policy") == names
+    (line,) = [one for one in (DOCS / "fleet.md").read_text().splitlines() if one.startswith("| `policy` |")]
+    assert set(re.findall("`([^`]+)`", line.split("|")[3])) == names
     (option,) = [one for one in serve.params if one.name == "policy"]
     assert isinstance(option.type, click.Choice)
     assert set(option.type.choices) == names

@@ -26,9 +26,11 @@ from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
 from crosstie.prove.bench.gpus import check, local_tool
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
-from crosstie.prove.bench.prompts import Sizing, corpus
 from crosstie.prove.bench.resume import EarlierRun, read_earlier
+from crosstie.prove.bench.schedules import phases_of
 from crosstie.prove.replay.outcomes import ClassTargets
+from crosstie.prove.replay.prompts import Sizing, corpus
+from crosstie.prove.replay.texts import read_texts
 from crosstie.run.wire.address import Address, is_loopback
 
 _KEY = "OPENAI_API_KEY"
@@ -43,9 +45,10 @@ _NOT_WRITTEN = 2
 @click.command(
     "bench", cls=GroupedCommand,
     groups={
-        "Load": "--concurrency --rate --trace --poisson --lockstep --find-limit --ttft-ms --tpot-ms",
-        "Requests": "--input --output --vary --shortest --requests --for --start --model --completions --let-stop "
-                    "--field --tokenizer",
+        "Load": "--concurrency --rate --schedule --sessions --turns --pause --trace --poisson --lockstep --find-limit "
+                "--ttft-ms --tpot-ms",
+        "Requests": "--prompts --input --output --vary --shortest --requests --for --start --model --completions "
+                    "--let-stop --field --tokenizer",
         "Measuring": "--warmup --repeat --resume --workers --gpu-metrics --speed --seed",
         "What it runs on, for validate and calibrate":
             "--accelerator --precision --engine --tp --gpus --layout",
@@ -57,6 +60,13 @@ _NOT_WRITTEN = 2
 )
 @click.option("--rate", metavar="X,X,...", help="Open loop: requests a second, arriving by chance (Poisson).")
 @click.option(
+    "--schedule", metavar="SCHEDULE", help="Open loop whose rate changes: ramp:2-20:300, burst:4-12:120, day:10:600."
+)
+@whole_option("--sessions", 1, 10**5, "Conversations side by side: each prompt is the last, its answer and more.")
+@whole_option("--turns", 1, 1000, "With --sessions: prompts of each.", default=5)
+@real_option("--pause", 0.0, 1e5, "With --sessions: seconds between an answer and the next prompt.", metavar="S",
+             default=1.0)  # fmt: skip
+@click.option(
     "--trace", metavar="TRACE", help="Lengths and shared prefixes of a trace, and its times unless --concurrency."
 )
 @click.option(
@@ -67,6 +77,10 @@ _NOT_WRITTEN = 2
     "--ttft-ms", metavar="[pNN=]MS", help="Target, such as p95=1000; a bare number is of the 95th percentile."
 )
 @click.option("--tpot-ms", metavar="[pNN=]MS", help="Target, such as p90=50.")
+@click.option(
+    "--prompts", type=FILE, metavar="FILE|FOLDER",
+    help="Text that prompts are cut from: recorded requests, chats, documents. [default: filler]",
+)  # fmt: skip
 @whole_option("--input input_tokens", 1, 10**7, "Tokens of a prompt.", default=1024)
 @whole_option("--output output_tokens", 1, 10**6, "Tokens of an answer.", default=128)
 @real_option("--vary", 0.0, 0.9, f"Lengths vary evenly by so much both ways. [default: {_VARY}; 0 with --lockstep]")
@@ -113,8 +127,11 @@ _NOT_WRITTEN = 2
 @verbose_option(DETAILS)
 @json_option
 def command(
-    urls: tuple[str, ...], concurrency: str | None, rate: str | None, trace: str | None, poisson: bool,
-    find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, input_tokens: int, output_tokens: int,
+    urls: tuple[str, ...], concurrency: str | None, rate: str | None, schedule: str | None, sessions: int | None,
+    turns: int, pause: float,
+    trace: str | None, poisson: bool,
+    find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, prompts: Path | None, input_tokens: int,
+    output_tokens: int,
     vary: float | None, shortest: float | None, lockstep: bool, most: int | None, for_s: float | None, start: int,
     model: str | None, completions: bool, let_stop: bool, fields: tuple[str, ...], tokenizer: Path | None,
     warmup: int | None, repeat: int, resume: bool, workers: int | None, gpu_metrics: tuple[str, ...], speed: float,
@@ -126,6 +143,8 @@ def command(
     crosstie bench http://server:8000 --concurrency 1,8,64 --repeat 3
     crosstie bench http://server:8000 --rate 2,4,8 --for 120
     crosstie bench http://server:8000 --trace mooncake-conversation --rate 2
+    crosstie bench http://server:8000 --schedule day:10:600 --ttft-ms p95=1000
+    crosstie bench http://server:8000 --sessions 16 --turns 6 --prompts ./src
     crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000
     crosstie bench mi300x=http://a:8000 h200=http://b:8000 --tp 1 --repeat 5
 
@@ -133,8 +152,9 @@ def command(
     at work: steady, as production is and as `compare` predicts it. With --lockstep all begin at once, with equal
     lengths, as most benchmarks have it; the file says which, and `validate` predicts the same.
 
-    Any OpenAI-compatible server will do. Prompts are English words, as many as the engine's /tokenize (or
-    --tokenizer) counts to their lengths, alike only where a trace has hash_ids. Several endpoints take turns under
+    Any OpenAI-compatible server will do. Prompts are filler, English words, unless --prompts says what they are cut
+    from: how many drafts are kept depends on the text. The engine's /tokenize (or --tokenizer) counts them to their
+    lengths; they are alike only where a trace has hash_ids, or the texts are. Several endpoints take turns under
     each load. $OPENAI_API_KEY is sent where set. The file is written after every load, so that Ctrl-C, a crash or a
     kill keeps what was measured, and --resume goes on from there.
 
@@ -145,18 +165,29 @@ def command(
     Exit status 1 if a request failed, or no rate keeps the targets.
     """
     loads = _loads(concurrency, rate, trace is not None, poisson, find_limit)
+    if schedule is not None:
+        if concurrency or rate or sessions or find_limit or poisson or most or for_s:
+            raise BadInput("--schedule says when requests come, and how many: leave --concurrency, --rate, --sessions, "
+                           "--find-limit, --poisson, --requests and --for out")  # fmt: skip
+        phases_of(schedule)
+        loads = [BenchLoad(schedule=schedule)]
+    if sessions is not None:
+        if concurrency or rate or trace or find_limit or completions or lockstep:
+            raise BadInput("--sessions is a load of its own, of chats: leave --concurrency, --rate, --trace, "
+                           "--find-limit, --completions and --lockstep out")  # fmt: skip
+        loads = [BenchLoad(clients=sessions, turns=turns, pause_s=pause)]
     settings = Settings(
         lengths=_lengths(trace, BenchLengths(input_tokens, output_tokens), vary, shortest, lockstep, start),
         requests=most, seconds=for_s, repeats=repeat, warm_up=warmup, lockstep=lockstep,
         targets=ClassTargets(_target("--ttft-ms", ttft_ms), _target("--tpot-ms", tpot_ms)),
         speed=speed, seed=seed, senders=workers, api_key=os.environ.get(_KEY) or None,
         tokenizer=str(tokenizer) if tokenizer else None, chat=not completions, ignore_eos=not let_stop,
-        more=dict(map(_field, fields)),
+        more=dict(map(_field, fields)), prompts=read_texts(prompts) if prompts else None,
     )  # fmt: skip
     file = target or Path("bench.json")
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise BadInput(f"{file}: is no file that can be written")
-    sizing = None if tokenizer is None else _sizing(tokenizer)
+    sizing = None if tokenizer is None or prompts else _sizing(tokenizer)
     sources = _sources(gpu_metrics, urls)
     with progress("asking") as on_progress:
         endpoints = [_endpoint(url, model, settings, given) for url in urls]

@@ -6,14 +6,16 @@ from collections.abc import Callable
 from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import gigabytes, percent, seconds, share, significant
 from crosstie.prove.bench.bench import Bench, Measured
-from crosstie.prove.bench.prompts import Sizing
 from crosstie.prove.bench.summary import MeasuredInterval, PointResult, ratio
+from crosstie.prove.replay.prompts import Sizing
 
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "whole": "e2e_s", "longest gap": "longest_gap_s"}
 DETAILS = "every percentile with its interval, the client's own account, and each GPU"
 _ARRIVALS = {
     "steady": "steady, while all clients were at work",
     "lockstep": "lockstep: all clients began at once, and the start burst counts",
+    "schedule": "a rate that changes, which no prediction is of: validate leaves it out",
+    "sessions": "conversations, which no prediction is of: validate leaves them out",
     "unsettled": "never all at work at once: too few requests, so that validate leaves it out",
 }
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -38,6 +40,8 @@ def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
     served = next((point for point in one.points if not math.isnan(point.input_tokens)), None)
     lengths = f"{served.input_tokens:,.0f} tokens in and {served.output_tokens:,.0f} out on average; " if served else ""
     say(out, f"  {lengths}{_counted(one.sizing)}", "dim")
+    if texts := found.settings.prompts:
+        say(out, f"  prompts of {texts.source}: {texts.kind}, {len(texts.texts):,} of them ({texts.sha256})", "dim")
     if one.points:
         wants = one.points[0].kept is not None
         columns = ["load", ">kept" if wants else ">requests", ">tok/s", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
@@ -47,6 +51,7 @@ def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
         if own:
             say(out, f"  {', '.join(own)}: {said}", "dim")
     for point in one.points:
+        _phases(out, point)
         for why, times in point.faults:
             say(out, f"- {point.load.name}: {times:,} failed: {why}")
     watched = [point for point in one.points if point.gpus]
@@ -61,11 +66,28 @@ def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
         _details(out, one)
 
 
+def _phases(out: Output, point: PointResult) -> None:
+    if not point.phases:
+        return
+    rows = [
+        [one.name, f"{one.requests:,}", _known(one.input_tokens, _whole),
+         *(_known(one.metrics.get(name, math.nan), seconds)
+           for name in ("ttft_s_p50", "ttft_s_p95", "tpot_s_p50", "tpot_s_p95"))]
+        for one in point.phases
+    ]  # fmt: skip
+    columns = [point.load.name, ">requests", ">tokens in", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
+    show_table(out, columns, rows)
+    if point.prefix_queries:
+        hits, queries = point.prefix_hits or 0.0, point.prefix_queries
+        said = f"{hits:,.0f} of {queries:,.0f} tokens of prompts"
+        say(out, f"  prefix cache, by the engine's own counters: {said} ({share(hits / queries)})")
+
+
 def _counted(sizing: Sizing) -> str:
     """How prompts were made as long as asked."""
     around = sizing.template_tokens
     template = f", {significant(around)} tokens around each" if around >= 0.5 else ""
-    if sizing.words:
+    if sizing.words or (sizing.texts is not None and sizing.texts.tokens):
         return f"prompts counted by {sizing.counted_by}{template}"
     return f"prompts of {significant(sizing.bytes_per_token)} bytes a token, by {sizing.counted_by}{template}"
 

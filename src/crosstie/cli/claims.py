@@ -15,6 +15,7 @@ from crosstie.prove.claims.verdicts import verdict_named
 
 # So many claims are shown with all that they rest on; more of them as a table.
 _IN_FULL = 3
+_ASSUMED = "assumes of each claim the lengths, load, precision and prices that its reason names; estimates, even odds"
 
 
 @click.command("claims")
@@ -65,6 +66,7 @@ def show(found: list[Checked]) -> None:
     say(out, summarise(found).line)
     if len(found) > _IN_FULL:
         say(out, "crosstie claims ID gives the reason and what it rests on", "dim")
+    say(out, _ASSUMED, "dim")
     say(out, "AMD results are published by others; Crosstie has run nothing on AMD", "dim")
 
 
@@ -86,7 +88,8 @@ def _show_one(out: Output, one: Checked) -> None:
 
 
 def to_json(found: list[Checked]) -> dict[str, object]:
-    return {"summary": summary_json(summarise(found)), "claims": [claim_json(one) for one in found]}
+    claims = [claim_json(one) for one in found]
+    return {"summary": summary_json(summarise(found)), "claims": claims, "assumptions": {"line": _ASSUMED}}
 
 
 def summary_json(summary: ClaimsSummary) -> dict[str, object]:

@@ -16,14 +16,14 @@ from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import seconds, share, significant
+from crosstie.core.question import USUAL, assumptions
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.apart import ApartEntry
-from crosstie.decide.compare.curve import Curve, curves
+from crosstie.decide.compare.curve import ContextCurve, Curve, context_curves, curves
 from crosstie.decide.compare.payoff import FEWER, Payoff
-from crosstie.decide.compare.scaling import SEVERAL_MACHINES, Scaling, Size
+from crosstie.decide.compare.scaling import FOUR_FIFTHS, SEVERAL_MACHINES, Scaling, Size
 from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
 from crosstie.decide.cost.prices import quotes
-from crosstie.decide.scorecard.contest import BY_THE_HOUR
 from crosstie.perf.fit import BARELY
 from crosstie.perf.roofline import Roofline, roofline
 from crosstie.prove.calibration.published import PublishedPoint, all_results, published_points
@@ -38,7 +38,9 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @model_argument
 @on_option("Accelerators to compare.", required=True)
 @replica_options
-@click.option("--sweep", is_flag=True, help="Also from one request in flight to a full replica.")
+@click.option(
+    "--sweep", is_flag=True, help="Also from one request in flight to a full replica, and by length of prompt."
+)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
 @click.option("--plot-cost", type=FILE, metavar="FILE", help="Draw $ a million tokens over TPOT.")
 @click.option("--plot-roofline", type=FILE, metavar="FILE", help="Draw a step's operations under the roofline.")
@@ -89,7 +91,7 @@ def command(
         draw_curves(swept, title, plot, published, dark=dark)
     if plot_cost:
         named = [one.accelerator.id for one in card.entries]
-        draw_costs(swept, quotes(catalog.prices, named, BY_THE_HOUR, {}), title, plot_cost, dark=dark)
+        draw_costs(swept, quotes(catalog.prices, named, [USUAL.price], {}), title, plot_cost, dark=dark)
     roofs = rooflines(card) if plot_roofline else []
     if plot_roofline:
         draw_roofline(
@@ -97,7 +99,9 @@ def command(
         )
     for picture in pictures if not as_json else ():
         click.echo(f"drawn as {picture}", err=True)
+    contexts = context_curves(card) if sweep else []
     more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
+    more |= {"context_sweep": [asdict(curve) for curve in contexts]} if contexts else {}
     more |= {"roofline": [roofline_json(one) for one in roofs]} if roofs else {}
     more |= {"apart": [apart_json(one) for one in split]} if split else {}
 
@@ -107,6 +111,7 @@ def command(
             show_apart(split, card)
         if sweep:
             show_sweep(swept)
+            show_contexts(contexts, card.load)
 
     give(
         lambda: to_json(card) | more, shown, title=f"{card.model.name} on {names}", html=html, verbose=verbose,
@@ -160,7 +165,13 @@ def scaled(found: list[Scaling], load: Load, as_json: bool) -> int:
         for size in one.sizes:
             if size.problem:
                 say(out, f"  {size.problem}")
-    say(out, f"  several machines behind one door keep {share(SEVERAL_MACHINES)}, as in MLPerf's results", "dim")
+    low, high = map(share, FOUR_FIFTHS)
+    kept = f"{share(SEVERAL_MACHINES)} ({low} to {high})"
+    say(
+        out,
+        f"  several machines behind one door keep {kept}, as in MLPerf's results, which show no trend from 16 to 288",
+        "dim",
+    )
     return 0
 
 
@@ -197,7 +208,7 @@ def show(card: Scorecard, verbose: bool) -> None:
     out, load = console(), card.load
     about = f"  {describe(card.model)}" if verbose else ""
     say(out, Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about))
-    say(out, f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
+    say(out, f"  {card.question.line}")
     running = [entry for entry in card.entries if entry.estimate]
     for drafts in [entry.deployment.speculation for entry in running[:1] if entry.deployment]:
         if drafts is not None:
@@ -211,7 +222,8 @@ def show(card: Scorecard, verbose: bool) -> None:
             say(out, f"  {ttft_text(running, load.concurrency)}", "dim")
     for entry in card.entries:
         barely = entry.memory if entry.memory == BARELY else ""
-        for note in (entry.problem, barely, *entry.emulated, payoff_text(entry.payoff, load.concurrency)):
+        against = f"preflight: {entry.caveat}" if entry.caveat else ""
+        for note in (entry.problem, against, barely, *entry.emulated, payoff_text(entry.payoff, load.concurrency)):
             if note:
                 say(out, f"  {entry.accelerator.id}: {note}")
     for sentence in card.verdicts:
@@ -297,6 +309,21 @@ def show_sweep(swept: list[Curve]) -> None:
         show_table(out, columns, cells, curve.label)
 
 
+def show_contexts(swept: list[ContextCurve], load: Load) -> None:
+    out = console()
+    columns = [">prompt tokens", ">run at once", ">TTFT", ">tokens/s per user", ">tokens/s per GPU"]
+    for curve in swept:
+        lines = zip(
+            curve.input_tokens, curve.running, curve.ttft_s, curve.tokens_per_s_per_user,
+            curve.output_tokens_per_s_per_gpu, strict=True,
+        )  # fmt: skip
+        cells = [
+            [f"{n:,}", significant(running), seconds(ttft), significant(user), significant(gpu)]
+            for n, running, ttft, user, gpu in lines
+        ]
+        show_table(out, columns, cells, f"{curve.label}, {load.concurrency:,} requests in flight by their prompts")
+
+
 def ttft_text(entries: Sequence[Entry], concurrency: int) -> str:
     """Which TTFT is meant, and the other one, since most benchmarks report that."""
     found = [(entry.accelerator.id, seconds(entry.estimate.ttft_burst_s)) for entry in entries if entry.estimate]
@@ -368,9 +395,11 @@ def to_json(card: Scorecard) -> dict[str, object]:
                 "emulated": list(entry.emulated),
                 "problem": entry.problem,
                 "memory": entry.memory,
+                "preflight": entry.caveat,
                 **({"speculation": asdict(entry.payoff)} if entry.payoff else {}),
             }
             for entry in card.entries
         ],
         "verdicts": card.verdicts,
+        **assumptions(card.question, [card.reckoned(entry) for entry in card.entries if entry.estimate]),
     }

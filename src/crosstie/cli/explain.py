@@ -44,6 +44,9 @@ def command(
     crosstie explain --model llama-3.3-70b --input 3000 --output 200
     crosstie explain request.json --class chat --url http://gateway:8080
 
+    A prediction is of this one request at this moment, with what is in flight now: under load it is no median. What
+    each pool's last requests saw stands below, beside what was predicted of the same ones when they were sent.
+
     REQUEST.json is the body of an API call. Nothing is sent to any backend. $OPENAI_API_KEY is sent to the gateway
     where set, for one that wants a key. Exit status 1 when the request would
     have to wait or be refused.
@@ -120,6 +123,15 @@ def show(said: dict[str, Any]) -> None:
         rows.append([one["replica"] or one["pool"], *numbers, chosen])
     columns = ["replica", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
     show_table(out, columns, rows)
+    for one in said["considered"]:
+        # A gateway of an older release does not say.
+        if late := one.get("of_late"):
+            say(out, f"- {one['pool']}, its last {late['requests']:,} requests, each as predicted when it was sent: "
+                     f"{_both('TTFT', late, 'ttft')}; {_both('TPOT', late, 'tpot')}")  # fmt: skip
+
+
+def _both(name: str, late: dict[str, Any], key: str) -> str:
+    return f"{name} p50 {seconds(late[f'{key}_seen_p50_s'])} for {seconds(late[f'{key}_predicted_p50_s'])} predicted"
 
 
 def _dearer(one: dict[str, Any], said: dict[str, Any]) -> str:

@@ -10,12 +10,13 @@ from rich.text import Text
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.options import FILE, dark_option, json_option, model_argument, on_option, verbose_option
-from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, stack_option
+from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, named_model, stack_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
 from crosstie.core.deployment import Deployment
 from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
+from crosstie.core.question import USUAL, BuyersQuestion, assumptions, reckoning
 from crosstie.core.speculation import Speculation
 from crosstie.perf.fit import BARELY, DOES_NOT_FIT, Fit, Placement, fit
 from crosstie.web.chart import check_picture, draw_memory
@@ -26,8 +27,12 @@ _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 @click.command("fit")
 @model_argument
 @on_option(f"Accelerators; {ON_THIS}. [default: all of the catalog]")
-@click.option("--precision", "precisions", metavar="P,...", default="native", show_default=True, help=PRECISION_HELP)
-@click.option("--context", type=int, metavar="N", help="Tokens a sequence. [default: 8192, or the model's limit]")
+@click.option(
+    "--precision", "precisions", metavar="P,...", default=USUAL.precision, show_default=True, help=PRECISION_HELP
+)
+@click.option(
+    "--context", type=int, metavar="N", help=f"Tokens a sequence. [default: {USUAL.context}, or the model's limit]"
+)
 @layout_options
 @kv_option
 @stack_option
@@ -48,6 +53,7 @@ def command(
     crosstie fit deepseek-v3 --on mi355x,b200 --kv fp8
     crosstie fit llama-3.1-8b --precision q4_k_m --on rx-7900-xtx
     crosstie fit ./my-model --on mi300x --tp 4
+    crosstie fit model-Q4_K_M.gguf --on rx-7900-xtx
     crosstie fit qwen3-8b --on this
 
     Without --tp, --pp, --ep or --dp the layout with the fewest GPUs is shown, with -v every sensible one.
@@ -56,7 +62,7 @@ def command(
     if plot:
         check_picture(plot)
     catalog = Catalog()
-    found = catalog.model(model)
+    found, stored = named_model(catalog, model, precisions)
     layout = layout_from(tp, pp, ep, dp)
     chosen, at_most = accelerators_on(catalog, accelerators, stack)
     result = fit(
@@ -64,7 +70,7 @@ def command(
         found,
         chosen,
         context=context,
-        precisions=names_in(precisions),
+        precisions=names_in(stored),
         kv_format=kv,
         stack=stack,
         layouts=[layout] if layout else None,
@@ -108,6 +114,7 @@ def show(result: Fit, verbose: bool) -> None:
     for stack in {p.deployment.stack.id: p.deployment.stack for p in result.placements}.values():
         own = f"{gigabytes(stack.reserved.si)} a GPU for itself ({stack.reserved.basis})"
         say(out, f"  interval: {stack.name} keeping half to twice {own}", "dim")
+    say(out, f"  {question_of(result).line}", "dim")
     if not verbose:
         closing(out, _DETAILS)
 
@@ -143,6 +150,7 @@ def describe(model: Model) -> str:
 
 
 def to_json(result: Fit) -> dict[str, object]:
+    rows = [reckoning(p.deployment, result.context, 1) for p in result.placements if p.fewest]
     return {
         "model": result.model.id,
         "parameters": result.model.parameters,
@@ -152,7 +160,16 @@ def to_json(result: Fit) -> dict[str, object]:
         "sizes": [asdict(sizes) for sizes in result.sizes],
         "placements": [placement_json(p) for p in result.placements],
         "problems": result.problems,
+        **assumptions(question_of(result), rows),
     }
+
+
+def question_of(result: Fit) -> BuyersQuestion:
+    sizes = result.sizes[0]
+    return BuyersQuestion(
+        models=(result.model.id,), context=result.context, in_flight=None, precision=sizes.precision,
+        kv_format=sizes.kv_format, price="", by="memory",
+    )  # fmt: skip
 
 
 def placement_json(p: Placement) -> dict[str, object]:

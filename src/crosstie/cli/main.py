@@ -15,6 +15,7 @@ SECTIONS = {
         "fit": "how a model sits in memory on each accelerator",
         "compare": "one model under one load on several accelerators, and why one wins",
         "scorecard": "accelerators by axis and scenario: who wins, by how much, how sure, every cell sourced",
+        "reconcile": "two saved answers: which assumption makes which part of their difference",
         "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
         "simulate": "a fleet, a plan or a workload under traffic: percentiles, cost, queues, policies side by side",
         "ui": "a page on this machine: change a workload, see the fleet move, two plans side by side",
@@ -39,6 +40,7 @@ SECTIONS = {
         "emulate": "a fleet's replicas without its accelerators, in the time they would take, with faults",
     },
     "Prove": {
+        "loop": "a replica predicted, measured where least is known, learnt and planned again: one report",
         "bench": "load on endpoints: closed, open or a trace's, up to what their targets allow, side by side",
         "parity": "whether two endpoints give the same model: agreement, KL, divergence, noise, a verdict",
         "replay": "recorded requests sent to an endpoint at their times: latencies against targets",

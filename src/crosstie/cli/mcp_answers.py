@@ -10,6 +10,7 @@ from msgspec import Meta
 from crosstie.catalog.describe import FactLine
 from crosstie.core.estimate import Estimate
 from crosstie.core.finding import Finding
+from crosstie.core.question import BuyersQuestion, Reckoning
 from crosstie.decide.compare.scorecard import Load
 from crosstie.decide.plan.guide import Guided
 from crosstie.decide.plan.run_result import ClassResult, PoolResult
@@ -37,7 +38,12 @@ class Placement(TypedDict):
     basis: str
 
 
-class Fit(Shortened):
+class Assuming(TypedDict):
+    assumptions: Annotated[BuyersQuestion, Meta(description="What it rests on, the same keys in every answer.")]
+    reckoned: Annotated[list[Reckoning], Meta(description="By accelerator: how it serves, what a GPU gives and costs.")]
+
+
+class Fit(Shortened, Assuming):
     model: str
     parameters: float
     active_parameters: float
@@ -55,7 +61,7 @@ class ComparedOn(TypedDict):
     emulated: list[str]
 
 
-class Compare(TypedDict):
+class Compare(Assuming):
     model: str
     load: Load
     entries: list[ComparedOn]
@@ -92,7 +98,7 @@ class PlannedFleet(TypedDict):
     pools: list[PlannedPool]
 
 
-class Plan(Shortened):
+class Plan(Shortened, Assuming):
     made: str
     feasible: bool
     obstacles: list[Any]
@@ -121,7 +127,7 @@ class SimulatedRun(TypedDict):
     holds: bool
 
 
-class Simulate(Shortened):
+class Simulate(Shortened, Assuming):
     asked: int
     holds: Annotated[bool, Meta(description="Whether every class kept its targets in every run.")]
     notes: list[str]

@@ -33,6 +33,7 @@ from crosstie.core.deployment import KV_FORMATS, Parallelism
 from crosstie.core.errors import BadInput, UnknownName
 from crosstie.core.fleet import Policy
 from crosstie.core.progress import OnProgress
+from crosstie.core.question import USUAL
 from crosstie.core.workload import Evidence, Workload
 from crosstie.decide.compare.scorecard import Load
 from crosstie.decide.plan.report import document, mark_of
@@ -114,11 +115,11 @@ class Fit(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: Model
     on: Annotated[On | None, Meta(description="Accelerators; all of the catalog unless named.")] = None
     precisions: Annotated[list[Stored], Meta(min_length=1, max_length=16)] = msgspec.field(
-        default_factory=lambda: ["native"]
+        default_factory=lambda: [USUAL.precision]
     )
     context: Annotated[Tokens | None, Meta(description="Tokens a sequence; 8192 or the model's limit.")] = None
     layout: Split = {}
-    kv_format: Kv = "bf16"
+    kv_format: Kv = USUAL.kv_format
     stack: Stack = None
 
     def document(self, gateway: str, on_progress: OnProgress) -> Document:
@@ -145,12 +146,14 @@ class Compare(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     answers = mcp_answers.Compare
     model: Model
     on: On
-    input_tokens: Tokens = 4096
-    output_tokens: Tokens = 1024
-    concurrency: Annotated[int, Meta(ge=1, le=10**6, description="Requests in flight on a replica.")] = 64
-    precision: Stored = "native"
+    input_tokens: Tokens = USUAL.input_tokens
+    output_tokens: Tokens = USUAL.output_tokens
+    concurrency: Annotated[int, Meta(ge=1, le=10**6, description="Requests in flight on a replica.")] = (
+        USUAL.in_flight or 1
+    )
+    precision: Stored = USUAL.precision
     layout: Split = {}
-    kv_format: Kv = "bf16"
+    kv_format: Kv = USUAL.kv_format
     stack: Stack = None
     speculation: Annotated[Name | None, Meta(description="mtp:3, eagle3:3, ngram:4 or draft:4:MODEL.")] = None
 

@@ -22,8 +22,9 @@ from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.progress import OnProgress
 from crosstie.core.workload import EVIDENCE, Workload
+from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.fleet import fleet_of
-from crosstie.decide.plan.market import BUY, PLANNED_BY, adjusted, checked_discount, checked_gpu_hour, held
+from crosstie.decide.plan.market import PLANNED_BY, adjusted, checked_discount, checked_gpu_hour, held
 from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.decide.plan.simulate import simulate_pools

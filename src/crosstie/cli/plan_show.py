@@ -11,9 +11,11 @@ from crosstie.core.figures import dollars, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
 from crosstie.decide.compare.payoff import FEWER
+from crosstie.decide.cost.energy import mean_share
 from crosstie.decide.cost.prices import Quote
 from crosstie.decide.plan.answer import MOST_TIMES, Alternative, FleetPlan, PoolPlan
-from crosstie.decide.plan.flips import Flip
+from crosstie.decide.plan.assumed import plan_question
+from crosstie.decide.plan.flips import Flip, sure_of_prices
 from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.mixture import MIXTURE_COSTS, Mixture
 from crosstie.decide.plan.plan import Plan
@@ -43,6 +45,7 @@ def show_plan(plan: Plan, verbose: bool) -> None:
             _show_obstacles(out, plan)
     else:
         _show_answer(out, plan, plan.fleet)
+        _show_prices(out, plan)
         _show_pools(out, plan, plan.fleet, verbose)
         _show_drafts(out, plan)
         _show_simulated(out, plan)
@@ -76,12 +79,29 @@ def _show_answer(out: Output, plan: Plan, fleet: FleetPlan) -> None:
     years = f", {dollars(over)} over {work.horizon_years} years" if over else ""
     month = dollars(fleet.usd_per_hour * HOURS_PER_MONTH)
     price = f"{dollars(fleet.usd_per_hour)} an hour ({month} a month{years})"
-    tokens = f"{dollars(fleet.cost.usd_per_million)} per million tokens"
+    mean = f"at the mean, {mean_share(work):.0%} of the peak"
+    tokens = f"{dollars(fleet.cost.usd_per_million)} per million tokens, in and out, {mean}"
     say(out, Text.assemble("Cheapest fleet: ", (made_of, "bold"), f", {price}; {tokens}"))
     if work.constraints.inventory or work.constraints.whole_nodes:
         nodes = " in whole nodes" if work.constraints.whole_nodes else ""
         stock = f"; on hand and used: {_gpus(fleet.on_hand)}" if fleet.on_hand else ""
         say(out, f"  to rent or buy{nodes}: {_gpus(fleet.bought) or 'nothing'}{stock}")
+
+
+def _show_prices(out: Output, plan: Plan) -> None:
+    """Which price decides, where one seller's is not the market, before anything is called sure."""
+    sure = sure_of_prices(plan.flips, plan.market)
+    if sure is None:
+        return
+    beyond = [
+        f"{one.accelerator} {'above' if one.kind == 'price' else 'below'} {dollars(one.at_usd_per_gpu_hour)} "
+        f"(sellers: {dollars(one.low_usd)} to {dollars(one.high_usd)})"
+        for one in plan.flips
+        if one.within_sources
+    ]
+    if beyond:
+        told = f"the answer stands in {share(sure)} of worlds that each draw a seller"
+        say(out, f"The seller decides: another fleet is cheaper with {', or '.join(beyond)}; {told}", "yellow")
 
 
 def _gpus(counts: dict[str, int]) -> str:
@@ -374,7 +394,9 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool)
         say(out, f"- with {stacks}, not measured there (--evidence any): {_beside(plan.unmeasured.fleet)}", "yellow")
     for way, fleet_of_it in (("together", plan.together), ("apart", plan.apart)):
         if fleet_of_it:
-            say(out, f"- prefill and decode {way}: {_beside(fleet_of_it)}")
+            rare = way == "apart" and fleet_of_it.dearer < 0.0
+            unmeasured = ", which nobody has measured there (--evidence any makes it the answer)" if rare else ""
+            say(out, f"- prefill and decode {way}: {_beside(fleet_of_it)}{unmeasured}")
     for look in plan.outlooks if not plan.apart and not plan.together else ():
         if verbose or look.usd_per_hour:
             of = f" of {look.model}" if len(plan.outlooks) > 1 else ""
@@ -500,6 +522,7 @@ def _show_rest(out: Output, plan: Plan, verbose: bool) -> None:
             "dim",
         )
     _show_left_out(out, plan, verbose)
+    say(out, plan_question(plan).line, "dim")
     if not verbose and plan.answered:
         closing(out, DETAILS)
 

@@ -74,6 +74,11 @@ def show(found: Profile, verbose: bool) -> None:
     say(out, Text.assemble((Path(found.file).name, "bold"), of + others))
     busy = f", busy {share(found.busy_s / found.step_s)}" if found.timeline and found.step_s else ""
     say(out, f"  a step takes {seconds(found.step_s)}{busy}, {significant(found.launches)} kernels and copies")
+    for phase in found.phases:
+        carried = f"{significant(phase.sequences)} sequences"
+        carried += f" and {significant(phase.prompt_tokens)} prompt tokens" if phase.prompt_tokens else ""
+        say(out, f"  {plural(phase.steps, 'step')} {phase.name}, {carried}: {seconds(phase.step_s)} each, the GPU "
+            f"busy for {seconds(phase.busy_s)}", hang=4)  # fmt: skip
     beside = found.roofline
     columns = ["where it goes", ">time", ">share"]
     if beside is not None:

@@ -1,5 +1,6 @@
 """`crosstie recipe`: how to start the engines of a model, or of every pool of a fleet, and why so."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from crosstie.port.recipe.build import RecipeBook, RecipeOptions, fleet_recipes
 from crosstie.port.recipe.forms import BARE, FORMS, render
 from crosstie.port.recipe.forms.cluster import manifests
 from crosstie.port.recipe.nodes import check_room, read_nodes
-from crosstie.port.recipe.recipe import Recipe, Runner
+from crosstie.port.recipe.recipe import Recipe, Runner, started_by
 
 _DETAILS = "the reasons of devices, groups and volumes"
 
@@ -53,7 +54,7 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
     groups={
         "The replica": "--engine --precision --kv --tp --pp --ep --dp --apart --connector --speculation --text "
         "--acceptance --lora --context --in-flight --replicas --served-as",
-        "What the catalog does not know": "--weights --drafter --image",
+        "What the catalog does not know": "--weights --drafter --image --engine-command",
         "The answer": "--as --bare -o --nodes --json -v",
     },
 )
@@ -78,6 +79,8 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 @click.option("--drafter", multiple=True, callback=_named, metavar="[POOL=]WHERE",
               help="The same of the head or model that drafts.")  # fmt: skip
 @click.option("--image", multiple=True, callback=_named, metavar="[POOL=]IMAGE", help="Not the engine's own image.")
+@click.option("--engine-command", metavar="WORDS", default="",
+              help="How the engine is run: 'python3 -m vllm.entrypoints.cli.main'.")  # fmt: skip
 @click.option("--as", "form", type=click.Choice(list(FORMS)), help="The files of this form in place of the line.")
 @click.option("--bare", is_flag=True, help=f"The engine is installed, no container: {', '.join(BARE)}.")
 @click.option("-o", "--out", type=FILE, metavar="DIR", help="Write the files there.")
@@ -88,7 +91,7 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 def command(
     model: str | None, accelerators: str | None, fleet: Path | None, pool: str | None, form: str | None, bare: bool,
     out: Path | None, verbose: bool, as_json: bool, weights: dict[str, str], drafter: dict[str, str],
-    image: dict[str, str], nodes: Path | None, **given: Any,
+    image: dict[str, str], nodes: Path | None, engine_command: str, **given: Any,
 ) -> int:  # fmt: skip
     """How to start MODEL's engine on each accelerator, or those of every pool of a fleet: image, variables, flags,
     devices and volumes, and why each.
@@ -116,6 +119,8 @@ def command(
         if pool is not None:
             raise BadInput("--pool is about --fleet, which is not given")
         recipes, left_out = _of_model(catalog, model, accelerators, (weights, drafter, image), given), []
+    if engine_command:
+        recipes = [started_by(one, shlex.split(engine_command)) for one in recipes]
     if nodes is not None:
         check_room(recipes, read_nodes(catalog, nodes), nodes)
     if served is not None and form == "kubernetes" and pool is None:

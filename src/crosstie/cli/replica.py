@@ -14,12 +14,18 @@ from crosstie.cli.options import Decorator, option_group
 from crosstie.core.deployment import KV_FORMATS, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.model import Model
+from crosstie.core.question import USUAL
 from crosstie.decide.compare.apart import ApartEntry, compare_apart
 from crosstie.decide.compare.scaling import Scaling, scaling
 from crosstie.decide.compare.scorecard import Load, Scorecard, compare
+from crosstie.port.preflight.stored import read_stored
 
 kv_option: Decorator = click.option(
-    "--kv", type=click.Choice(list(KV_FORMATS)), default="bf16", show_default=True, help="Format of the KV cache."
+    "--kv",
+    type=click.Choice(list(KV_FORMATS)),
+    default=USUAL.kv_format,
+    show_default=True,
+    help="Format of the KV cache.",
 )
 PRECISION_HELP = f"How weights are stored: {', '.join(PRECISIONS)}."
 stack_option: Decorator = click.option(
@@ -43,6 +49,14 @@ layout_options = option_group(
 )
 
 
+def named_model(catalog: Catalog, name: str, precision: str) -> tuple[Model, str]:
+    """A model by its name or files, and how its weights are stored: those of a GGUF file as they are."""
+    if not name.endswith(".gguf"):
+        return catalog.model(name), precision
+    stored = read_stored(catalog, name)
+    return stored.model(catalog), stored.precision if precision == USUAL.precision else precision
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
     """What `replica_options` were given as."""
@@ -56,19 +70,20 @@ class ReplicaOptions:
     text: str = "chat"
     acceptance: float | None = None
 
-    def _kind(self, catalog: Catalog, model: Model) -> dict[str, Any]:
+    def _kind(self, catalog: Catalog, model: Model, precision: str = "") -> dict[str, Any]:
         """What says how a replica is made, apart from its layout."""
         drafts = None
         if self.speculation is not None:
             drafts = catalog.speculation(model, self.speculation, text=self.text, length=self.acceptance)
         elif self.acceptance is not None:
             raise BadInput("--acceptance is about --speculation, which is not given")
-        kind = {"precision": self.precision, "kv_format": self.kv_format, "stack": self.stack}
+        kind = {"precision": precision or self.precision, "kv_format": self.kv_format, "stack": self.stack}
         return {**kind, "speculation": drafts}
 
     def scorecard(self, catalog: Catalog, model: str, accelerators: str) -> Scorecard:
-        found, chosen = catalog.model(model), catalog.accelerators_named(accelerators, self.stack)
-        return compare(catalog, found, chosen, self.load, parallelism=self.parallelism, **self._kind(catalog, found))
+        found, stored = named_model(catalog, model, self.precision)
+        chosen, kind = catalog.accelerators_named(accelerators, self.stack), self._kind(catalog, found, stored)
+        return compare(catalog, found, chosen, self.load, parallelism=self.parallelism, **kind)
 
     def scaled(self, catalog: Catalog, model: str, accelerators: str, gpus: str) -> list[Scaling]:
         """One service on each of these numbers of GPUs, "8,16,32"."""
@@ -100,10 +115,10 @@ def replica_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(replica=replica, **others)
 
     return option_group(
-        _count("--input", "input_tokens", 4096, "Prompt tokens."),
-        _count("--output", "output_tokens", 1024, "Output tokens."),
-        _count("--concurrency", "concurrency", 64, "Requests in flight on a replica."),
-        click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP),
+        _count("--input", "input_tokens", USUAL.input_tokens, "Prompt tokens."),
+        _count("--output", "output_tokens", USUAL.output_tokens, "Output tokens."),
+        _count("--concurrency", "concurrency", USUAL.in_flight or 1, "Requests in flight on a replica."),
+        click.option("--precision", metavar="P", default=USUAL.precision, show_default=True, help=PRECISION_HELP),
         layout_options, kv_option, stack_option, speculation_options,
     )(gathered)  # fmt: skip
 

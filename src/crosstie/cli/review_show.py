@@ -37,6 +37,8 @@ def show_review(out: Output, found: Review, learnt: Again | None, verbose: bool)
         _show_again(out, learnt)
     for note in found.notes:
         say(out, f"- {note}")
+    if line := found.planned.assumptions.get("line"):
+        say(out, f"the plan {line}", "dim")
     if not verbose:
         closing(out, DETAILS)
 

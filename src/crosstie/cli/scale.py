@@ -86,7 +86,7 @@ def command(
 
     Capacities and prices are the plan's, start-up times the catalog's; both are corrected by what is seen. --rules
     says what may be scaled and how far. Without --dry-run or --day it runs until it is ended, and needs a gateway
-    and something to do (--patch, --hook, --keda or --port). docs/scale.md has the rest.
+    and something to do (--patch, --hook, --keda or --port). docs/scaling.md has the rest.
 
     Exit status 1 where replicas that can be had do not carry what is needed.
     """

@@ -14,6 +14,9 @@ from crosstie.cli.options import json_option, on_option, verbose_option
 from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table
 from crosstie.core.deployment import Accelerator
 from crosstie.core.figures import dollars, share, significant
+from crosstie.core.question import USUAL as QUESTION, assumptions
+from crosstie.decide.cost.prices import BUY
+from crosstie.decide.plan.market import RENTS
 from crosstie.decide.scorecard.board import (
     EXPORT,
     MONEY,
@@ -48,8 +51,9 @@ _TITLES = {
     EXPORT: "Export: the US rule's figures",
 }
 _LEGEND = (
-    "times: the second's cost over the first's; at worst: with the first's dearest seller and the second's cheapest; "
-    "below 1x the seller decides, not the silicon; sure: the share of worlds in which it is, at these prices"
+    "times: the second's cost over the first's; flips at: the first's price an hour at which the second is as cheap; "
+    "at worst: with the first's dearest seller and the second's cheapest; below 1x the seller decides, not the "
+    "silicon; sure: the share of worlds in which it is; where sellers differ threefold, each world draws one of them"
 )
 _EXPORT_LEGEND = (
     "TPP: dense TFLOP/s x bits, the largest over formats. by density: the area of the die decides, which the catalog "
@@ -64,11 +68,20 @@ _BRIEF = ("memory", "bandwidth", "dense fp8, TFLOP/s", "power", "on-demand, $/h"
 @click.command("scorecard")
 @on_option(f"Accelerators. [default: {USUAL.replace(',', ', ')}]")
 @click.option("--part", "parts", multiple=True, type=click.Choice(_CHOICES), help="Only this part; may be given again.")
+@click.option(
+    "--prices",
+    "kind",
+    type=click.Choice([*RENTS, BUY]),
+    default=QUESTION.price,
+    show_default=True,
+    metavar="KIND",
+    help=f"Prices of the scenarios, one kind for all: {', '.join([*RENTS, BUY])}.",
+)
 @html_option
 @verbose_option(_DETAILS)
 @json_option
 def command(
-    accelerators: str | None, parts: tuple[str, ...], html: Path | None, verbose: bool, as_json: bool
+    accelerators: str | None, parts: tuple[str, ...], kind: str, html: Path | None, verbose: bool, as_json: bool
 ) -> int:  # fmt: skip
     """Accelerators beside each other: silicon, money, speed, software, export, and who wins which scenario.
 
@@ -80,8 +93,9 @@ def command(
 
     Every cell has its source: in a page a cell is a link to it, in --json it is `source`. Scenarios are examples
     (src/crosstie/catalog/data/scenarios.toml): each accelerator runs in its best layout at the most load that keeps
-    the targets, at the price of the middle one of its sellers. `sure` is the share of worlds, draws of what the model
-    does not know, in which the first is cheaper than the second at these prices. For your own load: `crosstie plan`.
+    the targets, at the price of the middle one of its sellers, one kind of price for all. `sure` is the share of
+    worlds, draws of what the model does not know, in which the first is cheaper than the second; where sellers differ
+    threefold each world draws one of them. For your own load: `crosstie plan`.
     """
     check_html(html)
     catalog = Catalog()
@@ -89,7 +103,7 @@ def command(
     wanted = parts or _CHOICES
     contests = []
     if _SCENARIOS in wanted or SPEED in wanted:
-        contests = [contest(catalog, one, chosen) for one in shipped_scenarios()]
+        contests = [contest(catalog, one, chosen, kind) for one in shipped_scenarios()]
     axes = _axes(catalog, chosen, contests, wanted)
     shown = contests if _SCENARIOS in wanted else []
 
@@ -154,7 +168,7 @@ def show(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence
     out = console()
     names = [one.id for one in chosen]
     if contests:
-        columns = ["scenario", "cheapest", ">$/M tokens", "second", ">times", ">at worst", ">sure"]
+        columns = ["scenario", "cheapest", ">$/M tokens", "second", ">times", ">flips at", ">at worst", ">sure"]
         show_table(
             out, columns, [_verdict(one) for one in contests], sources=[_verdict_sources(one) for one in contests]
         )
@@ -182,6 +196,7 @@ def show(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence
         show_table(out, columns, rows, sources=[_place_sources(entry) for entry in one.ranking])
         for name, problem in one.problems.items():
             say(out, f"  {name}: {problem}")
+        say(out, f"  {one.question.line}", "dim")
     if contests or any(axis.part in (SPEED, SOFTWARE) for axis in axes):
         say(out, _HONEST, "dim")
 
@@ -190,25 +205,29 @@ def _verdict(one: Contest) -> list[str]:
     names = [entry.accelerator.id for entry in one.ranking[:2]] + ["-", "-"]
     return [
         one.scenario.name, names[0], dollars(one.ranking[0].usd_per_mtok) if one.ranking else "-", names[1],
-        *(f"{ratio:.2f}x" if ratio is not None else "-" for ratio in (one.ratio, one.ratio_at_worst)),
+        _times(one.ratio), dollars(one.flips_at) if one.flips_at is not None else "-", _times(one.ratio_at_worst),
         share(one.confidence) if one.confidence is not None else "-",
     ]  # fmt: skip
 
 
+def _times(ratio: float | None) -> str:
+    return f"{ratio:.2f}x" if ratio is not None else "-"
+
+
 def _verdict_sources(one: Contest) -> list[str]:
     said = [_predicted(entry) for entry in one.ranking[:2]] + ["", ""]
-    return ["", "", said[0], "", said[1], "", ""]
+    return ["", "", said[0], "", said[1], "", "", ""]
 
 
 def _predicted(one: Contender) -> str:
-    return f"{one.accelerator.id}: {one.priced}; predicted, {one.estimate.basis}"
+    return f"{one.accelerator.id}: {one.reckoned.price}; predicted, {one.estimate.basis}"
 
 
 def _place(one: Contender) -> list[str]:
     between = one.usd_interval
     return [
         one.accelerator.id, f"{one.deployment.parallelism}", f"{one.concurrency:,}",
-        significant(one.tokens_per_s_per_gpu), dollars(one.usd_per_hour), dollars(one.usd_per_mtok),
+        significant(one.tokens_per_s_per_gpu), dollars(one.quote.usd), dollars(one.usd_per_mtok),
         f"{dollars(between[0])} to {dollars(between[1])}" if between else "-",
     ]  # fmt: skip
 
@@ -219,7 +238,7 @@ def _place_sources(one: Contender) -> list[str]:
         "",
         "",
         f"predicted, {one.estimate.basis}",
-        one.priced,
+        one.reckoned.price,
         _predicted(one),
         f"predicted, {one.estimate.basis}",
     ]
@@ -231,6 +250,7 @@ def contest_json(one: Contest) -> dict[str, object]:
         "load": one.scenario.words,
         "winner": one.ranking[0].accelerator.id if one.ranking else None,
         "ratio": one.ratio,
+        "flips_at_usd_per_gpu_hour": one.flips_at,
         "ratio_at_worst_prices": one.ratio_at_worst,
         "confidence": one.confidence,
         "ranking": [
@@ -238,7 +258,7 @@ def contest_json(one: Contest) -> dict[str, object]:
                 **deployment_json(entry.deployment),
                 "concurrency": entry.concurrency,
                 "output_tokens_per_s_per_gpu": entry.tokens_per_s_per_gpu,
-                "usd_per_gpu_hour": entry.usd_per_hour,
+                "usd_per_gpu_hour": entry.quote.usd,
                 "usd_per_million_tokens": entry.usd_per_mtok,
                 "interval": entry.usd_interval,
                 "source": _predicted(entry),
@@ -246,4 +266,5 @@ def contest_json(one: Contest) -> dict[str, object]:
             for entry in one.ranking
         ],
         "problems": one.problems,
+        **assumptions(one.question, [entry.reckoned for entry in one.ranking]),
     }

@@ -18,6 +18,7 @@ from crosstie.cli.show import console
 from crosstie.cli.simulate_show import DETAILS, show_simulation
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Policy
+from crosstie.core.question import assumptions
 from crosstie.decide.plan.run_result import Outage
 from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
@@ -109,6 +110,8 @@ def to_json(found: Simulation) -> dict[str, object]:
         "interrupted": len(found.runs) < found.asked,
         "holds": found.holds,
         "notes": found.notes,
+        "mean_over_peak": found.mean_over_peak,
+        **assumptions(found.question, found.reckoned),
         "bounds": [
             {"label": label, "load": load, **to_builtins(bound)} for (label, load), bound in found.bounds.items()
         ],

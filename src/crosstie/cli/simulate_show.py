@@ -17,7 +17,7 @@ DETAILS = "all percentiles, which class went where, queues and preemptions, boun
 def show_simulation(out: Output, found: Simulation, verbose: bool) -> None:
     groups = over_seeds(found.runs)
     first = groups[0]
-    _show_answer(out, first)
+    _show_answer(out, first, found.mean_over_peak)
     _show_classes(out, first)
     _show_pools(out, first, verbose)
     for number, one in enumerate(first.runs[0].outages):
@@ -30,11 +30,12 @@ def show_simulation(out: Output, found: Simulation, verbose: bool) -> None:
     _show_bound(out, found, first, verbose)
     for note in found.notes:
         say(out, note, "dim")
+    say(out, found.question.line, "dim")
     if not verbose:
         closing(out, DETAILS)
 
 
-def _show_answer(out: Output, one: Seeded) -> None:
+def _show_answer(out: Output, one: Seeded, mean: float | None) -> None:
     seeds = len(one.runs)
     verdict = "targets hold" if one.holding == seeds else f"targets hold in {one.holding} of {plural(seeds, 'seed')}"
     if one.holding == 0:
@@ -49,7 +50,9 @@ def _show_answer(out: Output, one: Seeded) -> None:
              f"{one.good_output_tokens_per_s:,.0f} output tokens/s of goodput")  # fmt: skip
     price = f"{dollars(one.usd_per_hour)} an hour"
     if one.usd_per_million:
-        price += f", {dollars(one.usd_per_million.mean)} per million tokens served"
+        price += f", {dollars(one.usd_per_million.mean)} per million tokens served, if traffic were always this"
+        if mean is not None and mean < 1.0 and one.load == 1.0:
+            price += f"; {dollars(one.usd_per_million.mean / mean)} at the mean, {share(mean)} of it, as plans count"
     if one.usd_per_million_good and one.within.mean < 0.9995:
         price += f", {dollars(one.usd_per_million_good.mean)} per million within targets"
     hits = f"; {share(one.prefix_hit_rate)} of prompt tokens were in a cache" if one.prefix_hit_rate else ""

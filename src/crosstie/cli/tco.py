@@ -17,6 +17,7 @@ from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.tco_show import DETAILS, show, to_json
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, DoesNotFit
+from crosstie.core.question import USUAL
 from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco
 from crosstie.port.preflight.effort import as_engineers
@@ -39,7 +40,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @model_argument
 @on_option("Accelerators to buy one of.", required=True)
 @click.option("--gpus", type=int, default=8, show_default=True, metavar="N", help="Accelerators bought, of each.")
-@click.option("--years", type=float, default=3.0, show_default=True, metavar="Y", help="Horizon.")
+@click.option("--years", type=float, default=USUAL.horizon_years, show_default=True, metavar="Y", help="Horizon.")
 @click.option("--purchase", multiple=True, metavar="A=USD", help="Price of one, before discounts. [default: catalog]")
 @click.option("--discount", multiple=True, metavar="[A=]P%", help="Off the accelerators' price: of all, or of A.")
 @click.option(

@@ -10,6 +10,7 @@ from crosstie.catalog.prices import Price
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.show import Output, closing, console, say, show_scorecard, show_table
 from crosstie.core.figures import dollars, many, plural, seconds, share, significant
+from crosstie.core.question import assumptions
 from crosstie.decide.compare.scorecard import Entry
 from crosstie.decide.cost.assessment import service_gap
 from crosstie.decide.cost.choices import ApiQuote, HostOrApi
@@ -24,10 +25,10 @@ HONEST = "Crosstie has run nothing on AMD; its throughputs rest on published res
 
 def show(answer: Tco, verbose: bool) -> None:
     out, card, assessed = console(), answer.card, answer.assessed
-    load, bills = card.load, list(assessed.bills.values())
+    bills = list(assessed.bills.values())
     about = f"  {describe(card.model)}" if verbose else ""
     say(out, Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about))
-    say(out, f"  {load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight")
+    say(out, f"  {answer.question.line}")
     say(out, f"  {bills[0].option.gpus:,} GPUs of each, owned for {assessed.years:g} years")
     if verbose:
         show_scorecard(out, [bill.option.name for bill in bills], scorecard(answer, bills))
@@ -254,6 +255,7 @@ def to_json(answer: Tco) -> dict[str, object]:
         "api": sold_json(answer.apis) if answer.apis else None,
         "buy_or_wait": asdict(answer.waiting.choice) if answer.waiting else None,
         "verdicts": [*assessed.verdicts, *choice_sentences(answer)],
+        **assumptions(answer.question, [answer.reckoned(entry) for entry in answer.running]),
     }
 
 

@@ -6,7 +6,6 @@ import signal
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -35,7 +34,8 @@ def command(workload: Path, port: int, opens: bool, as_json: bool) -> int:
     Models, lengths, rates, targets, prices, discounts and accelerators are fields; the answer is what `plan --quick`
     says, and on request what `plan` says after simulation. Keep an answer to see the next one beside it. The address
     holds the state: send it to a colleague who runs this too. Saves the workload and the fleet file. Listens on
-    127.0.0.1 alone, writes nothing, and ends with Ctrl-C. WORKLOAD is a file, or a shipped example [assistant].
+    127.0.0.1 alone, for whoever has the token in the printed address; reads no file but those beside WORKLOAD and
+    those that it names, writes nothing, and ends with Ctrl-C. WORKLOAD is a file, or a shipped example [assistant].
     """
     catalog = Catalog()
     file = find_workload(workload)
@@ -53,9 +53,10 @@ def command(workload: Path, port: int, opens: bool, as_json: bool) -> int:
         except OSError as error:
             raise BadInput(f"--port {port}: {error.strerror}; 0 takes any that is free") from None
         try:
-            _say(at, as_json)
+            url = f"http://127.0.0.1:{at}/?token={explorer.token}"
+            _say(url, as_json)
             if opens:
-                webbrowser.open(f"http://127.0.0.1:{at}/")
+                webbrowser.open(url)
             await stop.wait()
         finally:
             explorer.close()
@@ -64,7 +65,6 @@ def command(workload: Path, port: int, opens: bool, as_json: bool) -> int:
     return 0
 
 
-def _say(port: int, as_json: bool) -> None:
-    said: dict[str, Any] = {"ready": True, "url": f"http://127.0.0.1:{port}/"}
-    click.echo(json.dumps(said) if as_json else f"{said['url']}  (Ctrl-C ends it)")
+def _say(url: str, as_json: bool) -> None:
+    click.echo(json.dumps({"ready": True, "url": url}) if as_json else f"{url}  (Ctrl-C ends it)")
     sys.stdout.flush()

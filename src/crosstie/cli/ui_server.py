@@ -2,10 +2,15 @@
 
 Plans are made in a process of their own, which keeps the catalog: the newest that was typed counts, and those that
 nobody waits for any more are dropped. A second process simulates, so that typing is not held up by it.
+
+Whoever asks has a token, from the address that was printed and then from a cookie: other users and processes of this
+machine reach the port too. Of files, only those are read that lie beside the workload or that it named.
 """
 
 import asyncio
+import hmac
 import json
+import secrets
 import tomllib
 from concurrent.futures import Future, ProcessPoolExecutor
 from functools import cache
@@ -47,6 +52,7 @@ _HEADERS = (
     b"x-content-type-options: nosniff\r\nx-frame-options: DENY\r\nreferrer-policy: no-referrer\r\n"
     b"cache-control: no-store\r\n"
 )
+_TOKENLESS = b"open the address that crosstie ui printed: it has a token"
 _MOST_BYTES = 2**20
 # Distributions and the like are typed as TOML has them.
 _TYPED = ("input", "output")
@@ -61,11 +67,17 @@ class Explorer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: Server | None = None
         self._hosts: set[bytes] = set()
+        self.token = secrets.token_urlsafe(24)
+        self._cookie = b""
+        named = [one.get("trace") for one in workload.get("class") or () if isinstance(one, dict)]
+        self._named = tuple(str(folder / one) for one in named if isinstance(one, str))
 
     async def listen(self, loop: asyncio.AbstractEventLoop, port: int) -> int:
         self._server = Server(loop, self._answer, RequestLimits(body_bytes=_MOST_BYTES))
         at = await self._server.listen("127.0.0.1", port)
         self._hosts = {f"{name}:{at}".encode() for name in ("127.0.0.1", "localhost")}
+        # Browsers send the cookies of one port to all others.
+        self._cookie = f"crosstie-ui-{at}={self.token}".encode()
         # So that the first answer does not wait for it.
         self._planning.submit(_warm)
         return at
@@ -84,9 +96,17 @@ class Explorer:
         if request.headers.get(b"host") not in self._hosts:
             # A name of somebody else's that was made to point here.
             return reply.send(421, b"asked for another host", _HEADERS, b"text/plain")
+        came = f"token={self.token}".encode() if request.path == "/" else b""
+        headers = _HEADERS
+        if came and hmac.compare_digest(request.query.encode(), came):
+            headers += b"set-cookie: %b; Path=/; HttpOnly; SameSite=Strict\r\n" % self._cookie
+        elif not self._has_cookie(request):
+            return reply.send(
+                403, b"open the address that crosstie ui printed: it has a token", _HEADERS, b"text/plain"
+            )
         if request.method == "GET" and request.path in _FILES:
             name, kind = _FILES[request.path]
-            return reply.send(200, (_DATA / name).read_bytes(), _HEADERS, kind)
+            return reply.send(200, (_DATA / name).read_bytes(), headers, kind)
         if request.method == "GET" and request.path == "/start":
             return _send(reply, 200, self._start())
         if request.path in ("/plan", "/simulate"):
@@ -100,6 +120,10 @@ class Explorer:
             task.add_done_callback(self._tasks.discard)
             return None
         return _send(reply, 404, {"error": "no such page"})
+
+    def _has_cookie(self, request: Request) -> bool:
+        sent = request.headers.get(b"cookie", b"").split(b";")
+        return any(hmac.compare_digest(one.strip(), self._cookie) for one in sent)
 
     def _start(self) -> dict[str, Any]:
         """What the page is filled with: the workload as the file has it, and what can be chosen."""
@@ -125,12 +149,13 @@ class Explorer:
                 raise ValueError
         except ValueError:
             return _send(reply, 400, {"error": "no workload as JSON"})
+        given = (asked, str(self._folder), simulated, self._named)
         if simulated:
-            made = self._simulating.submit(answered, asked, str(self._folder), True)
+            made = self._simulating.submit(answered, *given)
         else:
             if self._waiting is not None:
                 self._waiting.cancel()
-            made = self._waiting = self._planning.submit(answered, asked, str(self._folder), False)
+            made = self._waiting = self._planning.submit(answered, *given)
         try:
             answer = await asyncio.wrap_future(made)
         except asyncio.CancelledError:
@@ -156,10 +181,11 @@ def _warm() -> None:
     _catalog()
 
 
-def answered(asked: dict[str, Any], folder: str, confirm: bool) -> dict[str, Any]:
-    """A workload as it was typed to its plan, or to what is wrong with it, in the words of the command line."""
+def answered(asked: dict[str, Any], folder: str, confirm: bool, named: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A workload as it was typed to its plan, or to what is wrong with it, in the words of the command line. `named`:
+    files outside the folder that may be read all the same."""
     try:
-        text = toml_document(_typed(asked, Path(folder)))
+        text = toml_document(_typed(asked, Path(folder), named))
         with TemporaryDirectory() as scratch:
             file = Path(scratch) / "workload.toml"
             try:
@@ -183,8 +209,9 @@ def answered(asked: dict[str, Any], folder: str, confirm: bool) -> dict[str, Any
     }
 
 
-def _typed(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _typed(asked: dict[str, Any], folder: Path, named: tuple[str, ...]) -> dict[str, Any]:
     """Fields that hold TOML are read, and traces beside the file that was given are found from here too."""
+    home = folder.resolve()
     classes = []
     for number, one in enumerate(asked.get("class") or []):
         entry = dict(one)
@@ -197,7 +224,10 @@ def _typed(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
                         f"class[{number}].{key}: is neither a number nor TOML such as {{ median = 1500, p95 = 6000 }}"
                     ) from None
         trace = entry.get("trace")
-        if isinstance(trace, str) and trace not in shipped_traces() and (folder / trace).is_file():
-            entry["trace"] = str(folder / trace)
+        if isinstance(trace, str) and trace not in shipped_traces():
+            file = (folder / trace).resolve()
+            if str(folder / trace) not in named and not (file.is_relative_to(home) and file.is_file()):
+                raise ValueError(f"class[{number}].trace: is neither a shipped trace nor a file beside the workload")
+            entry["trace"] = str(file)
         classes.append(entry)
     return {key: value for key, value in {**asked, "class": classes}.items() if value is not None}
