@@ -101,9 +101,7 @@ class Explorer:
         if came and hmac.compare_digest(request.query.encode(), came):
             headers += b"set-cookie: %b; Path=/; HttpOnly; SameSite=Strict\r\n" % self._cookie
         elif not self._has_cookie(request):
-            return reply.send(
-                403, b"open the address that crosstie ui printed: it has a token", _HEADERS, b"text/plain"
-            )
+            return reply.send(403, _TOKENLESS, _HEADERS, b"text/plain")
         if request.method == "GET" and request.path in _FILES:
             name, kind = _FILES[request.path]
             return reply.send(200, (_DATA / name).read_bytes(), headers, kind)

@@ -13,6 +13,8 @@ from crosstie.decide.plan.answer import PoolPlan
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.run_result import Run
 
+_RANKS = ("tp", "pp", "ep", "dp")
+
 
 def plan_question(plan: Plan) -> BuyersQuestion:
     work = plan.workload
@@ -113,6 +115,3 @@ def run_reckoned(fleet: Fleet, run: Run, classes: Sequence[RequestClass]) -> lis
             )
         )
     return found
-
-
-_RANKS = ("tp", "pp", "ep", "dp")
