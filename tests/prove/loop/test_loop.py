@@ -162,6 +162,15 @@ def kill_engine(folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+# A shell has what it starts in the background ignore the signal, tests and their children too.
+HEARS_CTRL_C = """
+import signal
+from crosstie.cli.main import run
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run()
+"""
+
+
 @pytest.mark.parametrize(
     ("happens", "status", "told"),
     [("engine killed", 1, "the engine was killed by SIGKILL"), ("Ctrl-C", 130, "goes on")],
@@ -178,7 +187,7 @@ def test_what_ends_it_under_load_leaves_no_half_of_a_point(
     words = kept["prepared"]["command"]
     words[words.index("--speed") + 1] = "1"
     (folder / "loop.json").write_text(json.dumps(kept))
-    asked = [sys.executable, "-m", "crosstie", "loop", "--out", str(folder)]
+    asked = [sys.executable, "-c", HEARS_CTRL_C, "loop", "--out", str(folder)]
     with subprocess.Popen(asked, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as beside:
         assert beside.stderr is not None
         assert any("engine healthy" in line for line in beside.stderr)

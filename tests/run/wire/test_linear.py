@@ -93,7 +93,8 @@ def grows(small: Work, large: Work) -> float:
 def check(make: Callable[[int], Work], size: int) -> None:
     small, large = make(size // TIMES), make(size)
     ratios: list[float] = []
-    while len(ratios) < 4:
+    # On a busy machine several in a row may be off; what grows too fast does so every time.
+    while len(ratios) < 10:
         ratios.append(grows(small, large))
         if ratios[-1] < MOST_RATIO:
             return

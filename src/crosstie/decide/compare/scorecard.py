@@ -131,17 +131,19 @@ def compare(
     for accelerator in accelerators:
         try:
             deployment = _chosen(catalog, model, accelerator, load, parallelism, choices)
-            if not check.runs(deployment):
-                found = check.readiness(deployment)
-                raise DoesNotFit(f"preflight: {found.verdict} with {found.label}: {found.why}")
         except (DoesNotFit, BadInput) as error:
             if isinstance(error, BadInput):
                 refused.append(error)
             entries.append(Entry(accelerator, None, None, (), str(error)))
             continue
+        memory = place(deployment, load.context).verdict
+        if not check.runs(deployment):
+            found = check.readiness(deployment)
+            against = f"preflight: {found.verdict} with {found.label}: {found.why}"
+            entries.append(Entry(accelerator, None, None, (), against, memory=memory))
+            continue
         payoff = payoff_of(deployment, load.concurrency, load.input_tokens, load.output_tokens)
         others = () if parallelism else _other_widths(catalog, deployment, load, len(accelerators))
-        memory = place(deployment, load.context).verdict
         entries.append(
             Entry(
                 accelerator, deployment, _estimated(deployment, load), emulated_formats(deployment), payoff=payoff,

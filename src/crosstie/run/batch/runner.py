@@ -105,6 +105,9 @@ class BatchRunner:
         # A key leaves others a quarter, so that nobody waits for the end of another's longest answers.
         most, guard = self._turns.most, self._gateway.context.guard
         self._turns.most_of_one = most if guard is None else max(most * 3 // 4, 1)
+        if await self._in(self._writes, self._store.free_bytes) < _ANSWER_BYTES * most:
+            # Before any batch begins, which would ask for answers at once.
+            self._stand_still(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         index = self._store.index
         for name, cancelled in await self._in(self._writes, index.turns, time(), _AT_ONCE, _IN_ALL):
             if name not in self._running:
@@ -120,8 +123,6 @@ class BatchRunner:
         asked = [run.batch for run, _ in self._running.values() if run.tasks]
         if asked:
             await self._in(self._writes, index.save, asked)
-        if await self._in(self._writes, self._store.free_bytes) < _ANSWER_BYTES * most:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async def _sweep(self, now: float) -> None:
         if now - self._swept >= _SWEEP_S:
