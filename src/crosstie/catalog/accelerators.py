@@ -1,14 +1,17 @@
 """Accelerator files: the fields one may have, their units, and the range beyond which it is a slip."""
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from crosstie.catalog.reading import Quantity, Word, file_id, one_of, read_facts, sourced_file, text, texts
-from crosstie.core.deployment import Accelerator, Chip, Memory, ScaleOut, ScaleUp
+from crosstie.core.deployment import Accelerator, Announced, Chip, Memory, ScaleOut, ScaleUp
 from crosstie.core.errors import BadData
 from crosstie.core.model import COMPUTE_FORMATS
+from crosstie.core.units import UNITS
 
+_MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
 _NOT_MEASURED = ("spec", "derived", "claimed", "assumed")
 
 CHIP = {
@@ -43,7 +46,12 @@ MEASURED = {
     "read_bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "reading alone", ("measured",)),
     **{f"matmul_{name}": _ACHIEVED for name in COMPUTE_FORMATS},
 }
-_TABLES = {"chip", "memory", "dense", "sparse", "scale_up", "scale_out", "measured"}
+ANNOUNCED = {
+    "expected": Word("the month in which it is said to come, as YYYY-MM"),
+    "slip": Quantity("years_in_s", 0, 5 * UNITS["year"].si, "mean delay beyond that", ("claimed", "assumed")),
+    **dict.fromkeys(("usd", "usd_low", "usd_high"), Quantity("usd", 100, 1e6, "what one may cost", _NOT_MEASURED)),
+}
+_TABLES = {"announced", "chip", "memory", "dense", "sparse", "scale_up", "scale_out", "measured"}
 VENDORS = ("AMD", "NVIDIA", "Intel", "other")
 
 
@@ -66,6 +74,7 @@ def read_accelerator(file: Path) -> Accelerator:
             scale_up=ScaleUp(**facts("scale_up", SCALE_UP, ("node",))),
             scale_out=ScaleOut(**facts("scale_out", SCALE_OUT)),
             measured=facts("measured", MEASURED, MEASURED) if "measured" in raw else {},
+            announced=Announced(**facts("announced", ANNOUNCED)) if "announced" in raw else None,
             file=str(file),
         )
         _check_against_itself(file, accelerator)
@@ -76,6 +85,11 @@ def _check_against_itself(file: Path, accelerator: Accelerator) -> None:
     """What no single field shows: a format without its dialect, a sparse peak in the dense table."""
     if "bf16" not in accelerator.dense and "fp16" not in accelerator.dense:
         raise BadData(file, "dense", "needs bf16 or fp16: every model computes its attention in 16 bits")
+    told = accelerator.announced
+    if told and not _MONTH.fullmatch(told.expected.value):
+        raise BadData(file, "announced.expected", f"'{told.expected.value}' is no month: write it as 2027-03")
+    if told and not told.usd_low.si <= told.usd.si <= told.usd_high.si:
+        raise BadData(file, "announced.usd", "must lie between usd_low and usd_high")
     for rate, dialect in (("fp8", accelerator.chip.fp8_dialect), ("fp4", accelerator.chip.fp4_dialect)):
         if (rate in accelerator.dense) != (dialect.value != "none"):
             raise BadData(

@@ -43,6 +43,8 @@ from crosstie.core.model import Format, Model, Precision
 from crosstie.core.speculation import Speculation
 
 SHIPPED = Path(__file__).parent / "data"
+# Accelerators that were announced: a folder of the catalog like a user's, and in no answer but those about waiting.
+ANNOUNCED = SHIPPED / "announced"
 # What was read of its files, for every catalog of this process: they stay as they are while it runs.
 _OF_SHIPPED: dict[Path, Any] = {}
 
@@ -109,6 +111,11 @@ class Catalog:
     @cached_property
     def accelerators(self) -> dict[str, Accelerator]:
         return _by_id(self._once(file, read_accelerator) for file in self._files("accelerators"))
+
+    @property
+    def with_announced(self) -> "Catalog":
+        """This one with accelerators that nobody can buy yet, which no plan of today may have."""
+        return Catalog([ANNOUNCED, *self.directories[1:]], self._given)
 
     @cached_property
     def models(self) -> dict[str, Model]:

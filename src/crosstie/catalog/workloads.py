@@ -27,9 +27,10 @@ from crosstie.catalog.reading import (
     toml_in,
 )
 from crosstie.catalog.writing import in_words
-from crosstie.core.deployment import KV_FORMATS
+from crosstie.core.deployment import KV_FORMATS, Accelerator
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.model import Model
+from crosstie.core.schedule import Schedule, quarter_number
 from crosstie.core.speculation import DEEPEST
 from crosstie.core.workload import (
     Constraints,
@@ -42,7 +43,7 @@ from crosstie.core.workload import (
     Workload,
 )
 
-_WORKLOAD = {"name", "sizing", "sure", "traffic", "models", "class", "constraints", "prices", "hosting"}
+_WORKLOAD = {"name", "sizing", "sure", "traffic", "models", "class", "constraints", "prices", "hosting", "schedule"}
 _TRAFFIC = ("mean_over_peak", "growth_per_year", "horizon_years")
 # Of the peak: what mean traffic is taken as.
 _HALF = 0.5
@@ -99,6 +100,7 @@ def read_workload(catalog: Catalog, file: Path, content: str | None = None) -> W
         constraints=_constraints(reader, raw.get("constraints", {})),
         prices=_prices(reader, raw.get("prices", {})),
         sharing=_sharing(reader, raw["hosting"], classes) if "hosting" in raw else None,
+        schedule=_schedule(reader, raw.get("schedule", {})),
         file=str(file),
         notes=tuple(reader.notes),
         day=day or read_day(file, "", USUAL, values.get("mean_over_peak", _HALF)),
@@ -214,6 +216,45 @@ def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]
         if key in entry and found.load_from not in needs:
             raise BadData(reader.file, f"hosting.{key}", f"has no meaning with load_from = '{found.load_from}'")
     return found
+
+
+def _schedule(reader: ClassReader, raw: object) -> Schedule:
+    """[schedule]: what `crosstie schedule` asks for; accelerators by any of their names, announced ones too."""
+    file, known = reader.file, reader.catalog.with_announced
+
+    def named(where: str, name: str) -> str:
+        found: Accelerator = look_up(file, where, lambda: known.accelerator(name))
+        return found.id
+
+    try:
+        found = msgspec.convert(table(file, "schedule", raw), Schedule)
+    except msgspec.ValidationError as error:
+        said, _, at = str(error).partition(" - at `$")
+        raise BadData(file, f"schedule{at.rstrip('`')}", said[:1].lower() + said[1:]) from None
+    for place, one in enumerate(found.deliveries):
+        _check_quarter(file, f"schedule.deliveries[{place}].quarter", one.quarter)
+    for place, other in enumerate(found.contracts):
+        _check_quarter(file, f"schedule.contracts[{place}].until", other.until)
+    replaced = msgspec.structs.replace
+    return replaced(
+        found,
+        lead_time_months={
+            named(f"schedule.lead_time_months.{name}", name): months for name, months in found.lead_time_months.items()
+        },
+        deliveries=tuple(
+            replaced(one, accelerator=named(f"schedule.deliveries[{place}].accelerator", one.accelerator))
+            for place, one in enumerate(found.deliveries)
+        ),
+        contracts=tuple(
+            replaced(one, accelerator=named(f"schedule.contracts[{place}].accelerator", one.accelerator))
+            for place, one in enumerate(found.contracts)
+        ),
+    )
+
+
+def _check_quarter(file: Path, where: str, name: str) -> None:
+    if quarter_number(name) is None:
+        raise BadData(file, where, f"'{name}' is no quarter, such as 2027Q1")
 
 
 def _hosted(reader: ClassReader, where: str, raw: object, among: tuple[str, ...]) -> tuple[str, ...]:

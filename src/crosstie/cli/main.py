@@ -16,6 +16,7 @@ SECTIONS = {
         "compare": "one model under one load on several accelerators, and why one wins",
         "scorecard": "accelerators by axis and scenario: who wins, by how much, how sure, every cell sourced",
         "reconcile": "two saved answers: which assumption makes which part of their difference",
+        "schedule": "what to order now, what to rent until it comes, quarter by quarter, with announced parts",
         "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
         "simulate": "a fleet, a plan or a workload under traffic: percentiles, cost, queues, policies side by side",
         "ui": "a page on this machine: change a workload, see the fleet move, two plans side by side",

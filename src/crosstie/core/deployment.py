@@ -46,6 +46,17 @@ class ScaleOut(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: Fact
 
 
+class Announced(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an accelerator that nobody can buy yet: when it is said to come, how much later in the mean, its price."""
+
+    # YYYY-MM, as its vendor or somebody close to it says.
+    expected: Label
+    slip: Fact
+    usd: Fact
+    usd_low: Fact
+    usd_high: Fact
+
+
 # Cards that a large workstation holds; servers of cards hold eight.
 _WORKSTATION_CARDS = 4
 
@@ -63,6 +74,8 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     scale_up: ScaleUp
     scale_out: ScaleOut
     measured: dict[str, Fact]
+    # None: it is sold.
+    announced: Announced | None = None
     file: str = ""
 
     @property

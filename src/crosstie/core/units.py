@@ -34,7 +34,7 @@ _BY_DIMENSION = {
     "usd_per_watt_s": {"USD/kW-month": MONTHS_PER_YEAR / _YEAR_S / 1e3},
     # A person's year: no unit of rent, although it has the same dimension.
     "usd_per_person_s": {"USD/person-year": 1.0 / _YEAR_S},
-    "years_in_s": {"year": _YEAR_S},
+    "years_in_s": {"year": _YEAR_S, "month": _YEAR_S / MONTHS_PER_YEAR},
     "share_per_s": {"1/year": 1.0 / _YEAR_S},
 }
 UNITS = {name: Unit(dimension, si) for dimension, units in _BY_DIMENSION.items() for name, si in units.items()}

@@ -134,10 +134,11 @@ async def test_nothing_is_asked_while_there_is_hardly_room_for_answers(folder: P
             looks.append(1)
             return 10_000
 
-        patch.setattr(BatchStore, "free_bytes", hardly_any)
         async with fakes() as [fake], batching(folder, fake) as (at, ours):
             notices: list[Any] = []
             at.gateway.notify = notices.append
+            patch.setattr(BatchStore, "free_bytes", hardly_any)
+            await until(lambda: looks)
             batch = await begun(ours, file_of("a"))
             await until(lambda: (folder / f"{batch.id}.asked").exists())
             seen = len(looks)

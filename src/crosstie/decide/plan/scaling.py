@@ -60,9 +60,13 @@ class WorldScaling:
         slow = np.stack([np.quantile(logs[:, :, i], end, axis=1) for i, end in enumerate(ends)], axis=1)
         return EstimateScale.of_logs(slow)
 
+    def worlds_of(self, deployment: Servable) -> Array:
+        """What worlds make of one replica's estimates, in logarithms: (WORLDS, METRICS)."""
+        return np.asarray(self._worlds.logs([deployment])[0])
+
     def in_worlds(self, deployment: Servable) -> EstimateScale:
         """One replica, a row a world."""
-        return EstimateScale.of_logs(self._worlds.logs([deployment])[0])
+        return EstimateScale.of_logs(self.worlds_of(deployment))
 
 
 def _mean_lengths(workload: Workload, model: str) -> tuple[float, float]:

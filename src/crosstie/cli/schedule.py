@@ -1,0 +1,159 @@
+"""`crosstie schedule`: a purchase schedule, quarter by quarter."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from crosstie.catalog.library import Catalog, names_in
+from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.cli.options import FILE, dark_option, json_option, on_option, whole_option
+from crosstie.cli.progress import progress
+from crosstie.cli.show import console, heading, print_json, say, show_table
+from crosstie.core.errors import BadInput
+from crosstie.core.figures import dollars, share, significant
+from crosstie.core.schedule import Schedule
+from crosstie.decide.schedule.schedule import PurchaseSchedule, QuarterPlan, purchase_schedule
+from crosstie.web.chart import check_picture
+from crosstie.web.schedule_chart import draw_schedule
+
+_KINDS = {"owned": "owned", "contract": "under contract", "rented": "rented", "there": "on hand"}
+
+
+@click.command("schedule")
+@click.argument("workload", type=FILE)
+@on_option("Only these accelerators, announced ones among them.")
+@whole_option("--quarters", 2, 20, "How many. [default: the file's, or 12]")
+@click.option("--growth", metavar="SHARE,...", help="By quarter, such as 10%,10%,5%; the last goes on.")
+@click.option("--sold-only", is_flag=True, help="Without parts that were only announced.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Draw it (.svg, .png, .pdf).")
+@dark_option
+@json_option
+def command(
+    workload: Path, accelerators: str | None, quarters: int | None, growth: str | None, sold_only: bool,
+    plot: Path | None, dark: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """What to order now, what to rent until it comes, which option to keep, and what each quarter costs.
+
+    \b
+    crosstie schedule workload.toml
+    crosstie schedule workload.toml --growth 15%,15%,5% --plot schedule.svg
+    crosstie schedule workload.toml --on mi355x,b200,mi455x
+
+    WORKLOAD is a file of `plan`; its [schedule] has growth by quarter, lead_time_months, deliveries and contracts that
+    end (docs/schedule.md). Orders are those of least expected cost over worlds in which the traffic grows
+    otherwise, GPUs carry more or less than predicted, and announced parts come later than said. These parts rest
+    on their vendors' figures: nobody has measured them, and their prices are assumed. Exit status 1 when nothing
+    is to be ordered or rented.
+    """
+    catalog = Catalog()
+    if plot:
+        check_picture(plot)
+    asked = read_workload(catalog, find_workload(workload))
+    asked = msgspec.structs.replace(asked, schedule=_changed(asked.schedule, quarters, growth))
+    with progress("schedule") as on_progress:
+        found = purchase_schedule(
+            catalog, asked, names_in(accelerators), announced=not sold_only, on_progress=on_progress
+        )
+    if plot:
+        draw_schedule(found, plot, dark=dark)
+    print_json(to_json(found)) if as_json else show(found)
+    return 0 if any(one.gpus for one in found.quarters) else 1
+
+
+def _changed(asked: Schedule, quarters: int | None, growth: str | None) -> Schedule:
+    if quarters is not None:
+        asked = msgspec.structs.replace(asked, quarters=quarters)
+    if growth is not None:
+        asked = msgspec.structs.replace(asked, growth=tuple(_step(word) for word in names_in(growth)))
+    return asked
+
+
+def _step(word: str) -> float:
+    try:
+        found = 1.0 + float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
+    except ValueError:
+        raise BadInput(f"--growth {word}: write shares, such as 10%,10%,5%") from None
+    if not 0.1 <= found <= 10.0:
+        raise BadInput(f"--growth {word}: must be from -90% to 900% a quarter")
+    return found
+
+
+def show(found: PurchaseSchedule) -> None:
+    out = console()
+    first, last = found.quarters[0].name, found.quarters[-1].name
+    say(out, f"Schedule of {found.workload.name}, {first} to {last}: {dollars(found.usd)} expected, "
+             f"80% of worlds {dollars(found.usd_80[0])} to {dollars(found.usd_80[1])}")  # fmt: skip
+    if found.standing_usd:
+        say(out, f"besides {dollars(found.standing_usd)} for what is there: contracts to their ends, and running it")
+    heading(out, "Now")
+    for one in found.orders:
+        what = "order" if one.how == "buy" else f"sign {one.how}"
+        say(out, f"- {what} {one.gpus:,} x {one.accelerator}, {dollars(one.usd)}, serving from {one.serves_from}")
+    if not found.orders:
+        say(out, "- order nothing")
+    for name, kinds in found.quarters[0].gpus.items():
+        if kinds.get("rented", 0.0) >= 0.5:
+            say(out, f"- rent {kinds['rented']:,.0f} x {name} by the hour")
+    heading(out, "Then, in the mean of all worlds")
+    columns = ["quarter", ">peak", ">cost", ">80% of worlds", "~in use"]
+    show_table(out, columns, [_row(one) for one in found.quarters])
+    say(out, "peak over today's, with 80% of worlds; GPUs in the mean of worlds, so that few is some or none", "dim")
+    heading(out, "What it is worth")
+    for name, more in found.beside.items():
+        word = f"{dollars(abs(more))} {'more' if more > 0 else 'less'}" if abs(more) > 0.005 * found.usd else "the same"
+        say(out, f"- {name}: {word}")
+    _show_announced(found)
+
+
+def _show_announced(found: PurchaseSchedule) -> None:
+    out = console()
+    for part in found.parts:
+        told = part.accelerator.announced
+        if told is None:
+            continue
+        rated = f"{part.likely_gpus:.3g} carry today's peak by its vendor's figures"
+        price = f"{dollars(told.usd_low.value)} to {dollars(told.usd_high.value)} assumed"
+        when = f"said for {told.expected.value}, {part.slip_months:.0f} months later in the mean"
+        say(out, f"- {part.id}: in {share(found.announced[part.id])} of worlds; {rated}; {price}; {when}")
+    for name, filled in found.only_rented.items():
+        say(out, f"- {name} is only rented: sold by the rack, of which this fills {share(filled)}")
+    if found.waiting_saves > 0.005 * found.usd:
+        say(out, f"- announced parts save {dollars(found.waiting_saves)} of it; --sold-only plans without them")
+
+
+def _row(one: QuarterPlan) -> list[str]:
+    used = [f"{significant(gpus)} {name} {_KINDS[kind]}" for name, kinds in one.gpus.items()
+            for kind, gpus in kinds.items() if gpus >= 0.5]  # fmt: skip
+    middle, low, high = one.demand
+    peak = f"{middle:.2f}" if high - low < 0.005 else f"{middle:.2f} ({low:.2f}-{high:.2f})"
+    ends = f"{dollars(one.usd_80[0])} to {dollars(one.usd_80[1])}"
+    return [one.name, peak, dollars(one.usd), ends, "; ".join(used) or "-"]
+
+
+def to_json(found: PurchaseSchedule) -> dict[str, Any]:
+    return {
+        "workload": found.workload.name,
+        "schedule": msgspec.to_builtins(found.asked),
+        "usd": found.usd,
+        "usd_80": found.usd_80,
+        "standing_usd": found.standing_usd,
+        "now": msgspec.to_builtins(found.orders),
+        "quarters": msgspec.to_builtins(found.quarters),
+        "others_usd_more": found.beside,
+        "announced": [
+            {
+                "accelerator": part.id,
+                "in_share_of_worlds": found.announced[part.id],
+                "expected": part.accelerator.announced.expected.value,
+                "slip_months": part.slip_months,
+                "gpus_for_todays_peak": part.likely_gpus,
+                "usd_assumed": part.accelerator.announced.usd.value,
+            }
+            for part in found.parts
+            if part.accelerator.announced
+        ],
+        "announced_parts_save_usd": found.waiting_saves,
+        "only_rented": found.only_rented,
+    }
