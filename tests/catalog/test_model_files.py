@@ -215,6 +215,23 @@ def test_a_directory_and_a_file_read_alike(tmp_path: Path) -> None:
     assert read_model_path(file).id == "my-model"
 
 
+def test_a_folder_read_by_its_path_is_known_by_its_name_but_not_one_of_two(tmp_path: Path) -> None:
+    one, other = tmp_path / "one" / "own-model", tmp_path / "other" / "own-model"
+    for folder, layers in ((one, 2), (other, 4)):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": layers}))
+    catalog = Catalog()
+    found = catalog.model(str(one))
+    # As a workload or a fleet has it, wherever the command runs, and under what was learnt.
+    assert catalog.model(found.id) == found
+    assert catalog.calibrated_by(catalog.calibration).model(found.id) == found
+    with pytest.raises(UnknownName):
+        Catalog().model(found.id)
+    catalog.model(str(other))
+    with pytest.raises(UnknownName):
+        catalog.model(found.id)
+
+
 def test_a_model_can_be_added_and_read_back(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(LLAMA))

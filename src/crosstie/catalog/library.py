@@ -107,6 +107,8 @@ class Catalog:
         self._efficiencies: dict[str, tuple[Accelerator, Efficiency]] = {}
         self._corrections: dict[CalibrationSubject, Correction] = {}
         self._given = calibration
+        # Models of files and folders by id, as workloads and fleets name them from then on; None: of several.
+        self._by_path: dict[str, Model | None] = {}
 
     @cached_property
     def accelerators(self) -> dict[str, Accelerator]:
@@ -195,7 +197,9 @@ class Catalog:
 
     def calibrated_by(self, calibration: Calibration) -> "Catalog":
         """The same catalog under another calibration."""
-        return Catalog(self.directories[1:], calibration)
+        other = Catalog(self.directories[1:], calibration)
+        other._by_path = self._by_path
+        return other
 
     def accelerator(self, name: str) -> Accelerator:
         """By id, alias, or the path of an accelerator file."""
@@ -221,8 +225,9 @@ class Catalog:
     def model(self, name: str | Path | Model) -> Model:
         """By id, alias, or the path of a model directory, config.json or catalog file; a model is itself.
 
-        A folder of the same name does not hide a model of the catalog; write ./NAME for the folder. Ends of a name
-        that leave the shape alone may be there (data/names.toml), but none that stores the weights otherwise.
+        A folder of the same name does not hide a model of the catalog; write ./NAME for the folder. One that was read
+        by its path is known by its id from then on, unless another of that id was read too. Ends of a name that leave
+        the shape alone may be there (data/names.toml), but none that stores the weights otherwise.
         """
         if isinstance(name, Model):
             return name
@@ -231,21 +236,28 @@ class Catalog:
         if not name.strip():
             raise BadInput("the name of the model is empty")
         if name.endswith(".toml"):
-            return read_model_file(_existing(name, "model file"))
+            return self._met(read_model_file(_existing(name, "model file")))
         if name.endswith(".json") or name.startswith((".", "/", "~")):
-            return read_model_path(Path(name).expanduser())
+            return self._met(read_model_path(Path(name).expanduser()))
         quick = self._quick("models", name)
         if quick:
             return self._once(quick, read_model_file)
         try:
             return _find("model", name, self.models)
         except UnknownName:
+            if known := self._by_path.get(name):
+                return known
             if _exists(Path(name)):
-                return read_model_path(Path(name))
+                return self._met(read_model_path(Path(name)))
             model, precision = self.checkpoint(name)
             if precision and precision not in model.native_name:
                 raise
             return model
+
+    def _met(self, model: Model) -> Model:
+        same = self._by_path.get(model.id, model) == model
+        self._by_path[model.id] = model if same else None
+        return model
 
     def checkpoint(self, name: str) -> tuple[Model, str]:
         """The model that a checkpoint's name means, and the precision that the name says, if any."""

@@ -7,7 +7,7 @@ import pytest
 from tests.port.doctor.machines import healthy
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.finding import Finding
+from crosstie.core.finding import VERDICTS, Finding
 from crosstie.port.doctor.doctor import diagnose, installed
 from crosstie.port.doctor.machine import Link, Machine
 from crosstie.port.doctor.relations import relation_findings
@@ -130,6 +130,10 @@ def test_an_engine_without_what_it_declares_is_not_ready() -> None:
     assert set(diagnose(machine).verdicts.values()) == {
         diagnose(healthy("NVIDIA", imports={"vllm": "x"})).verdicts["h200"]
     }
+    # One that can be imported may run without: neither ready nor said to fail.
+    imported = diagnose(healthy("NVIDIA", requires=requires, markers=markers, imports={"vllm": ""}))
+    assert {one.severity for one in imported.findings if one.check == "requirements"} == {"unknown"}
+    assert imported.verdicts == {"h200": VERDICTS["unknown"]}
     whole = healthy("NVIDIA", requires={"vllm": {"torch==2.9.0": "2.9.0+cu130"}}, markers=markers, imports={"vllm": ""})
     assert not [one for one in diagnose(whole).findings if one.check in ("requirements", "import")]
 

@@ -10,6 +10,7 @@ from crosstie.prove.calibration.validate import validate
 
 FILES = sorted((Path(__file__).parents[3] / "examples" / "results" / "h200-vllm-0.24").glob("*.json"))
 SMALL = sorted((Path(__file__).parents[3] / "examples" / "results" / "h200-vllm-0.24-small").rglob("*.json"))
+FOURTEEN = sorted((Path(__file__).parents[3] / "examples" / "results" / "h200-vllm-0.24-14b").rglob("*[0-9].json"))
 TABLE = SHIPPED / "measured" / "h200-vllm-2026-11.csv"
 
 
@@ -41,3 +42,19 @@ def test_small_models_are_predicted_and_conversations_left_out() -> None:
         "qwen3-30b-a3b",
     }
     assert len(found.outcomes) > 150
+
+
+def test_power_of_open_arrivals_is_that_of_the_requests_that_are_there() -> None:
+    """Nobody says how many: taken for none, every one of these was predicted at a third of what was drawn."""
+    files = [file for file in (*SMALL, *FOURTEEN) if file.name.startswith("open-")]
+    rows = [one for one in validate(Catalog([]), files).outcomes if one.row.metric.kind == "power"]
+    assert len(rows) == 5
+    for one in rows:
+        assert one.predicted == pytest.approx(one.row.value, rel=0.25)
+
+
+def test_what_a_loop_measured_of_a_folder_is_predicted() -> None:
+    found = validate(Catalog([]), FOURTEEN)
+    assert len(FOURTEEN) == 3
+    assert not found.missed
+    assert all(case.point["engine_version"] == "0.24.0" for outcome in found.outcomes for case in outcome.cases)

@@ -155,6 +155,31 @@ def test_an_engine_that_dies_is_told_with_its_last_words(crosstie: Command, unbr
     assert "emulated.toml" in got.err
 
 
+def test_a_point_that_is_too_long_leaves_the_time_to_shorter_ones(
+    crosstie: Command, unbroken: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "loop"
+    shutil.copytree(unbroken, folder)
+    kept = read(folder / "loop.json")
+    first, second = kept["design"]
+    long = {**second, "clients": second["clients"] + 1, "expected_s": 1e6}
+    short = {**second, "clients": 2, "requests": 4, "expected_s": 1.0}
+    kept["design"] = [first, second, long, short]
+    (folder / "loop.json").write_text(json.dumps(kept))
+    got = crosstie("loop", "--out", str(folder))
+    assert got.status == 0, got.err
+    assert "2 minutes: 1 point left out" in got.err
+    assert len(point_names(folder) - point_names(unbroken)) == 1
+    assert len(read(folder / "report.json")["not_measured"]) == 1
+    # No engine is started for a point that would be over after its start and the time.
+    (folder / "points" / f"{short['input_tokens']}-{short['output_tokens']}-2.json").unlink()
+    kept["starts_s"] = [1000.0]
+    (folder / "loop.json").write_text(json.dumps(kept))
+    log = (folder / "engine.log").read_bytes()
+    assert crosstie("loop", "--out", str(folder)).status == 0
+    assert (folder / "engine.log").read_bytes() == log
+
+
 def kill_engine(folder: Path) -> None:
     """Alone, not the one that watches it."""
     for pid in engines_of(folder):

@@ -160,13 +160,17 @@ def _columns(catalog: Catalog, predictor: Predictor, results: Results) -> dict[s
     columns: dict[str, Any] = predictor.predict()
     if any(row.metric.kind in ("energy", "power") for point in results.points for row in point.rows):
         reached = predictor.ideal()["run"] / columns["run"]
+        # Where requests come by the clock nobody says how many are there at once: by Little's law.
+        there = columns["output_tokens_per_s"] * columns["run"] / [case.output_tokens for case in cases]
         watts = [
             catalog.power.watts(
                 case.deployment.accelerator,
                 share if share > 0 else _ROOFLINE,
-                case.clients * tokens_verified(case.deployment) / case.gpus,
+                (by_rate if case.method in BY_THE_CLOCK else case.clients)
+                * tokens_verified(case.deployment)
+                / case.gpus,
             )
-            for case, share in zip(cases, reached.tolist(), strict=True)
+            for case, share, by_rate in zip(cases, reached.tolist(), there.tolist(), strict=True)
         ]
         columns["power"] = np.array(watts)
         columns["energy"] = columns["power"] * [case.gpus for case in cases] / columns["output_tokens_per_s"]

@@ -1,7 +1,7 @@
 """The loop: predict, start the engine, measure where least is known, learn, predict and plan again.
 
 Everything that was worked out or measured is in the folder before the next thing begins, so that a loop that was ended
-at any moment goes on from there. Points are dropped from the end of the design where the time is up.
+at any moment goes on from there. Points that there is no time for are left out.
 """
 
 import os
@@ -19,6 +19,7 @@ from crosstie.catalog.library import Catalog, user_directories
 from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import plural
 from crosstie.core.progress import OnProgress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.plan import Plan, plan
@@ -143,7 +144,9 @@ class MachineLoop:
         made = state.prepared
         assert made is not None, "predicted before it is measured"
         left = [one for one in state.design if one.name not in self.folder.measured(state)]
-        if not left or not self._has_time(left[0]):
+        # As long as it took the last time.
+        start_s = state.starts_s[-1] if made.command and state.starts_s else 0.0
+        if not any(self._has_time(one, start_s) for one in left):
             return False
         if not made.command:
             return self._measure_at(state.asked.endpoint, made, left, lambda: None)
@@ -162,9 +165,10 @@ class MachineLoop:
                 running.check()
                 raise
 
-    def _has_time(self, point: LoopPoint) -> bool:
+    def _has_time(self, point: LoopPoint, before_s: float = 0.0) -> bool:
         """The first point is always measured: a loop without any says nothing."""
-        return self._spent_s + point.expected_s <= 60.0 * self.state.asked.minutes or point == self.state.design[0]
+        until_s = self._spent_s + before_s + point.expected_s
+        return until_s <= 60.0 * self.state.asked.minutes or point == self.state.design[0]
 
     def _measure_at(
         self, url: str, made: PreparedReplica, left: list[LoopPoint], check: Callable[[], object]
@@ -177,12 +181,13 @@ class MachineLoop:
             state.prepared = msgspec.structs.replace(made, emulated=True, replica=f"{made.replica}, EMULATED")
             self._keep()
         tool = None if endpoint.emulated or not is_loopback(Address(url).host) else local_tool()
+        dropped = 0
         for point in left:
-            place = state.design.index(point)
             if not self._has_time(point):
-                settings.tell(f"{state.asked.minutes:g} minutes: {len(state.design) - place} points are left out")
-                return False
-            told = f"{place + 1} of {len(state.design)}, {point.short}"
+                # One that tells less may be shorter.
+                dropped += 1
+                continue
+            told = f"{state.design.index(point) + 1} of {len(state.design)}, {point.short}"
             load, asked = BenchLoad(clients=point.clients), fitted(_settings(state, point, settings), [endpoint])
             heard = partial(self._hear, told)
             found = bench([endpoint], [load], asked, gpus=(tool,) if tool else (), on_progress=heard)
@@ -193,6 +198,8 @@ class MachineLoop:
             write_text(self.folder.point_file(point), _text(document(found)))
             self._keep()
             settings.tell(f"{told}: {_compared(point, self.folder.measured(state).get(point.name))}")
+        if dropped:
+            settings.tell(f"{state.asked.minutes:g} minutes: {plural(dropped, 'point')} left out")
         return False
 
     def _hear(self, point: str, done: int, total: int, what: str) -> None:
