@@ -117,7 +117,9 @@ class Catalog:
     @property
     def with_announced(self) -> "Catalog":
         """This one with accelerators that nobody can buy yet, which no plan of today may have."""
-        return Catalog([ANNOUNCED, *self.directories[1:]], self._given)
+        other = Catalog([ANNOUNCED, *self.directories[1:]], self._given)
+        other._by_path = self._by_path
+        return other
 
     @cached_property
     def models(self) -> dict[str, Model]:

@@ -1,6 +1,7 @@
 """`crosstie tco`: what owning each accelerator would cost, per million tokens."""
 
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from crosstie.cli.tco_show import DETAILS, show, to_json
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.question import USUAL
+from crosstie.core.units import UNITS
 from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco
 from crosstie.port.preflight.effort import as_engineers
@@ -60,7 +62,7 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option("--vary", metavar="P%", help="Move every assumption by P% instead of over its own range.")
 @click.option("--rent", is_flag=True, help="Also: rent instead, at the catalog's rents.")
 @click.option("--rent-usd", multiple=True, metavar="A=USD", help="Rent by the hour in place of the catalog's.")
-@click.option("--wait", metavar="B,K=V,...", help="Also: wait for B; months, speedup, usd, and slip or quarterly.")
+@click.option("--wait", metavar="B,K=V,...", help="Also: wait for B; months, speedup, usd, slip or quarterly.")
 @click.option("--api", "ask_apis", is_flag=True, help="Also: an API instead, at what providers charge for the model.")
 @click.option("--api-input", type=float, metavar="USD", help="An API of your own: USD per million input tokens.")
 @click.option("--api-output", type=float, metavar="USD", help="USD per million output tokens of that API.")
@@ -86,6 +88,7 @@ def command(
     crosstie tco llama-3.1-70b --on mi325x --purchase mi325x=22000 --set pue=1.2
     crosstie tco llama-3.1-70b --on mi300x --rent --api
     crosstie tco llama-3.1-70b --on h200 --wait b200,months=6,speedup=2,usd=40000
+    crosstie tco llama-3.1-70b --on mi355x --wait mi455x
 
     Throughput is the performance model's at one operating point, times the utilisation. Each assumption has a
     range: the Monte Carlo draws from all of them, the tornado moves one at a time. --wait rents until B is there
@@ -204,12 +207,22 @@ def _assumptions(
 
 
 def _successor(catalog: Catalog, text: str) -> Successor:
-    """NAME,months=9,speedup=2.4,usd=35000,slip=3"""
+    """NAME,months=9,speedup=2.4,usd=35000,slip=3; what is left out of an announced part's is the catalog's."""
     name, *rest = names_in(text) or [""]
     given = assigned("--wait", rest, amount)
-    unknown = set(given) - _WAIT_KEYS
-    missing = {"months", "speedup", "usd"} - set(given)
-    if not name or "=" in name or unknown or missing or {"slip", "quarterly"} <= set(given):
+    if not name or "=" in name or set(given) - _WAIT_KEYS or {"slip", "quarterly"} <= set(given):
         raise BadInput(f"--wait {text}: write B,months=9,speedup=2.4,usd=35000 and slip=3 or quarterly=0.3")
+    later = catalog.with_announced.accelerator(name)
+    told = later.announced
+    if told is not None:
+        today, expected = date.today(), told.expected.value
+        months = 12 * (int(expected[:4]) - today.year) + int(expected[5:7]) - today.month
+        known = {"months": max(months, 0), "usd": told.usd.value}
+        if not {"slip", "quarterly"} & set(given):
+            known["slip"] = told.slip.si / UNITS["month"].si
+        given = known | given
+    missing = {"months", "usd"} - set(given)
+    if missing:
+        raise BadInput(f"--wait {text}: {name} is not announced in the catalog: give {' and '.join(sorted(missing))}")
     slip = mean_slip_months(given["quarterly"]) if "quarterly" in given else given.get("slip", 0.0)
-    return Successor(catalog.accelerator(name), given["months"], slip, given["speedup"], given["usd"])
+    return Successor(later, given["months"], slip, given.get("speedup"), given["usd"])

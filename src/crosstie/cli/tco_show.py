@@ -231,7 +231,15 @@ def wait_sentence(waiting: WaitComparison) -> str:
     level = f"level at a speed-up of {speed:.2f}x" if speed else "at no speed-up would waiting win"
     slip = choice.break_even_slip_months
     late = f"or a mean slip of {slip:.1f} months" if slip is not None else "and no slip within the horizon changes that"
-    return f"{better}: {sums} ({parts}); {level} ({successor.speedup:g}x claimed), {late}."
+    own = waiting.modelled
+    figures = f"{own[0]:.2f}x ({own[1]:.2f} to {own[2]:.2f}) by their own figures" if own else "no figures of both"
+    taken = f"{successor.speedup:.3g}x taken, {figures}"
+    said = f"{better}: {sums} ({parts}); {level} ({taken}), {late}."
+    if waiting.is_denied:
+        said += f" The figures of {successor.accelerator.id} deny {successor.speedup:.3g}x at this load."
+    if told := successor.accelerator.announced:
+        said += f" Nobody has measured it: announced for {told.expected.value}, and its price is {told.usd.basis}."
+    return said
 
 
 def to_json(answer: Tco) -> dict[str, object]:
@@ -253,7 +261,14 @@ def to_json(answer: Tco) -> dict[str, object]:
             for r in answer.rented
         ],
         "api": sold_json(answer.apis) if answer.apis else None,
-        "buy_or_wait": asdict(answer.waiting.choice) if answer.waiting else None,
+        "buy_or_wait": {
+            **asdict(answer.waiting.choice),
+            "speedup": answer.waiting.successor.speedup,
+            "speedup_by_their_figures": answer.waiting.modelled,
+            "speedup_denied": answer.waiting.is_denied,
+        }
+        if answer.waiting
+        else None,
         "verdicts": [*assessed.verdicts, *choice_sentences(answer)],
         **assumptions(answer.question, [answer.reckoned(entry) for entry in answer.running]),
     }

@@ -1,9 +1,11 @@
 """Rent, API, or wait: each worked by hand on ten H200 with round assumptions."""
 
 import dataclasses
+import json
 
 import msgspec
 import pytest
+from tests.conftest import Command
 
 from crosstie.catalog.costs import Ranged
 from crosstie.catalog.library import Catalog
@@ -201,3 +203,24 @@ def test_successors_make_sense(
 
     with pytest.raises(BadInput, match="must be from"):
         wait()
+
+
+def test_a_speed_up_that_the_figures_deny_is_said(crosstie: Command) -> None:
+    asked = ("tco", "llama-3.1-70b", "--precision", "fp8", "--on", "h200", "--json", "--wait")
+    promised = json.loads(crosstie(*asked, "b200,months=6,speedup=6,usd=40000").out)
+    assert promised["buy_or_wait"]["speedup_denied"] is True
+    assert "deny 6x" in " ".join(promised["verdicts"])
+    value, low, high = promised["buy_or_wait"]["speedup_by_their_figures"]
+    assert low <= value <= high < 6.0
+    likely = json.loads(crosstie(*asked, f"b200,months=6,speedup={value:.2f},usd=40000").out)
+    assert likely["buy_or_wait"]["speedup_denied"] is False
+
+
+def test_what_is_announced_brings_its_own_date_price_and_speed(crosstie: Command) -> None:
+    asked = ("tco", "llama-3.1-70b", "--precision", "fp8", "--on", "mi355x", "--json", "--wait")
+    found = json.loads(crosstie(*asked, "mi455x").out)
+    assert found["buy_or_wait"]["speedup"] == pytest.approx(found["buy_or_wait"]["speedup_by_their_figures"][0])
+    assert "Nobody has measured it" in " ".join(found["verdicts"])
+    unknown = crosstie(*asked, "b200,months=6")
+    assert unknown.status == 2
+    assert "give usd" in unknown.err

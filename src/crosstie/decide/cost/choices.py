@@ -174,8 +174,8 @@ class Successor:
     # Months until it is said to be there, and how much later it comes in the mean.
     months: float
     mean_slip_months: float
-    # Tokens/s of one over tokens/s of one of today's.
-    speedup: float
+    # Tokens/s of one over tokens/s of one of today's; None: as the performance model has it.
+    speedup: float | None
     # What one will cost, discounts taken off.
     purchase_usd: float
 
@@ -183,7 +183,7 @@ class Successor:
         for what, value in (("months until delivery", self.months), ("months of slip", self.mean_slip_months)):
             if not 0.0 <= value <= _MOST_MONTHS:
                 raise BadInput(f"{value:g} {what}: must be from 0 to {_MOST_MONTHS:g}")
-        if not 0.01 <= self.speedup <= 1000.0:
+        if self.speedup is not None and not 0.01 <= self.speedup <= 1000.0:
             raise BadInput(f"a speed-up of {self.speedup:g}x: must be from 0.01 to 1000")
 
 
@@ -221,18 +221,21 @@ def buy_or_wait(option: Option, successor: Successor, costs: Costs, rent: Quote,
     _check_rent(rent.usd)
     now = own(option, costs, years).total_usd
     bridge, later, fixed = _waiting(option, successor, costs, rent, years)
-    wait = bridge + later / successor.speedup + fixed
+    speedup = successor.speedup
+    if speedup is None:
+        raise BadInput(f"nothing says how fast {successor.accelerator.id} is: give speedup=X")
+    wait = bridge + later / speedup + fixed
     left = now - bridge - fixed
 
     def gap(slip: float) -> float:
         parts = _waiting(option, replace(successor, mean_slip_months=slip), costs, rent, years)
-        return parts[0] + parts[1] / successor.speedup + parts[2] - now
+        return parts[0] + parts[1] / speedup + parts[2] - now
 
     return BuyOrWait(
         buy_now_usd=now,
         wait_usd=wait,
         bridge_usd=bridge,
-        gpus_later=option.gpus / successor.speedup,
+        gpus_later=option.gpus / speedup,
         break_even_speedup=later / left if left > 0 else None,
         break_even_slip_months=_root(gap, 0.0, years * MONTHS_PER_YEAR),
     )

@@ -1,18 +1,19 @@
 """`tco`: what owning each accelerator of a scorecard costs, beside renting it, an API, or waiting for the next one."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
+import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.prices import ApiPrice, Price
-from crosstie.core.deployment import Deployment
+from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.errors import BadInput, BadParameter, DoesNotFit
 from crosstie.core.figures import dollars, plural
-from crosstie.core.question import USUAL, BuyersQuestion, Reckoning
+from crosstie.core.question import USUAL, BuyersQuestion, Reckoning, precision_word
 from crosstie.core.units import HOURS_PER_MONTH
-from crosstie.decide.compare.scorecard import Entry, Scorecard
+from crosstie.decide.compare.scorecard import Entry, Scorecard, compare
 from crosstie.decide.cost.assessment import Assessment, assess
 from crosstie.decide.cost.choices import (
     Api,
@@ -31,6 +32,7 @@ from crosstie.decide.cost.energy import basis, draw_of
 from crosstie.decide.cost.ownership import Option, throughput, working_share
 from crosstie.decide.cost.prices import BUY, PURCHASE, Quote, behind, quote, quotes, sold_tokens
 from crosstie.perf.memory import memory_plan
+from crosstie.perf.worlds import estimate_in_worlds
 
 # Rents to hold against owning, each that an accelerator has; of the first two, hours as they are needed, one.
 _BY_THE_HOUR = (USUAL.price, "quoted")
@@ -98,6 +100,14 @@ class WaitComparison:
     successor: Successor
     rent: Quote
     choice: BuyOrWait
+    # What the performance model makes of both, per GPU at this load, with the ends of an 80% interval; None: nothing.
+    modelled: tuple[float, float, float] | None = None
+
+    @property
+    def is_denied(self) -> bool:
+        """Whether the speed-up is one that the accelerators' own figures do not allow."""
+        said = self.successor.speedup
+        return self.modelled is not None and said is not None and not self.modelled[1] <= said <= self.modelled[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +195,11 @@ def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) ->
         best = next(option for option in options if option.name == assessed.ranking[0])
         # A bridge of months is rented by the hour where that has a price.
         rent = _rents(catalog, best.name, asked)[0]
-        choice = buy_or_wait(best, asked.successor, costs, rent, years)
-        waiting = WaitComparison(best, asked.successor, rent, choice)
+        entry = next(one for one in running if one.accelerator.id == best.name)
+        modelled, awaited = _speedup(catalog, card, entry, asked.successor.accelerator), asked.successor
+        if awaited.speedup is None and modelled:
+            awaited = replace(awaited, speedup=modelled[0])
+        waiting = WaitComparison(best, awaited, rent, buy_or_wait(best, awaited, costs, rent, years), modelled)
     rented = [
         RentComparison(one.name, rent, [rent_or_buy(one, costs, usd, years) for usd in (rent.low, rent.usd, rent.high)])
         for one in (options if asked.rent else ())
@@ -203,6 +216,26 @@ def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) ->
         one.name: basis(catalog, one.accelerator, one.draw, "mean_power_fraction" in one.overrides) for one in options
     }
     return Tco(card, assessed, sources_of, rented, market, waiting, power)
+
+
+def _speedup(catalog: Catalog, card: Scorecard, entry: Entry, later: Accelerator) -> tuple[float, float, float] | None:
+    """Tokens/s of a GPU of the one over the other's, at the load of the card and in the fewest GPUs of each."""
+    assert entry.deployment, "only entries that run are bought"
+    one = entry.deployment
+    (other,) = compare(
+        catalog.with_announced, card.model, [later], card.load, precision=precision_word(one),
+        kv_format=one.kv_format, stack=one.stack.id, speculation=one.speculation,
+    ).entries  # fmt: skip
+    if other.deployment is None or other.estimate is None or entry.estimate is None:
+        return None
+    lengths = (card.load.input_tokens, card.load.output_tokens)
+    drawn = [
+        estimate_in_worlds(deployment, found, lengths).output_tokens_per_s[0] / deployment.gpus
+        for deployment, found in ((other.deployment, other.estimate), (one, entry.estimate))
+    ]
+    low, high = np.quantile(drawn[0] / drawn[1], [0.1, 0.9]).tolist()
+    ratio = other.estimate.output_tokens_per_s_per_gpu / entry.estimate.output_tokens_per_s_per_gpu
+    return ratio, min(low, ratio), max(high, ratio)
 
 
 def _in_others(entry: Entry, usd_per_mtok: float) -> list[tuple[Deployment, float]]:
