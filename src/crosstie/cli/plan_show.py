@@ -308,8 +308,8 @@ def _show_simulated(out: Output, plan: Plan) -> None:
     if not plan.simulated:
         return
     if plan.confirmed:
-        seeds = " and ".join(map(str, plan.confirmed.seeds))
-        how = f"{plan.confirmed.simulations} simulations behind the gateway's policy; seeds {seeds}"
+        last = sum(one.requests for one in plan.simulated)
+        how = f"{plan.confirmed.simulations} simulations behind the gateway's policy, the last of {last:,} requests"
         if plan.holds:
             heading(out, f"Simulated: confirmed by {how}")
         else:

@@ -122,6 +122,11 @@ class FleetSimulator:
         caches = [cache for engine in self.engines.values() for cache in engine.caches]
         return sum(cache.hits for cache in caches) / max(sum(cache.queries for cache in caches), 1)
 
+    @property
+    def inside(self) -> int:
+        """Requests that wait or are being answered."""
+        return len(self._sent) + len(self.room)
+
     def run(self, requests: Iterable[SimulatedRequest]) -> list[SimulatedAnswer]:
         """Open traffic: every request arrives by the clock. Answers in the order in which they ended."""
         for request in sorted(requests):

@@ -65,7 +65,6 @@ WRONG = {
     "rent that nobody asked for": (["--on", "h200", "--rent-usd", "h200=2"], "without --rent or --wait"),
     "wait for nothing": (["--on", "h200", "--wait", ""], "write B,months"),
     "wait without a price": (["--on", "h200", "--wait", "b200,months=6,speedup=2"], "not announced in the catalog: give usd"),
-    "wait without a speed-up": (["--on", "h200", "--wait", "b200,months=6,usd=4"], "write B,months"),
     "wait for no speed": (["--on", "h200", "--wait", "b200,months=6,speedup=0,usd=4"], "speed-up of 0x"),
     "wait for a gift": (["--on", "h200", "--wait", "b200,months=6,speedup=2,usd=0"], "a price of 0 USD for b200"),
     "wait twice": (["--on", "h200", "--wait", "b200,months=6,months=7,speedup=2,usd=4"], "given twice"),

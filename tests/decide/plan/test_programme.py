@@ -419,6 +419,8 @@ def test_a_search_that_ends_without_an_answer_is_no_answer(monkeypatch: pytest.M
     monkeypatch.setattr(solver, "run_highs", at_a_loss)
     with pytest.raises(BadInput, match="none ruled out"):
         solve(instance(1000, "all", columns=4))
+    # What stands beside an answer is left out, and does not take the answer away.
+    assert solve(instance(1000, "all", columns=4), quickly=True) is None
 
 
 def test_a_search_that_finds_nothing_leaves_the_relaxation_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,3 +458,27 @@ def test_more_load_or_higher_prices_never_cost_less(seed: int, factor: float) ->
     dearer = cheapest(replace(problem, usd_per_hour=usd))
     assert dearer is not None
     assert now.usd_per_hour * (1 - 1e-6) <= dearer.usd_per_hour <= now.usd_per_hour * factor * (1 + 1e-6)
+
+
+def test_of_little_traffic_whole_nodes_decide_and_not_the_relaxation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relaxation would take the eighth of a node that is cheap by the request; one small card is cheaper."""
+    kinds = 12
+    # By the request every one of the large kinds is cheaper than the small card, which is had singly.
+    rate = np.full((kinds, 1), 100.0)
+    rate[-1] = 1.0
+    price = np.linspace(2.0, 3.0, kinds)
+    problem = two_kinds(
+        rate=rate, demand=np.array([0.5]), gpus=np.ones(kinds), accelerator=np.arange(kinds), usd_per_hour=price,
+        running_usd_per_hour=np.zeros(kinds), watts=np.full(kinds, 700.0), inventory=np.zeros(kinds),
+        at_most=np.full(kinds, np.inf), unit=np.array([8.0] * (kinds - 1) + [1.0]), vendor=np.zeros(kinds, np.int64),
+        vendor_share=np.zeros(1),
+    )  # fmt: skip
+    monkeypatch.setattr(solver, "_LARGE", 0)
+    monkeypatch.setattr(solver, "_MORE_COLUMNS", solver._FEW_COLUMNS)
+    found = solve(problem)
+    assert found is not None
+    assert found.usd_per_hour == 3.0
+    # The bound counts whole nodes, so that the answer is known to be the best.
+    monkeypatch.setattr(solver, "_best_alone", lambda problem: [])
+    assert (worse := solve(problem)) is not None
+    assert worse.usd_per_hour == 16.0

@@ -26,11 +26,11 @@ from crosstie.decide.plan.scaling import Reading, WorldScaling
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import Column, Offers, Purpose, undominated
-from crosstie.decide.plan.trials import FAR, HOLDS, FleetKey, Levels, PoolKey, Trials, fleet_key, level, pool_key, seen
+from crosstie.decide.plan.trials import FAR, HOLDS, FleetKey, Levels, PoolKey, Trials, fleet_key, pool_key
 from crosstie.perf.hardware import Array
 
-# Seeds by which the answer is checked, burstier than most (benchmarks/typical_seeds.py); not that by which it is found.
-CHECK_SEEDS = (31, 111)
+# The seed by which the answer is checked in a long run; not that by which it is found.
+CHECK_SEED = 31
 # Simulations of one model's pools to shrink what was found.
 _TO_SHRINK = 6
 # Of what a model's pools cost: what is larger than this is not tried without.
@@ -52,8 +52,10 @@ _IDLE = 0.1
 _ROUNDS, _RIVAL_ROUNDS = 6, 3
 # How much more than the class that bears least another is taken to bear at once.
 _APART = 1.25
-# The most that a correction changes at once.
-_CHANGE = 1.6
+# The most that a correction adds at once; and of what a fleet that missed was thought to take, what it is left with.
+_CHANGE, _CUT = 1.6, 0.99
+# Fleets that are proposed at most for each that is simulated.
+_MOST_PROPOSED = 4
 _HOPE = 1.08
 _WORTH_TRYING = 0.99
 # Where fresh seeds miss: how often replicas are added, and how many, each time twice as many.
@@ -93,7 +95,6 @@ class Confirmed:
     answer: Solution
     classes: list[SimulatedClass]
     simulations: int
-    seeds: tuple[int, ...]
     # What was learnt of pools: how much more they take than closed forms say.
     learnt: "Learnt"
 
@@ -116,7 +117,7 @@ def _meant(column: Column) -> _Meant:
 
 
 def bearable(trials: Trials, pools: Sequence[PoolPlan]) -> dict[str, float]:
-    """By class: the times its traffic at which it still holds, to a step or so."""
+    """By class: the times its traffic at which it still holds, to a step or so; without end where it always did."""
     tried: dict[float, Levels] = {}
     load = 1.0
     while len(tried) < _TRIES and (found := trials.levels(pools, load)) is not None:
@@ -248,7 +249,7 @@ class _Search:
         return put.question.asked.with_offers(offered.only(np.array(sorted(kept), np.int64)))
 
     def proposal(self, put: _Put, asked: Choice, allowed: Mask | None = None) -> _Proposal | None:
-        answer = solve(asked.problem, allowed)
+        answer = solve(asked.problem, allowed, quickly=self.put.question.vendor is not None)
         if answer is None:
             return None
         simple = tidied(asked.problem, simplify(asked.problem, answer, self.workload.constraints.simplicity))
@@ -283,39 +284,46 @@ class _Search:
 
     def run(self, rounds: int = _ROUNDS) -> _Proposal | None:
         """The cheapest fleet that holds; None where none was found."""
-        hope = 1.0
-        tried: set[tuple[int, FleetKey]] = set()
-        tries: list[tuple[float, _Proposal]] = []
-        for number in range(rounds):
+        hope, number = 1.0, 0
+        tries: dict[tuple[int, FleetKey], _Proposal] = {}
+        for _ in range(_MOST_PROPOSED * rounds):
             proposed, factors = self._next(hope)
             if proposed is not None and len(self.every) == 1:
                 other = self.reconsider(self.put.question, _known(proposed, factors), proposed.solution)
                 if other is not None:
                     self.every.append(_Put(self.catalog, self.workload, other))
                     proposed, factors = self._next(hope)
-            if proposed is None:
+            if proposed is None or number == rounds:
                 break
             fleet = len(self.every), fleet_key(proposed.pools)
-            dear = self.best is not None and proposed.usd_per_hour > self.best.usd_per_hour * _WORTH_TRYING
-            if dear or fleet in tried:
+            if self.best is not None and proposed.usd_per_hour > self.best.usd_per_hour * _WORTH_TRYING:
                 if hope > 1.0:
                     break
                 hope = _HOPE
                 continue
-            tried.add(fleet)
+            if fleet in tries:
+                self._cut(proposed, factors)
+                continue
+            tries[fleet] = proposed
             label = ", ".join(f"{pool.gpus} {pool.deployment.accelerator.id}" for pool in proposed.pools)
             self.on_progress(number, rounds, f"simulating {label}")
-            if self._try(proposed, factors, number < rounds - 1):
+            number += 1
+            if self._try(proposed, factors, number < rounds):
                 self.best = proposed
                 if rounds == _RIVAL_ROUNDS:
                     break
             elif self._is_near(proposed):
                 self.near.append(proposed)
-            tries.append((_worst(proposed), proposed))
         if self.best is not None or not tries:
             return self.best
         # What misses least needs least.
-        return self._grown(min(tries, key=lambda one: one[0])[1])
+        return self._grown(min(tries.values(), key=_worst))
+
+    def _cut(self, missed: _Proposal, factors: Array) -> None:
+        """A fleet that was seen to miss is not proposed again, nor any with fewer of its replicas."""
+        for pool, column in zip(missed.pools, missed.columns, strict=True):
+            busy = min(pool.utilisation * (1.0 + self.workload.constraints.spare), 1.0)
+            self.found[_meant(column)] = float(factors[missed.of.place[id(column)]]) * busy * _CUT
 
     def _try(self, proposed: _Proposal, factors: Array, corrects: bool) -> bool:
         """Whether the fleet holds; corrects its pools, where another is still to be proposed by that."""
@@ -335,7 +343,10 @@ class _Search:
             bears = bearable(trials, mine)
             for pool in mine:
                 column = columns[pool_key(pool)]
-                times = min(max(self._taken(pool, bears), 1.0 / _CHANGE), _CHANGE)
+                times = min(self._taken(pool, bears), _CHANGE)
+                if not trials.has_missed(mine):
+                    # It may take far more than it was tried with.
+                    times = max(times, 1.0)
                 self.found[_meant(column)] = float(factors[proposed.of.place[id(column)]]) * times
         return every
 
@@ -474,7 +485,7 @@ class _Search:
         )
         larger = replace(found, pools=pools)
         if classes is None:
-            _, classes = _missing(found.of, pools, inf)
+            _, classes = _missing(found.of, pools)
             return larger, classes, False
         if fleet_key(pools) == fleet_key(found.pools):
             return larger, classes, True
@@ -534,23 +545,10 @@ def enlarged(
         before = halfway
 
 
-def _missing(
-    of: _Put, pools: Sequence[PoolPlan], most: float = float(len(CHECK_SEEDS))
-) -> tuple[set[str], list[SimulatedClass]]:
-    """Classes that miss with fresh seeds, and all of them as they were served. With `most` misses over those allowed a
-    run ends: by then a class misses in all runs together."""
-    classes: list[SimulatedClass] = []
-    missing: set[str] = set()
-    for model, trials in of.trials_of.items():
-        mine = _of(model, pools)
-        runs = [trials.run(mine, 1.0, seed, most) for seed in CHECK_SEEDS]
-        late = trials.late(mine)
-        for one in trials.classes:
-            answers = [answer for run in runs for answer in run[one.name]]
-            classes.append(seen(one, answers, late))
-            if level(one, answers, late) > 1.0:
-                missing.add(one.name)
-    return missing, classes
+def _missing(of: _Put, pools: Sequence[PoolPlan]) -> tuple[set[str], list[SimulatedClass]]:
+    """Classes that miss in a long run with a fresh seed, and all of them as they were served."""
+    classes = [one for model, trials in of.trials_of.items() for one in trials.confirm(_of(model, pools), CHECK_SEED)]
+    return {one.name for one in classes if not one.holds}, classes
 
 
 def _of(model: str, pools: Sequence[PoolPlan]) -> list[PoolPlan]:
@@ -643,10 +641,10 @@ def confirmed(
     if found is None:
         return None
     found = search.shrunk(found)
-    on_progress(0, 0, "checking the fleet with fresh seeds")
+    on_progress(0, 0, "confirming the fleet in a long run")
     found, classes = search.checked(found)
     corrected, answer = _as_solved(search, found)
-    return Confirmed(found.of.question, corrected, answer, classes, search.simulations, CHECK_SEEDS, search.found)
+    return Confirmed(found.of.question, corrected, answer, classes, search.simulations, search.found)
 
 
 def confirmed_rival(

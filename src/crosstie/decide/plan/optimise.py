@@ -136,7 +136,7 @@ def simplify(problem: Programme, solution: Solution, simplicity: float) -> Solut
         others[column] = False
         if _least_usd_per_hour(problem, others) > most:
             continue
-        fewer = solve(problem, others)
+        fewer = solve(problem, others, quickly=True)
         if fewer is not None and fewer.usd_per_hour <= most:
             current = replace(fewer, bound_usd_per_hour=solution.bound_usd_per_hour)
     return current

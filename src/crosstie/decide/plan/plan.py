@@ -102,10 +102,9 @@ class Year:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """How a fleet was confirmed: simulations of its search, and the fresh seeds of the percentiles that are shown."""
+    """How a fleet was confirmed: by how many simulations, the last of them long."""
 
     simulations: int
-    seeds: tuple[int, ...]
     # By model: what its replicas take in simulation over what closed forms say.
     correction: dict[str, float] = field(default_factory=dict)
 
@@ -353,7 +352,7 @@ def _best_plan(
         bare = replace(bare, search_failed=confirm)
     else:
         agreed, rivals = seen
-        held = Confirmation(agreed.simulations, agreed.seeds, dict(agreed.asked.correction))
+        held = Confirmation(agreed.simulations, correction=dict(agreed.asked.correction))
         bare = replace(bare, simulated=agreed.classes, confirmed=held)
         asked, answer, scaling = agreed.asked, agreed.answer, agreed.question.scaling
     if alone:
@@ -397,28 +396,37 @@ def _confirmed(
         question = asked if same else _freed(asked, vendor).with_offers(undominated(everything))
         return Question(everything, question, WorldScaling(workload, sure), sure, family, vendor)
 
-    def reconsider(question: Question, corrected: Choice, fleet: Solution) -> Question | None:
-        errors = JointErrors(surveyed, corrected, question.scaling)
-        together, vendor = errors.each_sure(fleet, workload.sureness), question.vendor
-        if together <= each or errors.enough(fleet) >= workload.sureness - _NEARLY:
-            return None
+    def cheapest(together: float, question: Question, correction: Mapping[str, float]) -> Question:
+        """By the closed forms: all replicas with each estimate so sure, or those of one accelerator and stack, which
+        need not be surer than the fleet."""
 
         def usd(way: tuple[float, tuple[str, str] | None]) -> float:
-            offered = every(*way, vendor).corrected(corrected.correction)
+            offered = every(*way, question.vendor).corrected(correction)
             found = solve(question.asked.with_offers(undominated(offered)).problem, quickly=True)
             return found.usd_per_hour if found else np.inf
 
         families = {family_of(column.deployment.decode) for column in question.asked.offers.columns}
         ways = [(together, None), *((workload.sureness, family) for family in sorted(families))]
-        return put(*min(ways, key=usd), vendor)
+        return put(*min(ways, key=usd), question.vendor)
 
-    seen = confirmed(catalog, workload, put(each), reconsider, on_progress)
+    def reconsider(question: Question, corrected: Choice, fleet: Solution) -> Question | None:
+        errors = JointErrors(surveyed, corrected, question.scaling)
+        together = errors.each_sure(fleet, workload.sureness)
+        if together <= question.sure or errors.enough(fleet) >= workload.sureness - _NEARLY:
+            return None
+        return cheapest(together, question, corrected.correction)
+
+    def first(vendor: str | None = None) -> Question:
+        question = put(each, None, vendor)
+        return cheapest(each, question, {}) if each > workload.sureness and question.everything.columns else question
+
+    seen = confirmed(catalog, workload, first(), reconsider, on_progress)
     if seen is None:
         return None
     rivals: dict[str, Alternative] = {}
     used = _vendors(seen)
     for vendor in asked.market.vendors if with_rivals else ():
-        question = put(each, None, vendor) if used != {vendor} else None
+        question = first(vendor) if used != {vendor} else None
         closed = solve(question.asked.problem, quickly=True) if question and question.everything.columns else None
         if question is None or closed is None or closed.usd_per_hour > MOST_TIMES * seen.answer.usd_per_hour:
             continue

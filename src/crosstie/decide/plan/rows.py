@@ -124,9 +124,10 @@ class Rows:
         work[self.first_share : self.first_bought] = replica[self.column] * load
         return work
 
-    def whole(self) -> Mask:
+    def whole(self, divisible: bool) -> Mask:
+        """Variables that are whole numbers: replicas unless they are divisible, and purchases of nodes."""
         mask = np.zeros(self.size, bool)
-        mask[: self.first_share] = True
+        mask[: self.first_share] = not divisible
         # GPUs that are bought one by one are whole by themselves, since replicas are.
         mask[self.first_bought : self.first_on_hand] = self.problem.unit > 1
         return mask
@@ -153,9 +154,11 @@ def run_highs(
     *,
     replicas: Array | None = None,
     relaxed: bool = False,
+    divisible: bool = False,
     thorough: bool = False,
 ) -> SolverResult:
-    """`replicas` fixes their numbers; `relaxed` lets them be divided; `thorough` looks for any fleet with all means."""
+    """`replicas` fixes their numbers; `divisible` lets them be divided, `relaxed` nodes as well; `thorough` looks for
+    any fleet with all means."""
     # Only plans need it, and it takes 20 ms to import.
     import highspy
 
@@ -172,7 +175,7 @@ def run_highs(
     model.a_matrix_.value_ = np.concatenate([values for _, values in rows.entries])
     kinds = highspy.HighsVarType
     if replicas is None and not relaxed:
-        model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in rows.whole()]
+        model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in rows.whole(divisible)]
     solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
     limits = {"mip_rel_gap": gap, "mip_max_nodes": _NODES, "simplex_iteration_limit": _ITERATIONS}

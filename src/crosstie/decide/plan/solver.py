@@ -15,10 +15,9 @@ WORK = 1e-3
 GAP = 1e-6
 # How much dearer a request may be on columns that fleets are made of which are only shown beside the answer.
 _NEAR = 1.2
-# Programmes with more pairs of columns and parts than this are solved with the columns alone that the relaxation uses,
-# and those that would be nearest to being used: with many replicas it is near, and its bound says how near.
-_LARGE = 120
-_FEW_COLUMNS = 10
+# Programmes with more pairs of columns and parts than this are solved with the columns that the relaxation uses and
+# those that would be nearest to being used: so many, and where that ends so far above the bound, so many more.
+_LARGE, _FEW_COLUMNS, _ABOVE, _MORE_COLUMNS = 120, 10, 1.02, 100
 # With more kinds of requests than this the last percent takes longer than it is worth.
 MANY_PARTS, MANY_PARTS_GAP = 24, 1e-2
 
@@ -36,19 +35,22 @@ def solve(
     columns = np.flatnonzero(usable)
     if not np.all((problem.rate[columns] > 0).any(axis=0)):
         return None
-    if quickly and not problem.is_coupled and minimise == "cost":
-        found = _one_of_alike(problem, _near_the_best(problem, columns), minimise)
-        if found is not None:
-            return found
-    return _one_of_alike(problem, columns, minimise)
+    if not quickly:
+        return _one_of_alike(problem, columns, minimise)
+    try:
+        near = _near_the_best(problem, columns) if not problem.is_coupled and minimise == "cost" else columns
+        return _one_of_alike(problem, near, minimise, True) or _one_of_alike(problem, columns, minimise, True)
+    except Undecided:
+        # What stands beside an answer never takes the answer away.
+        return None
 
 
-def _one_of_alike(problem: Programme, columns: Indices, minimise: str) -> Solution | None:
+def _one_of_alike(problem: Programme, columns: Indices, minimise: str, quickly: bool = False) -> Solution | None:
     """The best fleet in which of columns that are alike only one has replicas: the one that had most, as it turns out.
 
     The bound is that of all columns together.
     """
-    best = found = _solve(problem, columns, minimise)
+    best = found = _solve(problem, columns, minimise, quickly)
     while found is not None and best is not None and len(problem.alike):
         used = np.flatnonzero(found.replicas)
         most: dict[int, int] = {}
@@ -62,7 +64,7 @@ def _one_of_alike(problem: Programme, columns: Indices, minimise: str) -> Soluti
         columns = np.array(
             [c for c in columns if int(problem.alike[c]) not in twice or c == widest[int(problem.alike[c])]], np.int64
         )
-        found = _solve(problem, columns, minimise)
+        found = _solve(problem, columns, minimise, quickly)
     return found
 
 
@@ -73,13 +75,13 @@ def _widest(problem: Programme, columns: Indices, kind: int) -> int:
     return int(mine[np.lexsort((rate.sum(axis=1), (rate > 0).sum(axis=1)))[-1]])
 
 
-def _solve(problem: Programme, columns: Indices, minimise: str) -> Solution | None:
+def _solve(problem: Programme, columns: Indices, minimise: str, quickly: bool) -> Solution | None:
     replicas = np.zeros(len(problem.gpus), np.int64)
     share = np.zeros_like(problem.rate)
     bound = 0.0
     by_power = minimise == "power"
     for some, parts in _pieces(problem, columns, problem.watts if by_power else problem.usd_per_hour):
-        found = _piece(problem.only(some, parts), minimise)
+        found = _piece(problem.only(some, parts), minimise, quickly)
         if found is None:
             return None
         replicas[some], share[np.ix_(some, parts)] = found[:2]
@@ -98,19 +100,10 @@ def _pieces(problem: Programme, columns: Indices, price: Array) -> list[tuple[In
     if problem.is_coupled:
         return [(columns, everything)]
     serves = problem.rate[columns] > 0
-    found, left = [], set(everything.tolist())
-    while left:
-        parts = np.zeros(len(everything), bool)
-        parts[min(left)] = True
-        while True:
-            mine = serves[:, parts].any(axis=1)
-            wider = serves[mine].any(axis=0) | parts
-            if np.array_equal(wider, parts):
-                break
-            parts = wider
-        left -= set(np.flatnonzero(parts).tolist())
-        found.append((worth_their_price(problem, columns[mine], price), np.flatnonzero(parts)))
-    return found
+    return [
+        (worth_their_price(problem, columns[serves[:, parts].any(axis=1)], price), parts)
+        for parts in _groups_of_parts(serves)
+    ]
 
 
 def _near_the_best(problem: Programme, columns: Indices) -> Indices:
@@ -145,23 +138,92 @@ def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Ind
 _Found = tuple[Indices, Array, float]
 
 
-def _piece(problem: Programme, minimise: str) -> _Found | None:
+def _piece(problem: Programme, minimise: str, quickly: bool) -> _Found | None:
     if np.count_nonzero(problem.rate) <= _LARGE:
         return _mixed(problem, minimise)
     rows = Rows(problem)
-    relaxed = run_highs(rows, _objective(rows, minimise), GAP, relaxed=True)
+    objective = _objective(rows, minimise)
+    relaxed = run_highs(rows, objective, GAP, relaxed=True)
     if relaxed.values is None:
         return None
+    bound = max(relaxed.bound, _bound_in_nodes(rows, objective))
     used = relaxed.values[: rows.first_share] > 1e-6
-    worth = np.where(used, np.inf, _worth(rows, relaxed.duals, minimise))
-    few = np.sort(np.argsort(-worth, kind="stable")[: max(_FEW_COLUMNS, int(used.sum()))])
-    found = _mixed(problem.only(few, np.arange(len(problem.demand))), minimise)
+    nearest = np.argsort(-np.where(used, np.inf, _worth(rows, relaxed.duals, minimise)), kind="stable")
+    alone, best, least = _best_alone(problem), None, np.inf
+    # Whatever ends a search early, one accelerator by itself is known to do.
+    tried = [alone[0]] if alone else []
+    for few in (_FEW_COLUMNS,) if quickly else (_FEW_COLUMNS, _MORE_COLUMNS):
+        tried.append(np.unique(np.concatenate((nearest[: max(few, int(used.sum()))], *alone))))
+        for columns in tried:
+            found = _of_columns(problem, columns, minimise)
+            if found is not None and (amount := _amount(problem, found[0], minimise)) < least * (1.0 - 1e-9):
+                best, least = found, amount
+        if least <= _ABOVE * bound:
+            break
+        tried = []
+    # None: limits that whole replicas of these columns cannot keep.
+    return (*best[:2], bound) if best else _mixed(problem, minimise)
+
+
+def _bound_in_nodes(rows: Rows, objective: Array) -> float:
+    """What no fleet of whole nodes undercuts, though its replicas could be divided."""
+    if not (rows.problem.unit > 1).any():
+        return 0.0
+    try:
+        return run_highs(rows, objective, GAP, divisible=True).bound
+    except Undecided:
+        return 0.0
+
+
+def _of_columns(problem: Programme, columns: Indices, minimise: str) -> _Found | None:
+    """The best fleet of some columns, as one of all."""
+    found = _mixed(problem.only(columns, np.arange(len(problem.demand))), minimise)
     if found is None:
-        # Limits that whole replicas of these columns cannot keep.
-        return _mixed(problem, minimise)
+        return None
     replicas, share = np.zeros(len(problem.gpus), np.int64), np.zeros_like(problem.rate)
-    replicas[few], share[few] = found[:2]
-    return replicas, share, relaxed.bound
+    replicas[columns], share[columns] = found[:2]
+    return replicas, share, found[2]
+
+
+def _amount(problem: Programme, replicas: Indices, minimise: str) -> float:
+    """What a fleet is to have least of."""
+    fleet = problem.fleet(replicas, np.zeros_like(problem.rate))
+    return fleet.watts if minimise == "power" else fleet.usd_per_hour
+
+
+def _best_alone(problem: Programme) -> list[Indices]:
+    """Of each accelerator that can carry everything by itself, the columns that do so on the fewest GPUs in whole
+    replicas, one for each group of parts that replicas share; the accelerator that costs least first.
+
+    The relaxation divides replicas and nodes: of little traffic, which leaves most of a node idle, it knows nothing.
+    """
+    groups, found = _groups_of_parts(problem.rate > 0), []
+    for kind in range(len(problem.usd_per_hour)):
+        best, replicas = [], np.zeros(len(problem.gpus), np.int64)
+        for parts in groups:
+            mine = np.flatnonzero((problem.accelerator == kind) & (problem.rate[:, parts] > 0).all(axis=1))
+            if not len(mine):
+                break
+            needed = np.ceil((problem.demand[parts] / problem.rate[np.ix_(mine, parts)]).sum(axis=1) - 1e-9)
+            fewest = int(np.argmin(needed * problem.gpus[mine]))
+            best.append(mine[fewest])
+            replicas[mine[fewest]] = needed[fewest]
+        else:
+            found.append((_amount(problem, replicas, "cost"), np.array(best, np.int64)))
+    return [columns for _, columns in sorted(found, key=lambda one: one[0])]
+
+
+def _groups_of_parts(serves: Mask) -> list[Indices]:
+    """Parts that some columns serve together: those of a model."""
+    left, found = np.ones(serves.shape[1], bool), []
+    while left.any():
+        parts = np.zeros_like(left)
+        parts[int(np.argmax(left))] = True
+        while not np.array_equal(wider := serves[serves[:, parts].any(axis=1)].any(axis=0) | parts, parts):
+            parts = wider
+        left &= ~parts
+        found.append(np.flatnonzero(parts))
+    return found
 
 
 def _worth(rows: Rows, duals: Array, minimise: str) -> Array:

@@ -6,6 +6,7 @@ certain; nothing that comes later can change either.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, inf
 
 import msgspec
@@ -35,6 +36,15 @@ _LIFETIMES = 4.0
 _FILLED, _EMPTYING = 0.3, 0.9
 # Of larger fleets a part is simulated with its part of the traffic: by then replicas have pooled what they can.
 _MOST_REPLICAS = 24.0
+# A confirmation lasts so many times as long as a run (choice: 20 times as long as a request, by when a fleet at the
+# edge is over it), with at most so many requests of the whole fleet, in so many looks. It ends early after this many
+# looks that each had at most that share of the misses allowed, or with so many times as many. Requests pile up where so
+# many times as many are inside as at the first looks.
+_TIMES_AS_LONG, _LONG, _LOOKS, _LEAST_LOOKS = 5.0, 60_000, 6, 3
+_AT_EASE, _HOPELESS = 0.3, 1.5
+_PILED, _FEW_INSIDE = 1.5, 20
+# Standard errors of the mean look by which a class must be below what it may miss.
+_ERRORS = 2.0
 # The seed by which fleets are found: of usual burstiness (benchmarks/typical_seeds.py).
 _SEED = 57
 # Misses over those allowed up to which a fleet holds; the seed is burstier than the usual one, which is the margin for
@@ -137,6 +147,11 @@ class Trials:
         found = self.levels(pools, most=most)
         return found is not None and max(found.values()) <= HOLDS
 
+    def has_missed(self, pools: Sequence[PoolPlan]) -> bool:
+        """Whether a class missed at any load that was tried."""
+        key = fleet_key(pools)
+        return any(max(found.values()) > HOLDS for (fleet, _), found in self.seen.items() if fleet == key)
+
     def late(self, pools: Sequence[PoolPlan]) -> float:
         """On simulated TTFT, beyond what slower steps make of it, as estimates are scaled."""
         scale = self.scaling([pool.deployment for pool in pools])
@@ -153,27 +168,11 @@ class Trials:
     ) -> dict[str, list[SimulatedAnswer]]:
         """By class: its requests of the time in which the fleet was full; of these, where more than `most` of what a
         class may miss has missed, those that were answered by then."""
-        self.made += 1
-        times = self.peak * load * self._more(pools)
-        rates = {one.name: one.requests_per_s * times for one in self.classes}
+        rates = self._rates(pools, load)
         count, scale = self._size(pools, sum(rates.values()))
-        few = [replace(pool, replicas=max(round(pool.replicas / scale), 1)) for pool in pools]
-        worth = [pool.usd_per_hour / pool.replicas for pool in pools]
-        part = sum(w * pool.replicas for w, pool in zip(worth, few, strict=True)) / sum(
-            w * pool.replicas for w, pool in zip(worth, pools, strict=True)
-        )
-        fewer = {name: rate * part for name, rate in rates.items()}
-        sent = list(self._traffic(fewer, count, seed, self._found(few, fewer), self._encoding(few)))
+        sent, simulator = self._begun(pools, rates, count, scale, seed)
         tally = _Tally(self.classes, sent[int(count * _FILLED) : int(count * _EMPTYING) + 1], self.late(pools), most)
-        simulator = FleetSimulator(
-            self.catalog, self._fleet(few), None, seed, prefixes=False, tell=tally.add, tables=self._tables
-        )
-        slower = self.scaling([pool.deployment for pool in few]).tpot
-        for pool, live, factor in zip(few, simulator.live.pools, slower, strict=True):
-            # A gateway that has run for longer than this knows it.
-            live.start_at(float(factor), 0.0)
-            for number in range(pool.replicas):
-                simulator.engines[_address(pool, number)].slower = float(factor)
+        simulator.tell = tally.add
         for request in sent:
             simulator.advance(request.arrival_s)
             simulator.send(request)
@@ -182,8 +181,82 @@ class Trials:
         simulator.advance(inf)
         return tally.found
 
+    def confirm(self, pools: Sequence[PoolPlan], seed: int) -> list[SimulatedClass]:
+        """The classes in a long run, from when the fleet was full.
+
+        A short run begins with idle replicas: of a fleet that is overwhelmed slowly it sees only the beginning. This
+        one lasts for many times as long as a request does. It ends before only where all looks at it so far say the
+        same: hardly a miss and no more inside than at first, or far more misses than are allowed.
+        """
+        rates = self._rates(pools, 1.0)
+        scale = _scale(pools, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
+        short = self._wanted(pools, sum(rates.values())) / scale
+        count = ceil(min(_TIMES_AS_LONG * short, max(_LONG, _REQUESTS * scale) / scale))
+        sent, simulator = self._begun(pools, rates, count, scale, seed)
+        ends = np.linspace(min(short * _FILLED, count / _LOOKS), count, _LOOKS + 1).astype(int).tolist()
+        late, looks, inside = self.late(pools), list[dict[str, list[SimulatedAnswer]]](), list[int]()
+        for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+            answers: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in self.classes}
+            simulator.tell = partial(_keep, answers)
+            for request in sent[begin:end]:
+                simulator.advance(request.arrival_s)
+                simulator.send(request)
+            if begin == 0:
+                continue
+            looks.append(answers)
+            inside.append(simulator.inside)
+            worst = np.array([max(level(one, look[one.name], late) for one in self.classes) for look in looks])
+            # As many as chance brings together, and no more.
+            grows = inside[-1] > inside[0] + 3.0 * inside[0] ** 0.5
+            if len(looks) >= _LEAST_LOOKS and worst.max() <= _AT_EASE and not grows:
+                break
+            if worst.mean() > _HOPELESS:
+                break
+        piles_up = inside[-1] > _PILED * max(inside[:2]) + _FEW_INSIDE
+        return [self._in_looks(one, [look[one.name] for look in looks], late, piles_up) for one in self.classes]
+
+    def _in_looks(
+        self, one: RequestClass, looks: Sequence[Sequence[SimulatedAnswer]], late: float, piles_up: bool
+    ) -> SimulatedClass:
+        """A class over all looks: steady if it would hold in another run, too, as far as looks differ."""
+        levels = np.array([level(one, look, late) for look in looks if look])
+        error = levels.std(ddof=1) / len(levels) ** 0.5 if len(levels) > 1 else 0.0
+        steady = not piles_up and not levels.mean() + _ERRORS * error > HOLDS if len(levels) else True
+        return replace(seen(one, [answer for look in looks for answer in look], late), steady=bool(steady))
+
+    def _rates(self, pools: Sequence[PoolPlan], load: float) -> dict[str, float]:
+        times = self.peak * load * self._more(pools)
+        return {one.name: one.requests_per_s * times for one in self.classes}
+
+    def _begun(
+        self, pools: Sequence[PoolPlan], rates: Mapping[str, float], count: int, scale: float, seed: int
+    ) -> tuple[list[SimulatedRequest], FleetSimulator]:
+        """So many requests to a fleet that many times smaller, with its part of the traffic."""
+        self.made += 1
+        few = [replace(pool, replicas=max(round(pool.replicas / scale), 1)) for pool in pools]
+        worth = [pool.usd_per_hour / pool.replicas for pool in pools]
+        part = sum(w * pool.replicas for w, pool in zip(worth, few, strict=True)) / sum(
+            w * pool.replicas for w, pool in zip(worth, pools, strict=True)
+        )
+        fewer = {name: rate * part for name, rate in rates.items()}
+        sent = list(self._traffic(fewer, count, seed, self._found(few, fewer), self._encoding(few)))
+        simulator = FleetSimulator(self.catalog, self._fleet(few), None, seed, prefixes=False, tables=self._tables)
+        slower = self.scaling([pool.deployment for pool in few]).tpot
+        for pool, live, factor in zip(few, simulator.live.pools, slower, strict=True):
+            # A gateway that has run for longer than this knows it.
+            live.start_at(float(factor), 0.0)
+            for number in range(pool.replicas):
+                simulator.engines[_address(pool, number)].slower = float(factor)
+        return sent, simulator
+
     def _size(self, pools: Sequence[PoolPlan], rate: float) -> tuple[int, float]:
         """Requests of a run; and by how much a large fleet is made smaller, with its traffic, to be so many."""
+        wanted = self._wanted(pools, rate)
+        count = int(min(wanted, _MOST_REQUESTS))
+        return count, _scale(pools, wanted / count, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
+
+    def _wanted(self, pools: Sequence[PoolPlan], rate: float) -> float:
+        """Requests of the whole fleet by which each class has some, and the fleet is filled and emptied."""
         stay = [
             (one.requests_per_s, pool.estimate.ttft_s + one.part.slice.output_tokens * pool.estimate.tpot_s)
             for pool in pools
@@ -191,10 +264,7 @@ class Trials:
         ]
         stay_s = sum(r * s for r, s in stay) / max(sum(r for r, _ in stay), 1e-12)
         rarest = min(one.requests_per_s for one in self.classes) / sum(one.requests_per_s for one in self.classes)
-        wanted = max(_REQUESTS, _LIFETIMES * stay_s * rate, _OF_A_CLASS / rarest)
-        count = int(min(wanted, _MOST_REQUESTS))
-        scale = max(_LIFETIMES * stay_s * rate / count, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
-        return count, max(min(scale, min(pool.replicas for pool in pools) / 2.0), 1.0)
+        return max(_REQUESTS, _LIFETIMES * stay_s * rate, _OF_A_CLASS / rarest)
 
     def _fleet(self, pools: Sequence[PoolPlan]) -> Fleet:
         made = [
@@ -255,6 +325,15 @@ class Trials:
             inputs, outputs = piece.sample[place]
             cached = min(int(found[kind] * piece.cached_sample[place]), inputs - 1) if piece.cached_sample else 0
             yield SimulatedRequest(at, one.model, inputs + encoding[kind], outputs, one.name, cached_tokens=cached)
+
+
+def _scale(pools: Sequence[PoolPlan], *wanted: float) -> float:
+    """By how much a fleet is made smaller, as far as its smallest pool allows."""
+    return max(min(max(wanted), min(pool.replicas for pool in pools) / 2.0), 1.0)
+
+
+def _keep(into: Mapping[str, list[SimulatedAnswer]], answer: SimulatedAnswer) -> None:
+    into[str(answer.request.class_name)].append(answer)
 
 
 def pool_key(pool: PoolPlan) -> PoolKey:
