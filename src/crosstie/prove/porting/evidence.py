@@ -1,6 +1,6 @@
 """A folder of results in; what each file says of this port, or why it is not taken, out.
 
-PortEvidence is of this model, this engine and these accelerators, younger than the checkpoint and the sources, and of a GPU
+Evidence is of this model, this engine and these accelerators, younger than the checkpoint and the sources, and of a GPU
 where the step asks for one. What cannot be told from a file is asked of it in vain, so the file is not taken.
 """
 
@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -24,7 +24,6 @@ from crosstie.port.doctor.machine import Machine
 from crosstie.port.preflight.effort import Effort, effort_of, effort_of_files
 from crosstie.port.preflight.stored import Stored
 from crosstie.port.source.effort import FileEffort
-from crosstie.prove.parity.verdict import Parity
 from crosstie.prove.porting.steps import Changed, PortEvidence, PortQuestion, Status
 
 T = TypeVar("T")
@@ -33,8 +32,28 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 _MARK = re.compile(r"[a-z]*\d+[a-z]*")
 
 
+_PARITY: dict[str, tuple[Status, str]] = {
+    "same": ("done", "the same model"),
+    "unsure": ("open", "not sure"),
+    "differs": ("failed", "not the same model"),
+}
+
+
 class NotTaken(Exception):
     """Why a file is no evidence for a step."""
+
+
+class ComparedEndpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a comparison by `crosstie parity` counts here."""
+
+    a: str
+    b: str
+    a_model: str
+    b_model: str
+    verdict: Literal["same", "unsure", "differs"]
+    prompts: int
+    positions: int
+    emulated: bool
 
 
 def document(file: Path, command: str, *keys: str) -> dict[str, Any]:
@@ -246,9 +265,9 @@ def parity_evidence(
 ) -> PortEvidence:
     """`names`: of the model. Endpoints do not tell their GPUs: that there is one must be known from `machine`."""
     found = document(file, "parity", "comparisons", "lm_eval")
-    comparisons = part_of(found, "comparisons", tuple[Parity, ...])
-    if not comparisons or not all("emulated" in one for one in found["comparisons"]):
-        raise NotTaken("does not say whether an endpoint was emulated: run its command again")
+    comparisons = part_of(found, "comparisons", tuple[ComparedEndpoints, ...])
+    if not comparisons:
+        raise NotTaken("compares nothing")
     for one in comparisons:
         if one.emulated:
             raise NotTaken(f"is of an emulated endpoint: it says nothing of {question.target.id}")
@@ -262,8 +281,7 @@ def parity_evidence(
         raise NotTaken(f"names endpoints, not GPUs: only machine.json can say that there is a {question.target.id}")
     first = next((one for one in comparisons if one.verdict != "same"), comparisons[0])
     worse = any(isinstance(score, dict) and score.get("worse") for score in found["lm_eval"])
-    status: Status = {"same": "done", "unsure": "open", "differs": "failed"}[first.verdict]  # type: ignore[assignment]
-    said = {"same": "the same model", "unsure": "not sure", "differs": "not the same model"}[first.verdict]
+    status, said = _PARITY[first.verdict]
     says = f"{said}: {first.b}, {plural(first.prompts, 'prompt')}, {plural(first.positions, 'position')}"
     if worse:
         status, says = "failed", "lm-eval: worse than before"

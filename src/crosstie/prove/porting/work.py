@@ -41,8 +41,8 @@ from crosstie.prove.porting.evidence import (
 )
 from crosstie.prove.porting.steps import (
     Changed,
-    PortEvidence,
     Phase,
+    PortEvidence,
     PortQuestion,
     PortStep,
     PortWork,
@@ -351,7 +351,7 @@ def _worst(*statuses: Status) -> Status:
 
 
 def _answered(step: PortStep, evidence: PortEvidence | None) -> PortStep:
-    if step.status != "open" or evidence is None or evidence.missing or not evidence.findings:
+    if step.status != "open" or evidence is None or evidence.missing:
         return step
     return replace(step, status="done", says=f"{step.says}; answered by parity")
 
