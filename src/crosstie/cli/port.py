@@ -13,9 +13,9 @@ from crosstie.cli.options import FILE, complete_accelerators, complete_models, j
 from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, closing, console, heading, print_json, say, show_table
 from crosstie.core.figures import plural
-from crosstie.port.preflight.effort import MOVE
-from crosstie.prove.porting.steps import PHASES, RESULTS, PortStep, PortWork
-from crosstie.prove.porting.work import port_work
+from crosstie.port.preflight.effort import MOVE, Effort
+from crosstie.prove.porting.steps import PHASES, PortStep, PortWork
+from crosstie.prove.porting.work import RESULTS, port_work
 from crosstie.web.report import KeyNumber
 
 _COLOURS = {"done": "green", "failed": "red", "blocked": "yellow", "open": ""}
@@ -68,14 +68,12 @@ def command(
 
 
 def document(work: PortWork) -> dict[str, Any]:
-    whole: dict[str, Any] = msgspec.to_builtins(work)
-    days = {"all": work.days(*PHASES), "before_a_gpu": work.days("desk", "from"), "left": work.days_left}
     more = {
-        "status": "stuck" if work.stuck else "done" if not work.next else "open",
-        "next": [one.name for one in work.next], "not_counted": list(work.uncounted),
-        "person_days": {name: msgspec.to_builtins(one) for name, one in days.items()},
+        "status": "stuck" if work.stuck else "open" if work.next else "done", "next": [one.name for one in work.next],
+        "effort": work.effort, "not_counted": work.uncounted,
     }  # fmt: skip
-    return {**more, **whole}
+    found: dict[str, Any] = msgspec.to_builtins({**more, **msgspec.structs.asdict(work)})
+    return found
 
 
 def _title(work: PortWork) -> str:
@@ -84,34 +82,36 @@ def _title(work: PortWork) -> str:
 
 def _counts(work: PortWork) -> str:
     counts = {status: sum(one.status == status for one in work.steps) for status in _COLOURS}
-    told = [f"{count} {status}" for status, count in counts.items() if count]
-    return f"{plural(len(work.steps), 'step')}: {', '.join(told)}"
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
 def _facts(work: PortWork) -> list[KeyNumber]:
-    every, desk, left = work.days(*PHASES), work.days("desk", "from"), work.days_left
     done = sum(one.status == "done" for one in work.steps)
-    return [
-        KeyNumber("Steps done", f"{done} of {len(work.steps)}", _counts(work).partition(": ")[2]),
-        KeyNumber("Person-days", f"{every.likely:g}", f"{every.low:g} to {every.high:g}, assumed"),
-        KeyNumber(f"Before {work.target} is there", f"{desk.likely:g}", f"{desk.low:g} to {desk.high:g}"),
-        KeyNumber("Left", f"{left.likely:g}", f"{left.low:g} to {left.high:g}"),
+    named = {"all": "Person-days, guessed", "before_a_gpu": f"Before {work.target} is there", "left": "Left to do"}
+    numbers = [
+        KeyNumber(name, f"{work.effort[key].likely_days:g}", _range(work.effort[key])) for key, name in named.items()
     ]
+    return [KeyNumber("Steps done", f"{done} of {len(work.steps)}", _counts(work)), *numbers]
+
+
+def _range(effort: Effort | None) -> str:
+    return f"{effort.low_days:g} to {effort.high_days:g}" if effort and effort.high_days else ""
 
 
 def show(work: PortWork, verbose: bool, results: Path | None) -> None:
     out = console()
     if out.parts is None:
         say(out, Text(_title(work), "bold"))
-    say(out, _counts(work))
+    say(out, f"{plural(len(work.steps), 'step')}: {_counts(work)}")
     uncounted = f", and what {' and '.join(work.uncounted)} may find" if work.uncounted else ""
-    say(out, f"person-days, guessed: {work.days(*PHASES)}{uncounted}", hang=2)
-    say(out, f"  before {work.target} is there: {work.days('desk', 'from')}")
-    say(out, f"  left to do: {work.days_left}")
+    say(out, f"effort, guessed: {work.effort['all']}{uncounted}", hang=2)
+    say(out, f"  before {work.target} is there: {work.effort['before_a_gpu']}")
+    say(out, f"  left to do: {work.effort['left']}")
     if work.next:
         say(out, Text.assemble(("next: ", "bold"), ", ".join(one.name for one in work.next)))
     _gap(out)
-    show_table(out, ("step", "state", "person-days", "~answer"), map(_row, work.steps))
+    rows = ([one.name, one.status, _range(one.effort), one.says] for one in work.steps)
+    show_table(out, ("step", "state", "person-days", "~answer"), rows)
     titles = ("At a desk, before a GPU is there", f"On {work.origin}, which runs it now", f"On {work.target}")
     for phase, title in zip(PHASES, titles, strict=True):
         steps = [one for one in work.steps if one.phase == phase]
@@ -126,11 +126,6 @@ def show(work: PortWork, verbose: bool, results: Path | None) -> None:
 def _gap(out: Output) -> None:
     if out.parts is None:
         out.print()
-
-
-def _row(step: PortStep) -> list[str]:
-    days = f"{step.effort.low_days:g} to {step.effort.high_days:g}" if step.effort and step.effort.high_days else ""
-    return [step.name, step.status, days, step.says]
 
 
 def _show_step(out: Output, step: PortStep, verbose: bool) -> None:
@@ -171,16 +166,14 @@ def _show_rest(out: Output, work: PortWork, verbose: bool, results: Path | None)
         reasons.setdefault(why, []).append(name)
     for why, names in reasons.items():
         say(out, f"- left out: {', '.join(names)} ({why})")
-    efforts = [one.effort for one in work.steps if one.effort]
-    for said in dict.fromkeys(f"{effort.basis}: {effort.source}" for effort in efforts if effort.basis):
-        say(out, f"- person-days are {said}")
+    say(out, f"- person-days are {work.effort['all'].basis}: {work.effort['all'].source}")
     if verbose:
         for one in work.steps:
             for what, days in (one.effort.parts if one.effort else {}).items():
                 say(out, f"- {one.name}, {days[0]:g} to {days[2]:g} person-days: {_MOVE if what == MOVE else what}")
     if results is None:
         say(out, f"- no results were read: `mkdir {RESULTS}`, and --results {RESULTS} ticks steps off")
-    ran = [file for one in work.steps if one.phase == "to" for file in one.evidence]
+    ran = dict.fromkeys(file for one in work.steps if one.phase == "to" for file in one.evidence)
     if ran:
         say(out, f"- from {work.target} itself: {', '.join(ran)}; all else was read, computed or compiled")
     else:

@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from tests.cli.test_widths import fits
 from tests.conftest import Command, Outcome
+from tests.port.checkpoint.test_hub import Hub, hub as hub
+from tests.port.preflight import tiny
+from tests.port.preflight.test_gguf_model import SHAPES, tensors, write as write_gguf
 from tests.prove.parity.fake_engine import Engine, served
 from tests.run.emulate.running import emulated_beside, fleet, pool
 
@@ -61,7 +64,8 @@ class Port:
 
     def save(self, name: str, document: object) -> Path:
         file = self.results / name
-        file.write_text(document if isinstance(document, str) else json.dumps(document))
+        text = document if isinstance(document, str) else json.dumps(document)
+        file.write_text(text, errors="surrogateescape")
         return file
 
     def preflight(self, **changed: Any) -> dict[str, Any]:
@@ -158,9 +162,9 @@ def test_a_whole_port_is_ticked_off_file_by_file(port: Port) -> None:
     said, found = port.run(), port.document()
     assert (said.status, found["status"], found["next"]) == (0, "done", [])
     assert {one["status"] for one in found["steps"]} == {"done"}
-    assert found["person_days"]["left"] == {"low": 0, "likely": 0, "high": 0}
-    assert found["person_days"]["all"]["high"] > 0
-    assert "from mi355x itself: machine.json, mi355x.npz, h200.npz, mi355x.npz, parity.json" in said.out
+    assert found["effort"]["left"]["high_days"] == 0
+    assert found["effort"]["all"]["high_days"] > 0
+    assert "from mi355x itself: machine.json, mi355x.npz, parity.json" in said.out
     assert "that they are h200 and mi355x is your word" in said.out
 
 
@@ -223,7 +227,7 @@ def test_what_no_rule_knows_is_open_until_both_endpoints_have_answered(port: Por
         ({"model": "other"}, "is of the model other, not of toy"),
         ({"engine": "sglang 0.5.18"}, "is of the engine sglang 0.5.18, not of vllm"),
         ({"verdicts": {"mi300x": "ready"}}, "is of mi300x, not of mi355x"),
-        ({"findings": "none"}, "has 'findings' that cannot be read"),
+        ({"findings": "none"}, "is not what this `crosstie preflight --json` prints: Expected `array`, got `str`"),
     ],
 )
 def test_a_checked_model_of_something_else_is_not_taken(port: Port, changed: dict[str, Any], why: str) -> None:
@@ -240,9 +244,10 @@ def test_a_checked_model_of_something_else_is_not_taken(port: Port, changed: dic
     ("text", "why"),
     [
         ("", "is empty: `crosstie preflight` has not ended, or could not run"),
-        ("{", "is no JSON: save what `crosstie preflight --json` prints"),
-        ("[]", "has no 'model': save what `crosstie preflight --json` prints with this Crosstie"),
-        ('{"model": "toy"}', "has no 'engine': save"),
+        ("{", "is not what this `crosstie preflight --json` prints: Input data was truncated"),
+        ("[]", "is not what this `crosstie preflight --json` prints: Expected `object`, got `array`"),
+        ('{"model": "toy"}', "is not what this `crosstie preflight --json` prints: Object missing required field"),
+        ("\udc80", "is not what this `crosstie preflight --json` prints: "),
     ],
 )
 def test_a_file_that_is_no_such_document_is_not_taken(port: Port, text: str, why: str) -> None:
@@ -275,7 +280,8 @@ def test_kernels_are_done_when_every_file_with_one_was_compiled(port: Port) -> N
     (port.source / "more.py").write_text(KERNEL)
     shifted(port.source / "more.py", -60)
     step = port.steps()["kernels"]
-    assert step["says"] == "waits for kernels-more.json; 1 more files with kernels after it"
+    assert step["says"] == "waits for kernels-more.json"
+    assert step["what"] == "do the Triton kernels of more.py and 1 other file compile for mi355x?"
     port.save("kernels-more.json", port.kernels("more.py"))
     step = port.steps()["kernels"]
     assert (step["status"], step["file"]) == ("open", "kernels-ops.json")
@@ -493,10 +499,25 @@ def test_parity_knows_an_emulated_endpoint(emulated: str, crosstie: Command) -> 
     assert "A or B is emulated: there is no model behind it" in one["notes"]
 
 
-def test_gguf_has_no_recordings(port: Port) -> None:
-    said = port.run("--engine", "llama.cpp", "--json")
-    left_out = json.loads(said.out)["left_out"]
-    assert left_out.keys() == {"record-h200", "record-mi355x", "diff"}
+def test_a_gguf_file_has_no_recordings(crosstie: Command, tmp_path: Path) -> None:
+    file = str(write_gguf(tmp_path / "small-Q4_K_M.gguf", *tensors(SHAPES)))
+    said = crosstie("port", file, "--from", "h200", "--to", "mi300x", "--engine", "llama.cpp", "--json")
+    found = json.loads(said.out)
+    assert said.status == 0
+    assert found["left_out"].keys() >= {"record-h200", "record-mi300x", "diff"}
+    assert {one["name"]: one["status"] for one in found["steps"]} == {
+        "model": "done", "recipe": "open", "machine": "open", "parity": "open"
+    }  # fmt: skip
+
+
+def test_a_repository_of_the_hub_is_checked_before_the_download(crosstie: Command, hub: Hub) -> None:
+    tiny.write(hub.folder / "tiny", "bf16")
+    said = crosstie("port", "org/tiny", "--from", "h200", "--to", "mi300x", "--json")
+    steps = {one["name"]: one for one in json.loads(said.out)["steps"]}
+    assert (said.status, steps["model"]["status"]) == (0, "done")
+    assert (steps["recipe"]["status"], steps["recipe"]["waiting"]) == ("open", False)
+    assert steps["recipe"]["command"] == "crosstie recipe MODEL --weights org/tiny --on mi300x --engine vllm"
+    assert "--model ./tiny" in steps["record-h200"]["command"]
 
 
 def test_the_page_has_the_answer_and_the_document(port: Port, tmp_path: Path) -> None:
