@@ -64,13 +64,13 @@ def command(
     if html:
         write_html(html, _title(work), made, lambda: show(work, True, results), facts=_facts(work))
     print_json(made) if as_json else show(work, verbose, results)
-    return 1 if work.stuck else 0
+    return 1 if work.status == "stuck" else 0
 
 
 def document(work: PortWork) -> dict[str, Any]:
     more = {
-        "status": "stuck" if work.stuck else "open" if work.next else "done", "next": [one.name for one in work.next],
-        "effort": work.effort, "not_counted": work.uncounted,
+        "status": work.status, "next": [one.name for one in work.next], "effort": work.effort,
+        "not_counted": work.uncounted,
     }  # fmt: skip
     found: dict[str, Any] = msgspec.to_builtins({**more, **msgspec.structs.asdict(work)})
     return found

@@ -329,9 +329,10 @@ def test_a_capture_is_done_failed_or_open(port: Port) -> None:
     for findings, verdict, status in (
         ([], "ok", "done"), ([finding("error", "")], "error", "failed"), ([finding("unknown", "")], "unknown", "open"),
     ):  # fmt: skip
-        port.save("capture.json", port.capture(findings=findings, verdicts={"decode": verdict}, target="step:decode"))
-        step = port.steps()["capture"]
-        assert (step["status"], step["says"]) == (status, f"decode {verdict}")
+        for target in ("step:decode", "step.py", f"{port.source}/step.py:STEPS[decode]"):
+            port.save("capture.json", port.capture(findings=findings, verdicts={"decode": verdict}, target=target))
+            step = port.steps()["capture"]
+            assert (step["status"], step["says"]) == (status, f"decode {verdict}")
 
 
 def test_a_machine_without_the_gpu_is_not_taken(port: Port) -> None:
@@ -451,7 +452,9 @@ def test_parity_is_done_failed_or_open(proved: Port) -> None:
     document = proved.parity()
     document["comparisons"][0]["verdict"] = "unsure"
     proved.save("parity.json", document)
+    assert proved.steps()["parity"]["says"].endswith("; more prompts make it surer")
     assert proved.steps()["parity"]["status"] == "open"
+    assert proved.document()["status"] == "open"
     worse = {**proved.parity(), "lm_eval": [{"worse": True}]}
     proved.save("parity.json", worse)
     assert proved.steps()["parity"]["says"] == "lm-eval: worse than before"

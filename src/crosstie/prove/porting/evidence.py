@@ -188,7 +188,7 @@ def capture_evidence(question: PortQuestion, file: Path, sources: Iterable[str])
     """`sources`: Python files of the port, relative to its folder."""
     found = _document(file, "preflight capture", _CaptureDocument)
     _must_be("part", found.stand_in, str(part(question.target.id)))
-    module = found.target.rpartition(":")[0]
+    module = found.target.rpartition(":")[0] or found.target
     path = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
     if not any(is_file(path, one) or is_file(one, path) for one in sources):
         raise NotTaken(f"is of {found.target}, which is not in {question.source}")
@@ -283,7 +283,8 @@ def parity_evidence(question: PortQuestion, file: Path, names: Iterable[str], ha
     gravest = max(found.comparisons, key=lambda one: list(_PARITY).index(one.verdict))
     status, said = _PARITY[gravest.verdict]
     counts = f"{plural(gravest.prompts, 'prompt')}, {plural(gravest.positions, 'position')}"
-    return PortEvidence(status=status, says=f"{said}: {gravest.b}, {counts}")
+    missing = "more prompts make it surer" if status == "open" else ""
+    return PortEvidence(status=status, says=f"{said}: {gravest.b}, {counts}", missing=missing)
 
 
 def _plain(name: str) -> str:

@@ -92,8 +92,9 @@ class PortWork(msgspec.Struct, frozen=True, kw_only=True):
     left_out: dict[str, str]
 
     @property
-    def stuck(self) -> bool:
-        return any(one.status in ("failed", "blocked") for one in self.steps)
+    def status(self) -> Literal["done", "open", "stuck"]:
+        found = {one.status for one in self.steps}
+        return "stuck" if found & {"failed", "blocked"} else "open" if "open" in found else "done"
 
     @property
     def next(self) -> tuple[PortStep, ...]:
