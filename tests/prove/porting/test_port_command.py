@@ -179,6 +179,18 @@ def test_without_sources_their_steps_are_left_out_and_said_to_be(port: Port) -> 
     assert left_out == {"kernels": f"no Triton kernel in {port.source}", "capture": f"no PyTorch code in {port.source}"}
 
 
+def test_links_to_nowhere_and_results_among_the_sources_are_no_trouble(port: Port) -> None:
+    (port.source / "gone.py").symlink_to("nowhere.py")
+    (port.source / "pipe.cu").mkdir()
+    port.results = port.source / "results"
+    port.results.mkdir()
+    (port.results / "machine.json").mkdir()
+    port.desk()
+    steps = port.steps()
+    assert [steps[name]["status"] for name in ("kernels", "capture", "machine")] == ["done", "done", "open"]
+    assert steps["machine"]["not_taken"] == ["machine.json cannot be read: Is a directory"]
+
+
 def test_what_fails_blocks_what_comes_after_and_is_status_1(port: Port) -> None:
     (port.source / "kernel.cubin").write_bytes(b"\x7fELF")
     said, steps = port.run(), port.steps()
@@ -321,7 +333,7 @@ def test_kernels_of_something_else_are_not_taken(port: Port) -> None:
 def test_a_capture_of_something_else_is_not_taken(port: Port, changed: dict[str, Any], why: str) -> None:
     port.save("capture.json", port.capture(**changed))
     step = port.steps()["capture"]
-    assert (step["status"], step["says"]) == ("open", "waits for capture.json")
+    assert (step["status"], step["says"]) == ("open", "waits for capture.json: what is there is not taken")
     assert step["not_taken"][0].startswith(f"capture.json {why}")
 
 

@@ -125,9 +125,9 @@ class _Work:
         command = crosstie("preflight", "source", tree, "--on", self.to)
         self._add("source", f"what in {tree} breaks on {self.to}?", "desk", command, "source.json", (found, not_taken))
         base = tree if tree.is_dir() else tree.parent
-        texts = {
-            one.relative_to(base).as_posix(): one.read_bytes() for one in source_paths(tree) if one.suffix == ".py"
-        }
+        # A link to nowhere is among the paths.
+        files = [one for one in source_paths(tree) if one.suffix == ".py" and one.is_file()]
+        texts = {one.relative_to(base).as_posix(): one.read_bytes() for one in files}
         kernels = [name for name, text in texts.items() if _IMPORTS[b"triton"].search(text) and _KERNEL.search(text)]
         if kernels:
             self._kernels(base, kernels)
@@ -253,7 +253,8 @@ class _Work:
         found, not_taken = seen
         stuck = [one for one in needs if one in self.steps and self.steps[one].status in ("failed", "blocked")]
         if found is None:
-            says = f"first: {', '.join(stuck)}" if stuck else f"waits for {file}"
+            there = ": what is there is not taken" if not_taken else ""
+            says = f"first: {', '.join(stuck)}" if stuck else f"waits for {file}{there}"
             found = PortEvidence(status="blocked" if stuck else "open", says=says, missing=says)
         elif found.missing:
             found = replace(found, says=f"{found.says}; {found.missing}")
