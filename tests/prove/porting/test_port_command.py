@@ -407,6 +407,23 @@ def test_a_recording_of_a_model_of_another_shape_is_not_taken(port: Port, key: s
     assert port.steps()["record-h200"]["not_taken"] == [f"h200.npz is of another model than toy: {why}"]
 
 
+def test_a_recording_of_an_engine_has_its_own_class_and_of_a_rank_some_layers(port: Port) -> None:
+    file = port.recording("h200", model="LlamaForTensorParallel")
+    assert port.steps()["record-h200"]["status"] == "open"
+    port.recording("h200", model="LlamaForTensorParallel", engine="vllm")
+    assert port.steps()["record-h200"]["status"] == "done"
+    found = read(file)
+    found.weights |= {f"vision.blocks.{number}.weight": [256, 256] for number in range(9)}
+    write(found, file)
+    assert port.steps()["record-h200"]["status"] == "done"
+    found.weights = {name: shape for name, shape in found.weights.items() if ".3." not in name}
+    write(found, file)
+    assert port.steps()["record-h200"]["status"] == "open"
+    found.machine["ranks"] = "2"
+    write(found, file)
+    assert port.steps()["record-h200"]["status"] == "done"
+
+
 def test_recordings_are_younger_than_what_they_are_of(port: Port) -> None:
     port.recording("h200")
     port.on_mi355x()

@@ -239,13 +239,21 @@ def recording_evidence(
 
 def _other_model(recording: Recording, stored: Stored) -> str:
     """What of the recorded model is another's: class, depth or width; "" where nothing speaks against it."""
-    kind, known = recording.machine.get("model", ""), stored.config.get("architectures") or []
-    if known and kind not in known:
-        return f"a {kind}, not a {' or '.join(map(str, known))}"
-    width, depth = (stored.config.get(name) for name in ("hidden_size", "num_hidden_layers"))
-    layers = {number[1] for name in recording.weights if (number := _LAYER.search(name))}
-    if isinstance(depth, int) and layers and len(layers) != depth:
-        return f"{len(layers)} layers, not {depth}"
+    config, machine = stored.config, recording.machine
+    listed = [*(config.get("architectures") or ()), *(config.outer.get("architectures") or ())]
+    known, kind = [str(name) for name in listed], machine.get("model", "")
+    # Engines have classes of their own.
+    if known and kind not in known and "engine" not in machine:
+        return f"a {kind}, not a {known[0]}"
+    width, depth = (config.get(name) for name in ("hidden_size", "num_hidden_layers"))
+    # A vision tower has layers too, and a rank of a pipeline only some.
+    towers: dict[str, set[str]] = {}
+    for found in map(_LAYER.search, recording.weights):
+        if found:
+            towers.setdefault(found.string[: found.start(1)], set()).add(found[1])
+    counts = sorted(map(len, towers.values()))
+    if isinstance(depth, int) and counts and depth not in counts and machine.get("ranks", "1") == "1":
+        return f"{counts[-1]} layers, not {depth}"
     if isinstance(width, int) and not any(width in shape for shape in recording.weights.values()):
         return f"no weight is {width} wide"
     return ""
