@@ -94,7 +94,7 @@ def command(
     if reporting["verbose"]:
         last += [f"  {days[0]:g} to {days[2]:g}: {what}" for what, days in _parts(efforts.values()).items()]
         last += dict.fromkeys(f"  effort is {effort.source}" for effort in efforts.values())
-    return report(title, found.findings, verdicts, more=about(found), last=last, **reporting)
+    return report(title, found.findings, verdicts, more={"checkpoint": model, **about(found)}, last=last, **reporting)
 
 
 def about(found: ModelReport) -> dict[str, Any]:

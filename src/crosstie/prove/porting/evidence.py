@@ -51,7 +51,7 @@ class _Checked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ModelDocument(_Checked, frozen=True, kw_only=True):
-    model: str
+    checkpoint: str
     engine: str
     settings: dict[str, tuple[str, ...]]
 
@@ -148,7 +148,8 @@ def remedies(findings: Iterable[Finding]) -> tuple[str, ...]:
 
 def model_evidence(question: PortQuestion, file: Path) -> PortEvidence:
     found, target = _document(file, "preflight", _ModelDocument), question.target.id
-    _must_be("model", found.model, question.stored.name)
+    if Path(found.checkpoint).resolve() != Path(question.stored.asked).resolve():
+        raise NotTaken(f"is of {found.checkpoint}, not of {question.stored.asked}")
     _must_be("engine", found.engine, str(question.engine))
     findings = found.on(target)
     _must_be_younger(file, question.newest_weights)
@@ -184,22 +185,24 @@ def kernel_evidence(question: PortQuestion, file: Path) -> PortEvidence:
     return msgspec.structs.replace(made, says=says, kernels=frozenset([*compiled, *(f.where.file for f in findings)]))
 
 
-def capture_evidence(question: PortQuestion, file: Path, sources: Iterable[str]) -> PortEvidence:
+def capture_evidence(question: PortQuestion, file: Path, base: Path, sources: Iterable[str]) -> PortEvidence:
     """`sources`: Python files of the port, relative to its folder."""
     found = _document(file, "preflight capture", _CaptureDocument)
     _must_be("part", found.stand_in, str(part(question.target.id)))
     module = found.target.rpartition(":")[0] or found.target
-    path = module if module.endswith(".py") else f"{module.replace('.', '/')}.py"
-    if not any(is_file(path, one) or is_file(one, path) for one in sources):
+    dotted = f"/{module.replace('.', '/')}.py"
+    if not any(is_file(module, base, one) or f"/{one}".endswith(dotted) for one in sources):
         raise NotTaken(f"is of {found.target}, which is not in {question.source}")
     _must_be_younger(file, question.newest_source)
     return checked(", ".join(f"{name} {verdict}" for name, verdict in found.verdicts.items()), found.findings)
 
 
-def is_file(named: str, path: str) -> bool:
-    """Whether a file that a document names is that of a tree: documents name files from wherever they were made."""
-    whole = Path(named).as_posix()
-    return whole == path or whole.endswith(f"/{path}")
+def is_file(named: str, base: Path, name: str) -> bool:
+    """Whether a file that a document names is this one of a tree; of a path that is not here (the document was made in
+    a container, say) the folder's name must be in it."""
+    if Path(named).exists():
+        return Path(named).resolve() == (base / name).resolve()
+    return f"/{Path(named).as_posix()}".endswith(f"/{base.resolve().name}/{name}")
 
 
 def machine_evidence(question: PortQuestion, file: Path, gpus: int) -> PortEvidence:

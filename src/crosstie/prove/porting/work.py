@@ -136,7 +136,7 @@ class _Work:
         if any(map(_IMPORTS[b"torch"].search, texts.values())):
             words = ("preflight", "capture", "MODULE:STEP", "--inputs", "MODULE:INPUTS", "--on", self.to)
             command = self.question.saved(*words, into="capture.json")
-            seen = self._seen("capture*.json", lambda file: of.capture_evidence(self.question, file, texts))
+            seen = self._seen("capture*.json", lambda file: of.capture_evidence(self.question, file, base, texts))
             self._add("capture", "can the decode step be captured as a graph?", "desk", command, "capture.json", seen)
         else:
             self.left_out["capture"] = f"no PyTorch code in {tree}"
@@ -144,7 +144,7 @@ class _Work:
     def _kernels(self, base: Path, files: Sequence[str]) -> None:
         def look(file: Path) -> PortEvidence:
             found = of.kernel_evidence(self.question, file)
-            mine = frozenset(name for name in files if any(of.is_file(one, name) for one in found.kernels))
+            mine = frozenset(name for name in files if any(of.is_file(one, base, name) for one in found.kernels))
             if not mine:
                 raise of.NotTaken(f"has no kernel of {self.question.source}")
             return replace(found, kernels=mine)
