@@ -14,7 +14,7 @@ BANDS: list[dict[str, list[list[str]]]] = [
     {"": [["cli"], ["web"]]},
     {
         "prove": [
-            ["prove.claims", "prove.review", "prove.loop"],
+            ["prove.claims", "prove.review", "prove.loop", "prove.porting"],
             ["prove.bench", "prove.parity", "prove.profile"],
             ["prove.replay", "prove.calibration"],
             ["prove.probe"],

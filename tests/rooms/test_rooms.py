@@ -50,6 +50,7 @@ ROOMS = [
     "prove.calibration",
     "prove.profile",
     "prove.parity",
+    "prove.porting",
     "prove.bench",
     "prove.loop",
     "prove.review",

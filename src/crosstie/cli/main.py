@@ -28,6 +28,7 @@ SECTIONS = {
         "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
         "recipe": "how to start a model's engines, or a fleet's: flags, images and devices, each with its reason",
         "convert": "an FP8 checkpoint from one dialect to the other, exactly",
+        "port": "all of it as one order of work: steps, commands, person-days, ticked off as files come in",
         "diff": "the first module whose numbers differ between two machines, and the likely cause",
     },
     "Run": {

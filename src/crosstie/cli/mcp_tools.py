@@ -289,7 +289,7 @@ class Preflight(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=T
             kv=None if self.kv == "auto" else self.kv, context=self.context, features=self.features,
             environment=self.environment, flags=self.flags, scan=self.scan, catalog=catalog, on_progress=on_progress,
         )  # fmt: skip
-        return findings_json(found.findings, found.verdicts, about(found))
+        return findings_json(found.findings, found.verdicts, about(self.model, found))
 
     def shorten(self, whole: Document) -> tuple[Document, list[str]]:
         return _only(whole, "findings", lambda one: one["severity"] != "note", "notes: what was found to be in order")

@@ -49,4 +49,5 @@ def command(target: str, inputs: str, state: str | None, every: bool, on: str, *
     with progress() as on_progress:
         found = preflight_capture(target, inputs=inputs, state=state, every=every, on=on, on_progress=on_progress)
     title = f"Graph capture of {target}, on a stand-in for {found.stand_in}"
-    return report(title, found.findings, found.verdicts, **reporting, more={"stand_in": found.stand_in})
+    more = {"target": target, "stand_in": found.stand_in}
+    return report(title, found.findings, found.verdicts, **reporting, more=more)

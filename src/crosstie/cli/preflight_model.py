@@ -94,14 +94,14 @@ def command(
     if reporting["verbose"]:
         last += [f"  {days[0]:g} to {days[2]:g}: {what}" for what, days in _parts(efforts.values()).items()]
         last += dict.fromkeys(f"  effort is {effort.source}" for effort in efforts.values())
-    return report(title, found.findings, verdicts, more=about(found), last=last, **reporting)
+    return report(title, found.findings, verdicts, more=about(model, found), last=last, **reporting)
 
 
-def about(found: ModelReport) -> dict[str, Any]:
+def about(checkpoint: str, found: ModelReport) -> dict[str, Any]:
     """What its document has beside verdicts and findings."""
     return {
-        "model": found.name, "engine": str(found.engine), "layouts": found.layouts, "settings": found.settings,
-        "effort": msgspec.to_builtins(_efforts(found)),
+        "checkpoint": checkpoint, "model": found.name, "engine": str(found.engine), "layouts": found.layouts,
+        "settings": found.settings, "effort": msgspec.to_builtins(_efforts(found)),
     }  # fmt: skip
 
 

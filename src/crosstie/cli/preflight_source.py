@@ -74,6 +74,7 @@ def command(
         write_text(patch_file, text)
     effort = by_file(findings)
     more = {
+        "source": path,
         "effort": msgspec.to_builtins(effort),
         "known": len(found.findings) - len(findings),
         "cured_by_patch": cured,

@@ -104,6 +104,7 @@ def test_capture_as_json_and_sarif_has_its_keys(crosstie: Command, steps: str, t
     assert done.status == 1
     said = json.loads(done.out)
     assert said["verdicts"] == {"counts": "stale"}
+    assert said["target"] == f"{steps}:counts"
     (finding,) = said["findings"]
     assert finding["check"] == "capture-stale-host-value"
     assert finding["severity"] == "error"

@@ -7,7 +7,7 @@ from tests.conftest import Command
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.finding import Finding, Location, Severity
-from crosstie.port.preflight.effort import as_engineers, effort_of, read_effort
+from crosstie.port.preflight.effort import as_engineers, effort_of, effort_of_files, read_effort
 from crosstie.port.preflight.engine import DATA
 
 
@@ -40,6 +40,14 @@ def test_a_check_with_a_row_of_its_own() -> None:
     assert memory.high_days < wide.high_days
 
 
+def test_files_cost_by_the_kind_of_work_that_they_need() -> None:
+    one, three = effort_of_files({"rewrite": 1}), effort_of_files({"rewrite": 3, "mechanical": 0})
+    assert three.high_days == 3 * one.high_days
+    assert list(three.parts) == ["rewrite, 3 files"]
+    assert effort_of_files({"mechanical": 1}).high_days < effort_of_files({"local": 1}).high_days < one.high_days
+    assert (effort_of_files({}).high_days, effort_of([], move=False).high_days) == (0, 0)
+
+
 def test_person_days_are_a_share_of_an_engineer_over_the_years() -> None:
     assert as_engineers(220, 1) == 1
     assert as_engineers(33, 3) == pytest.approx(0.05)
@@ -54,6 +62,7 @@ def test_person_days_are_a_share_of_an_engineer_over_the_years() -> None:
         ('basis = "assumed"', 'basis = "hoped"', "basis"),
         ("days = 220", "days = 2200", "number of days"),
         ('check = "move"', 'check = "shift"', "no row for move note"),
+        ('check = "source-local"', 'check = "source-odd"', "no row for source-local error"),
         ('check = "memory"', 'check = "any"', "stands here twice"),
         ('source = "ours"', 'source = "theirs"', "theirs"),
     ],

@@ -4,7 +4,7 @@ Findings of one remedy are one piece of work, counted by the gravest of them. Th
 rows' ends, as if everything went well, or badly, together.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -14,14 +14,17 @@ from crosstie.catalog.reading import Sources, cited_tables, one_of, only_keys, r
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.fact import BASES
+from crosstie.core.figures import plural
 from crosstie.core.finding import Finding, Severity, rank
 from crosstie.port.preflight.engine import DATA
 
-ANY, MOVE = "any", "move"
+ANY, MOVE, SOURCE = "any", "move", "source-"
+KINDS = ("rewrite", "local", "mechanical")
 
 
 class EffortRow(msgspec.Struct, frozen=True, kw_only=True):
-    # A check of preflight, "any" of them, or "move": what moving costs with nothing found.
+    # A check of preflight, "any" of them, "move": what moving costs with nothing found, or "source-" and the kind of
+    # work that a source file needs.
     check: str
     severity: Severity
     # Person-days.
@@ -79,26 +82,41 @@ def read_effort(file: Path) -> _Table:
         if (row.check, row.severity) in rows:
             raise BadData(file, where, f"{row.check} {row.severity} stands here twice")
         rows[row.check, row.severity] = row
-    for key in ((MOVE, "note"), *((ANY, severity) for severity in ("setting", "slow", "unknown", "error"))):
+    kinds = ((f"{SOURCE}{kind}", "error") for kind in KINDS)
+    for key in ((MOVE, "note"), *((ANY, severity) for severity in ("setting", "slow", "unknown", "error")), *kinds):
         if key not in rows:
             raise BadData(file, "effort", f"has no row for {' '.join(key)}")
     return _Table(rows=rows, working_days=float(days))
 
 
-def effort_of(findings: Iterable[Finding]) -> Effort:
-    """Of the findings on one accelerator; notes cost nothing."""
+def effort_of(findings: Iterable[Finding], *, move: bool = True) -> Effort:
+    """Of the findings on one accelerator; notes cost nothing. `move`: with what every move costs."""
     known = _table().rows
     asked: dict[str, EffortRow] = {}
     for one in sorted(findings, key=lambda finding: rank(finding.severity)):
         if one.severity != "note":
             asked[one.remedy] = known.get((one.check, one.severity)) or known[ANY, one.severity]
-    rows = {MOVE: known[MOVE, "note"], **asked}
-    parts = {remedy: (row.low, row.likely, row.high) for remedy, row in rows.items() if row.high}
-    low, likely, high = (round(sum(ends), 1) for ends in zip(*parts.values(), strict=True))
+    rows = {MOVE: known[MOVE, "note"], **asked} if move else asked
+    return _summed({remedy: (row, 1) for remedy, row in rows.items()})
+
+
+def effort_of_files(counts: Mapping[str, int]) -> Effort:
+    """Of sources: how many files need each kind of work at most (rewrite, local, mechanical)."""
+    known = _table().rows
+    rows = {kind: known[f"{SOURCE}{kind}", "error"] for kind, count in counts.items() if count}
+    return _summed({f"{kind}, {plural(counts[kind], 'file')}": (row, counts[kind]) for kind, row in rows.items()})
+
+
+def _summed(rows: Mapping[str, tuple[EffortRow, int]]) -> Effort:
+    """Each row so many times."""
+    parts = {
+        what: (row.low * times, row.likely * times, row.high * times) for what, (row, times) in rows.items() if row.high
+    }
+    low, likely, high = (round(sum(days[end] for days in parts.values()), 1) for end in range(3))
     return Effort(
         low_days=low, likely_days=likely, high_days=high, parts=parts,
-        basis=", ".join(dict.fromkeys(row.basis for row in rows.values())),
-        source=", ".join(dict.fromkeys(f"{row.source}, {row.date}" for row in rows.values())),
+        basis=", ".join(dict.fromkeys(row.basis for row, _ in rows.values())),
+        source=", ".join(dict.fromkeys(f"{row.source}, {row.date}" for row, _ in rows.values())),
     )  # fmt: skip
 
 

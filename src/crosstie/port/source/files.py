@@ -141,6 +141,11 @@ class Files(msgspec.Struct, kw_only=True):
         return len(self.cpp) + len(self.python) + len(self.build)
 
 
+def source_paths(root: Path) -> Iterator[Path]:
+    """The files that `read_files` reads."""
+    return (path for path in _walk(root) if _kind(path, chosen=path == root))
+
+
 def read_files(root: Path) -> Files:
     if not root.exists():
         raise BadInput(f"{root} does not exist")

@@ -14,6 +14,7 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.prove.parity.prompts import Prompt
 from crosstie.prove.parity.samples import Sample, SampledToken, ToolCall, Top
+from crosstie.run.emulate.answers import FINGERPRINT
 from crosstie.run.wire.address import Address
 from crosstie.run.wire.client import Headers, Origin
 from crosstie.run.wire.fetch import Answer, fetch
@@ -65,6 +66,7 @@ class ParityEndpoint:
             self._headers.append((b"authorization", f"Bearer {api_key}".encode()))
         self.top = self.asking.top
         self.chat_logprobs = True
+        self.emulated = False
 
     def close(self) -> None:
         self._origin.close()
@@ -85,6 +87,7 @@ class ParityEndpoint:
             said = " ".join(answer.body.decode("utf-8", "replace").split())
             kind = _Busy if answer.status in (429, 503) else Rejected
             raise kind(f"{path}: status {answer.status}: {said[:_MOST_SAID]}")
+        self.emulated |= found.get("system_fingerprint") == FINGERPRINT
         return found
 
     async def begin(self) -> tuple[Way, ...]:

@@ -37,6 +37,8 @@ class Passes(msgspec.Struct, frozen=True, kw_only=True):
     first: tuple[Sample, ...]
     again: tuple[Sample, ...]
     other: tuple[Sample, ...]
+    # Whether A or B has no model behind it.
+    emulated: bool = False
 
     def __repr__(self) -> str:
         # asyncio.run has its result written out when it gives back the signal handler: thousands of numbers.
@@ -65,6 +67,7 @@ async def ask_all(
             Passes(
                 a_model=ends[0].model, b_model=end.model, way=chosen, top=top, concurrency=concurrency, first=first,
                 again=again, other=await _pass(end, prompts, chosen, concurrency, progress, texts),
+                emulated=ends[0].emulated or end.emulated,
             )
             for end in ends[1:]
         ]  # fmt: skip

@@ -78,6 +78,8 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     by_language: tuple[Group, ...]
     causes: tuple[str, ...]
     notes: tuple[str, ...]
+    # Whether A or B has no model behind it: then it says nothing of any GPU.
+    emulated: bool = False
 
 
 Rows = list[tuple[float, float]]
@@ -107,7 +109,7 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None) -> Pari
         unanswered=unanswered, gauges=gauges, first_divergence=by.first_divergence, by_position=by.by_position,
         by_length=by.by_length, by_language=by.by_language,
         causes=causes_of(pairs, {one.name: one.says for one in gauges}, by.by_position, limits.kl),
-        notes=_notes(passes, gauges, limits),
+        notes=_notes(passes, gauges, limits), emulated=passes.emulated,
     )  # fmt: skip
 
 
@@ -221,7 +223,7 @@ def interval(rows: Rows) -> tuple[float, float, float]:
 
 
 def _notes(passes: Passes, gauges: Sequence[Gauge], limits: Limits) -> tuple[str, ...]:
-    notes = []
+    notes = ["A or B is emulated: there is no model behind it"] if passes.emulated else []
     if _is_flat(passes.first):
         notes.append(
             "A finds all tokens about equally likely: dummy or random weights? Nothing that is wrong with B would show"
