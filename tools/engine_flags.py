@@ -110,6 +110,23 @@ def sglang_parser(source: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _takes_json(action: argparse.Action) -> bool:
+    """Whether it reads an object, and refuses a word that is none."""
+    if not callable(action.type):
+        return False
+    try:
+        read = action.type("{}")
+    except Exception:  # noqa: BLE001
+        return False
+    if isinstance(read, str):
+        return False
+    try:
+        action.type("no json")
+    except Exception:  # noqa: BLE001
+        return True
+    return False
+
+
 def rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str, str, str]]:
     """flag, other spellings, what follows it (nothing, one, maybe, many), and what that may be."""
     found = []
@@ -119,7 +136,7 @@ def rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str, str, str]]:
             continue
         after: dict[object, str] = {0: "nothing", "?": "maybe", "*": "many", "+": "many"}
         follows = after.get(action.nargs, "one")
-        kind = "int" if action.type is int else "float" if action.type is float else ""
+        kind = "int" if action.type is int else "float" if action.type is float else "json" * _takes_json(action)
         choices = "|".join(map(str, action.choices)) if action.choices else kind
         others = " ".join(one for one in action.option_strings if one != longs[0])
         found.append((longs[0], others, follows, choices))

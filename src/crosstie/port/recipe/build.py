@@ -19,7 +19,7 @@ from crosstie.perf.fit import place
 from crosstie.perf.memory import memory_plan, weight_bytes
 from crosstie.port.preflight.readiness import Readiness, ReadinessCheck
 from crosstie.port.recipe.engines import engine_command
-from crosstie.port.recipe.flags import flag_table, parse_settings
+from crosstie.port.recipe.flags import flag_table, nested, parse_settings
 from crosstie.port.recipe.images import container_for, image_of
 from crosstie.port.recipe.recipe import (
     CACHE,
@@ -336,7 +336,7 @@ def _joined(
     for one in (*variables, *own, *preflight, *given):
         kept = msgspec.structs.replace(one, why=reasons[one.name]) if one in given and one.name in reasons else one
         found[one.name if one.is_variable else names.canonical(one.name)] = kept
-    return tuple(sorted(found.values(), key=lambda one: not one.is_variable))
+    return tuple(sorted(nested(found).values(), key=lambda one: not one.is_variable))
 
 
 def _checked(engine: str, release: str, settings: Sequence[Setting]) -> list[str]:
