@@ -42,14 +42,15 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 def outcome(catalog: Catalog, book: RecipeBook, model: str, accelerator: str, engine: str) -> Outcome:
     part = catalog.accelerator(accelerator)
-    about = {"model": model, "accelerator": accelerator, "vendor": part.vendor, "engine": engine}
+    asked = Outcome(model=model, accelerator=accelerator, vendor=part.vendor, engine=engine)
     precision = PRECISION.get(engine, "native")
     try:
         pool, _ = asked_pool(catalog, catalog.model(model), part, engine=engine, precision=precision)
         (recipe,) = book.recipes(pool)
     except BadInput as error:
-        return Outcome(**about, reason=str(error))
-    return Outcome(**about, layout=recipe.layout, verdict=recipe.verdict, arguments=recipe.arguments)
+        return msgspec.structs.replace(asked, reason=str(error))
+    made = {"layout": recipe.layout, "verdict": recipe.verdict, "arguments": recipe.arguments}
+    return msgspec.structs.replace(asked, **made)
 
 
 def outcomes(

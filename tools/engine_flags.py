@@ -3,6 +3,7 @@
     /path/to/vllm/python tools/engine_flags.py vllm > src/crosstie/port/recipe/data/flags/vllm.csv
     /path/to/torch/python tools/engine_flags.py sglang /path/to/sglang/python > .../sglang.csv
     python tools/engine_flags.py llama.cpp /path/to/llama.cpp/tools/server/README.md > .../llama.cpp.csv
+    /path/to/vllm/python tools/engine_flags.py vllm --keys > .../vllm-keys.csv    # of flags that take JSON
     ... --parse < lines.json      # a JSON list of argument lists in, a list of complaints ("" for none) out
 
 Runs in the engine's own environment, so it imports nothing of Crosstie's. SGLang's parser is imported from its source;
@@ -13,6 +14,7 @@ are those that its README lists, which its build writes from the parser.
 import argparse
 import contextlib
 import csv
+import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -21,9 +23,9 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 # What SGLang imports on the way to its parser and an environment with PyTorch may lack.
 STOOD_IN = {"orjson", "torchvision", "IPython", "transformers"}
@@ -143,6 +145,18 @@ def rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str, str, str]]:
     return found
 
 
+def vllm_keys() -> list[tuple[str, str]]:
+    """Flags that take JSON, and the keys that it may have: --attention-config is vllm.config's AttentionConfig."""
+    config = importlib.import_module("vllm.config")
+    found = []
+    for flag, _, _, kind in rows_of(vllm_parser()):
+        named = "".join(part.capitalize() for part in flag.removeprefix("--").split("-"))
+        kept = getattr(config, named, None)
+        if kind == "json" and dataclasses.is_dataclass(kept):
+            found.append((flag, "|".join(sorted(field.name for field in dataclasses.fields(kept)))))
+    return found
+
+
 def rows_of_readme(file: Path) -> list[tuple[str, str, str, str]]:
     found: dict[str, tuple[str, str, str, str]] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
@@ -179,10 +193,14 @@ def main() -> None:
     given.add_argument("engine", choices=["vllm", "sglang", "llama.cpp"])
     given.add_argument("source", nargs="?", help="of sglang its folder python/, of llama.cpp its server's README.md")
     given.add_argument("--parse", action="store_true")
+    given.add_argument("--keys", action="store_true")
     asked = given.parse_args()
     out = sys.stdout
     # Engines greet on standard output.
     sys.stdout = sys.stderr
+    if asked.keys:
+        _written(out, ("flag", "keys"), vllm_keys())
+        return
     if asked.engine == "llama.cpp":
         rows = rows_of_readme(Path(asked.source))
     else:
@@ -191,8 +209,12 @@ def main() -> None:
             json.dump([complaint(parser, line) for line in json.load(sys.stdin)], out)
             return
         rows = rows_of(parser)
+    _written(out, ("flag", "also", "follows", "choices"), rows)
+
+
+def _written(out: TextIO, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(("flag", "also", "follows", "choices"))
+    table.writerow(columns)
     table.writerows(sorted(rows))
 
 

@@ -2,8 +2,10 @@
 
     git clone https://github.com/vllm-project/recipes
     python tools/public_recipes.py recipes > src/crosstie/port/recipe/data/vllm_recipes.toml
+    python tools/public_recipes.py recipes --beside > docs/notes/public-recipes.md    # ours beside theirs
 
-Facts alone: names of flags and variables, their values, sizes. No text of theirs is kept. A bare clone will do.
+With --beside, status 1 where a difference has no reason. Names, values and sizes are facts; no text of theirs is kept.
+A bare clone will do.
 """
 
 import subprocess
@@ -14,9 +16,14 @@ from typing import Any
 
 import msgspec
 import yaml
+from packaging.version import Version
 
 from crosstie.catalog.library import Catalog
-from crosstie.port.recipe.published import GENERATIONS
+from crosstie.port.recipe.asked import asked_pool
+from crosstie.port.recipe.build import RecipeBook, RecipeOptions
+from crosstie.port.recipe.flags import flag_table, parse_settings
+from crosstie.port.recipe.published import GENERATIONS, left_out
+from crosstie.port.recipe.recipe import Recipe, Setting
 
 
 class TheirRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +115,97 @@ def row(one: TheirRecipe) -> Iterator[str]:
     yield f'at = "{one.file}"'
 
 
-def main() -> None:
+# Their names of hardware with a catalog's, and the generation that their overrides are kept under.
+HARDWARE = {
+    "h100": ("h100-sxm", "hopper"), "h200": ("h200", "hopper"), "b200": ("b200", "blackwell"),
+    "b300": ("b300", "blackwell"), "gb200": ("gb200", "blackwell"), "gb300": ("gb300", "blackwell"),
+    "mi300x": ("mi300x", "amd"), "mi325x": ("mi325x", "amd"), "mi355x": ("mi355x", "amd"),
+}  # fmt: skip
+UNEXPLAINED = "NO REASON"
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    hardware: str
+    theirs: str
+    # Ours of the same name, if there is one.
+    ours: str
+    why: str
+
+
+def differences(catalog: Catalog, model: str, one: TheirRecipe, hardware: str) -> tuple[int, list[Difference]]:
+    """How many settings of theirs ours has too, and each that it has not, with the reason."""
+    accelerator, generation = HARDWARE[hardware]
+    asked, chosen = asked_pool(catalog, catalog.model(model), catalog.accelerator(accelerator), engine="vllm")
+    (recipe,) = RecipeBook(catalog, RecipeOptions(chosen=chosen)).recipes(asked)
+    names = flag_table("vllm")
+    ours = {names.canonical(own.name): own for own in recipe.settings}
+    wide = one.of_generation("nvidia") if generation != "amd" else []
+    said = [*one.base, *wide, *one.of_generation(generation), *one.feature("tool_calling"), *one.feature("reasoning")]
+    theirs = {names.canonical(own.name): own for own in parse_settings(one.file, said, "")}
+    same, found = 0, []
+    for name, their in theirs.items():
+        own = ours.get(name)
+        if own is not None and own.value == their.value:
+            same += 1
+        else:
+            why = reason(their, own, recipe)
+            shown = own.shown if own else ""
+            found.append(Difference(model=model, hardware=hardware, theirs=their.shown, ours=shown, why=why))
+    return same, found
+
+
+def reason(their: Setting, own: Setting | None, recipe: Recipe) -> str:
+    if why := left_out(their, Version(recipe.release)):
+        return why
+    if their.name == "--chat-template" and any("--chat-template" in note for note in recipe.notes):
+        return "a file of vLLM's repository: the recipe tells of it in a note"
+    if own is None:
+        return UNEXPLAINED
+    if own.why.startswith(("preflight", "max_in_flight", "the longest request", "as far as")) or "; " in own.why:
+        return own.why.partition(":")[0]
+    return own.why if own.name == "--reasoning-parser" else UNEXPLAINED
+
+
+def beside(clone: Path) -> int:
+    catalog = Catalog([])
+    short, day = commit(clone)
+    same, found, pairs = 0, list[Difference](), 0
+    for model, one in of_catalog(catalog, public_recipes(clone)).items():
+        listed = one.raw["meta"].get("hardware") or {}
+        for hardware in (name for name, state in listed.items() if state == "verified" and name in HARDWARE):
+            alike, differ = differences(catalog, model, one, hardware)
+            same, pairs = same + alike, pairs + 1
+            found += differ
+    unexplained = sum(each.why == UNEXPLAINED for each in found)
+    print(BESIDE.format(short=short, day=day, pairs=pairs, same=same, other=len(found), unexplained=unexplained))
+    print("| theirs | ours | models | hardware | why |\n|---|---|---|---|---|")
+    grouped: dict[tuple[str, str, str], list[Difference]] = {}
+    for each in found:
+        grouped.setdefault((each.theirs, each.ours, each.why), []).append(each)
+    for (theirs, ours, why), some in grouped.items():
+        models, parts = (", ".join(dict.fromkeys(getattr(each, of) for each in some)) for of in ("model", "hardware"))
+        print(f"| {code(theirs)} | {code(ours)} | {models} | {parts} | {why} |")
+    return int(unexplained > 0)
+
+
+def code(said: str) -> str:
+    return f"`{said}`".replace("|", "\\|") if said else ""
+
+
+BESIDE = """# Recipes beside vLLM's own
+
+vLLM's project publishes recipes (vllm-project/recipes@{short}, {day}). Of {pairs} pairs of a model of the catalog and \
+hardware that they call verified, {same} settings of theirs are in ours too and {other} are not or have another value; \
+{unexplained} of those without a reason. Ours start as few GPUs as hold the model, theirs one or a whole node. Nothing \
+was started. `python tools/public_recipes.py CLONE --beside` writes this page anew.
+"""
+
+
+def main() -> int:
     clone = Path(sys.argv[1])
+    if "--beside" in sys.argv:
+        return beside(clone)
     short, day = commit(clone)
     print(
         "# Written by tools/public_recipes.py: what vLLM's own recipes say of the catalog's models. None of their text."
@@ -119,7 +215,8 @@ def main() -> None:
     rows = {one.model: one for one in of_catalog(Catalog([]), public_recipes(clone)).values()}
     for one in rows.values():
         print("\n" + "\n".join(row(one)))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

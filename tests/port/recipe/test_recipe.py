@@ -72,13 +72,18 @@ def test_flags_are_known_by_every_spelling() -> None:
 def test_vllm_takes_one_key_of_a_flag_that_takes_json() -> None:
     table = flag_table("vllm")
     good = (("--compilation-config.cudagraph_mode", "PIECEWISE"), ("-cc.pass_config.fuse_rope_kvcache", "True"),
-            ("--attention_config.use_fp4_indexer_cache", "True"), ("--compilation-config", '{"mode":3}'))  # fmt: skip
+            ("--attention_config.indexer_kv_dtype", "mxfp4"), ("--compilation-config", '{"mode":3}'))  # fmt: skip
     assert [table.fault(Setting(name=name, value=value, why="x")) for name, value in good] == [""] * 4
     assert table.canonical("-cc.pass_config.x") == "--compilation-config.pass_config.x"
     for name in ("--port.x", "--compilation-confg.mode", "--compilation-config."):
         assert "is no flag of vllm" in table.fault(Setting(name=name, value="1", why="x"))
     assert "takes JSON, not 'x'" in table.fault(Setting(name="--compilation-config", value="x", why="x"))
     assert "takes a value" in table.fault(Setting(name="--compilation-config.mode", why="x"))
+    for name, value in (
+        ("--attention-config.use_fp4_indexer_cache", "True"),
+        ("-ac", '{"use_fp4_indexer_cache":true}'),
+    ):
+        assert "has no key 'use_fp4_indexer_cache'" in table.fault(Setting(name=name, value=value, why="x"))
     # SGLang's parser is argparse's own.
     assert "is no flag" in flag_table("sglang").fault(Setting(name="--kv-events-config.x", value="1", why="x"))
 

@@ -19,7 +19,7 @@ from crosstie.perf.fit import (
     surely_fits,
 )
 from crosstie.port.preflight.engine import EngineRelease, engine_from, engines
-from crosstie.port.recipe.published import Limits, public_recipe, published_limits
+from crosstie.port.recipe.published import PublishedLimits, public_recipe, published_limits
 
 # Tokens of a request that the smallest layout must hold, as `fit` takes it.
 _CONTEXT = 8192
@@ -97,7 +97,7 @@ def asked_pool(
     ), chosen
 
 
-def limits_of(deployment: Deployment, release: str | None) -> Limits:
+def limits_of(deployment: Deployment, release: str | None) -> PublishedLimits:
     """What the engine's own project lets a replica of it have."""
     model, engine = deployment.model, deployment.stack.id
     known = release or next((str(one.newest) for one in engines().values() if one.stack == engine), "0")

@@ -22,7 +22,7 @@ from crosstie.port.recipe.asked import limits_of
 from crosstie.port.recipe.engines import engine_command
 from crosstie.port.recipe.flags import flag_table, nested, parse_settings
 from crosstie.port.recipe.images import container_for, image_of
-from crosstie.port.recipe.published import PARSING, Limits, parsers, public_recipe, published_settings
+from crosstie.port.recipe.published import PARSING, PublishedLimits, parsers, public_recipe, published_settings
 from crosstie.port.recipe.recipe import (
     CACHE,
     CLAIM,
@@ -333,7 +333,7 @@ def _published(deployment: Deployment, release: str, weights: str) -> tuple[list
     return [*(family.settings if family else []), *settings], notes
 
 
-def _published_limits(pool: Pool, limits: Limits) -> dict[str, str]:
+def _published_limits(pool: Pool, limits: PublishedLimits) -> dict[str, str]:
     """Which of the pool's limits are those of the engine's own recipe, and whose words say so."""
     same = {"context": pool.max_context == limits.context, "sequences": pool.max_in_flight == limits.sequences}
     return {name: limits.why for name, holds in same.items() if holds}

@@ -24,6 +24,8 @@ class Flag(msgspec.Struct, frozen=True, kw_only=True):
     follows: str
     # "int", "float", "json", or the words that may follow; empty: anything.
     choices: tuple[str, ...]
+    # Of JSON: the keys that it may have; empty where they were not read.
+    keys: tuple[str, ...] = ()
 
     @property
     def is_json(self) -> bool:
@@ -64,6 +66,8 @@ class FlagTable(msgspec.Struct, frozen=True, kw_only=True):
             near = near_names(setting.name, self.flags)
             hint = f"; {near[0]} is" if near else ""
             return f"{setting.name} is no flag of {self.engine} {self.release}{hint}"
+        if wrong_key := _wrong_key(known, setting):
+            return f"{setting.name} of {self.engine} {self.release} has no key '{wrong_key}'"
         values = setting.words[1:]
         said = f"{setting.name} of {self.engine} {self.release}"
         if not values and known.follows == "one":
@@ -77,6 +81,18 @@ class FlagTable(msgspec.Struct, frozen=True, kw_only=True):
             expected = _WORDS.get(choices[0], f"one of {', '.join(choices)}")
             return f"{said} takes {expected}, not '{wrong}'"
         return ""
+
+
+def _wrong_key(flag: Flag, setting: Setting) -> str:
+    """The first key that the engine would refuse, or nothing."""
+    if not flag.keys:
+        return ""
+    if key := setting.name.partition(".")[2]:
+        asked = [key.partition(".")[0].removesuffix("+")]
+    else:
+        whole = typed(str(setting.value))
+        asked = list(whole) if isinstance(whole, dict) else []
+    return next((key for key in asked if key not in flag.keys), "")
 
 
 _READ_AS: dict[tuple[str, ...], Callable[[str], object]] = {("int",): int, ("float",): float, _JSON: json.loads}
@@ -101,15 +117,23 @@ def flag_table(engine: str) -> FlagTable:
     only_keys(file, f"engine.{engine}", entry, {"release", "source"})
     reference, day = sources.cite(f"engine.{engine}", entry.get("source"))
     flags: dict[str, Flag] = {}
+    keys = _keys(engine)
     listed = _DATA / "flags" / f"{engine}.csv"
     for where, row in read_table(listed, ("flag", "also", "follows", "choices")):
         if row["follows"] not in _FOLLOWS:
             raise BadData(listed, where, f"follows '{row['follows']}' is none of {', '.join(_FOLLOWS)}")
         choices = tuple(row["choices"].split("|")) if row["choices"] else ()
-        one = Flag(name=row["flag"], follows=row["follows"], choices=choices)
+        one = Flag(name=row["flag"], follows=row["follows"], choices=choices, keys=keys.get(row["flag"], ()))
         flags |= dict.fromkeys((row["flag"], *row["also"].split()), one)
     release = Version(text(file, f"engine.{engine}.release", entry.get("release")))
     return FlagTable(engine=engine, release=release, source=reference, date=day, flags=flags)
+
+
+def _keys(engine: str) -> dict[str, tuple[str, ...]]:
+    file = _DATA / "flags" / f"{engine}-keys.csv"
+    if not file.is_file():
+        return {}
+    return {row["flag"]: tuple(row["keys"].split("|")) for _, row in read_table(file, ("flag", "keys"))}
 
 
 def parse_settings(where: str, said: Sequence[str], why: str) -> list[Setting]:

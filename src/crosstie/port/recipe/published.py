@@ -86,7 +86,7 @@ class PublicRecipe(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(one for some in (self.base, *own) for one in some)
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class PublishedLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What a public recipe lets a replica have, and the memory that it asks for; None where it says nothing."""
 
     context: int | None = None
@@ -169,12 +169,12 @@ def published_settings(recipe: PublicRecipe, isa: str, release: str) -> list[Set
     ]
 
 
-def published_limits(recipe: PublicRecipe | None, isa: str, precision: Precision) -> Limits:
+def published_limits(recipe: PublicRecipe | None, isa: str, precision: Precision) -> PublishedLimits:
     if recipe is None:
-        return Limits()
+        return PublishedLimits()
     least = {key: int(value) for key, value in _limits(recipe, isa)}
     kind = precision.id.partition("+")[0].partition("-")[0]
-    return Limits(
+    return PublishedLimits(
         **least,
         memory_gb=recipe.memory_gb.get(kind),
         why=f"as vLLM's own recipe has it: {recipe.source} {recipe.at}, {recipe.date}",
