@@ -3,6 +3,7 @@
     /path/to/vllm/python tools/engine_flags.py vllm > src/crosstie/port/recipe/data/flags/vllm.csv
     /path/to/torch/python tools/engine_flags.py sglang /path/to/sglang/python > .../sglang.csv
     python tools/engine_flags.py llama.cpp /path/to/llama.cpp/tools/server/README.md > .../llama.cpp.csv
+    /path/to/vllm/python tools/engine_flags.py vllm --keys > .../vllm-keys.csv    # of flags that take JSON
     ... --parse < lines.json      # a JSON list of argument lists in, a list of complaints ("" for none) out
 
 Runs in the engine's own environment, so it imports nothing of Crosstie's. SGLang's parser is imported from its source;
@@ -13,6 +14,7 @@ are those that its README lists, which its build writes from the parser.
 import argparse
 import contextlib
 import csv
+import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -21,9 +23,9 @@ import json
 import re
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 # What SGLang imports on the way to its parser and an environment with PyTorch may lack.
 STOOD_IN = {"orjson", "torchvision", "IPython", "transformers"}
@@ -110,6 +112,23 @@ def sglang_parser(source: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _takes_json(action: argparse.Action) -> bool:
+    """Whether it reads an object, and refuses a word that is none."""
+    if not callable(action.type):
+        return False
+    try:
+        read = action.type("{}")
+    except Exception:  # noqa: BLE001
+        return False
+    if isinstance(read, str):
+        return False
+    try:
+        action.type("no json")
+    except Exception:  # noqa: BLE001
+        return True
+    return False
+
+
 def rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str, str, str]]:
     """flag, other spellings, what follows it (nothing, one, maybe, many), and what that may be."""
     found = []
@@ -119,10 +138,22 @@ def rows_of(parser: argparse.ArgumentParser) -> list[tuple[str, str, str, str]]:
             continue
         after: dict[object, str] = {0: "nothing", "?": "maybe", "*": "many", "+": "many"}
         follows = after.get(action.nargs, "one")
-        kind = "int" if action.type is int else "float" if action.type is float else ""
+        kind = "int" if action.type is int else "float" if action.type is float else "json" * _takes_json(action)
         choices = "|".join(map(str, action.choices)) if action.choices else kind
         others = " ".join(one for one in action.option_strings if one != longs[0])
         found.append((longs[0], others, follows, choices))
+    return found
+
+
+def vllm_keys() -> list[tuple[str, str]]:
+    """Flags that take JSON, and the keys that it may have: --attention-config is vllm.config's AttentionConfig."""
+    config = importlib.import_module("vllm.config")
+    found = []
+    for flag, _, _, kind in rows_of(vllm_parser()):
+        named = "".join(part.capitalize() for part in flag.removeprefix("--").split("-"))
+        kept = getattr(config, named, None)
+        if kind == "json" and dataclasses.is_dataclass(kept):
+            found.append((flag, "|".join(sorted(field.name for field in dataclasses.fields(kept)))))
     return found
 
 
@@ -162,10 +193,14 @@ def main() -> None:
     given.add_argument("engine", choices=["vllm", "sglang", "llama.cpp"])
     given.add_argument("source", nargs="?", help="of sglang its folder python/, of llama.cpp its server's README.md")
     given.add_argument("--parse", action="store_true")
+    given.add_argument("--keys", action="store_true")
     asked = given.parse_args()
     out = sys.stdout
     # Engines greet on standard output.
     sys.stdout = sys.stderr
+    if asked.keys:
+        _written(out, ("flag", "keys"), vllm_keys())
+        return
     if asked.engine == "llama.cpp":
         rows = rows_of_readme(Path(asked.source))
     else:
@@ -174,8 +209,12 @@ def main() -> None:
             json.dump([complaint(parser, line) for line in json.load(sys.stdin)], out)
             return
         rows = rows_of(parser)
+    _written(out, ("flag", "also", "follows", "choices"), rows)
+
+
+def _written(out: TextIO, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
     table = csv.writer(out, lineterminator="\n")
-    table.writerow(("flag", "also", "follows", "choices"))
+    table.writerow(columns)
     table.writerows(sorted(rows))
 
 

@@ -71,7 +71,12 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 @speculation_options
 @click.option("--lora", "adapters", multiple=True, callback=_adapters, metavar="NAME=PATH", help="A LoRA adapter.")
 @click.option("--context", type=int, metavar="N", help="Tokens of a request. [default: as many as fit]")
-@whole_option("--in-flight", 1, 10**6, "Requests that a replica may have at once.", default=256)
+@whole_option(
+    "--in-flight",
+    1,
+    10**6,
+    "Requests that a replica may have at once. [default: 256, or fewer where vLLM's own recipe has fewer]",
+)
 @whole_option("--replicas", 1, 10**4, "Of them.", default=1)
 @click.option("--served-as", metavar="NAME", help="What clients call the model. [default: the catalog's name]")
 @click.option("--weights", multiple=True, callback=_named, metavar="[POOL=]WHERE",

@@ -52,6 +52,7 @@ FAULTS: list[tuple[str, str, dict[str, Any]]] = [
     ("visible-both", "AMD", {"environment": {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "1"}}),
     ("visible-twice", "AMD", {"environment": {"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"}}),
     ("gfx-override", "AMD", {"environment": {"HSA_OVERRIDE_GFX_VERSION": "11.0.0"}}),
+    ("gfx-override-same", "AMD", {"environment": {"HSA_OVERRIDE_GFX_VERSION": "9.4.2"}}),
     ("p2p-off", "NVIDIA", {"environment": {"NCCL_P2P_DISABLE": "1"}}),
     ("debug", "AMD", {"environment": {"AMD_SERIALIZE_KERNEL": "3"}}),
 ]  # fmt: skip
@@ -73,6 +74,18 @@ def test_a_fault_is_found_and_told_with_its_remedy(row: str, vendor: str, fault:
     assert finding.grounds == "seen"
     assert "{" not in finding.what + finding.remedy + finding.evidence
     assert "not told" not in finding.what + finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("isa", "said", "check"),
+    [
+        ("gfx942", "9.4.2", "gfx-override-same"), ("gfx90a", "9.0.10", "gfx-override-same"),
+        ("gfx942", "9.4.0", "gfx-override"), ("gfx90a", "9.0.0", "gfx-override"), ("gfx942", "gfx942", "gfx-override"),
+    ],
+)  # fmt: skip
+def test_an_override_with_the_gpus_own_kind_is_no_other_gpu(isa: str, said: str, check: str) -> None:
+    machine = healthy("AMD", gpu_isa=isa, environment={"HSA_OVERRIDE_GFX_VERSION": said})
+    assert [name for name in found(machine) if name.startswith("gfx-override")] == [check]
 
 
 def test_a_gpu_of_the_processor_beside_cards_is_found() -> None:

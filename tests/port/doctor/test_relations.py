@@ -11,6 +11,7 @@ from crosstie.core.finding import VERDICTS, Finding
 from crosstie.port.doctor.doctor import diagnose, installed
 from crosstie.port.doctor.machine import Link, Machine
 from crosstie.port.doctor.relations import relation_findings
+from crosstie.port.doctor.stacks import chip_stacks
 from crosstie.port.doctor.variables import variable_findings
 from crosstie.port.preflight.engine import engine_from
 
@@ -82,23 +83,66 @@ def test_engines_are_those_that_are_installed() -> None:
     assert installed(healthy("AMD", packages={"vllm": "mine"})) == []
 
 
-def test_variables_of_preflight_s_rules_are_told_as_they_are_set() -> None:
-    vllm = [engine_from("vllm==0.26.0")]
-    unset = variable_findings(healthy("AMD"), vllm)
-    assert any("VLLM_ROCM_USE_AITER is not set" in one.what for one in unset)
-    assert {one.severity for one in unset} == {"note"}
-    on = variable_findings(healthy("AMD", environment={"VLLM_ROCM_USE_AITER": "1"}), vllm)
-    assert any(one.what.startswith("VLLM_ROCM_USE_AITER=1: ") for one in on)
-    assert variable_findings(healthy("NVIDIA"), vllm) != unset
+def test_a_variable_that_the_engine_reads_no_more_is_found() -> None:
+    def told(release: str, **set_here: str) -> list[Finding]:
+        return variable_findings(healthy("NVIDIA", environment=set_here), [engine_from(f"vllm=={release}")])
+
+    (gone,) = told("0.32.0", VLLM_ATTENTION_BACKEND="FLASHINFER", VLLM_USE_DEEP_GEMM="1", NCCL_DEBUG="INFO")
+    assert gone.severity == "setting"
+    assert "VLLM_ATTENTION_BACKEND=FLASHINFER does nothing" in gone.what
+    assert gone.remedy == "--attention-backend on the engine's command line"
+    assert told("0.14.1", VLLM_ATTENTION_BACKEND="FLASHINFER") == []
+    (unset,) = told("0.32.0", VLLM_USE_V1="1")
+    assert unset.remedy == "unset VLLM_USE_V1"
+    # Kubernetes sets such names for a Service called vllm.
+    assert told("0.32.0", VLLM_SERVICE_PORT="8000") == []
 
 
-def test_a_rule_that_a_variable_makes_hold_is_told_with_its_remedy() -> None:
-    on = {"VLLM_ROCM_USE_AITER": "1"}
-    told = variable_findings(healthy("AMD", environment=on, gpu_isa="gfx1201"), [engine_from("vllm==0.26.0")])
-    told += variable_findings(healthy("AMD", environment=on), [engine_from("vllm==0.26.0")])
-    settings = [one for one in told if one.severity == "setting"]
-    assert settings
-    assert all(one.remedy and "rule " in one.evidence for one in settings)
+def test_nothing_is_said_of_models_that_nobody_asked_for() -> None:
+    for vendor in ("AMD", "NVIDIA"):
+        for environment in ({}, {"VLLM_ROCM_USE_AITER": "1", "SGLANG_USE_AITER": "1"}):
+            machine = healthy(vendor, environment=environment)
+            engines = [engine_from("vllm"), engine_from("sglang")]
+            assert variable_findings(machine, engines) == []
+
+
+MI355X = {"gpu_accelerator": "mi355x", "gpu_isa": "gfx950", "gpu_pci": "1002:75a3"}
+
+
+@pytest.mark.parametrize(
+    ("stack", "checks"),
+    [
+        ({"rocm": "6.4.1", "torch_build": {"hip": "6.4.43484"}, "amdgpu": "6.12.12"}, {"chip-rocm", "chip-driver"}),
+        ({"rocm": "6.4.1", "torch_build": {}, "packages": {}}, {"chip-rocm"}),
+        ({"rocm": "7.0.2", "amdgpu": "30.10.2"}, set()),
+        ({"rocm": "7.0.2", "amdgpu": "6.14.14"}, set()),
+        ({"rocm": "7.2.2", "amdgpu": "6.12.12"}, {"chip-driver"}),
+        # What came with the kernel has no number.
+        ({"rocm": "7.2.2", "amdgpu": ""}, set()),
+    ],
+)
+def test_a_chip_needs_a_rocm_and_a_driver_that_know_it(stack: dict[str, Any], checks: set[str]) -> None:
+    machine = healthy("AMD", **MI355X, **stack)
+    told = {one.check: one for one in diagnose(machine, catalog=CATALOG).findings}
+    assert {name for name in told if name.startswith("chip-")} == checks
+    assert all(told[name].severity == "error" and told[name].remedy for name in checks)
+    if checks:
+        assert diagnose(machine, catalog=CATALOG).verdicts == {"mi355x": VERDICTS["error"]}
+    if "chip-driver" in checks:
+        assert "01.25.13.09" in told["chip-driver"].remedy
+
+
+def test_pytorch_of_a_newer_rocm_brings_its_own_libraries() -> None:
+    machine = healthy("AMD", **MI355X, rocm="6.4.1", torch_build={"hip": "7.0.51831-a3e329ad8"})
+    assert found(machine)["chip-rocm"].severity == "setting"
+    # The same stack does for a chip that it knows.
+    assert "chip-rocm" not in found(healthy("AMD", rocm="6.4.1"))
+
+
+def test_chips_of_the_table_are_the_catalogs() -> None:
+    rows = [name for row in chip_stacks() for name in row.accelerators]
+    assert set(rows) <= set(CATALOG.accelerators)
+    assert {one.id for one in CATALOG.accelerators.values() if one.vendor == "AMD"} <= set(rows)
 
 
 def test_verdicts_are_by_kind_of_gpu() -> None:

@@ -12,8 +12,11 @@ from crosstie.port.preflight.engine import (
     Support,
     _oldest,
     architecture_findings,
+    architectures,
     engine_from,
+    fallbacks,
     feature_operations,
+    quantisation_findings,
     recipe_findings,
     unsupported,
 )
@@ -130,3 +133,36 @@ def test_a_bad_list_of_architectures_is_named_with_its_line(
     monkeypatch.setattr(engines, "newest_file", lambda *_: file)
     with pytest.raises(BadData, match=said):
         engines.architectures.__wrapped__("vllm")
+
+
+@pytest.mark.parametrize(
+    ("engine", "method", "is_fault"),
+    [
+        ("vllm", "hqq", True), ("vllm==0.27.1", "hqq", True), ("sglang", "hqq", True), ("vllm", "quanto", True),
+        ("vllm", "auto-round", False), ("vllm", "torchao", False), ("sglang", "torchao", True),
+        ("vllm==0.20.0", "fp8_per_channel", True), ("vllm==0.24.0", "fp8_per_channel", False),
+        ("vllm==0.23.0", "gguf", False), ("vllm==0.24.0", "gguf", True),
+        # Nobody read those lists.
+        ("vllm==0.10.0", "hqq", False), ("vllm==9.0", "hqq", False), ("llama.cpp", "hqq", False), ("vllm", "", False),
+    ],
+)  # fmt: skip
+def test_a_quantisation_that_the_engine_lists_or_not(engine: str, method: str, is_fault: bool) -> None:
+    found = quantisation_findings(method, Config({}, "config.json"), engine_from(engine))
+    assert [one.severity for one in found] == ["error"] * is_fault
+    assert all(f"'{method}'" in one.what and one.remedy for one in found)
+
+
+def test_an_architecture_that_vllm_has_no_class_for_is_run_by_transformers_or_refused() -> None:
+    def told(name: str, engine: str) -> tuple[str, str]:
+        (finding,) = architecture_findings(Config({"architectures": [name]}, "config.json"), engine_from(engine))
+        return finding.severity, finding.what
+
+    severity, what = told("XLNetLMHeadModel", "vllm")
+    assert (severity, "does not take vLLM's attention" in what) == ("error", True)
+    severity, what = told("HeliumForCausalLM", "vllm")
+    assert (severity, "through that of transformers" in what) == ("unknown", True)
+    # Of another release, another engine or another name nobody has read that.
+    for name, engine in (("XLNetLMHeadModel", "vllm==0.27.1"), ("XLNetLMHeadModel", "sglang"), ("Mine", "vllm")):
+        severity, what = told(name, engine)
+        assert (severity, "is in no release" in what) == ("unknown", True)
+    assert not set(fallbacks()) & set(architectures("vllm"))

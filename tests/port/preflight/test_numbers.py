@@ -95,3 +95,30 @@ def test_a_folder_without_weights_is_a_config_alone(catalog: Catalog, tmp_path: 
     for asked in (tmp_path, tmp_path / "config.json"):
         (finding,) = stored_findings(read_stored(catalog, str(asked)), [], "all", no_progress)
         assert (finding.severity, finding.check) == ("note", "checkpoint")
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("bfloat16", 0x7FC0), ("bfloat16", 0xFF81), ("float16", 0x7E00)])
+def test_nan_in_plain_weights_is_an_error(catalog: Catalog, tmp_path: Path, dtype: str, bits: int) -> None:
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    tensors = {name: values.astype(kind) for name, values in samples.dressed({}).items()}
+    assert found(catalog, tmp_path / "well", tensors, None) == []
+    name = next(iter(tensors))
+    tensors[name].view(np.uint16).ravel()[3] = bits
+    (finding,) = found(catalog, tmp_path / "ill", tensors, None)
+    assert (finding.check, finding.severity, finding.where.name) == ("nan", "error", name)
+    assert "1 values that are no numbers in all" in finding.evidence
+    assert found(catalog, tmp_path / "ill", tensors, None, scan="none") == []
+
+
+def test_infinity_is_a_number_and_a_sample_of_plain_weights_says_so(
+    catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {name: values.astype(ml_dtypes.bfloat16) for name, values in samples.dressed({}).items()}
+    name = next(iter(tensors))
+    tensors[name].view(np.uint16).ravel()[0] = 0x7F80
+    assert found(catalog, tmp_path / "infinite", tensors, None) == []
+    tensors[name].view(np.uint16).ravel()[0] = 0x7FC0
+    monkeypatch.setattr("crosstie.port.preflight.numbers._SAMPLE_BYTES", 1)
+    monkeypatch.setattr("crosstie.port.preflight.numbers._LEAST_PIECE", 4)
+    (finding,) = found(catalog, tmp_path / "nan", tensors, None, scan="sample")
+    assert "a sample of" in finding.evidence

@@ -36,12 +36,18 @@ def test_vllm_takes_every_line(catalog: Catalog) -> None:
 
 
 def test_the_recorded_flags_are_those_of_its_parser() -> None:
-    recorded = TOOL.parents[1] / "src" / "crosstie" / "port" / "recipe" / "data" / "flags" / "vllm.csv"
-    assert asked_of_vllm(TOOL, "vllm") == recorded.read_text()
+    recorded = TOOL.parents[1] / "src" / "crosstie" / "port" / "recipe" / "data" / "flags"
+    assert asked_of_vllm(TOOL, "vllm") == (recorded / "vllm.csv").read_text()
+    assert asked_of_vllm(TOOL, "vllm", "--keys") == (recorded / "vllm-keys.csv").read_text()
 
 
 def test_rays_arguments_are_vllms(catalog: Catalog) -> None:
-    script = "import dataclasses as d; from vllm import AsyncEngineArgs as a; print([f.name for f in d.fields(a)])"
+    # Ray 2.60.0 parts them by FrontendArgs (ray/llm/_internal/serve/engines/vllm/vllm_models.py:217).
+    script = (
+        "import dataclasses as d; from vllm import AsyncEngineArgs as a;"
+        "from vllm.entrypoints.launchers.cli_args import FrontendArgs as b;"
+        "print([f.name for c in (a, b) for f in d.fields(c)])"
+    )
     known = asked_of_vllm("-c", script).splitlines()[-1]
     names = {name for one in every(catalog) if one.engine == "vllm" for name in engine_arguments(one)}
     assert names

@@ -1,5 +1,6 @@
 """Recipes: what engines are told, that they would take it, and that everything has a reason."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Adapter, PoolApart, PoolSide, TokenPrice
 from crosstie.port.recipe.build import RecipeBook, RecipeOptions
 from crosstie.port.recipe.flags import flag_table, parse_settings
+from crosstie.port.recipe.forms.schedulers import engine_arguments
 from crosstie.port.recipe.images import image_of
 from crosstie.port.recipe.recipe import Recipe, Setting, nodes_of, service_name
 
@@ -34,7 +36,7 @@ def test_every_flag_of_every_recipe_is_one_that_the_engine_lists(catalog: Catalo
         assert str(table.release) == recipe.release
         # Those that replicas on several machines have besides.
         words = [word for word in recipe.command(rank="1", head="h") if word.startswith("--")]
-        assert [word for word in words if table.canonical(word) not in table.flags] == []
+        assert [word for word in words if table.find(word) is None] == []
         assert [fault for setting in recipe.flags if (fault := table.fault(setting))] == []
 
 
@@ -65,6 +67,34 @@ def test_flags_are_known_by_every_spelling() -> None:
     assert flag_table("vllm").canonical("--max_model_len") == "--max-model-len"
     assert flag_table("sglang").canonical("--tensor-parallel-size") == "--tp-size"
     assert flag_table("llama.cpp").canonical("-ngl") == "--gpu-layers"
+
+
+def test_vllm_takes_one_key_of_a_flag_that_takes_json() -> None:
+    table = flag_table("vllm")
+    good = (("--compilation-config.cudagraph_mode", "PIECEWISE"), ("-cc.pass_config.fuse_rope_kvcache", "True"),
+            ("--attention_config.indexer_kv_dtype", "mxfp4"), ("--compilation-config", '{"mode":3}'))  # fmt: skip
+    assert [table.fault(Setting(name=name, value=value, why="x")) for name, value in good] == [""] * 4
+    assert table.canonical("-cc.pass_config.x") == "--compilation-config.pass_config.x"
+    for name in ("--port.x", "--compilation-confg.mode", "--compilation-config."):
+        assert "is no flag of vllm" in table.fault(Setting(name=name, value="1", why="x"))
+    assert "takes JSON, not 'x'" in table.fault(Setting(name="--compilation-config", value="x", why="x"))
+    assert "takes a value" in table.fault(Setting(name="--compilation-config.mode", why="x"))
+    for name, value in (
+        ("--attention-config.use_fp4_indexer_cache", "True"),
+        ("-ac", '{"use_fp4_indexer_cache":true}'),
+    ):
+        assert "has no key 'use_fp4_indexer_cache'" in table.fault(Setting(name=name, value=value, why="x"))
+    # SGLang's parser is argparse's own.
+    assert "is no flag" in flag_table("sglang").fault(Setting(name="--kv-events-config.x", value="1", why="x"))
+
+
+def test_a_key_joins_the_json_of_its_flag_and_the_files_own_wins(catalog: Catalog) -> None:
+    more = ('--compilation-config {"mode":3}', "--compilation-config.pass_config.x true")
+    recipe = one(catalog, settings=(*more, "--compilation-config.mode 0"))
+    assert json.loads(str(said(recipe)["--compilation-config"])) == {"mode": 3, "pass_config": {"x": True}}
+    assert not any("." in name for name in said(recipe))
+    alone = one(catalog, settings=("--compilation-config.pass_config.x true", "-cc.mode 3"))
+    assert engine_arguments(alone)["compilation_config"] == {"pass_config": {"x": True}, "mode": 3}
 
 
 def test_preflights_setting_has_the_finding_that_asks_for_it(catalog: Catalog) -> None:
@@ -163,7 +193,7 @@ def test_adapters_and_cache_events_are_told(catalog: Catalog) -> None:
 
 def test_the_checkpoint_is_found_made_or_asked_for(catalog: Catalog, tmp_path: Path) -> None:
     assert "meta-llama/Llama-3.1-8B-Instruct" in one(catalog).program
-    assert one(catalog, precision="fp8").settings[-1].name == "--gpu-memory-utilization"
+    assert "--quantization" not in said(one(catalog))
     assert said(one(catalog, precision="fp8"))["--quantization"] == "fp8"
     missing = one(catalog, precision="int4")
     assert missing.program[-1] == "/models/llama-3.1-8b-int4"

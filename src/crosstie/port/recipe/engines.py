@@ -223,7 +223,7 @@ def _context(started: Started, flag: str) -> list[Setting]:
     if longest >= 10**8:
         return []
     why = "as far as the model reaches" if longest == most else "the longest request that a replica is to hold"
-    return [_flag(flag, longest, why)]
+    return [_flag(flag, longest, started.published.get("context", why))]
 
 
 def _sequences(started: Started) -> int:
@@ -234,6 +234,8 @@ def _sequences(started: Started) -> int:
 
 
 def _why_sequences(started: Started) -> str:
+    if "sequences" in started.published:
+        return started.published["sequences"]
     return f"max_in_flight = {started.pool.max_in_flight}: requests that a replica may have and keep its promise"
 
 

@@ -1,7 +1,7 @@
 """How the engines of a pool are started: an image, variables, flags, devices and volumes, each with its reason."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -277,3 +277,5 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None = None
     # Tokens of cache that a replica has room for.
     cache_tokens: int = 0
+    # Of settings whose value somebody published, who; by what is set: context, sequences.
+    published: Mapping[str, str] = {}

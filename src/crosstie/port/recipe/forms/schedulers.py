@@ -1,12 +1,12 @@
 """SkyPilot, Ray Serve and Slurm: schedulers that are told what a replica needs and what to run."""
 
-import json
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from crosstie.catalog.reading import Sources, read_toml, table
 from crosstie.core.errors import BadInput
+from crosstie.port.recipe.flags import typed
 from crosstie.port.recipe.forms.shell import ADDRESS, unboxed
 from crosstie.port.recipe.forms.text import comments, filled, pairs, quoted, shell_line, yaml_text
 from crosstie.port.recipe.recipe import Recipe
@@ -119,16 +119,15 @@ def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     """vLLM's flags as its Python arguments."""
     found: dict[str, Any] = {}
     for one in recipe.flags:
-        if one.name not in _OF_SERVER:
-            found[one.name.removeprefix("--").replace("-", "_")] = True if one.value is None else _typed(str(one.value))
+        if one.name in _OF_SERVER:
+            continue
+        *outer, last = one.name.removeprefix("--").split(".")
+        inner = found
+        for key in outer:
+            inner = inner.setdefault(key.replace("-", "_"), {})
+        name = last if outer else last.replace("-", "_")
+        inner[name] = True if one.value is None else typed(str(one.value))
     return found
-
-
-def _typed(value: str) -> Any:
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
 
 
 def slurm(recipe: Recipe, bare: bool = False) -> dict[str, str]:
