@@ -128,6 +128,8 @@ def test_a_ballot_returned_in_32_bits() -> None:
 def test_bits_of_lanes_in_32_bits_are_found() -> None:
     assert ("lane-bit", 2) in checks(kernel("unsigned below = (1u << lane) - 1;"))
     assert "lane-bit" not in names(kernel("unsigned long long below = (1ull << lane) - 1;\nint x = 1 << n;"))
+    assert "lane-bit" not in names(kernel("unsigned bit = 1u << (lane & 31);\nunsigned b = 1u << (lane_id % 32);"))
+    assert ("lane-bit", 2) in checks(kernel("unsigned bit = 1u << (lane & 63);"))
 
 
 def test_where_a_ballot_goes() -> None:

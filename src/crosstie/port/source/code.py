@@ -396,6 +396,7 @@ def _head(tokens: Sequence[CppToken], brace: int) -> tuple[int, tuple[str, ...]]
     at = brace - 1
     while at > 0 and tokens[at].text in _AFTER_PARAMETERS:
         at -= 1
+    at = _before_members(tokens, at)
     if at < 1 or tokens[at].text != ")":
         return None
     at = opening(tokens, at) - 1
@@ -403,6 +404,19 @@ def _head(tokens: Sequence[CppToken], brace: int) -> tuple[int, tuple[str, ...]]
         return None
     before = (token.text for token in reversed(tokens[max(0, at - 24) : at]))
     return at, tuple(takewhile(lambda word: word not in (";", "}", "{"), before))
+
+
+def _before_members(tokens: Sequence[CppToken], at: int) -> int:
+    """From the end of a constructor's `: a(b), c{d}` to the bracket before it; elsewhere the place itself."""
+    behind = at
+    while behind > 1 and tokens[behind].text in (")", "}"):
+        name = opening(tokens, behind) - 1
+        if name < 2 or tokens[name].kind != "name" or tokens[name - 1].text not in (",", ":"):
+            return at
+        behind = name - 2
+        if tokens[name - 1].text == ":":
+            return behind if tokens[behind].text == ")" else at
+    return at
 
 
 def template_of(tokens: Sequence[CppToken], name_at: int) -> tuple[tuple[str, tuple[CppToken, ...]], ...]:

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from crosstie.core.finding import Severity
-from crosstie.port.source.code import LANE_CALLS, Code, gives_width
+from crosstie.port.source.code import LANE_CALLS, Code, also, gives_width
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lexer import CppToken, arguments, closing, number, opening, statements, until
 
@@ -135,6 +137,13 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
             if not (of_thread or of_block or (to_warp and left)):
                 continue
             what = f"{named or 'this'} is computed for 32 lanes to a warp, a wavefront of this target has 64"
+        mixed = [] if sign in ("<", ">=") or code.is_side_for_amd(at) else _beside_warp_size(code, at)
+        if mixed:
+            # Wrong whatever the file knows of wavefronts: the two numbers differ.
+            what, remedy = f"{what}; the same function takes warpSize, which is 64", "divide by warpSize here too"
+            mix = code.hazard("lane-arithmetic", "error", what, at, remedy, "wave64")
+            yield replace(mix, evidence=mix.evidence + also(mixed))
+            continue
         talk = code.has_lane_calls(at)
         if code.is_side_for_amd(at) or (code.is_for_amd(at) and (code.knows_wavefronts or not talk)):
             # A file of HIP may be HIPIFY's output, which has CUDA's 32 lanes: where they talk, that is no excuse.
@@ -144,8 +153,23 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
         yield code.hazard("lane-arithmetic", severity, what, at, remedy, "wave64")
 
 
+def _beside_warp_size(code: Code, at: int) -> list[int]:
+    """Lines of the same function that take HIP's warpSize."""
+    function = code.function(at)
+    if function is None or code.is_own("warpSize", function.end):
+        return []
+    return sorted(
+        {
+            code.tokens[one].line
+            for one in code.names.get("warpSize", ())
+            if function.start < one < function.end and code.text(one - 1) not in (".", "->", "::")
+        }
+    )
+
+
 def _right(code: Code, at: int) -> int | None:
-    """The number behind a sign: a literal, a bracket, or a constant that is not itself named as the warp's size."""
+    """The number behind a sign: a literal, a bracket, or a constant by the name of a warp or lane, but no size of one,
+    which is judged where it is set."""
     tokens = code.tokens
     if at + 1 >= len(tokens):
         return None
@@ -154,11 +178,16 @@ def _right(code: Code, at: int) -> int | None:
         return 32 if following.text.lower() in _FLOATS else number(following.text)
     if following.text == "(":
         inside = tokens[at + 2 : closing(tokens, at + 1)]
-        return code.value(inside, at) if len(inside) <= 5 and not any(map(_is_size, inside)) else None
-    after = tokens[at + 2].text if at + 2 < len(tokens) else ""
-    if following.kind == "name" and after not in ("(", "::", ".", "->", "[") and not _is_size(following):
-        return None if _OTHER_SIZE.search(following.text) else code.value([following], at)
-    return None
+    else:
+        inside = tokens[at + 1 : at + 2]
+    named = [one for one in inside if one.kind == "name"]
+    of_lanes = all(_WARP_OR_LANE.search(one.text) and not _is_size(one) for one in named)
+    return code.value(inside, at) if of_lanes and len(inside) <= 5 and not _is_looked_up(code, at) else None
+
+
+def _is_looked_up(code: Code, at: int) -> bool:
+    """Whether what follows a sign is a call, a member or an element."""
+    return code.tokens[at + 1].kind == "name" and code.text(at + 2) in ("(", "::", ".", "->", "[")
 
 
 def _is_size(token: CppToken) -> bool:

@@ -75,6 +75,7 @@ _KNOWS_WAVEFRONTS = re.compile(
     r"__GFX9__|__AMDGCN_WAVEFRONT_SIZE|__builtin_amdgcn_(?:mfma|wmma|wavefront|readlane|readfirstlane|update_dpp|mov_dpp"
     r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
 )
+_ARRAY = re.compile(r"\bstd::array\s*<[^;{}()]*>\s*&?\s*([A-Za-z_]\w*)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 # Sources that a template engine makes (FBGEMM, PyTorch) have sides of their own: {% if is_rocm %}.
@@ -322,6 +323,10 @@ class SourceFile(msgspec.Struct, kw_only=True, dict=True):
         """Whether it shows, outside of comments, that it was written with AMD's 64 lanes in mind."""
         return _KNOWS_WAVEFRONTS.search(_COMMENT.sub("", self.text)) is not None
 
+    @cached_property
+    def arrays(self) -> frozenset[str]:
+        return frozenset(_ARRAY.findall(self.text)) if "std::array" in self.text else frozenset()
+
     def is_dead(self, line: int) -> bool:
         return self.taken[line] is False
 
@@ -547,6 +552,10 @@ class Project:
             alias = re.compile(rf"\busing\s+{re.escape(name)}\s*=")
             self._types[name] = any(alias.search(unit.text) for unit in self.units.values())
         return self._types[name]
+
+    def arrays(self, path: str) -> frozenset[str]:
+        """Variables and members that the file, or one around it, declares as std::array."""
+        return frozenset(name for other in self.visible[path] for name in self.units[other].arrays)
 
     def sees(self, path: str, pattern: re.Pattern[str]) -> bool:
         """Whether a line that a build for ROCm compiles, in this file or one around it, matches."""
