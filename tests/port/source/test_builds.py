@@ -33,6 +33,12 @@ def left_out(cmake: str = "", python: str = "") -> set[str]:
         ('if(LANG STREQUAL "CUDA")\nset(S a.cu)\nendif()\nif(LANG STREQUAL "HIP")\nendif()', {"src/a.cu"}),
         ("if(USE_CUDA AND X)\nset(S a.cu)\nendif()\nif(USE_ROCM)\nendif()", {"src/a.cu"}),
         ("if(USE_CUDA OR USE_ROCM)\nset(S a.cu)\nendif()", set()),
+        # Asked for with AMD first, and alone inside.
+        (
+            'if(L STREQUAL "CUDA" OR L STREQUAL "HIP")\nif(L STREQUAL "CUDA")\nset(S a.cu)\nendif()\n'
+            'if(L STREQUAL "HIP")\nset(S b.cu)\nendif()\nendif()',
+            {"src/a.cu"},
+        ),
         ("if((USE_CUDA))\nset(S a.cu)\nendif()\nif(USE_ROCM)\nendif()", set()),
         ("if(USE_ROCM)\nelse()\nfile(GLOB S ${DIR}/cuda/*.cu) # a.cu\nendif()", {"src/cuda/d.cu"}),
         # What HIPIFY made of it is compiled.
@@ -69,6 +75,39 @@ def test_what_is_left_out_is_a_note_and_its_headers_are_not_read(tmp_path: Path)
     found = [one for one in preflight_source(tmp_path, on="mi300x", hipify=False).findings if one.check == "inline-ptx"]
     assert {one.where.file: one.severity for one in found} == {"a.cu": "note", "b.cu": "error"}
     assert "CMakeLists.txt:4 leaves this file out" in next(one.what for one in found if one.severity == "note")
+
+
+def test_headers_beside_sources_that_are_all_left_out(tmp_path: Path) -> None:
+    """Sources that the build makes include them."""
+    (tmp_path / "CMakeLists.txt").write_text("if(USE_ROCM)\nset(S b.cu)\nelse()\nset(S mma/a.cu)\nendif()\n")
+    (tmp_path / "mma").mkdir()
+    for name in ("mma/a.cu", "mma/tile.h", "b.cu", "b.h"):
+        (tmp_path / name).write_text("#ifdef USE_ROCM\n#endif\n" + HAZARD)
+    found = [one for one in preflight_source(tmp_path, on="mi300x", hipify=False).findings if one.check == "inline-ptx"]
+    assert {one.where.file for one in found if one.severity == "error"} == {"b.cu", "b.h"}
+    (tmp_path / "b.cu").write_text('#include "mma/tile.h"\n#ifdef USE_ROCM\n#endif\n')
+    found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+    assert "mma/tile.h" in {one.where.file for one in found if one.severity == "error"}
+
+
+def test_the_code_of_processors_is_not_read(tmp_path: Path) -> None:
+    for folder in ("cpu", "gpu"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.h").write_text(HAZARD)
+    assert {one.where.file for one in preflight_source(tmp_path, on="mi300x").findings} == {"gpu/a.h"}
+
+
+def test_a_tree_that_knows_both_dialects(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("#ifdef USE_ROCM\n#endif\nvoid cuda(at::Tensor t) { t.to(at::kFloat8_e4m3fn); }\n")
+    (tmp_path / "b.cu").write_text("")
+
+    def severity() -> list[str]:
+        found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+        return [one.severity for one in found if one.check == "fp8-dialect"]
+
+    assert severity() == ["error"]
+    (tmp_path / "b.cu").write_text("int to_fnuz(int x);\n")
+    assert severity() == ["unknown"]
 
 
 @pytest.mark.parametrize(

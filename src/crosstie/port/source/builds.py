@@ -118,7 +118,8 @@ def _asked_with_amd(commands: Iterable[tuple[str, str, int]]) -> frozenset[str] 
             if amd:
                 asks = True
                 shared |= {name for outer in around for name in outer}
-            positive = not any(one.upper() == "NOT" for one in names)
+            # Of `CUDA OR HIP` neither is set for the other's sake.
+            positive = not amd and not any(one.upper() == "NOT" for one in names)
             around.append({name for name in names if positive and _NVIDIA.match(name)})
         elif word == "elseif":
             asks = asks or amd

@@ -99,7 +99,9 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
     for number, path in enumerate(files.cpp, 1):
         on_progress(number, len(files.cpp), f"reading {path}")
         codes = streams(path, project)
-        yield from hazards_in(path, codes)
+        if "cpu" not in path.split("/")[:-1]:
+            # A processor's assembly and number formats are its own.
+            yield from hazards_in(path, codes)
         collect(path, codes, names)
     for number, (path, text) in enumerate(files.python.items(), 1):
         on_progress(number, len(files.python), f"reading {path}")
@@ -122,6 +124,8 @@ def _beside_amd(
     by_caller = "; Python of this tree asks for ROCm, so a caller may leave this out"
     by_hand = "; the tree is built for HIP without PyTorch's HIPIFY, so it may have its own way to convert this"
     by_libhipcxx = "; a build file asks for libhipcxx, which has these headers and names"
+    by_fnuz = "; other files of the tree know e4m3fnuz, so the numbers may be right by the time they are here"
+    knows_fnuz = any("fnuz" in text.lower() for text in (*files.cpp.values(), *files.python.values()))
     asks_for_libhipcxx = any("hipcxx" in text.lower() for text in files.build.values())
     folders, stems, own_way = files.folders, files.stems, not may_hipify(files)
 
@@ -134,6 +138,8 @@ def _beside_amd(
             return one.severity, ""
         if one.check == "libcudacxx" and asks_for_libhipcxx:
             return "note", by_libhipcxx
+        if knows_fnuz and one.check in ("fp8-dialect", "fp8-range"):
+            return "unknown", by_fnuz
         if own_way and one.check in ("hipify-leftover", "hipify-header"):
             return "unknown", by_hand
         if asked := project.asks_for_nvidia(one.file, one.line):

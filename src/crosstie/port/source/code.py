@@ -244,9 +244,12 @@ class Code:
         return ()
 
     def type_of(self, name: str, at: int) -> str:
-        """The word before a name where it first stands, which is its type where that declares it."""
-        first = next(iter(self.names.get(name, ())), at)
-        return self.text(first - 1) if 0 < first < at and self.tokens[first - 1].kind == "name" else ""
+        """The word before the nearest `T name` at or before a place, which is its type where that declares it."""
+        for place in reversed([one for one in self.names.get(name, ()) if 0 < one < at]):
+            before = self.tokens[place - 1]
+            if before.kind == "name" and before.text not in _CONTROL and before.text not in ("else", "do", "case"):
+                return before.text
+        return ""
 
     def points_to(self, name: str, at: int) -> str:
         """The type before the star of `T* name` or `T* __restrict__ name`; "" where that is not seen."""

@@ -323,5 +323,14 @@ def hazards_in(path: str, codes: Sequence[Code]) -> list[SourceHazard]:
     for code in codes:
         for rule in _RULES:
             found += rule(code)
-    project = codes[0].project
-    return [one for one in found if one.on != "wave64" or not project.left_out_on_gfx9(path, one.line or 0)]
+    project, unused = codes[0].project, _unused(codes[0])
+    return [one for one in found if one.name not in unused and not project.left_out_on(path, one.line or 0, one.on)]
+
+
+def _unused(code: Code) -> frozenset[str]:
+    """Templates that only code for NVIDIA calls: nobody instantiates them on ROCm."""
+    heads: dict[str, set[int]] = {}
+    for one in code.functions:
+        heads.setdefault(one.name, set()).add(code.tokens[one.head].line)
+    templates = {one.name for one in code.functions if one.template}
+    return frozenset(name for name in templates if not code.project.uses(name, code.path, heads[name]))

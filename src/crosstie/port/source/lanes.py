@@ -62,7 +62,7 @@ def _size(code: Code, name: str, value: int | None, at: int, line: int, talk: bo
     if _means_lanes(name, value, 32):
         severity = _severity(code, at, talk)
         yield code.line_hazard("warp-size", severity, _SAYS.format(name, 32, 64), line, _FIX, "wave64", where)
-    elif _means_lanes(name, value, 64) and not code.project.left_out_on_host(code.path, line):
+    elif _means_lanes(name, value, 64) and not code.project.left_out_on(code.path, line, "host"):
         severity = "error" if talk else "unknown"
         yield code.line_hazard("warp-size", severity, _SAYS.format(name, 64, 32), line, _FIX, "wave32", where)
 
@@ -176,10 +176,8 @@ def _right(code: Code, at: int) -> int | None:
     following = tokens[at + 1]
     if following.kind == "number":
         return 32 if following.text.lower() in _FLOATS else number(following.text)
-    if following.text == "(":
-        inside = tokens[at + 2 : closing(tokens, at + 1)]
-    else:
-        inside = tokens[at + 1 : at + 2]
+    bracketed = following.text == "("
+    inside = tokens[at + 2 : closing(tokens, at + 1)] if bracketed else tokens[at + 1 : at + 2]
     named = [one for one in inside if one.kind == "name"]
     of_lanes = all(_WARP_OR_LANE.search(one.text) and not _is_size(one) for one in named)
     return code.value(inside, at) if of_lanes and len(inside) <= 5 and not _is_looked_up(code, at) else None
