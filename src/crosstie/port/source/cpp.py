@@ -210,8 +210,40 @@ def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
         # The same condition speaks of ROCm, or the project sets the macro itself.
         settled = any(map(rocm_defines, names)) or any(code.project.definitions(name, code.path) for name in asked)
         name = "__CUDA_ARCH__" if "__CUDA_ARCH__" in asked else min(asked)
-        if not settled and (found := _judge(code, side, name, source)) is not None:
+        found = None if settled else _judge(code, side, name, source) or _unset(code, side, name)
+        if found is not None:
             yield code.line_hazard("architecture-macro", found[0], found[1], side.directive.line, found[2])
+    yield from _named(code)
+
+
+def _unset(code: Code, side: Branch, name: str) -> tuple[Severity, str, str] | None:
+    """`#if __CUDA_ARCH__ >= 800`, `#define HAS_BF16`: nothing but a switch, which other conditions ask for."""
+    project = code.project
+    made = {
+        one.name
+        for one in project.units[code.path].directives
+        if one.word == "define" and side.first <= one.line <= side.last
+    }
+    lost = sorted(one for one in made if not project.definitions(one, code.path) and project.asks_for(one))
+    if side.taken is not False or not lost:
+        return None
+    what = f"{_lacks(name)}: {lost[0]} is not set, and what asks for it is left out"
+    return "note" if project.is_ported else "unknown", what, f"say for ROCm too whether {lost[0]} holds"
+
+
+def _named(code: Code) -> Iterator[SourceHazard]:
+    """`if (__CUDA_ARCH__ >= 800)` in plain code, and `#define NEW (__CUDA_ARCH__ >= 800)`."""
+    name, unit = "__CUDA_ARCH__", code.project.units[code.path]
+    if code.project.definitions(name, code.path):
+        return
+    remedy = "ask in the preprocessor, with a side for ROCm: #if defined(USE_ROCM)"
+    for at in code.names.get(name, ()):
+        yield code.hazard("architecture-macro", "error", f"HIP never defines {name}: the name is unknown", at, remedy)
+    for one in unit.directives:
+        body = {token.text for token in one.tokens[1:]} if one.word == "define" else set()
+        if name in body and not unit.is_dead(one.line) and not any(map(rocm_defines, body)):
+            what = f"HIP never defines {name}: {one.name} is false in an #if, and no name elsewhere"
+            yield code.line_hazard("architecture-macro", "unknown", what, one.line, remedy)
 
 
 def _on_nvidia(code: Code, side: Branch) -> list[bool | None]:

@@ -549,6 +549,17 @@ class Project:
                     found[name] = found.get(name, False) or live
         return found
 
+    def asks_for(self, name: str) -> bool:
+        """Whether a condition that a build for ROCm reads asks for a macro."""
+        return any(
+            one.word in ("if", "ifdef", "ifndef", "elif")
+            and any(token.text == name for token in one.tokens)
+            and not unit.is_dead(one.line)
+            for unit in self.units.values()
+            if name in unit.text
+            for one in unit.directives
+        )
+
     def uses(self, name: str, path: str, but: Collection[int]) -> bool:
         """Whether any line that a build for ROCm compiles has a name, those lines of the file aside; True also where
         nobody calls it at all."""
