@@ -90,6 +90,23 @@ def test_headers_beside_sources_that_are_all_left_out(tmp_path: Path) -> None:
     assert "mma/tile.h" in {one.where.file for one in found if one.severity == "error"}
 
 
+def test_half_in_an_extension_of_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("__global__ void k(half* x) { x[0] = x[1]; }\n")
+    build = tmp_path / "setup.py"
+
+    def flags(text: str) -> list[tuple[int | None, str]]:
+        build.write_text(text)
+        found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+        return [(one.where.line, one.severity) for one in found if one.check == "half-flags"]
+
+    made = "import os\nCUDAExtension('k', ['a.cu'], extra_compile_args={0})\n"
+    assert flags(made.format("[]")) == [(2, "setting")]
+    assert flags(made.format("['-U__HIP_NO_HALF_CONVERSIONS__']")) == []
+    assert flags("import os\n") == []
+    (tmp_path / "a.cu").write_text("__global__ void k(float* x) { /* half of it */ x[0] = x[1]; }\n")
+    assert flags(made.format("[]")) == []
+
+
 def test_the_code_of_processors_is_not_read(tmp_path: Path) -> None:
     for folder in ("cpu", "gpu"):
         (tmp_path / folder).mkdir()

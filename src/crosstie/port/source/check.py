@@ -1,6 +1,7 @@
 """A tree of CUDA and Python sources in, what a port to each accelerator trips over out."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,13 @@ VERDICTS = {
     "error": "needs changes",
 }
 NOTHING_TO_PORT = "nothing to port"
+_HALF = re.compile(r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]", re.MULTILINE)
+_HALF_FLAGS = re.compile(r"(?:HIP|CUDA)_NO_HALF")
+_HALF_SAYS = "kernels use half: PyTorch compiles them with __HIP_NO_HALF_OPERATORS__ and __HIP_NO_HALF_CONVERSIONS__"
+_HALF_REMEDY = (
+    "where operators or casts of half do not compile, add -U__HIP_NO_HALF_OPERATORS__ and "
+    "-U__HIP_NO_HALF_CONVERSIONS__ to the flags on ROCm, as ports of such kernels did"
+)
 
 
 class HipifyCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +111,22 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
             # A processor's assembly and number formats are its own.
             yield from hazards_in(path, codes)
         collect(path, codes, names)
+    uses_half = _uses_half(files)
     for number, (path, text) in enumerate(files.python.items(), 1):
         on_progress(number, len(files.python), f"reading {path}")
-        yield from python_hazards(path, text, files.packages)
+        found = python_hazards(path, text, files.packages)
+        yield from found
+        if uses_half and (extension := next((one for one in found if one.check == "extension"), None)):
+            yield replace(extension, check="half-flags", severity="setting", what=_HALF_SAYS, remedy=_HALF_REMEDY)
     for_hip = hip_builds(files.build)
     for path, text in files.build.items():
         yield from build_hazards(path, text, for_hip)
+
+
+def _uses_half(files: Files) -> bool:
+    """Whether kernels compute with half, and nothing says how a build for ROCm is to take its operators."""
+    texts = (*files.python.values(), *files.build.values(), *files.cpp.values())
+    return any(map(_HALF.search, files.cpp.values())) and not any(map(_HALF_FLAGS.search, texts))
 
 
 def _beside_amd(
