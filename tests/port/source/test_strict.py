@@ -62,3 +62,11 @@ def test_half_operators_that_only_nvcc_gets() -> None:
     assert ("half-flags", 1) in checks(undefined)
     assert "half-flags" not in names(undefined + "#undef __HIP_NO_HALF_OPERATORS__\n")
     assert "half-flags" not in names(f"#ifndef USE_ROCM\n{undefined}#endif\n")
+
+
+def test_a_type_of_data_is_no_type_of_computing() -> None:
+    call = "cublasGemmEx(h, t, t, m, n, k, &a, A, CUDA_R_16F, m, B, CUDA_R_16F, k, &b, C, CUDA_R_16F, m, {0}, algo);"
+    assert overloads(kernel(call.format("CUDA_R_32F"))) == [(2, "error")]
+    assert overloads(kernel("cudaDataType_t type = pick();\n" + call.format("type"))) == [(3, "error")]
+    assert overloads(kernel("cublasComputeType_t type = pick();\n" + call.format("type"))) == []
+    assert overloads(kernel(call.format("CUBLAS_COMPUTE_32F"))) == []

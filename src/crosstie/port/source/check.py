@@ -30,7 +30,9 @@ VERDICTS = {
     "error": "needs changes",
 }
 NOTHING_TO_PORT = "nothing to port"
-_HALF = re.compile(r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]", re.MULTILINE)
+_HALF = re.compile(
+    r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]|\b(?:at|c10)::Half\b|\bkHalf\b|AND_HALF", re.MULTILINE
+)
 _HALF_FLAGS = re.compile(r"(?:HIP|CUDA)_NO_HALF")
 _HALF_SAYS = "kernels use half: PyTorch compiles them with __HIP_NO_HALF_OPERATORS__ and __HIP_NO_HALF_CONVERSIONS__"
 _HALF_REMEDY = (

@@ -232,18 +232,20 @@ def _unset(code: Code, side: Branch, name: str) -> tuple[Severity, str, str] | N
 
 
 def _named(code: Code) -> Iterator[SourceHazard]:
-    """`if (__CUDA_ARCH__ >= 800)` in plain code, and `#define NEW (__CUDA_ARCH__ >= 800)`."""
-    name, unit = "__CUDA_ARCH__", code.project.units[code.path]
-    if code.project.definitions(name, code.path):
-        return
-    remedy = "ask in the preprocessor, with a side for ROCm: #if defined(USE_ROCM)"
-    for at in code.names.get(name, ()):
-        yield code.hazard("architecture-macro", "error", f"HIP never defines {name}: the name is unknown", at, remedy)
-    for one in unit.directives:
-        body = {token.text for token in one.tokens[1:]} if one.word == "define" else set()
-        if name in body and not unit.is_dead(one.line) and not any(map(rocm_defines, body)):
-            what = f"HIP never defines {name}: {one.name} is false in an #if, and no name elsewhere"
-            yield code.line_hazard("architecture-macro", "unknown", what, one.line, remedy)
+    """`if (__CUDA_ARCH__ >= 800)` and `return CUDA_VERSION;` in plain code; `#define NEW (__CUDA_ARCH__ >= 800)`."""
+    unit = code.project.units[code.path]
+    for name in ("__CUDA_ARCH__", "CUDA_VERSION", "CUDART_VERSION"):
+        if code.project.definitions(name, code.path):
+            continue
+        remedy = "ask in the preprocessor, with a side for ROCm: #if defined(USE_ROCM)"
+        for at in code.names.get(name, ()):
+            what = f"outside of conditions {name} is an unknown name: HIP and its headers do not define it"
+            yield code.hazard("architecture-macro", "error", what, at, remedy)
+        for one in unit.directives if name == "__CUDA_ARCH__" else ():
+            body = {token.text for token in one.tokens[1:]} if one.word == "define" else set()
+            if name in body and not unit.is_dead(one.line) and not any(map(rocm_defines, body)):
+                what = f"HIP never defines {name}: {one.name} is false in an #if, and no name elsewhere"
+                yield code.line_hazard("architecture-macro", "unknown", what, one.line, remedy)
 
 
 def _on_nvidia(code: Code, side: Branch) -> list[bool | None]:

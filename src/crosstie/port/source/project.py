@@ -367,9 +367,19 @@ def read_unit(path: str, text: str) -> SourceFile:
         for found in _MEMBER.finditer(body[1]):
             line = _line(newlines, body.start(1) + found.start())
             constants.setdefault(found[1], []).append((found[2], line))
-    made = {found[1] or found[2] or found[3]: _line(newlines, found.start()) for found in _MADE.finditer(text)}
+    made = {
+        found[1] or found[2] or found[3]: _line(newlines, found.start())
+        for found in _MADE.finditer(text)
+        if not (found[1] and _passes_on(text, found))
+    }
     taken = taken_lines([], len(newlines) + 1)
     return SourceFile(path=path, text=text, directives=outline(text), constants=constants, made=made, taken=taken)
+
+
+def _passes_on(text: str, made: re.Match[str]) -> bool:
+    """Whether a function calls another of its own name: it only adds a type to what CUDA has."""
+    body = text[made.end() : text.find("}", made.end())]
+    return re.search(rf"\b{made[1]}\s*\(", body) is not None
 
 
 def _line(newlines: Sequence[int], offset: int) -> int:

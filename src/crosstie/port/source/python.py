@@ -392,6 +392,8 @@ class _Reader(ast.NodeVisitor):
             self._libraries(node.args[0])
         elif name == "getattr" and texts and len(node.args) > 1:
             self._named(f"{dotted(node.args[0])}.{texts[0]}", node)
+        elif name == "append" and texts and "lib" in dotted(node.func).lower():
+            self._libraries(node.args[0])
         elif name in ("get", "setdefault", "pop") and texts and "environ" not in dotted(node.func):
             self._keys(node.args[0])
 

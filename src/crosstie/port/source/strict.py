@@ -46,6 +46,15 @@ def _missing(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("overload", "error", what, at, remedy)
 
 
+def _compute_types(code: Code) -> Iterator[SourceHazard]:
+    """The next to last of what cublasGemmEx is given: cuBLAS takes a data type there as well."""
+    for _, at, given in code.foreign_calls(("cublasGemmEx", "cublasGemmBatchedEx", "cublasGemmStridedBatchedEx")):
+        names = [token.text for token in given[-2] if token.kind == "name"] if len(given) > 2 else []
+        if any(one.startswith("CUDA_R_") or code.type_of(one, at).startswith("cudaDataType") for one in names):
+            what = f"hipBLAS takes a hipblasComputeType_t where this gives {names[0]}, a type of data"
+            yield code.hazard("overload", "error", what, at, "give a cublasComputeType_t, such as CUBLAS_COMPUTE_32F")
+
+
 def _pairs(code: Code) -> Iterator[SourceHazard]:
     """__hmax2 and its like: of bfloat16 they are there."""
     for name, at, given in code.foreign_calls(("__hmax2", "__hmin2", "__hmax2_nan", "__hmin2_nan")):
@@ -191,4 +200,4 @@ def _has_result(function: Function) -> bool:
     return bool(is_type) and (not before.isupper() or len(before) == 1)
 
 
-STRICT_RULES = (_missing, _pairs, _doubled, _dependent, _returns, _operators, _standard, _switched)
+STRICT_RULES = (_missing, _compute_types, _pairs, _doubled, _dependent, _returns, _operators, _standard, _switched)
