@@ -33,6 +33,9 @@ def left_out(cmake: str = "", python: str = "") -> set[str]:
         ('if(LANG STREQUAL "CUDA")\nset(S a.cu)\nendif()\nif(LANG STREQUAL "HIP")\nendif()', {"src/a.cu"}),
         ("if(USE_CUDA AND X)\nset(S a.cu)\nendif()\nif(USE_ROCM)\nendif()", {"src/a.cu"}),
         ("if(USE_CUDA OR USE_ROCM)\nset(S a.cu)\nendif()", set()),
+        ("if(USE_CUDA)\nif(USE_HIP)\nmessage(FATAL_ERROR)\nendif()\nset(S a.cu)\nendif()", {"src/a.cu"}),
+        ("file(GLOB S *.cu)\nif(USE_HIP)\nlist(REMOVE_ITEM S src/a.cu)\nendif()", {"src/a.cu"}),
+        ("file(GLOB S *.cu)\nif(X)\nlist(REMOVE_ITEM S src/a.cu)\nendif()\nif(USE_HIP)\nendif()", set()),
         # Asked for with AMD first, and alone inside.
         (
             'if(L STREQUAL "CUDA" OR L STREQUAL "HIP")\nif(L STREQUAL "CUDA")\nset(S a.cu)\nendif()\n'
@@ -107,8 +110,8 @@ def test_half_in_an_extension_of_pytorch(tmp_path: Path) -> None:
     assert flags(made.format("[]")) == []
 
 
-def test_the_code_of_processors_is_not_read(tmp_path: Path) -> None:
-    for folder in ("cpu", "gpu"):
+def test_the_code_of_other_back_ends_is_not_read(tmp_path: Path) -> None:
+    for folder in ("cpu", "xpu", "gpu"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.h").write_text(HAZARD)
     assert {one.where.file for one in preflight_source(tmp_path, on="mi300x").findings} == {"gpu/a.h"}

@@ -44,7 +44,7 @@ def test_a_size_without_lanes_that_talk_is_not_known() -> None:
         "int lane = threadIdx.x % 32;", "int lane = threadIdx.x & 31;", "int lane = threadIdx.x & 0x1f;", "int lane = threadIdx.x & (32 - 1);", "constexpr int WARP = 32; int w = threadIdx.x / WARP;", "float w = blockDim.x / 32.f;", "int warp = threadIdx.x >> 5;",
         "int warp = threadIdx.x / 32;", "int w = (threadIdx.x + threadIdx.y * blockDim.x) / 32;", "int t = threadIdx.x; int w = t / 32;",
         "int nwarps = blockDim.x / 32;", "int nwarps = (blockDim.x + 31) / 32;", "if (threadIdx.x < 32) out[0] = 1;",
-        "int const tid = threadIdx.x; out[tid >> 5] = v;", "const int num_warps = NUM_THREADS / 32;",
+        "int const tid = threadIdx.x; out[tid >> 5] = v;", "const int num_warps = NUM_THREADS / 32;", "int threads = num_warps_per_block * 32;",
     ],
 )  # fmt: skip
 def test_arithmetic_on_lanes_is_found(line: str) -> None:
@@ -60,7 +60,7 @@ def test_arithmetic_on_lanes_is_found(line: str) -> None:
     [
         "int lane = threadIdx.x % warpSize;", "int lane = threadIdx.x & 63;", "constexpr int W = 64; int w = threadIdx.x / W;", "constexpr int WORDS = 32; int w = threadIdx.x / WORDS;", "int w = threadIdx.x / width;", "constexpr int kColsPerRow = 32; int c = threadIdx.x % kColsPerRow;", "int warp = threadIdx.x >> 6;", "int half = n / 32;",
         "int block = n >> 5;", "int x = bits & 31;", "// int lane = threadIdx.x % 32;", "int row = threadIdx.x / 16;",
-        "#ifndef USE_ROCM\nint lane = threadIdx.x % 32;\n#endif", "int words = (n + 31) / 32;", "if (threadIdx.x < 64) out[0] = 1;",
+        "#ifndef USE_ROCM\nint lane = threadIdx.x % 32;\n#endif", "int words = (n + 31) / 32;", "int bits = words * 32;", "int offset = threadIdx.x * 32;", "if (threadIdx.x < 64) out[0] = 1;",
         'printf("threadIdx.x % 32");', "bool upper = lane_id >= 32;",
     ],
 )  # fmt: skip

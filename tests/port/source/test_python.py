@@ -22,7 +22,7 @@ USES = [
     ("triton-nvidia", "triton.Config({}, num_ctas=2)"), ("tf32", "torch.backends.cuda.matmul.allow_tf32 = True"), ("run-time-compile", "torch.cuda._compile_kernel(s, 'k')"),
     ("extension", "setup(ext_modules=[CUDAExtension('a', ['a.cu'])])"), ("nvcc-flag", "flags = ['-gencode', 'arch=compute_90,code=sm_90']"),
     ("nvcc-flag", "flags = ['--expt-relaxed-constexpr']"), ("nvcc-flag", "flags = ['-arch=sm_80']"), ("cuda-library", "lib = ctypes.CDLL('libcudart.so.12')"),
-    ("cuda-library", "libraries = ['-lcudart']"), ("cuda-library", "CUDAExtension('a', [], libraries=['cublas'])"), ("cuda-library", "libraries.append('nccl')"), ("nvidia-tool", "subprocess.run(['nvidia-smi'])"), ("cuda-environment", "os.environ['TORCH_CUDA_ARCH_LIST'] = '9.0'"),
+    ("cuda-library", "libraries = ['-lcudart']"), ("cuda-library", "CUDAExtension('a', [], libraries=['cublas'])"), ("cuda-library", "libraries.append('nccl')"), ("cuda-library", "extra_link_args = ['-lcusparse']"), ("nvidia-tool", "subprocess.run(['nvidia-smi'])"), ("cuda-environment", "os.environ['TORCH_CUDA_ARCH_LIST'] = '9.0'"),
     ("triton-warps", "kernel[grid](x, num_warps=32)"), ("triton-warps", "configs = [{'BLOCK': 64, 'num_warps': 32}]"), ("warp-size", "WARP_SIZE = 32"),
     ("cuda-home", "from torch.utils.cpp_extension import CUDA_HOME\nuse_cuda = torch.cuda.is_available() and CUDA_HOME is not None"),
     ("cuda-home", "from torch.utils import cpp_extension\nnvcc_version(cpp_extension.CUDA_HOME)"), ("half-flags", "flags = ['-O3', '-U__CUDA_NO_HALF_OPERATORS__']"),

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
@@ -35,6 +35,8 @@ class _Listed(msgspec.Struct, frozen=True):
     place: str
     # Whether a build for ROCm reads the list: True, False, or None where that is open.
     taken: bool | None
+    # It is taken out of all lists.
+    removed: bool = False
 
 
 def may_hipify(files: Files) -> bool:
@@ -57,7 +59,12 @@ def files_left_out(files: Files) -> dict[str, str]:
     for path in files.cpp:
         by_name.setdefault(PurePosixPath(path).name, []).append(path)
     kept = {path for one in used for pattern in _before_hipify(one.pattern) for path in _meant(pattern, by_name)}
-    return {path: one.place for one in reversed(out) for path in _meant(one.pattern, by_name) if path not in kept}
+    return {
+        path: one.place
+        for one in reversed(out)
+        for path in _meant(one.pattern, by_name)
+        if one.removed or path not in kept
+    }
 
 
 def _before_hipify(pattern: str) -> Iterator[str]:
@@ -102,22 +109,27 @@ def _by_cmake(path: str, text: str) -> Iterator[_Listed]:
         else:
             taken = both(stack[-1].outer, stack[-1].held) if stack else True
             line = plain.count("\n", 0, start) + 1
+            removed = word == "list" and given.split()[:1] == ["REMOVE_ITEM"]
+            if removed and taken is not True:
+                continue
             for name in _SOURCE.findall(_VARIABLE.sub("", given)):
-                yield _Listed(name, f"{path}:{line}", taken)
+                yield _Listed(name, f"{path}:{line}", taken and not removed, removed)
 
 
-def _asked_with_amd(commands: Iterable[tuple[str, str, int]]) -> frozenset[str] | None:
+def _asked_with_amd(commands: Sequence[tuple[str, str, int]]) -> frozenset[str] | None:
     """Names of NVIDIA's switches inside of which the file asks for AMD, so that both are set; None: it never asks."""
     around: list[set[str]] = []
     shared: set[str] = set()
     asks = False
-    for word, given, _ in commands:
+    for number, (word, given, _) in enumerate(commands):
         names = {one.strip('"${}') for one in _WORD.findall(given)}
         amd = any(map(_AMD.match, names))
         if word == "if":
             if amd:
                 asks = True
-                shared |= {name for outer in around for name in outer}
+                # `if(USE_HIP) message(FATAL_ERROR ...)`: the two are not set together.
+                refuses = "FATAL_ERROR" in commands[number + 1][1] if number + 1 < len(commands) else False
+                shared |= {name for outer in around for name in outer if not refuses}
             # Of `CUDA OR HIP` neither is set for the other's sake.
             positive = not amd and not any(one.upper() == "NOT" for one in names)
             around.append({name for name in names if positive and _NVIDIA.match(name)})

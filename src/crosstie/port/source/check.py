@@ -30,6 +30,7 @@ VERDICTS = {
     "error": "needs changes",
 }
 NOTHING_TO_PORT = "nothing to port"
+_OTHER_BACK_ENDS = frozenset({"cpu", "xpu", "npu", "sycl", "musa", "metal", "vulkan", "opencl"})
 _HALF = re.compile(
     r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]|\b(?:at|c10)::Half\b|\bkHalf\b|AND_HALF", re.MULTILINE
 )
@@ -109,8 +110,8 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
     for number, path in enumerate(files.cpp, 1):
         on_progress(number, len(files.cpp), f"reading {path}")
         codes = streams(path, project)
-        if "cpu" not in path.split("/")[:-1]:
-            # A processor's assembly and number formats are its own.
+        if _OTHER_BACK_ENDS.isdisjoint(path.split("/")[:-1]):
+            # Their assembly and number formats are their own.
             yield from hazards_in(path, codes)
         collect(path, codes, names)
     uses_half = _uses_half(files)
