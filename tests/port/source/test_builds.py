@@ -102,7 +102,7 @@ def test_half_in_an_extension_of_pytorch(tmp_path: Path) -> None:
         found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
         return [(one.where.line, one.severity) for one in found if one.check == "half-flags"]
 
-    made = "import os\nCUDAExtension('k', ['a.cu'], extra_compile_args={0})\n"
+    made = "from torch.utils.cpp_extension import CUDAExtension\nCUDAExtension('k', ['a.cu'], extra_compile_args={0})\n"
     assert flags(made.format("[]")) == [(2, "setting")]
     assert flags(made.format("['-U__HIP_NO_HALF_CONVERSIONS__']")) == []
     assert flags("import os\n") == []

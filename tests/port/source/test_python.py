@@ -20,7 +20,7 @@ USES = [
     ("nccl", "torch.cuda.nccl.version()"), ("fp8-dialect", "x = x.to(torch.float8_e4m3fn)"), ("fp8-dialect", "y = tl.dot(a.to(tl.float8e4nv), b)"),
     ("inline-ptx", "tl.inline_asm_elementwise('prmt.b32', '=r', [x], tl.int32, True, 1)"), ("triton-nvidia", "tl.extra.cuda.globaltimer()"),
     ("triton-nvidia", "triton.Config({}, num_ctas=2)"), ("tf32", "torch.backends.cuda.matmul.allow_tf32 = True"), ("run-time-compile", "torch.cuda._compile_kernel(s, 'k')"),
-    ("extension", "setup(ext_modules=[CUDAExtension('a', ['a.cu'])])"), ("nvcc-flag", "flags = ['-gencode', 'arch=compute_90,code=sm_90']"),
+    ("extension", "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('a', ['a.cu'])])"), ("nvcc-flag", "flags = ['-gencode', 'arch=compute_90,code=sm_90']"),
     ("nvcc-flag", "flags = ['--expt-relaxed-constexpr']"), ("nvcc-flag", "flags = ['-arch=sm_80']"), ("cuda-library", "lib = ctypes.CDLL('libcudart.so.12')"),
     ("cuda-library", "libraries = ['-lcudart']"), ("cuda-library", "CUDAExtension('a', [], libraries=['cublas'])"), ("cuda-library", "libraries.append('nccl')"), ("cuda-library", "extra_link_args = ['-lcusparse']"), ("nvidia-tool", "subprocess.run(['nvidia-smi'])"), ("cuda-environment", "os.environ['TORCH_CUDA_ARCH_LIST'] = '9.0'"),
     ("triton-warps", "kernel[grid](x, num_warps=32)"), ("triton-warps", "configs = [{'BLOCK': 64, 'num_warps': 32}]"), ("warp-size", "WARP_SIZE = 32"),

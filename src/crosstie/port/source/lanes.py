@@ -151,7 +151,8 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
         if code.is_side_for_amd(at) or (code.is_for_amd(at) and (code.knows_wavefronts or not talk)):
             # A file of HIP may be HIPIFY's output, which has CUDA's 32 lanes: where they talk, that is no excuse.
             continue
-        severity = _severity(code, at, talk) if talk or not _OTHER_SIZE.search(named) else "note"
+        harmless = not talk and sign != "*" and _OTHER_SIZE.search(named)
+        severity = "note" if harmless else _severity(code, at, talk)
         remedy = _FIX + ("." + _WHERE_LANES_TALK if talk else "; harmless where it only cuts work into parts of 32")
         yield code.hazard("lane-arithmetic", severity, what, at, remedy, "wave64")
 

@@ -370,9 +370,6 @@ class _Reader(ast.NodeVisitor):
             # A program's own options may be called as a compiler's.
             self._documentation.update(map(id, node.args))
         self._by_text(node, name)
-        for phrase in python_rules("call"):
-            if name in phrase.names:
-                self._add(phrase, node, name)
         for keyword in node.keywords:
             if keyword.arg == "libraries":
                 self._libraries(keyword.value)
