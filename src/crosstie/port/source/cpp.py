@@ -91,9 +91,10 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
     found: dict[int, str] = {}
     tokens = code.tokens
     for name, places in code.names.items():
+        if not rule.names_it(name) or name in code.parameters:
+            continue
         # A member of the project's own ends so.
-        is_own = (name.endswith("_") and name[0] != "_") or name in code.parameters or code.provided(name)
-        if rule.names_it(name) and not is_own:
+        if not (name.endswith("_") and name[0] != "_") and not code.provided(name):
             for at in places:
                 is_member = code.text(at - 1) in (".", "->") and not name.startswith(("shared", "cuda", "__"))
                 if not is_member and not code.is_dropped(at):
@@ -150,8 +151,10 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
     if names and all(_AMD.match(name) for name in names):
         return None
     known = [found for name in names if (found := ptx_rule(name)) is not None]
-    is_ptx = bool(_PTX.search(body) or _SPECIAL.search(body) or any("." in name for name in names))
     on_device = code.path.endswith(_LANGUAGES) or _DEVICE.search(code.project.units[code.path].text)
+    # Arm's instructions have dots as well.
+    dotted = on_device and any("." in name for name in names)
+    is_ptx = bool(_PTX.search(body) or _SPECIAL.search(body) or dotted)
     if not is_ptx and not (on_device and (known or pasted or names)):
         return None
     distinct = list(dict.fromkeys(names))
