@@ -70,6 +70,15 @@ def test_lists_of_python(python: str, expected: set[str]) -> None:
     assert left_out(python=python) == expected
 
 
+def test_a_setup_of_its_own_for_rocm_lists_all_that_is_built() -> None:
+    python = {"src/setup_rocm.py": "s = ['a.cu'] # hip", "src/setup.py": "s = ['a.cu', 'b.cu'] # hip"}
+    assert set(files_left_out(Files(cpp=CPP, python=python))) == {"src/b.cu"}
+    cmake = {"src/CMakeLists.txt": "set(S a.cu cuda/d.cu)"}
+    assert set(files_left_out(Files(cpp=CPP, python=python, build=cmake))) == {"src/b.cu", "src/cuda/d.cu"}
+    del python["src/setup_rocm.py"]
+    assert not files_left_out(Files(cpp=CPP, python=python))
+
+
 def test_what_is_left_out_is_a_note_and_its_headers_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text("if(USE_ROCM)\nset(S b.cu)\nelse()\nset(S a.cu)\nendif()\n")
     (tmp_path / "a.cu").write_text('#include "a.h"\n#ifdef USE_ROCM\n#endif\n' + HAZARD)

@@ -178,12 +178,6 @@ def test_a_reduction_in_a_while_loop() -> None:
     assert "warp-reduction" not in names(kernel("int o = 16;\nwhile (o > 0) { out[o] = 1; o >>= 1; }"))
 
 
-def test_warp_synchronous_code() -> None:
-    steps = "s[t] += s[t + 32];\n{}s[t] += s[t + 16];"
-    assert "warp-synchronous" in names(kernel(steps.format("")))
-    assert "warp-synchronous" not in names(kernel(steps.format("__syncthreads();\n")))
-
-
 def test_shuffles_among_32_lanes_are_right_on_64() -> None:
     assert severities(kernel(f"{AMONG_32}\nint lane = threadIdx.x % 32;"), "lane-arithmetic") == {"unknown"}
     own = "__device__ float shfl_xor(float v, int by, int width) { return v; }\n"

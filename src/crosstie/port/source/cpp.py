@@ -186,20 +186,6 @@ def _capabilities(code: Code) -> Iterator[SourceHazard]:
         yield code.hazard("compute-capability", "unknown" if asked is None else "error", what, at, remedy, "gfx9")
 
 
-def _warp_synchronous(code: Code) -> Iterator[SourceHazard]:
-    """`s[t] += s[t + 32]; s[t] += s[t + 16];` with no barrier between them."""
-    tokens = code.tokens
-    for at, token in enumerate(tokens):
-        if token.text != "16" or code.text(at - 1) != "+" or code.text(at + 1) != "]":
-            continue
-        before = [one.text for one in tokens[max(0, at - 80) : at]]
-        step = next((i for i in range(len(before) - 2, 0, -1) if before[i - 1 : i + 2] == ["+", "32", "]"]), None)
-        if step and not any(word.startswith("__sync") for word in before[step:]):
-            what = "a reduction goes on below 64 threads without a barrier, trusting that 32 threads run in step"
-            remedy = "put __syncthreads() between the steps, or use shuffles; a wavefront has 64 lanes here"
-            yield code.hazard("warp-synchronous", "unknown", what, at, remedy, "wave64")
-
-
 def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
     unit = code.project.units[code.path]
     source = unit.text.split("\n")
@@ -346,7 +332,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 _RULES = (
     *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
-    _capabilities, _warp_synchronous,
+    _capabilities,
 )  # fmt: skip
 
 

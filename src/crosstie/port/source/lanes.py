@@ -184,12 +184,9 @@ def _right(code: Code, at: int) -> int | None:
     inside = tokens[at + 2 : closing(tokens, at + 1)] if bracketed else tokens[at + 1 : at + 2]
     named = [one for one in inside if one.kind == "name"]
     of_lanes = all(_WARP_OR_LANE.search(one.text) and not _is_size(one) for one in named)
-    return code.value(inside, at) if of_lanes and len(inside) <= 5 and not _is_looked_up(code, at) else None
-
-
-def _is_looked_up(code: Code, at: int) -> bool:
-    """Whether what follows a sign is a call, a member or an element."""
-    return code.tokens[at + 1].kind == "name" and code.text(at + 2) in ("(", "::", ".", "->", "[")
+    # A call, a member or an element is no constant.
+    looked_up = following.kind == "name" and code.text(at + 2) in ("(", "::", ".", "->", "[")
+    return code.value(inside, at) if of_lanes and len(inside) <= 5 and not looked_up else None
 
 
 def _is_size(token: CppToken) -> bool:
