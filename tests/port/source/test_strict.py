@@ -57,6 +57,15 @@ def test_a_function_that_ends_the_thread_needs_no_return() -> None:
     assert ("clang-strictness", 2) in checks(text.format(function.replace("[[noreturn]] ", ""), 'refuse("no")'))
 
 
+@pytest.mark.parametrize("condition", ["#ifdef {}", "#ifndef {}", "#if defined({}) && N > 1"])
+def test_a_macro_that_hip_no_longer_sets(condition: str) -> None:
+    text = condition.format("__HIP_PLATFORM_HCC__") + "\nint lanes;\n#endif\n"
+    assert ("architecture-macro", 1) in checks(text)
+    assert "architecture-macro" not in names(text.replace("HCC", "AMD"))
+    both = "#if defined(__HIP_PLATFORM_HCC__) || defined(__HIP_PLATFORM_AMD__)\nint lanes;\n#endif\n"
+    assert "architecture-macro" not in names(both)
+
+
 def test_half_operators_that_only_nvcc_gets() -> None:
     undefined = "#undef __CUDA_NO_HALF_OPERATORS__\n"
     assert ("half-flags", 1) in checks(undefined)

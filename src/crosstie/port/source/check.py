@@ -36,10 +36,7 @@ _HALF = re.compile(
 )
 _HALF_FLAGS = re.compile(r"(?:HIP|CUDA)_NO_HALF")
 _HALF_SAYS = "kernels use half: PyTorch compiles them with __HIP_NO_HALF_OPERATORS__ and __HIP_NO_HALF_CONVERSIONS__"
-_HALF_REMEDY = (
-    "where operators or casts of half do not compile, add -U__HIP_NO_HALF_OPERATORS__ and "
-    "-U__HIP_NO_HALF_CONVERSIONS__ to the flags on ROCm, as ports of such kernels did"
-)
+_HALF_REMEDY = "where half does not compile, add -U__HIP_NO_HALF_OPERATORS__ and -U__HIP_NO_HALF_CONVERSIONS__ on ROCm"
 
 
 class HipifyCounts(msgspec.Struct, frozen=True, kw_only=True):

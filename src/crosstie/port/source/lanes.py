@@ -142,7 +142,6 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
             what = f"{named or 'this'} is computed for 32 lanes to a warp, a wavefront of this target has 64"
         mixed = [] if sign in ("<", ">=") or code.is_side_for_amd(at) else _beside_warp_size(code, at)
         if mixed:
-            # Wrong whatever the file knows of wavefronts: the two numbers differ.
             what, remedy = f"{what}; the same function takes warpSize, which is 64", "divide by warpSize here too"
             mix = code.hazard("lane-arithmetic", "error", what, at, remedy, "wave64")
             yield replace(mix, evidence=mix.evidence + also(mixed))

@@ -30,6 +30,7 @@ _VECTORS = frozenset(
     f"{kind}{width}" for kind in ("float", "double", "int", "uint", "short", "ushort", "char", "uchar", "long", "ulong")
     for width in (1, 2, 3, 4)
 )  # fmt: skip
+_SINCE_HCC = {"__HIP_PLATFORM_AMD__", "USE_ROCM", "__HIPCC__", "__HIP__"}
 _DEVICE_WORD = re.compile(r"(?i)device|global__|kernel|(?:^|_)hd(?:_|$)")
 _DEVICE_FILES = (".cu", ".cuh", ".hip", ".inl")
 
@@ -181,16 +182,20 @@ def _on_device(code: Code, at: int) -> bool:
 
 
 def _switched(code: Code) -> Iterator[SourceHazard]:
-    """`#undef __CUDA_NO_HALF_OPERATORS__`, for which HIP's headers have a name of their own."""
+    """`#undef __CUDA_NO_HALF_OPERATORS__`, of which HIP's headers have their own; a macro that HIP no longer sets."""
     unit = code.project.units[code.path]
-    if code.parameters or "__HIP_NO_HALF" in unit.text:
-        return
     for one in unit.directives:
-        if one.word == "undef" and one.name.startswith("__CUDA_NO_HALF") and not unit.is_dead(one.line):
+        if unit.is_dead(one.line) or code.parameters:
+            continue
+        names = {token.text for token in one.tokens}
+        if one.word == "undef" and one.name.startswith("__CUDA_NO_HALF") and "__HIP_NO_HALF" not in unit.text:
             what = f"{one.name} is nvcc's: PyTorch's builds for ROCm set __HIP_NO_HALF_OPERATORS__ and _CONVERSIONS__"
-            remedy = "undefine __HIP_NO_HALF_OPERATORS__ and __HIP_NO_HALF_CONVERSIONS__ as well"
-            yield code.line_hazard("half-flags", "setting", what, one.line, remedy)
-            return
+            yield code.line_hazard("half-flags", "setting", what, one.line, "undefine those of HIP as well")
+        elif one.word != "define" and "__HIP_PLATFORM_HCC__" in names and names.isdisjoint(_SINCE_HCC):
+            what = (
+                "HIP does not define __HIP_PLATFORM_HCC__ since ROCm 6: unless the build does, this takes NVIDIA's side"
+            )
+            yield code.line_hazard("architecture-macro", "unknown", what, one.line, "ask for __HIP_PLATFORM_AMD__")
 
 
 def _has_result(function: Function) -> bool:
