@@ -33,6 +33,15 @@ def left_out(cmake: str = "", python: str = "") -> set[str]:
         ('if(LANG STREQUAL "CUDA")\nset(S a.cu)\nendif()\nif(LANG STREQUAL "HIP")\nendif()', {"src/a.cu"}),
         ("if(USE_CUDA AND X)\nset(S a.cu)\nendif()\nif(USE_ROCM)\nendif()", {"src/a.cu"}),
         ("if(USE_CUDA OR USE_ROCM)\nset(S a.cu)\nendif()", set()),
+        ("if(USE_CUDA)\nif(USE_HIP)\nmessage(FATAL_ERROR)\nendif()\nset(S a.cu)\nendif()", {"src/a.cu"}),
+        ("file(GLOB S *.cu)\nif(USE_HIP)\nlist(REMOVE_ITEM S src/a.cu)\nendif()", {"src/a.cu"}),
+        ("file(GLOB S *.cu)\nif(X)\nlist(REMOVE_ITEM S src/a.cu)\nendif()\nif(USE_HIP)\nendif()", set()),
+        # Asked for with AMD first, and alone inside.
+        (
+            'if(L STREQUAL "CUDA" OR L STREQUAL "HIP")\nif(L STREQUAL "CUDA")\nset(S a.cu)\nendif()\n'
+            'if(L STREQUAL "HIP")\nset(S b.cu)\nendif()\nendif()',
+            {"src/a.cu"},
+        ),
         ("if((USE_CUDA))\nset(S a.cu)\nendif()\nif(USE_ROCM)\nendif()", set()),
         ("if(USE_ROCM)\nelse()\nfile(GLOB S ${DIR}/cuda/*.cu) # a.cu\nendif()", {"src/cuda/d.cu"}),
         # What HIPIFY made of it is compiled.
@@ -61,6 +70,15 @@ def test_lists_of_python(python: str, expected: set[str]) -> None:
     assert left_out(python=python) == expected
 
 
+def test_a_setup_of_its_own_for_rocm_lists_all_that_is_built() -> None:
+    python = {"src/setup_rocm.py": "s = ['a.cu'] # hip", "src/setup.py": "s = ['a.cu', 'b.cu'] # hip"}
+    assert set(files_left_out(Files(cpp=CPP, python=python))) == {"src/b.cu"}
+    cmake = {"src/CMakeLists.txt": "set(S a.cu cuda/d.cu)"}
+    assert set(files_left_out(Files(cpp=CPP, python=python, build=cmake))) == {"src/b.cu", "src/cuda/d.cu"}
+    del python["src/setup_rocm.py"]
+    assert not files_left_out(Files(cpp=CPP, python=python))
+
+
 def test_what_is_left_out_is_a_note_and_its_headers_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text("if(USE_ROCM)\nset(S b.cu)\nelse()\nset(S a.cu)\nendif()\n")
     (tmp_path / "a.cu").write_text('#include "a.h"\n#ifdef USE_ROCM\n#endif\n' + HAZARD)
@@ -69,6 +87,56 @@ def test_what_is_left_out_is_a_note_and_its_headers_are_not_read(tmp_path: Path)
     found = [one for one in preflight_source(tmp_path, on="mi300x", hipify=False).findings if one.check == "inline-ptx"]
     assert {one.where.file: one.severity for one in found} == {"a.cu": "note", "b.cu": "error"}
     assert "CMakeLists.txt:4 leaves this file out" in next(one.what for one in found if one.severity == "note")
+
+
+def test_headers_beside_sources_that_are_all_left_out(tmp_path: Path) -> None:
+    """Sources that the build makes include them."""
+    (tmp_path / "CMakeLists.txt").write_text("if(USE_ROCM)\nset(S b.cu)\nelse()\nset(S mma/a.cu)\nendif()\n")
+    (tmp_path / "mma").mkdir()
+    for name in ("mma/a.cu", "mma/tile.h", "b.cu", "b.h"):
+        (tmp_path / name).write_text("#ifdef USE_ROCM\n#endif\n" + HAZARD)
+    found = [one for one in preflight_source(tmp_path, on="mi300x", hipify=False).findings if one.check == "inline-ptx"]
+    assert {one.where.file for one in found if one.severity == "error"} == {"b.cu", "b.h"}
+    (tmp_path / "b.cu").write_text('#include "mma/tile.h"\n#ifdef USE_ROCM\n#endif\n')
+    found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+    assert "mma/tile.h" in {one.where.file for one in found if one.severity == "error"}
+
+
+def test_half_in_an_extension_of_pytorch(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("__global__ void k(half* x) { x[0] = x[1]; }\n")
+    build = tmp_path / "setup.py"
+
+    def flags(text: str) -> list[tuple[int | None, str]]:
+        build.write_text(text)
+        found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+        return [(one.where.line, one.severity) for one in found if one.check == "half-flags"]
+
+    made = "from torch.utils.cpp_extension import CUDAExtension\nCUDAExtension('k', ['a.cu'], extra_compile_args={0})\n"
+    assert flags(made.format("[]")) == [(2, "setting")]
+    assert flags(made.format("['-U__HIP_NO_HALF_CONVERSIONS__']")) == []
+    assert flags("import os\n") == []
+    (tmp_path / "a.cu").write_text("__global__ void k(float* x) { /* half of it */ x[0] = x[1]; }\n")
+    assert flags(made.format("[]")) == []
+
+
+def test_the_code_of_other_back_ends_is_not_read(tmp_path: Path) -> None:
+    for folder in ("cpu", "xpu", "gpu"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.h").write_text(HAZARD)
+    assert {one.where.file for one in preflight_source(tmp_path, on="mi300x").findings} == {"gpu/a.h"}
+
+
+def test_a_tree_that_knows_both_dialects(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text("#ifdef USE_ROCM\n#endif\nvoid cuda(at::Tensor t) { t.to(at::kFloat8_e4m3fn); }\n")
+    (tmp_path / "b.cu").write_text("")
+
+    def severity() -> list[str]:
+        found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+        return [one.severity for one in found if one.check == "fp8-dialect"]
+
+    assert severity() == ["error"]
+    (tmp_path / "b.cu").write_text("int to_fnuz(int x);\n")
+    assert severity() == ["unknown"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.port.source.snippets import kernel, names
+from tests.port.source.snippets import checks, kernel, names
 
 from crosstie.port.source.check import preflight_source
 
@@ -180,3 +180,19 @@ def test_a_macro_that_only_nvidias_side_uses() -> None:
     assert "inline-ptx" in names(macro + used)
     assert "inline-ptx" not in names(macro + f"#ifndef USE_ROCM\n{used}#endif\n// CHECK_IT(n)\n")
     assert "inline-ptx" in names(macro + f"#ifndef USE_ROCM\n{used}#endif\n#define ALSO(x) CHECK_IT(x)\n")
+
+
+def test_both_arms_of_a_condition_on_the_target() -> None:
+    text = "#if defined(__gfx942__)\nconst float fp8_max = 224.f;\n#else\nconst float fp8_max = 448.f;\n#endif\n"
+    assert "fp8-range" not in names(text)
+    assert ("fp8-range", 4) in checks(text.replace("#if defined", "#if !defined"))
+
+
+def test_a_template_that_only_nvidias_side_calls() -> None:
+    ballot = "template <int N> __device__ int vote(bool p) {\n  unsigned m = __ballot_sync(~0u, p);\n  return m;\n}\n"
+    call = "__global__ void k(int* out) { out[0] = vote<4>(true); }\n"
+    guarded = f"#ifndef USE_ROCM\n{call}#endif\n"
+    assert "mask-32-bit" not in names(ballot + guarded)
+    assert ("mask-32-bit", 2) in checks(ballot + guarded + call)
+    # Nobody calls it here: whoever includes this may.
+    assert ("mask-32-bit", 2) in checks(ballot + "#ifndef USE_ROCM\nint n;\n#endif\n")

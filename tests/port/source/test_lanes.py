@@ -41,10 +41,10 @@ def test_a_size_without_lanes_that_talk_is_not_known() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "int lane = threadIdx.x % 32;", "int lane = threadIdx.x & 31;", "int lane = threadIdx.x & 0x1f;", "int lane = threadIdx.x & (32 - 1);", "constexpr int W = 32; int w = threadIdx.x / W;", "float w = blockDim.x / 32.f;", "int warp = threadIdx.x >> 5;",
+        "int lane = threadIdx.x % 32;", "int lane = threadIdx.x & 31;", "int lane = threadIdx.x & 0x1f;", "int lane = threadIdx.x & (32 - 1);", "constexpr int WARP = 32; int w = threadIdx.x / WARP;", "float w = blockDim.x / 32.f;", "int warp = threadIdx.x >> 5;",
         "int warp = threadIdx.x / 32;", "int w = (threadIdx.x + threadIdx.y * blockDim.x) / 32;", "int t = threadIdx.x; int w = t / 32;",
         "int nwarps = blockDim.x / 32;", "int nwarps = (blockDim.x + 31) / 32;", "if (threadIdx.x < 32) out[0] = 1;",
-        "int const tid = threadIdx.x; out[tid >> 5] = v;", "const int num_warps = NUM_THREADS / 32;",
+        "int const tid = threadIdx.x; out[tid >> 5] = v;", "const int num_warps = NUM_THREADS / 32;", "int threads = num_warps_per_block * 32;",
     ],
 )  # fmt: skip
 def test_arithmetic_on_lanes_is_found(line: str) -> None:
@@ -58,14 +58,28 @@ def test_arithmetic_on_lanes_is_found(line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "int lane = threadIdx.x % warpSize;", "int lane = threadIdx.x & 63;", "constexpr int W = 64; int w = threadIdx.x / W;", "int w = threadIdx.x / width;", "constexpr int kColsPerRow = 32; int c = threadIdx.x % kColsPerRow;", "int warp = threadIdx.x >> 6;", "int half = n / 32;",
+        "int lane = threadIdx.x % warpSize;", "int lane = threadIdx.x & 63;", "constexpr int W = 64; int w = threadIdx.x / W;", "constexpr int WORDS = 32; int w = threadIdx.x / WORDS;", "int w = threadIdx.x / width;", "constexpr int kColsPerRow = 32; int c = threadIdx.x % kColsPerRow;", "int warp = threadIdx.x >> 6;", "int half = n / 32;",
         "int block = n >> 5;", "int x = bits & 31;", "// int lane = threadIdx.x % 32;", "int row = threadIdx.x / 16;",
-        "#ifndef USE_ROCM\nint lane = threadIdx.x % 32;\n#endif", "int words = (n + 31) / 32;", "if (threadIdx.x < 64) out[0] = 1;",
+        "#ifndef USE_ROCM\nint lane = threadIdx.x % 32;\n#endif", "int words = (n + 31) / 32;", "int bits = words * 32;", "int offset = threadIdx.x * 32;", "if (threadIdx.x < 64) out[0] = 1;",
         'printf("threadIdx.x % 32");', "bool upper = lane_id >= 32;",
     ],
 )  # fmt: skip
 def test_arithmetic_that_is_right(line: str) -> None:
     assert "lane-arithmetic" not in names(kernel(f"{SHUFFLE}\n{line}"))
+
+
+def test_32_and_warp_size_in_one_function() -> None:
+    ported = "#if defined(USE_ROCM)\n#define LANES __AMDGCN_WAVEFRONT_SIZE\n#endif\n"
+    mixed = ported + kernel("int tid = threadIdx.x;\nint w = tid / 32;\nout[w * warpSize] = out[tid];")
+    found = [one for one in findings(mixed) if one.check == "lane-arithmetic"]
+    assert [(one.where.line, one.severity) for one in found] == [(6, "error")]
+    assert "line: 7" in found[0].evidence
+    for right in (
+        mixed.replace("/ 32", "/ warpSize"),
+        mixed.replace("warpSize", "32"),
+        mixed.replace("int tid", "int warpSize = 32, tid"),
+    ):
+        assert "error" not in {one.severity for one in findings(right) if one.check == "lane-arithmetic"}
 
 
 @pytest.mark.parametrize(
@@ -162,12 +176,6 @@ def test_a_reduction_in_a_while_loop() -> None:
     assert "warp-reduction" not in names(kernel(loop.format("warpSize / 2", "")))
     assert "warp-reduction" not in names(kernel(loop.format("16", ", 32")))
     assert "warp-reduction" not in names(kernel("int o = 16;\nwhile (o > 0) { out[o] = 1; o >>= 1; }"))
-
-
-def test_warp_synchronous_code() -> None:
-    steps = "s[t] += s[t + 32];\n{}s[t] += s[t + 16];"
-    assert "warp-synchronous" in names(kernel(steps.format("")))
-    assert "warp-synchronous" not in names(kernel(steps.format("__syncthreads();\n")))
 
 
 def test_shuffles_among_32_lanes_are_right_on_64() -> None:

@@ -98,3 +98,11 @@ def test_a_result_without_a_return() -> None:
     assert ("clang-strictness", 1) in checks(text.format(""))
     assert "clang-strictness" not in names(text.format("return v;")) | names(kernel("out[0] = 1;"))
     assert "clang-strictness" not in names("struct S { __device__ S(int n) { m = n; } int m; };\n")
+
+
+def test_the_nearest_declaration_has_the_type() -> None:
+    """A name may be declared otherwise in the function before."""
+    before = "__device__ float clip(float v, float lo) { return fmaxf(v, lo); }\n"
+    pair = "__device__ nv_bfloat162 clip(nv_bfloat162 v, nv_bfloat162 lo) { return __hmax2(v, lo); }\n"
+    assert "overload" not in names(before + pair)
+    assert ("overload", 2) in checks(before + pair.replace("nv_bfloat162", "half2"))

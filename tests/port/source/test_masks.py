@@ -128,6 +128,8 @@ def test_a_ballot_returned_in_32_bits() -> None:
 def test_bits_of_lanes_in_32_bits_are_found() -> None:
     assert ("lane-bit", 2) in checks(kernel("unsigned below = (1u << lane) - 1;"))
     assert "lane-bit" not in names(kernel("unsigned long long below = (1ull << lane) - 1;\nint x = 1 << n;"))
+    assert "lane-bit" not in names(kernel("unsigned bit = 1u << (lane & 31);\nunsigned b = 1u << (lane_id % 32);"))
+    assert ("lane-bit", 2) in checks(kernel("unsigned bit = 1u << (lane & 63);"))
 
 
 def test_where_a_ballot_goes() -> None:
@@ -163,3 +165,10 @@ def test_a_mask_of_32_lanes_with_their_width_is_not_known() -> None:
 def test_a_ballot_of_a_part_of_the_wavefront() -> None:
     assert "ballot-truncated" in names(kernel("int b = static_cast<int>(__ballot(n));"))
     assert "ballot-truncated" not in names(kernel("int b = static_cast<int>(__ballot(n) >> (part * 32));"))
+
+
+def test_a_shuffle_for_one_more_type_takes_the_place_of_none() -> None:
+    own = "__device__ Half __shfl_xor_sync(unsigned mask, Half v, int by) {{ return {0}; }}\n"
+    use = kernel("float v = __shfl_xor_sync(0xffffffff, out[0], 1);")
+    assert ("mask-32-bit", 3) in checks(own.format("__shfl_xor_sync(mask, v.data(), by)") + use)
+    assert ("mask-32-bit", 3) not in checks(own.format("exchanged(v, by)") + use)

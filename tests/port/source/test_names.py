@@ -16,7 +16,7 @@ USES = [
     ("cluster-launch", "__cluster_dims__(2, 1, 1) void k();"), ("libcudacxx", "#include <cuda/barrier>"), ("libcudacxx", "cuda::atomic_ref<int> a(x);"),
     ("async-copy", "__pipeline_commit();"), ("async-copy", "cg::memcpy_async(block, a, b, n);"), ("cooperative-groups", "#include <cooperative_groups/reduce.h>"),
     ("tiled-partition", "auto tile = cg::tiled_partition<32>(block);"), ("grid-sync", "cg::this_grid().sync();"), ("missing-intrinsic", "__nanosleep(40);"),
-    ("missing-intrinsic", "int c = __dp4a(a, b, c);"), ("missing-intrinsic", "x = __vadd4(a, b);"), ("cache-hint", "__stcs(p, v);"),
+    ("missing-intrinsic", "__trap();"), ("graphs", "cudaKernelNodeParams node;"), ("hipify-leftover", "#define cudaUnspecified cudaErrorApiFailureBase"), ("missing-intrinsic", "int c = __dp4a(a, b, c);"), ("missing-intrinsic", "x = __vadd4(a, b);"), ("cache-hint", "__stcs(p, v);"),
     ("texture", "float v = tex2D<float>(t, x, y);"), ("cudnn", "#include <cudnn.h>"), ("cudnn", "cudnnHandle_t handle;"), ("nvml", "nvmlInit();"),
     ("nvshmem", "nvshmem_barrier_all();"), ("nccl", "#include <nccl.h>"), ("multicast", "cuMulticastCreate(&h, &p);"), ("device-binary", "cuModuleLoadData(&m, ptx);"),
     ("managed-memory", "cudaMallocManaged(&p, n);"), ("graphs", "cudaStreamBeginCapture(s, m);"), ("cublaslt", "cublasLtMatmul(h);"),
@@ -26,6 +26,10 @@ USES = [
     ("cub-internal", "cub::CTA_SYNC();"), ("cub-internal", "bool whole = lanes == CUB_WARP_THREADS(0);"),
     ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"),
 ]  # fmt: skip
+
+
+def test_the_unsigned_scales_of_nvfp4_are_no_fp8() -> None:
+    assert "fp8-range" not in names("float to_ue4m3(float x) { return x > 448.0f ? 448.0f : x; }")
 
 
 @pytest.mark.parametrize(("check", "line"), USES)

@@ -20,10 +20,14 @@ USES = [
     ("nccl", "torch.cuda.nccl.version()"), ("fp8-dialect", "x = x.to(torch.float8_e4m3fn)"), ("fp8-dialect", "y = tl.dot(a.to(tl.float8e4nv), b)"),
     ("inline-ptx", "tl.inline_asm_elementwise('prmt.b32', '=r', [x], tl.int32, True, 1)"), ("triton-nvidia", "tl.extra.cuda.globaltimer()"),
     ("triton-nvidia", "triton.Config({}, num_ctas=2)"), ("tf32", "torch.backends.cuda.matmul.allow_tf32 = True"), ("run-time-compile", "torch.cuda._compile_kernel(s, 'k')"),
-    ("extension", "setup(ext_modules=[CUDAExtension('a', ['a.cu'])])"), ("nvcc-flag", "flags = ['-gencode', 'arch=compute_90,code=sm_90']"),
+    ("extension", "from torch.utils.cpp_extension import CUDAExtension\nsetup(ext_modules=[CUDAExtension('a', ['a.cu'])])"), ("nvcc-flag", "flags = ['-gencode', 'arch=compute_90,code=sm_90']"),
     ("nvcc-flag", "flags = ['--expt-relaxed-constexpr']"), ("nvcc-flag", "flags = ['-arch=sm_80']"), ("cuda-library", "lib = ctypes.CDLL('libcudart.so.12')"),
-    ("cuda-library", "libraries = ['-lcudart']"), ("cuda-library", "CUDAExtension('a', [], libraries=['cublas'])"), ("nvidia-tool", "subprocess.run(['nvidia-smi'])"), ("cuda-environment", "os.environ['TORCH_CUDA_ARCH_LIST'] = '9.0'"),
+    ("cuda-library", "libraries = ['-lcudart']"), ("cuda-library", "CUDAExtension('a', [], libraries=['cublas'])"), ("cuda-library", "libraries.append('nccl')"), ("cuda-library", "extra_link_args = ['-lcusparse']"), ("nvidia-tool", "subprocess.run(['nvidia-smi'])"), ("cuda-environment", "os.environ['TORCH_CUDA_ARCH_LIST'] = '9.0'"),
     ("triton-warps", "kernel[grid](x, num_warps=32)"), ("triton-warps", "configs = [{'BLOCK': 64, 'num_warps': 32}]"), ("warp-size", "WARP_SIZE = 32"),
+    ("cuda-home", "from torch.utils.cpp_extension import CUDA_HOME\nuse_cuda = torch.cuda.is_available() and CUDA_HOME is not None"),
+    ("cuda-home", "from torch.utils import cpp_extension\nnvcc_version(cpp_extension.CUDA_HOME)"), ("half-flags", "flags = ['-O3', '-U__CUDA_NO_HALF_OPERATORS__']"),
+    ("extension", "from torch.utils.cpp_extension import load\nload(name='k', sources=['k.cu'])"), ("nvcc-flag", "flags = ['--forward-unknown-opts']"),
+    ("nvidia-tool", "subprocess.check_output([home + '/bin/nvcc', '-V'])"), ("nvidia-tool", "subprocess.run(['nvcc', '--version'])"),
 ]  # fmt: skip
 
 
@@ -59,6 +63,29 @@ def test_every_kind_of_row_is_used() -> None:
 )  # fmt: skip
 def test_code_that_is_right(line: str) -> None:
     assert found(line) == []
+
+
+HOME = "from torch.utils.cpp_extension import CUDA_HOME, ROCM_HOME\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "if CUDA_HOME is None and ROCM_HOME is None: raise SystemExit", "gpu = CUDA_HOME is not None or ROCM_HOME is not None",
+        "if torch.version.hip is None and CUDA_HOME is None: raise SystemExit", "flags['nvcc'].append('-g')", "flags.get('nvcc')",
+        "if 'nvcc' in flags: pass", "args = ['-U__CUDA_NO_HALF_OPERATORS__', '-U__HIP_NO_HALF_OPERATORS__']",
+    ],
+)  # fmt: skip
+def test_builds_that_know_rocm(line: str) -> None:
+    assert found(HOME + line) == []
+
+
+def test_a_build_that_asks_for_cuda_home_alone() -> None:
+    text = (
+        HOME
+        + "if CUDA_HOME is None:\n    raise SystemExit\nif ROCM_HOME is None and not CUDA_HOME or fast:\n    pass\n"
+    )
+    assert found(text) == [("cuda-home", 2, "error")]
 
 
 def test_an_import_that_may_fail_is_a_note() -> None:

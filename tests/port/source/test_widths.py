@@ -79,6 +79,14 @@ def test_one_value_a_warp_is_not_one_a_lane() -> None:
     assert "warp-partials" not in names(kernel(before + "if (lane_id < n) sum = sums[lane_id];"))
 
 
+def test_lanes_of_32_by_definition_have_a_value_each() -> None:
+    body = "int lane = threadIdx.x % SIZE;\nsums[warp] = v;\n__syncthreads();\nv = sums[lane];"
+    assert "warp-partials" not in names('#include "common.cuh"\n' + kernel(body), common_cuh="#define SIZE 32\n")
+    assert ("warp-partials", 6) in checks(
+        '#include "common.cuh"\n' + kernel(body), common_cuh="#define SIZE warpSize\n"
+    )
+
+
 def test_threads_that_are_as_many_as_warps_may_read_one_each() -> None:
     body = "if (lane == 0) part[wid] = v; __syncthreads(); if ({}) {{ v = part[lane]; }}"
     assert "warp-partials" in names(kernel(body.format("threadIdx.x < 32")))

@@ -2,11 +2,12 @@
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 import msgspec
+from msgspec.structs import replace
 
 from crosstie.port.source.files import Files, hip_builds
 from crosstie.port.source.project import both, either, negated
@@ -15,6 +16,7 @@ from crosstie.port.source.python import Known, ends_on_rocm, known_of, on_rocm, 
 _BY_TORCH = re.compile(r"cpp_extension|CUDAExtension|hipify_torch|hipify_python|utils\.hipify|torch_hipify")
 _COMMAND = re.compile(r"([A-Za-z_]\w*)\s*\(((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\([^()]*\))*)\)")
 _COMMENT = re.compile(r"#[^\n]*")
+_FOR_ROCM = re.compile(r"(?:^|/)setup_(?:rocm|hip|amd)\.py(?::|$)")
 _SOURCE = re.compile(r"[\w./*{}$+-]+\.(?:cu|cuh|cpp|cc|cxx|c|hip)\b")
 _VARIABLE = re.compile(r"\$\{[^}]*\}/?")
 _AMD = re.compile(r"(?i)^(?:\w+_)?(?:rocm|hip|amd|amdgpu)(?:_found|_enabled|_support|_platform)?$")
@@ -35,6 +37,8 @@ class _Listed(msgspec.Struct, frozen=True):
     place: str
     # Whether a build for ROCm reads the list: True, False, or None where that is open.
     taken: bool | None
+    # It is taken out of all lists.
+    removed: bool = False
 
 
 def may_hipify(files: Files) -> bool:
@@ -45,10 +49,15 @@ def may_hipify(files: Files) -> bool:
 
 def files_left_out(files: Files) -> dict[str, str]:
     """C++ files that only lists for NVIDIA name, each with the list's place."""
-    listed = [one for path, text in files.build.items() for one in _by_cmake(path, text)]
+    # Beside setup_rocm.py, which lists its own, other lists of the folder are NVIDIA's.
+    twins = {path.rpartition("/")[0] for path in files.python if _FOR_ROCM.search(path)}
+    builds = ((path, text, path.rpartition("/")[0] in twins) for path, text in files.build.items())
+    listed = [one for build in builds for one in _by_cmake(*build)]
     for path, text in files.python.items():
         if ".cu" in text and re.search(r"(?i)hip|rocm", text):
             listed += _by_python(path, text)
+    beside = [one.place.rpartition("/")[0] in twins and not _FOR_ROCM.search(one.place) for one in listed]
+    listed = [replace(one, taken=False) if other else one for one, other in zip(listed, beside, strict=True)]
     out = [one for one in listed if one.taken is False]
     if not out:
         return {}
@@ -57,7 +66,12 @@ def files_left_out(files: Files) -> dict[str, str]:
     for path in files.cpp:
         by_name.setdefault(PurePosixPath(path).name, []).append(path)
     kept = {path for one in used for pattern in _before_hipify(one.pattern) for path in _meant(pattern, by_name)}
-    return {path: one.place for one in reversed(out) for path in _meant(one.pattern, by_name) if path not in kept}
+    return {
+        path: one.place
+        for one in reversed(out)
+        for path in _meant(one.pattern, by_name)
+        if one.removed or path not in kept
+    }
 
 
 def _before_hipify(pattern: str) -> Iterator[str]:
@@ -81,44 +95,50 @@ def _meant(pattern: str, by_name: Mapping[str, list[str]]) -> Iterator[str]:
                 yield path
 
 
-def _by_cmake(path: str, text: str) -> Iterator[_Listed]:
+def _by_cmake(path: str, text: str, has_twin: bool) -> Iterator[_Listed]:
     plain = _COMMENT.sub("", text)
     commands = [(found[1].lower(), found[2], found.start()) for found in _COMMAND.finditer(plain)]
     shared = _asked_with_amd(commands)
-    if shared is None:
+    if shared is None and not has_twin:
         return
     stack: list[_Side] = []
     for word, given, start in commands:
         if word == "if":
             outer = both(stack[-1].outer, stack[-1].held) if stack else True
-            held = _holds(given, shared)
+            held = _holds(given, shared or frozenset())
             stack.append(_Side(held, held, outer))
         elif word in ("elseif", "else") and stack:
             top = stack[-1]
-            asked = True if word == "else" else _holds(given, shared)
+            asked = True if word == "else" else _holds(given, shared or frozenset())
             top.held, top.before = both(negated(top.before), asked), either(top.before, asked)
         elif word == "endif" and stack:
             stack.pop()
         else:
             taken = both(stack[-1].outer, stack[-1].held) if stack else True
             line = plain.count("\n", 0, start) + 1
+            removed = word == "list" and given.split()[:1] == ["REMOVE_ITEM"]
+            if removed and taken is not True:
+                continue
             for name in _SOURCE.findall(_VARIABLE.sub("", given)):
-                yield _Listed(name, f"{path}:{line}", taken)
+                yield _Listed(name, f"{path}:{line}", taken and not removed, removed)
 
 
-def _asked_with_amd(commands: Iterable[tuple[str, str, int]]) -> frozenset[str] | None:
+def _asked_with_amd(commands: Sequence[tuple[str, str, int]]) -> frozenset[str] | None:
     """Names of NVIDIA's switches inside of which the file asks for AMD, so that both are set; None: it never asks."""
     around: list[set[str]] = []
     shared: set[str] = set()
     asks = False
-    for word, given, _ in commands:
+    for number, (word, given, _) in enumerate(commands):
         names = {one.strip('"${}') for one in _WORD.findall(given)}
         amd = any(map(_AMD.match, names))
         if word == "if":
             if amd:
                 asks = True
-                shared |= {name for outer in around for name in outer}
-            positive = not any(one.upper() == "NOT" for one in names)
+                # `if(USE_HIP) message(FATAL_ERROR ...)`: the two are not set together.
+                refuses = "FATAL_ERROR" in commands[number + 1][1] if number + 1 < len(commands) else False
+                shared |= {name for outer in around for name in outer if not refuses}
+            # Of `CUDA OR HIP` neither is set for the other's sake.
+            positive = not amd and not any(one.upper() == "NOT" for one in names)
             around.append({name for name in names if positive and _NVIDIA.match(name)})
         elif word == "elseif":
             asks = asks or amd

@@ -1,6 +1,7 @@
 """A tree of CUDA and Python sources in, what a port to each accelerator trips over out."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,13 @@ VERDICTS = {
     "error": "needs changes",
 }
 NOTHING_TO_PORT = "nothing to port"
+_OTHER_BACK_ENDS = frozenset({"cpu", "xpu", "npu", "sycl", "musa", "metal", "vulkan", "opencl"})
+_HALF = re.compile(
+    r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]|\b(?:at|c10)::Half\b|\bkHalf\b|AND_HALF", re.MULTILINE
+)
+_HALF_FLAGS = re.compile(r"(?:HIP|CUDA)_NO_HALF")
+_HALF_SAYS = "kernels use half: PyTorch compiles them with __HIP_NO_HALF_OPERATORS__ and __HIP_NO_HALF_CONVERSIONS__"
+_HALF_REMEDY = "where half does not compile, add -U__HIP_NO_HALF_OPERATORS__ and -U__HIP_NO_HALF_CONVERSIONS__ on ROCm"
 
 
 class HipifyCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,14 +107,26 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
     for number, path in enumerate(files.cpp, 1):
         on_progress(number, len(files.cpp), f"reading {path}")
         codes = streams(path, project)
-        yield from hazards_in(path, codes)
+        if _OTHER_BACK_ENDS.isdisjoint(path.split("/")[:-1]):
+            # Their assembly and number formats are their own.
+            yield from hazards_in(path, codes)
         collect(path, codes, names)
+    uses_half = _uses_half(files)
     for number, (path, text) in enumerate(files.python.items(), 1):
         on_progress(number, len(files.python), f"reading {path}")
-        yield from python_hazards(path, text, files.packages)
+        found = python_hazards(path, text, files.packages)
+        yield from found
+        if uses_half and (extension := next((one for one in found if one.check == "extension"), None)):
+            yield replace(extension, check="half-flags", severity="setting", what=_HALF_SAYS, remedy=_HALF_REMEDY)
     for_hip = hip_builds(files.build)
     for path, text in files.build.items():
         yield from build_hazards(path, text, for_hip)
+
+
+def _uses_half(files: Files) -> bool:
+    """Whether kernels compute with half, and nothing says how a build for ROCm is to take its operators."""
+    texts = (*files.python.values(), *files.build.values(), *files.cpp.values())
+    return any(map(_HALF.search, files.cpp.values())) and not any(map(_HALF_FLAGS.search, texts))
 
 
 def _beside_amd(
@@ -122,6 +142,8 @@ def _beside_amd(
     by_caller = "; Python of this tree asks for ROCm, so a caller may leave this out"
     by_hand = "; the tree is built for HIP without PyTorch's HIPIFY, so it may have its own way to convert this"
     by_libhipcxx = "; a build file asks for libhipcxx, which has these headers and names"
+    by_fnuz = "; other files of the tree know e4m3fnuz, so the numbers may be right by the time they are here"
+    knows_fnuz = any("fnuz" in text.lower() for text in (*files.cpp.values(), *files.python.values()))
     asks_for_libhipcxx = any("hipcxx" in text.lower() for text in files.build.values())
     folders, stems, own_way = files.folders, files.stems, not may_hipify(files)
 
@@ -134,6 +156,8 @@ def _beside_amd(
             return one.severity, ""
         if one.check == "libcudacxx" and asks_for_libhipcxx:
             return "note", by_libhipcxx
+        if knows_fnuz and one.check in ("fp8-dialect", "fp8-range"):
+            return "unknown", by_fnuz
         if own_way and one.check in ("hipify-leftover", "hipify-header"):
             return "unknown", by_hand
         if asked := project.asks_for_nvidia(one.file, one.line):

@@ -244,9 +244,12 @@ class Code:
         return ()
 
     def type_of(self, name: str, at: int) -> str:
-        """The word before a name where it first stands, which is its type where that declares it."""
-        first = next(iter(self.names.get(name, ())), at)
-        return self.text(first - 1) if 0 < first < at and self.tokens[first - 1].kind == "name" else ""
+        """The word before the nearest `T name` at or before a place, which is its type where that declares it."""
+        for place in reversed([one for one in self.names.get(name, ()) if 0 < one < at]):
+            before = self.tokens[place - 1]
+            if before.kind == "name" and before.text not in _CONTROL and before.text not in ("else", "do", "case"):
+                return before.text
+        return ""
 
     def points_to(self, name: str, at: int) -> str:
         """The type before the star of `T* name` or `T* __restrict__ name`; "" where that is not seen."""
@@ -396,6 +399,7 @@ def _head(tokens: Sequence[CppToken], brace: int) -> tuple[int, tuple[str, ...]]
     at = brace - 1
     while at > 0 and tokens[at].text in _AFTER_PARAMETERS:
         at -= 1
+    at = _before_members(tokens, at)
     if at < 1 or tokens[at].text != ")":
         return None
     at = opening(tokens, at) - 1
@@ -403,6 +407,19 @@ def _head(tokens: Sequence[CppToken], brace: int) -> tuple[int, tuple[str, ...]]
         return None
     before = (token.text for token in reversed(tokens[max(0, at - 24) : at]))
     return at, tuple(takewhile(lambda word: word not in (";", "}", "{"), before))
+
+
+def _before_members(tokens: Sequence[CppToken], at: int) -> int:
+    """From the end of a constructor's `: a(b), c{d}` to the bracket before it; elsewhere the place itself."""
+    behind = at
+    while behind > 1 and tokens[behind].text in (")", "}"):
+        name = opening(tokens, behind) - 1
+        if name < 2 or tokens[name].kind != "name" or tokens[name - 1].text not in (",", ":"):
+            return at
+        behind = name - 2
+        if tokens[name - 1].text == ":":
+            return behind if tokens[behind].text == ")" else at
+    return at
 
 
 def template_of(tokens: Sequence[CppToken], name_at: int) -> tuple[tuple[str, tuple[CppToken, ...]], ...]:

@@ -91,9 +91,10 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
     found: dict[int, str] = {}
     tokens = code.tokens
     for name, places in code.names.items():
+        if not rule.names_it(name) or name in code.parameters:
+            continue
         # A member of the project's own ends so.
-        is_own = (name.endswith("_") and name[0] != "_") or name in code.parameters or code.provided(name)
-        if rule.names_it(name) and not is_own:
+        if not (name.endswith("_") and name[0] != "_") and not code.provided(name):
             for at in places:
                 is_member = code.text(at - 1) in (".", "->") and not name.startswith(("shared", "cuda", "__"))
                 if not is_member and not code.is_dropped(at):
@@ -150,8 +151,10 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
     if names and all(_AMD.match(name) for name in names):
         return None
     known = [found for name in names if (found := ptx_rule(name)) is not None]
-    is_ptx = bool(_PTX.search(body) or _SPECIAL.search(body) or any("." in name for name in names))
     on_device = code.path.endswith(_LANGUAGES) or _DEVICE.search(code.project.units[code.path].text)
+    # Arm's instructions have dots as well.
+    dotted = on_device and any("." in name for name in names)
+    is_ptx = bool(_PTX.search(body) or _SPECIAL.search(body) or dotted)
     if not is_ptx and not (on_device and (known or pasted or names)):
         return None
     distinct = list(dict.fromkeys(names))
@@ -183,20 +186,6 @@ def _capabilities(code: Code) -> Iterator[SourceHazard]:
         yield code.hazard("compute-capability", "unknown" if asked is None else "error", what, at, remedy, "gfx9")
 
 
-def _warp_synchronous(code: Code) -> Iterator[SourceHazard]:
-    """`s[t] += s[t + 32]; s[t] += s[t + 16];` with no barrier between them."""
-    tokens = code.tokens
-    for at, token in enumerate(tokens):
-        if token.text != "16" or code.text(at - 1) != "+" or code.text(at + 1) != "]":
-            continue
-        before = [one.text for one in tokens[max(0, at - 80) : at]]
-        step = next((i for i in range(len(before) - 2, 0, -1) if before[i - 1 : i + 2] == ["+", "32", "]"]), None)
-        if step and not any(word.startswith("__sync") for word in before[step:]):
-            what = "a reduction goes on below 64 threads without a barrier, trusting that 32 threads run in step"
-            remedy = "put __syncthreads() between the steps, or use shuffles; a wavefront has 64 lanes here"
-            yield code.hazard("warp-synchronous", "unknown", what, at, remedy, "wave64")
-
-
 def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
     unit = code.project.units[code.path]
     source = unit.text.split("\n")
@@ -210,8 +199,42 @@ def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
         # The same condition speaks of ROCm, or the project sets the macro itself.
         settled = any(map(rocm_defines, names)) or any(code.project.definitions(name, code.path) for name in asked)
         name = "__CUDA_ARCH__" if "__CUDA_ARCH__" in asked else min(asked)
-        if not settled and (found := _judge(code, side, name, source)) is not None:
+        found = None if settled else _judge(code, side, name, source) or _unset(code, side, name)
+        if found is not None:
             yield code.line_hazard("architecture-macro", found[0], found[1], side.directive.line, found[2])
+    yield from _named(code)
+
+
+def _unset(code: Code, side: Branch, name: str) -> tuple[Severity, str, str] | None:
+    """`#if __CUDA_ARCH__ >= 800`, `#define HAS_BF16`: nothing but a switch, which other conditions ask for."""
+    project = code.project
+    made = {
+        one.name
+        for one in project.units[code.path].directives
+        if one.word == "define" and side.first <= one.line <= side.last
+    }
+    lost = sorted(one for one in made if not project.definitions(one, code.path) and project.asks_for(one))
+    if side.taken is not False or not lost:
+        return None
+    what = f"{_lacks(name)}: {lost[0]} is not set, and what asks for it is left out"
+    return "note" if project.is_ported else "unknown", what, f"say for ROCm too whether {lost[0]} holds"
+
+
+def _named(code: Code) -> Iterator[SourceHazard]:
+    """`if (__CUDA_ARCH__ >= 800)` and `return CUDA_VERSION;` in plain code; `#define NEW (__CUDA_ARCH__ >= 800)`."""
+    unit = code.project.units[code.path]
+    for name in ("__CUDA_ARCH__", "CUDA_VERSION", "CUDART_VERSION"):
+        if code.project.definitions(name, code.path):
+            continue
+        remedy = "ask in the preprocessor, with a side for ROCm: #if defined(USE_ROCM)"
+        for at in code.names.get(name, ()):
+            what = f"outside of conditions {name} is an unknown name: HIP and its headers do not define it"
+            yield code.hazard("architecture-macro", "error", what, at, remedy)
+        for one in unit.directives if name == "__CUDA_ARCH__" else ():
+            body = {token.text for token in one.tokens[1:]} if one.word == "define" else set()
+            if name in body and not unit.is_dead(one.line) and not any(map(rocm_defines, body)):
+                what = f"HIP never defines {name}: {one.name} is false in an #if, and no name elsewhere"
+                yield code.line_hazard("architecture-macro", "unknown", what, one.line, remedy)
 
 
 def _on_nvidia(code: Code, side: Branch) -> list[bool | None]:
@@ -309,7 +332,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 _RULES = (
     *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
-    _capabilities, _warp_synchronous,
+    _capabilities,
 )  # fmt: skip
 
 
@@ -323,5 +346,14 @@ def hazards_in(path: str, codes: Sequence[Code]) -> list[SourceHazard]:
     for code in codes:
         for rule in _RULES:
             found += rule(code)
-    project = codes[0].project
-    return [one for one in found if one.on != "wave64" or not project.left_out_on_gfx9(path, one.line or 0)]
+    project, unused = codes[0].project, _unused(codes[0])
+    return [one for one in found if one.name not in unused and not project.left_out_on(path, one.line or 0, one.on)]
+
+
+def _unused(code: Code) -> frozenset[str]:
+    """Templates that only code for NVIDIA calls: nobody instantiates them on ROCm."""
+    heads: dict[str, set[int]] = {}
+    for one in code.functions:
+        heads.setdefault(one.name, set()).add(code.tokens[one.head].line)
+    templates = {one.name for one in code.functions if one.template}
+    return frozenset(name for name in templates if not code.project.uses(name, code.path, heads[name]))

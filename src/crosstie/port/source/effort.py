@@ -15,7 +15,7 @@ _REWRITE = frozenset({
 # One line becomes another, the same way everywhere.
 MECHANICAL = frozenset({
     "mask-32-bit", "mask-32-lanes", "lane-bit", "ballot-truncated", "kernel-attribute", "launch-braces",
-    "clang-strictness", "warp-size-constant", "nvcc-flag", "cuda-library", "hipify-header", "syncwarp",
+    "clang-strictness", "warp-size-constant", "nvcc-flag", "cuda-library", "hipify-header", "syncwarp", "half-flags",
 })  # fmt: skip
 
 

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from crosstie.core.finding import Severity
-from crosstie.port.source.code import LANE_CALLS, Code, gives_width
+from crosstie.port.source.code import LANE_CALLS, Code, also, gives_width
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lexer import CppToken, arguments, closing, number, opening, statements, until
 
@@ -26,8 +28,9 @@ _BLOCK = re.compile(
     r"(?i)^(?:blockdim\w*|(?:k|n|num_?|n_?|max_?)*(?:threads|block_?size|block_?dim|cta_?size|nthreads)\w*)$"
 )
 _WARP_OR_LANE = re.compile(r"(?i)warp|lane")
+_WARPS = re.compile(r"(?i)^k?(?:num|n)_?(?:of_?)?warps\w*$|^warps_?per_?\w+$")
 # What stands for the 32 lanes behind each sign.
-_LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5, "<": 32, ">=": 32}
+_LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5, "<": 32, ">=": 32, "*": 32}
 _FLOATS = ("32.f", "32.0f", "32.0", "32.")
 _SHUFFLES = ("__shfl_down_sync", "__shfl_xor_sync", "__shfl_up_sync", "__shfl_down", "__shfl_xor", "__shfl_up")
 _SHUFFLE = re.compile(r"(?i)shfl|shuffle")
@@ -60,7 +63,7 @@ def _size(code: Code, name: str, value: int | None, at: int, line: int, talk: bo
     if _means_lanes(name, value, 32):
         severity = _severity(code, at, talk)
         yield code.line_hazard("warp-size", severity, _SAYS.format(name, 32, 64), line, _FIX, "wave64", where)
-    elif _means_lanes(name, value, 64) and not code.project.left_out_on_host(code.path, line):
+    elif _means_lanes(name, value, 64) and not code.project.left_out_on(code.path, line, "host"):
         severity = "error" if talk else "unknown"
         yield code.line_hazard("warp-size", severity, _SAYS.format(name, 64, 32), line, _FIX, "wave32", where)
 
@@ -132,33 +135,57 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
         else:
             of_block = sign in ("/", ">>") and any(one.kind == "name" and _BLOCK.match(one.text) for one in left)
             to_warp = _WARP_OR_LANE.search(named) and not _OTHER_SIZE.search(named)
-            if not (of_thread or of_block or (to_warp and left)):
+            # `num_warps * 32` threads.
+            of_warps = sign != "*" or (len(left) == 1 and _WARPS.match(left[0].text))
+            if not of_warps or not (of_thread or of_block or (to_warp and left) or sign == "*"):
                 continue
             what = f"{named or 'this'} is computed for 32 lanes to a warp, a wavefront of this target has 64"
+        mixed = [] if sign in ("<", ">=") or code.is_side_for_amd(at) else _beside_warp_size(code, at)
+        if mixed:
+            what, remedy = f"{what}; the same function takes warpSize, which is 64", "divide by warpSize here too"
+            mix = code.hazard("lane-arithmetic", "error", what, at, remedy, "wave64")
+            yield replace(mix, evidence=mix.evidence + also(mixed))
+            continue
         talk = code.has_lane_calls(at)
         if code.is_side_for_amd(at) or (code.is_for_amd(at) and (code.knows_wavefronts or not talk)):
             # A file of HIP may be HIPIFY's output, which has CUDA's 32 lanes: where they talk, that is no excuse.
             continue
-        severity = _severity(code, at, talk) if talk or not _OTHER_SIZE.search(named) else "note"
+        harmless = not talk and sign != "*" and _OTHER_SIZE.search(named)
+        severity = "note" if harmless else _severity(code, at, talk)
         remedy = _FIX + ("." + _WHERE_LANES_TALK if talk else "; harmless where it only cuts work into parts of 32")
         yield code.hazard("lane-arithmetic", severity, what, at, remedy, "wave64")
 
 
+def _beside_warp_size(code: Code, at: int) -> list[int]:
+    """Lines of the same function that take HIP's warpSize."""
+    function = code.function(at)
+    if function is None or code.is_own("warpSize", function.end):
+        return []
+    return sorted(
+        {
+            code.tokens[one].line
+            for one in code.names.get("warpSize", ())
+            if function.start < one < function.end and code.text(one - 1) not in (".", "->", "::")
+        }
+    )
+
+
 def _right(code: Code, at: int) -> int | None:
-    """The number behind a sign: a literal, a bracket, or a constant that is not itself named as the warp's size."""
+    """The number behind a sign: a literal, a bracket, or a constant by the name of a warp or lane, but no size of one,
+    which is judged where it is set."""
     tokens = code.tokens
     if at + 1 >= len(tokens):
         return None
     following = tokens[at + 1]
     if following.kind == "number":
         return 32 if following.text.lower() in _FLOATS else number(following.text)
-    if following.text == "(":
-        inside = tokens[at + 2 : closing(tokens, at + 1)]
-        return code.value(inside, at) if len(inside) <= 5 and not any(map(_is_size, inside)) else None
-    after = tokens[at + 2].text if at + 2 < len(tokens) else ""
-    if following.kind == "name" and after not in ("(", "::", ".", "->", "[") and not _is_size(following):
-        return None if _OTHER_SIZE.search(following.text) else code.value([following], at)
-    return None
+    bracketed = following.text == "("
+    inside = tokens[at + 2 : closing(tokens, at + 1)] if bracketed else tokens[at + 1 : at + 2]
+    named = [one for one in inside if one.kind == "name"]
+    of_lanes = all(_WARP_OR_LANE.search(one.text) and not _is_size(one) for one in named)
+    # A call, a member or an element is no constant.
+    looked_up = following.kind == "name" and code.text(at + 2) in ("(", "::", ".", "->", "[")
+    return code.value(inside, at) if of_lanes and len(inside) <= 5 and not looked_up else None
 
 
 def _is_size(token: CppToken) -> bool:

@@ -189,8 +189,12 @@ def _lane_bits(code: Code) -> Iterator[SourceHazard]:
         one = code.text(at - 1)
         if token.text != "<<" or one.lower() not in ("1", "1u", "0xffffffff", "0xffffffffu"):
             continue
-        lane = code.text(at + 2 if code.text(at + 1) == "(" else at + 1)
-        if _LANE.match(lane) or lane == "threadIdx":
+        bracket = code.text(at + 1) == "("
+        lane = code.text(at + 2 if bracket else at + 1)
+        shift = code.tokens[at + 2 : closing(code.tokens, at + 1)] if bracket else []
+        # One of 32 by its own remainder: (lane & 31).
+        within = any(sign.text in ("&", "%") and code.value([by], at) in (31, 32) for sign, by in pairwise(shift))
+        if (_LANE.match(lane) or lane == "threadIdx") and not within:
             what = f"{one} << {lane} has 32 bits, a lane number of this target goes up to 63"
             yield code.hazard("lane-bit", "error", what, at, f"write 1ull << {lane}", "wave64")
 

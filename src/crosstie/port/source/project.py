@@ -33,6 +33,10 @@ _VALUES = {
 }  # fmt: skip
 # Present in one pass of the compiler or on one chip only: open.
 _OPEN = re.compile(r"(?i)^(__gfx.*|__hip_device_compile__|__amdgcn.*|__amdgpu.*)$")
+_TARGET = re.compile(r"(?i)__(?:gfx|hip_device_compile__|amdgcn|amdgpu)")
+# What the pass over device code has of them, by the targets that a hazard concerns.
+_WAVE64 = {"__GFX9__": True, "__GFX10__": False, "__GFX11__": False, "__GFX12__": False}
+_PASSES = {"wave64": _WAVE64, "fnuz": {**_WAVE64, "__gfx942__": True, "__gfx950__": False}}
 # What projects call their own switch: VLLM_USE_ROCM, PADDLE_WITH_HIP, TORCH_HIP_VERSION, __HIP_PLATFORM_AMD__. A name
 # that goes on with something else (HIP_LAUNCH_CHECKS, AMD_EPYC_TUNING) is a setting that may be on or off.
 _SWITCH = re.compile(
@@ -75,6 +79,7 @@ _KNOWS_WAVEFRONTS = re.compile(
     r"__GFX9__|__AMDGCN_WAVEFRONT_SIZE|__builtin_amdgcn_(?:mfma|wmma|wavefront|readlane|readfirstlane|update_dpp|mov_dpp"
     r"|ds_bpermute|mbcnt)|\bck_tile\b|physical_warp_size|\b(?i:warp|wave|wavefront)_?(?i:size)\w*\s*(?:=|==|,|\)|\s)\s*64\b"
 )
+_ARRAY = re.compile(r"\bstd::array\s*<[^;{}()]*>\s*&?\s*([A-Za-z_]\w*)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 # Sources that a template engine makes (FBGEMM, PyTorch) have sides of their own: {% if is_rocm %}.
@@ -322,6 +327,10 @@ class SourceFile(msgspec.Struct, kw_only=True, dict=True):
         """Whether it shows, outside of comments, that it was written with AMD's 64 lanes in mind."""
         return _KNOWS_WAVEFRONTS.search(_COMMENT.sub("", self.text)) is not None
 
+    @cached_property
+    def arrays(self) -> frozenset[str]:
+        return frozenset(_ARRAY.findall(self.text)) if "std::array" in self.text else frozenset()
+
     def is_dead(self, line: int) -> bool:
         return self.taken[line] is False
 
@@ -358,9 +367,19 @@ def read_unit(path: str, text: str) -> SourceFile:
         for found in _MEMBER.finditer(body[1]):
             line = _line(newlines, body.start(1) + found.start())
             constants.setdefault(found[1], []).append((found[2], line))
-    made = {found[1] or found[2] or found[3]: _line(newlines, found.start()) for found in _MADE.finditer(text)}
+    made = {
+        found[1] or found[2] or found[3]: _line(newlines, found.start())
+        for found in _MADE.finditer(text)
+        if not (found[1] and _passes_on(text, found))
+    }
     taken = taken_lines([], len(newlines) + 1)
     return SourceFile(path=path, text=text, directives=outline(text), constants=constants, made=made, taken=taken)
+
+
+def _passes_on(text: str, made: re.Match[str]) -> bool:
+    """Whether a function calls another of its own name: it only adds a type to what CUDA has."""
+    body = text[made.end() : text.find("}", made.end())]
+    return re.search(rf"\b{made[1]}\s*\(", body) is not None
 
 
 def _line(newlines: Sequence[int], offset: int) -> int:
@@ -385,7 +404,7 @@ class Project:
         self._includes = _includes(self.units)
         self._reach, self.visible = _visibility(self._includes)
         self._numbers: dict[tuple[str, str], Value] = {}
-        self._passes: dict[tuple[str, bool], list[bool | None]] = {}
+        self._passes: dict[tuple[str, str], list[bool | None]] = {}
         self._types: dict[str, bool] = {}
         self._settle()
         self._bury_unreached()
@@ -420,6 +439,7 @@ class Project:
                 if found != unit.path and unit.path not in left_out and not unit.is_dead(line)
             }
             unreached = {found for unit, _, found in included if found != unit.path and found.endswith(_HEADERS)}
+            unreached |= self._beside_left_out(left_out)
             if unreached - reached <= left_out:
                 break
             left_out |= unreached - reached
@@ -428,37 +448,45 @@ class Project:
                 self.units[path].taken = taken_lines([], self.units[path].line_count, outside=False)
         self._numbers.clear()
 
+    def _beside_left_out(self, left_out: Collection[str]) -> set[str]:
+        """Headers in folders whose every source is left out: files that the build makes may include them."""
+        folders: dict[str, bool] = {}
+        for path in self.units:
+            if not path.endswith(_HEADERS):
+                folder = path.rpartition("/")[0]
+                folders[folder] = folders.get(folder, True) and path in left_out
+        return {path for path in self.units if path.endswith(_HEADERS) and folders.get(path.rpartition("/")[0], False)}
+
     def _taken(self, definition: Definition) -> bool | None:
         return self.units[definition.file].taken[definition.directive.line]
 
-    def left_out_on_gfx9(self, path: str, line: int) -> bool:
-        """Whether a line is for targets other than gfx9: the other side of `#if defined(__GFX9__)`."""
-        return "__GFX9__" in self.units[path].text and self._taken_in(path, gfx9=True)[line] is False
+    def left_out_on(self, path: str, line: int, on: str) -> bool:
+        """Whether a line is left out in the compiler's passes for such targets, or in that for the "host": the other
+        side of `#if defined(__GFX9__)`."""
+        asks = (on in _PASSES or on == "host") and _TARGET.search(self.units[path].text)
+        return bool(asks) and self._taken_in(path, on)[line] is False
 
-    def left_out_on_host(self, path: str, line: int) -> bool:
-        """Whether a line is for one pass of the compiler over device code, where macros of targets are set."""
-        return self._taken_in(path, gfx9=False)[line] is False
+    def _taken_in(self, path: str, on: str) -> list[bool | None]:
+        if (path, on) not in self._passes:
+            unit, known = self.units[path], self.macros(path)
 
-    def _taken_in(self, path: str, gfx9: bool) -> list[bool | None]:
-        """By line, in the pass for gfx9 or in that for the host, which has no macro of a target."""
-        if (path, gfx9) not in self._passes:
-            unit, own = self.units[path], self.macros(path)
+            def settled(name: str) -> bool | None:
+                return (False if _OPEN.match(name) else None) if on == "host" else _PASSES[on].get(name)
 
-            def settled(name: str) -> object:
-                return name == "__GFX9__" if gfx9 else _OPEN.match(name)
+            def defined(name: str) -> bool | None:
+                return known.defined(name) if (held := settled(name)) is None else held
 
-            macros = Macros(
-                lambda name: gfx9 if settled(name) else own.defined(name),
-                lambda name: int(gfx9) if settled(name) else own.value(name),
-            )
-            sides = branches(unit.directives, macros, unit.line_count)
-            self._passes[path, gfx9] = taken_lines(sides, unit.line_count)
-        return self._passes[path, gfx9]
+            def value(name: str) -> Value:
+                return known.value(name) if (held := settled(name)) is None else int(held)
+
+            sides = branches(unit.directives, Macros(defined, value), unit.line_count)
+            self._passes[path, on] = taken_lines(sides, unit.line_count)
+        return self._passes[path, on]
 
     def host_value(self, name: str, path: str) -> tuple[bool, Value]:
         """Whether a name has another value in device code, by macros of targets, and what it is on the host."""
         found = self._candidates(name, path)
-        on_host = [body for file, body, line in found if not self.left_out_on_host(file, line)]
+        on_host = [body for file, body, line in found if not self.left_out_on(file, line, "host")]
         values = {evaluate(body, lambda other: self.constant(other, path)) for body in on_host}
         by_pass = len(on_host) < len(found)
         return by_pass, values.pop() if len(values) == 1 else None
@@ -531,6 +559,30 @@ class Project:
                     found[name] = found.get(name, False) or live
         return found
 
+    def asks_for(self, name: str) -> bool:
+        """Whether a condition that a build for ROCm reads asks for a macro."""
+        return any(
+            one.word in ("if", "ifdef", "ifndef", "elif")
+            and any(token.text == name for token in one.tokens)
+            and not unit.is_dead(one.line)
+            for unit in self.units.values()
+            if name in unit.text
+            for one in unit.directives
+        )
+
+    def uses(self, name: str, path: str, but: Collection[int]) -> bool:
+        """Whether any line that a build for ROCm compiles has a name, those lines of the file aside; True also where
+        nobody calls it at all."""
+        dead = False
+        for unit in self.units.values():
+            for found in re.finditer(rf"\b{re.escape(name)}\b", unit.text) if name in unit.text else ():
+                line = unit.text.count("\n", 0, found.start()) + 1
+                if unit.path != path or line not in but:
+                    if unit.path not in self._left_out and not unit.is_dead(line):
+                        return True
+                    dead = True
+        return not dead
+
     @cached_property
     def is_ported(self) -> bool:
         """Whether any file has a side for ROCm: then 32 lanes and NVIDIA's macros may be there on purpose."""
@@ -547,6 +599,10 @@ class Project:
             alias = re.compile(rf"\busing\s+{re.escape(name)}\s*=")
             self._types[name] = any(alias.search(unit.text) for unit in self.units.values())
         return self._types[name]
+
+    def arrays(self, path: str) -> frozenset[str]:
+        """Variables and members that the file, or one around it, declares as std::array."""
+        return frozenset(name for other in self.visible[path] for name in self.units[other].arrays)
 
     def sees(self, path: str, pattern: re.Pattern[str]) -> bool:
         """Whether a line that a build for ROCm compiles, in this file or one around it, matches."""

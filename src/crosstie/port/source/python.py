@@ -39,6 +39,8 @@ _DEEPEST = 12
 _CUDA_TEXT = re.compile(r"__global__|__device__|\basm\s+volatile|threadIdx\.")
 _WARP_SIZE = re.compile(r"(?i)^_*(?:k_?)?(?:warp_?size|threads_per_warp|lanes_per_warp)$")
 _MOST_THREADS = 1024
+# Also the keys of an extension's compiler flags.
+_TOOLS = frozenset({"nvcc", "ptxas"})
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -282,7 +284,10 @@ class _Reader(ast.NodeVisitor):
             self.visit(test)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """`torch.version.hip is None and f()`: on ROCm the second is never asked."""
+        """`torch.version.hip is None and f()`: on ROCm the second is never asked. Where the whole is settled, what
+        asks for NVIDIA in it does no harm: `CUDA_HOME is None and ROCM_HOME is None`."""
+        if on_rocm(node, self._known) is not None:
+            return
         ends = isinstance(node.op, ast.Or)
         for value in node.values:
             self._condition(value)
@@ -365,9 +370,6 @@ class _Reader(ast.NodeVisitor):
             # A program's own options may be called as a compiler's.
             self._documentation.update(map(id, node.args))
         self._by_text(node, name)
-        for phrase in python_rules("call"):
-            if name in phrase.names:
-                self._add(phrase, node, name)
         for keyword in node.keywords:
             if keyword.arg == "libraries":
                 self._libraries(keyword.value)
@@ -387,6 +389,18 @@ class _Reader(ast.NodeVisitor):
             self._libraries(node.args[0])
         elif name == "getattr" and texts and len(node.args) > 1:
             self._named(f"{dotted(node.args[0])}.{texts[0]}", node)
+        elif name == "append" and texts and "lib" in dotted(node.func).lower():
+            self._libraries(node.args[0])
+        elif name in ("get", "setdefault", "pop") and texts and "environ" not in dotted(node.func):
+            self._keys(node.args[0])
+
+    def _keys(self, *nodes: ast.expr) -> None:
+        """Strings that name something, `flags["nvcc"]`, and run nothing."""
+        self._documentation.update(id(one) for one in nodes if isinstance(one, ast.Constant) and one.value in _TOOLS)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        self._keys(node.slice)
+        self.generic_visit(node)
 
     def visit_Dict(self, node: ast.Dict) -> None:
         """`{"num_warps": 32}`, as autotuners are told."""
@@ -430,6 +444,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Compare(self, node: ast.Compare) -> None:
         if on_rocm(node, self._known) is not None:
             return
+        self._keys(node.left, *node.comparators)
         asked = _compared_major(node)
         if asked is not None and not passes_for_hopper(*asked):
             self._harmless |= {id(one) for one in ast.walk(node.left) if isinstance(one, ast.Attribute)}

@@ -16,7 +16,7 @@ from crosstie.port.source.hazard import Condition
 from crosstie.port.source.lexer import COMPARES
 
 _DATA = Path(__file__).parent / "data"
-KINDS = ("module", "attribute", "call", "string", "build")
+KINDS = ("module", "attribute", "string", "build")
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,9 +4,13 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from crosstie.port.source.code import Code, Function
+from msgspec.structs import replace
+
+from crosstie.core.finding import Severity
+from crosstie.port.source.code import Code, Function, also
 from crosstie.port.source.hazard import SourceHazard
 from crosstie.port.source.lexer import CppToken, arguments, closing
+from crosstie.port.source.widths import in_constant
 
 _HALVES = ("half", "__half", "half2", "__half2", "__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162")
 _BFLOAT = re.compile(r"(?i)bf(?:loat)?_?(?:16|2)|bfloat|^bf")
@@ -20,6 +24,15 @@ _QUALIFIERS = frozenset({
 _LEAVES = frozenset({
     "return", "throw", "asm", "__trap", "abort", "__builtin_unreachable", "__asm__", "goto", "assert", "static_assert",
 })  # fmt: skip
+# Members or friends of HIP's vectors, no templates; its + and - are templates, which a function of one's own outdoes.
+_VECTOR_OPERATORS = ("+=", "-=", "*=", "/=", "*", "/")
+_VECTORS = frozenset(
+    f"{kind}{width}" for kind in ("float", "double", "int", "uint", "short", "ushort", "char", "uchar", "long", "ulong")
+    for width in (1, 2, 3, 4)
+)  # fmt: skip
+_SINCE_HCC = {"__HIP_PLATFORM_AMD__", "USE_ROCM", "__HIPCC__", "__HIP__"}
+_DEVICE_WORD = re.compile(r"(?i)device|global__|kernel|(?:^|_)hd(?:_|$)")
+_DEVICE_FILES = (".cu", ".cuh", ".hip", ".inl")
 
 
 def _missing(code: Code) -> Iterator[SourceHazard]:
@@ -32,6 +45,15 @@ def _missing(code: Code) -> Iterator[SourceHazard]:
                 "use unsafeAtomicAdd where the target has it, or a loop of atomicCAS over 32 bits under #ifdef USE_ROCM"
             )
             yield code.hazard("overload", "error", what, at, remedy)
+
+
+def _compute_types(code: Code) -> Iterator[SourceHazard]:
+    """The next to last of what cublasGemmEx is given: cuBLAS takes a data type there as well."""
+    for _, at, given in code.foreign_calls(("cublasGemmEx", "cublasGemmBatchedEx", "cublasGemmStridedBatchedEx")):
+        names = [token.text for token in given[-2] if token.kind == "name"] if len(given) > 2 else []
+        if any(one.startswith("CUDA_R_") or code.type_of(one, at).startswith("cudaDataType") for one in names):
+            what = f"hipBLAS takes a hipblasComputeType_t where this gives {names[0]}, a type of data"
+            yield code.hazard("overload", "error", what, at, "give a cublasComputeType_t, such as CUBLAS_COMPUTE_32F")
 
 
 def _pairs(code: Code) -> Iterator[SourceHazard]:
@@ -96,9 +118,84 @@ def _returns(code: Code) -> Iterator[SourceHazard]:
     for function in code.functions:
         if "__device__" in function.returns and _has_result(function) and not code.parameters:
             inside = {token.text for token in code.tokens[function.start : function.end]}
-            if inside.isdisjoint(_LEAVES) and function.end > function.start + 1:
+            if function.end > function.start + 1 and not _leaves(code, inside):
                 what = f"{function.name} has a result and no return: clang takes its end for unreachable"
                 yield code.hazard("clang-strictness", "error", what, function.head, "return a value, or make it void")
+
+
+def _leaves(code: Code, inside: set[str]) -> bool:
+    """Whether any word returns or ends the thread: itself, by its macro, or as a function that says noreturn."""
+    bodies = (one.body for word in inside for one in code.project.definitions(word, code.path))
+    words = inside.union(*({token.text for token in body} for body in bodies))
+    if words & _LEAVES:
+        return True
+    called = "|".join(re.escape(word) for word in words if re.match(r"[A-Za-z_]\w*$", word))
+    return code.project.sees(code.path, re.compile(rf"noreturn[^;{{}}]*\b(?:{called})\s*\("))
+
+
+def _operators(code: Code) -> Iterator[SourceHazard]:
+    """The project's own `float2& operator+=(float2&, const float2&)`: HIP's vectors bring these as members."""
+    found: dict[int, str] = {}
+    for at in code.names.get("operator", ()):
+        if code.text(at + 2) == "(" and code.text(at + 1) in _VECTOR_OPERATORS and not code.is_side_for_amd(at):
+            given = arguments(code.tokens[at + 3 : closing(code.tokens, at + 2)])
+            kinds = [{token.text for token in one} & _VECTORS for one in given]
+            if len(kinds) == 2 and kinds[0] and kinds[0] == kinds[1]:
+                found.setdefault(code.tokens[at].line, f"operator{code.text(at + 1)} of two {min(kinds[0])}")
+    if found:
+        first, *others = sorted(found)
+        what = f"HIP has {found[first]} itself, so a use of it is ambiguous"
+        # A friend with a copy for its first operand may lose to a reference; a member never does.
+        severity: Severity = "error" if any("=" in one for one in found.values()) else "unknown"
+        one = code.line_hazard("overload", severity, what, first, "leave it out on ROCm: #ifndef USE_ROCM around it")
+        yield replace(one, evidence=one.evidence + also(others))
+
+
+def _standard(code: Code) -> Iterator[SourceHazard]:
+    """What nvcc takes of the standard library in device code, by --expt-relaxed-constexpr or anyway."""
+    arrays = code.project.arrays(code.path)
+    for at in code.names.get("at", ()):
+        array = code.text(at - 2)
+        if code.text(at - 1) in (".", "->") and array in arrays and _on_device(code, at):
+            what = f"{array}.at() throws where it is out of range, by a function of the host's"
+            yield code.hazard("clang-strictness", "error", what, at, "index it with []")
+    for at in _of_std(code, "array", "tuple", "pair"):
+        named = code.tokens[at + 1].kind == "name"
+        if code.text(at + 1 + named) in ("{", "(", "=") and _on_device(code, at):
+            what = "arguments of a template are deduced: to clang before December 2025 the guide is the host's"
+            yield code.hazard("clang-strictness", "unknown", what, at, "write them out: std::tuple<int, int>(a, b)")
+    for at in _of_std(code, "min", "max") if code.path.endswith(_DEVICE_FILES) else ():
+        if in_constant(code.tokens, at):
+            what = f"std::{code.text(at)} in a constant: HIP puts its own before the standard's, and ports wrote it out"
+            yield code.hazard("clang-strictness", "unknown", what, at, "write a < b ? a : b, or a constexpr function")
+
+
+def _of_std(code: Code, *names: str) -> Iterator[int]:
+    for at in (at for name in names for at in code.names.get(name, ())):
+        if code.text(at - 1) == "::" and code.text(at - 2) == "std" and at + 1 < len(code.tokens):
+            yield at
+
+
+def _on_device(code: Code, at: int) -> bool:
+    function = code.function(at)
+    return function is not None and any(_DEVICE_WORD.search(word) for word in function.returns)
+
+
+def _switched(code: Code) -> Iterator[SourceHazard]:
+    """`#undef __CUDA_NO_HALF_OPERATORS__`, of which HIP's headers have their own; a macro that HIP no longer sets."""
+    unit = code.project.units[code.path]
+    for one in unit.directives:
+        if unit.is_dead(one.line) or code.parameters:
+            continue
+        names = {token.text for token in one.tokens}
+        if one.word == "undef" and one.name.startswith("__CUDA_NO_HALF") and "__HIP_NO_HALF" not in unit.text:
+            what = f"{one.name} is nvcc's: PyTorch's builds for ROCm set __HIP_NO_HALF_OPERATORS__ and _CONVERSIONS__"
+            yield code.line_hazard("half-flags", "setting", what, one.line, "undefine those of HIP as well")
+        elif one.word != "define" and "__HIP_PLATFORM_HCC__" in names and names.isdisjoint(_SINCE_HCC):
+            what = (
+                "HIP does not define __HIP_PLATFORM_HCC__ since ROCm 6: unless the build does, this takes NVIDIA's side"
+            )
+            yield code.line_hazard("architecture-macro", "unknown", what, one.line, "ask for __HIP_PLATFORM_AMD__")
 
 
 def _has_result(function: Function) -> bool:
@@ -108,4 +205,4 @@ def _has_result(function: Function) -> bool:
     return bool(is_type) and (not before.isupper() or len(before) == 1)
 
 
-STRICT_RULES = (_missing, _pairs, _doubled, _dependent, _returns)
+STRICT_RULES = (_missing, _compute_types, _pairs, _doubled, _dependent, _returns, _operators, _standard, _switched)

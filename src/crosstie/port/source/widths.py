@@ -47,10 +47,10 @@ def _constants(code: Code) -> Iterator[SourceHazard]:
 
 
 def _needs_constant(code: Code, at: int) -> bool:
-    return _in_constant(code.tokens, at) or _in_template(code, at) or _in_bound(code.tokens, at)
+    return in_constant(code.tokens, at) or _in_template(code, at) or _in_bound(code.tokens, at)
 
 
-def _in_constant(tokens: Sequence[CppToken], at: int) -> bool:
+def in_constant(tokens: Sequence[CppToken], at: int) -> bool:
     """Behind constexpr or static_assert in the same statement."""
     for index in range(at - 1, max(-1, at - _FAR), -1):
         if tokens[index].text in _ENDS:
@@ -134,10 +134,18 @@ def _partials(code: Code) -> Iterator[SourceHazard]:
             function.start < other < at and code.text(other + 1) == "[" and code.text(other + 2) in _WARP
             for other in code.names.get(array, ())
         )
-        if written and not _is_guarded(tokens, at, function.start, token.text):
+        if written and not _is_of_32(code, token.text, at) and not _is_guarded(tokens, at, function.start, token.text):
             what = f"every lane reads {array}, which has one value a warp: 1,024 threads are 16 warps here, not 32"
             remedy = f"read it where {token.text} is less than the number of warps, and zero elsewhere"
             yield code.hazard("warp-partials", "error", what, at, remedy, "wave64")
+
+
+def _is_of_32(code: Code, lane: str, at: int) -> bool:
+    """Whether a lane is one of 32 by definition, `threadIdx.x % WARP_SIZE` of a 32: then there are 32 of its groups."""
+    made = code.made_of(lane, at)
+    return any(
+        (sign.text, code.value(made[index + 2 :], at)) in (("%", 32), ("&", 31)) for index, sign in enumerate(made[1:])
+    )
 
 
 def _is_guarded(tokens: Sequence[CppToken], at: int, start: int, lane: str) -> bool:

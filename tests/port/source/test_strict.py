@@ -1,0 +1,81 @@
+"""What nvcc takes in device code and clang's HIP front end refuses, each with a twin that it takes."""
+
+import pytest
+from tests.port.source.snippets import checks, findings, kernel, names
+
+ARRAY = "struct Lens { std::array<float, 6> poly; float& at(int i); };\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__device__ float f(Lens lens) { return lens.poly.at(1); }", "struct Model { __host__ __device__ Model(Lens l)\n: a(1), b{2} { a = l.poly.at(0); } };",
+        "__global__ void k(std::array<int, 4> sizes) { out[0] = sizes.at(2); }",
+    ],
+)  # fmt: skip
+def test_a_checked_element_throws(text: str) -> None:
+    strict = [one for one in findings(ARRAY + text) if one.check == "clang-strictness"]
+    assert [one.severity for one in strict] == ["error"]
+    for other in ("lens.at(1)", "tensors.at(1)"):
+        assert "clang-strictness" not in names(ARRAY + f"__device__ float f(Lens lens) {{ return {other}; }}")
+    assert "clang-strictness" not in names(ARRAY + "float f(Lens lens) { return lens.poly.at(1); }")
+
+
+def test_deduced_arguments_of_a_template() -> None:
+    for line in ("auto a = std::array{1, 2};", "std::tuple t(n, 1);", "auto p = std::pair(n, 2);"):
+        assert ("clang-strictness", 2) in checks(kernel(line)), line
+        assert "clang-strictness" not in names(f"void f(int n) {{ {line} }}"), line
+    assert "clang-strictness" not in names(kernel("std::array<int, 2> a = {1, 2};\nauto p = std::make_pair(n, 2);"))
+
+
+def test_the_smaller_of_two_in_a_constant() -> None:
+    assert ("clang-strictness", 1) in checks("static constexpr int rows = std::min(8, kItems);\n")
+    assert "clang-strictness" not in names("int rows = std::min(8, items);\n")
+    assert "clang-strictness" not in names("static constexpr int rows = std::min(8, kItems);\n", name="host.cpp")
+
+
+def overloads(text: str) -> list[tuple[int | None, str]]:
+    return [(one.where.line, one.severity) for one in findings(text) if one.check == "overload"]
+
+
+def test_operators_of_vectors_are_there_twice() -> None:
+    add = "__device__ float2& operator+=(float2& a, const float2& b) { a.x += b.x; return a; }\n"
+    assert overloads(add) == [(1, "error")]
+    assert overloads(add.replace("+=(", "*(")) == [(1, "unknown")]
+    # A template of HIP's loses to a function of one's own, and a number beside a vector is none of its own.
+    assert overloads(add.replace("+=(", "-(")) == overloads(add.replace("const float2&", "float")) == []
+    assert overloads(add.replace("float2", "Vector")) == overloads(f"#ifndef USE_ROCM\n{add}#endif\n") == []
+
+
+def test_a_function_that_ends_the_thread_needs_no_return() -> None:
+    text = "{0}__device__ int pick(int n) {{\n  {1};\n}}\n"
+    macro = "#define REFUSE() do {{ abort(); }} while (0)\n".format()
+    function = "[[noreturn]] __device__ void refuse(const char* why);\n"
+    assert "clang-strictness" not in names(text.format(macro, "REFUSE()")) | names(
+        text.format(function, 'refuse("no")')
+    )
+    assert ("clang-strictness", 2) in checks(text.format(function.replace("[[noreturn]] ", ""), 'refuse("no")'))
+
+
+@pytest.mark.parametrize("condition", ["#ifdef {}", "#ifndef {}", "#if defined({}) && N > 1"])
+def test_a_macro_that_hip_no_longer_sets(condition: str) -> None:
+    text = condition.format("__HIP_PLATFORM_HCC__") + "\nint lanes;\n#endif\n"
+    assert ("architecture-macro", 1) in checks(text)
+    assert "architecture-macro" not in names(text.replace("HCC", "AMD"))
+    both = "#if defined(__HIP_PLATFORM_HCC__) || defined(__HIP_PLATFORM_AMD__)\nint lanes;\n#endif\n"
+    assert "architecture-macro" not in names(both)
+
+
+def test_half_operators_that_only_nvcc_gets() -> None:
+    undefined = "#undef __CUDA_NO_HALF_OPERATORS__\n"
+    assert ("half-flags", 1) in checks(undefined)
+    assert "half-flags" not in names(undefined + "#undef __HIP_NO_HALF_OPERATORS__\n")
+    assert "half-flags" not in names(f"#ifndef USE_ROCM\n{undefined}#endif\n")
+
+
+def test_a_type_of_data_is_no_type_of_computing() -> None:
+    call = "cublasGemmEx(h, t, t, m, n, k, &a, A, CUDA_R_16F, m, B, CUDA_R_16F, k, &b, C, CUDA_R_16F, m, {0}, algo);"
+    assert overloads(kernel(call.format("CUDA_R_32F"))) == [(2, "error")]
+    assert overloads(kernel("cudaDataType_t type = pick();\n" + call.format("type"))) == [(3, "error")]
+    assert overloads(kernel("cublasComputeType_t type = pick();\n" + call.format("type"))) == []
+    assert overloads(kernel(call.format("CUBLAS_COMPUTE_32F"))) == []
