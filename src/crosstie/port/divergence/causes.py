@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.port.divergence.digest import LAYOUTS, TensorSummary
+from crosstie.port.divergence import masks
+from crosstie.port.divergence.digest import LAYOUTS, MASK, Floats, TensorSummary, normed_rows, sampled_rows
 from crosstie.port.divergence.records import RecordedTensor
-
-Floats = NDArray[np.float64]
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,13 +26,29 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     look: str
 
 
+class Known(msgspec.Struct, frozen=True, kw_only=True):
+    """What the recordings say besides the two tensors."""
+
+    settings: Mapping[str, Any] = {}
+    seed: int = 0
+    # How the module's own weights differ, as `weights.relation` gives it.
+    weights: tuple[str, str] | None = None
+    # The class of the module in the second.
+    kind: str = ""
+    # What attention goes by and was not seen to agree.
+    suspects: list[str] = []
+    # Of a router's choice: by row, and how far apart its scores are.
+    margins: dict[int, float] = {}
+    scores_off: float = 0.0
+
+
 class _Pair(msgspec.Struct, frozen=True, kw_only=True):
     entry: RecordedTensor
     a: TensorSummary
     b: TensorSummary
     # What rounding explains, relative.
     tolerance: float
-    settings: Mapping[str, Any]
+    known: Known
     rows: list[int]
 
     @property
@@ -54,16 +69,34 @@ def cause_of(
     a: TensorSummary,
     b: TensorSummary,
     tolerance: float,
-    settings: Mapping[str, Any],
-    rows: NDArray[np.int64],
+    known: Known,
 ) -> list[Cause]:
-    """The first signature of each kind that holds; where none does, what the error is as large as."""
-    pair = _Pair(entry=entry, a=a, b=b, tolerance=tolerance, settings=settings, rows=[int(row) for row in rows])
-    for look in (_not_numbers, _nothing, _indices, _order, _factor, _capped, _positions, _few, _by_column, _by_row):
-        found = list(look(pair))
-        if found:
-            return found
-    return list(_precision(pair))
+    """The first signature of each kind that holds; where none does, what the error is as large as. What the module's
+    weights show stands beside it, and in its place where it is vague."""
+    rows = [int(row) for row in sampled_rows(a.shape, known.seed)]
+    pair = _Pair(entry=entry, a=a, b=b, tolerance=tolerance, known=known, rows=rows)
+    # Where the samples agree, a relation between them explains nothing: what differs lies elsewhere.
+    looks = [look for look in _LOOKS if look not in _RELATIONS or not pair.explains(pair.x)]
+    found = next(filter(None, (list(look(pair)) for look in looks)), [])
+    if entry.leaf and known.kind and known.kind != entry.kind and found[0].signature in _VAGUE:
+        what = f"another module: {entry.kind} in the first, {known.kind} in the second"
+        return [Cause(signature="other-module", what=what, evidence=found[0].evidence, look="the config's hidden_act")]
+    if known.weights is None:
+        return found
+    signature, said = known.weights
+    if signature and found[0].signature in (_VAGUE[:2] if signature == "weight-other" else _VAGUE):
+        look = _WEIGHTS.get(signature, "the loader: which tensor of the checkpoint goes where, and how it is laid out")
+        return [Cause(signature=signature, what=said, evidence=found[0].evidence, look=look)]
+    return [msgspec.structs.replace(found[0], evidence=f"{found[0].evidence}; {said}"), *found[1:]]
+
+
+# Signatures that say less than the weights do; the first two less than that these are others.
+_VAGUE = ("unknown", "precision", "part", "positions", "scale-by-token", "indices")
+_WEIGHTS = {
+    "tied-weights": "tie_word_embeddings of the config, and a checkpoint that has a head of its own or none",
+    "weight-transposed": "a weight stored as [in, out] (GPT-2's Conv1D) and read as [out, in], or the other way round",
+    "weight-swapped": "the loader's map of names: two tensors of one shape: gate and up, k and v, two layers",
+}
 
 
 def _away(a: Floats, b: Floats) -> float:
@@ -101,9 +134,19 @@ def _not_numbers(pair: _Pair) -> Iterator[Cause]:
         )
 
 
+def _mask(pair: _Pair) -> Iterator[Cause]:
+    if pair.a.dtype == pair.b.dtype == MASK:
+        what, figures = masks.difference(pair.a, pair.b, pair.known.seed)
+        yield Cause(
+            signature="mask", what=f"another attention mask: {what}", evidence=figures,
+            look="is_causal, sliding_window and the side of the padding in the attention backend; whether True shows "
+            "or blocks",
+        )  # fmt: skip
+
+
 def _nothing(pair: _Pair) -> Iterator[Cause]:
     a, b = pair.a, pair.b
-    if not a.norm:
+    if not a.norm or a.is_whole:
         return
     if b.norm <= 1e-12 * a.norm:
         yield Cause(
@@ -142,16 +185,55 @@ def _spans(numbers: NDArray[np.int64], most: int = 4) -> str:
     return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
 
 
+_POSITION_IDS = (
+    "position_ids after padding on the left, or after a cached prefix; an offset of the position embedding (OPT's and "
+    "BART's 2)"
+)
+
+
 def _indices(pair: _Pair) -> Iterator[Cause]:
-    if pair.a.is_whole:
+    if not pair.a.is_whole:
+        return
+    shift = set((pair.y - pair.x).ravel().tolist())
+    if len(shift) == 1 and 0.0 not in shift and pair.x.size > 1:
+        by = int(shift.pop())
+        yield Cause(
+            signature="position-shift",
+            what=f"every one is {abs(by)} {'higher' if by > 0 else 'lower'}: positions begin at another number",
+            evidence=f"all {pair.x.size} sampled ones, and the mean by {pair.b.mean - pair.a.mean:.4g}",
+            look=_POSITION_IDS,
+        )
+    else:
         differ = float(np.mean(pair.x != pair.y))
+        wide = max(pair.known.margins.values(), default=0.0)
+        margins = f"; margins between the experts up to {wide:.2g}, scores {pair.known.scores_off:.2g} off"
         yield Cause(
             signature="indices",
             what="other indices for more tokens than near ties explain",
-            evidence=f"{differ:.0%} of the sampled ones differ",
+            evidence=f"{differ:.0%} of the sampled ones differ{margins if wide else ''}",
             look="the order in which equal scores are taken; a bias of the router that is left out; groups of experts; "
             "position ids or a mask made another way",
         )
+
+
+def _shifted(pair: _Pair) -> Iterator[Cause]:
+    """Each token has what the one some places further has: angles of a rotary embedding, or rows of a table."""
+    at = normed_rows(pair.a.shape, pair.known.seed)
+    one, other = pair.a.rows, pair.b.rows
+    # Every row.
+    if len(at) < 8 or (np.diff(at) != 1).any():
+        return
+    unmoved = _away(one, other)
+    for by in (1, -1, 2, -2, 3, -3, 4, -4):
+        there, here = (one[by:], other[:-by]) if by > 0 else (one[:by], other[-by:])
+        if 8.0 * _away(there, here) < unmoved > pair.tolerance >= _away(there, here):
+            yield Cause(
+                signature="position-shift",
+                what=f"every token has what the one {abs(by)} {'after' if by > 0 else 'before'} it has in the first",
+                evidence=f"norm, mean and largest of {len(there)} rows agree to {_away(there, here):.2g} once moved",
+                look=_POSITION_IDS,
+            )
+            return
 
 
 def _order(pair: _Pair) -> Iterator[Cause]:
@@ -243,14 +325,42 @@ def _factor(pair: _Pair) -> Iterator[Cause]:
             look="a subtraction with its sides swapped",
         )
     else:
-        scale = 1.0 / factor
-        yield Cause(
-            signature="scale",
-            what=f"a scale is missing, or applied twice: {factor:.4g} for all values",
-            evidence=f"{evidence}; a scale of {scale:.5g} taken as 1 would look so",
-            look="weight_scale, input_scale or k_scale that the loader did not find and took as 1; the softmax scale; "
-            "a multiplier of the config (embedding, residual, logits)",
-        )
+        yield _scale(pair, factor, near, evidence)
+
+
+def _scale(pair: _Pair, factor: float, near: float, evidence: str) -> Cause:
+    """A multiplier that has a name, a scale that is somewhat other, or one that is missing."""
+    named = next((name for name, value in _multipliers(pair) if abs(abs(factor) / value - 1.0) < near / 4.0), None)
+    if named is not None:
+        what = f"all values are {factor:.4g} times what they should be: {named}"
+    elif 0.8 < factor < 1.25:
+        what = f"all values are {abs(factor - 1.0):.1%} {'larger' if factor > 1.0 else 'smaller'}: one scale is another"
+    else:
+        what = f"a scale is missing, or applied twice: {factor:.4g} for all values"
+        evidence = f"{evidence}; a scale of {1.0 / factor:.5g} taken as 1 would look so"
+    look = (
+        "a scale that was rounded, calibrated or computed anew; attention_factor of YaRN; a multiplier of the config"
+        if 0.8 < factor < 1.25
+        else "weight_scale, input_scale or k_scale that the loader did not find and took as 1; the softmax scale; "
+        "a multiplier of the config (embedding, residual, logits)"
+    )
+    return Cause(signature="scale", what=what, evidence=evidence, look=look)
+
+
+def _multipliers(pair: _Pair) -> Iterator[tuple[str, float]]:
+    """Those of the config, the width's root, and FP8's ranges: each missing or taken twice."""
+    width = math.sqrt(pair.a.shape[-1]) if pair.a.shape else 1.0
+    named = {
+        f"sqrt({pair.a.shape[-1]}), by which some models multiply embeddings": width,
+        "448/240, FP8's ranges": 28 / 15,
+    }
+    for name, value in pair.known.settings.items():
+        if type(value) in (int, float) and value > 0 and "eps" not in name and "window" not in name:
+            named[name] = float(value)
+    for name, value in named.items():
+        if abs(value - 1.0) > 0.02:
+            yield f"{name}, once too often", value
+            yield f"{name}, left out", 1.0 / value
 
 
 def _cap(pair: _Pair, capped: Floats, free: Floats) -> float | None:
@@ -262,7 +372,9 @@ def _cap(pair: _Pair, capped: Floats, free: Floats) -> float | None:
     def away(c: float) -> float:
         return _away(c * np.tanh(free / c), capped)
 
-    given = [float(value) for name, value in pair.settings.items() if "softcap" in name and type(value) in (int, float)]
+    given = [
+        float(value) for name, value in pair.known.settings.items() if "softcap" in name and type(value) in (int, float)
+    ]
     best, wide = min([*given, *largest * np.geomspace(1.0001, 20.0, 40)], key=away), 1.1
     for _ in range(7):
         best, wide = min([best, *best * np.geomspace(1 / wide, wide, 21)], key=away), wide**0.15
@@ -335,21 +447,84 @@ def _positions(pair: _Pair) -> Iterator[Cause]:
     """The first token agrees and later ones do not: it attends to itself alone, whatever its position means."""
     if len(pair.x) < 3 or pair.rows[0] != 0:
         return
+    if pair.entry.side == "in" and _sees_ahead(pair):
+        yield Cause(
+            signature="mask", what="the last token agrees and those before it do not: they see what comes after them",
+            evidence=f"the norm of row {pair.a.rows.shape[0] - 1} agrees, and that of row 0 does not",
+            look="is_causal of the attention backend; a mask that it does not take",
+        )  # fmt: skip
+        return
     errors = [_away(pair.y[i], pair.x[i]) for i in range(len(pair.x))]
-    rotary = "rotary" in pair.entry.kind.lower() or "rope" in pair.entry.kind.lower()
+    rotary = is_rotary(pair.entry.kind)
     if errors[0] <= 4.0 * pair.tolerance < float(np.median(errors[1:])):
-        scaling = pair.settings.get("rope_scaling") or pair.settings.get("rope_parameters")
+        if not rotary and pair.entry.side == "in" and (inside := _window(pair) or _sharper(pair)) is not None:
+            yield inside
+            return
+        scaling = pair.known.settings.get("rope_scaling") or pair.known.settings.get("rope_parameters")
+        others = [*pair.known.suspects, "the cache", "the softmax's scale"]
+        what = "the rotary angles" if rotary else " or ".join(others)
         said = f"; the config says {scaling}" if scaling else ""
         yield Cause(
             signature="positions",
-            what="position 0 agrees and later ones do not: "
-            + ("the rotary angles are others" if rotary else "positions, the mask or the cache"),
+            what=f"position 0 agrees and later ones do not: {what}",
             evidence=f"error {errors[0]:.2g} at row 0, " + ", ".join(
                 f"{error:.2g} at {row}" for row, error in zip(pair.rows[1:], errors[1:], strict=True)
             ) + said,
             look="RoPE scaling that is dropped or another (rope_scaling, rope_theta, a factor by wavelength); pairs "
             "for halves; a mask that shows too much or too little; keys written to other slots of the cache",
         )  # fmt: skip
+
+
+def _off_rows(pair: _Pair) -> NDArray[np.bool_]:
+    """Whose norm differs."""
+    one, other = pair.a.rows[:, 0], pair.b.rows[:, 0]
+    return np.asarray(np.abs(other - one) > 4.0 * pair.tolerance * np.maximum(one, 1e-300))
+
+
+def _sees_ahead(pair: _Pair) -> bool:
+    off = _off_rows(pair)
+    return bool(len(off) > 4 and off[0] and not off[-1] and off[:-1].mean() > 0.8)
+
+
+def _window(pair: _Pair) -> Cause | None:
+    """Tokens up to one agree, and hardly any after it: what a token sees ends earlier in one of the two."""
+    off, at = _off_rows(pair), normed_rows(pair.a.shape, pair.known.seed)
+    by = np.abs(pair.b.rows[:, 0] / np.maximum(pair.a.rows[:, 0], 1e-300) - 1.0)
+    first = int(np.argmax(off))
+    # At once: what grows from token to token is no window.
+    if not off.any() or first < 3 or off[first:].mean() < 0.8 or 16.0 * by[:first].max() > np.median(by[first:]):
+        return None
+    return Cause(
+        signature="window",
+        what=f"tokens up to {at[first - 1]} agree and later ones do not: a sliding window, or keys lost beyond it",
+        evidence=f"the norms of {int(off.sum())} rows differ, the first of them row {at[first]}",
+        look="sliding_window of the config and of the attention backend (inclusive in one, exclusive in the other); "
+        "the size of a block of the cache; chunked attention",
+    )
+
+
+def _sharper(pair: _Pair) -> Cause | None:
+    """A softmax that is scaled up averages less: what it makes is longer for nearly all tokens but the first."""
+    one, other = pair.a.rows[1:, 0], pair.b.rows[1:, 0]
+    off = np.abs(other / np.maximum(one, 1e-300) - 1.0) > 4.0 * pair.tolerance
+    if off.sum() < 8:
+        return None
+    longer = float(np.mean(other[off] > one[off]))
+    if 0.1 < longer < 0.9:
+        return None
+    word = "larger" if longer > 0.5 else "smaller"
+    return Cause(
+        signature="softmax-scale",
+        what=f"position 0 agrees, and later ones are {'longer' if longer > 0.5 else 'shorter'}: the softmax's scale is "
+        f"{word}",
+        evidence=f"the norms of {max(longer, 1.0 - longer):.0%} of {int(off.sum())} rows that differ are {word}",
+        look="1/sqrt(head_dim), attention_multiplier, query_pre_attn_scalar or YaRN's attention_factor as the backend "
+        "takes it; a norm of q or k that is left out",
+    )
+
+
+def is_rotary(kind: str) -> bool:
+    return "rotary" in kind.lower() or "rope" in kind.lower()
 
 
 def _few(pair: _Pair) -> Iterator[Cause]:
@@ -366,6 +541,16 @@ def _few(pair: _Pair) -> Iterator[Cause]:
                 what=f"{len(bad)} of {len(one)} {name} differ, the others agree",
                 evidence=f"{name} {_spans(bad)}, by up to {float(off.max()):.2g}",
                 look="one shard, head or expert: its weights, its scale, or a tile that the kernel handles apart",
+            )
+            return
+        if name.startswith("groups") and pair.entry.side == "in" and 0 < len(bad) < len(one):
+            kept = np.setdiff1d(np.arange(len(one)), bad)
+            yield Cause(
+                signature="head-groups",
+                what=f"{len(kept)} of {len(one)} heads agree: the others may read another key and value head",
+                evidence=f"heads {_spans(kept)} agree",
+                look="grouped-query attention: heads 0 and 1 share the first key-value head, not 0 and 4; the order in "
+                "which ranks hold them",
             )
             return
 
@@ -399,3 +584,10 @@ def _precision(pair: _Pair) -> Iterator[Cause]:
         look="the weights themselves (another tensor loaded in its place, transposed, block scales in another order), "
         "or an operation that is another: an activation, a mask, a norm's epsilon",
     )
+
+
+_LOOKS: tuple[Callable[[_Pair], Iterator[Cause]], ...] = (
+    _mask, _not_numbers, _nothing, _indices, _order, _shifted, _factor, _capped, _positions, _few, _by_column, _by_row,
+    _precision,
+)  # fmt: skip
+_RELATIONS = (_order, _factor, _capped, _by_column, _by_row)

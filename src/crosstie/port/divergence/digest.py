@@ -21,6 +21,8 @@ SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12
 # Rows whose norm is kept, and groups of columns: heads where their width is known.
 MOST_ROWS, MOST_GROUPS = 64, 256
 GROUP = 64
+# The type of a mask that is kept as what it blocks.
+MASK = "mask"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class TensorSummary:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds whole numbers: indices, which agree or do not."""
-        return "int" in self.dtype or self.dtype == "bool"
+        """Whether it holds whole numbers: indices or a mask, which agree or do not."""
+        return "int" in self.dtype or self.dtype in ("bool", MASK)
 
     def grid(self, layout: int = 0) -> Floats:
         """Sampled values, a row of the tensor a row; or what would be there if it were laid out as LAYOUTS says."""
