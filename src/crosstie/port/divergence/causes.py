@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crosstie.port.divergence import masks
-from crosstie.port.divergence.digest import LAYOUTS, MASK, Floats, TensorSummary, normed_rows, sampled_rows
+from crosstie.port.divergence.digest import (
+    LAYOUTS,
+    MASK,
+    Floats,
+    TensorSummary,
+    normed_rows,
+    sampled_columns,
+    sampled_rows,
+)
 from crosstie.port.divergence.records import RecordedTensor
 
 
@@ -60,8 +68,10 @@ class _Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.b.grid()
 
     def explains(self, made: Floats) -> bool:
-        """Whether what a hypothesis makes of one side is the other, up to a few roundings."""
-        return _away(made, self.y) <= 4.0 * self.tolerance
+        """Whether what a hypothesis makes of one side is the other, up to a few roundings, and far better than the side
+        as it is: where the samples agree anyway, what differs lies elsewhere."""
+        away = _away(made, self.y)
+        return away <= 4.0 * self.tolerance and away < 0.3 * _away(self.x, self.y)
 
 
 def cause_of(
@@ -75,9 +85,7 @@ def cause_of(
     weights show stands beside it, and in its place where it is vague."""
     rows = [int(row) for row in sampled_rows(a.shape, known.seed)]
     pair = _Pair(entry=entry, a=a, b=b, tolerance=tolerance, known=known, rows=rows)
-    # Where the samples agree, a relation between them explains nothing: what differs lies elsewhere.
-    looks = [look for look in _LOOKS if look not in _RELATIONS or not pair.explains(pair.x)]
-    found = next(filter(None, (list(look(pair)) for look in looks)), [])
+    found = next(filter(None, (list(look(pair)) for look in _LOOKS)), [])
     if entry.leaf and known.kind and known.kind != entry.kind and found[0].signature in _VAGUE:
         what = f"another module: {entry.kind} in the first, {known.kind} in the second"
         return [Cause(signature="other-module", what=what, evidence=found[0].evidence, look="the config's hidden_act")]
@@ -457,7 +465,7 @@ def _positions(pair: _Pair) -> Iterator[Cause]:
     errors = [_away(pair.y[i], pair.x[i]) for i in range(len(pair.x))]
     rotary = is_rotary(pair.entry.kind)
     if errors[0] <= 4.0 * pair.tolerance < float(np.median(errors[1:])):
-        if not rotary and pair.entry.side == "in" and (inside := _window(pair) or _sharper(pair)) is not None:
+        if not rotary and pair.entry.side == "in" and (inside := _window(pair, errors) or _sharper(pair)) is not None:
             yield inside
             return
         scaling = pair.known.settings.get("rope_scaling") or pair.known.settings.get("rope_parameters")
@@ -475,29 +483,30 @@ def _positions(pair: _Pair) -> Iterator[Cause]:
         )  # fmt: skip
 
 
-def _off_rows(pair: _Pair) -> NDArray[np.bool_]:
-    """Whose norm differs."""
-    one, other = pair.a.rows[:, 0], pair.b.rows[:, 0]
-    return np.asarray(np.abs(other - one) > 4.0 * pair.tolerance * np.maximum(one, 1e-300))
+def _off_by(pair: _Pair) -> Floats:
+    """By how much the norm of each row differs, relative."""
+    return np.asarray(np.abs(pair.b.rows[:, 0] / np.maximum(pair.a.rows[:, 0], 1e-300) - 1.0))
 
 
 def _sees_ahead(pair: _Pair) -> bool:
-    off = _off_rows(pair)
-    return bool(len(off) > 4 and off[0] and not off[-1] and off[:-1].mean() > 0.8)
+    """The last row agrees and the first does not, nor do most."""
+    off = _off_by(pair)
+    rounding = 4.0 * pair.tolerance
+    return bool(len(off) > 4 and off[-1] <= rounding < off[0] and 8.0 * off[-1] < np.median(off[:-1]) > rounding)
 
 
-def _window(pair: _Pair) -> Cause | None:
-    """Tokens up to one agree, and hardly any after it: what a token sees ends earlier in one of the two."""
-    off, at = _off_rows(pair), normed_rows(pair.a.shape, pair.known.seed)
-    by = np.abs(pair.b.rows[:, 0] / np.maximum(pair.a.rows[:, 0], 1e-300) - 1.0)
-    first = int(np.argmax(off))
-    # At once: what grows from token to token is no window.
-    if not off.any() or first < 3 or off[first:].mean() < 0.8 or 16.0 * by[:first].max() > np.median(by[first:]):
+def _window(pair: _Pair, errors: list[float]) -> Cause | None:
+    """Tokens up to one agree, and those after it do not at once: what a token sees ends earlier in one of the two."""
+    off, at = _off_by(pair), normed_rows(pair.a.shape, pair.known.seed)
+    first = int(np.argmax(off > pair.tolerance))
+    later = [error for row, error in zip(pair.rows, errors, strict=True) if row >= at[first]]
+    # What grows from token to token is no window.
+    if first < 3 or not later or 16.0 * off[:first].max() > min(later):
         return None
     return Cause(
         signature="window",
         what=f"tokens up to {at[first - 1]} agree and later ones do not: a sliding window, or keys lost beyond it",
-        evidence=f"the norms of {int(off.sum())} rows differ, the first of them row {at[first]}",
+        evidence=", ".join(f"{error:.2g} at row {row}" for row, error in zip(pair.rows, errors, strict=True)),
         look="sliding_window of the config and of the attention backend (inclusive in one, exclusive in the other); "
         "the size of a block of the cache; chunked attention",
     )
@@ -506,7 +515,7 @@ def _window(pair: _Pair) -> Cause | None:
 def _sharper(pair: _Pair) -> Cause | None:
     """A softmax that is scaled up averages less: what it makes is longer for nearly all tokens but the first."""
     one, other = pair.a.rows[1:, 0], pair.b.rows[1:, 0]
-    off = np.abs(other / np.maximum(one, 1e-300) - 1.0) > 4.0 * pair.tolerance
+    off = _off_by(pair)[1:] > 4.0 * pair.tolerance
     if off.sum() < 8:
         return None
     longer = float(np.mean(other[off] > one[off]))
@@ -528,14 +537,23 @@ def is_rotary(kind: str) -> bool:
 
 
 def _few(pair: _Pair) -> Iterator[Cause]:
-    """Most rows or groups agree, and a few do not."""
-    for name, one, other in (("groups of columns", pair.a.groups, pair.b.groups), ("rows", pair.a.rows, pair.b.rows)):
+    """Most rows or groups agree, by their norms and by the samples that lie in them, and a few do not."""
+    a, b, seed = pair.a, pair.b, pair.known.seed
+    width = max(a.shape[-1] // max(len(a.groups), 1), 1)
+    for name, one, other, samples, axis in (
+        ("groups of columns", a.groups, b.groups, sampled_columns(a.shape, seed) // width, 1),
+        ("rows", a.rows, b.rows, np.searchsorted(normed_rows(a.shape, seed), pair.rows), 0),
+    ):
         if len(one) < 4:
             continue
         typical = math.sqrt(float(np.mean(one[:, 0] ** 2))) or 1.0
         off = np.abs(one[:, 0] - other[:, 0]) / np.maximum(one[:, 0], 0.1 * typical)
-        bad = np.flatnonzero(off > 4.0 * pair.tolerance)
-        if 0 < len(bad) <= len(one) // 2:
+        apart = [
+            _away(pair.y.take([i], axis), pair.x.take([i], axis)) > 4.0 * pair.tolerance for i in range(len(samples))
+        ]
+        bad = np.union1d(np.flatnonzero(off > 4.0 * pair.tolerance), samples[apart])
+        kept = np.setdiff1d(samples, bad)
+        if 0 < len(bad) <= len(one) // 2 and np.mean(apart) <= 0.5:
             yield Cause(
                 signature="part",
                 what=f"{len(bad)} of {len(one)} {name} differ, the others agree",
@@ -543,12 +561,12 @@ def _few(pair: _Pair) -> Iterator[Cause]:
                 look="one shard, head or expert: its weights, its scale, or a tile that the kernel handles apart",
             )
             return
-        if name.startswith("groups") and pair.entry.side == "in" and 0 < len(bad) < len(one):
-            kept = np.setdiff1d(np.arange(len(one)), bad)
+        if axis and pair.entry.side == "in" and len(kept) and 0 < len(bad) < len(one):
+            agree = np.setdiff1d(np.arange(len(one)), bad)
             yield Cause(
                 signature="head-groups",
-                what=f"{len(kept)} of {len(one)} heads agree: the others may read another key and value head",
-                evidence=f"heads {_spans(kept)} agree",
+                what=f"{len(agree)} of {len(one)} heads agree: the others may read another key and value head",
+                evidence=f"heads {_spans(agree)} agree",
                 look="grouped-query attention: heads 0 and 1 share the first key-value head, not 0 and 4; the order in "
                 "which ranks hold them",
             )
@@ -590,4 +608,3 @@ _LOOKS: tuple[Callable[[_Pair], Iterator[Cause]], ...] = (
     _mask, _not_numbers, _nothing, _indices, _order, _shifted, _factor, _capped, _positions, _few, _by_column, _by_row,
     _precision,
 )  # fmt: skip
-_RELATIONS = (_order, _factor, _capped, _by_column, _by_row)

@@ -147,7 +147,7 @@ def positions(shape: tuple[int, ...], seed: int, head: int) -> Integers:
     rows, columns = matrix_size(shape)
     height, width = grid_size(shape)
     row = np.repeat(chosen(seed, rows, height, rows), width)
-    column = np.tile(chosen(seed, ~columns & 0xFFFF, width, columns), height)
+    column = np.tile(sampled_columns(shape, seed), height)
     found = [_at(rows, columns, row, column)]
     found += [layout(rows, columns, group_width(columns, head), row, column) for layout in LAYOUTS.values()]
     return np.concatenate(found) if rows * columns else np.zeros(0, dtype=np.int64)
@@ -156,6 +156,11 @@ def positions(shape: tuple[int, ...], seed: int, head: int) -> Integers:
 def sampled_rows(shape: tuple[int, ...], seed: int) -> Integers:
     rows, _ = matrix_size(shape)
     return chosen(seed, rows, grid_size(shape)[0], rows)
+
+
+def sampled_columns(shape: tuple[int, ...], seed: int) -> Integers:
+    _, columns = matrix_size(shape)
+    return chosen(seed, ~columns & 0xFFFF, grid_size(shape)[1], columns)
 
 
 def normed_rows(shape: tuple[int, ...], seed: int) -> Integers:
