@@ -386,7 +386,8 @@ def _cap(pair: _Pair, capped: Floats, free: Floats) -> float | None:
     best, wide = min([*given, *largest * np.geomspace(1.0001, 20.0, 40)], key=away), 1.1
     for _ in range(7):
         best, wide = min([best, *best * np.geomspace(1 / wide, wide, 21)], key=away), wide**0.15
-    return float(best) if away(best) <= 4.0 * pair.tolerance else None
+    explains = away(best) <= 4.0 * pair.tolerance and away(best) < 0.3 * _away(free, capped)
+    return float(best) if explains else None
 
 
 def _capped(pair: _Pair) -> Iterator[Cause]:
