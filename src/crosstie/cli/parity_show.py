@@ -74,14 +74,19 @@ def show_parity(out: Output, one: Parity, verbose: bool) -> None:
 
 def _sees(power: Power) -> str:
     """What so many prompts can see, 80% of the time, and how many a fault needs."""
-    least = [f"{nats(size)} nats {does}" for size, does in (
-        (power.noticed, "are told from noise"), (power.differs, "are called a difference"),
-    ) if size is not None]  # fmt: skip
-    seen = f"of a fault in the weights {' and '.join(least)}" if least else "no fault is seen for sure"
-    needs = [f"{nats(one.nats)} needs {plural(one.to_notice, 'prompt')}" + (
-        "" if one.to_differ is None else f", {one.to_differ:,} to be called one"
-    ) for one in power.needed]  # fmt: skip
-    return f"with {plural(power.prompts, 'prompt')}, in 80% of runs, {seen}. A fault of {'; of '.join(needs)}"
+    seen = []
+    if power.noticed is not None:
+        said = f"of {nats(power.noticed)} nats a token" if power.noticed else "of any size, since A repeats itself,"
+        seen.append(f"a fault {said} is told from noise")
+    if power.differs is not None:
+        seen.append(f"one of {nats(power.differs)} is called a difference")
+    needs = []
+    for one in power.needed:
+        called = "" if one.to_differ is None else f", {one.to_differ:,} to be called a difference"
+        needs.append(f"{nats(one.nats)} nats: {one.to_notice:,} to be noticed{called}")
+    told = " and ".join(seen) or "no fault for sure"
+    asked = plural(power.prompts, "prompt")
+    return f"{asked} see, in 80% of runs: {told}. Prompts that a fault needs: {'; '.join(needs)}"
 
 
 def _rows(gauges: Sequence[Gauge], *, of_answers: bool) -> list[list[str]]:

@@ -19,18 +19,19 @@ def prompts(mean: float, spread: float, count: int, seed: int) -> Rows:
     return [(float(one) * PLACES, PLACES) for one in drawn]
 
 
-def of(count: int, noise: float = 0.0002, allowed: float = 0.02, sizes: tuple[float, ...] = (0.03,)) -> Power:
+def of(count: int, noise: float = 0.0002, allowed: float = 0.02, sizes: tuple[float, ...] = (0.035,)) -> Power:
     found = power(prompts(noise, 1.0, count, 1), prompts(noise, 1.0, count, 2), allowed, sizes)
     assert found is not None
     return found
 
 
-def test_the_least_fault_is_called_a_difference_in_80_of_100_runs() -> None:
+def test_the_least_fault_is_called_a_difference_in_some_80_of_100_runs() -> None:
+    """The bootstrap of few prompts is somewhat bolder than the formula."""
     least = of(40).differs
     assert least is not None
-    assert least == pytest.approx(0.026, rel=0.05)
-    called = [interval(prompts(least, 0.55, 40, seed))[1] > 0.02 for seed in range(200)]
-    assert 0.7 < np.mean(called) < 0.9
+    assert least == pytest.approx(0.0314, rel=0.05)
+    called = [interval(prompts(least, 0.82, 40, seed))[1] > 0.02 for seed in range(200)]
+    assert 0.75 < np.mean(called) < 0.95
 
 
 def test_so_many_prompts_as_a_fault_needs_see_it() -> None:
@@ -39,9 +40,8 @@ def test_so_many_prompts_as_a_fault_needs_see_it() -> None:
     assert needed.to_differ < 40
 
     def seen(count: int) -> float:
-        return float(np.mean([interval(prompts(0.03, 0.55, count, seed))[1] > 0.02 for seed in range(200)]))
+        return float(np.mean([interval(prompts(0.035, 0.82, count, seed))[1] > 0.02 for seed in range(200)]))
 
-    # The bootstrap of few prompts is somewhat bolder than the formula.
     assert seen(needed.to_differ // 4) < 0.75 < 0.8 < seen(needed.to_differ) < 0.97
 
 
@@ -70,7 +70,7 @@ def test_the_spread_is_that_of_this_fault_where_there_is_one() -> None:
     assert found.spread > 1.0
     same = power(QUIET, QUIET, 0.02)
     assert same is not None
-    assert (same.is_beyond_noise, same.spread) == (False, 0.55)
+    assert (same.is_beyond_noise, same.spread) == (False, 0.82)
 
 
 def test_a_small_fault_is_within_the_limit_and_said_to_be_no_noise() -> None:

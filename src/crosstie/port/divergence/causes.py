@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.port.divergence import masks
 from crosstie.port.divergence.digest import (
     LAYOUTS,
     MASK,
@@ -22,6 +21,7 @@ from crosstie.port.divergence.digest import (
     sampled_columns,
     sampled_rows,
 )
+from crosstie.port.divergence.masks import mask_difference
 from crosstie.port.divergence.records import RecordedTensor
 
 
@@ -34,7 +34,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     look: str
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class BesideTensors(msgspec.Struct, frozen=True, kw_only=True):
     """What the recordings say besides the two tensors."""
 
     settings: Mapping[str, Any] = {}
@@ -56,7 +56,7 @@ class _Pair(msgspec.Struct, frozen=True, kw_only=True):
     b: TensorSummary
     # What rounding explains, relative.
     tolerance: float
-    known: Known
+    known: BesideTensors
     rows: list[int]
 
     @property
@@ -79,7 +79,7 @@ def cause_of(
     a: TensorSummary,
     b: TensorSummary,
     tolerance: float,
-    known: Known,
+    known: BesideTensors,
 ) -> list[Cause]:
     """The first signature of each kind that holds; where none does, what the error is as large as. What the module's
     weights show stands beside it, and in its place where it is vague."""
@@ -144,7 +144,7 @@ def _not_numbers(pair: _Pair) -> Iterator[Cause]:
 
 def _mask(pair: _Pair) -> Iterator[Cause]:
     if pair.a.dtype == pair.b.dtype == MASK:
-        what, figures = masks.difference(pair.a, pair.b, pair.known.seed)
+        what, figures = mask_difference(pair.a, pair.b, pair.known.seed)
         yield Cause(
             signature="mask", what=f"another attention mask: {what}", evidence=figures,
             look="is_causal, sliding_window and the side of the padding in the attention backend; whether True shows "

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from crosstie.core.errors import BadInput
-from crosstie.port.divergence.causes import Cause, Known, cause_of, is_rotary
+from crosstie.port.divergence.causes import BesideTensors, Cause, cause_of, is_rotary
 from crosstie.port.divergence.digest import MASK, Floats, TensorSummary, matrix_size, normed_rows, sampled_rows
 from crosstie.port.divergence.records import RecordedTensor, Recording, read
 from crosstie.port.divergence.routing import MARGIN, TURNS, RoutingFlips
@@ -304,7 +304,7 @@ class _Walk:
         inputs = self.inputs.get((entry.module, entry.call), (0.0, 0))[1]
         own = relation(entry.module, self.a.sampled, self.b.sampled) if entry.side == "out" else None
         return cause_of(
-            entry, a, b, own_rounding(a, b, inputs), Known(
+            entry, a, b, own_rounding(a, b, inputs), BesideTensors(
                 settings=self.a.settings, seed=self.a.seed, weights=own, suspects=self._suspects(), kind=match.kind,
                 margins=self._margins(entry), scores_off=self._scores_off(entry, 0.0),
             ),

@@ -33,7 +33,7 @@ def as_blocked(name: str, tensor: Any) -> Any | None:
     return blocked.to(torch.uint8) if added else None
 
 
-def difference(a: TensorSummary, b: TensorSummary, seed: int) -> tuple[str, str]:
+def mask_difference(a: TensorSummary, b: TensorSummary, seed: int) -> tuple[str, str]:
     """What of the second mask is other, and the figures."""
     keys = a.shape[-1]
     # The norm of a row of ones and zeros is the root of how many are blocked.

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from crosstie.core.errors import BadInput
-from crosstie.port.divergence import masks, routing
 from crosstie.port.divergence.digest import MASK, TensorSummary, summarise
+from crosstie.port.divergence.masks import as_blocked
 from crosstie.port.divergence.records import RecordedTensor, Recording, write
+from crosstie.port.divergence.routing import MARGIN, choice_of
 from crosstie.port.divergence.weights import sampled
 
 # Settings of a Hugging Face config that a cause may turn on.
@@ -112,11 +113,11 @@ class TensorRecorder:
     def _keep(self, name: str, kind: str, leaf: bool, side: str, values: Any) -> None:
         call = self._begun[name] - 1
         found = list(tensors(values))
-        choice = routing.choice(found) if side == "out" else None
+        choice = choice_of(found) if side == "out" else None
         if choice is not None:
             called, indices, margins = choice
             self._choices = [*self._choices[-3:], indices]
-            found.append((f"{called}{routing.MARGIN}", margins))
+            found.append((f"{called}{MARGIN}", margins))
         for place, (called, tensor) in enumerate(found):
             kept = self._index(self._summary(called, tensor))
             self.recording.entries.append(RecordedTensor(name, kind, leaf, call, side, place, kept, called))
@@ -127,7 +128,7 @@ class TensorRecorder:
         if any(tensor is chosen for chosen in self._choices):
             as_set = summarise(tensor.sort(-1).values, self.recording.seed, self.recording.head)
             return replace(as_set, hash=f"{as_set.hash} {summary.hash}")
-        blocked = masks.as_blocked(called, tensor)
+        blocked = as_blocked(called, tensor)
         if blocked is None:
             return summary
         of_mask = summarise(blocked, self.recording.seed, self.recording.head)

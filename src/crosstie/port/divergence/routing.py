@@ -28,7 +28,7 @@ class RoutingFlips(msgspec.Struct, frozen=True, kw_only=True):
     scores_off: float
 
 
-def choice(tensors: Sequence[tuple[str, Any]]) -> tuple[str, Any, Any] | None:
+def choice_of(tensors: Sequence[tuple[str, Any]]) -> tuple[str, Any, Any] | None:
     """Of what a router gives: the name of its indices, those in order, and margins. None where it is no router's."""
     chosen = next(((name, one) for name, one in tensors if _is_choice(one)), None)
     if chosen is None:
