@@ -5,73 +5,23 @@ rounding. Several may: the most specific comes first.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstie.port.divergence.by_token import later_tokens, other_indices, other_mask, shifted
 from crosstie.port.divergence.digest import (
     LAYOUTS,
-    MASK,
     Floats,
     TensorSummary,
     normed_rows,
     sampled_columns,
     sampled_rows,
 )
-from crosstie.port.divergence.masks import mask_difference
+from crosstie.port.divergence.pair import BesideTensors, Cause, ComparedPair, distance
 from crosstie.port.divergence.records import RecordedTensor
-
-
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    # A stable name, such as "factor-2".
-    signature: str
-    what: str
-    # The figures that it rests on.
-    evidence: str
-    look: str
-
-
-class BesideTensors(msgspec.Struct, frozen=True, kw_only=True):
-    """What the recordings say besides the two tensors."""
-
-    settings: Mapping[str, Any] = {}
-    seed: int = 0
-    # How the module's own weights differ, as `weights.relation` gives it.
-    weights: tuple[str, str] | None = None
-    # The class of the module in the second.
-    kind: str = ""
-    # What attention goes by and was not seen to agree.
-    suspects: list[str] = []
-    # Of a router's choice: by row, and how far apart its scores are.
-    margins: dict[int, float] = {}
-    scores_off: float = 0.0
-
-
-class _Pair(msgspec.Struct, frozen=True, kw_only=True):
-    entry: RecordedTensor
-    a: TensorSummary
-    b: TensorSummary
-    # What rounding explains, relative.
-    tolerance: float
-    known: BesideTensors
-    rows: list[int]
-
-    @property
-    def x(self) -> Floats:
-        return self.a.grid()
-
-    @property
-    def y(self) -> Floats:
-        return self.b.grid()
-
-    def explains(self, made: Floats) -> bool:
-        """Whether what a hypothesis makes of one side is the other, up to a few roundings, and far better than the side
-        as it is: where the samples agree anyway, what differs lies elsewhere."""
-        away = _away(made, self.y)
-        return away <= 4.0 * self.tolerance and away < 0.3 * _away(self.x, self.y)
 
 
 def cause_of(
@@ -84,7 +34,7 @@ def cause_of(
     """The first signature of each kind that holds; where none does, what the error is as large as. What the module's
     weights show stands beside it, and in its place where it is vague."""
     rows = [int(row) for row in sampled_rows(a.shape, known.seed)]
-    pair = _Pair(entry=entry, a=a, b=b, tolerance=tolerance, known=known, rows=rows)
+    pair = ComparedPair(entry=entry, a=a, b=b, tolerance=tolerance, known=known, rows=rows)
     found = next(filter(None, (list(look(pair)) for look in _LOOKS)), [])
     if entry.leaf and known.kind and known.kind != entry.kind and found[0].signature in _VAGUE:
         what = f"another module: {entry.kind} in the first, {known.kind} in the second"
@@ -107,14 +57,7 @@ _WEIGHTS = {
 }
 
 
-def _away(a: Floats, b: Floats) -> float:
-    sound = np.isfinite(a) & np.isfinite(b)
-    size = math.sqrt(float((np.where(sound, b, 0.0) ** 2).sum()))
-    away = math.sqrt(float((np.where(sound, a - b, 0.0) ** 2).sum()))
-    return away / size if size else (math.inf if away else 0.0)
-
-
-def _not_numbers(pair: _Pair) -> Iterator[Cause]:
+def _not_numbers(pair: ComparedPair) -> Iterator[Cause]:
     a, b = pair.a, pair.b
     if b.nans > a.nans:
         yield Cause(
@@ -142,17 +85,7 @@ def _not_numbers(pair: _Pair) -> Iterator[Cause]:
         )
 
 
-def _mask(pair: _Pair) -> Iterator[Cause]:
-    if pair.a.dtype == pair.b.dtype == MASK:
-        what, figures = mask_difference(pair.a, pair.b, pair.known.seed)
-        yield Cause(
-            signature="mask", what=f"another attention mask: {what}", evidence=figures,
-            look="is_causal, sliding_window and the side of the padding in the attention backend; whether True shows "
-            "or blocks",
-        )  # fmt: skip
-
-
-def _nothing(pair: _Pair) -> Iterator[Cause]:
+def _nothing(pair: ComparedPair) -> Iterator[Cause]:
     a, b = pair.a, pair.b
     if not a.norm or a.is_whole:
         return
@@ -178,7 +111,7 @@ def _nothing(pair: _Pair) -> Iterator[Cause]:
 
 def _rest_agrees(one: Floats, other: Floats, gone: NDArray[np.int64], tolerance: float) -> bool:
     kept = np.setdiff1d(np.arange(len(one)), gone)
-    return bool(len(kept)) and _away(one[kept, 0], other[kept, 0]) <= 4.0 * tolerance
+    return bool(len(kept)) and distance(one[kept, 0], other[kept, 0]) <= 4.0 * tolerance
 
 
 def _spans(numbers: NDArray[np.int64], most: int = 4) -> str:
@@ -193,70 +126,19 @@ def _spans(numbers: NDArray[np.int64], most: int = 4) -> str:
     return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
 
 
-_POSITION_IDS = (
-    "position_ids after padding on the left, or after a cached prefix; an offset of the position embedding (OPT's and "
-    "BART's 2)"
-)
-
-
-def _indices(pair: _Pair) -> Iterator[Cause]:
-    if not pair.a.is_whole:
-        return
-    shift = set((pair.y - pair.x).ravel().tolist())
-    if len(shift) == 1 and 0.0 not in shift and pair.x.size > 1:
-        by = int(shift.pop())
-        yield Cause(
-            signature="position-shift",
-            what=f"every one is {abs(by)} {'higher' if by > 0 else 'lower'}: positions begin at another number",
-            evidence=f"all {pair.x.size} sampled ones, and the mean by {pair.b.mean - pair.a.mean:.4g}",
-            look=_POSITION_IDS,
-        )
-    else:
-        differ = float(np.mean(pair.x != pair.y))
-        wide = max(pair.known.margins.values(), default=0.0)
-        margins = f"; margins between the experts up to {wide:.2g}, scores {pair.known.scores_off:.2g} off"
-        yield Cause(
-            signature="indices",
-            what="other indices for more tokens than near ties explain",
-            evidence=f"{differ:.0%} of the sampled ones differ{margins if wide else ''}",
-            look="the order in which equal scores are taken; a bias of the router that is left out; groups of experts; "
-            "position ids or a mask made another way",
-        )
-
-
-def _shifted(pair: _Pair) -> Iterator[Cause]:
-    """Each token has what the one some places further has: angles of a rotary embedding, or rows of a table."""
-    at = normed_rows(pair.a.shape, pair.known.seed)
-    one, other = pair.a.rows, pair.b.rows
-    # Every row.
-    if len(at) < 8 or (np.diff(at) != 1).any():
-        return
-    unmoved = _away(one, other)
-    for by in (1, -1, 2, -2, 3, -3, 4, -4):
-        there, here = (one[by:], other[:-by]) if by > 0 else (one[:by], other[-by:])
-        if 8.0 * _away(there, here) < unmoved > pair.tolerance >= _away(there, here):
-            yield Cause(
-                signature="position-shift",
-                what=f"every token has what the one {abs(by)} {'after' if by > 0 else 'before'} it has in the first",
-                evidence=f"norm, mean and largest of {len(there)} rows agree to {_away(there, here):.2g} once moved",
-                look=_POSITION_IDS,
-            )
-            return
-
-
-def _order(pair: _Pair) -> Iterator[Cause]:
+def _order(pair: ComparedPair) -> Iterator[Cause]:
     """The same values in another order: the whole tensor's norm, mean and largest stay."""
     a, b = pair.a, pair.b
     if abs(a.norm - b.norm) > pair.tolerance * a.norm or abs(a.largest - b.largest) > 4 * pair.tolerance * a.largest:
         return
     for number, name in enumerate(LAYOUTS, 1):
         for there, back in ((a.grid(number), pair.y), (b.grid(number), pair.x)):
-            if pair.x.size > 2 and _away(there, back) <= 4.0 * pair.tolerance < _away(pair.x, pair.y):
+            if pair.x.size > 2 and distance(there, back) <= 4.0 * pair.tolerance < distance(pair.x, pair.y):
                 side = "second" if back is pair.y else "first"
                 yield Cause(
                     signature=name.replace(" ", "-"),
                     what=f"the same values in another order: {name}, in the {side}",
-                    evidence=f"{pair.x.size} samples agree to {_away(there, back):.2g} once put in order; norm and "
+                    evidence=f"{pair.x.size} samples agree to {distance(there, back):.2g} once put in order; norm and "
                     "largest are the same",
                     look=_ORDERS[name],
                 )
@@ -301,7 +183,7 @@ def _permutation(one: Floats, other: Floats, tolerance: float) -> list[int] | No
     return nearest.tolist() if matched.max() <= tolerance and unmoved.min() > 4.0 * matched.max() else None
 
 
-def _factor(pair: _Pair) -> Iterator[Cause]:
+def _factor(pair: ComparedPair) -> Iterator[Cause]:
     """One factor for all."""
     sound = np.isfinite(pair.x) & np.isfinite(pair.y)
     x, y = pair.x[sound], pair.y[sound]
@@ -312,7 +194,7 @@ def _factor(pair: _Pair) -> Iterator[Cause]:
     if not factor or not pair.explains(factor * pair.x) or abs(pair.b.norm / pair.a.norm / abs(factor) - 1.0) > 0.05:
         return
     near = 4.0 * pair.tolerance + 0.01
-    evidence = f"all {x.size} samples by a factor of {factor:.5g}, to {_away(factor * x, y):.2g}"
+    evidence = f"all {x.size} samples by a factor of {factor:.5g}, to {distance(factor * x, y):.2g}"
     if min(abs(factor / 2.0 - 1.0), abs(factor / 0.5 - 1.0)) < near:
         half = factor < 1.0
         yield Cause(
@@ -336,7 +218,7 @@ def _factor(pair: _Pair) -> Iterator[Cause]:
         yield _scale(pair, factor, near, evidence)
 
 
-def _scale(pair: _Pair, factor: float, near: float, evidence: str) -> Cause:
+def _scale(pair: ComparedPair, factor: float, near: float, evidence: str) -> Cause:
     """A multiplier that has a name, a scale that is somewhat other, or one that is missing."""
     named = next((name for name, value in _multipliers(pair) if abs(abs(factor) / value - 1.0) < near / 4.0), None)
     if named is not None:
@@ -355,7 +237,7 @@ def _scale(pair: _Pair, factor: float, near: float, evidence: str) -> Cause:
     return Cause(signature="scale", what=what, evidence=evidence, look=look)
 
 
-def _multipliers(pair: _Pair) -> Iterator[tuple[str, float]]:
+def _multipliers(pair: ComparedPair) -> Iterator[tuple[str, float]]:
     """Those of the config, the width's root, and FP8's ranges: each missing or taken twice."""
     width = math.sqrt(pair.a.shape[-1]) if pair.a.shape else 1.0
     named = {
@@ -371,14 +253,14 @@ def _multipliers(pair: _Pair) -> Iterator[tuple[str, float]]:
             yield f"{name}, left out", 1.0 / value
 
 
-def _cap(pair: _Pair, capped: Floats, free: Floats) -> float | None:
+def _cap(pair: ComparedPair, capped: Floats, free: Floats) -> float | None:
     """The c for which `capped` is c tanh(`free` / c)."""
     largest = float(np.abs(capped).max())
     if not largest:
         return None
 
     def away(c: float) -> float:
-        return _away(c * np.tanh(free / c), capped)
+        return distance(c * np.tanh(free / c), capped)
 
     given = [
         float(value) for name, value in pair.known.settings.items() if "softcap" in name and type(value) in (int, float)
@@ -386,11 +268,11 @@ def _cap(pair: _Pair, capped: Floats, free: Floats) -> float | None:
     best, wide = min([*given, *largest * np.geomspace(1.0001, 20.0, 40)], key=away), 1.1
     for _ in range(7):
         best, wide = min([best, *best * np.geomspace(1 / wide, wide, 21)], key=away), wide**0.15
-    explains = away(best) <= 4.0 * pair.tolerance and away(best) < 0.3 * _away(free, capped)
+    explains = away(best) <= 4.0 * pair.tolerance and away(best) < 0.3 * distance(free, capped)
     return float(best) if explains else None
 
 
-def _capped(pair: _Pair) -> Iterator[Cause]:
+def _capped(pair: ComparedPair) -> Iterator[Cause]:
     if not np.isfinite(pair.x).all() or not np.isfinite(pair.y).all():
         return
     for capped, free, what in (
@@ -402,13 +284,13 @@ def _capped(pair: _Pair) -> Iterator[Cause]:
             yield Cause(
                 signature="softcap", what=f"{what}, at {cap:.4g}",
                 evidence=f"c tanh(x / c) with c = {cap:.4g} makes one of the other, to "
-                f"{_away(cap * np.tanh(free / cap), capped):.2g}",
+                f"{distance(cap * np.tanh(free / cap), capped):.2g}",
                 look="attn_logit_softcapping or final_logit_softcapping, which the attention backend may not know",
             )  # fmt: skip
             return
 
 
-def _by_column(pair: _Pair) -> Iterator[Cause]:
+def _by_column(pair: ComparedPair) -> Iterator[Cause]:
     if len(pair.x) < 3:
         return
     added = np.median(pair.y - pair.x, axis=0)
@@ -416,7 +298,7 @@ def _by_column(pair: _Pair) -> Iterator[Cause]:
         yield Cause(
             signature="bias",
             what="a bias is missing, or added twice: each column is off by the same in every row",
-            evidence=f"{_away(pair.x + added, pair.y):.2g} remains once it is added",
+            evidence=f"{distance(pair.x + added, pair.y):.2g} remains once it is added",
             look="a bias that the loader did not find; one that every rank adds before the all-reduce",
         )
         return
@@ -433,7 +315,7 @@ def _by_column(pair: _Pair) -> Iterator[Cause]:
         )
 
 
-def _by_row(pair: _Pair) -> Iterator[Cause]:
+def _by_row(pair: ComparedPair) -> Iterator[Cause]:
     if pair.x.shape[1] < 3 or len(pair.x) < 2:
         return
     found = _ratios(pair.x, pair.y, axis=1)
@@ -452,92 +334,7 @@ def _ratios(x: Floats, y: Floats, axis: int) -> Floats | None:
     return (x * y).sum(axis, keepdims=True) / size if (size > 0.0).all() else None
 
 
-def _positions(pair: _Pair) -> Iterator[Cause]:
-    """The first token agrees and later ones do not: it attends to itself alone, whatever its position means."""
-    if len(pair.x) < 3 or pair.rows[0] != 0:
-        return
-    if pair.entry.side == "in" and _sees_ahead(pair):
-        yield Cause(
-            signature="mask", what="the last token agrees and those before it do not: they see what comes after them",
-            evidence=f"the norm of row {pair.a.rows.shape[0] - 1} agrees, and that of row 0 does not",
-            look="is_causal of the attention backend; a mask that it does not take",
-        )  # fmt: skip
-        return
-    errors = [_away(pair.y[i], pair.x[i]) for i in range(len(pair.x))]
-    rotary = is_rotary(pair.entry.kind)
-    if errors[0] <= 4.0 * pair.tolerance < float(np.median(errors[1:])):
-        if not rotary and pair.entry.side == "in" and (inside := _window(pair, errors) or _sharper(pair)) is not None:
-            yield inside
-            return
-        scaling = pair.known.settings.get("rope_scaling") or pair.known.settings.get("rope_parameters")
-        others = [*pair.known.suspects, "the cache", "the softmax's scale"]
-        what = "the rotary angles" if rotary else " or ".join(others)
-        said = f"; the config says {scaling}" if scaling else ""
-        yield Cause(
-            signature="positions",
-            what=f"position 0 agrees and later ones do not: {what}",
-            evidence=f"error {errors[0]:.2g} at row 0, " + ", ".join(
-                f"{error:.2g} at {row}" for row, error in zip(pair.rows[1:], errors[1:], strict=True)
-            ) + said,
-            look="RoPE scaling that is dropped or another (rope_scaling, rope_theta, a factor by wavelength); pairs "
-            "for halves; a mask that shows too much or too little; keys written to other slots of the cache",
-        )  # fmt: skip
-
-
-def _off_by(pair: _Pair) -> Floats:
-    """By how much the norm of each row differs, relative."""
-    return np.asarray(np.abs(pair.b.rows[:, 0] / np.maximum(pair.a.rows[:, 0], 1e-300) - 1.0))
-
-
-def _sees_ahead(pair: _Pair) -> bool:
-    """The last row agrees and the first does not, nor do most."""
-    off = _off_by(pair)
-    rounding = 4.0 * pair.tolerance
-    return bool(len(off) > 4 and off[-1] <= rounding < off[0] and 8.0 * off[-1] < np.median(off[:-1]) > rounding)
-
-
-def _window(pair: _Pair, errors: list[float]) -> Cause | None:
-    """Tokens up to one agree, and those after it do not at once: what a token sees ends earlier in one of the two."""
-    off, at = _off_by(pair), normed_rows(pair.a.shape, pair.known.seed)
-    first = int(np.argmax(off > pair.tolerance))
-    later = [error for row, error in zip(pair.rows, errors, strict=True) if row >= at[first]]
-    # What grows from token to token is no window.
-    if first < 3 or not later or 16.0 * off[:first].max() > min(later):
-        return None
-    return Cause(
-        signature="window",
-        what=f"tokens up to {at[first - 1]} agree and later ones do not: a sliding window, or keys lost beyond it",
-        evidence=", ".join(f"{error:.2g} at row {row}" for row, error in zip(pair.rows, errors, strict=True)),
-        look="sliding_window of the config and of the attention backend (inclusive in one, exclusive in the other); "
-        "the size of a block of the cache; chunked attention",
-    )
-
-
-def _sharper(pair: _Pair) -> Cause | None:
-    """A softmax that is scaled up averages less: what it makes is longer for nearly all tokens but the first."""
-    one, other = pair.a.rows[1:, 0], pair.b.rows[1:, 0]
-    off = _off_by(pair)[1:] > 4.0 * pair.tolerance
-    if off.sum() < 8:
-        return None
-    longer = float(np.mean(other[off] > one[off]))
-    if 0.1 < longer < 0.9:
-        return None
-    word = "larger" if longer > 0.5 else "smaller"
-    return Cause(
-        signature="softmax-scale",
-        what=f"position 0 agrees, and later ones are {'longer' if longer > 0.5 else 'shorter'}: the softmax's scale is "
-        f"{word}",
-        evidence=f"the norms of {max(longer, 1.0 - longer):.0%} of {int(off.sum())} rows that differ are {word}",
-        look="1/sqrt(head_dim), attention_multiplier, query_pre_attn_scalar or YaRN's attention_factor as the backend "
-        "takes it; a norm of q or k that is left out",
-    )
-
-
-def is_rotary(kind: str) -> bool:
-    return "rotary" in kind.lower() or "rope" in kind.lower()
-
-
-def _few(pair: _Pair) -> Iterator[Cause]:
+def _few(pair: ComparedPair) -> Iterator[Cause]:
     """Most rows or groups agree, by their norms and by the samples that lie in them, and a few do not."""
     a, b, seed = pair.a, pair.b, pair.known.seed
     width = max(a.shape[-1] // max(len(a.groups), 1), 1)
@@ -550,7 +347,7 @@ def _few(pair: _Pair) -> Iterator[Cause]:
         typical = math.sqrt(float(np.mean(one[:, 0] ** 2))) or 1.0
         off = np.abs(one[:, 0] - other[:, 0]) / np.maximum(one[:, 0], 0.1 * typical)
         apart = [
-            _away(pair.y.take([i], axis), pair.x.take([i], axis)) > 4.0 * pair.tolerance for i in range(len(samples))
+            distance(pair.y.take([i], axis), pair.x.take([i], axis)) > 4.0 * pair.tolerance for i in range(len(samples))
         ]
         bad = np.union1d(np.flatnonzero(off > 4.0 * pair.tolerance), samples[apart])
         kept = np.setdiff1d(samples, bad)
@@ -579,9 +376,9 @@ _FORMATS = {
 }  # fmt: skip
 
 
-def _precision(pair: _Pair) -> Iterator[Cause]:
+def _precision(pair: ComparedPair) -> Iterator[Cause]:
     """No relation holds. Where the two are still close, an arithmetic of fewer digits explains it."""
-    error = _away(pair.y, pair.x)
+    error = distance(pair.y, pair.x)
     likes: Callable[[float], bool] = lambda unit: 0.1 * unit < error < 4.0 * unit  # noqa: E731
     name = next((name for name, unit in _FORMATS.items() if likes(unit)), None)
     if name is not None and error < 0.2:
@@ -605,7 +402,7 @@ def _precision(pair: _Pair) -> Iterator[Cause]:
     )
 
 
-_LOOKS: tuple[Callable[[_Pair], Iterator[Cause]], ...] = (
-    _mask, _not_numbers, _nothing, _indices, _order, _shifted, _factor, _capped, _positions, _few, _by_column, _by_row,
-    _precision,
+_LOOKS: tuple[Callable[[ComparedPair], Iterator[Cause]], ...] = (
+    other_mask, _not_numbers, _nothing, other_indices, _order, shifted, _factor, _capped, later_tokens, _few,
+    _by_column, _by_row, _precision,
 )  # fmt: skip

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from crosstie.core.errors import BadInput
-from crosstie.port.divergence.causes import BesideTensors, Cause, cause_of, is_rotary
+from crosstie.port.divergence.causes import cause_of
 from crosstie.port.divergence.digest import MASK, Floats, TensorSummary, matrix_size, normed_rows, sampled_rows
+from crosstie.port.divergence.pair import BesideTensors, Cause, is_rotary
 from crosstie.port.divergence.records import RecordedTensor, Recording, read
 from crosstie.port.divergence.routing import MARGIN, TURNS, RoutingFlips
 from crosstie.port.divergence.weights import relation
