@@ -14,17 +14,59 @@ def case(function):
     return plain(torch.inference_mode()(function))
 
 
-case("inference_upload", lambda s, q, k, v, lens, score: q + s.host_row.to(q.device).sum())
-case("inference_upload_number", lambda s, q, k, v, lens, score: q + torch.tensor(0.5).to(q.device))
-case("inference_upload_number_as_tensor", lambda s, q, k, v, lens, score: q * torch.as_tensor(0.5, device=q.device))
-case("inference_upload_pinned", lambda s, q, k, v, lens, score: q + s.pinned.to(q.device, non_blocking=True).sum())
-case("inference_upload_module", lambda s, q, k, v, lens, score: torch.nn.LayerNorm(D).cuda()(q))
-case("inference_upload_of_a_list_index", lambda s, q, k, v, lens, score: score[:, [0, 2]])
-case("inference_inv", lambda s, q, k, v, lens, score: torch.linalg.inv(s.spd))
-case("inference_inv_of_double", lambda s, q, k, v, lens, score: torch.linalg.inv(s.spd.double()))
-case("inference_inv_ex", lambda s, q, k, v, lens, score: torch.linalg.inv_ex(s.spd.double()).inverse)
-case("inference_inv_ex_checked", lambda s, q, k, v, lens, score: torch.linalg.inv_ex(s.spd, check_errors=True).inverse)
-case("inference_solve", lambda s, q, k, v, lens, score: torch.linalg.solve(s.spd, s.w))
+@case
+def inference_upload(s, q, k, v, lens, score):
+    return q + s.host_row.to(q.device).sum()
+
+
+@case
+def inference_upload_number(s, q, k, v, lens, score):
+    return q + torch.tensor(0.5).to(q.device)
+
+
+@case
+def inference_upload_number_as_tensor(s, q, k, v, lens, score):
+    return q * torch.as_tensor(0.5, device=q.device)
+
+
+@case
+def inference_upload_pinned(s, q, k, v, lens, score):
+    return q + s.pinned.to(q.device, non_blocking=True).sum()
+
+
+@case
+def inference_upload_module(s, q, k, v, lens, score):
+    return torch.nn.LayerNorm(D).cuda()(q)
+
+
+@case
+def inference_upload_of_a_list_index(s, q, k, v, lens, score):
+    return score[:, [0, 2]]
+
+
+@case
+def inference_inv(s, q, k, v, lens, score):
+    return torch.linalg.inv(s.spd)
+
+
+@case
+def inference_inv_of_double(s, q, k, v, lens, score):
+    return torch.linalg.inv(s.spd.double())
+
+
+@case
+def inference_inv_ex(s, q, k, v, lens, score):
+    return torch.linalg.inv_ex(s.spd.double()).inverse
+
+
+@case
+def inference_inv_ex_checked(s, q, k, v, lens, score):
+    return torch.linalg.inv_ex(s.spd, check_errors=True).inverse
+
+
+@case
+def inference_solve(s, q, k, v, lens, score):
+    return torch.linalg.solve(s.spd, s.w)
 
 
 @case
@@ -39,9 +81,19 @@ def inference_counter_on_device(s, q, k, v, lens, score):
     return torch.where(score > s.step * 0.1, score, float("-inf"))
 
 
-case("inference_one_hot_unsized", lambda s, q, k, v, lens, score: F.one_hot(lens))
-case("inference_one_hot_sized", lambda s, q, k, v, lens, score: F.one_hot(lens, 64))
-case("inference_allclose", lambda s, q, k, v, lens, score: q * (2 if torch.allclose(k, v) else 3))
+@case
+def inference_one_hot_unsized(s, q, k, v, lens, score):
+    return F.one_hot(lens)
+
+
+@case
+def inference_one_hot_sized(s, q, k, v, lens, score):
+    return F.one_hot(lens, 64)
+
+
+@case
+def inference_allclose(s, q, k, v, lens, score):
+    return q * (2 if torch.allclose(k, v) else 3)
 
 
 @case
@@ -49,8 +101,14 @@ def inference_multi_head(s, q, k, v, lens, score):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=torch.ones(1, 64, dtype=torch.bool, device=q.device))
 
 
-case("inference_to_host_list", lambda s, q, k, v, lens, score: q * max(lens.tolist()))
-case("inference_half_precision", lambda s, q, k, v, lens, score: (q.half() @ s.w.to(q.device, torch.float16)).float())
+@case
+def inference_to_host_list(s, q, k, v, lens, score):
+    return q * max(lens.tolist())
+
+
+@case
+def inference_half_precision(s, q, k, v, lens, score):
+    return (q.half() @ s.w.to(q.device, torch.float16)).float()
 
 
 @case
