@@ -14,6 +14,7 @@ from crosstie.cli.show import Output, closing, console, print_json, say, show_ta
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import kibibytes, plural
 from crosstie.port.divergence.comparison import ComparedTensor, Comparison, Divergence, compare
+from crosstie.port.divergence.routing import RoutingFlips
 from crosstie.port.divergence.subject import TYPES, record_directory
 
 _DETAILS = "every tensor with its error and what is allowed"
@@ -88,11 +89,8 @@ def show(found: Comparison, verbose: bool) -> None:
             say(out, f"  error {figure(found.largest_error)} at most, where {figure(found.explained)} is explained")
     if found.identical and found.identical < len(found.steps):
         say(out, f"  the same bits in the first {plural(found.identical, 'tensor')} of {len(found.steps):,} compared")
-    if found.near_ties:
-        say(
-            out,
-            f"  {plural(found.near_ties, 'token')} went to other experts, scores being equal up to rounding; left out",
-        )
+    if found.flips:
+        _show_flips(out, found.flips)
     if found.not_compared:
         some = ", ".join(found.not_compared[:3]) + (", ..." if len(found.not_compared) > 3 else "")
         say(out, f"  not compared, in one recording only or of other shapes: {len(found.not_compared):,} ({some})")
@@ -102,6 +100,19 @@ def show(found: Comparison, verbose: bool) -> None:
         show_table(out, ["module", "tensor", "type", ">error", ">allowed"], map(_row, found.steps))
     else:
         closing(out, _DETAILS)
+
+
+def _show_flips(out: Output, flips: list[RoutingFlips]) -> None:
+    """Margins are not known where the router's scores were not recorded."""
+    most = max(flips, key=lambda one: one.largest_margin if one.largest_margin >= 0.0 else -1.0)
+    margin = f": margins up to {figure(most.largest_margin)}, scores {figure(most.scores_off)} off"
+    tokens = plural(sum(one.tokens for one in flips), "token")
+    say(
+        out,
+        f"  routing: {tokens} of {flips[0].of} went to other experts in {plural(len(flips), 'router')}, up to rounding"
+        f"{margin if most.largest_margin >= 0.0 else ''}; behind {flips[0].module} the middle token is judged",
+        hang=4,
+    )
 
 
 def _show_divergence(out: Output, first: Divergence) -> None:

@@ -19,6 +19,7 @@ from crosstie.core.errors import BadInput
 from crosstie.prove.parity.endpoint import WAYS, Asking, Way
 from crosstie.prove.parity.harness import Score, harness_line, scored
 from crosstie.prove.parity.passes import Party, ask_all
+from crosstie.prove.parity.power import SIZES
 from crosstie.prove.parity.prompts import BUNDLED, read_prompts
 from crosstie.prove.parity.verdict import Limits, Parity, document, judged
 from crosstie.run.wire.address import Address
@@ -30,7 +31,7 @@ _KEY = "OPENAI_API_KEY"
     "parity", cls=GroupedCommand,
     groups={
         "What is asked": "--prompts --limit --long --tokens --positions --top --concurrency --way --body",
-        "What counts as the same": "--max-kl --min-top1",
+        "What counts as the same": "--max-kl --min-top1 --fault",
         "A pool of a gateway": "--pool --gateway --key-file --admit",
         "lm-eval": "--lm-eval --lm-eval-limit",
     },
@@ -56,6 +57,7 @@ _KEY = "OPENAI_API_KEY"
 @real_option(
     "--min-top1", 0, 1, "The share of places with the same likeliest token.", default=1 - Limits().disagreement
 )
+@real_option("--fault", 1e-9, 100, "Say how many prompts a fault of so many nats a token needs.")
 @click.option("--pool", metavar="NAME", help="B is every backend of this pool; A may then be a pool's name too.")
 @click.option(
     "--gateway",
@@ -75,9 +77,9 @@ _KEY = "OPENAI_API_KEY"
 def command(
     a: str, others: tuple[str, ...], model: str | None, model_b: str | None, key_env: str, key_env_b: str | None,
     file: Path, limit: int | None, long_tokens: int | None, tokens: int, positions: int, top: int, concurrency: int,
-    way: Way | None, body: str, max_kl: float, min_top1: float, pool: str | None, gateway: str, key_file: Path | None,
-    admit: bool, tasks: str | None, task_limit: int | None, html: Path | None, verbose: bool,
-    as_json: bool,
+    way: Way | None, body: str, max_kl: float, min_top1: float, fault: float | None, pool: str | None,
+    gateway: str, key_file: Path | None, admit: bool, tasks: str | None, task_limit: int | None, html: Path | None,
+    verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Do A and B, two OpenAI-compatible endpoints, give the same model?
 
@@ -115,7 +117,8 @@ def command(
             ask_all(party, parties, prompts, asking, concurrency=concurrency, way=way, on_progress=on_progress)
         )
     limits = Limits(kl=max_kl, disagreement=1 - min_top1)
-    found = [judged(party.url, other.url, one, limits) for other, one in zip(parties, passes, strict=True)]
+    faults = SIZES if fault is None else (fault,)
+    found = [judged(party.url, other.url, one, limits, faults) for other, one in zip(parties, passes, strict=True)]
     scores: list[Score] = []
     if tasks:
         with progress() as on_progress:

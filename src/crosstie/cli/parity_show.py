@@ -7,6 +7,7 @@ from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import percent, plural, significant
 from crosstie.prove.parity.groups import Group, Groups
 from crosstie.prove.parity.harness import Score
+from crosstie.prove.parity.power import Power
 from crosstie.prove.parity.verdict import DISAGREEMENT, EARLY, Gauge, Parity
 
 DETAILS = "by position, length and language; what every gauge means"
@@ -46,6 +47,8 @@ def show_parity(out: Output, one: Parity, verbose: bool) -> None:
     show_table(out, ["distance", ">A/A", ">A/B", ">95%", ">allowed", "says"], _rows(one.gauges, of_answers=False))
     show_table(out, ["answers", ">A", ">B", ">more, 95%", ">allowed", "says"], _rows(one.gauges, of_answers=True))
     say(out, _parted(one.first_divergence))
+    if one.power is not None:
+        say(out, _sees(one.power), hang=2)
     for cause in one.causes:
         say(out, f"- likely: {cause}")
     for text, listed in (("A did not answer", one.left_out), ("B did not answer", one.unanswered)):
@@ -67,6 +70,23 @@ def show_parity(out: Output, one: Parity, verbose: bool) -> None:
     for gauge in one.gauges:
         meaning = _MEANINGS[gauge.name]
         say(out, meaning if gauge.name == DISAGREEMENT else f"{gauge.name}: {meaning}", "dim")
+
+
+def _sees(power: Power) -> str:
+    """What so many prompts can see, 80% of the time, and how many a fault needs."""
+    seen = []
+    if power.noticed is not None:
+        said = f"of {nats(power.noticed)} nats a token" if power.noticed else "of any size, since A repeats itself,"
+        seen.append(f"a fault {said} is told from noise")
+    if power.differs is not None:
+        seen.append(f"one of {nats(power.differs)} is called a difference")
+    needs = []
+    for one in power.needed:
+        called = "" if one.to_differ is None else f", {one.to_differ:,} to be called a difference"
+        needs.append(f"{nats(one.nats)} nats: {one.to_notice:,} to be noticed{called}")
+    told = " and ".join(seen) or "no fault for sure"
+    asked = plural(power.prompts, "prompt")
+    return f"{asked} see, in 80% of runs: {told}. Prompts that a fault needs: {'; '.join(needs)}"
 
 
 def _rows(gauges: Sequence[Gauge], *, of_answers: bool) -> list[list[str]]:

@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[Fault, str, str]] = {
     "no normalisation": (no_normalisation, "layers.2.post_norm", "scale-by-token"),
     "no bias": (no_bias, "layers.1.self_attn.v_proj", "bias"),
     "one head": (one_head, "layers.0.self_attn.v_proj", "part"),
-    "a weight transposed": (weight_transposed, "layers.1.self_attn.o_proj", "unknown"),
+    "a weight transposed": (weight_transposed, "layers.1.self_attn.o_proj", "weight-transposed"),
     "bf16 product": (coarse, "layers.2.self_attn.q_proj", "precision"),
 }  # fmt: skip
 # In the type that models are served in. The others follow the same paths.
@@ -222,7 +222,7 @@ def test_a_fault_between_modules_is_found_there(tmp_path: Path) -> None:
     assert got.first.where == (
         "in the code of layers.1.self_attn, after layers.1.self_attn.v_proj and before layers.1.self_attn.o_proj"
     )
-    assert got.first.causes[0].signature == "positions"
+    assert got.first.causes[0].signature == "softmax-scale"
 
 
 def test_a_residual_that_is_left_out_is_found_in_its_layer(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a recording holds, what it costs, and which files are refused."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from tests.port.divergence import small
 
 from crosstie.core.errors import BadData, BadInput
+from crosstie.port.divergence import routing
 from crosstie.port.divergence.comparison import compare
 from crosstie.port.divergence.digest import LAYOUTS, TensorSummary, chosen, draws, positions, summarise
 from crosstie.port.divergence.engines import RecordOutputs, loaded_model, sglang_hook
@@ -138,7 +140,7 @@ def changed(path: Path, **keys: Any) -> Path:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"version": 9}, r"version: 9; this Crosstie reads 1: record again"),
+        ({"version": 9}, r"version: 9; this Crosstie reads 2: record again"),
         ({"format": "other"}, "not a recording"),
         ({"machine": None}, "machine: missing"),
         ({"shapes": [[4, 8]]}, "damaged"),
@@ -221,8 +223,10 @@ def test_nonsense_is_refused() -> None:
 
 
 class Router(torch.nn.Module):
+    bias = torch.zeros(4)
+
     def forward(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return scores.softmax(-1), scores.topk(1, -1).indices
+        return scores.softmax(-1), (scores + self.bias).topk(1, -1).indices
 
 
 class Routed(torch.nn.Module):
@@ -234,9 +238,9 @@ class Routed(torch.nn.Module):
         return self.experts(self.router(scores)[1])[:, 0]
 
 
-def routed(path: Path, nudge: float, tokens: int) -> Path:
+def routed(path: Path, nudge: float, tokens: int, of: int = 12) -> Path:
     torch.manual_seed(0)
-    made, scores = Routed(), torch.randn(12, 4)
+    made, scores = Routed(), torch.randn(of, 4)
     # Two experts score the same up to a rounding.
     scores[:tokens, 1] = scores[:tokens].max(-1).values + 1.0
     scores[:tokens, 2] = torch.nextafter(scores[:tokens, 1], torch.tensor(nudge))
@@ -246,11 +250,105 @@ def routed(path: Path, nudge: float, tokens: int) -> Path:
 
 
 def test_a_near_tie_of_a_router_is_no_divergence(tmp_path: Path) -> None:
-    got = compare(routed(tmp_path / "a.npz", 9.0, 2), routed(tmp_path / "b.npz", -9.0, 2))
-    assert (got.verdict, got.near_ties) == ("same", 2)
+    """However many there are: the margins say what rounding turned over, and no token goes elsewhere in spite of one."""
+    for tokens in (2, 12):
+        got = compare(routed(tmp_path / "a.npz", 9.0, tokens), routed(tmp_path / "b.npz", -9.0, tokens))
+        assert got.verdict == "same"
+        assert [(one.module, one.tokens, one.of) for one in got.flips] == [("router", tokens, 12)]
+        assert got.flips[0].largest_margin < routing.TURNS * got.flips[0].scores_off
 
 
-def test_more_than_near_ties_is_one(tmp_path: Path) -> None:
-    got = compare(routed(tmp_path / "a.npz", 9.0, 12), routed(tmp_path / "b.npz", -9.0, 12))
+def test_tokens_beyond_those_whose_choice_is_kept_may_flip_too(tmp_path: Path) -> None:
+    got = compare(routed(tmp_path / "a.npz", 9.0, 100, 100), routed(tmp_path / "b.npz", -9.0, 100, 100))
+    assert got.verdict == "same"
+    assert got.flips[0].tokens >= got.flips[0].of == 64
+
+
+def test_other_experts_in_spite_of_a_margin_are_a_fault(tmp_path: Path) -> None:
+    def run(name: str, bias: float) -> Path:
+        torch.manual_seed(0)
+        made, scores = Routed(), torch.randn(12, 4)
+        made.router.bias = torch.tensor([bias, 0.0, 0.0, 0.0])
+        with torch.inference_mode(), record(made, tmp_path / name):
+            made(scores)
+        return tmp_path / name
+
+    got = compare(run("a.npz", 0.0), run("b.npz", 3.0))
     assert got.first is not None
     assert (got.first.step.module, got.first.causes[0].signature) == ("router", "indices")
+    assert "margins between the experts up to" in got.first.causes[0].evidence
+
+
+def test_the_order_in_which_experts_are_taken_is_no_choice() -> None:
+    scores, indices = torch.tensor([[0.5, 0.1, 0.4]]), torch.tensor([[2, 0]])
+    assert routing.margins(scores, indices) == pytest.approx(0.3 / math.sqrt(0.42 / 3))
+    # Others than those that score most: by a bias, so the margin is not known.
+    assert routing.margins(scores, torch.tensor([[1, 0]])) == -1.0
+
+
+CAUSAL = torch.ones(6, 6).tril().bool()
+LEAST = torch.finfo(torch.float16).min
+MASKS = {
+    "minus infinity": torch.zeros(6, 6).masked_fill(~CAUSAL, -torch.inf),
+    "the least of float16": torch.zeros(6, 6, dtype=torch.float16).masked_fill(~CAUSAL, LEAST),
+    "bool": CAUSAL,
+    "ones and zeros": CAUSAL.long(),
+}
+OTHER_MASKS = {
+    "blocks nothing": torch.ones(6, 6).bool(),
+    "inverted": ~CAUSAL,
+    "shifted": torch.ones(6, 6).tril(1).bool(),
+    "a sliding window or padding is left out": CAUSAL,
+    "padding that the first has not": CAUSAL & torch.ones(6, 6).triu(-1).bool(),
+}
+
+
+class Masked(torch.nn.Module):
+    def forward(self, x: torch.Tensor, attention_mask: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return x + bias
+
+
+class Attends(torch.nn.Module):
+    def __init__(self, mask: torch.Tensor | None):
+        super().__init__()
+        self.inner, self.mask = Masked(), mask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x, attention_mask=self.mask, bias=x * 2)
+
+
+def masked(path: Path, mask: torch.Tensor | None) -> Path:
+    made = Attends(mask)
+    with torch.inference_mode(), record(made, path):
+        made(torch.ones(6, 6))
+    return path
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_is_what_it_blocks(name: str, tmp_path: Path) -> None:
+    got = compare(masked(tmp_path / "a.npz", MASKS["minus infinity"]), masked(tmp_path / "b.npz", MASKS[name]))
+    assert (got.verdict, got.not_compared) == ("same", [])
+
+
+def test_a_backend_without_a_mask_is_compared_in_the_rest(tmp_path: Path) -> None:
+    got = compare(masked(tmp_path / "a.npz", MASKS["bool"]), masked(tmp_path / "b.npz", None))
+    assert (got.verdict, got.not_compared) == ("same", ["inner input attention_mask"])
+
+
+@pytest.mark.parametrize("said", OTHER_MASKS)
+def test_another_mask_is_named(said: str, tmp_path: Path) -> None:
+    first = CAUSAL & torch.ones(6, 6).triu(-1).bool() if "left out" in said else CAUSAL
+    got = compare(masked(tmp_path / "a.npz", first), masked(tmp_path / "b.npz", OTHER_MASKS[said]))
+    assert got.first is not None
+    assert (got.first.step.what, got.first.causes[0].signature) == ("input attention_mask", "mask")
+    assert said in got.first.causes[0].what
+
+
+def test_recordings_of_before_names_are_still_compared(tmp_path: Path) -> None:
+    """The H200's were made in format 1."""
+    assert not read(DATA / "h200-float32.npz").has_names
+    made = small.model()
+    with torch.inference_mode(), record(made, tmp_path / "b.npz", head=small.WIDTH):
+        made(small.tokens())
+    got = compare(DATA / "h200-float32.npz", tmp_path / "b.npz")
+    assert (got.verdict, got.compared, got.not_compared) == ("same", 58, [])

@@ -60,7 +60,15 @@ def test_json_has_every_gauge_and_no_number_that_json_has_not(a: Engine, b: Engi
     names = {gauge["name"] for gauge in one["gauges"]}
     assert {"forced KL", "forced disagreement", "chat KL", "early divergence", "invalid JSON", "repetition"} <= names
     assert one["first_divergence"]["median_token"] is None
+    assert one["power"]["prompts"] == 5
+    assert [needed["nats"] for needed in one["power"]["needed"]] == [0.0003, 0.003, 0.03]
     assert said["admitted"] is False
+
+
+def test_it_says_which_fault_it_can_see_and_how_many_prompts_one_needs(a: Engine, b: Engine, crosstie: Command) -> None:
+    said = " ".join(crosstie("parity", a.url, b.url, *QUICKLY, "--fault", "0.03").out.split())
+    assert "5 prompts see, in 80% of runs: no fault for sure" in said
+    assert "Prompts that a fault needs: 0.03 nats: 6 to be noticed, 48 to be called a difference" in said
 
 
 def test_several_are_held_against_one(a: Engine, b: Engine, crosstie: Command) -> None:

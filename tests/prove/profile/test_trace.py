@@ -1,4 +1,4 @@
-"""The formats. Only torch.profiler's was seen as a GPU wrote it; rocprofv3's and nsys' are written here as their sources
+"""The formats. torch.profiler's and rocprofv3's JSON were seen as a GPU wrote them; the rest is written here as sources
 and pages say: ROCm/rocm-systems projects/rocprofiler-sdk source/lib/output (d8adfc9ba850), NVIDIA's analysis guide."""
 
 import gzip
@@ -148,6 +148,27 @@ def test_sums_have_no_gaps_and_say_so(text: str, expected: dict[str, float], tmp
     trace = written(tmp_path / "sums.csv", text)
     assert spent(trace) == expected
     assert "sums and no times" in profile(trace).verdict[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "carried"),
+    [
+        ("ProfilerStep#15", (None, None)),
+        ("execute_context_1(1050)_generation_31(31)", (1050, 31)),
+        ("execute_context_1(888_788544)_generation_0(0)", (888, 0)),
+        ("execute_8192_context_9(sq8155sk8430sqsq7475785)_generation_37(sq37sk34489)", (8155, 37)),
+        ("step[DECODE bs=32]", None),
+    ],
+)
+def test_marks_say_what_a_step_carries(
+    name: str, carried: tuple[int | None, int | None] | None, tmp_path: Path
+) -> None:
+    events = [
+        {"ph": "X", "cat": "kernel", "name": GEMM, "ts": 1, "dur": 2},
+        {"ph": "X", "cat": "gpu_user_annotation", "name": name, "ts": 1, "dur": 2},
+    ]
+    marks = written(tmp_path / "trace.json", json.dumps({"traceEvents": events})).marks
+    assert [(mark.prompt_tokens, mark.sequences) for mark in marks] == ([] if carried is None else [carried])
 
 
 def test_compressed_and_plain_are_the_same(tmp_path: Path) -> None:

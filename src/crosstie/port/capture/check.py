@@ -9,11 +9,12 @@ state hides anywhere: in globals, closures, default arguments, caches and genera
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.port.capture import hazards
 from crosstie.port.capture.device import Device
 from crosstie.port.capture.device_tensor import DeviceTensor
@@ -234,19 +235,39 @@ def _checked(device: Device, fn: Any, inputs: Source, state: Callable[..., Any] 
         except _FailsLater:
             return _Check(device, fn, inputs, state, varied=False, moved=moved).result()
 
+    if all_on_host(make(inputs, 0)):
+        return _trial(device, partial(result, moved=False)) or result(moved=True)
     try:
         found = result(moved=False)
     except _FailsAtOnce as error:
-        if all_on_host(make(inputs, 0)):
-            return result(moved=True)
         if error.__cause__ not in device.gpu_errors and _runs_on_host(fn, inputs, state):
             return unknown(fn, f"on the stand-in device, and not on the CPU, it {error}", hazards.NOT_FOLLOWED.remedy)
         raise
     if device.in_use or found.verdict == "error":
         return found
-    if all_on_host(make(inputs, 0)):
-        return result(moved=True)
     return unknown(fn, "nothing ran on the device", "inputs on the device: a factory that takes (device, seed)")
+
+
+def _trial(device: Device, judge: Callable[[], CaptureResult]) -> CaptureResult | None:
+    """The verdict with tensors of the host, None where they lead nowhere. In a process of its own: what a function
+    makes lazily would stay on the host, in its module or a global, for the calls that count."""
+
+    def answer() -> CaptureResult | str | None:
+        try:
+            found = judge()
+        except _FailsAtOnce:
+            return None
+        except NotFollowed:
+            return CaptureResult(verdict="unknown", hazards=tuple(device.unfollowed))
+        except CrosstieError as error:
+            return str(error)
+        return found if device.in_use or found.verdict == "error" else None
+
+    with Twin(answer, heard=True) as apart:
+        found = apart.result()
+    if isinstance(found, str):
+        raise BadInput(found)
+    return found if isinstance(found, CaptureResult) else None
 
 
 def _runs_on_host(fn: Any, inputs: Source, state: Callable[..., Any] | None) -> bool:

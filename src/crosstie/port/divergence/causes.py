@@ -5,48 +5,23 @@ rounding. Several may: the most specific comes first.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.port.divergence.digest import LAYOUTS, TensorSummary
+from crosstie.port.divergence.by_token import later_tokens, other_indices, other_mask, shifted
+from crosstie.port.divergence.digest import (
+    LAYOUTS,
+    Floats,
+    TensorSummary,
+    normed_rows,
+    sampled_columns,
+    sampled_rows,
+)
+from crosstie.port.divergence.pair import BesideTensors, Cause, ComparedPair, distance
 from crosstie.port.divergence.records import RecordedTensor
-
-Floats = NDArray[np.float64]
-
-
-class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    # A stable name, such as "factor-2".
-    signature: str
-    what: str
-    # The figures that it rests on.
-    evidence: str
-    look: str
-
-
-class _Pair(msgspec.Struct, frozen=True, kw_only=True):
-    entry: RecordedTensor
-    a: TensorSummary
-    b: TensorSummary
-    # What rounding explains, relative.
-    tolerance: float
-    settings: Mapping[str, Any]
-    rows: list[int]
-
-    @property
-    def x(self) -> Floats:
-        return self.a.grid()
-
-    @property
-    def y(self) -> Floats:
-        return self.b.grid()
-
-    def explains(self, made: Floats) -> bool:
-        """Whether what a hypothesis makes of one side is the other, up to a few roundings."""
-        return _away(made, self.y) <= 4.0 * self.tolerance
 
 
 def cause_of(
@@ -54,26 +29,35 @@ def cause_of(
     a: TensorSummary,
     b: TensorSummary,
     tolerance: float,
-    settings: Mapping[str, Any],
-    rows: NDArray[np.int64],
+    known: BesideTensors,
 ) -> list[Cause]:
-    """The first signature of each kind that holds; where none does, what the error is as large as."""
-    pair = _Pair(entry=entry, a=a, b=b, tolerance=tolerance, settings=settings, rows=[int(row) for row in rows])
-    for look in (_not_numbers, _nothing, _indices, _order, _factor, _capped, _positions, _few, _by_column, _by_row):
-        found = list(look(pair))
-        if found:
-            return found
-    return list(_precision(pair))
+    """The first signature of each kind that holds; where none does, what the error is as large as. What the module's
+    weights show stands beside it, and in its place where it is vague."""
+    rows = [int(row) for row in sampled_rows(a.shape, known.seed)]
+    pair = ComparedPair(entry=entry, a=a, b=b, tolerance=tolerance, known=known, rows=rows)
+    found = next(filter(None, (list(look(pair)) for look in _LOOKS)), [])
+    if entry.leaf and known.kind and known.kind != entry.kind and found[0].signature in _VAGUE:
+        what = f"another module: {entry.kind} in the first, {known.kind} in the second"
+        return [Cause(signature="other-module", what=what, evidence=found[0].evidence, look="the config's hidden_act")]
+    if known.weights is None:
+        return found
+    signature, said = known.weights
+    if signature and found[0].signature in (_VAGUE[:2] if signature == "weight-other" else _VAGUE):
+        look = _WEIGHTS.get(signature, "the loader: which tensor of the checkpoint goes where, and how it is laid out")
+        return [Cause(signature=signature, what=said, evidence=found[0].evidence, look=look)]
+    return [msgspec.structs.replace(found[0], evidence=f"{found[0].evidence}; {said}"), *found[1:]]
 
 
-def _away(a: Floats, b: Floats) -> float:
-    sound = np.isfinite(a) & np.isfinite(b)
-    size = math.sqrt(float((np.where(sound, b, 0.0) ** 2).sum()))
-    away = math.sqrt(float((np.where(sound, a - b, 0.0) ** 2).sum()))
-    return away / size if size else (math.inf if away else 0.0)
+# Signatures that say less than the weights do; the first two less than that these are others.
+_VAGUE = ("unknown", "precision", "part", "positions", "scale-by-token", "indices")
+_WEIGHTS = {
+    "tied-weights": "tie_word_embeddings of the config, and a checkpoint that has a head of its own or none",
+    "weight-transposed": "a weight stored as [in, out] (GPT-2's Conv1D) and read as [out, in], or the other way round",
+    "weight-swapped": "the loader's map of names: two tensors of one shape: gate and up, k and v, two layers",
+}
 
 
-def _not_numbers(pair: _Pair) -> Iterator[Cause]:
+def _not_numbers(pair: ComparedPair) -> Iterator[Cause]:
     a, b = pair.a, pair.b
     if b.nans > a.nans:
         yield Cause(
@@ -101,9 +85,9 @@ def _not_numbers(pair: _Pair) -> Iterator[Cause]:
         )
 
 
-def _nothing(pair: _Pair) -> Iterator[Cause]:
+def _nothing(pair: ComparedPair) -> Iterator[Cause]:
     a, b = pair.a, pair.b
-    if not a.norm:
+    if not a.norm or a.is_whole:
         return
     if b.norm <= 1e-12 * a.norm:
         yield Cause(
@@ -127,7 +111,7 @@ def _nothing(pair: _Pair) -> Iterator[Cause]:
 
 def _rest_agrees(one: Floats, other: Floats, gone: NDArray[np.int64], tolerance: float) -> bool:
     kept = np.setdiff1d(np.arange(len(one)), gone)
-    return bool(len(kept)) and _away(one[kept, 0], other[kept, 0]) <= 4.0 * tolerance
+    return bool(len(kept)) and distance(one[kept, 0], other[kept, 0]) <= 4.0 * tolerance
 
 
 def _spans(numbers: NDArray[np.int64], most: int = 4) -> str:
@@ -142,31 +126,19 @@ def _spans(numbers: NDArray[np.int64], most: int = 4) -> str:
     return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
 
 
-def _indices(pair: _Pair) -> Iterator[Cause]:
-    if pair.a.is_whole:
-        differ = float(np.mean(pair.x != pair.y))
-        yield Cause(
-            signature="indices",
-            what="other indices for more tokens than near ties explain",
-            evidence=f"{differ:.0%} of the sampled ones differ",
-            look="the order in which equal scores are taken; a bias of the router that is left out; groups of experts; "
-            "position ids or a mask made another way",
-        )
-
-
-def _order(pair: _Pair) -> Iterator[Cause]:
+def _order(pair: ComparedPair) -> Iterator[Cause]:
     """The same values in another order: the whole tensor's norm, mean and largest stay."""
     a, b = pair.a, pair.b
     if abs(a.norm - b.norm) > pair.tolerance * a.norm or abs(a.largest - b.largest) > 4 * pair.tolerance * a.largest:
         return
     for number, name in enumerate(LAYOUTS, 1):
         for there, back in ((a.grid(number), pair.y), (b.grid(number), pair.x)):
-            if pair.x.size > 2 and _away(there, back) <= 4.0 * pair.tolerance < _away(pair.x, pair.y):
+            if pair.x.size > 2 and distance(there, back) <= 4.0 * pair.tolerance < distance(pair.x, pair.y):
                 side = "second" if back is pair.y else "first"
                 yield Cause(
                     signature=name.replace(" ", "-"),
                     what=f"the same values in another order: {name}, in the {side}",
-                    evidence=f"{pair.x.size} samples agree to {_away(there, back):.2g} once put in order; norm and "
+                    evidence=f"{pair.x.size} samples agree to {distance(there, back):.2g} once put in order; norm and "
                     "largest are the same",
                     look=_ORDERS[name],
                 )
@@ -211,7 +183,7 @@ def _permutation(one: Floats, other: Floats, tolerance: float) -> list[int] | No
     return nearest.tolist() if matched.max() <= tolerance and unmoved.min() > 4.0 * matched.max() else None
 
 
-def _factor(pair: _Pair) -> Iterator[Cause]:
+def _factor(pair: ComparedPair) -> Iterator[Cause]:
     """One factor for all."""
     sound = np.isfinite(pair.x) & np.isfinite(pair.y)
     x, y = pair.x[sound], pair.y[sound]
@@ -222,7 +194,7 @@ def _factor(pair: _Pair) -> Iterator[Cause]:
     if not factor or not pair.explains(factor * pair.x) or abs(pair.b.norm / pair.a.norm / abs(factor) - 1.0) > 0.05:
         return
     near = 4.0 * pair.tolerance + 0.01
-    evidence = f"all {x.size} samples by a factor of {factor:.5g}, to {_away(factor * x, y):.2g}"
+    evidence = f"all {x.size} samples by a factor of {factor:.5g}, to {distance(factor * x, y):.2g}"
     if min(abs(factor / 2.0 - 1.0), abs(factor / 0.5 - 1.0)) < near:
         half = factor < 1.0
         yield Cause(
@@ -243,33 +215,64 @@ def _factor(pair: _Pair) -> Iterator[Cause]:
             look="a subtraction with its sides swapped",
         )
     else:
-        scale = 1.0 / factor
-        yield Cause(
-            signature="scale",
-            what=f"a scale is missing, or applied twice: {factor:.4g} for all values",
-            evidence=f"{evidence}; a scale of {scale:.5g} taken as 1 would look so",
-            look="weight_scale, input_scale or k_scale that the loader did not find and took as 1; the softmax scale; "
-            "a multiplier of the config (embedding, residual, logits)",
-        )
+        yield _scale(pair, factor, near, evidence)
 
 
-def _cap(pair: _Pair, capped: Floats, free: Floats) -> float | None:
+def _scale(pair: ComparedPair, factor: float, near: float, evidence: str) -> Cause:
+    """A multiplier that has a name, a scale that is somewhat other, or one that is missing."""
+    named = next((name for name, value in _multipliers(pair) if abs(abs(factor) / value - 1.0) < near / 4.0), None)
+    if named is not None:
+        what = f"all values are {factor:.4g} times what they should be: {named}"
+    elif 0.8 < factor < 1.25:
+        what = f"all values are {abs(factor - 1.0):.1%} {'larger' if factor > 1.0 else 'smaller'}: one scale is another"
+    else:
+        what = f"a scale is missing, or applied twice: {factor:.4g} for all values"
+        evidence = f"{evidence}; a scale of {1.0 / factor:.5g} taken as 1 would look so"
+    look = (
+        "a scale that was rounded, calibrated or computed anew; attention_factor of YaRN; a multiplier of the config"
+        if 0.8 < factor < 1.25
+        else "weight_scale, input_scale or k_scale that the loader did not find and took as 1; the softmax scale; "
+        "a multiplier of the config (embedding, residual, logits)"
+    )
+    return Cause(signature="scale", what=what, evidence=evidence, look=look)
+
+
+def _multipliers(pair: ComparedPair) -> Iterator[tuple[str, float]]:
+    """Those of the config, the width's root, and FP8's ranges: each missing or taken twice."""
+    width = math.sqrt(pair.a.shape[-1]) if pair.a.shape else 1.0
+    named = {
+        f"sqrt({pair.a.shape[-1]}), by which some models multiply embeddings": width,
+        "448/240, FP8's ranges": 28 / 15,
+    }
+    for name, value in pair.known.settings.items():
+        if type(value) in (int, float) and value > 0 and "eps" not in name and "window" not in name:
+            named[name] = float(value)
+    for name, value in named.items():
+        if abs(value - 1.0) > 0.02:
+            yield f"{name}, once too often", value
+            yield f"{name}, left out", 1.0 / value
+
+
+def _cap(pair: ComparedPair, capped: Floats, free: Floats) -> float | None:
     """The c for which `capped` is c tanh(`free` / c)."""
     largest = float(np.abs(capped).max())
     if not largest:
         return None
 
     def away(c: float) -> float:
-        return _away(c * np.tanh(free / c), capped)
+        return distance(c * np.tanh(free / c), capped)
 
-    given = [float(value) for name, value in pair.settings.items() if "softcap" in name and type(value) in (int, float)]
+    given = [
+        float(value) for name, value in pair.known.settings.items() if "softcap" in name and type(value) in (int, float)
+    ]
     best, wide = min([*given, *largest * np.geomspace(1.0001, 20.0, 40)], key=away), 1.1
     for _ in range(7):
         best, wide = min([best, *best * np.geomspace(1 / wide, wide, 21)], key=away), wide**0.15
-    return float(best) if away(best) <= 4.0 * pair.tolerance else None
+    explains = away(best) <= 4.0 * pair.tolerance and away(best) < 0.3 * distance(free, capped)
+    return float(best) if explains else None
 
 
-def _capped(pair: _Pair) -> Iterator[Cause]:
+def _capped(pair: ComparedPair) -> Iterator[Cause]:
     if not np.isfinite(pair.x).all() or not np.isfinite(pair.y).all():
         return
     for capped, free, what in (
@@ -281,13 +284,13 @@ def _capped(pair: _Pair) -> Iterator[Cause]:
             yield Cause(
                 signature="softcap", what=f"{what}, at {cap:.4g}",
                 evidence=f"c tanh(x / c) with c = {cap:.4g} makes one of the other, to "
-                f"{_away(cap * np.tanh(free / cap), capped):.2g}",
+                f"{distance(cap * np.tanh(free / cap), capped):.2g}",
                 look="attn_logit_softcapping or final_logit_softcapping, which the attention backend may not know",
             )  # fmt: skip
             return
 
 
-def _by_column(pair: _Pair) -> Iterator[Cause]:
+def _by_column(pair: ComparedPair) -> Iterator[Cause]:
     if len(pair.x) < 3:
         return
     added = np.median(pair.y - pair.x, axis=0)
@@ -295,7 +298,7 @@ def _by_column(pair: _Pair) -> Iterator[Cause]:
         yield Cause(
             signature="bias",
             what="a bias is missing, or added twice: each column is off by the same in every row",
-            evidence=f"{_away(pair.x + added, pair.y):.2g} remains once it is added",
+            evidence=f"{distance(pair.x + added, pair.y):.2g} remains once it is added",
             look="a bias that the loader did not find; one that every rank adds before the all-reduce",
         )
         return
@@ -312,7 +315,7 @@ def _by_column(pair: _Pair) -> Iterator[Cause]:
         )
 
 
-def _by_row(pair: _Pair) -> Iterator[Cause]:
+def _by_row(pair: ComparedPair) -> Iterator[Cause]:
     if pair.x.shape[1] < 3 or len(pair.x) < 2:
         return
     found = _ratios(pair.x, pair.y, axis=1)
@@ -331,41 +334,39 @@ def _ratios(x: Floats, y: Floats, axis: int) -> Floats | None:
     return (x * y).sum(axis, keepdims=True) / size if (size > 0.0).all() else None
 
 
-def _positions(pair: _Pair) -> Iterator[Cause]:
-    """The first token agrees and later ones do not: it attends to itself alone, whatever its position means."""
-    if len(pair.x) < 3 or pair.rows[0] != 0:
-        return
-    errors = [_away(pair.y[i], pair.x[i]) for i in range(len(pair.x))]
-    rotary = "rotary" in pair.entry.kind.lower() or "rope" in pair.entry.kind.lower()
-    if errors[0] <= 4.0 * pair.tolerance < float(np.median(errors[1:])):
-        scaling = pair.settings.get("rope_scaling") or pair.settings.get("rope_parameters")
-        said = f"; the config says {scaling}" if scaling else ""
-        yield Cause(
-            signature="positions",
-            what="position 0 agrees and later ones do not: "
-            + ("the rotary angles are others" if rotary else "positions, the mask or the cache"),
-            evidence=f"error {errors[0]:.2g} at row 0, " + ", ".join(
-                f"{error:.2g} at {row}" for row, error in zip(pair.rows[1:], errors[1:], strict=True)
-            ) + said,
-            look="RoPE scaling that is dropped or another (rope_scaling, rope_theta, a factor by wavelength); pairs "
-            "for halves; a mask that shows too much or too little; keys written to other slots of the cache",
-        )  # fmt: skip
-
-
-def _few(pair: _Pair) -> Iterator[Cause]:
-    """Most rows or groups agree, and a few do not."""
-    for name, one, other in (("groups of columns", pair.a.groups, pair.b.groups), ("rows", pair.a.rows, pair.b.rows)):
+def _few(pair: ComparedPair) -> Iterator[Cause]:
+    """Most rows or groups agree, by their norms and by the samples that lie in them, and a few do not."""
+    a, b, seed = pair.a, pair.b, pair.known.seed
+    width = max(a.shape[-1] // max(len(a.groups), 1), 1)
+    for name, one, other, samples, axis in (
+        ("groups of columns", a.groups, b.groups, sampled_columns(a.shape, seed) // width, 1),
+        ("rows", a.rows, b.rows, np.searchsorted(normed_rows(a.shape, seed), pair.rows), 0),
+    ):
         if len(one) < 4:
             continue
         typical = math.sqrt(float(np.mean(one[:, 0] ** 2))) or 1.0
         off = np.abs(one[:, 0] - other[:, 0]) / np.maximum(one[:, 0], 0.1 * typical)
-        bad = np.flatnonzero(off > 4.0 * pair.tolerance)
-        if 0 < len(bad) <= len(one) // 2:
+        apart = [
+            distance(pair.y.take([i], axis), pair.x.take([i], axis)) > 4.0 * pair.tolerance for i in range(len(samples))
+        ]
+        bad = np.union1d(np.flatnonzero(off > 4.0 * pair.tolerance), samples[apart])
+        kept = np.setdiff1d(samples, bad)
+        if 0 < len(bad) <= len(one) // 2 and np.mean(apart) <= 0.5:
             yield Cause(
                 signature="part",
                 what=f"{len(bad)} of {len(one)} {name} differ, the others agree",
                 evidence=f"{name} {_spans(bad)}, by up to {float(off.max()):.2g}",
                 look="one shard, head or expert: its weights, its scale, or a tile that the kernel handles apart",
+            )
+            return
+        if axis and pair.entry.side == "in" and len(kept) and 0 < len(bad) < len(one):
+            agree = np.setdiff1d(np.arange(len(one)), bad)
+            yield Cause(
+                signature="head-groups",
+                what=f"{len(agree)} of {len(one)} heads agree: the others may read another key and value head",
+                evidence=f"heads {_spans(agree)} agree",
+                look="grouped-query attention: heads 0 and 1 share the first key-value head, not 0 and 4; the order in "
+                "which ranks hold them",
             )
             return
 
@@ -375,9 +376,9 @@ _FORMATS = {
 }  # fmt: skip
 
 
-def _precision(pair: _Pair) -> Iterator[Cause]:
+def _precision(pair: ComparedPair) -> Iterator[Cause]:
     """No relation holds. Where the two are still close, an arithmetic of fewer digits explains it."""
-    error = _away(pair.y, pair.x)
+    error = distance(pair.y, pair.x)
     likes: Callable[[float], bool] = lambda unit: 0.1 * unit < error < 4.0 * unit  # noqa: E731
     name = next((name for name, unit in _FORMATS.items() if likes(unit)), None)
     if name is not None and error < 0.2:
@@ -399,3 +400,9 @@ def _precision(pair: _Pair) -> Iterator[Cause]:
         look="the weights themselves (another tensor loaded in its place, transposed, block scales in another order), "
         "or an operation that is another: an activation, a mask, a norm's epsilon",
     )
+
+
+_LOOKS: tuple[Callable[[ComparedPair], Iterator[Cause]], ...] = (
+    other_mask, _not_numbers, _nothing, other_indices, _order, shifted, _factor, _capped, later_tokens, _few,
+    _by_column, _by_row, _precision,
+)  # fmt: skip

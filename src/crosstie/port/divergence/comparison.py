@@ -7,17 +7,20 @@ further off did something else. `docs/diff.md` derives the constants.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from crosstie.core.errors import BadInput
-from crosstie.port.divergence.causes import Cause, cause_of
-from crosstie.port.divergence.digest import TensorSummary, matrix_size, normed_rows, sampled_rows
+from crosstie.port.divergence.causes import cause_of
+from crosstie.port.divergence.digest import MASK, Floats, TensorSummary, matrix_size, normed_rows, sampled_rows
+from crosstie.port.divergence.pair import BesideTensors, Cause, is_rotary
 from crosstie.port.divergence.records import RecordedTensor, Recording, read
+from crosstie.port.divergence.routing import MARGIN, TURNS, RoutingFlips
+from crosstie.port.divergence.weights import relation
 
 # Half the distance from 1 to the next number, relative: what one rounding does at most.
 ROUNDING = {
@@ -71,8 +74,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     # The largest error, and that which rounding explains at the end of so many modules.
     largest_error: float
     explained: float
-    # Tokens for which a router chose other experts, scores being equal up to rounding.
-    near_ties: int
+    # Routers that chose other experts for some tokens, scores being equal up to rounding.
+    flips: list[RoutingFlips]
     machines: list[dict[str, str]]
     steps: list[ComparedTensor]
 
@@ -107,9 +110,10 @@ def _refuse(a: Recording, b: Recording, first: str, second: str) -> None:
     if 2 * len(alike) < min(len(a.weights), len(b.weights)):
         odd = sorted((a.weights.keys() ^ b.weights.keys()) | (shared - set(alike)))[0]
         raise BadInput(f"{both} are of other models: {odd} is {a.weights.get(odd)} and {b.weights.get(odd)}")
-    there = {entry.key: entry for entry in b.entries}
+    by_name = a.has_names and b.has_names
+    there = {entry.key(by_name): entry for entry in b.entries}
     for entry in _given(a):
-        match = there.get(entry.key)
+        match = there.get(entry.key(by_name))
         if match is None:
             raise BadInput(f"{both} begin with other modules: {entry.module or 'the model'} is in the first only")
         error = error_between(a.of(entry), b.of(match), set(), a.seed)
@@ -126,7 +130,7 @@ def _given(recording: Recording) -> Iterator[RecordedTensor]:
 
 
 def _what(entry: RecordedTensor) -> str:
-    return f"{'input' if entry.side == 'in' else 'output'} {entry.place}"
+    return f"{'input' if entry.side == 'in' else 'output'} {entry.name or entry.place}"
 
 
 class _Walk:
@@ -134,7 +138,9 @@ class _Walk:
 
     def __init__(self, a: Recording, b: Recording):
         self.a, self.b = a, b
-        self.there = {entry.key: entry for entry in b.entries}
+        self.by_name = a.has_names and b.has_names
+        self.there = {entry.key(self.by_name): entry for entry in b.entries}
+        self.margins = {entry.key(True): a.of(entry) for entry in a.entries if entry.name.endswith(MARGIN)}
         # The largest error so far inside each module, its own inputs among them.
         self.inside: dict[str, float] = {}
         # Leaf modules that ended inside each, for the roundings of one that has others in it.
@@ -144,14 +150,20 @@ class _Walk:
         self.excused: Excused = {}
         self.steps: list[ComparedTensor] = []
         self.not_compared: list[str] = []
-        self.near_ties = 0
+        self.flips: list[RoutingFlips] = []
+        # Modules in which tokens are grouped by what a router chose for them, once that differs; and for how many.
+        self.dispatched: dict[str, int] = {}
+        # Whether tokens went elsewhere that no sample shows.
+        self.flipped = False
         self.explained = 0.0
 
     def result(self) -> Comparison:
         first, modules = None, set()
         for entry in self.a.entries:
-            match = self.there.get(entry.key)
-            step = self._step(entry, match) if match is not None else None
+            if entry.name.endswith(MARGIN):
+                continue
+            match = self.there.get(entry.key(self.by_name))
+            step = self._step(entry, match) if match is not None and not self._regrouped(entry) else None
             if match is None or step is None:
                 self.not_compared.append(f"{entry.module or 'the model'} {_what(entry)}")
                 continue
@@ -171,24 +183,38 @@ class _Walk:
 
     def _told(self, first: Divergence | None, modules: int) -> Comparison:
         largest = max((step.error for step in self.steps), default=0.0)
-        drifts = first is None and largest > self.explained
+        # What a token that went elsewhere does to those after it is no drift.
+        drifts = first is None and not self.flipped and largest > self.explained
         identical = next((i for i, step in enumerate(self.steps) if not step.identical), len(self.steps))
         return Comparison(
             verdict="diverges" if first else "drifts" if drifts else "same", first=first, compared=modules,
             not_compared=self.not_compared, identical=identical, largest_error=largest, explained=self.explained,
-            near_ties=self.near_ties, machines=[self.a.machine, self.b.machine], steps=self.steps,
+            flips=self.flips, machines=[self.a.machine, self.b.machine], steps=self.steps,
         )  # fmt: skip
+
+    def _regrouped(self, entry: RecordedTensor) -> bool:
+        """Whether it holds the tokens of an expert, and some of those went to another."""
+        if entry.side == "out" and self.dispatched.pop(entry.module, 0):
+            return False
+        inside = next((rows for name, rows in self.dispatched.items() if name in _ancestors(entry.module)), None)
+        return inside is not None and matrix_size(self.a.of(entry).shape)[0] != inside
 
     def _step(self, entry: RecordedTensor, match: RecordedTensor) -> ComparedTensor | None:
         a, b = self.a.of(entry), self.b.of(match)
         if a.is_whole != b.is_whole:
             return None
         rows = matrix_size(a.shape)[0]
-        error = error_between(a, b, self.excused.get(rows, set()), self.a.seed)
+        error = error_between(a, b, self.excused.get(rows, set()), self.a.seed, typical=self.flipped)
         if error is None:
             return None
         before, allowed = self._allowed(entry, a, b)
-        if a.is_whole and error and entry.side == "out":
+        if entry.side == "out" and (entry.module, entry.call, "out", f"{entry.name}{MARGIN}") in self.margins:
+            # The set and the order of what a router chose: by the latter its experts' tokens lie.
+            (chosen, _, order), (chosen_b, _, order_b) = (one.hash.partition(" ") for one in (a, b))
+            self.flipped |= chosen != chosen_b
+            if order != order_b:
+                self.dispatched[_parent(entry.module)] = rows
+        if a.is_whole and a.dtype != MASK and error and entry.side == "out":
             error = self._ties(entry, a, b, before)
         self._note(entry, error, matrix_size(a.shape)[1])
         return ComparedTensor(
@@ -226,15 +252,44 @@ class _Walk:
             self.inside[above] = max(self.inside.get(above, 0.0), error)
 
     def _ties(self, entry: RecordedTensor, a: TensorSummary, b: TensorSummary, before: float) -> float:
-        """Indices that differ for a few rows, where what they were chosen by is equal up to rounding."""
+        """Indices that differ where what they were chosen by is equal up to rounding: by the margins, where they are
+        known, else if few do. A token behind one that went elsewhere attends to it, and its scores are further off."""
         rows = matrix_size(a.shape)[0]
-        flipped = _differing_rows(a, b, self.a.seed)
-        kept = min(rows, len(a.rows))
-        if not flipped or len(flipped) > max(NEAR_TIES * kept, 1):
+        known = self.excused.get(rows, set())
+        flipped, margins = _differing_rows(a, b, self.a.seed) - known, self._margins(entry)
+        if not flipped:
+            return 0.0 if known or margins else math.inf
+        off = self._scores_off(entry, before)
+        # Of a token whose margin is not kept, nothing is known.
+        unexplained = [row for row in flipped if margins.get(row, 0.0) > TURNS * off] if margins else flipped
+        few = max(NEAR_TIES * min(rows, len(a.rows)), 1)
+        if len(unexplained) > (few if known or not margins else 0):
             return math.inf
-        self.excused.setdefault(rows, set()).update(flipped)
-        self.near_ties += len(flipped)
+        self.excused[rows], self.flipped = known | flipped, True
+        largest = max((float(margins[row]) for row in flipped if row in margins), default=math.nan)
+        self.flips.append(
+            RoutingFlips(
+                module=entry.module, tokens=len(flipped), of=min(rows, len(a.rows)), largest_margin=largest,
+                scores_off=off,
+            )
+        )  # fmt: skip
         return 0.0
+
+    def _margins(self, entry: RecordedTensor) -> dict[int, float]:
+        """By row, in the first recording."""
+        kept = self.margins.get((entry.module, entry.call, "out", f"{entry.name}{MARGIN}"))
+        if kept is None:
+            return {}
+        # A column, so the mean of a row is its value.
+        pairs = zip(normed_rows(kept.shape, self.a.seed).tolist(), kept.rows[:, 1].tolist(), strict=True)
+        return {row: margin for row, margin in pairs if margin >= 0.0}
+
+    def _scores_off(self, entry: RecordedTensor, before: float) -> float:
+        mine = [
+            step.error for step in self.steps
+            if (step.module, step.call) == (entry.module, entry.call) and step.what.startswith("output")
+        ]  # fmt: skip
+        return max([before, *mine])
 
     def _where(self, entry: RecordedTensor) -> str:
         if entry.side == "out":
@@ -248,9 +303,20 @@ class _Walk:
     def _causes(self, entry: RecordedTensor, match: RecordedTensor) -> list[Cause]:
         a, b = self.a.of(entry), self.b.of(match)
         inputs = self.inputs.get((entry.module, entry.call), (0.0, 0))[1]
+        own = relation(entry.module, self.a.sampled, self.b.sampled) if entry.side == "out" else None
         return cause_of(
-            entry, a, b, own_rounding(a, b, inputs), self.a.settings, rows=sampled_rows(a.shape, self.a.seed)
-        )
+            entry, a, b, own_rounding(a, b, inputs), BesideTensors(
+                settings=self.a.settings, seed=self.a.seed, weights=own, suspects=self._suspects(), kind=match.kind,
+                margins=self._margins(entry), scores_off=self._scores_off(entry, 0.0),
+            ),
+        )  # fmt: skip
+
+    def _suspects(self) -> list[str]:
+        """What attention goes by, without that which was compared before and agrees."""
+        agreed = {step.dtype == MASK for step in self.steps[:-1]}
+        turned = {step.module for step in self.steps[:-1] if is_rotary(step.kind)}
+        turns = any(is_rotary(entry.kind) for entry in self.a.entries)
+        return ["the rotary angles"] * (turns and not turned) + ["the mask"] * (True not in agreed)
 
 
 def _ancestors(name: str) -> Iterator[str]:
@@ -271,8 +337,11 @@ def own_rounding(a: TensorSummary, b: TensorSummary, width: int = 0) -> float:
     return OWN_ROUNDINGS * max(unit, ROUNDING["float32"] * math.sqrt(terms))
 
 
-def error_between(a: TensorSummary, b: TensorSummary, excused: set[int], seed: int) -> float | None:
-    """Relative, of the worst row, head or sample; infinite where one of them is no number; None for other shapes."""
+def error_between(
+    a: TensorSummary, b: TensorSummary, excused: set[int], seed: int, typical: bool = False
+) -> float | None:
+    """Relative, of the worst row, head or sample; infinite where one of them is no number; None for other shapes.
+    `typical`: of the middle row, where some rows are off for a reason that is known."""
     if a.shape != b.shape:
         return None
     if a.hash == b.hash and a.dtype == b.dtype:
@@ -281,18 +350,19 @@ def error_between(a: TensorSummary, b: TensorSummary, excused: set[int], seed: i
         return math.inf
     kept = [i for i, row in enumerate(sampled_rows(a.shape, seed)) if row not in excused]
     # A row whose values are tiny beside the others' is made of their rounding errors.
-    typical = a.norm / math.sqrt(max(a.elements, 1))
-    found = [_of_samples(a.grid()[kept], b.grid()[kept], 0.01 * typical)]
+    mean = a.norm / math.sqrt(max(a.elements, 1))
+    worst: Callable[[Floats], Any] = np.median if typical else np.max
+    found = [_of_samples(a.grid()[kept], b.grid()[kept], 0.01 * mean, worst)]
     normed = [i for i, row in enumerate(normed_rows(a.shape, seed)) if row not in excused]
-    floor = 0.01 * typical * math.sqrt(a.shape[-1] if a.shape else 1)
-    found.append(_of_norms(a.rows[normed, 0], b.rows[normed, 0], floor))
-    if not excused:
+    floor = 0.01 * mean * math.sqrt(a.shape[-1] if a.shape else 1)
+    found.append(_of_norms(a.rows[normed, 0], b.rows[normed, 0], floor, worst))
+    if not typical:
         spread = math.sqrt(float(np.mean(a.groups[:, 0] ** 2))) if len(a.groups) else 0.0
-        found.append(_of_norms(a.groups[:, 0], b.groups[:, 0], 0.1 * spread))
+        found.append(_of_norms(a.groups[:, 0], b.groups[:, 0], 0.1 * spread, worst))
     return max(found)
 
 
-def _of_samples(a: NDArray[np.float64], b: NDArray[np.float64], floor: float) -> float:
+def _of_samples(a: Floats, b: Floats, floor: float, worst: Callable[[Floats], Any]) -> float:
     sound = np.isfinite(a) & np.isfinite(b)
     if (np.isfinite(a) != np.isfinite(b)).any():
         return math.inf
@@ -301,14 +371,14 @@ def _of_samples(a: NDArray[np.float64], b: NDArray[np.float64], floor: float) ->
     count = np.maximum(sound.sum(1), 1)
     away = np.sqrt((np.where(sound, b - a, 0.0) ** 2).sum(1) / count)
     size = np.maximum(np.sqrt((np.where(sound, a, 0.0) ** 2).sum(1) / count), floor)
-    return float(np.max(np.where(away > 0.0, away / np.where(size > 0.0, size, 1e-300), 0.0)))
+    return float(worst(np.where(away > 0.0, away / np.where(size > 0.0, size, 1e-300), 0.0)))
 
 
-def _of_norms(a: NDArray[np.float64], b: NDArray[np.float64], floor: float) -> float:
+def _of_norms(a: Floats, b: Floats, floor: float, worst: Callable[[Floats], Any]) -> float:
     if not len(a):
         return 0.0
     away, size = np.abs(a - b), np.maximum(a, floor)
-    return float(np.max(np.where(away > 0.0, away / np.where(size > 0.0, size, 1e-300), 0.0)))
+    return float(worst(np.where(away > 0.0, away / np.where(size > 0.0, size, 1e-300), 0.0)))
 
 
 def _differing_rows(a: TensorSummary, b: TensorSummary, seed: int) -> set[int]:

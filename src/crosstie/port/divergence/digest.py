@@ -21,6 +21,8 @@ SAMPLED_ROWS, SAMPLED_COLUMNS = 6, 12
 # Rows whose norm is kept, and groups of columns: heads where their width is known.
 MOST_ROWS, MOST_GROUPS = 64, 256
 GROUP = 64
+# The type of a mask that is kept as what it blocks.
+MASK = "mask"
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class TensorSummary:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds whole numbers: indices, which agree or do not."""
-        return "int" in self.dtype or self.dtype == "bool"
+        """Whether it holds whole numbers: indices or a mask, which agree or do not."""
+        return "int" in self.dtype or self.dtype in ("bool", MASK)
 
     def grid(self, layout: int = 0) -> Floats:
         """Sampled values, a row of the tensor a row; or what would be there if it were laid out as LAYOUTS says."""
@@ -145,7 +147,7 @@ def positions(shape: tuple[int, ...], seed: int, head: int) -> Integers:
     rows, columns = matrix_size(shape)
     height, width = grid_size(shape)
     row = np.repeat(chosen(seed, rows, height, rows), width)
-    column = np.tile(chosen(seed, ~columns & 0xFFFF, width, columns), height)
+    column = np.tile(sampled_columns(shape, seed), height)
     found = [_at(rows, columns, row, column)]
     found += [layout(rows, columns, group_width(columns, head), row, column) for layout in LAYOUTS.values()]
     return np.concatenate(found) if rows * columns else np.zeros(0, dtype=np.int64)
@@ -154,6 +156,11 @@ def positions(shape: tuple[int, ...], seed: int, head: int) -> Integers:
 def sampled_rows(shape: tuple[int, ...], seed: int) -> Integers:
     rows, _ = matrix_size(shape)
     return chosen(seed, rows, grid_size(shape)[0], rows)
+
+
+def sampled_columns(shape: tuple[int, ...], seed: int) -> Integers:
+    _, columns = matrix_size(shape)
+    return chosen(seed, ~columns & 0xFFFF, grid_size(shape)[1], columns)
 
 
 def normed_rows(shape: tuple[int, ...], seed: int) -> Integers:

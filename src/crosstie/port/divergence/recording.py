@@ -4,19 +4,24 @@ import fnmatch
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from crosstie.core.errors import BadInput
-from crosstie.port.divergence.digest import TensorSummary, summarise
+from crosstie.port.divergence.digest import MASK, TensorSummary, summarise
+from crosstie.port.divergence.masks import as_blocked
 from crosstie.port.divergence.records import RecordedTensor, Recording, write
+from crosstie.port.divergence.routing import MARGIN, choice_of
+from crosstie.port.divergence.weights import sampled
 
 # Settings of a Hugging Face config that a cause may turn on.
 _SETTINGS = (
     "attn_logit_softcapping", "final_logit_softcapping", "rope_scaling", "rope_parameters", "rope_theta", "model_type",
-    "rms_norm_eps", "quantization_config", "sliding_window",
+    "rms_norm_eps", "quantization_config", "sliding_window", "embedding_multiplier", "residual_multiplier",
+    "attention_multiplier", "logits_scaling", "routed_scaling_factor", "query_pre_attn_scalar",
 )  # fmt: skip
 # Deeper than this, an argument is not looked into.
 _DEEPEST = 4
@@ -58,10 +63,13 @@ class TensorRecorder:
         self.recording = Recording(
             seed=seed, head=width, calls=calls, machine=dict(machine or {}) | here(model), settings=settings_of(config),
             weights={name: list(one.shape) for name, one in model.named_parameters() if one.ndim > 1},
+            sampled=sampled(model, seed),
         )  # fmt: skip
         self.target = target
         self._known: dict[tuple[str, tuple[int, ...]], int] = {}
         self._begun: Counter[str] = Counter()
+        # What routers chose last: kept as sets, wherever they go.
+        self._choices: list[torch.Tensor] = []
         self._handles = []
         for name, module in named:
             about = (name, type(module).__name__, not any(True for _ in module.children()))
@@ -85,7 +93,7 @@ class TensorRecorder:
                 self._over()
             else:
                 # Before the module runs: some write into what they were given.
-                self._keep(name, kind, leaf, "in", (args, kwargs))
+                self._keep(name, kind, leaf, "in", {**dict(enumerate(args)), **kwargs})
 
         return hook
 
@@ -104,9 +112,27 @@ class TensorRecorder:
 
     def _keep(self, name: str, kind: str, leaf: bool, side: str, values: Any) -> None:
         call = self._begun[name] - 1
-        for place, tensor in enumerate(tensors(values)):
-            summary = summarise(tensor, self.recording.seed, self.recording.head)
-            self.recording.entries.append(RecordedTensor(name, kind, leaf, call, side, place, self._index(summary)))
+        found = list(tensors(values))
+        choice = choice_of(found) if side == "out" else None
+        if choice is not None:
+            called, indices, margins = choice
+            self._choices = [*self._choices[-3:], indices]
+            found.append((f"{called}{MARGIN}", margins))
+        for place, (called, tensor) in enumerate(found):
+            kept = self._index(self._summary(called, tensor))
+            self.recording.entries.append(RecordedTensor(name, kind, leaf, call, side, place, kept, called))
+
+    def _summary(self, called: str, tensor: torch.Tensor) -> TensorSummary:
+        """Of a mask as what it blocks; of a router's choice as the set that it is, with the hash of its order too."""
+        summary = summarise(tensor, self.recording.seed, self.recording.head)
+        if any(tensor is chosen for chosen in self._choices):
+            as_set = summarise(tensor.sort(-1).values, self.recording.seed, self.recording.head)
+            return replace(as_set, hash=f"{as_set.hash} {summary.hash}")
+        blocked = as_blocked(called, tensor)
+        if blocked is None:
+            return summary
+        of_mask = summarise(blocked, self.recording.seed, self.recording.head)
+        return replace(of_mask, dtype=MASK, hash=f"{MASK} {of_mask.hash}")
 
     def _index(self, summary: TensorSummary) -> int:
         """The same values are kept once: most inputs are an output of the module before."""
@@ -117,17 +143,16 @@ class TensorRecorder:
         return self._known[key]
 
 
-def tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Those with values, in lists and dictionaries too; other objects, such as a cache, are not looked into."""
+def tensors(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """Those with values and how to come to them, in lists and dictionaries too; other objects, such as a cache, are not
+    looked into."""
     if isinstance(value, torch.Tensor):
         if value.numel() and not value.is_complex() and value.device.type != "meta":
-            yield value
-    elif depth < _DEEPEST and isinstance(value, Mapping):
-        for key in value:
-            yield from tensors(value[key], depth + 1)
-    elif depth < _DEEPEST and isinstance(value, list | tuple):
-        for one in value:
-            yield from tensors(one, depth + 1)
+            yield name or "0", value
+    elif depth < _DEEPEST and isinstance(value, Mapping | list | tuple):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, one in parts:
+            yield from tensors(one, f"{name}.{key}" if name else str(key), depth + 1)
 
 
 def _asked(name: str, patterns: Sequence[str]) -> bool:

@@ -23,8 +23,10 @@ from crosstie.port.divergence.digest import (
 )
 
 FORMAT = "crosstie-divergence"
-# Of the file, and of where samples lie: a change of either makes older files incomparable.
-VERSION = 1
+# Of the file, and of where samples lie: a change of the latter makes older files incomparable. 1 has no names of
+# tensors, no samples of weights, and masks as they were.
+VERSION = 2
+_READ = (1, VERSION)
 LARGEST_FILE = 512 * 1024**2
 
 
@@ -42,10 +44,12 @@ class RecordedTensor:
     place: int
     # Which of the summaries.
     summary: int
+    # Its keyword or its number among the arguments, and the way to it in there, such as "position_embeddings.0".
+    name: str = ""
 
-    @property
-    def key(self) -> tuple[str, int, str, int]:
-        return self.module, self.call, self.side, self.place
+    def key(self, by_name: bool) -> tuple[str, int, str, int | str]:
+        """What makes it the same tensor: a backend that is given no mask has the others in other places."""
+        return self.module, self.call, self.side, self.name if by_name else self.place
 
 
 @dataclass
@@ -62,6 +66,9 @@ class Recording:
     # What of the model says how its numbers come about, such as "final_logit_softcapping".
     settings: dict[str, Any] = field(default_factory=dict)
     calls: int = 1
+    # Of matrices among the parameters, and whether tensors have names.
+    sampled: dict[str, Floats] = field(default_factory=dict)
+    has_names: bool = True
 
     def of(self, entry: RecordedTensor) -> TensorSummary:
         return self.summaries[entry.summary]
@@ -78,7 +85,7 @@ def write(recording: Recording, path: Path) -> None:
         "weights": recording.weights, "machine": recording.machine, "settings": recording.settings,
         "entries": [list(asdict(entry).values()) for entry in recording.entries],
         "shapes": [list(one.shape) for one in kept], "dtypes": [one.dtype for one in kept],
-        "hashes": [one.hash for one in kept],
+        "hashes": [one.hash for one in kept], "sampled": {name: len(one) for name, one in recording.sampled.items()},
     }  # fmt: skip
 
     def joined(name: str) -> NDArray[np.float32]:
@@ -91,6 +98,7 @@ def write(recording: Recording, path: Path) -> None:
         "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
         "numbers": np.array([[getattr(one, name) for name in _NUMBERS] for one in kept], dtype=np.float64),
         "samples": joined("samples"), "rows": joined("rows"), "groups": joined("groups"),
+        "weights": np.concatenate([*recording.sampled.values(), np.zeros(0)]).astype(np.float32),
     }  # fmt: skip
     part = path.with_name(f"{path.name}.part")
     try:
@@ -117,7 +125,7 @@ def read(path: Path) -> Recording:
         raise BadData(path, "", "not a recording of `crosstie diff --record`, or cut short") from None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise BadData(path, "format", f"not a recording of `crosstie diff --record` ({FORMAT})")
-    if header.get("version") != VERSION:
+    if header.get("version") not in _READ:
         raise BadData(path, "version", f"{header.get('version')!r:.40}; this Crosstie reads {VERSION}: record again")
     for key in _KEYS:
         if key not in header:
@@ -129,7 +137,7 @@ def read(path: Path) -> Recording:
 
 
 def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
-    summaries, at = [], {"samples": 0, "rows": 0, "groups": 0}
+    summaries, at = [], {"samples": 0, "rows": 0, "groups": 0, "weights": 0}
 
     def taken(name: str, count: int) -> Floats:
         begin, at[name] = at[name], at[name] + count
@@ -156,7 +164,8 @@ def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
     return Recording(
         seed=int(header["seed"]), head=int(header["head"]), weights=dict(header["weights"]),
         machine=dict(header["machine"]), settings=dict(header["settings"]), calls=int(header["calls"]),
-        entries=entries, summaries=summaries,
+        entries=entries, summaries=summaries, has_names=header["version"] > 1,
+        sampled={str(name): taken("weights", int(count)) for name, count in header.get("sampled", {}).items()},
     )  # fmt: skip
 
 

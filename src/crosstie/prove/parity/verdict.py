@@ -17,6 +17,7 @@ from crosstie.prove.parity.detectors import calls_a_tool_rightly, is_garbage, is
 from crosstie.prove.parity.endpoint import Way
 from crosstie.prove.parity.groups import Group, Groups, groups_of
 from crosstie.prove.parity.passes import Passes
+from crosstie.prove.parity.power import SIZES, Power, Rows, power
 from crosstie.prove.parity.samples import ComparedToken, Pair, Sample, paired
 
 Says = Literal["same", "unsure", "differs"]
@@ -30,7 +31,7 @@ _MOST_FLOOR = 5.0
 EARLY = 8
 # Nats between the likeliest token and the least listed one below which a model prefers none: trained ones have more.
 _FLAT = 0.05
-DISAGREEMENT = "forced disagreement"
+DISAGREEMENT, FORCED = "forced disagreement", "forced KL"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,17 +77,16 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     by_position: tuple[Group, ...]
     by_length: tuple[Group, ...]
     by_language: tuple[Group, ...]
+    # Which fault so many prompts see; None where texts were not forced.
+    power: Power | None
     causes: tuple[str, ...]
     notes: tuple[str, ...]
     # Whether A or B has no model behind it: then it says nothing of any GPU.
     emulated: bool = False
 
 
-Rows = list[tuple[float, float]]
-
-
-def judged(a: str, b: str, passes: Passes, limits: Limits | None = None) -> Parity:
-    """Raises BadInput where A or B answered nothing."""
+def judged(a: str, b: str, passes: Passes, limits: Limits | None = None, faults: tuple[float, ...] = SIZES) -> Parity:
+    """Raises BadInput where A or B answered nothing. `faults`: sizes of which to say how many prompts they need."""
     limits = limits or Limits()
     asked = list(zip(passes.first, passes.again, passes.other, strict=True))
     heard = [trio for trio in asked if not (trio[0].error or trio[1].error)]
@@ -100,6 +100,7 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None) -> Pari
     gauges = _gauges(noise, pairs, limits)
     unanswered = tuple(f"{three.prompt.id}: {three.error}" for _, _, three in heard if three.error)
     by = groups_of(noise, pairs)
+    sees = _sees(noise, pairs, gauges, faults)
     return Parity(
         a=a, b=b, a_model=passes.a_model, b_model=passes.b_model,
         verdict="differs" if unanswered else _together(gauges, passes.first),
@@ -109,7 +110,7 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None) -> Pari
         unanswered=unanswered, gauges=gauges, first_divergence=by.first_divergence, by_position=by.by_position,
         by_length=by.by_length, by_language=by.by_language,
         causes=causes_of(pairs, {one.name: one.says for one in gauges}, by.by_position, limits.kl),
-        notes=_notes(passes, gauges, limits), emulated=passes.emulated,
+        power=sees, notes=_notes(passes, gauges, limits, sees), emulated=passes.emulated,
     )  # fmt: skip
 
 
@@ -123,6 +124,12 @@ def _is_flat(samples: Sequence[Sample]) -> bool:
     with B would show."""
     tops = [place.top.values() for one in samples for place in (*one.forced, *one.steps) if len(place.top) > 1]
     return bool(tops) and float(np.median([max(top) - min(top) for top in tops])) < _FLAT
+
+
+def _sees(noise: list[Pair], pairs: list[Pair], gauges: Sequence[Gauge], faults: tuple[float, ...]) -> Power | None:
+    kl = _sums(lambda pair: pair.forced, lambda point: point.kl)
+    allowed = next((one.allowed for one in gauges if one.name == FORCED), 0.0)
+    return power(kl(noise), kl(pairs), allowed, faults)
 
 
 def _gauges(noise: list[Pair], pairs: list[Pair], limits: Limits) -> tuple[Gauge, ...]:
@@ -222,8 +229,14 @@ def interval(rows: Rows) -> tuple[float, float, float]:
     return float(sums.sum() / counts.sum()), float(low), float(high)
 
 
-def _notes(passes: Passes, gauges: Sequence[Gauge], limits: Limits) -> tuple[str, ...]:
+def _notes(passes: Passes, gauges: Sequence[Gauge], limits: Limits, sees: Power | None) -> tuple[str, ...]:
     notes = ["A or B is emulated: there is no model behind it"] if passes.emulated else []
+    kl = next((one for one in gauges if one.name == FORCED), None)
+    if sees is not None and sees.is_beyond_noise and kl is not None and kl.says == "same":
+        notes.append(
+            f"B is further from A than A from itself, by {sees.beyond_noise:.2g} nats: within what is allowed, and no "
+            "noise. Other kernels or formats do that, and so does a small fault: `crosstie diff` tells them apart"
+        )
     if _is_flat(passes.first):
         notes.append(
             "A finds all tokens about equally likely: dummy or random weights? Nothing that is wrong with B would show"

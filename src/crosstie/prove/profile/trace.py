@@ -112,8 +112,12 @@ def _made(
 
 _ON_GPU = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}
 _CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver")
-# The profiler's own steps, and vLLM's (seen in a trace of 0.24.0): prompts and their tokens, sequences and theirs.
-_STEP = re.compile(r"ProfilerStep#\d+|execute_context_\d+\((?P<prompt>\d+)\)_generation_(?P<sequences>\d+)\(\d+\)")
+# The profiler's own steps, and vLLM's: prompts and their tokens, sequences and theirs. Seen as `context_1(1050)` in
+# vLLM 0.24.0, as `1(888_788544)` and `9(sq8155sk8430sqsq...)` in AMD-AGI/TraceLens' traces.
+_STEP = re.compile(
+    r"ProfilerStep#\d+|"
+    r"execute_(?:\d+_)?context_\d+\((?:sq)?(?P<prompt>\d+)\w*\)_generation_(?P<sequences>\d+)\(\w*\)"
+)
 
 
 def _json(path: Path, text: str) -> ProfilerTrace:

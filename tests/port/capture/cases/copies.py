@@ -28,9 +28,7 @@ def pageable_copy_non_blocking(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
-def pinned_to_device(s, q, k, v, lens, score):
-    return q + s.pinned.to(q.device).sum()
+case("pinned_to_device", lambda s, q, k, v, lens, score: q + s.pinned.to(q.device).sum())
 
 
 @case
@@ -105,49 +103,15 @@ def empty_pinned_inside(s, q, k, v, lens, score):
     return q + host.to(q.device, non_blocking=True).sum()
 
 
-@case
-def is_pinned_asked(s, q, k, v, lens, score):
-    return q * 2 if s.pinned.is_pinned() else q * 3
-
-
-@case
-def numpy_host_only(s, q, k, v, lens, score):
-    return q * float(s.host_row.numpy().sum())
-
-
-@case
-def host_tolist_only(s, q, k, v, lens, score):
-    return q * sum(s.host_lens.tolist())
-
-
-@case
-def host_item_only(s, q, k, v, lens, score):
-    return q * s.host.item()
-
-
-@case
-def host_if_only(s, q, k, v, lens, score):
-    return q * 2 if s.host > 0 else q
-
-
-@case
-def host_nonzero_only(s, q, k, v, lens, score):
-    return q * int(s.host_row.nonzero().numel())
-
-
-@case
-def host_scalar_added(s, q, k, v, lens, score):
-    return q + s.host
-
-
-@case
-def host_scalar_inplace_operand(s, q, k, v, lens, score):
-    return q.clone().mul_(s.host)
-
-
-@case
-def host_scalar_double(s, q, k, v, lens, score):
-    return q * torch.tensor(0.125, dtype=torch.float64)
+case("is_pinned_asked", lambda s, q, k, v, lens, score: q * 2 if s.pinned.is_pinned() else q * 3)
+case("numpy_host_only", lambda s, q, k, v, lens, score: q * float(s.host_row.numpy().sum()))
+case("host_tolist_only", lambda s, q, k, v, lens, score: q * sum(s.host_lens.tolist()))
+case("host_item_only", lambda s, q, k, v, lens, score: q * s.host.item())
+case("host_if_only", lambda s, q, k, v, lens, score: q * 2 if s.host > 0 else q)
+case("host_nonzero_only", lambda s, q, k, v, lens, score: q * int(s.host_row.nonzero().numel()))
+case("host_scalar_added", lambda s, q, k, v, lens, score: q + s.host)
+case("host_scalar_inplace_operand", lambda s, q, k, v, lens, score: q.clone().mul_(s.host))
+case("host_scalar_double", lambda s, q, k, v, lens, score: q * torch.tensor(0.125, dtype=torch.float64))
 
 
 @case
@@ -168,109 +132,27 @@ def device_scalar_fill(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
-def host_scalar_to_device(s, q, k, v, lens, score):
-    return q * s.host.to(q.device)
-
-
-@case
-def host_scalar_compare(s, q, k, v, lens, score):
-    return q * (score > s.host).sum()
-
-
-@case
-def host_scalar_maximum(s, q, k, v, lens, score):
-    return torch.maximum(q, s.host)
-
-
-@case
-def host_scalar_clamp(s, q, k, v, lens, score):
-    return torch.clamp(q, min=-s.host, max=s.host)
-
-
-@case
-def host_scalar_pow(s, q, k, v, lens, score):
-    return q.abs() ** s.host
-
-
-@case
-def host_scalar_lerp(s, q, k, v, lens, score):
-    return torch.lerp(q, q * 2, s.host.item())
-
-
-@case
-def host_scalar_addcmul(s, q, k, v, lens, score):
-    return torch.addcmul(q, q, q, value=float(s.host))
-
-
-@case
-def host_base_device_exponent(s, q, k, v, lens, score):
-    return torch.pow(torch.tensor(2.0), q)
-
-
-@case
-def python_scalars_only(s, q, k, v, lens, score):
-    return (q * 0.5 + 1).clamp(-1, 1)
-
-
-@case
-def tensor_from_list_to_device(s, q, k, v, lens, score):
-    return q * torch.tensor([1.0, 2.0]).to(q.device).sum()
-
-
-@case
-def tensor_from_list_on_device(s, q, k, v, lens, score):
-    return q * torch.tensor([1.0, 2.0], device=q.device).sum()
-
-
-@case
-def tensor_from_number_on_device(s, q, k, v, lens, score):
-    return q * torch.tensor(2.0, device=q.device)
-
-
-@case
-def full_number_on_device(s, q, k, v, lens, score):
-    return q * torch.full((), 2.0, device=q.device)
-
-
-@case
-def full_vector_on_device(s, q, k, v, lens, score):
-    return q * torch.full((2,), 2.0, device=q.device).sum()
-
-
-@case
-def full_of_device_scalar(s, q, k, v, lens, score):
-    return q * torch.full((2,), score[0, 0], device=q.device).sum()
-
-
-@case
-def full_like_number(s, q, k, v, lens, score):
-    return torch.full_like(q, 2.0) * q
-
-
-@case
-def scalar_tensor_on_device(s, q, k, v, lens, score):
-    return q * torch.scalar_tensor(2.0, device=q.device)
-
-
-@case
-def new_tensor_of_list(s, q, k, v, lens, score):
-    return q * q.new_tensor([1.0, 2.0]).sum()
-
-
-@case
-def new_full_instead(s, q, k, v, lens, score):
-    return q * q.new_full((2,), 1.5).sum()
-
-
-@case
-def as_tensor_of_list(s, q, k, v, lens, score):
-    return q * torch.as_tensor([1.0, 2.0], device=q.device).sum()
-
-
-@case
-def as_tensor_of_device_tensor(s, q, k, v, lens, score):
-    return q * torch.as_tensor(score, device=q.device).sum()
+case("host_scalar_to_device", lambda s, q, k, v, lens, score: q * s.host.to(q.device))
+case("host_scalar_compare", lambda s, q, k, v, lens, score: q * (score > s.host).sum())
+case("host_scalar_maximum", lambda s, q, k, v, lens, score: torch.maximum(q, s.host))
+case("host_scalar_clamp", lambda s, q, k, v, lens, score: torch.clamp(q, min=-s.host, max=s.host))
+case("host_scalar_pow", lambda s, q, k, v, lens, score: q.abs() ** s.host)
+case("host_scalar_lerp", lambda s, q, k, v, lens, score: torch.lerp(q, q * 2, s.host.item()))
+case("host_scalar_addcmul", lambda s, q, k, v, lens, score: torch.addcmul(q, q, q, value=float(s.host)))
+case("host_base_device_exponent", lambda s, q, k, v, lens, score: torch.pow(torch.tensor(2.0), q))
+case("python_scalars_only", lambda s, q, k, v, lens, score: (q * 0.5 + 1).clamp(-1, 1))
+case("tensor_from_list_to_device", lambda s, q, k, v, lens, score: q * torch.tensor([1.0, 2.0]).to(q.device).sum())
+case("tensor_from_list_on_device", lambda s, q, k, v, lens, score: q * torch.tensor([1.0, 2.0], device=q.device).sum())
+case("tensor_from_number_on_device", lambda s, q, k, v, lens, score: q * torch.tensor(2.0, device=q.device))
+case("full_number_on_device", lambda s, q, k, v, lens, score: q * torch.full((), 2.0, device=q.device))
+case("full_vector_on_device", lambda s, q, k, v, lens, score: q * torch.full((2,), 2.0, device=q.device).sum())
+case("full_of_device_scalar", lambda s, q, k, v, lens, score: q * torch.full((2,), score[0, 0], device=q.device).sum())
+case("full_like_number", lambda s, q, k, v, lens, score: torch.full_like(q, 2.0) * q)
+case("scalar_tensor_on_device", lambda s, q, k, v, lens, score: q * torch.scalar_tensor(2.0, device=q.device))
+case("new_tensor_of_list", lambda s, q, k, v, lens, score: q * q.new_tensor([1.0, 2.0]).sum())
+case("new_full_instead", lambda s, q, k, v, lens, score: q * q.new_full((2,), 1.5).sum())
+case("as_tensor_of_list", lambda s, q, k, v, lens, score: q * torch.as_tensor([1.0, 2.0], device=q.device).sum())
+case("as_tensor_of_device_tensor", lambda s, q, k, v, lens, score: q * torch.as_tensor(score, device=q.device).sum())
 
 
 @case
@@ -278,39 +160,13 @@ def tensor_of_device_scalars(s, q, k, v, lens, score):
     return q * torch.tensor([lens[0], lens[1]], device=q.device).sum()
 
 
-@case
-def stack_of_device_scalars(s, q, k, v, lens, score):
-    return q * torch.stack([lens[0], lens[1]]).sum()
-
-
-@case
-def tensor_of_device_tensor(s, q, k, v, lens, score):
-    return q * score.detach().clone().sum()
-
-
-@case
-def to_same_device(s, q, k, v, lens, score):
-    return q.to(score.device) * 2
-
-
-@case
-def to_other_dtype(s, q, k, v, lens, score):
-    return q.to(torch.bfloat16).float() * 2
-
-
-@case
-def type_as_device(s, q, k, v, lens, score):
-    return q * lens.type_as(q).sum()
-
-
-@case
-def host_arange_to_device(s, q, k, v, lens, score):
-    return q * torch.arange(8).to(q.device).sum()
-
-
-@case
-def device_arange(s, q, k, v, lens, score):
-    return q * torch.arange(8, device=q.device).sum()
+case("stack_of_device_scalars", lambda s, q, k, v, lens, score: q * torch.stack([lens[0], lens[1]]).sum())
+case("tensor_of_device_tensor", lambda s, q, k, v, lens, score: q * score.detach().clone().sum())
+case("to_same_device", lambda s, q, k, v, lens, score: q.to(score.device) * 2)
+case("to_other_dtype", lambda s, q, k, v, lens, score: q.to(torch.bfloat16).float() * 2)
+case("type_as_device", lambda s, q, k, v, lens, score: q * lens.type_as(q).sum())
+case("host_arange_to_device", lambda s, q, k, v, lens, score: q * torch.arange(8).to(q.device).sum())
+case("device_arange", lambda s, q, k, v, lens, score: q * torch.arange(8, device=q.device).sum())
 
 
 @case
@@ -319,9 +175,7 @@ def host_mask_to_device(s, q, k, v, lens, score):
     return q * mask.sum()
 
 
-@case
-def device_mask(s, q, k, v, lens, score):
-    return q * torch.ones(4, 4, device=q.device).tril().sum()
+case("device_mask", lambda s, q, k, v, lens, score: q * torch.ones(4, 4, device=q.device).tril().sum())
 
 
 @case
@@ -330,49 +184,15 @@ def host_computed_rope_table(s, q, k, v, lens, score):
     return q * angles.to(q.device, non_blocking=True).sum()
 
 
-@case
-def device_method_cuda(s, q, k, v, lens, score):
-    return q * s.host_row.cuda().sum() if s.dev == "cuda" else q
-
-
-@case
-def roundtrip_through_host(s, q, k, v, lens, score):
-    return q.cpu().to(q.device) * 2
-
-
-@case
-def deepcopy_device_tensor(s, q, k, v, lens, score):
-    return copy.deepcopy(score.detach()).sum() * q
-
-
-@case
-def copy_copy_device_tensor(s, q, k, v, lens, score):
-    return copy.copy(score).sum() * q
-
-
-@case
-def deepcopy_host_tensor(s, q, k, v, lens, score):
-    return q * copy.deepcopy(s.host)
-
-
-@case
-def h2d_weights_each_call(s, q, k, v, lens, score):
-    return q @ seeded(5, q.shape[-1], q.shape[-1]).to(q.device)
-
-
-@case
-def device_weights_each_call(s, q, k, v, lens, score):
-    return q @ s.w
-
-
-@case
-def mixed_host_vector_operand(s, q, k, v, lens, score):
-    return q * s.host_row[:1].squeeze()
-
-
-@case
-def broadcast_to_batch(s, q, k, v, lens, score):
-    return q * s.buf.new_ones(B, 1, 1, 1)
+case("device_method_cuda", lambda s, q, k, v, lens, score: q * s.host_row.cuda().sum() if s.dev == "cuda" else q)
+case("roundtrip_through_host", lambda s, q, k, v, lens, score: q.cpu().to(q.device) * 2)
+case("deepcopy_device_tensor", lambda s, q, k, v, lens, score: copy.deepcopy(score.detach()).sum() * q)
+case("copy_copy_device_tensor", lambda s, q, k, v, lens, score: copy.copy(score).sum() * q)
+case("deepcopy_host_tensor", lambda s, q, k, v, lens, score: q * copy.deepcopy(s.host))
+case("h2d_weights_each_call", lambda s, q, k, v, lens, score: q @ seeded(5, q.shape[-1], q.shape[-1]).to(q.device))
+case("device_weights_each_call", lambda s, q, k, v, lens, score: q @ s.w)
+case("mixed_host_vector_operand", lambda s, q, k, v, lens, score: q * s.host_row[:1].squeeze())
+case("broadcast_to_batch", lambda s, q, k, v, lens, score: q * s.buf.new_ones(B, 1, 1, 1))
 
 
 @case
@@ -387,9 +207,7 @@ def device_copy_between(s, q, k, v, lens, score):
     return s.out * 2
 
 
-@case
-def storage_bytes(s, q, k, v, lens, score):
-    return q * (score.untyped_storage().nbytes() // 64)
+case("storage_bytes", lambda s, q, k, v, lens, score: q * (score.untyped_storage().nbytes() // 64))
 
 
 @case

@@ -33,9 +33,7 @@ def kv_write_scatter(s, q, k, v, lens, score):
     return q + s.kv.sum()
 
 
-@case
-def paged_gather(s, q, k, v, lens, score):
-    return q @ s.pages[s.blocks.long()].view(B, 1, -1, D).transpose(-1, -2)
+case("paged_gather", lambda s, q, k, v, lens, score: q @ s.pages[s.blocks.long()].view(B, 1, -1, D).transpose(-1, -2))
 
 
 @case
@@ -46,14 +44,8 @@ def slot_mapping(s, q, k, v, lens, score):
     return q * slot.sum()
 
 
-@case
-def index_select_rows(s, q, k, v, lens, score):
-    return q * s.emb.index_select(0, lens).sum()
-
-
-@case
-def take_flat(s, q, k, v, lens, score):
-    return q * torch.take(score, lens).sum()
+case("index_select_rows", lambda s, q, k, v, lens, score: q * s.emb.index_select(0, lens).sum())
+case("take_flat", lambda s, q, k, v, lens, score: q * torch.take(score, lens).sum())
 
 
 @case
@@ -68,9 +60,7 @@ def index_add_counts(s, q, k, v, lens, score):
     return q * (counts * torch.arange(S, device=q.device)).sum()
 
 
-@case
-def index_fill_rows(s, q, k, v, lens, score):
-    return q * score.index_fill(1, lens, 0.0).sum()
+case("index_fill_rows", lambda s, q, k, v, lens, score: q * score.index_fill(1, lens, 0.0).sum())
 
 
 @case
@@ -91,14 +81,8 @@ def scatter_value(s, q, k, v, lens, score):
     return q * (mask * score).sum()
 
 
-@case
-def masked_select_sum(s, q, k, v, lens, score):
-    return q * torch.masked_select(score, score > 0).sum()
-
-
-@case
-def mask_multiplied_sum(s, q, k, v, lens, score):
-    return q * (score * (score > 0)).sum()
+case("masked_select_sum", lambda s, q, k, v, lens, score: q * torch.masked_select(score, score > 0).sum())
+case("mask_multiplied_sum", lambda s, q, k, v, lens, score: q * (score * (score > 0)).sum())
 
 
 @case
@@ -106,14 +90,8 @@ def masked_scatter_rows(s, q, k, v, lens, score):
     return q * score.masked_scatter(score > 0, torch.zeros_like(score)).sum()
 
 
-@case
-def masked_fill_number(s, q, k, v, lens, score):
-    return q * score.masked_fill(score > 0, -1.0).sum()
-
-
-@case
-def masked_fill_device_value(s, q, k, v, lens, score):
-    return q * score.masked_fill(score > 0, score.min()).sum()
+case("masked_fill_number", lambda s, q, k, v, lens, score: q * score.masked_fill(score > 0, -1.0).sum())
+case("masked_fill_device_value", lambda s, q, k, v, lens, score: q * score.masked_fill(score > 0, score.min()).sum())
 
 
 @case
@@ -149,59 +127,17 @@ def bool_index_added(s, q, k, v, lens, score):
     return q * a.sum()
 
 
-@case
-def bool_host_mask(s, q, k, v, lens, score):
-    return q * score[torch.tensor([True, False])].sum()
-
-
-@case
-def bool_python_list(s, q, k, v, lens, score):
-    return q * score[[True, False]].sum()
-
-
-@case
-def python_bool_index(s, q, k, v, lens, score):
-    return q * score[True].sum()
-
-
-@case
-def uint8_mask_index(s, q, k, v, lens, score):
-    return q * score[:, (score[0] > 0).to(torch.int64)].sum()
-
-
-@case
-def python_list_index(s, q, k, v, lens, score):
-    return q * score[:, [1, 3, 5]].sum()
-
-
-@case
-def host_tensor_index(s, q, k, v, lens, score):
-    return q * score[:, torch.tensor([1, 3, 5])].sum()
-
-
-@case
-def host_tensor_index_from_state(s, q, k, v, lens, score):
-    return q * score[:, s.host_lens].sum()
-
-
-@case
-def zero_dim_host_index(s, q, k, v, lens, score):
-    return q * score[:, torch.tensor(3)].sum()
-
-
-@case
-def zero_dim_device_index(s, q, k, v, lens, score):
-    return q * score[:, lens[0]].sum()
-
-
-@case
-def zero_dim_device_index_first(s, q, k, v, lens, score):
-    return q + s.kv[lens[1]].sum() + score[0][lens[0]]
-
-
-@case
-def one_dim_device_index(s, q, k, v, lens, score):
-    return q * score[:, lens[:1]].sum()
+case("bool_host_mask", lambda s, q, k, v, lens, score: q * score[torch.tensor([True, False])].sum())
+case("bool_python_list", lambda s, q, k, v, lens, score: q * score[[True, False]].sum())
+case("python_bool_index", lambda s, q, k, v, lens, score: q * score[True].sum())
+case("uint8_mask_index", lambda s, q, k, v, lens, score: q * score[:, (score[0] > 0).to(torch.int64)].sum())
+case("python_list_index", lambda s, q, k, v, lens, score: q * score[:, [1, 3, 5]].sum())
+case("host_tensor_index", lambda s, q, k, v, lens, score: q * score[:, torch.tensor([1, 3, 5])].sum())
+case("host_tensor_index_from_state", lambda s, q, k, v, lens, score: q * score[:, s.host_lens].sum())
+case("zero_dim_host_index", lambda s, q, k, v, lens, score: q * score[:, torch.tensor(3)].sum())
+case("zero_dim_device_index", lambda s, q, k, v, lens, score: q * score[:, lens[0]].sum())
+case("zero_dim_device_index_first", lambda s, q, k, v, lens, score: q + s.kv[lens[1]].sum() + score[0][lens[0]])
+case("one_dim_device_index", lambda s, q, k, v, lens, score: q * score[:, lens[:1]].sum())
 
 
 @case
@@ -211,14 +147,8 @@ def zero_dim_device_setitem(s, q, k, v, lens, score):
     return q + (a * score[0]).sum()
 
 
-@case
-def slice_by_tensor(s, q, k, v, lens, score):
-    return q * score[:, : lens[0]].sum()
-
-
-@case
-def slice_by_python(s, q, k, v, lens, score):
-    return q * score[:, :40].sum()
+case("slice_by_tensor", lambda s, q, k, v, lens, score: q * score[:, : lens[0]].sum())
+case("slice_by_python", lambda s, q, k, v, lens, score: q * score[:, :40].sum())
 
 
 @case
@@ -227,19 +157,9 @@ def mask_instead_of_slice(s, q, k, v, lens, score):
     return q * torch.where(keep, score, 0.0).sum()
 
 
-@case
-def narrow_by_python(s, q, k, v, lens, score):
-    return q * score.narrow(1, 2, 8).sum()
-
-
-@case
-def narrow_by_device_start(s, q, k, v, lens, score):
-    return q * score.narrow(1, lens[0] - 10, 8).sum()
-
-
-@case
-def select_by_python(s, q, k, v, lens, score):
-    return q * score.select(1, 3).sum()
+case("narrow_by_python", lambda s, q, k, v, lens, score: q * score.narrow(1, 2, 8).sum())
+case("narrow_by_device_start", lambda s, q, k, v, lens, score: q * score.narrow(1, lens[0] - 10, 8).sum())
+case("select_by_python", lambda s, q, k, v, lens, score: q * score.select(1, 3).sum())
 
 
 @case
@@ -333,19 +253,9 @@ def nonzero_as_tuple(s, q, k, v, lens, score):
     return q * (rows + columns).sum()
 
 
-@case
-def argwhere_sum(s, q, k, v, lens, score):
-    return q * torch.argwhere(score > 0).sum()
-
-
-@case
-def where_one_arg(s, q, k, v, lens, score):
-    return q * torch.where(score > 0)[0].sum()
-
-
-@case
-def where_scalar_branches(s, q, k, v, lens, score):
-    return q * torch.where(score > 0, 1.0, 0.0).sum()
+case("argwhere_sum", lambda s, q, k, v, lens, score: q * torch.argwhere(score > 0).sum())
+case("where_one_arg", lambda s, q, k, v, lens, score: q * torch.where(score > 0)[0].sum())
+case("where_scalar_branches", lambda s, q, k, v, lens, score: q * torch.where(score > 0, 1.0, 0.0).sum())
 
 
 @case
@@ -353,9 +263,7 @@ def where_host_scalar_tensor(s, q, k, v, lens, score):
     return q * torch.where(score > 0, score, torch.tensor(0.0)).sum()
 
 
-@case
-def count_nonzero(s, q, k, v, lens, score):
-    return q * torch.count_nonzero(score > 0)
+case("count_nonzero", lambda s, q, k, v, lens, score: q * torch.count_nonzero(score > 0))
 
 
 @case
@@ -369,14 +277,8 @@ def topk_instead_of_nonzero(s, q, k, v, lens, score):
     return q * score.gather(-1, index).sum()
 
 
-@case
-def unique_values(s, q, k, v, lens, score):
-    return q * torch.unique(lens % 7).sum()
-
-
-@case
-def unique_consecutive(s, q, k, v, lens, score):
-    return q * torch.unique_consecutive(lens % 7).sum()
+case("unique_values", lambda s, q, k, v, lens, score: q * torch.unique(lens % 7).sum())
+case("unique_consecutive", lambda s, q, k, v, lens, score: q * torch.unique_consecutive(lens % 7).sum())
 
 
 @case
@@ -392,14 +294,8 @@ def gather_last_token(s, q, k, v, lens, score):
     return k.gather(2, index)
 
 
-@case
-def last_token_advanced(s, q, k, v, lens, score):
-    return k[torch.arange(B, device=q.device), :, lens - 1]
-
-
-@case
-def last_token_host_arange(s, q, k, v, lens, score):
-    return k[torch.arange(B), :, lens - 1]
+case("last_token_advanced", lambda s, q, k, v, lens, score: k[torch.arange(B, device=q.device), :, lens - 1])
+case("last_token_host_arange", lambda s, q, k, v, lens, score: k[torch.arange(B), :, lens - 1])
 
 
 @case
@@ -415,19 +311,9 @@ def index_put_bool(s, q, k, v, lens, score):
     return q * a.sum()
 
 
-@case
-def device_index_of_host_tensor(s, q, k, v, lens, score):
-    return q * s.host_row[lens % 8].sum()
-
-
-@case
-def histc_of_score(s, q, k, v, lens, score):
-    return q * (torch.histc(score, bins=8, min=-3, max=3) ** 2).sum()
-
-
-@case
-def histc_without_range(s, q, k, v, lens, score):
-    return q * (torch.histc(score, bins=8) ** 2).sum()
+case("device_index_of_host_tensor", lambda s, q, k, v, lens, score: q * s.host_row[lens % 8].sum())
+case("histc_of_score", lambda s, q, k, v, lens, score: q * (torch.histc(score, bins=8, min=-3, max=3) ** 2).sum())
+case("histc_without_range", lambda s, q, k, v, lens, score: q * (torch.histc(score, bins=8) ** 2).sum())
 
 
 @case
@@ -435,14 +321,8 @@ def bincount_minlength(s, q, k, v, lens, score):
     return q * (torch.bincount(lens, minlength=S)[:S] * torch.arange(S, device=q.device)).sum()
 
 
-@case
-def one_hot_without_classes(s, q, k, v, lens, score):
-    return q * torch.nn.functional.one_hot(lens)[0, 10].sum()
-
-
-@case
-def one_hot_with_classes(s, q, k, v, lens, score):
-    return q * (torch.nn.functional.one_hot(lens, S) * score).sum()
+case("one_hot_without_classes", lambda s, q, k, v, lens, score: q * torch.nn.functional.one_hot(lens)[0, 10].sum())
+case("one_hot_with_classes", lambda s, q, k, v, lens, score: q * (torch.nn.functional.one_hot(lens, S) * score).sum())
 
 
 @case

@@ -15,34 +15,12 @@ def positive(x):
     return row.transpose(-1, -2) @ row / S + torch.eye(D, device=x.device)
 
 
-@case
-def linalg_inv(s, q, k, v, lens, score):
-    return q @ torch.linalg.inv(positive(k))
-
-
-@case
-def linalg_inv_ex(s, q, k, v, lens, score):
-    return q @ torch.linalg.inv_ex(positive(k)).inverse
-
-
-@case
-def linalg_solve(s, q, k, v, lens, score):
-    return torch.linalg.solve(positive(k), k[0, 0].t())
-
-
-@case
-def linalg_solve_ex(s, q, k, v, lens, score):
-    return torch.linalg.solve_ex(positive(k), k[0, 0].t()).result
-
-
-@case
-def linalg_cholesky(s, q, k, v, lens, score):
-    return torch.linalg.cholesky(positive(k))
-
-
-@case
-def linalg_cholesky_ex(s, q, k, v, lens, score):
-    return torch.linalg.cholesky_ex(positive(k)).L
+case("linalg_inv", lambda s, q, k, v, lens, score: q @ torch.linalg.inv(positive(k)))
+case("linalg_inv_ex", lambda s, q, k, v, lens, score: q @ torch.linalg.inv_ex(positive(k)).inverse)
+case("linalg_solve", lambda s, q, k, v, lens, score: torch.linalg.solve(positive(k), k[0, 0].t()))
+case("linalg_solve_ex", lambda s, q, k, v, lens, score: torch.linalg.solve_ex(positive(k), k[0, 0].t()).result)
+case("linalg_cholesky", lambda s, q, k, v, lens, score: torch.linalg.cholesky(positive(k)))
+case("linalg_cholesky_ex", lambda s, q, k, v, lens, score: torch.linalg.cholesky_ex(positive(k)).L)
 
 
 @case
@@ -51,24 +29,10 @@ def linalg_qr(s, q, k, v, lens, score):
     return a @ b
 
 
-@case
-def linalg_svdvals(s, q, k, v, lens, score):
-    return torch.linalg.svdvals(k[0, 0])
-
-
-@case
-def linalg_eigvalsh(s, q, k, v, lens, score):
-    return torch.linalg.eigvalsh(positive(k))
-
-
-@case
-def linalg_det(s, q, k, v, lens, score):
-    return torch.linalg.det(positive(k))
-
-
-@case
-def linalg_slogdet(s, q, k, v, lens, score):
-    return torch.linalg.slogdet(positive(k)).logabsdet
+case("linalg_svdvals", lambda s, q, k, v, lens, score: torch.linalg.svdvals(k[0, 0]))
+case("linalg_eigvalsh", lambda s, q, k, v, lens, score: torch.linalg.eigvalsh(positive(k)))
+case("linalg_det", lambda s, q, k, v, lens, score: torch.linalg.det(positive(k)))
+case("linalg_slogdet", lambda s, q, k, v, lens, score: torch.linalg.slogdet(positive(k)).logabsdet)
 
 
 @case
@@ -76,9 +40,7 @@ def linalg_norms(s, q, k, v, lens, score):
     return torch.linalg.vector_norm(k, dim=-1) + torch.linalg.matrix_norm(k)[..., None]
 
 
-@case
-def linalg_matrix_power(s, q, k, v, lens, score):
-    return torch.linalg.matrix_power(positive(k) / D, 3)
+case("linalg_matrix_power", lambda s, q, k, v, lens, score: torch.linalg.matrix_power(positive(k) / D, 3))
 
 
 @case
@@ -86,9 +48,7 @@ def linalg_solve_triangular(s, q, k, v, lens, score):
     return torch.linalg.solve_triangular(positive(k).tril(), k[0, 0].t(), upper=False)
 
 
-@case
-def linalg_lstsq(s, q, k, v, lens, score):
-    return torch.linalg.lstsq(k[0, 0], v[0, 0]).solution
+case("linalg_lstsq", lambda s, q, k, v, lens, score: torch.linalg.lstsq(k[0, 0], v[0, 0]).solution)
 
 
 @case
@@ -97,14 +57,8 @@ def linalg_lu(s, q, k, v, lens, score):
     return p @ lower @ upper
 
 
-@case
-def matrix_exp(s, q, k, v, lens, score):
-    return torch.linalg.matrix_exp(positive(k) / D)
-
-
-@case
-def fft_of_rows(s, q, k, v, lens, score):
-    return torch.fft.rfft(score).abs()
+case("matrix_exp", lambda s, q, k, v, lens, score: torch.linalg.matrix_exp(positive(k) / D))
+case("fft_of_rows", lambda s, q, k, v, lens, score: torch.fft.rfft(score).abs())
 
 
 @case
@@ -112,54 +66,16 @@ def fft_convolution(s, q, k, v, lens, score):
     return torch.fft.irfft(torch.fft.rfft(score) * torch.fft.rfft(score.flip(-1)))
 
 
-@case
-def sort_stable(s, q, k, v, lens, score):
-    return torch.sort(score, dim=-1, stable=True).values
-
-
-@case
-def sort_large_flat(s, q, k, v, lens, score):
-    return k.flatten().sort().values[:100]
-
-
-@case
-def argsort_descending(s, q, k, v, lens, score):
-    return score.argsort(-1, descending=True)
-
-
-@case
-def topk_values(s, q, k, v, lens, score):
-    return score.topk(8).values
-
-
-@case
-def topk_large(s, q, k, v, lens, score):
-    return k.flatten().topk(2000).values
-
-
-@case
-def kthvalue_of_rows(s, q, k, v, lens, score):
-    return score.kthvalue(5, -1).values
-
-
-@case
-def median_of_rows(s, q, k, v, lens, score):
-    return score.median(-1).values
-
-
-@case
-def median_of_all(s, q, k, v, lens, score):
-    return q * score.median()
-
-
-@case
-def nanmedian_of_all(s, q, k, v, lens, score):
-    return q * score.nanmedian()
-
-
-@case
-def quantile_number(s, q, k, v, lens, score):
-    return torch.quantile(score, 0.5, dim=-1)
+case("sort_stable", lambda s, q, k, v, lens, score: torch.sort(score, dim=-1, stable=True).values)
+case("sort_large_flat", lambda s, q, k, v, lens, score: k.flatten().sort().values[:100])
+case("argsort_descending", lambda s, q, k, v, lens, score: score.argsort(-1, descending=True))
+case("topk_values", lambda s, q, k, v, lens, score: score.topk(8).values)
+case("topk_large", lambda s, q, k, v, lens, score: k.flatten().topk(2000).values)
+case("kthvalue_of_rows", lambda s, q, k, v, lens, score: score.kthvalue(5, -1).values)
+case("median_of_rows", lambda s, q, k, v, lens, score: score.median(-1).values)
+case("median_of_all", lambda s, q, k, v, lens, score: q * score.median())
+case("nanmedian_of_all", lambda s, q, k, v, lens, score: q * score.nanmedian())
+case("quantile_number", lambda s, q, k, v, lens, score: torch.quantile(score, 0.5, dim=-1))
 
 
 @case
@@ -167,19 +83,9 @@ def quantile_device_tensor(s, q, k, v, lens, score):
     return torch.quantile(score, torch.full((1,), 0.5, device=q.device), dim=-1)
 
 
-@case
-def mode_of_rows(s, q, k, v, lens, score):
-    return (score * 2).round().mode(-1).values
-
-
-@case
-def cummax_of_rows(s, q, k, v, lens, score):
-    return score.cummax(-1).values
-
-
-@case
-def logcumsumexp_of_rows(s, q, k, v, lens, score):
-    return score.logcumsumexp(-1)
+case("mode_of_rows", lambda s, q, k, v, lens, score: (score * 2).round().mode(-1).values)
+case("cummax_of_rows", lambda s, q, k, v, lens, score: score.cummax(-1).values)
+case("logcumsumexp_of_rows", lambda s, q, k, v, lens, score: score.logcumsumexp(-1))
 
 
 @case
@@ -200,9 +106,7 @@ def conv1d_causal(s, q, k, v, lens, score):
     return F.conv1d(F.pad(score.view(B, 4, 16), (3, 0)), weight, groups=4)
 
 
-@case
-def conv2d_patch(s, q, k, v, lens, score):
-    return F.conv2d(k, s.w.reshape(8, 4, 4, 8)[:, :, :, :4], stride=4)
+case("conv2d_patch", lambda s, q, k, v, lens, score: F.conv2d(k, s.w.reshape(8, 4, 4, 8)[:, :, :, :4], stride=4))
 
 
 @case
@@ -210,14 +114,8 @@ def interpolate_positions(s, q, k, v, lens, score):
     return F.interpolate(score[:, None], scale_factor=2.0, mode="linear")
 
 
-@case
-def sdpa_plain(s, q, k, v, lens, score):
-    return F.scaled_dot_product_attention(q, k, v)
-
-
-@case
-def sdpa_causal(s, q, k, v, lens, score):
-    return F.scaled_dot_product_attention(k, k, v, is_causal=True)
+case("sdpa_plain", lambda s, q, k, v, lens, score: F.scaled_dot_product_attention(q, k, v))
+case("sdpa_causal", lambda s, q, k, v, lens, score: F.scaled_dot_product_attention(k, k, v, is_causal=True))
 
 
 @case
@@ -230,9 +128,7 @@ def sdpa_half(s, q, k, v, lens, score):
     return F.scaled_dot_product_attention(k.half(), k.half(), v.half(), is_causal=True)
 
 
-@case
-def sdpa_gqa(s, q, k, v, lens, score):
-    return F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True)
+case("sdpa_gqa", lambda s, q, k, v, lens, score: F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
 
 
 @case
@@ -241,14 +137,8 @@ def sdpa_math_backend(s, q, k, v, lens, score):
         return F.scaled_dot_product_attention(q, k, v)
 
 
-@case
-def cross_entropy_plain(s, q, k, v, lens, score):
-    return q * F.cross_entropy(score, lens)
-
-
-@case
-def cross_entropy_ignore_index(s, q, k, v, lens, score):
-    return q * F.cross_entropy(score, lens, ignore_index=24)
+case("cross_entropy_plain", lambda s, q, k, v, lens, score: q * F.cross_entropy(score, lens))
+case("cross_entropy_ignore_index", lambda s, q, k, v, lens, score: q * F.cross_entropy(score, lens, ignore_index=24))
 
 
 @case
@@ -263,14 +153,8 @@ def ctc_loss_device_lengths(s, q, k, v, lens, score):
     return q * F.ctc_loss(logits, targets, torch.full_like(lens, S), torch.full_like(lens, 4))
 
 
-@case
-def embedding_lookup(s, q, k, v, lens, score):
-    return F.embedding(lens, s.emb)
-
-
-@case
-def embedding_max_norm(s, q, k, v, lens, score):
-    return F.embedding(lens, s.emb, max_norm=1.0)
+case("embedding_lookup", lambda s, q, k, v, lens, score: F.embedding(lens, s.emb))
+case("embedding_max_norm", lambda s, q, k, v, lens, score: F.embedding(lens, s.emb, max_norm=1.0))
 
 
 @case
@@ -321,24 +205,10 @@ def baddbmm_scaled(s, q, k, v, lens, score):
     return torch.baddbmm(base, q.view(B * H, 1, D), k.view(B * H, S, D).transpose(1, 2), beta=0, alpha=0.1)
 
 
-@case
-def addmm_bias(s, q, k, v, lens, score):
-    return torch.addmm(s.emb[0], k[0, 0], s.w)
-
-
-@case
-def einsum_attention(s, q, k, v, lens, score):
-    return torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1)
-
-
-@case
-def tensordot_heads(s, q, k, v, lens, score):
-    return torch.tensordot(q, s.w, dims=1)
-
-
-@case
-def half_matmul(s, q, k, v, lens, score):
-    return (k.bfloat16() @ s.w.bfloat16()).float()
+case("addmm_bias", lambda s, q, k, v, lens, score: torch.addmm(s.emb[0], k[0, 0], s.w))
+case("einsum_attention", lambda s, q, k, v, lens, score: torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1))
+case("tensordot_heads", lambda s, q, k, v, lens, score: torch.tensordot(q, s.w, dims=1))
+case("half_matmul", lambda s, q, k, v, lens, score: (k.bfloat16() @ s.w.bfloat16()).float())
 
 
 @case
@@ -370,19 +240,9 @@ def quantize_per_tensor_number(s, q, k, v, lens, score):
     return torch.fake_quantize_per_tensor_affine(q, 0.1, 0, -128, 127)
 
 
-@case
-def cdist_rows(s, q, k, v, lens, score):
-    return torch.cdist(q[:, :, 0], k[:, 0, :8])
-
-
-@case
-def vander_and_polyval(s, q, k, v, lens, score):
-    return torch.vander(score[0, :4], N=3)
-
-
-@case
-def trapezoid_rule(s, q, k, v, lens, score):
-    return torch.trapezoid(score, dx=0.5)
+case("cdist_rows", lambda s, q, k, v, lens, score: torch.cdist(q[:, :, 0], k[:, 0, :8]))
+case("vander_and_polyval", lambda s, q, k, v, lens, score: torch.vander(score[0, :4], N=3))
+case("trapezoid_rule", lambda s, q, k, v, lens, score: torch.trapezoid(score, dx=0.5))
 
 
 @case
@@ -436,9 +296,7 @@ class Straight(torch.autograd.Function):
         return grad
 
 
-@case
-def custom_function(s, q, k, v, lens, score):
-    return Straight.apply(q) * 2
+case("custom_function", lambda s, q, k, v, lens, score: Straight.apply(q) * 2)
 
 
 @case
@@ -481,19 +339,9 @@ def foreach_ops(s, q, k, v, lens, score):
     return a * b.sum()
 
 
-@case
-def vmap_rows(s, q, k, v, lens, score):
-    return torch.vmap(lambda row: row.softmax(-1))(score)
-
-
-@case
-def corrcoef_rows(s, q, k, v, lens, score):
-    return torch.corrcoef(score)
-
-
-@case
-def cov_rows(s, q, k, v, lens, score):
-    return torch.cov(score[:, :8])
+case("vmap_rows", lambda s, q, k, v, lens, score: torch.vmap(lambda row: row.softmax(-1))(score))
+case("corrcoef_rows", lambda s, q, k, v, lens, score: torch.corrcoef(score))
+case("cov_rows", lambda s, q, k, v, lens, score: torch.cov(score[:, :8]))
 
 
 @case

@@ -18,19 +18,9 @@ def route(s, q):
     return x, *(x @ s.experts[:, :, 0].t()).softmax(-1).topk(2)
 
 
-@case
-def rms_norm(s, q, k, v, lens, score):
-    return q * torch.rsqrt(q.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
-@case
-def layer_norm_function(s, q, k, v, lens, score):
-    return F.layer_norm(q, (D,), s.emb[0], s.emb[1])
-
-
-@case
-def swiglu(s, q, k, v, lens, score):
-    return F.silu(q @ s.w) * (q @ s.w.t())
+case("rms_norm", lambda s, q, k, v, lens, score: q * torch.rsqrt(q.pow(2).mean(-1, keepdim=True) + 1e-6))
+case("layer_norm_function", lambda s, q, k, v, lens, score: F.layer_norm(q, (D,), s.emb[0], s.emb[1]))
+case("swiglu", lambda s, q, k, v, lens, score: F.silu(q @ s.w) * (q @ s.w.t()))
 
 
 @case
@@ -116,9 +106,7 @@ def finfo_min_bias(s, q, k, v, lens, score):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
-@case
-def softcap_logits(s, q, k, v, lens, score):
-    return (50 * torch.tanh(q @ k.transpose(-1, -2) / 50)).softmax(-1) @ v
+case("softcap_logits", lambda s, q, k, v, lens, score: (50 * torch.tanh(q @ k.transpose(-1, -2) / 50)).softmax(-1) @ v)
 
 
 @case
@@ -308,9 +296,7 @@ def residual_layers(s, q, k, v, lens, score):
     return x
 
 
-@case
-def logits_all_tokens(s, q, k, v, lens, score):
-    return (k[:, 0] @ s.emb.t()).argmax(-1)
+case("logits_all_tokens", lambda s, q, k, v, lens, score: (k[:, 0] @ s.emb.t()).argmax(-1))
 
 
 @case
@@ -333,9 +319,7 @@ def vision_merge_bool_assign(s, q, k, v, lens, score):
     return rows
 
 
-@case
-def vision_merge_where(s, q, k, v, lens, score):
-    return torch.where((score > 0)[..., None], v[:, 0], k[:, 0])
+case("vision_merge_where", lambda s, q, k, v, lens, score: torch.where((score > 0)[..., None], v[:, 0], k[:, 0]))
 
 
 @case
@@ -413,14 +397,8 @@ def check_with_torch_check(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def beam_reorder_index_select(s, q, k, v, lens, score):
-    return k.index_select(0, score.sum(-1).argsort())
-
-
-@case
-def beam_reorder_python(s, q, k, v, lens, score):
-    return k[score.sum(-1).argsort().tolist()]
+case("beam_reorder_index_select", lambda s, q, k, v, lens, score: k.index_select(0, score.sum(-1).argsort()))
+case("beam_reorder_python", lambda s, q, k, v, lens, score: k[score.sum(-1).argsort().tolist()])
 
 
 @case
@@ -429,9 +407,7 @@ def beam_cache_reordered_in_place(s, q, k, v, lens, score):
     return s.out * 2
 
 
-@case
-def chunked_prefill_ranges(s, q, k, v, lens, score):
-    return sum(k[:, :, i : i + 16].sum(2) for i in range(0, S, 16))
+case("chunked_prefill_ranges", lambda s, q, k, v, lens, score: sum(k[:, :, i : i + 16].sum(2) for i in range(0, S, 16)))
 
 
 @case

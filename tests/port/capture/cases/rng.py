@@ -32,9 +32,7 @@ def device_dropout(s, q, k, v, lens, score):
     return F.dropout(k, 0.5, training=True)
 
 
-@case
-def dropout_in_eval(s, q, k, v, lens, score):
-    return F.dropout(k, 0.5, training=False)
+case("dropout_in_eval", lambda s, q, k, v, lens, score: F.dropout(k, 0.5, training=False))
 
 
 @random_case
@@ -118,9 +116,7 @@ def normal_distribution_validated(s, q, k, v, lens, score):
     return torch.distributions.Normal(q, q.abs() + 1).sample()
 
 
-@case
-def host_rand_to_device(s, q, k, v, lens, score):
-    return q * torch.rand(q.shape).to(q.device)
+case("host_rand_to_device", lambda s, q, k, v, lens, score: q * torch.rand(q.shape).to(q.device))
 
 
 @case
@@ -130,14 +126,8 @@ def host_rand_pinned(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
-def host_randint_item(s, q, k, v, lens, score):
-    return q * torch.randint(0, 1000, ()).item()
-
-
-@case
-def host_randperm_index(s, q, k, v, lens, score):
-    return k[:, :, torch.randperm(S)]
+case("host_randint_item", lambda s, q, k, v, lens, score: q * torch.randint(0, 1000, ()).item())
+case("host_randperm_index", lambda s, q, k, v, lens, score: k[:, :, torch.randperm(S)])
 
 
 @case
@@ -198,14 +188,8 @@ def device_rng_state_read(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def greedy_argmax(s, q, k, v, lens, score):
-    return score.argmax(-1)
-
-
-@case
-def greedy_argmax_tolist(s, q, k, v, lens, score):
-    return q * sum(score.argmax(-1).tolist())
+case("greedy_argmax", lambda s, q, k, v, lens, score: score.argmax(-1))
+case("greedy_argmax_tolist", lambda s, q, k, v, lens, score: q * sum(score.argmax(-1).tolist()))
 
 
 @case
@@ -221,9 +205,7 @@ def top_k_filter_bool_assign(s, q, k, v, lens, score):
     return logits.softmax(-1)
 
 
-@case
-def top_k_of_data(s, q, k, v, lens, score):
-    return q * score.topk(int(lens[0])).values.sum()
+case("top_k_of_data", lambda s, q, k, v, lens, score: q * score.topk(int(lens[0])).values.sum())
 
 
 @case
@@ -268,9 +250,7 @@ def finished_padded(s, q, k, v, lens, score):
     return torch.where(finished, 0, score.argmax(-1))
 
 
-@case
-def logprobs_of_chosen(s, q, k, v, lens, score):
-    return score.log_softmax(-1).gather(-1, lens.view(B, 1))
+case("logprobs_of_chosen", lambda s, q, k, v, lens, score: score.log_softmax(-1).gather(-1, lens.view(B, 1)))
 
 
 @case

@@ -9,13 +9,14 @@ LENS = ([40, 40], [24, 56], [10, 33], [17, 50])
 
 
 def registry():
-    """An empty table of cases and the decorator that fills it; a name given twice is refused."""
+    """An empty table of cases, and what fills it: a decorator, or `case(name, lambda)`; a name given twice is refused."""
     cases = {}
 
-    def case(function):
-        if function.__name__ in cases:
-            raise ValueError(f"two cases are called {function.__name__}")
-        cases[function.__name__] = function
+    def case(function, expression=None):
+        name = function if expression else function.__name__
+        if name in cases:
+            raise ValueError(f"two cases are called {name}")
+        cases[name] = expression or function
         return function
 
     return cases, case

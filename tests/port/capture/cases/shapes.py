@@ -20,14 +20,8 @@ def repeat_interleave_output_size(s, q, k, v, lens, score):
     return q * torch.repeat_interleave(rows, torch.clamp(lens, 8, 8), output_size=16).sum()
 
 
-@case
-def repeat_interleave_one_argument(s, q, k, v, lens, score):
-    return q * torch.repeat_interleave(lens).sum()
-
-
-@case
-def expand_instead_of_repeat(s, q, k, v, lens, score):
-    return q @ k[:, :1].expand(B, H, S, D).transpose(-1, -2)
+case("repeat_interleave_one_argument", lambda s, q, k, v, lens, score: q * torch.repeat_interleave(lens).sum())
+case("expand_instead_of_repeat", lambda s, q, k, v, lens, score: q @ k[:, :1].expand(B, H, S, D).transpose(-1, -2))
 
 
 @case
@@ -62,19 +56,9 @@ def tensor_split_by_device_tensor(s, q, k, v, lens, score):
     return q * torch.tensor_split(score, lens, dim=1)[0].sum()
 
 
-@case
-def tensor_split_by_python(s, q, k, v, lens, score):
-    return torch.tensor_split(score, 3, dim=1)[1] * 2
-
-
-@case
-def arange_python_bound(s, q, k, v, lens, score):
-    return q * torch.arange(0, S, 2, device=q.device).sum()
-
-
-@case
-def arange_item_bound(s, q, k, v, lens, score):
-    return q * torch.arange(lens.max().item(), device=q.device).sum()
+case("tensor_split_by_python", lambda s, q, k, v, lens, score: torch.tensor_split(score, 3, dim=1)[1] * 2)
+case("arange_python_bound", lambda s, q, k, v, lens, score: q * torch.arange(0, S, 2, device=q.device).sum())
+case("arange_item_bound", lambda s, q, k, v, lens, score: q * torch.arange(lens.max().item(), device=q.device).sum())
 
 
 @case
@@ -82,14 +66,8 @@ def arange_host_tensor_bound(s, q, k, v, lens, score):
     return q * torch.arange(s.host_lens[0], device=q.device).sum()
 
 
-@case
-def arange_size_bound(s, q, k, v, lens, score):
-    return q * torch.arange(k.size(2), device=q.device).sum()
-
-
-@case
-def linspace_python(s, q, k, v, lens, score):
-    return q * torch.linspace(0, 1, D, device=q.device)
+case("arange_size_bound", lambda s, q, k, v, lens, score: q * torch.arange(k.size(2), device=q.device).sum())
+case("linspace_python", lambda s, q, k, v, lens, score: q * torch.linspace(0, 1, D, device=q.device))
 
 
 @case
@@ -97,24 +75,10 @@ def linspace_device_ends(s, q, k, v, lens, score):
     return q * torch.linspace(score[0, 0], score[0, 1], D, device=q.device)
 
 
-@case
-def zeros_of_device_size(s, q, k, v, lens, score):
-    return q + torch.zeros(int(lens[0]), device=q.device).sum()
-
-
-@case
-def zeros_of_tensor_size(s, q, k, v, lens, score):
-    return q + torch.zeros(lens[0], device=q.device).sum()
-
-
-@case
-def zeros_of_python_size(s, q, k, v, lens, score):
-    return q + torch.zeros(B * S, device=q.device).sum()
-
-
-@case
-def eye_matrix(s, q, k, v, lens, score):
-    return q @ torch.eye(D, device=q.device)
+case("zeros_of_device_size", lambda s, q, k, v, lens, score: q + torch.zeros(int(lens[0]), device=q.device).sum())
+case("zeros_of_tensor_size", lambda s, q, k, v, lens, score: q + torch.zeros(lens[0], device=q.device).sum())
+case("zeros_of_python_size", lambda s, q, k, v, lens, score: q + torch.zeros(B * S, device=q.device).sum())
+case("eye_matrix", lambda s, q, k, v, lens, score: q @ torch.eye(D, device=q.device))
 
 
 @case
@@ -129,14 +93,8 @@ def causal_mask_from_lens(s, q, k, v, lens, score):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@case
-def pad_by_python(s, q, k, v, lens, score):
-    return F.pad(score, (0, 3)) * 2
-
-
-@case
-def pad_by_data(s, q, k, v, lens, score):
-    return q * F.pad(score, (0, S - int(lens.min()))).sum()
+case("pad_by_python", lambda s, q, k, v, lens, score: F.pad(score, (0, 3)) * 2)
+case("pad_by_data", lambda s, q, k, v, lens, score: q * F.pad(score, (0, S - int(lens.min()))).sum())
 
 
 @case
@@ -150,44 +108,14 @@ def pad_sequence_by_lens(s, q, k, v, lens, score):
     return q * torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).sum()
 
 
-@case
-def reshape_by_python(s, q, k, v, lens, score):
-    return k.reshape(B * H, S, D) * 2
-
-
-@case
-def view_by_tensor_size(s, q, k, v, lens, score):
-    return q.expand(B, H, lens[0] * 0 + 2, D) * 2
-
-
-@case
-def unflatten_heads(s, q, k, v, lens, score):
-    return score.unflatten(-1, (4, 16)).transpose(1, 2) * 2
-
-
-@case
-def unfold_windows(s, q, k, v, lens, score):
-    return score.unfold(1, 8, 4).mean(-1)
-
-
-@case
-def as_strided_windows(s, q, k, v, lens, score):
-    return score.as_strided((2, 8, 8), (S, 8, 1)).sum(-1)
-
-
-@case
-def storage_offset_asked(s, q, k, v, lens, score):
-    return q * (score[1].storage_offset() + score.stride(0))
-
-
-@case
-def data_ptr_alignment(s, q, k, v, lens, score):
-    return q * 2 if k.data_ptr() % 4 == 0 else q
-
-
-@case
-def data_attribute(s, q, k, v, lens, score):
-    return q.data * 2
+case("reshape_by_python", lambda s, q, k, v, lens, score: k.reshape(B * H, S, D) * 2)
+case("view_by_tensor_size", lambda s, q, k, v, lens, score: q.expand(B, H, lens[0] * 0 + 2, D) * 2)
+case("unflatten_heads", lambda s, q, k, v, lens, score: score.unflatten(-1, (4, 16)).transpose(1, 2) * 2)
+case("unfold_windows", lambda s, q, k, v, lens, score: score.unfold(1, 8, 4).mean(-1))
+case("as_strided_windows", lambda s, q, k, v, lens, score: score.as_strided((2, 8, 8), (S, 8, 1)).sum(-1))
+case("storage_offset_asked", lambda s, q, k, v, lens, score: q * (score[1].storage_offset() + score.stride(0)))
+case("data_ptr_alignment", lambda s, q, k, v, lens, score: q * 2 if k.data_ptr() % 4 == 0 else q)
+case("data_attribute", lambda s, q, k, v, lens, score: q.data * 2)
 
 
 @case
@@ -222,19 +150,9 @@ def out_resized(s, q, k, v, lens, score):
     return out + 1
 
 
-@case
-def view_dtype(s, q, k, v, lens, score):
-    return q * (score.view(torch.int32) & 7).sum()
-
-
-@case
-def flip_and_roll(s, q, k, v, lens, score):
-    return score.flip(-1).roll(3, -1) * 2
-
-
-@case
-def contiguous_transpose(s, q, k, v, lens, score):
-    return k.transpose(1, 2).contiguous().view(B, S, H * D).sum(1)
+case("view_dtype", lambda s, q, k, v, lens, score: q * (score.view(torch.int32) & 7).sum())
+case("flip_and_roll", lambda s, q, k, v, lens, score: score.flip(-1).roll(3, -1) * 2)
+case("contiguous_transpose", lambda s, q, k, v, lens, score: k.transpose(1, 2).contiguous().view(B, S, H * D).sum(1))
 
 
 @case
@@ -249,9 +167,7 @@ def inplace_copy_of_lens(s, q, k, v, lens, score):
     return q * lens.sum()
 
 
-@case
-def returns_input_itself(s, q, k, v, lens, score):
-    return q
+case("returns_input_itself", lambda s, q, k, v, lens, score: q)
 
 
 @case
@@ -260,19 +176,9 @@ def returns_view_of_state(s, q, k, v, lens, score):
     return s.buf[:2]
 
 
-@case
-def returns_tuple(s, q, k, v, lens, score):
-    return q * 2, score.sum(), lens + 1
-
-
-@case
-def returns_dict(s, q, k, v, lens, score):
-    return {"out": q * 2, "mass": score.sum()}
-
-
-@case
-def cu_seqlens_pad(s, q, k, v, lens, score):
-    return F.pad(lens.cumsum(0), (1, 0)).to(torch.int32)
+case("returns_tuple", lambda s, q, k, v, lens, score: (q * 2, score.sum(), lens + 1))
+case("returns_dict", lambda s, q, k, v, lens, score: {"out": q * 2, "mass": score.sum()})
+case("cu_seqlens_pad", lambda s, q, k, v, lens, score: F.pad(lens.cumsum(0), (1, 0)).to(torch.int32))
 
 
 @case
@@ -305,14 +211,8 @@ def cu_seqlens_host_list(s, q, k, v, lens, score):
     return q * torch.tensor(ends, device=q.device)[-1]
 
 
-@case
-def num_blocks_ceil(s, q, k, v, lens, score):
-    return q * ((lens + 15) // 16).sum()
-
-
-@case
-def floor_divide_by_zero_dim(s, q, k, v, lens, score):
-    return q * torch.div(lens, 16, rounding_mode="floor").sum()
+case("num_blocks_ceil", lambda s, q, k, v, lens, score: q * ((lens + 15) // 16).sum())
+case("floor_divide_by_zero_dim", lambda s, q, k, v, lens, score: q * torch.div(lens, 16, rounding_mode="floor").sum())
 
 
 @case
@@ -321,14 +221,8 @@ def meshgrid_positions(s, q, k, v, lens, score):
     return q * (a * b).sum()
 
 
-@case
-def cartesian_product(s, q, k, v, lens, score):
-    return q * torch.cartesian_prod(lens, lens).sum()
-
-
-@case
-def combinations_of_lens(s, q, k, v, lens, score):
-    return q * torch.combinations(lens).sum()
+case("cartesian_product", lambda s, q, k, v, lens, score: q * torch.cartesian_prod(lens, lens).sum())
+case("combinations_of_lens", lambda s, q, k, v, lens, score: q * torch.combinations(lens).sum())
 
 
 @case
@@ -350,9 +244,7 @@ def jagged_from_offsets(s, q, k, v, lens, score):
     return nested.values() * 2
 
 
-@case
-def to_sparse_coo(s, q, k, v, lens, score):
-    return q * torch.sparse.sum(score.relu().to_sparse())
+case("to_sparse_coo", lambda s, q, k, v, lens, score: q * torch.sparse.sum(score.relu().to_sparse()))
 
 
 @case
@@ -375,16 +267,6 @@ def sparse_csr_matmul(s, q, k, v, lens, score):
     return s.cache @ k[0, 0].t()
 
 
-@case
-def block_diag_of_rows(s, q, k, v, lens, score):
-    return torch.block_diag(score[0, :4], score[1, :4]) * 2
-
-
-@case
-def tensor_of_shape(s, q, k, v, lens, score):
-    return q * torch.tensor(k.shape, device=q.device).prod()
-
-
-@case
-def python_prod_of_shape(s, q, k, v, lens, score):
-    return q * k.shape.numel()
+case("block_diag_of_rows", lambda s, q, k, v, lens, score: torch.block_diag(score[0, :4], score[1, :4]) * 2)
+case("tensor_of_shape", lambda s, q, k, v, lens, score: q * torch.tensor(k.shape, device=q.device).prod())
+case("python_prod_of_shape", lambda s, q, k, v, lens, score: q * k.shape.numel())

@@ -143,9 +143,7 @@ def class_flag_toggled(s, q, k, v, lens, score):
     return q if Counter.toggled else -q
 
 
-@case
-def global_iterator(s, q, k, v, lens, score):
-    return q * next(TICKS)
+case("global_iterator", lambda s, q, k, v, lens, score: q * next(TICKS))
 
 
 @case
@@ -166,14 +164,8 @@ def global_dict_value(s, q, k, v, lens, score):
     return q * SCALE["value"]
 
 
-@case
-def global_dict_constant(s, q, k, v, lens, score):
-    return q * SCALE.get("other", 2.0)
-
-
-@case
-def module_attribute_step(s, q, k, v, lens, score):
-    return LAYER(q)
+case("global_dict_constant", lambda s, q, k, v, lens, score: q * SCALE.get("other", 2.0))
+case("module_attribute_step", lambda s, q, k, v, lens, score: LAYER(q))
 
 
 @case
@@ -210,9 +202,7 @@ def deque_of_python_numbers(s, q, k, v, lens, score):
     return q * s.cache[0]
 
 
-@case
-def lru_cached_constant(s, q, k, v, lens, score):
-    return q * scale_of(q.shape[-1])
+case("lru_cached_constant", lambda s, q, k, v, lens, score: q * scale_of(q.shape[-1]))
 
 
 @functools.lru_cache
@@ -225,9 +215,7 @@ def table_of(size, device):
     return torch.tensor([float(i) for i in range(size)], device=device)
 
 
-@case
-def lru_cached_device_table(s, q, k, v, lens, score):
-    return q * table_of(D, q.device)
+case("lru_cached_device_table", lambda s, q, k, v, lens, score: q * table_of(D, q.device))
 
 
 @case
@@ -402,9 +390,7 @@ def host_scalar_mutated(s, q, k, v, lens, score):
     return q * s.host
 
 
-@case
-def host_scalar_constant(s, q, k, v, lens, score):
-    return q * (s.host + 1)
+case("host_scalar_constant", lambda s, q, k, v, lens, score: q * (s.host + 1))
 
 
 @case
@@ -448,44 +434,14 @@ def pinned_result_read_next_call(s, q, k, v, lens, score):
     return q * (scale + 1)
 
 
-@case
-def clock_baked_in(s, q, k, v, lens, score):
-    return q * (time.perf_counter_ns() % 1_000_003)
-
-
-@case
-def clock_fraction_of_millisecond(s, q, k, v, lens, score):
-    return q + (time.time() * 1000) % 1
-
-
-@case
-def python_random(s, q, k, v, lens, score):
-    return q * random.random()
-
-
-@case
-def python_random_seeded_each_call(s, q, k, v, lens, score):
-    return q * random.Random(7).random()
-
-
-@case
-def python_random_choice_of_layer(s, q, k, v, lens, score):
-    return q @ s.experts[random.randrange(len(s.experts))]
-
-
-@case
-def host_torch_random_item(s, q, k, v, lens, score):
-    return q * torch.rand(()).item()
-
-
-@case
-def host_torch_random_zero_dim(s, q, k, v, lens, score):
-    return q * torch.rand(())
-
-
-@case
-def host_bernoulli_branch(s, q, k, v, lens, score):
-    return q * 2 if torch.rand(1) < 0.5 else q * 3
+case("clock_baked_in", lambda s, q, k, v, lens, score: q * (time.perf_counter_ns() % 1_000_003))
+case("clock_fraction_of_millisecond", lambda s, q, k, v, lens, score: q + (time.time() * 1000) % 1)
+case("python_random", lambda s, q, k, v, lens, score: q * random.random())
+case("python_random_seeded_each_call", lambda s, q, k, v, lens, score: q * random.Random(7).random())
+case("python_random_choice_of_layer", lambda s, q, k, v, lens, score: q @ s.experts[random.randrange(len(s.experts))])
+case("host_torch_random_item", lambda s, q, k, v, lens, score: q * torch.rand(()).item())
+case("host_torch_random_zero_dim", lambda s, q, k, v, lens, score: q * torch.rand(()))
+case("host_bernoulli_branch", lambda s, q, k, v, lens, score: q * 2 if torch.rand(1) < 0.5 else q * 3)
 
 
 @case
@@ -562,9 +518,7 @@ def lock_around(s, q, k, v, lens, score):
         return q * 2
 
 
-@case
-def shape_baked_in(s, q, k, v, lens, score):
-    return q * (B * k.shape[2]) ** -0.5
+case("shape_baked_in", lambda s, q, k, v, lens, score: q * (B * k.shape[2]) ** -0.5)
 
 
 @case

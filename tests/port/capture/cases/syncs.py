@@ -14,14 +14,8 @@ __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
 
 
-@case
-def item_of_max(s, q, k, v, lens, score):
-    return k[:, :, : lens.max().item()].sum(2)
-
-
-@case
-def max_kept_on_device(s, q, k, v, lens, score):
-    return q * lens.max()
+case("item_of_max", lambda s, q, k, v, lens, score: k[:, :, : lens.max().item()].sum(2))
+case("max_kept_on_device", lambda s, q, k, v, lens, score: q * lens.max())
 
 
 @case
@@ -30,34 +24,12 @@ def float_of_scale(s, q, k, v, lens, score):
     return q / scale
 
 
-@case
-def scale_kept_on_device(s, q, k, v, lens, score):
-    return q / score.abs().max()
-
-
-@case
-def bool_of_flag(s, q, k, v, lens, score):
-    return q + 1 if bool((lens > 30).any()) else q
-
-
-@case
-def flag_multiplied(s, q, k, v, lens, score):
-    return q + (lens > 30).any()
-
-
-@case
-def tolist_of_lens(s, q, k, v, lens, score):
-    return q * sum(lens.tolist())
-
-
-@case
-def tolist_of_shape(s, q, k, v, lens, score):
-    return q * sum(list(score.shape))
-
-
-@case
-def numpy_of_score(s, q, k, v, lens, score):
-    return q * float(score.detach().cpu().numpy().mean())
+case("scale_kept_on_device", lambda s, q, k, v, lens, score: q / score.abs().max())
+case("bool_of_flag", lambda s, q, k, v, lens, score: q + 1 if bool((lens > 30).any()) else q)
+case("flag_multiplied", lambda s, q, k, v, lens, score: q + (lens > 30).any())
+case("tolist_of_lens", lambda s, q, k, v, lens, score: q * sum(lens.tolist()))
+case("tolist_of_shape", lambda s, q, k, v, lens, score: q * sum(list(score.shape)))
+case("numpy_of_score", lambda s, q, k, v, lens, score: q * float(score.detach().cpu().numpy().mean()))
 
 
 @case
@@ -72,19 +44,9 @@ def to_cpu_non_blocking(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def len_of_tensor(s, q, k, v, lens, score):
-    return q * len(score)
-
-
-@case
-def numel_and_size(s, q, k, v, lens, score):
-    return q * score.numel() / score.size(-1)
-
-
-@case
-def iterate_rows(s, q, k, v, lens, score):
-    return q * sum(row.sum() for row in score)
+case("len_of_tensor", lambda s, q, k, v, lens, score: q * len(score))
+case("numel_and_size", lambda s, q, k, v, lens, score: q * score.numel() / score.size(-1))
+case("iterate_rows", lambda s, q, k, v, lens, score: q * sum(row.sum() for row in score))
 
 
 @case
@@ -102,39 +64,13 @@ def unpack_two(s, q, k, v, lens, score):
     return q * first + second
 
 
-@case
-def builtin_max(s, q, k, v, lens, score):
-    return q * max(lens)
-
-
-@case
-def builtin_sum(s, q, k, v, lens, score):
-    return q * sum(lens)
-
-
-@case
-def builtin_sorted(s, q, k, v, lens, score):
-    return q * sorted(lens)[0]
-
-
-@case
-def torch_sort_instead(s, q, k, v, lens, score):
-    return q * lens.sort().values[0]
-
-
-@case
-def builtin_abs(s, q, k, v, lens, score):
-    return abs(q)
-
-
-@case
-def builtin_any(s, q, k, v, lens, score):
-    return q * 2 if any(lens > 30) else q
-
-
-@case
-def tensor_in_tensor(s, q, k, v, lens, score):
-    return q * 2 if 24 in lens else q
+case("builtin_max", lambda s, q, k, v, lens, score: q * max(lens))
+case("builtin_sum", lambda s, q, k, v, lens, score: q * sum(lens))
+case("builtin_sorted", lambda s, q, k, v, lens, score: q * sorted(lens)[0])
+case("torch_sort_instead", lambda s, q, k, v, lens, score: q * lens.sort().values[0])
+case("builtin_abs", lambda s, q, k, v, lens, score: abs(q))
+case("builtin_any", lambda s, q, k, v, lens, score: q * 2 if any(lens > 30) else q)
+case("tensor_in_tensor", lambda s, q, k, v, lens, score: q * 2 if 24 in lens else q)
 
 
 @case
@@ -159,29 +95,11 @@ def short_circuit_and(s, q, k, v, lens, score):
     return q * keep
 
 
-@case
-def bitwise_and(s, q, k, v, lens, score):
-    return q * ((score.sum() > 0) & (lens.sum() > 0))
-
-
-@case
-def python_not(s, q, k, v, lens, score):
-    return q * (1 if not (lens > 100).any() else 2)
-
-
-@case
-def logical_not(s, q, k, v, lens, score):
-    return q * (~(lens > 100)).sum()
-
-
-@case
-def chained_compare(s, q, k, v, lens, score):
-    return q if 0 < lens[0] < 30 else -q
-
-
-@case
-def none_check(s, q, k, v, lens, score):
-    return q * 2 if score is not None else q
+case("bitwise_and", lambda s, q, k, v, lens, score: q * ((score.sum() > 0) & (lens.sum() > 0)))
+case("python_not", lambda s, q, k, v, lens, score: q * (1 if not (lens > 100).any() else 2))
+case("logical_not", lambda s, q, k, v, lens, score: q * (~(lens > 100)).sum())
+case("chained_compare", lambda s, q, k, v, lens, score: q if 0 < lens[0] < 30 else -q)
+case("none_check", lambda s, q, k, v, lens, score: q * 2 if score is not None else q)
 
 
 @case
@@ -246,44 +164,14 @@ def warn_on_nan(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def nan_to_num_instead(s, q, k, v, lens, score):
-    return torch.nan_to_num(q)
-
-
-@case
-def is_nonzero(s, q, k, v, lens, score):
-    return q * 2 if torch.is_nonzero(lens[0]) else q
-
-
-@case
-def equal_of_two(s, q, k, v, lens, score):
-    return q * (2 if torch.equal(k, v) else 3)
-
-
-@case
-def equal_shapes_differ(s, q, k, v, lens, score):
-    return q * (2 if torch.equal(k, q) else 3)
-
-
-@case
-def isclose_kept(s, q, k, v, lens, score):
-    return q * torch.isclose(k, v).sum()
-
-
-@case
-def eq_all_kept(s, q, k, v, lens, score):
-    return q * (k == v).all()
-
-
-@case
-def math_sqrt_of_tensor(s, q, k, v, lens, score):
-    return q / math.sqrt(lens.sum())
-
-
-@case
-def math_sqrt_of_size(s, q, k, v, lens, score):
-    return q / math.sqrt(q.size(-1))
+case("nan_to_num_instead", lambda s, q, k, v, lens, score: torch.nan_to_num(q))
+case("is_nonzero", lambda s, q, k, v, lens, score: q * 2 if torch.is_nonzero(lens[0]) else q)
+case("equal_of_two", lambda s, q, k, v, lens, score: q * (2 if torch.equal(k, v) else 3))
+case("equal_shapes_differ", lambda s, q, k, v, lens, score: q * (2 if torch.equal(k, q) else 3))
+case("isclose_kept", lambda s, q, k, v, lens, score: q * torch.isclose(k, v).sum())
+case("eq_all_kept", lambda s, q, k, v, lens, score: q * (k == v).all())
+case("math_sqrt_of_tensor", lambda s, q, k, v, lens, score: q / math.sqrt(lens.sum()))
+case("math_sqrt_of_size", lambda s, q, k, v, lens, score: q / math.sqrt(q.size(-1)))
 
 
 @case

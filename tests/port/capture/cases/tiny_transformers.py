@@ -103,9 +103,7 @@ def decode(s, family, tokens, token, position, **options):
         return step(model, token, position, s.prefill(model, tokens))
 
 
-@case
-def llama_forward(s, tokens, token, position):
-    return forward(s, "llama", tokens)
+case("llama_forward", lambda s, tokens, token, position: forward(s, "llama", tokens))
 
 
 @case
@@ -126,24 +124,10 @@ def llama_forward_dynamic_cache(s, tokens, token, position):
         return s.load("llama")(input_ids=tokens, use_cache=True).logits
 
 
-@case
-def llama_decode(s, tokens, token, position):
-    return decode(s, "llama", tokens, token, position)
-
-
-@case
-def qwen3_forward(s, tokens, token, position):
-    return forward(s, "qwen3", tokens)
-
-
-@case
-def qwen3_decode(s, tokens, token, position):
-    return decode(s, "qwen3", tokens, token, position)
-
-
-@case
-def mixtral_forward(s, tokens, token, position):
-    return forward(s, "mixtral", tokens)
+case("llama_decode", lambda s, tokens, token, position: decode(s, "llama", tokens, token, position))
+case("qwen3_forward", lambda s, tokens, token, position: forward(s, "qwen3", tokens))
+case("qwen3_decode", lambda s, tokens, token, position: decode(s, "qwen3", tokens, token, position))
+case("mixtral_forward", lambda s, tokens, token, position: forward(s, "mixtral", tokens))
 
 
 @case
@@ -156,14 +140,8 @@ def mixtral_forward_batched_experts(s, tokens, token, position):
     return forward(s, "mixtral", tokens, experts_implementation="batched_mm")
 
 
-@case
-def mixtral_decode(s, tokens, token, position):
-    return decode(s, "mixtral", tokens, token, position)
-
-
-@case
-def gpt_oss_forward(s, tokens, token, position):
-    return forward(s, "gpt_oss", tokens)
+case("mixtral_decode", lambda s, tokens, token, position: decode(s, "mixtral", tokens, token, position))
+case("gpt_oss_forward", lambda s, tokens, token, position: forward(s, "gpt_oss", tokens))
 
 
 @case
@@ -171,9 +149,7 @@ def gpt_oss_forward_eager_experts(s, tokens, token, position):
     return forward(s, "gpt_oss", tokens, experts_implementation="eager")
 
 
-@case
-def gpt_oss_decode(s, tokens, token, position):
-    return decode(s, "gpt_oss", tokens, token, position)
+case("gpt_oss_decode", lambda s, tokens, token, position: decode(s, "gpt_oss", tokens, token, position))
 
 
 def inputs(dev, seed=0):

@@ -57,9 +57,7 @@ def metadata_property_read(s, q, k, v, lens, score):
     return (q @ k[:, :, : meta.longest].transpose(-1, -2)).sum(-1)
 
 
-@case
-def metadata_cached_property_of_each_step(s, q, k, v, lens, score):
-    return q * build(lens).blocks
+case("metadata_cached_property_of_each_step", lambda s, q, k, v, lens, score: q * build(lens).blocks)
 
 
 @case
@@ -215,9 +213,7 @@ def symbolic_helpers_on_sizes(s, q, k, v, lens, score):
     return q * torch.sym_max(k.shape[2], 32) + torch.sym_float(torch.sym_min(B, H))
 
 
-@case
-def symbolic_int_of_length(s, q, k, v, lens, score):
-    return q * torch.sym_int(lens[0] / 2)
+case("symbolic_int_of_length", lambda s, q, k, v, lens, score: q * torch.sym_int(lens[0] / 2))
 
 
 @case

@@ -164,9 +164,7 @@ def offload_to_pageable_pool(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def block_checksum_on_host(s, q, k, v, lens, score):
-    return q * (zlib.crc32(k[0, 0, 0].cpu().numpy().tobytes()) % 7)
+case("block_checksum_on_host", lambda s, q, k, v, lens, score: q * (zlib.crc32(k[0, 0, 0].cpu().numpy().tobytes()) % 7))
 
 
 @case
@@ -266,9 +264,7 @@ def rotary_base_scaled_on_device(s, q, k, v, lens, score):
     return q * angle.cos().repeat(1, 2).view(B, 1, 1, D)
 
 
-@case
-def rotary_scale_by_logarithm(s, q, k, v, lens, score):
-    return q * (0.1 * math.log(lens.amax()) + 1.0)
+case("rotary_scale_by_logarithm", lambda s, q, k, v, lens, score: q * (0.1 * math.log(lens.amax()) + 1.0))
 
 
 @case

@@ -111,14 +111,8 @@ def asserted_through_torch(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def rows_indexed_by_range(s, q, k, v, lens, score):
-    return score[range(B), lens]
-
-
-@case
-def rows_indexed_by_numpy(s, q, k, v, lens, score):
-    return score[np.arange(B), lens] + 1
+case("rows_indexed_by_range", lambda s, q, k, v, lens, score: score[range(B), lens])
+case("rows_indexed_by_numpy", lambda s, q, k, v, lens, score: score[np.arange(B), lens] + 1)
 
 
 @case
@@ -204,9 +198,7 @@ def state_machine_settles(s, q, k, v, lens, score):
     return q * len(s.phase)
 
 
-@case
-def weights_taken_in_turn(s, q, k, v, lens, score):
-    return q @ next(s.rotation)
+case("weights_taken_in_turn", lambda s, q, k, v, lens, score: q @ next(s.rotation))
 
 
 @case
@@ -227,6 +219,4 @@ def seed_from_step(s, q, k, v, lens, score):
     return q * random.Random(s.calls).random()
 
 
-@case
-def seed_from_shape(s, q, k, v, lens, score):
-    return q * random.Random(q.shape[-1]).random()
+case("seed_from_shape", lambda s, q, k, v, lens, score: q * random.Random(q.shape[-1]).random())

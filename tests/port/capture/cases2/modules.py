@@ -119,9 +119,7 @@ def mode_toggled_and_restored(s, q, k, v, lens, score):
         s.tracker.train(before)
 
 
-@case
-def dropout_module_in_training(s, q, k, v, lens, score):
-    return nn.Dropout1d(0.5).train()(k.flatten(1, 2))
+case("dropout_module_in_training", lambda s, q, k, v, lens, score: nn.Dropout1d(0.5).train()(k.flatten(1, 2)))
 
 
 @case
@@ -204,14 +202,8 @@ def weight_norm_reported(s, q, k, v, lens, score):
     return q * len(report)
 
 
-@case
-def module_moved_where_it_is(s, q, k, v, lens, score):
-    return s.linear.to(q.device, dtype=torch.float32)(q)
-
-
-@case
-def module_cast_on_first_step(s, q, k, v, lens, score):
-    return s.linear.bfloat16()(q.bfloat16()).float()
+case("module_moved_where_it_is", lambda s, q, k, v, lens, score: s.linear.to(q.device, dtype=torch.float32)(q))
+case("module_cast_on_first_step", lambda s, q, k, v, lens, score: s.linear.bfloat16()(q.bfloat16()).float())
 
 
 @case

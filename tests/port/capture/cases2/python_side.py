@@ -202,9 +202,7 @@ def frozen_record_replaced(s, q, k, v, lens, score):
     return q * (s.progress.scale + s.progress.step)
 
 
-@case
-def property_that_counts(s, q, k, v, lens, score):
-    return q * s.meter.value
+case("property_that_counts", lambda s, q, k, v, lens, score: q * s.meter.value)
 
 
 @case
@@ -220,19 +218,9 @@ def cached_function_of_step(s, q, k, v, lens, score):
     return q * warmed(s.calls)
 
 
-@case
-def cached_function_of_shape(s, q, k, v, lens, score):
-    return q * ramp(D, q.device)
-
-
-@case
-def cached_function_of_length(s, q, k, v, lens, score):
-    return q * warmed(int(lens[0]))
-
-
-@case
-def generator_of_levels(s, q, k, v, lens, score):
-    return torch.cat(list(halves(score)), -1)
+case("cached_function_of_shape", lambda s, q, k, v, lens, score: q * ramp(D, q.device))
+case("cached_function_of_length", lambda s, q, k, v, lens, score: q * warmed(int(lens[0])))
+case("generator_of_levels", lambda s, q, k, v, lens, score: torch.cat(list(halves(score)), -1))
 
 
 @case
@@ -305,19 +293,9 @@ def slow_path_if_device_is_gpu(s, q, k, v, lens, score):
     return q * lens.cpu().max().item()
 
 
-@case
-def numpy_scalar_on_right(s, q, k, v, lens, score):
-    return q * s.weights_np[2]
-
-
-@case
-def numpy_scalar_on_left(s, q, k, v, lens, score):
-    return s.weights_np[1] * q
-
-
-@case
-def numpy_generator_kept(s, q, k, v, lens, score):
-    return q * s.rng.normal()
+case("numpy_scalar_on_right", lambda s, q, k, v, lens, score: q * s.weights_np[2])
+case("numpy_scalar_on_left", lambda s, q, k, v, lens, score: s.weights_np[1] * q)
+case("numpy_generator_kept", lambda s, q, k, v, lens, score: q * s.rng.normal())
 
 
 @case
@@ -337,14 +315,8 @@ def numpy_of_shapes(s, q, k, v, lens, score):
     return sum(k[:, :, int(part[0]) : int(part[-1]) + 1].amax(2) for part in rows)
 
 
-@case
-def operator_index_of_length(s, q, k, v, lens, score):
-    return k[:, :, operator.index(lens[1]) - 1]
-
-
-@case
-def python_list_by_tensor(s, q, k, v, lens, score):
-    return q * [1.0, 2.0, 3.0][lens[0] % 3]
+case("operator_index_of_length", lambda s, q, k, v, lens, score: k[:, :, operator.index(lens[1]) - 1])
+case("python_list_by_tensor", lambda s, q, k, v, lens, score: q * [1.0, 2.0, 3.0][lens[0] % 3])
 
 
 @case
@@ -379,9 +351,7 @@ def match_on_rank(s, q, k, v, lens, score):
             return q
 
 
-@case
-def reversed_tensor(s, q, k, v, lens, score):
-    return reversed(score) + 1
+case("reversed_tensor", lambda s, q, k, v, lens, score: reversed(score) + 1)
 
 
 @case
@@ -390,14 +360,8 @@ def tensors_as_dictionary_keys(s, q, k, v, lens, score):
     return q * names[q] + len({q, k, v})
 
 
-@case
-def pickled_for_a_peer(s, q, k, v, lens, score):
-    return q * (2 if pickle.dumps(lens) else 3)
-
-
-@case
-def named_tuple_returned(s, q, k, v, lens, score):
-    return Scored(q * 2, score.sum())
+case("pickled_for_a_peer", lambda s, q, k, v, lens, score: q * (2 if pickle.dumps(lens) else 3))
+case("named_tuple_returned", lambda s, q, k, v, lens, score: Scored(q * 2, score.sum()))
 
 
 @case
@@ -411,9 +375,7 @@ def step_number_returned(s, q, k, v, lens, score):
     return q * 2, s.calls
 
 
-@case
-def python_float_returned(s, q, k, v, lens, score):
-    return q * 2, float(score.mean())
+case("python_float_returned", lambda s, q, k, v, lens, score: (q * 2, float(score.mean())))
 
 
 @case

@@ -117,9 +117,7 @@ def top_k_of_each_request(s, q, k, v, lens, score):
     return score.masked_fill(score < floor, float("-inf")).softmax(-1)
 
 
-@case
-def top_k_widest_request(s, q, k, v, lens, score):
-    return score.topk(s.top_k.max()).values.sum(-1)
+case("top_k_widest_request", lambda s, q, k, v, lens, score: score.topk(s.top_k.max()).values.sum(-1))
 
 
 @case

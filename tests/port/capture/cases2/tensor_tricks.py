@@ -50,9 +50,7 @@ def strided_relative_shift(s, q, k, v, lens, score):
     return wide.flatten()[:32].as_strided((4, 4), (7, 1), 3) * 2
 
 
-@case
-def strided_offset_from_length(s, q, k, v, lens, score):
-    return score.as_strided((8,), (1,), int(lens[0]))
+case("strided_offset_from_length", lambda s, q, k, v, lens, score: score.as_strided((8,), (1,), int(lens[0])))
 
 
 @case
@@ -67,9 +65,7 @@ def rolled_by_step(s, q, k, v, lens, score):
     return score.roll(s.calls, -1)
 
 
-@case
-def rolled_by_length(s, q, k, v, lens, score):
-    return torch.roll(score, lens[0], -1)
+case("rolled_by_length", lambda s, q, k, v, lens, score: torch.roll(score, lens[0], -1))
 
 
 @case
@@ -131,9 +127,7 @@ def bounds_from_host_lengths(s, q, k, v, lens, score):
     return F.pad(score, [first, second]).split([first + 8, S + second - 8], 1)[1] * 2
 
 
-@case
-def leaky_slope_from_tensor(s, q, k, v, lens, score):
-    return F.leaky_relu(q, lens[0] / 100)
+case("leaky_slope_from_tensor", lambda s, q, k, v, lens, score: F.leaky_relu(q, lens[0] / 100))
 
 
 @case
@@ -195,29 +189,11 @@ def saved_to_memory(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def scripted_elementwise(s, q, k, v, lens, score):
-    return scripted_gate(q, v[:, :, :1])
-
-
-@case
-def scripted_with_a_read(s, q, k, v, lens, score):
-    return scripted_slice(score, lens)
-
-
-@case
-def custom_operator_of_numbers(s, q, k, v, lens, score):
-    return custom_scaled(q, D**-0.5)
-
-
-@case
-def custom_operator_with_a_read(s, q, k, v, lens, score):
-    return custom_clipped(q, score)
-
-
-@case
-def pseudo_inverse(s, q, k, v, lens, score):
-    return q @ torch.linalg.pinv(s.w + k[0, 0, :D])
+case("scripted_elementwise", lambda s, q, k, v, lens, score: scripted_gate(q, v[:, :, :1]))
+case("scripted_with_a_read", lambda s, q, k, v, lens, score: scripted_slice(score, lens))
+case("custom_operator_of_numbers", lambda s, q, k, v, lens, score: custom_scaled(q, D**-0.5))
+case("custom_operator_with_a_read", lambda s, q, k, v, lens, score: custom_clipped(q, score))
+case("pseudo_inverse", lambda s, q, k, v, lens, score: q @ torch.linalg.pinv(s.w + k[0, 0, :D]))
 
 
 @case

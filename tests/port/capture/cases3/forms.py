@@ -47,9 +47,7 @@ class Output:
     more: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
 
-@case
-def out_of_add(s, q, k, v, lens, score):
-    return torch.add(q, 1, out=s.out)
+case("out_of_add", lambda s, q, k, v, lens, score: torch.add(q, 1, out=s.out))
 
 
 @case
@@ -102,9 +100,7 @@ def form_partial_and_lambda(s, q, k, v, lens, score):
     return (lambda x: step(x, max=1))(q)
 
 
-@case
-def form_reduce_and_map(s, q, k, v, lens, score):
-    return functools.reduce(torch.add, map(torch.relu, q.unbind(1)))
+case("form_reduce_and_map", lambda s, q, k, v, lens, score: functools.reduce(torch.add, map(torch.relu, q.unbind(1))))
 
 
 @case
@@ -137,14 +133,8 @@ def form_pre_hook_reads_value(s, q, k, v, lens, score):
         handle.remove()
 
 
-@case
-def form_module_counter_unused(s, q, k, v, lens, score):
-    return s.gain(q, bias=score[0, :D])
-
-
-@case
-def form_module_counter_used(s, q, k, v, lens, score):
-    return s.gain(q) / s.gain.calls
+case("form_module_counter_unused", lambda s, q, k, v, lens, score: s.gain(q, bias=score[0, :D]))
+case("form_module_counter_used", lambda s, q, k, v, lens, score: s.gain(q) / s.gain.calls)
 
 
 @case
@@ -225,24 +215,10 @@ def form_inference_mode_decorated(s, q, k, v, lens, score):
     return inner(q)
 
 
-@case
-def form_gradient_enabled_asked(s, q, k, v, lens, score):
-    return q * (2 if torch.is_grad_enabled() else 3)
-
-
-@case
-def form_functional_transform(s, q, k, v, lens, score):
-    return torch.func.vmap(lambda row: row / row.norm())(score)
-
-
-@case
-def form_gradient_transform(s, q, k, v, lens, score):
-    return torch.func.grad(lambda x: (x @ s.w).square().sum())(q)
-
-
-@case
-def form_jacobian(s, q, k, v, lens, score):
-    return torch.func.jacrev(lambda x: (x * x).cumsum(0))(score[0, :4])
+case("form_gradient_enabled_asked", lambda s, q, k, v, lens, score: q * (2 if torch.is_grad_enabled() else 3))
+case("form_functional_transform", lambda s, q, k, v, lens, score: torch.func.vmap(lambda row: row / row.norm())(score))
+case("form_gradient_transform", lambda s, q, k, v, lens, score: torch.func.grad(lambda x: (x @ s.w).square().sum())(q))
+case("form_jacobian", lambda s, q, k, v, lens, score: torch.func.jacrev(lambda x: (x * x).cumsum(0))(score[0, :4]))
 
 
 @case
@@ -255,29 +231,11 @@ def form_numbers_from_shape(s, q, k, v, lens, score):
     return q / math.sqrt(q.shape[-1]) * math.prod(k.shape) / k.numel() + len(score)
 
 
-@case
-def form_max_of_two_tensors(s, q, k, v, lens, score):
-    return max(q.sum(), k.sum()) + q
-
-
-@case
-def form_sum_of_list(s, q, k, v, lens, score):
-    return sum([q, q * 2, q * 3])
-
-
-@case
-def form_sorted_by_key(s, q, k, v, lens, score):
-    return sorted([q, q * 2], key=lambda t: t.norm())[0]
-
-
-@case
-def form_ternary_on_shape(s, q, k, v, lens, score):
-    return q * 2 if k.size(2) > 32 else q
-
-
-@case
-def form_ternary_on_value(s, q, k, v, lens, score):
-    return q * 2 if lens[0] > 32 else q
+case("form_max_of_two_tensors", lambda s, q, k, v, lens, score: max(q.sum(), k.sum()) + q)
+case("form_sum_of_list", lambda s, q, k, v, lens, score: sum([q, q * 2, q * 3]))
+case("form_sorted_by_key", lambda s, q, k, v, lens, score: sorted([q, q * 2], key=lambda t: t.norm())[0])
+case("form_ternary_on_shape", lambda s, q, k, v, lens, score: q * 2 if k.size(2) > 32 else q)
+case("form_ternary_on_value", lambda s, q, k, v, lens, score: q * 2 if lens[0] > 32 else q)
 
 
 @case
@@ -292,9 +250,7 @@ def form_assert_async(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def form_enumerate_rows(s, q, k, v, lens, score):
-    return torch.stack([row * i for i, row in enumerate(score)])
+case("form_enumerate_rows", lambda s, q, k, v, lens, score: torch.stack([row * i for i, row in enumerate(score)]))
 
 
 @case
@@ -319,9 +275,7 @@ def form_hash_and_id(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def form_tensor_in_list(s, q, k, v, lens, score):
-    return q * (2 if any(t is q for t in [k, v, q]) else 3)
+case("form_tensor_in_list", lambda s, q, k, v, lens, score: q * (2 if any(t is q for t in [k, v, q]) else 3))
 
 
 @case
@@ -332,9 +286,7 @@ def form_subclass_of_tensor(s, q, k, v, lens, score):
     return q.as_subclass(Named).mul(2).as_subclass(torch.Tensor)
 
 
-@case
-def form_parameter_made_inside(s, q, k, v, lens, score):
-    return nn.Parameter(q.clone(), requires_grad=False) * 2
+case("form_parameter_made_inside", lambda s, q, k, v, lens, score: nn.Parameter(q.clone(), requires_grad=False) * 2)
 
 
 @case
@@ -342,14 +294,8 @@ def form_tensor_type_asked(s, q, k, v, lens, score):
     return q * (2 if q.type() == "torch.cuda.FloatTensor" and isinstance(q, torch.Tensor) else 3)
 
 
-@case
-def form_legacy_constructor(s, q, k, v, lens, score):
-    return q + torch.cuda.FloatTensor(D).zero_()
-
-
-@case
-def form_legacy_constructor_of_list(s, q, k, v, lens, score):
-    return q + torch.cuda.FloatTensor([1.0] * D)
+case("form_legacy_constructor", lambda s, q, k, v, lens, score: q + torch.cuda.FloatTensor(D).zero_())
+case("form_legacy_constructor_of_list", lambda s, q, k, v, lens, score: q + torch.cuda.FloatTensor([1.0] * D))
 
 
 @case
@@ -374,9 +320,7 @@ def form_deterministic_asked(s, q, k, v, lens, score):
     return q * (2 if torch.are_deterministic_algorithms_enabled() else 3)
 
 
-@case
-def form_sync_debug_mode(s, q, k, v, lens, score):
-    return q * (torch.cuda.get_sync_debug_mode() + 1)
+case("form_sync_debug_mode", lambda s, q, k, v, lens, score: q * (torch.cuda.get_sync_debug_mode() + 1))
 
 
 @case

@@ -95,9 +95,7 @@ def pinned_expanded(s, q, k, v, lens, score):
     return q.sum() + s.pinned[:1].expand(8).to(q.device, non_blocking=True)
 
 
-@case
-def pinned_download_non_blocking_fresh(s, q, k, v, lens, score):
-    return q * 2, score.to("cpu", non_blocking=True)
+case("pinned_download_non_blocking_fresh", lambda s, q, k, v, lens, score: (q * 2, score.to("cpu", non_blocking=True)))
 
 
 @case
@@ -106,14 +104,8 @@ def pinned_download_into_kept(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def host_number_factor(s, q, k, v, lens, score):
-    return q * torch.tensor(3.0) + torch.tensor(2)
-
-
-@case
-def host_number_in_where(s, q, k, v, lens, score):
-    return torch.where(score > 0, score, torch.tensor(0.0))
+case("host_number_factor", lambda s, q, k, v, lens, score: q * torch.tensor(3.0) + torch.tensor(2))
+case("host_number_in_where", lambda s, q, k, v, lens, score: torch.where(score > 0, score, torch.tensor(0.0)))
 
 
 @case
@@ -121,39 +113,13 @@ def host_number_both_in_where(s, q, k, v, lens, score):
     return torch.where(score > 0, torch.tensor(1.0), torch.tensor(0.0))
 
 
-@case
-def host_number_in_where_numbers(s, q, k, v, lens, score):
-    return torch.where(score > 0, 1.0, 0.0)
-
-
-@case
-def host_number_clamp(s, q, k, v, lens, score):
-    return torch.clamp(score, max=torch.tensor(1.0))
-
-
-@case
-def host_number_minimum(s, q, k, v, lens, score):
-    return torch.minimum(score, torch.tensor(1.0))
-
-
-@case
-def host_number_lerp(s, q, k, v, lens, score):
-    return torch.lerp(score, score * 2, torch.tensor(0.5))
-
-
-@case
-def host_number_addcmul(s, q, k, v, lens, score):
-    return torch.addcmul(score, score, torch.tensor(2.0))
-
-
-@case
-def host_number_masked_fill(s, q, k, v, lens, score):
-    return score.masked_fill(score > 0, torch.tensor(2.0))
-
-
-@case
-def host_number_index_fill(s, q, k, v, lens, score):
-    return score.index_fill(1, lens, torch.tensor(2.0))
+case("host_number_in_where_numbers", lambda s, q, k, v, lens, score: torch.where(score > 0, 1.0, 0.0))
+case("host_number_clamp", lambda s, q, k, v, lens, score: torch.clamp(score, max=torch.tensor(1.0)))
+case("host_number_minimum", lambda s, q, k, v, lens, score: torch.minimum(score, torch.tensor(1.0)))
+case("host_number_lerp", lambda s, q, k, v, lens, score: torch.lerp(score, score * 2, torch.tensor(0.5)))
+case("host_number_addcmul", lambda s, q, k, v, lens, score: torch.addcmul(score, score, torch.tensor(2.0)))
+case("host_number_masked_fill", lambda s, q, k, v, lens, score: score.masked_fill(score > 0, torch.tensor(2.0)))
+case("host_number_index_fill", lambda s, q, k, v, lens, score: score.index_fill(1, lens, torch.tensor(2.0)))
 
 
 @case
@@ -161,19 +127,9 @@ def host_number_index_add(s, q, k, v, lens, score):
     return score[0].index_add(0, lens, score[0, :2] * torch.tensor(2.0))
 
 
-@case
-def host_number_scatter(s, q, k, v, lens, score):
-    return score.scatter(1, lens.view(B, 1), 2.0)
-
-
-@case
-def host_number_out_of_comparison(s, q, k, v, lens, score):
-    return score * (score > torch.tensor(0.1))
-
-
-@case
-def host_number_pow(s, q, k, v, lens, score):
-    return torch.tensor(2.0) ** score + score ** torch.tensor(2.0)
+case("host_number_scatter", lambda s, q, k, v, lens, score: score.scatter(1, lens.view(B, 1), 2.0))
+case("host_number_out_of_comparison", lambda s, q, k, v, lens, score: score * (score > torch.tensor(0.1)))
+case("host_number_pow", lambda s, q, k, v, lens, score: torch.tensor(2.0) ** score + score ** torch.tensor(2.0))
 
 
 @case
@@ -212,34 +168,12 @@ def host_number_put_by_mask_device_value(s, q, k, v, lens, score):
     return out
 
 
-@case
-def host_mask_on_host_lengths(s, q, k, v, lens, score):
-    return q * int(s.host_lens[s.host_lens > 3].sum())
-
-
-@case
-def host_mask_indexes_device(s, q, k, v, lens, score):
-    return k[:, :, torch.arange(S) < 10].sum(2)
-
-
-@case
-def host_index_indexes_device(s, q, k, v, lens, score):
-    return k[:, :, torch.tensor([1, 2])].sum(2)
-
-
-@case
-def host_zero_dim_index(s, q, k, v, lens, score):
-    return k[:, :, torch.tensor(3)]
-
-
-@case
-def host_index_by_numpy_int(s, q, k, v, lens, score):
-    return k[:, :, numpy.int64(3)]
-
-
-@case
-def host_index_select(s, q, k, v, lens, score):
-    return k.index_select(2, torch.tensor([1, 2], device=q.device))
+case("host_mask_on_host_lengths", lambda s, q, k, v, lens, score: q * int(s.host_lens[s.host_lens > 3].sum()))
+case("host_mask_indexes_device", lambda s, q, k, v, lens, score: k[:, :, torch.arange(S) < 10].sum(2))
+case("host_index_indexes_device", lambda s, q, k, v, lens, score: k[:, :, torch.tensor([1, 2])].sum(2))
+case("host_zero_dim_index", lambda s, q, k, v, lens, score: k[:, :, torch.tensor(3)])
+case("host_index_by_numpy_int", lambda s, q, k, v, lens, score: k[:, :, numpy.int64(3)])
+case("host_index_select", lambda s, q, k, v, lens, score: k.index_select(2, torch.tensor([1, 2], device=q.device)))
 
 
 @case
@@ -253,14 +187,8 @@ def storage_size_asked(s, q, k, v, lens, score):
     return q * (k.untyped_storage().nbytes() // 1024 + k.untyped_storage().size() // 4096)
 
 
-@case
-def storage_element_read(s, q, k, v, lens, score):
-    return q * s.buf.untyped_storage()[0]
-
-
-@case
-def storage_tolist(s, q, k, v, lens, score):
-    return q * len(s.buf.untyped_storage().tolist())
+case("storage_element_read", lambda s, q, k, v, lens, score: q * s.buf.untyped_storage()[0])
+case("storage_tolist", lambda s, q, k, v, lens, score: q * len(s.buf.untyped_storage().tolist()))
 
 
 @case
@@ -281,9 +209,7 @@ def storage_filled(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
-def dlpack_round_trip(s, q, k, v, lens, score):
-    return torch.from_dlpack(q.contiguous()) * 2
+case("dlpack_round_trip", lambda s, q, k, v, lens, score: torch.from_dlpack(q.contiguous()) * 2)
 
 
 @case
@@ -317,14 +243,8 @@ def numpy_asarray_of_device(s, q, k, v, lens, score):
     return q
 
 
-@case
-def numpy_forced(s, q, k, v, lens, score):
-    return q * float(score.numpy(force=True).max())
-
-
-@case
-def numpy_ufunc_of_host(s, q, k, v, lens, score):
-    return q * float(numpy.sqrt(s.host_row).sum())
+case("numpy_forced", lambda s, q, k, v, lens, score: q * float(score.numpy(force=True).max()))
+case("numpy_ufunc_of_host", lambda s, q, k, v, lens, score: q * float(numpy.sqrt(s.host_row).sum()))
 
 
 @case
@@ -332,9 +252,7 @@ def numpy_row_uploaded(s, q, k, v, lens, score):
     return q + torch.as_tensor(numpy.ones(D, dtype=numpy.float32), device=q.device)
 
 
-@case
-def numpy_scalar_factor(s, q, k, v, lens, score):
-    return q * numpy.float32(2.5)
+case("numpy_scalar_factor", lambda s, q, k, v, lens, score: q * numpy.float32(2.5))
 
 
 @case
@@ -358,9 +276,7 @@ def loaded_onto_device(s, q, k, v, lens, score):
     return q + torch.load(file, map_location="cuda").sum()
 
 
-@case
-def shared_memory_asked(s, q, k, v, lens, score):
-    return q * (2 if q.is_shared() else 3)
+case("shared_memory_asked", lambda s, q, k, v, lens, score: q * (2 if q.is_shared() else 3))
 
 
 @case
@@ -368,39 +284,13 @@ def uploaded_zero_elements(s, q, k, v, lens, score):
     return torch.cat([q.flatten(), torch.tensor([], device=q.device)])
 
 
-@case
-def uploaded_scalar_item_one(s, q, k, v, lens, score):
-    return q * torch.scalar_tensor(2.0, device=q.device)
-
-
-@case
-def uploaded_scalar_tensor(s, q, k, v, lens, score):
-    return q * torch.tensor(2.0, device=q.device)
-
-
-@case
-def uploaded_new_full(s, q, k, v, lens, score):
-    return q * q.new_full((D,), 2.0) + q.new_ones(1)
-
-
-@case
-def uploaded_new_tensor(s, q, k, v, lens, score):
-    return q * q.new_tensor([2.0])
-
-
-@case
-def uploaded_asarray(s, q, k, v, lens, score):
-    return q * torch.asarray([2.0], device=q.device)
-
-
-@case
-def uploaded_by_type(s, q, k, v, lens, score):
-    return q * s.host_row.type_as(q).sum()
-
-
-@case
-def uploaded_by_to_other(s, q, k, v, lens, score):
-    return q * s.host_row.to(q).sum()
+case("uploaded_scalar_item_one", lambda s, q, k, v, lens, score: q * torch.scalar_tensor(2.0, device=q.device))
+case("uploaded_scalar_tensor", lambda s, q, k, v, lens, score: q * torch.tensor(2.0, device=q.device))
+case("uploaded_new_full", lambda s, q, k, v, lens, score: q * q.new_full((D,), 2.0) + q.new_ones(1))
+case("uploaded_new_tensor", lambda s, q, k, v, lens, score: q * q.new_tensor([2.0]))
+case("uploaded_asarray", lambda s, q, k, v, lens, score: q * torch.asarray([2.0], device=q.device))
+case("uploaded_by_type", lambda s, q, k, v, lens, score: q * s.host_row.type_as(q).sum())
+case("uploaded_by_to_other", lambda s, q, k, v, lens, score: q * s.host_row.to(q).sum())
 
 
 @case

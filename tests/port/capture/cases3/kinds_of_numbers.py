@@ -46,9 +46,7 @@ def number_fp8_round_trip(s, q, k, v, lens, score):
     return k.to(torch.float8_e5m2).to(torch.float16) + k.to(torch.float8_e4m3fn).half()
 
 
-@case
-def number_int_mm(s, q, k, v, lens, score):
-    return torch._int_mm((k[0, 0] * 10).to(torch.int8), s.w8)
+case("number_int_mm", lambda s, q, k, v, lens, score: torch._int_mm((k[0, 0] * 10).to(torch.int8), s.w8))
 
 
 @case
@@ -70,9 +68,7 @@ def number_complex_reductions(s, q, k, v, lens, score):
     return z.abs().sum() + z.angle().mean() + (z * z.conj()).real.sum() + z.sum().imag
 
 
-@case
-def number_double(s, q, k, v, lens, score):
-    return (k.double() @ v.double().transpose(-1, -2)).float()
+case("number_double", lambda s, q, k, v, lens, score: (k.double() @ v.double().transpose(-1, -2)).float())
 
 
 @case
@@ -87,9 +83,7 @@ def number_bool_sums(s, q, k, v, lens, score):
     return hit.sum(-1) + hit.any(-1) + hit.all(-1) + hit.float().mean(-1) + torch.count_nonzero(hit, dim=-1)
 
 
-@case
-def number_count_nonzero_all(s, q, k, v, lens, score):
-    return q * torch.count_nonzero(score)
+case("number_count_nonzero_all", lambda s, q, k, v, lens, score: q * torch.count_nonzero(score))
 
 
 @case
@@ -109,29 +103,11 @@ def number_integer_division(s, q, k, v, lens, score):
     )
 
 
-@case
-def algebra_inv_ex(s, q, k, v, lens, score):
-    return torch.linalg.inv_ex(s.spd + score[0, 0].abs())[0]
-
-
-@case
-def algebra_inv(s, q, k, v, lens, score):
-    return torch.linalg.inv(s.spd + score[0, 0].abs())
-
-
-@case
-def algebra_cholesky_ex(s, q, k, v, lens, score):
-    return torch.linalg.cholesky_ex(s.spd + score[0, 0].abs())[0]
-
-
-@case
-def algebra_solve_ex(s, q, k, v, lens, score):
-    return torch.linalg.solve_ex(s.spd, q[0, 0, 0])[0]
-
-
-@case
-def algebra_lu_factor_ex(s, q, k, v, lens, score):
-    return torch.linalg.lu_factor_ex(s.spd + score[0, 0])[0]
+case("algebra_inv_ex", lambda s, q, k, v, lens, score: torch.linalg.inv_ex(s.spd + score[0, 0].abs())[0])
+case("algebra_inv", lambda s, q, k, v, lens, score: torch.linalg.inv(s.spd + score[0, 0].abs()))
+case("algebra_cholesky_ex", lambda s, q, k, v, lens, score: torch.linalg.cholesky_ex(s.spd + score[0, 0].abs())[0])
+case("algebra_solve_ex", lambda s, q, k, v, lens, score: torch.linalg.solve_ex(s.spd, q[0, 0, 0])[0])
+case("algebra_lu_factor_ex", lambda s, q, k, v, lens, score: torch.linalg.lu_factor_ex(s.spd + score[0, 0])[0])
 
 
 @case
@@ -140,44 +116,14 @@ def algebra_lu_solve(s, q, k, v, lens, score):
     return torch.linalg.lu_solve(factor, pivots, k[0, 0].T)
 
 
-@case
-def algebra_qr(s, q, k, v, lens, score):
-    return torch.linalg.qr(k[0, 0])[1]
-
-
-@case
-def algebra_eigh(s, q, k, v, lens, score):
-    return torch.linalg.eigh(s.spd)[0]
-
-
-@case
-def algebra_eigvalsh(s, q, k, v, lens, score):
-    return torch.linalg.eigvalsh(s.spd) + score[0, 0]
-
-
-@case
-def algebra_svdvals(s, q, k, v, lens, score):
-    return torch.linalg.svdvals(k[0, 0])
-
-
-@case
-def algebra_rank(s, q, k, v, lens, score):
-    return q * torch.linalg.matrix_rank(k[0, 0])
-
-
-@case
-def algebra_det(s, q, k, v, lens, score):
-    return torch.linalg.det(k[:, 0, :8, :8]) + torch.logdet(s.spd)
-
-
-@case
-def algebra_cond(s, q, k, v, lens, score):
-    return torch.linalg.cond(s.spd + score[0, 0].abs())
-
-
-@case
-def algebra_cond_one(s, q, k, v, lens, score):
-    return torch.linalg.cond(s.spd + score[0, 0].abs(), 1)
+case("algebra_qr", lambda s, q, k, v, lens, score: torch.linalg.qr(k[0, 0])[1])
+case("algebra_eigh", lambda s, q, k, v, lens, score: torch.linalg.eigh(s.spd)[0])
+case("algebra_eigvalsh", lambda s, q, k, v, lens, score: torch.linalg.eigvalsh(s.spd) + score[0, 0])
+case("algebra_svdvals", lambda s, q, k, v, lens, score: torch.linalg.svdvals(k[0, 0]))
+case("algebra_rank", lambda s, q, k, v, lens, score: q * torch.linalg.matrix_rank(k[0, 0]))
+case("algebra_det", lambda s, q, k, v, lens, score: torch.linalg.det(k[:, 0, :8, :8]) + torch.logdet(s.spd))
+case("algebra_cond", lambda s, q, k, v, lens, score: torch.linalg.cond(s.spd + score[0, 0].abs()))
+case("algebra_cond_one", lambda s, q, k, v, lens, score: torch.linalg.cond(s.spd + score[0, 0].abs(), 1))
 
 
 @case
@@ -185,9 +131,7 @@ def algebra_norms(s, q, k, v, lens, score):
     return torch.linalg.vector_norm(k, dim=-1).sum() + torch.linalg.matrix_norm(k).sum() + k.norm(p=1)
 
 
-@case
-def algebra_matrix_two_norm(s, q, k, v, lens, score):
-    return torch.linalg.matrix_norm(k[0, 0], 2)
+case("algebra_matrix_two_norm", lambda s, q, k, v, lens, score: torch.linalg.matrix_norm(k[0, 0], 2))
 
 
 @case
@@ -211,9 +155,7 @@ def algebra_multi_dot(s, q, k, v, lens, score):
     return torch.linalg.multi_dot([k[0, 0], s.w, s.w]) + torch.chain_matmul(k[0, 0], s.w)
 
 
-@case
-def algebra_ldl(s, q, k, v, lens, score):
-    return torch.linalg.ldl_factor_ex(s.spd)[0]
+case("algebra_ldl", lambda s, q, k, v, lens, score: torch.linalg.ldl_factor_ex(s.spd)[0])
 
 
 @case
@@ -225,9 +167,7 @@ def algebra_kron_and_trace(s, q, k, v, lens, score):
     )
 
 
-@case
-def reduced_quantile(s, q, k, v, lens, score):
-    return torch.quantile(score, 0.9, dim=-1)
+case("reduced_quantile", lambda s, q, k, v, lens, score: torch.quantile(score, 0.9, dim=-1))
 
 
 @case
@@ -235,29 +175,11 @@ def reduced_quantile_list(s, q, k, v, lens, score):
     return torch.quantile(score, torch.tensor([0.1, 0.9], device=q.device), dim=-1)
 
 
-@case
-def reduced_nanquantile(s, q, k, v, lens, score):
-    return torch.nanquantile(score, 0.5)
-
-
-@case
-def reduced_histogram(s, q, k, v, lens, score):
-    return torch.histc(score, 10, -3, 3)
-
-
-@case
-def reduced_histogram_free_range(s, q, k, v, lens, score):
-    return torch.histc(score, 10)
-
-
-@case
-def reduced_bincount_minlength(s, q, k, v, lens, score):
-    return torch.bincount(lens, minlength=S)
-
-
-@case
-def reduced_unique(s, q, k, v, lens, score):
-    return q * torch.unique(lens).numel()
+case("reduced_nanquantile", lambda s, q, k, v, lens, score: torch.nanquantile(score, 0.5))
+case("reduced_histogram", lambda s, q, k, v, lens, score: torch.histc(score, 10, -3, 3))
+case("reduced_histogram_free_range", lambda s, q, k, v, lens, score: torch.histc(score, 10))
+case("reduced_bincount_minlength", lambda s, q, k, v, lens, score: torch.bincount(lens, minlength=S))
+case("reduced_unique", lambda s, q, k, v, lens, score: q * torch.unique(lens).numel())
 
 
 @case
@@ -266,9 +188,7 @@ def reduced_topk_sort(s, q, k, v, lens, score):
     return values + score.sort(-1)[0][:, :8] + score.argsort(-1)[:, :8] + where + score.msort()[:, :8]
 
 
-@case
-def reduced_sort_long(s, q, k, v, lens, score):
-    return k.flatten().sort()[0] + k.flatten().argsort(stable=True)
+case("reduced_sort_long", lambda s, q, k, v, lens, score: k.flatten().sort()[0] + k.flatten().argsort(stable=True))
 
 
 @case
@@ -287,29 +207,11 @@ def reduced_cumulative(s, q, k, v, lens, score):
     )
 
 
-@case
-def reduced_argwhere(s, q, k, v, lens, score):
-    return q + torch.argwhere(score > 0).sum()
-
-
-@case
-def reduced_where_one_argument(s, q, k, v, lens, score):
-    return q + torch.where(score > 0)[0].sum()
-
-
-@case
-def reduced_nonzero_static(s, q, k, v, lens, score):
-    return q + torch.nonzero_static(score > 0, size=10).sum()
-
-
-@case
-def reduced_masked_select(s, q, k, v, lens, score):
-    return q + score.masked_select(score > 0).sum()
-
-
-@case
-def reduced_masked_scatter(s, q, k, v, lens, score):
-    return score.masked_scatter(score > 0, score.abs())
+case("reduced_argwhere", lambda s, q, k, v, lens, score: q + torch.argwhere(score > 0).sum())
+case("reduced_where_one_argument", lambda s, q, k, v, lens, score: q + torch.where(score > 0)[0].sum())
+case("reduced_nonzero_static", lambda s, q, k, v, lens, score: q + torch.nonzero_static(score > 0, size=10).sum())
+case("reduced_masked_select", lambda s, q, k, v, lens, score: q + score.masked_select(score > 0).sum())
+case("reduced_masked_scatter", lambda s, q, k, v, lens, score: score.masked_scatter(score > 0, score.abs()))
 
 
 @case
@@ -335,9 +237,7 @@ def reduced_bucketize(s, q, k, v, lens, score):
     return torch.bucketize(score, edges) + torch.searchsorted(edges, score, right=True) + torch.bucketize(0.3, edges)
 
 
-@case
-def reduced_multinomial(s, q, k, v, lens, score):
-    return torch.multinomial(score.softmax(-1), 1).shape[0] * q
+case("reduced_multinomial", lambda s, q, k, v, lens, score: torch.multinomial(score.softmax(-1), 1).shape[0] * q)
 
 
 @case
@@ -357,14 +257,8 @@ def reduced_distribution_unchecked(s, q, k, v, lens, score):
     return chosen.log_prob(lens) + chosen.entropy()
 
 
-@case
-def reduced_randperm(s, q, k, v, lens, score):
-    return q * torch.randperm(8, device=q.device).shape[0]
-
-
-@case
-def reduced_bernoulli(s, q, k, v, lens, score):
-    return q * torch.bernoulli(score.sigmoid()).shape[0]
+case("reduced_randperm", lambda s, q, k, v, lens, score: q * torch.randperm(8, device=q.device).shape[0])
+case("reduced_bernoulli", lambda s, q, k, v, lens, score: q * torch.bernoulli(score.sigmoid()).shape[0])
 
 
 @case

@@ -53,9 +53,7 @@ def layer_attention_padding(s, q, k, v, lens, score):
     return s.nn["attention"](q[:, 0], k[:, 0], v[:, 0], key_padding_mask=padded, need_weights=False)[0]
 
 
-@case
-def layer_encoder_eval(s, q, k, v, lens, score):
-    return s.nn["encoder"](k[:, 0])
+case("layer_encoder_eval", lambda s, q, k, v, lens, score: s.nn["encoder"](k[:, 0]))
 
 
 @case
@@ -90,24 +88,10 @@ def layer_encoder_causality_detected(s, q, k, v, lens, score):
     return stack(k[:, 0], mask=mask)
 
 
-@case
-def layer_decoder(s, q, k, v, lens, score):
-    return s.nn["decoder"](q[:, 0], k[:, 0])
-
-
-@case
-def layer_lstm(s, q, k, v, lens, score):
-    return s.nn["lstm"](k[:, 0])[0]
-
-
-@case
-def layer_gru(s, q, k, v, lens, score):
-    return s.nn["gru"](k[:, 0, :8])
-
-
-@case
-def layer_rnn(s, q, k, v, lens, score):
-    return s.nn["rnn"](k[:, 0, :8])[1]
+case("layer_decoder", lambda s, q, k, v, lens, score: s.nn["decoder"](q[:, 0], k[:, 0]))
+case("layer_lstm", lambda s, q, k, v, lens, score: s.nn["lstm"](k[:, 0])[0])
+case("layer_gru", lambda s, q, k, v, lens, score: s.nn["gru"](k[:, 0, :8]))
+case("layer_rnn", lambda s, q, k, v, lens, score: s.nn["rnn"](k[:, 0, :8])[1])
 
 
 @case
@@ -118,9 +102,7 @@ def layer_lstm_cell_loop(s, q, k, v, lens, score):
     return state[0]
 
 
-@case
-def layer_conv1d(s, q, k, v, lens, score):
-    return s.nn["conv"](k[:, 0].transpose(1, 2))
+case("layer_conv1d", lambda s, q, k, v, lens, score: s.nn["conv"](k[:, 0].transpose(1, 2)))
 
 
 @case
@@ -128,24 +110,10 @@ def layer_conv2d_and_pool(s, q, k, v, lens, score):
     return functional.max_pool2d(functional.relu(s.nn["conv2d"](k)), 2)
 
 
-@case
-def layer_conv_transposed(s, q, k, v, lens, score):
-    return s.nn["up"](k)
-
-
-@case
-def layer_norms(s, q, k, v, lens, score):
-    return s.nn["group"](k) + s.nn["instance"](k)
-
-
-@case
-def layer_batch_norm_eval(s, q, k, v, lens, score):
-    return s.nn["batch"](k[:, 0].transpose(1, 2))
-
-
-@case
-def layer_embedding_bag(s, q, k, v, lens, score):
-    return s.nn["bag"](lens.view(B, 1).expand(B, 3).contiguous())
+case("layer_conv_transposed", lambda s, q, k, v, lens, score: s.nn["up"](k))
+case("layer_norms", lambda s, q, k, v, lens, score: s.nn["group"](k) + s.nn["instance"](k))
+case("layer_batch_norm_eval", lambda s, q, k, v, lens, score: s.nn["batch"](k[:, 0].transpose(1, 2)))
+case("layer_embedding_bag", lambda s, q, k, v, lens, score: s.nn["bag"](lens.view(B, 1).expand(B, 3).contiguous()))
 
 
 @case
@@ -158,9 +126,7 @@ def layer_embedding_bag_kept_offsets(s, q, k, v, lens, score):
     return s.nn["bag"](torch.cat([lens, lens]), torch.arange(0, 4, 2, device=q.device))
 
 
-@case
-def layer_embedding_padded(s, q, k, v, lens, score):
-    return s.nn["padded"](lens)
+case("layer_embedding_padded", lambda s, q, k, v, lens, score: s.nn["padded"](lens))
 
 
 @case
@@ -169,24 +135,10 @@ def layer_embedding_normed(s, q, k, v, lens, score):
         return s.nn["normed"](lens)
 
 
-@case
-def layer_adaptive_softmax(s, q, k, v, lens, score):
-    return s.nn["adaptive"](q[:, 0, 0], lens).loss
-
-
-@case
-def layer_adaptive_log_prob(s, q, k, v, lens, score):
-    return s.nn["adaptive"].log_prob(q[:, 0, 0])
-
-
-@case
-def layer_bilinear(s, q, k, v, lens, score):
-    return s.nn["bilinear"](q, q * 2)
-
-
-@case
-def layer_half_mlp(s, q, k, v, lens, score):
-    return s.half(q.half())
+case("layer_adaptive_softmax", lambda s, q, k, v, lens, score: s.nn["adaptive"](q[:, 0, 0], lens).loss)
+case("layer_adaptive_log_prob", lambda s, q, k, v, lens, score: s.nn["adaptive"].log_prob(q[:, 0, 0]))
+case("layer_bilinear", lambda s, q, k, v, lens, score: s.nn["bilinear"](q, q * 2))
+case("layer_half_mlp", lambda s, q, k, v, lens, score: s.half(q.half()))
 
 
 @case
@@ -282,9 +234,7 @@ def layer_label_smoothing(s, q, k, v, lens, score):
     return functional.cross_entropy(score, lens, label_smoothing=0.1, reduction="none")
 
 
-@case
-def layer_gumbel_hard(s, q, k, v, lens, score):
-    return functional.gumbel_softmax(score, hard=True).shape[0] * q
+case("layer_gumbel_hard", lambda s, q, k, v, lens, score: functional.gumbel_softmax(score, hard=True).shape[0] * q)
 
 
 @case

@@ -106,24 +106,10 @@ def finished_rows_masked(s, q, k, v, lens, score):
     return score.masked_fill(s.finished[:, None], float("-inf"))
 
 
-@case
-def host_scale_multiplied(s, q, k, v, lens, score):
-    return q * s.scale
-
-
-@case
-def host_scale_moved(s, q, k, v, lens, score):
-    return q * s.scale.to(q.device)
-
-
-@case
-def host_scale_in_where(s, q, k, v, lens, score):
-    return torch.where(score > 0, score, s.scale)
-
-
-@case
-def temperature_as_python_float(s, q, k, v, lens, score):
-    return (score / (0.7 + 0.1 * math.sin(1.0))).softmax(-1)
+case("host_scale_multiplied", lambda s, q, k, v, lens, score: q * s.scale)
+case("host_scale_moved", lambda s, q, k, v, lens, score: q * s.scale.to(q.device))
+case("host_scale_in_where", lambda s, q, k, v, lens, score: torch.where(score > 0, score, s.scale))
+case("temperature_as_python_float", lambda s, q, k, v, lens, score: (score / (0.7 + 0.1 * math.sin(1.0))).softmax(-1))
 
 
 @case
@@ -163,14 +149,8 @@ def slot_write_python_position(s, q, k, v, lens, score):
     return s.kv.sum((0, 1))
 
 
-@case
-def cu_seqlens_from_lengths(s, q, k, v, lens, score):
-    return F.pad(lens.cumsum(0), (1, 0)).to(torch.int32)
-
-
-@case
-def ragged_rows_packed(s, q, k, v, lens, score):
-    return torch.cat([score[row, : lens[row]] for row in range(B)])
+case("cu_seqlens_from_lengths", lambda s, q, k, v, lens, score: F.pad(lens.cumsum(0), (1, 0)).to(torch.int32))
+case("ragged_rows_packed", lambda s, q, k, v, lens, score: torch.cat([score[row, : lens[row]] for row in range(B)]))
 
 
 @case
@@ -190,9 +170,7 @@ def logits_bad_words(s, q, k, v, lens, score):
     return score
 
 
-@case
-def logits_bad_words_index_fill(s, q, k, v, lens, score):
-    return score.index_fill(1, s.draft[0], float("-inf"))
+case("logits_bad_words_index_fill", lambda s, q, k, v, lens, score: score.index_fill(1, s.draft[0], float("-inf")))
 
 
 @case
@@ -221,9 +199,7 @@ def min_p_filter_of_scores(s, q, k, v, lens, score):
     return score.masked_fill(probs < 0.1 * probs.amax(-1, keepdim=True), float("-inf"))
 
 
-@case
-def top_k_by_device_k(s, q, k, v, lens, score):
-    return score.topk(int(lens[0] % 4) + 1).values
+case("top_k_by_device_k", lambda s, q, k, v, lens, score: score.topk(int(lens[0] % 4) + 1).values)
 
 
 @case

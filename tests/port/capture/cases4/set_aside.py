@@ -49,9 +49,7 @@ def upload_under_device_context(s, q, k, v, lens, score):
     return q * scale
 
 
-@case
-def upload_numpy_as_tensor(s, q, k, v, lens, score):
-    return q * torch.as_tensor(s.numpy_row, device=q.device)
+case("upload_numpy_as_tensor", lambda s, q, k, v, lens, score: q * torch.as_tensor(s.numpy_row, device=q.device))
 
 
 @case
@@ -85,14 +83,8 @@ def upload_pinned_index_selected(s, q, k, v, lens, score):
     return q + s.pinned[torch.tensor([0, 2])].to(q.device, non_blocking=True).sum()
 
 
-@case
-def upload_like_another_tensor(s, q, k, v, lens, score):
-    return q @ s.host_matrix.to(q)
-
-
-@case
-def upload_type_as(s, q, k, v, lens, score):
-    return q + s.host_row.type_as(q).sum()
+case("upload_like_another_tensor", lambda s, q, k, v, lens, score: q @ s.host_matrix.to(q))
+case("upload_type_as", lambda s, q, k, v, lens, score: q + s.host_row.type_as(q).sum())
 
 
 @case
@@ -108,14 +100,8 @@ def upload_state_dict_of_layer(s, q, k, v, lens, score):
     return s.norm(q)
 
 
-@case
-def upload_one_element(s, q, k, v, lens, score):
-    return q * torch.ones(1).to(q.device)
-
-
-@case
-def upload_nothing(s, q, k, v, lens, score):
-    return torch.cat([q.flatten(), torch.ones(0).to(q.device)])
+case("upload_one_element", lambda s, q, k, v, lens, score: q * torch.ones(1).to(q.device))
+case("upload_nothing", lambda s, q, k, v, lens, score: torch.cat([q.flatten(), torch.ones(0).to(q.device)]))
 
 
 @case
@@ -146,14 +132,8 @@ def download_list_of_last(s, q, k, v, lens, score):
 # Solvers.
 
 
-@case
-def solver_inv(s, q, k, v, lens, score):
-    return q @ torch.linalg.inv(s.spd)
-
-
-@case
-def solver_inv_batched(s, q, k, v, lens, score):
-    return torch.linalg.inv(s.batch)
+case("solver_inv", lambda s, q, k, v, lens, score: q @ torch.linalg.inv(s.spd))
+case("solver_inv_batched", lambda s, q, k, v, lens, score: torch.linalg.inv(s.batch))
 
 
 @case
@@ -168,14 +148,8 @@ def solver_inv_ex_batched_of_inputs(s, q, k, v, lens, score):
     return torch.linalg.inv_ex(gram).inverse
 
 
-@case
-def solver_inverse_method(s, q, k, v, lens, score):
-    return s.spd.inverse() @ s.w
-
-
-@case
-def solver_slogdet(s, q, k, v, lens, score):
-    return torch.linalg.slogdet(s.batch).logabsdet
+case("solver_inverse_method", lambda s, q, k, v, lens, score: s.spd.inverse() @ s.w)
+case("solver_slogdet", lambda s, q, k, v, lens, score: torch.linalg.slogdet(s.batch).logabsdet)
 
 
 @case
@@ -184,32 +158,16 @@ def solver_cholesky_ex_then_solve(s, q, k, v, lens, score):
     return torch.cholesky_solve(s.w, low)
 
 
-@case
-def solver_solve_ex(s, q, k, v, lens, score):
-    return torch.linalg.solve_ex(s.spd, s.w).result
-
-
-@case
-def solver_tensorinv(s, q, k, v, lens, score):
-    return torch.linalg.tensorinv(s.spd.view(D, 4, 8), ind=1)
-
-
-@case
-def solver_matrix_power_negative(s, q, k, v, lens, score):
-    return torch.linalg.matrix_power(s.spd, -1)
-
-
-@case
-def solver_lu_factor_ex(s, q, k, v, lens, score):
-    return torch.linalg.lu_factor_ex(s.spd).LU
+case("solver_solve_ex", lambda s, q, k, v, lens, score: torch.linalg.solve_ex(s.spd, s.w).result)
+case("solver_tensorinv", lambda s, q, k, v, lens, score: torch.linalg.tensorinv(s.spd.view(D, 4, 8), ind=1))
+case("solver_matrix_power_negative", lambda s, q, k, v, lens, score: torch.linalg.matrix_power(s.spd, -1))
+case("solver_lu_factor_ex", lambda s, q, k, v, lens, score: torch.linalg.lu_factor_ex(s.spd).LU)
 
 
 # State that Python keeps.
 
 
-@case
-def counted_by_iterator(s, q, k, v, lens, score):
-    return q + next(s.ticket)
+case("counted_by_iterator", lambda s, q, k, v, lens, score: q + next(s.ticket))
 
 
 @case
@@ -274,9 +232,7 @@ def _angles(length, device):
     return torch.arange(length, device=device).float()[:, None] / 10000
 
 
-@case
-def cached_angles(s, q, k, v, lens, score):
-    return k * _angles(S, q.device).cos()
+case("cached_angles", lambda s, q, k, v, lens, score: k * _angles(S, q.device).cos())
 
 
 # What engines do.
@@ -334,9 +290,7 @@ def masked_mean_by_length(s, q, k, v, lens, score):
     return (score * live).sum(-1) / lens
 
 
-@case
-def longest_row_sliced(s, q, k, v, lens, score):
-    return k[:, :, : lens.max()] * 2
+case("longest_row_sliced", lambda s, q, k, v, lens, score: k[:, :, : lens.max()] * 2)
 
 
 @case
@@ -345,9 +299,7 @@ def assert_inside(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
-def embedding_of_clamped(s, q, k, v, lens, score):
-    return F.embedding(lens.clamp(0, VOCAB - 1), s.emb)
+case("embedding_of_clamped", lambda s, q, k, v, lens, score: F.embedding(lens.clamp(0, VOCAB - 1), s.emb))
 
 
 @case
@@ -355,14 +307,8 @@ def tensor_split_by_device_sizes(s, q, k, v, lens, score):
     return torch.split(score, [*lens.tolist()[:1], S - int(lens[0])], dim=-1)[0].sum()
 
 
-@case
-def quantile_of_scores(s, q, k, v, lens, score):
-    return torch.quantile(score, 0.9, dim=-1)
-
-
-@case
-def combinations_of_row(s, q, k, v, lens, score):
-    return torch.combinations(score[0, :5])
+case("quantile_of_scores", lambda s, q, k, v, lens, score: torch.quantile(score, 0.9, dim=-1))
+case("combinations_of_row", lambda s, q, k, v, lens, score: torch.combinations(score[0, :5]))
 
 
 @case
