@@ -81,7 +81,9 @@ _KEYS = ("seed", "head", "calls", "weights", "machine", "settings", "entries", "
 def write(recording: Recording, path: Path) -> None:
     kept = recording.summaries
     header = {
-        "format": FORMAT, "version": VERSION, "seed": recording.seed, "head": recording.head, "calls": recording.calls,
+        # What was read without names stays a file without them.
+        "format": FORMAT, "version": VERSION if recording.has_names else 1,
+        "seed": recording.seed, "head": recording.head, "calls": recording.calls,
         "weights": recording.weights, "machine": recording.machine, "settings": recording.settings,
         "entries": [list(asdict(entry).values()) for entry in recording.entries],
         "shapes": [list(one.shape) for one in kept], "dtypes": [one.dtype for one in kept],
