@@ -51,7 +51,7 @@ class BatchRunner:
         # How long to wait after a refusal at least; tests are not that patient.
         self.soonest_s = _SOONEST_S
         # Nothing is asked until then, as there is no room for answers; and what was said of it.
-        self._still_until, self._still_for = 0.0, ""
+        self._still_until, self._still_for, self._has_room = 0.0, "", True
         self._looked = self._swept = self._orphans = -_ORPHANS_S
 
     def start(self) -> None:
@@ -105,8 +105,9 @@ class BatchRunner:
         # A key leaves others a quarter, so that nobody waits for the end of another's longest answers.
         most, guard = self._turns.most, self._gateway.context.guard
         self._turns.most_of_one = most if guard is None else max(most * 3 // 4, 1)
-        if await self._in(self._writes, self._store.free_bytes) < _ANSWER_BYTES * most:
-            # Before any batch begins, which would ask for answers at once.
+        self._has_room = await self._in(self._writes, self._store.free_bytes) >= _ANSWER_BYTES * most
+        if not self._has_room:
+            # Before any batch begins, which would ask for answers at once; until a look finds room.
             self._stand_still(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         index = self._store.index
         for name, cancelled in await self._in(self._writes, index.turns, time(), _AT_ONCE, _IN_ALL):
@@ -238,7 +239,7 @@ class BatchRunner:
         """To whoever's turn it is, as long as there is room; whether there may be more to hand out."""
         loop = self._gateway.loop
         for _ in range(self._turns.most):
-            stands = self._gateway.draining or loop.time() < self._still_until
+            stands = self._gateway.draining or not self._has_room or loop.time() < self._still_until
             found = None if stands else self._turns.next(loop.time())
             if found is None:
                 return False
