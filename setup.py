@@ -22,9 +22,8 @@ COMPILED = {
         "shortlist", "slots", "speed", "spending",
     ],
     "sim": ["engine", "prefix_cache"],
-    "run/wire": [
-        "client", "grpc", "parser", "request", "server", "sse", "unpack",
-    ],
+    "wire": ["client", "parser", "request", "server", "sse"],
+    "run/wire": ["grpc", "unpack"],
     "run/gateway": [
         "answers", "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange", "exchange_state",
         "gateway", "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record", "relay",

@@ -32,7 +32,7 @@ from tests.run.gateway.fakes import fleet_of, pool_of, running
 
 from crosstie.run.cluster.api import ClusterApi
 from crosstie.run.service.cluster_discovery import ClusterDiscovery
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 SERVICE = "crosstie-bench"
 # (number of the pod, its port, whether it leaves); made known before it returns.

@@ -34,7 +34,7 @@ from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.run.service.start import serve
 from crosstie.run.wire.child import Child, start_crosstie
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 from sharing import MODEL, requests_of
 
 

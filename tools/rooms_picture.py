@@ -11,7 +11,7 @@ from pathlib import Path
 WIDTH, ROW, GAP, TOP = 820, 34, 8, 46
 # From the top of the house to its ground: bands, each of wings side by side, each of rows of rooms.
 BANDS: list[dict[str, list[list[str]]]] = [
-    {"": [["cli"], ["web"]]},
+    {"": [["cli"], ["web"], ["demo"]]},
     {
         "prove": [
             ["prove.claims", "prove.review", "prove.loop"],
@@ -41,7 +41,7 @@ BANDS: list[dict[str, list[list[str]]]] = [
             ["port.kernels", "port.source"],
         ],
     },
-    {"foundations": [["sim"], ["route"], ["host"], ["perf", "catalog"], ["core"]]},
+    {"foundations": [["sim"], ["route"], ["host"], ["perf", "catalog", "wire"], ["core"]]},
 ]
 COLOURS = {
     "": "#e8ebee",

@@ -32,7 +32,7 @@ from crosstie.run.service.process import Component
 from crosstie.run.service.record import TrafficRecorder
 from crosstie.run.service.telemetry import Telemetry
 from crosstie.run.share.board import Board
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "crosstie.json").read_text())

@@ -13,8 +13,7 @@ from crosstie.cli.replay_show import at, kept, latency, promised
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.workload import Target
-from crosstie.prove.replay.demo import CREDITS, TRACES, Demo, PolicyRun, run_demo
-from crosstie.prove.replay.document import demo_document
+from crosstie.demo.demo import CREDITS, TRACES, Demo, PolicyRun, demo_document, run_demo
 from crosstie.prove.replay.outcomes import ReplayedClass, RequestGroup
 
 _EMULATED = (

@@ -20,8 +20,8 @@ from crosstie.core.figures import significant
 from crosstie.run.emulate.faults import read_script
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.wire.child import when_orphaned
-from crosstie.run.wire.files import allow_many_connections
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.files import allow_many_connections
+from crosstie.wire.loops import run_on_loop
 
 _NOTE = "emulated: the time that the performance model predicts for each accelerator, and no model behind it"
 

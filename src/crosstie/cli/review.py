@@ -14,6 +14,7 @@ from crosstie.cli.review_show import DETAILS, checklist_markdown, review_markdow
 from crosstie.cli.show import console
 from crosstie.cli.store import moment, opened
 from crosstie.core.errors import BadInput
+from crosstie.core.usage import hour_of
 from crosstie.prove.review.again import again
 from crosstie.prove.review.checklist import checklist
 from crosstie.prove.review.document import checklist_document, review_document
@@ -21,7 +22,6 @@ from crosstie.prove.review.figures import changed, thresholds
 from crosstie.prove.review.planned import read_planned
 from crosstie.prove.review.production import Usage, read_metrics, read_recordings
 from crosstie.prove.review.review import review
-from crosstie.run.ledger.usage import hour_of
 
 
 @click.command("review")

@@ -30,11 +30,11 @@ from crosstie.operate.scale.drain import Drainer
 from crosstie.operate.scale.keda import serve_keda
 from crosstie.operate.scale.observe import CounterWatch, read_gateways
 from crosstie.operate.scale.service import ScaleService, read_state
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.server import Server
 from crosstie.web.chart import check_picture
 from crosstie.web.scale_chart import draw_day
+from crosstie.wire.address import Address
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.server import Server
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 # Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.

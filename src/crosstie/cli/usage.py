@@ -13,9 +13,10 @@ from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.store import moment, named_key, opened, span, store_options
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, share
+from crosstie.core.usage import Used, hour_of, total
 from crosstie.run.ledger.keys import Key
 from crosstie.run.ledger.store import Store
-from crosstie.run.ledger.usage import BYS, By, Used, hour_of, total
+from crosstie.run.ledger.usage import BYS, By
 
 _NUMBERS = ("requests", "refused", "failed", "input_tokens", "output_tokens", "usd")
 _TIMES = ("hour", "day", "month")

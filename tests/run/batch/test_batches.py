@@ -13,8 +13,8 @@ import pytest
 from tests.lazily import Lazily
 from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_keys import keyed
-from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
+from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
 from crosstie.run.batch.index import Quota
@@ -24,7 +24,7 @@ from crosstie.run.batch.store import BatchStore
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.batches import BatchService
 from crosstie.run.wire.multipart import read_form
-from crosstie.run.wire.request import RequestLimits
+from crosstie.wire.request import RequestLimits
 
 if TYPE_CHECKING:
     import openai

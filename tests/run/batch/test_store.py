@@ -34,7 +34,7 @@ from crosstie.core.errors import BadInput
 from crosstie.run.batch import index as index_module, lines as lines_module
 from crosstie.run.batch.lines import BatchLine, LineReader, check_lines
 from crosstie.run.batch.store import BatchStore
-from crosstie.run.wire.request import RequestLimits
+from crosstie.wire.request import RequestLimits
 
 if TYPE_CHECKING:
     import openai

@@ -23,7 +23,7 @@ from crosstie.run.batch.store import BatchStore
 from crosstie.run.batch.turns import BatchRun, Turns
 from crosstie.run.gateway.limits import Window
 from crosstie.run.service.batches import BatchService
-from crosstie.run.wire.request import RequestLimits
+from crosstie.wire.request import RequestLimits
 
 if TYPE_CHECKING:
     import openai

@@ -9,7 +9,7 @@ from tests.waiting import LIMIT_S, until
 
 from crosstie.core.errors import BadInput
 from crosstie.run.emulate.faults import POISON, Fault, Faults, ScriptedFault, read_fault, read_script
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 LONG = chat(max_tokens=400, ignore_eos=True)
 

@@ -21,7 +21,7 @@ from crosstie.core.fleet import Fleet
 from crosstie.run.emulate.fleet import start, start_emulated
 from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, block_keys
 from crosstie.run.emulate.tokens import count, filler
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 
 def free_port() -> int:

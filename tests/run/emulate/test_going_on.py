@@ -9,10 +9,10 @@ from tests.run.emulate.running import CATALOG, CHAT, SMALL, fleet, pool
 
 from crosstie.run.emulate.fleet import start
 from crosstie.run.emulate.tokens import begun, filler
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
 
 COMPLETION = "/v1/completions"
 

@@ -18,8 +18,8 @@ from crosstie.perf.tabulated import StepTimes
 from crosstie.run.emulate.fleet import deployment_of
 from crosstie.run.emulate.replica import Emulated, EmulatedReplica, Sequence
 from crosstie.run.emulate.requests import GenerationRequest
-from crosstie.run.wire.loops import run_on_loop
 from crosstie.sim.engine import Engine
+from crosstie.wire.loops import run_on_loop
 
 SPEED = 10.0
 

@@ -18,10 +18,10 @@ from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.fleet import EmulatedFleet, start
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.admin_view import fleet_view
-from crosstie.run.wire.fetch import Answer
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.fetch import Answer
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.sse import payloads
 
 PROTOCOLS = pytest.mark.parametrize("stack", ["vllm", "sglang"])
 STREAMS = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

@@ -19,7 +19,7 @@ from crosstie.core.fleet import BackendAccess
 from crosstie.run.gateway.health import REFUSES
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.worker import _FAULTS, _health
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 
 def served_by(body: bytes) -> str:

@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, CATALOG, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.sockets import said
+from tests.wire.sockets import said
 
 from crosstie.core.errors import BadInput, CrosstieError, StoreFailed
 from crosstie.core.fleet import ServedClass, SharedState
+from crosstie.core.usage import Used, hour_of, total
 from crosstie.core.workload import Target
 from crosstie.route.build import live_fleet
 from crosstie.route.policies import make_policy
@@ -26,15 +27,15 @@ from crosstie.run.gateway.guard import Guard
 from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
 from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import Store
-from crosstie.run.ledger.usage import UsageBatch, UsageCounts, Used, day_end, hour_of, total
+from crosstie.run.ledger.usage import UsageBatch, UsageCounts, day_end
 from crosstie.run.service import ledger as ledger_module
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.process import GatewayProcess
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.request import RequestLimits
-from crosstie.run.wire.server import Reply
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.parser import RequestParser
+from crosstie.wire.request import RequestLimits
+from crosstie.wire.server import Reply
 
 OTHER = "qwen3-8b"
 # For requests that have to be in flight while something else happens.

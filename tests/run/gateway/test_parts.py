@@ -13,7 +13,7 @@ from crosstie.run.gateway.asks import _attached_tokens
 from crosstie.run.gateway.backend import IN_A_ROW, Breaker, engine_load
 from crosstie.run.gateway.body import Attached, read_body, usage_of, with_model, with_usage_requested
 from crosstie.run.gateway.transcript import DONE, is_done
-from crosstie.run.wire.outline import Outline
+from crosstie.wire.outline import Outline
 
 
 def body(**fields: object) -> bytes:

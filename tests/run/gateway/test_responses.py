@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from tests.run.gateway.fakes import Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
 from crosstie.run.gateway.responses import KeptResponses
-from crosstie.run.wire.fetch import Answer
+from crosstie.wire.fetch import Answer
 
 PATH = "/v1/responses"
 

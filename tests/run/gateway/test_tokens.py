@@ -20,8 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import OKPAlgorithm, RSAAlgorithm
 from tests.run.gateway.fakes import Fake, Running, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.issuer import AUDIENCE, Issuer
-from tests.run.wire.sockets import said
 from tests.waiting import LIMIT_S
+from tests.wire.sockets import said
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import JwtIdentity, SharedState
@@ -32,7 +32,7 @@ from crosstie.run.ledger.places import open_store
 from crosstie.run.ledger.store import Store
 from crosstie.run.service.ledger import Ledger
 from crosstie.run.service.token_keys import TokenKeys, check_url
-from crosstie.run.wire.fetch import Answer
+from crosstie.wire.fetch import Answer
 
 TEAM = "research"
 

@@ -8,8 +8,8 @@ from tests.run.ledger.postgres_server import PostgresServer
 from tests.run.ledger.test_store import batch, key, line, one
 
 from crosstie.core.errors import BadInput, StoreFailed
+from crosstie.core.usage import total
 from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import total
 
 pytestmark = pytest.mark.database
 

@@ -18,8 +18,8 @@ from tests.waiting import LIMIT_S
 
 from crosstie.core.fleet import Fleet
 from crosstie.run.pick.process import PickProcess
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import Answer, fetch_once
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import Answer, fetch_once
 
 _TYPE = "type.googleapis.com/envoy"
 Json = dict[str, Any]

@@ -16,8 +16,8 @@ from tests.waiting import LIMIT_S
 
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.edge import Edge
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import Answer, fetch_once
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import Answer, fetch_once
 
 pytestmark = pytest.mark.engines
 # Targets that even a machine which stands still keeps: the cheaper pool is always good enough.

@@ -12,7 +12,7 @@ import trustme
 from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, until
 from tests.run.pick.envoys import picking
 from tests.run.pick.proxies import asked, changed, proxy
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import SharedState
@@ -25,8 +25,8 @@ from crosstie.run.pick.server import EXT_PROC
 from crosstie.run.pick.stream import PickSettings
 from crosstie.run.service.edge import Edge
 from crosstie.run.service.ledger import Ledger
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.request import Request
+from crosstie.wire.address import Address
+from crosstie.wire.request import Request
 
 ANSWER = json.dumps(
     {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}

@@ -27,11 +27,11 @@ from crosstie.run.service.worker_link import (
     decode_request,
     encode,
 )
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.sse import payloads
 
 KEY = "an-administrators-own-key"
 

@@ -18,7 +18,7 @@ from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.run.cluster.api import ClusterApi
 from crosstie.run.service.cluster_discovery import ClusterDiscovery
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 SERVICE = "kube://default/services/vllm"
 

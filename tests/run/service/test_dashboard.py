@@ -17,10 +17,10 @@ from crosstie.run.service.admin_door import AdminDoor
 from crosstie.run.service.admin_view import FleetView, merged
 from crosstie.run.service.door_keys import DoorKeys
 from crosstie.run.service.served_view import DayCounts, ServedView, TeamView, Totals, totals
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
 
 OPERATOR = "an-operators-own-key"
 PINNED = {"x-crosstie-pool": "one"}

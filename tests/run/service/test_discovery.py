@@ -20,8 +20,8 @@ from crosstie.core.fleet import BackendAccess, Fleet
 from crosstie.run.service.admin import Administration
 from crosstie.run.service.discovery import Discovery, addresses_of
 from crosstie.run.service.process import Component, GatewayProcess
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.server import Server
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.server import Server
 
 
 class Resolver:

@@ -19,8 +19,8 @@ from tests.run.service.processes import Running, comes_true, command, environmen
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import SharedState
+from crosstie.core.usage import total
 from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import total
 
 pytestmark = pytest.mark.slow
 

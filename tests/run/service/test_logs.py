@@ -20,7 +20,7 @@ from tests.needs import one_in
 from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_serving import CHAT
 from tests.run.service.processes import SOURCE, comes_true, command, environment, put, serving
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.route.ask import Ask

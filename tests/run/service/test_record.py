@@ -31,8 +31,8 @@ from crosstie.core.errors import BadInput
 from crosstie.prove.replay.traffic import from_trace
 from crosstie.run.service.record import BLOCK_TOKENS, TrafficRecorder, block_ids, prompt_of
 from crosstie.run.service.trace_file import TraceFile
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.server import Reply
+from crosstie.wire.fetch import fetch
+from crosstie.wire.server import Reply
 
 ROOT = Path(__file__).parents[3]
 SECRET = "sk-live-4242424242"

@@ -19,7 +19,7 @@ from tests.waiting import LIMIT_S
 from crosstie.core.errors import BadInput
 from crosstie.run.service import spans, telemetry
 from crosstie.run.service.telemetry import Telemetry, wanted
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

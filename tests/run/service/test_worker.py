@@ -24,7 +24,7 @@ from crosstie.run.service.worker import Worker
 from crosstie.run.service.worker_link import Failed, MetricsPage, MetricsRequest, WorkerAnswer, WorkerLink
 from crosstie.run.service.worker_metrics import counters, merged_pages
 from crosstie.run.share.board import Board
-from crosstie.run.wire.listener import listening
+from crosstie.wire.listener import listening
 
 # Nobody finds out anything by itself within a test, and at its end nobody is left to drain.
 SLOW = msgspec.structs.replace(CALM, health_every_s=600.0, metrics_every_s=600.0, drain_s=0.0)

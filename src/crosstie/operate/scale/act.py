@@ -18,10 +18,10 @@ from crosstie.core.errors import BadInput
 from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.scale.scaler import Order
 from crosstie.run.service.loaders import LoadFailed, run_hook
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.way import Way
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.way import Way
 
 # Where a pod finds the API server's certificate, its own token and its namespace.
 _POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")

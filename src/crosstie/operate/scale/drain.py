@@ -12,8 +12,8 @@ from typing import Any
 from crosstie.core.scaling import Supply
 from crosstie.decide.scale.scaler import Order
 from crosstie.operate.scale.act import Moves, ScaleFailed
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
 
 
 @dataclass(slots=True)

@@ -8,8 +8,8 @@ from crosstie.core.errors import BadInput
 from crosstie.core.histogram import samples_of
 from crosstie.core.scaling import ScaleRules
 from crosstie.decide.scale.scaler import FleetObservation
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
 
 
 @dataclass(slots=True)

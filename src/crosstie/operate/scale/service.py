@@ -15,8 +15,8 @@ from crosstie.decide.scale.scaler import Order, ScaleDecision, Scaler, ScalerSta
 from crosstie.operate.scale.act import Actor, Moves, ScaleFailed
 from crosstie.operate.scale.drain import Drainer
 from crosstie.operate.scale.observe import CounterWatch, read_gateways
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 # A decision that is older than so many intervals is told to nobody: what it was made from is gone.
 _STALE = 5.0

@@ -14,9 +14,9 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.prove.parity.prompts import Prompt
 from crosstie.prove.parity.samples import Sample, SampledToken, ToolCall, Top
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
 
 Way = Literal["prompt_logprobs", "echo", "steps"]
 WAYS: tuple[Way, ...] = get_args(Way)

@@ -23,8 +23,8 @@ from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.interfaces import Batches
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.wire.multipart import read_form
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 _encode = msgspec.json.Encoder().encode
 _WINDOW = re.compile(r"(\d{1,4})([mhd])")

@@ -8,8 +8,8 @@ import msgspec
 from crosstie.run.batch.lines import BatchLine
 from crosstie.run.batch.records import Batch
 from crosstie.run.gateway.gateway import Gateway
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply, Server
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply, Server
 
 # What may be otherwise the next time; and what says that others come first.
 _AGAIN = frozenset((408, 425, 429, 500, 502, 503, 504))

@@ -21,7 +21,7 @@ from crosstie.run.batch.store import BatchStore
 from crosstie.run.batch.turns import BatchRun, Turns
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.notices import Notice
-from crosstie.run.wire.server import Server
+from crosstie.wire.server import Server
 
 _LOOK_S = 0.5
 # Batches that go on at once, of one key and in all: a small one does not wait for a large one's end.

@@ -16,7 +16,7 @@ from crosstie.core.errors import BadInput
 from crosstie.run.batch.index import Index, Quota
 from crosstie.run.batch.lines import BatchLine, answer_line, check_lines, custom_ids, told_ids, unanswered_line
 from crosstie.run.batch.records import Batch, StoredFile
-from crosstie.run.wire.request import RequestLimits
+from crosstie.wire.request import RequestLimits
 
 _INDEX = "index.db"
 # What a file system, or another process that starts beside this one, may have put there before.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from crosstie.run.emulate.requests import EngineError
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 LOAD, UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
 # Of the emulated engine's time; on real ones it depends on the disk.

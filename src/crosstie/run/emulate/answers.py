@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from crosstie.core.deployment import Deployment
+from crosstie.core.emulated import FINGERPRINT
 
-FINGERPRINT = "crosstie-emulated"
 _DONE = b"data: [DONE]\n\n"
 # Deterministic vectors are for plumbing, not for meaning.
 EMBEDDING_DIMENSIONS = 16

@@ -23,7 +23,7 @@ from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.replica import Emulated, EmulatedReplica
 from crosstie.run.emulate.requests import EngineError, GenerationRequest, bad_request
 from crosstie.run.emulate.server import EmulatedServer, Generating
-from crosstie.run.wire.server import Reply
+from crosstie.wire.server import Reply
 
 # vLLM keeps the blocks that long for whoever fetches them (docs/design/nixl_kv_cache_lease.md, vllm@a014e35f).
 LEASE_S = 30.0

@@ -26,8 +26,8 @@ from crosstie.run.emulate.hosted import EmulatedMachine, EmulatedRouter, HostedE
 from crosstie.run.emulate.kv_events import KvPublisher
 from crosstie.run.emulate.replica import Emulated, EmulatedReplica
 from crosstie.run.emulate.server import EmulatedServer
-from crosstie.run.wire.address import Address, is_loopback
 from crosstie.run.wire.child import Child, start_crosstie
+from crosstie.wire.address import Address, is_loopback
 
 # What a request is taken to be like where no class says so.
 _USUAL_INPUT, _USUAL_OUTPUT = 1024.0, 256.0

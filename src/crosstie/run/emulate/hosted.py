@@ -16,8 +16,8 @@ from crosstie.run.emulate.faults import Fault
 from crosstie.run.emulate.replica import EmulatedReplica, Sequence
 from crosstie.run.emulate.requests import EngineError
 from crosstie.run.emulate.server import EmulatedServer, Handler
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 # How often a server that is to sleep looks whether its requests have ended.
 _POLL_S = 0.005

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 
 from crosstie.catalog.vision import image_rule
+from crosstie.core.emulated import FINGERPRINT
 from crosstie.core.errors import BadInput
 from crosstie.run.emulate import requests
 from crosstie.run.emulate.adapters import LOAD, UNLOAD, EmulatedAdapters
 from crosstie.run.emulate.answers import (
     EMBEDDING_DIMENSIONS,
-    FINGERPRINT,
     AnswerShape,
     AnswerUsage,
     Chat,
@@ -39,8 +39,8 @@ from crosstie.run.emulate.requests import (
     ResponseBody,
 )
 from crosstie.run.emulate.tokens import filler
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply, Server
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply, Server
 
 _STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _MOST_DIMENSIONS = 8192

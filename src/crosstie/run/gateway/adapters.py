@@ -16,7 +16,7 @@ from crosstie.route.live import Replica
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.errors import without_address
 from crosstie.run.gateway.notices import Notice
-from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.wire.fetch import Answer, fetch
 
 # How long an adapter that could not be loaded on a replica is not tried there again.
 _AGAIN_S = 10.0

@@ -27,9 +27,9 @@ from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.fields import decode_parts, decode_prefilled
 from crosstie.run.gateway.relay import WholeRelay
 from crosstie.run.gateway.roads import SERVED
-from crosstie.run.wire.client import Connection, Headers
-from crosstie.run.wire.files import is_exhausted
-from crosstie.run.wire.request import Request
+from crosstie.wire.client import Connection, Headers
+from crosstie.wire.files import is_exhausted
+from crosstie.wire.request import Request
 
 # What only the gateway may say: with it a client could read other people's caches off any engine.
 RESERVED: Final[tuple[str, ...]] = (

@@ -14,7 +14,7 @@ from crosstie.route.prefix import prefix_hashes
 from crosstie.run.gateway.body import Attached, RequestBody
 from crosstie.run.gateway.interfaces import CountedPrompt
 from crosstie.run.gateway.roads import WORDLESS
-from crosstie.run.wire.request import Request
+from crosstie.wire.request import Request
 
 HINTS: Final = frozenset(
     b"x-crosstie-" + name for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session")

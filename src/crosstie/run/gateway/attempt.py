@@ -20,10 +20,10 @@ from crosstie.run.gateway.errors import asked_to_wait_s, without_address
 from crosstie.run.gateway.exchange_state import ExchangeState
 from crosstie.run.gateway.relay import COST, StreamRelay, WholeRelay
 from crosstie.run.gateway.roads import PASSED
-from crosstie.run.wire.client import Connection, Headers
-from crosstie.run.wire.files import is_exhausted
 from crosstie.run.wire.unpack import Unpacking
-from crosstie.run.wire.way import TlsRefused
+from crosstie.wire.client import Connection, Headers
+from crosstie.wire.files import is_exhausted
+from crosstie.wire.way import TlsRefused
 
 # Between two machines only, or the gateway's own to say.
 _NOT_FORWARDED: Final = frozenset(

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from crosstie.core.fleet import Pool
 from crosstie.route.live import Replica
-from crosstie.run.wire.client import Origin
+from crosstie.wire.client import Origin
 
 # Engines whose ways of going on with an answer are known, by what their /v1/models says of its owner. An emulated
 # replica does as vLLM does, but sets no limit of its own to completions.

@@ -30,8 +30,8 @@ from crosstie.run.gateway.fields import (
     decode_parts,
 )
 from crosstie.run.wire.multipart import FormPart, read_form
-from crosstie.run.wire.outline import Outline, left_out, next_left_out
-from crosstie.run.wire.request import Request
+from crosstie.wire.outline import Outline, left_out, next_left_out
+from crosstie.wire.request import Request
 
 # A list of texts, or of lists.
 _SEVERAL: Final = re.compile(rb'\[\s*["\[]')

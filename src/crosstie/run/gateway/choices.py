@@ -3,7 +3,7 @@
 import msgspec
 
 from crosstie.run.gateway.fields import decode_chunk, decode_ends
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.sse import payloads
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _CUT = (None, "abort")

@@ -2,7 +2,7 @@
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from crosstie.run.wire.request import Request
+from crosstie.wire.request import Request
 
 
 class Clients:

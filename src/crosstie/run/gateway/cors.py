@@ -4,8 +4,8 @@ Keys come in headers that a page sets itself, never in cookies, so credentials a
 """
 
 from crosstie.run.gateway.attempt import OWN_HEADERS
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 _EXPOSED = b"access-control-expose-headers: %b\r\n" % b", ".join((*OWN_HEADERS, b"retry-after"))
 _REMEMBERED_S = 600

@@ -24,8 +24,8 @@ from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.gateway.responses import PATH
 from crosstie.run.gateway.transcript import Transcript
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 _GENEROUS: Final = 4.0
 _CODES: Final = {504: "upstream_timeout", 503: "upstream_full", 429: "upstream_full"}

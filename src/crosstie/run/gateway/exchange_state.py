@@ -11,8 +11,8 @@ from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
 from crosstie.run.gateway.seam import Seam
 from crosstie.run.gateway.transcript import Transcript
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 
 class ExchangeState(ABC):

@@ -41,12 +41,12 @@ from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.responses import PATH
 from crosstie.run.gateway.roads import FORMS, MESSAGES, SERVED
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.files import most_files
-from crosstie.run.wire.request import BadRequest, Request
-from crosstie.run.wire.server import Handler, Reply
-from crosstie.run.wire.way import Way, way_of
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.files import most_files
+from crosstie.wire.request import BadRequest, Request
+from crosstie.wire.server import Handler, Reply
+from crosstie.wire.way import Way, way_of
 
 # How often timeouts, the queue's deadlines and idle connections are looked at.
 _TICK_S: Final = 0.1

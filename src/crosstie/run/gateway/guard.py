@@ -32,7 +32,7 @@ from crosstie.run.gateway.tokens import TokenRefused, TokenVerifier, Verified
 from crosstie.run.ledger.keys import SUBJECTS_FROM, TEAMS_FROM, Key, Team
 from crosstie.run.ledger.tally import LocalTally, Tally
 from crosstie.run.ledger.usage import day_end, month_end
-from crosstie.run.wire.request import Request
+from crosstie.wire.request import Request
 
 _sha256: Final = hashlib.sha256
 # What the secret of a key that does not exist is compared with, so that both take the same time.

@@ -7,9 +7,9 @@ from crosstie.run.gateway.backend import ENGINES, Backend, engine_load
 from crosstie.run.gateway.body import owner_of_models
 from crosstie.run.gateway.context import Context
 from crosstie.run.gateway.errors import without_address
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.files import is_exhausted
-from crosstie.run.wire.way import TlsRefused
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.files import is_exhausted
+from crosstie.wire.way import TlsRefused
 
 REFUSES = "it refuses connections"
 # A page that an engine did not have may come with its next version.

@@ -11,8 +11,8 @@ from crosstie.route.ask import Ask
 from crosstie.route.held import PromptTokens
 from crosstie.route.live import Replica
 from crosstie.run.gateway.backend import Backend, EngineLoad
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 
 class HostedModels:

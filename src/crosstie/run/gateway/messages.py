@@ -14,8 +14,8 @@ from crosstie.core.errors import BadInput
 from crosstie.run.gateway.errors import RequestRejected
 from crosstie.run.gateway.fields import CachedFields
 from crosstie.run.gateway.roads import MESSAGES
-from crosstie.run.wire.outline import Outline, left_out
-from crosstie.run.wire.request import Request
+from crosstie.wire.outline import Outline, left_out
+from crosstie.wire.request import Request
 
 Json = dict[str, Any]
 Filled = Callable[[bytes], bytes]

@@ -20,9 +20,9 @@ from crosstie.run.gateway.messages import (
     stopped,
     usage_fields,
 )
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
+from crosstie.wire.sse import payloads
 
 _encode: Final = msgspec.json.Encoder().encode
 _DONE: Final = b"[DONE]"

@@ -17,8 +17,8 @@ from crosstie.run.gateway.messages import COUNT_TOKENS, chat_for, error_message
 from crosstie.run.gateway.paths import tidy_path
 from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.roads import SERVED
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 # For whoever watches the gateway.
 OPS = ("/health", "/ready", "/metrics")

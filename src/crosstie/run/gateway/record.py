@@ -3,7 +3,7 @@
 from crosstie.run.gateway.interfaces import TracedRequest
 from crosstie.run.gateway.limits import Grant
 from crosstie.run.ledger.usage import Line, UsageCounts
-from crosstie.run.wire.request import Request
+from crosstie.wire.request import Request
 
 # With a store that cannot be written to for days: more lines than this lose their details, and no number is lost.
 _MOST_LINES = 100_000

@@ -13,8 +13,8 @@ from crosstie.run.gateway.choices import Choices
 from crosstie.run.gateway.fields import AnswerFields
 from crosstie.run.gateway.seam import Seam
 from crosstie.run.gateway.transcript import DONE, Transcript, is_done
-from crosstie.run.wire.server import Reply
-from crosstie.run.wire.sse import Events, payloads
+from crosstie.wire.server import Reply
+from crosstie.wire.sse import Events, payloads
 
 _USAGE: Final = b'"usage":'
 # What a finished answer says of itself. `abort` is what vLLM gives to those whom its own end cuts short; to those

@@ -6,7 +6,7 @@ import msgspec
 
 from crosstie.run.gateway.fields import decode_named
 from crosstie.run.gateway.relay import StreamRelay, WholeRelay
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.sse import payloads
 
 PATH = "/v1/responses"
 # Of all tenants; the oldest are forgotten first.

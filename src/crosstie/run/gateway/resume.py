@@ -13,7 +13,7 @@ from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.body import RequestBody
 from crosstie.run.gateway.fields import decode_parts
 from crosstie.run.gateway.transcript import Transcript
-from crosstie.run.wire.fetch import fetch
+from crosstie.wire.fetch import fetch
 
 Parts = dict[str, msgspec.Raw]
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ import msgspec
 
 from crosstie.run.gateway.body import Usage
 from crosstie.run.gateway.fields import ChunkFields
-from crosstie.run.wire.sse import event, payloads
+from crosstie.wire.sse import event, payloads
 
 _CHAT_CHUNK = "chat.completion.chunk"
 _NAMES = ("id", "created", "model", "system_fingerprint")

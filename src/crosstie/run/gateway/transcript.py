@@ -20,7 +20,7 @@ from crosstie.run.gateway.fields import (
     decode_chunks,
     decode_parts,
 )
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.sse import payloads
 
 # Bytes of events that are kept as they are: some 250 of a token, most of them the same in all of them, so that a
 # twentieth is left when they are compressed. And of all events together: more is no answer to be begun again.

@@ -5,7 +5,7 @@ from pathlib import Path
 from crosstie.core.errors import BadInput
 from crosstie.run.ledger.sqlite import SqliteStore
 from crosstie.run.ledger.store import Store
-from crosstie.run.wire.variables import filled
+from crosstie.wire.variables import filled
 
 _POSTGRES = ("postgresql://", "postgres://")
 

@@ -16,9 +16,10 @@ from typing import Any
 import msgspec
 
 from crosstie.core.errors import BadInput, StoreFailed, did_you_mean, near_names
+from crosstie.core.usage import Used, total
 from crosstie.run.ledger.keys import SUBJECTS_FROM, TEAMS_FROM, Key, Team, check, check_team
 from crosstie.run.ledger.schema import SCHEMA, Transaction, behind, create, meta, migrate, new_number
-from crosstie.run.ledger.usage import DAY_S, By, UsageBatch, Used, day_name, month_name, total
+from crosstie.run.ledger.usage import DAY_S, By, UsageBatch, day_name, month_name
 
 # For so long the last batch of a process that is no more is remembered, in case it was only away.
 _REMEMBERED_S = 30 * DAY_S

@@ -1,12 +1,10 @@
 """Usage as it is kept: numbers by hour, key, model, class, pool and how requests ended. Days and months are in UTC."""
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Literal, get_args
 
-HOUR_S = 3600
 DAY_S = 86_400
 
 # What usage may be listed by.
@@ -49,31 +47,6 @@ class UsageBatch:
         for (_, key_id, *_), counts in self.lines.items():
             found[key_id] += counts.usd
         return found
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """A row of an account: the values of what it is listed by, and its sums."""
-
-    of: tuple[str, ...]
-    # Those that were let in, those that were refused (by limits, targets, keys), and those let in that failed.
-    requests: int
-    refused: int
-    failed: int
-    input_tokens: int
-    output_tokens: int
-    usd: float
-
-
-def total(rows: Iterable[Used]) -> Used:
-    rows = list(rows)
-    sums = {one.name: sum(getattr(row, one.name) for row in rows) for one in fields(Used) if one.name != "of"}
-    return Used(of=(), **sums)
-
-
-def hour_of(at: float) -> int:
-    """The beginning of its hour, in seconds since the epoch."""
-    return int(at // HOUR_S) * HOUR_S
 
 
 def day_name(at: float) -> str:

@@ -24,9 +24,9 @@ from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.gateway.relay import WholeRelay
 from crosstie.run.gateway.transcript import Transcript
 from crosstie.run.pick.stream import PickStream
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.address import Address
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 # Of a client's, what is no business of an engine's.
 _DROPPED = HINTS | {b"cookie", b"proxy-authorization"}

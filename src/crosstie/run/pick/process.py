@@ -11,8 +11,8 @@ from crosstie.run.pick.server import PickCalls
 from crosstie.run.pick.stream import PickSettings, PickStream
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.start import Observers, Served, ServeOptions, run, would_serve
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 _NOT_HERE = "this port is for Envoy's ext_proc, by gRPC; /health, /ready and /metrics are at --ops-port"
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from crosstie.run.pick.messages import Malformed, health, service_of
 from crosstie.run.pick.stream import PickSettings, PickStream
 from crosstie.run.wire.grpc import INTERNAL, NOT_FOUND, OK, Call, GrpcConnection, Methods
-from crosstie.run.wire.server import Server
+from crosstie.wire.server import Server
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 _HEALTH = "grpc.health.v1.Health"

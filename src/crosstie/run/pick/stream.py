@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
 from crosstie.run.pick import messages
-from crosstie.run.wire.request import BadRequest, Request
-from crosstie.run.wire.server import Reply, Server, ServerConnection
+from crosstie.wire.request import BadRequest, Request
+from crosstie.wire.server import Reply, Server, ServerConnection
 
 # Of an answer's head, what is Envoy's and not the engine's or the gateway's to say.
 _ENVOYS = frozenset(b"connection keep-alive transfer-encoding upgrade date server content-length".split())

@@ -28,9 +28,9 @@ from crosstie.run.service.door import Door, json_object
 from crosstie.run.service.door_keys import KEY_VARIABLE, DoorKeys
 from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
-from crosstie.run.wire.address import is_loopback
-from crosstie.run.wire.request import Request, RequestLimits
-from crosstie.run.wire.server import Reply, Server
+from crosstie.wire.address import is_loopback
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Reply, Server
 
 PREFIX = "/admin/v1/"
 _MOST_BODY = 2**20

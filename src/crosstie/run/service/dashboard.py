@@ -26,8 +26,8 @@ from crosstie.run.service.process import GatewayProcess
 from crosstie.run.service.served_view import Totals
 from crosstie.run.service.sessions import DashboardSession, Sessions, WrongKeys, set_cookie
 from crosstie.run.service.worker_link import Decisions, DecisionsRequest, Done, SessionEnded, WrongKey
-from crosstie.run.wire.request import BadRequest, Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import BadRequest, Request
+from crosstie.wire.server import Reply
 
 ROOT = "/crosstie"
 # Looking costs a few microseconds a replica: a second for up to a hundred, two for two hundred.

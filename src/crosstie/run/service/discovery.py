@@ -21,8 +21,8 @@ from crosstie.core.histogram import Family
 from crosstie.run.gateway.notices import Level, Notice
 from crosstie.run.service.background import BackgroundThread
 from crosstie.run.service.process import Component, GatewayProcess
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.files import is_exhausted
+from crosstie.wire.address import Address
+from crosstie.wire.files import is_exhausted
 
 # Addresses of a host; none: it has none. Raises OSError where nobody can say.
 Resolve = Callable[[str, int], tuple[str, ...]]

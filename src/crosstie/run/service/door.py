@@ -8,9 +8,9 @@ import msgspec
 from crosstie.run.gateway.errors import RequestRejected, error_body
 from crosstie.run.gateway.pages import ops_handler
 from crosstie.run.service.process import Component, GatewayProcess, listening_on
-from crosstie.run.wire.listener import listening
-from crosstie.run.wire.request import Request, RequestLimits
-from crosstie.run.wire.server import Server
+from crosstie.wire.listener import listening
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Server
 
 
 class Door(Component):

@@ -8,8 +8,8 @@ from time import time
 from crosstie.core.errors import BadInput
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.process import Component, GatewayProcess, listening_on
-from crosstie.run.wire.listener import UnixSocket, listening
-from crosstie.run.wire.tls import ServerTls
+from crosstie.wire.listener import UnixSocket, listening
+from crosstie.wire.tls import ServerTls
 
 _CHECK_S = 1.0
 _SOON_S = 14 * 86_400.0

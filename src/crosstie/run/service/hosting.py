@@ -30,7 +30,7 @@ from crosstie.run.share.peers import known_as
 from crosstie.run.share.redis_share import connected
 from crosstie.run.share.resident_share import ResidentShare
 from crosstie.run.share.residents import HOLD_S, HostReport
-from crosstie.run.wire.variables import filled
+from crosstie.wire.variables import filled
 
 # How often it is seen who waits for what, and how often replicas are asked what they have.
 _EVERY_S, _VERIFY_S = 0.1, 5.0

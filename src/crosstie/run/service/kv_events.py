@@ -21,7 +21,7 @@ from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.service.kv_batches import BadBatch, take
 from crosstie.run.service.process import Component, GatewayProcess
-from crosstie.run.wire.address import Address
+from crosstie.wire.address import Address
 
 # No step of an engine has more to tell; and messages that may wait to be read, from each of them.
 _MOST_BYTES, _MOST_WAITING = 8 * 2**20, 16

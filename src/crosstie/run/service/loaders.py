@@ -18,7 +18,7 @@ import msgspec
 from crosstie.core.fleet import HostedModel, Pool
 from crosstie.run.gateway.backend import Backend
 from crosstie.run.gateway.gateway import Gateway
-from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.wire.fetch import Answer, fetch
 
 # How often an engine is asked whether it has finished what was asked of it.
 _ASK_S = 0.1

@@ -14,7 +14,7 @@ from pathlib import Path
 from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput
 from crosstie.run.wire.child import Child, ChildFailed, start_child
-from crosstie.run.wire.listener import listening
+from crosstie.wire.listener import listening
 
 MODEL = "smollm2-135m"
 SLOTS = 4

@@ -15,7 +15,7 @@ from crosstie.run.share.board import Board
 from crosstie.run.share.learnt import Learnt
 from crosstie.run.share.peers import Peers, store_name
 from crosstie.run.share.redis_share import LearntShare, RedisShare, connected
-from crosstie.run.wire.variables import filled
+from crosstie.wire.variables import filled
 
 
 class LearntSharing(Component):

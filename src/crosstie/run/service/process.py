@@ -20,9 +20,9 @@ from crosstie.run.gateway.pages import handler
 from crosstie.run.gateway.roads import FORMS
 from crosstie.run.service.worker_link import Handlers, WorkerAnswer, WorkerLink, WorkerRequest
 from crosstie.run.share.board import Board
-from crosstie.run.wire.files import fitting_connections, most_files
-from crosstie.run.wire.request import RequestLimits
-from crosstie.run.wire.server import Server
+from crosstie.wire.files import fitting_connections, most_files
+from crosstie.wire.request import RequestLimits
+from crosstie.wire.server import Server
 
 Notify = Callable[[str], None]
 _CHECK_FILE_S = 1.0

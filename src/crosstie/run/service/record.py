@@ -25,7 +25,7 @@ from crosstie.run.gateway.record import RequestRecord
 from crosstie.run.service.background import BackgroundThread
 from crosstie.run.service.process import Component, GatewayProcess
 from crosstie.run.service.trace_file import TraceFile
-from crosstie.run.wire.files import EXHAUSTED
+from crosstie.wire.files import EXHAUSTED
 
 _WRITE_EVERY_S = 0.25
 _TRY_AGAIN_S = 5.0

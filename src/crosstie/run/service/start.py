@@ -44,8 +44,8 @@ from crosstie.run.service.tokenizing import TokenizerFiles
 from crosstie.run.service.worker import SharedLoad, Worker
 from crosstie.run.share.board import Board
 from crosstie.run.wire.child import Child, start_crosstie, when_orphaned
-from crosstie.run.wire.files import allow_many_connections
-from crosstie.run.wire.loops import run_on_loop, settle_memory
+from crosstie.wire.files import allow_many_connections
+from crosstie.wire.loops import run_on_loop, settle_memory
 
 # How long a gateway that is told to stop may take: `serve.drain_s` is 60 where its file says nothing.
 _STOP_S = 90.0

@@ -18,8 +18,8 @@ from crosstie.run.gateway.errors import without_address
 from crosstie.run.gateway.notices import Notice
 from crosstie.run.gateway.tokens import TokenVerifier
 from crosstie.run.service.process import Component, GatewayProcess
-from crosstie.run.wire.address import Address, is_loopback
-from crosstie.run.wire.fetch import fetch_once
+from crosstie.wire.address import Address, is_loopback
+from crosstie.wire.fetch import fetch_once
 
 _DISCOVERY = "/.well-known/openid-configuration"
 _MOST_BYTES = 2**20

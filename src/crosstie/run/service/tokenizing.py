@@ -19,8 +19,8 @@ from crosstie.run.gateway.errors import error_body
 from crosstie.run.gateway.gateway import Gateway
 from crosstie.run.gateway.interfaces import CountedPrompt, Tokenizing
 from crosstie.run.service.process import Component, GatewayProcess, file_stamp
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 # Bodies up to here are read on the loop: a millisecond or two.
 _AT_ONCE_BYTES = 2048

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
 from crosstie.core.errors import BadInput
-from crosstie.run.wire.server import Server, ServerConnection
+from crosstie.wire.server import Server, ServerConnection
 
 try:
     import hpack

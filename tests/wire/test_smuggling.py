@@ -1,12 +1,12 @@
 """Requests that two readers could take for two different things: each is refused, and the connection closed."""
 
 import pytest
-from tests.run.wire.sockets import said, serving
-from tests.run.wire.test_server import echo, on_loop
+from tests.wire.sockets import said, serving
+from tests.wire.test_server import echo, on_loop
 
-from crosstie.run.wire.parser import _FIRST_LINES, _HEADER_LINES, RequestParser
-from crosstie.run.wire.request import BadRequest, Request, RequestLimits
-from crosstie.run.wire.server import Reply
+from crosstie.wire.parser import _FIRST_LINES, _HEADER_LINES, RequestParser
+from crosstie.wire.request import BadRequest, Request, RequestLimits
+from crosstie.wire.server import Reply
 
 INNER = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n"

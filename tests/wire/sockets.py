@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager
 
 from tests.waiting import LIMIT_S
 
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.request import Request, RequestLimits
-from crosstie.run.wire.server import Reply, Server
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Reply, Server
 
 
 @asynccontextmanager

@@ -10,8 +10,8 @@ from typing import Any
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import BackendAccess, Pool
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.proxy import Proxy, proxies_for
+from crosstie.wire.address import Address
+from crosstie.wire.proxy import Proxy, proxies_for
 
 
 class TlsRefused(ConnectionError):

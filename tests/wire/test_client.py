@@ -4,17 +4,17 @@ import os
 
 import pytest
 from hypothesis import given, strategies as st
-from tests.run.wire.sockets import origin_of, scripted, serving
-from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S, until
+from tests.wire.sockets import origin_of, scripted, serving
+from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Connection, Headers, Origin
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.address import Address
+from crosstie.wire.client import Connection, Headers, Origin
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 

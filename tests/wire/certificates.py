@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trustme
 
-from crosstie.run.wire.tls import ServerTls
+from crosstie.wire.tls import ServerTls
 
 CA = trustme.CA()
 OTHER_CA = trustme.CA()

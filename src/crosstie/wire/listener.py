@@ -24,8 +24,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from crosstie.run.wire.files import EXHAUSTED
-from crosstie.run.wire.tls import ServerTls
+from crosstie.wire.files import EXHAUSTED
+from crosstie.wire.tls import ServerTls
 
 # Connections that the kernel completes on its own before it turns clients away.
 BACKLOG = 4096

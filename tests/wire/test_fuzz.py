@@ -10,13 +10,13 @@ from typing import Any
 import httptools
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
-from tests.run.wire import oracle
-from tests.run.wire.sockets import serving
 from tests.waiting import LIMIT_S
+from tests.wire import oracle
+from tests.wire.sockets import serving
 
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request, RequestLimits
-from crosstie.run.wire.server import Reply, Server, ServerConnection
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Reply, Server, ServerConnection
 
 CL = b"content-length"
 TE = b"transfer-encoding"

@@ -16,15 +16,15 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from tests.run.wire.certificates import CA, OTHER_CA, client_tls, pair, server_tls
-from tests.run.wire.test_server import Watcher, echo
 from tests.waiting import until
+from tests.wire.certificates import CA, OTHER_CA, client_tls, pair, server_tls
+from tests.wire.test_server import Watcher, echo
 
 from crosstie.core.errors import BadInput
-from crosstie.run.wire.loops import new_loop
-from crosstie.run.wire.request import Request, RequestLimits
-from crosstie.run.wire.server import Reply, Server
-from crosstie.run.wire.tls import ServerTls
+from crosstie.wire.loops import new_loop
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Reply, Server
+from crosstie.wire.tls import ServerTls
 
 ASK = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
 LAST = ASK.replace(b"host: x", b"host: x\r\nconnection: close")

@@ -6,18 +6,18 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from tests.run.wire.sockets import origin_of, said, scripted, serving
-from tests.run.wire.test_client import OK, Heard, heard
-from tests.run.wire.test_server import echo, on_loop
 from tests.waiting import LIMIT_S, until
+from tests.wire.sockets import origin_of, said, scripted, serving
+from tests.wire.test_client import OK, Heard, heard
+from tests.wire.test_server import echo, on_loop
 
 from crosstie.core.errors import BadInput
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.request import BadRequest, Request, RequestLimits
-from crosstie.run.wire.server import Reply
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.parser import RequestParser
+from crosstie.wire.request import BadRequest, Request, RequestLimits
+from crosstie.wire.server import Reply
 
 GET = b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n"
 

@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 from crosstie.core.errors import BadInput
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.variables import filled
+from crosstie.wire.address import Address
+from crosstie.wire.variables import filled
 
 # What a pool says whose proxies are those of HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
 ENVIRONMENT = "environment"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
-from crosstie.run.wire.client import no_delay
-from crosstie.run.wire.listener import Listener, listening, untaken_bytes, was_reset
-from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.request import BadRequest, Request, RequestLimits
-from crosstie.run.wire.tls import ServerTls
+from crosstie.wire.client import no_delay
+from crosstie.wire.listener import Listener, listening, untaken_bytes, was_reset
+from crosstie.wire.parser import RequestParser
+from crosstie.wire.request import BadRequest, Request, RequestLimits
+from crosstie.wire.tls import ServerTls
 
 # How long a client that was refused may go on sending.
 _LINGER_S: Final = 2.0

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any, NamedTuple
 
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.way import TlsRefused
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.way import TlsRefused
 
 
 class Answer(NamedTuple):

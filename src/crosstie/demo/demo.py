@@ -9,6 +9,7 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog
@@ -22,7 +23,8 @@ from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, SimulatedClass, plan
 from crosstie.decide.plan.simulate import simulate_classes
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, replayed
-from crosstie.prove.replay.outcomes import ReplayResult, result_of, targets_of
+from crosstie.prove.replay.document import result_document
+from crosstie.prove.replay.outcomes import ReplayResult, plain, result_of, targets_of
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
 from crosstie.run.service.start import RunningGateway, serve
 
@@ -138,3 +140,17 @@ def _runs(
         return [own], first.url
     with started(RIVAL) as second:
         return [own, run(second, RIVAL)], first.url
+
+
+def demo_document(demo: Demo) -> dict[str, Any]:
+    return {
+        "emulated": "no AMD or NVIDIA GPU ran: replicas keep the time that the performance model predicts",
+        "traces": {name: CREDITS[name] for name in TRACES.values()},
+        "fleet": plain(demo.fleet),
+        "usd_per_hour": demo.fleet.usd_per_hour,
+        "expected": plain(demo.expected),
+        "requests": demo.requests,
+        "seconds": demo.seconds,
+        "speed": demo.speed,
+        "runs": {run.policy: result_document(run.result, run.spent, run.usd_per_good_million) for run in demo.runs},
+    }

@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol, cast
 
 import httptools
 
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.way import Way, tls_refusal, way_to
+from crosstie.wire.address import Address
+from crosstie.wire.way import Way, tls_refusal, way_to
 
 Headers = list[tuple[bytes, bytes]]
 # Engines close idle connections after five seconds (uvicorn's default); one that old may be gone on arrival.

@@ -1,6 +1,6 @@
 from hypothesis import given, strategies as st
 
-from crosstie.run.wire.sse import Events, event, payloads
+from crosstie.wire.sse import Events, event, payloads
 
 EVENTS = st.lists(st.text('ab{}:" \u00e9', max_size=20).map(lambda t: event(t.encode())), max_size=8)
 

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from tests.run.wire.sockets import said, serving
+from tests.wire.sockets import said, serving
 
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 ASKED = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
 

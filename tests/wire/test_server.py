@@ -5,12 +5,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from tests.run.wire.sockets import said, serving
 from tests.waiting import LIMIT_S, until
+from tests.wire.sockets import said, serving
 
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request, RequestLimits
-from crosstie.run.wire.server import Reply
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Reply
 
 
 def echo(request: Request, reply: Reply) -> None:

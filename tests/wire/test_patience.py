@@ -6,14 +6,14 @@ import sys
 from typing import Any
 
 import pytest
-from tests.run.wire.sockets import said, serving
-from tests.run.wire.test_server import Watcher, echo, on_loop
 from tests.waiting import LIMIT_S, until
+from tests.wire.sockets import said, serving
+from tests.wire.test_server import Watcher, echo, on_loop
 
-from crosstie.run.wire.listener import hear_no_more
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request, RequestLimits
-from crosstie.run.wire.server import Reply
+from crosstie.wire.listener import hear_no_more
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Reply
 
 ASK = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
 
