@@ -22,7 +22,12 @@ BANDS: list[dict[str, list[list[str]]]] = [
     },
     {"operate": [["operate.scale"]]},
     {
-        "decide": [["decide.scorecard", "decide.scale"], ["decide.plan"], ["decide.cost"], ["decide.compare"]],
+        "decide": [
+            ["decide.scorecard", "decide.schedule", "decide.scale"],
+            ["decide.plan"],
+            ["decide.cost"],
+            ["decide.compare"],
+        ],
         "run": [
             ["run.pick"],
             ["run.service"],

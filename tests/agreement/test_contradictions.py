@@ -61,12 +61,28 @@ def test_a_model_that_preflight_refuses_is_not_compared(crosstie: Command, tmp_p
 def test_a_claim_counts_gpus_as_fit_does(crosstie: Command) -> None:
     """c36 said four H100; `fit --tp 2` holds the model, if only barely."""
     (claim,) = json.loads(crosstie("claims", "c36", "--json").out)["claims"]
+    said = {one["name"]: one["said"] for one in claim["readings"]}
     fit = ["fit", "llama-3.1-70b", "--precision", "fp16", "--on", "h100-sxm", "--context", "4096", "--json"]
     fewest = json.loads(crosstie(*fit).out)["reckoned"][0]["gpus"]
-    assert claim["computed"] == f"1 and {fewest} GPUs"
+    assert said["as `fit` recommends, 4,096 tokens"] == f"1 and {fewest}"
     (two,) = json.loads(crosstie(*fit, "--tp", "2").out)["placements"]
     assert two["fits"]
-    assert "If the engine does not keep twice the 3.2 GB, at 4,096 tokens 1 and 2 do, as `fit` says" in claim["reason"]
+    assert said["where it fits at all, 4,096 tokens"] == "1 and 2"
+
+
+def test_a_claim_of_ownership_is_what_tco_says(crosstie: Command) -> None:
+    """c18 was called extrapolated where `tco` had five measured points, at a saving of its own."""
+    (claim,) = json.loads(crosstie("claims", "c18", "--json").out)["claims"]
+    said = {one["name"]: one["said"] for one in claim["readings"]}
+    got = json.loads(crosstie("tco", "llama-3.1-70b", "--precision", "fp8", "--on", "mi325x,h200", "--gpus", "800",
+                              "--purchase", "mi325x=22000", "--purchase", "h200=35000", "--discount",
+                              "mi325x=0.14", "--discount", "h200=0.14",
+                              "--json").out)  # fmt: skip
+    usd = {one["accelerator"]: one["usd_per_mtok"] for one in got["options"]}
+    saved = 100.0 * (1.0 - usd["mi325x"] / usd["h200"])
+    assert said["by `tco`, fp8, 64 in flight on the fewest GPUs"].startswith(f"{saved:.1f} (")
+    assert not claim["extrapolated"]
+    assert any("5 measured points of this model" in rest["what"] for rest in claim["rests_on"])
 
 
 def test_a_contract_asks_for_what_is_to_be_had_at_its_price(crosstie: Command, tmp_path: Path) -> None:

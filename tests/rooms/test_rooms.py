@@ -33,6 +33,7 @@ ROOMS = [
     "decide.compare",
     "decide.cost",
     "decide.plan",
+    "decide.schedule",
     "decide.scorecard",
     "decide.scale",
     "run.wire",

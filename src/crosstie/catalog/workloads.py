@@ -30,7 +30,7 @@ from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import KV_FORMATS, Accelerator
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.model import Model
-from crosstie.core.schedule import Schedule, quarter_number
+from crosstie.core.schedule import ScheduleRequest, quarter_number
 from crosstie.core.speculation import DEEPEST
 from crosstie.core.workload import (
     Constraints,
@@ -218,7 +218,7 @@ def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]
     return found
 
 
-def _schedule(reader: ClassReader, raw: object) -> Schedule:
+def _schedule(reader: ClassReader, raw: object) -> ScheduleRequest:
     """[schedule]: what `crosstie schedule` asks for; accelerators by any of their names, announced ones too."""
     file, known = reader.file, reader.catalog.with_announced
 
@@ -227,7 +227,7 @@ def _schedule(reader: ClassReader, raw: object) -> Schedule:
         return found.id
 
     try:
-        found = msgspec.convert(table(file, "schedule", raw), Schedule)
+        found = msgspec.convert(table(file, "schedule", raw), ScheduleRequest)
     except msgspec.ValidationError as error:
         said, _, at = str(error).partition(" - at `$")
         raise BadData(file, f"schedule{at.rstrip('`')}", said[:1].lower() + said[1:]) from None

@@ -12,8 +12,8 @@ from crosstie.core.figures import dollars, significant
 from crosstie.decide.cost.reconcile import (
     LEFT,
     USD,
+    DifferencePart,
     FigureDifference,
-    Part,
     Reconciled,
     chosen,
     read_answers,
@@ -69,7 +69,7 @@ def _said(one: FigureDifference) -> str:
     return f"{written(one.first)} against {written(one.second)} {what}, {one.second / one.first:.2f}x; {agree}"
 
 
-def _times(part: Part) -> str:
+def _times(part: DifferencePart) -> str:
     return f"{part.factor:.2f}x" if part.name != LEFT or abs(part.factor - 1.0) >= 0.005 else "nothing"
 
 

@@ -13,7 +13,7 @@ from crosstie.cli.progress import progress
 from crosstie.cli.show import console, heading, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, share, significant
-from crosstie.core.schedule import Schedule
+from crosstie.core.schedule import ScheduleRequest
 from crosstie.decide.schedule.schedule import PurchaseSchedule, QuarterPlan, purchase_schedule
 from crosstie.web.chart import check_picture
 from crosstie.web.schedule_chart import draw_schedule
@@ -62,7 +62,7 @@ def command(
     return 0 if any(one.gpus for one in found.quarters) else 1
 
 
-def _changed(asked: Schedule, quarters: int | None, growth: str | None) -> Schedule:
+def _changed(asked: ScheduleRequest, quarters: int | None, growth: str | None) -> ScheduleRequest:
     if quarters is not None:
         asked = msgspec.structs.replace(asked, quarters=quarters)
     if growth is not None:

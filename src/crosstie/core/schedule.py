@@ -27,7 +27,7 @@ class Contract(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     until: str
 
 
-class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ScheduleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     quarters: Annotated[int, msgspec.Meta(ge=2, le=20)] = 12
     # The peak over that of the quarter before, quarter by quarter; the last goes on. Empty: traffic.growth_per_year.
     growth: tuple[Annotated[float, msgspec.Meta(ge=0.1, le=10)], ...] = ()

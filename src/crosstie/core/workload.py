@@ -12,7 +12,7 @@ import msgspec
 from crosstie.core.deployment import LoraTargets
 from crosstie.core.images import Encoder
 from crosstie.core.question import USUAL
-from crosstie.core.schedule import Schedule
+from crosstie.core.schedule import ScheduleRequest
 
 # A percentile target leaves a share of requests that may miss it. Half of that share goes to the longest
 # prompts, half to moments of high load: by the union bound the rest meets it.
@@ -264,7 +264,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     # Which models share replicas; None: each has its own.
     sharing: Sharing | None = None
     # How it is bought over time: `crosstie schedule`.
-    schedule: Schedule = Schedule()
+    schedule: ScheduleRequest = ScheduleRequest()
     # Where it was read from, and what had to be assumed on the way.
     file: str = ""
     notes: tuple[str, ...] = ()

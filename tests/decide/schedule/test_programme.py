@@ -3,26 +3,26 @@
 import numpy as np
 import pytest
 
-from crosstie.decide.schedule.programme import CONTRACT, OWNED, RENTED, Uncertain, Way, decide, rounded
+from crosstie.decide.schedule.programme import CONTRACT, OWNED, RENTED, Acquisition, Futures, decide, rounded
 
 QUARTERS = 4
 
 
-def rents(part: int, usd: float) -> list[Way]:
-    return [Way(part, RENTED, q, q, q + 1, usd, "on-demand") for q in range(QUARTERS)]
+def rents(part: int, usd: float) -> list[Acquisition]:
+    return [Acquisition(part, RENTED, q, q, q + 1, usd, "on-demand") for q in range(QUARTERS)]
 
 
-def buys(part: int, first: float, each: float, lead: int) -> list[Way]:
+def buys(part: int, first: float, each: float, lead: int) -> list[Acquisition]:
     """`first` USD for having bought one, and `each` for every quarter that it is kept."""
     return [
-        Way(part, OWNED, ordered, ordered + lead, until, first + each * (until - ordered - lead), "buy")
+        Acquisition(part, OWNED, ordered, ordered + lead, until, first + each * (until - ordered - lead), "buy")
         for ordered in range(QUARTERS)
         for until in range(ordered + lead + 1, QUARTERS + 1)
     ]
 
 
-def known(demand: list[float], gpus: tuple[float, ...] = (10.0,), orderable: tuple[int, ...] = (0,)) -> Uncertain:
-    return Uncertain(
+def known(demand: list[float], gpus: tuple[float, ...] = (10.0,), orderable: tuple[int, ...] = (0,)) -> Futures:
+    return Futures(
         gpus=np.array([gpus]), demand=np.array([demand]), orderable=np.array([orderable]),
         there=np.zeros((len(gpus), QUARTERS)),
     )  # fmt: skip
@@ -50,14 +50,14 @@ def test_a_part_that_comes_later_is_not_ordered_before() -> None:
 
 def test_what_is_there_is_used_first() -> None:
     there = np.full((1, QUARTERS), 4.0)
-    uncertain = Uncertain(np.array([[10.0]]), np.ones((1, QUARTERS)), np.array([[0]]), there)
+    uncertain = Futures(np.array([[10.0]]), np.ones((1, QUARTERS)), np.array([[0]]), there)
     assert decide(rents(0, 1.0), uncertain).usd[0] == pytest.approx(4 * 6.0)
 
 
 def test_orders_of_now_are_the_same_in_all_worlds_and_later_ones_follow_the_world() -> None:
     """Traffic stays or doubles: now is ordered what both need, since a GPU too many costs more than one rented."""
     ways = [*rents(0, 1.0), *buys(0, 1.2, 0.2, 1)]
-    uncertain = Uncertain(
+    uncertain = Futures(
         gpus=np.full((2, 1), 10.0), demand=np.array([[1.0] * 4, [1.0, 2.0, 2.0, 2.0]]),
         orderable=np.zeros((2, 1)), there=np.zeros((1, QUARTERS)),
     )  # fmt: skip
@@ -69,7 +69,7 @@ def test_orders_of_now_are_the_same_in_all_worlds_and_later_ones_follow_the_worl
 
 
 def test_less_choice_and_fixed_orders_are_never_cheaper() -> None:
-    ways = [*rents(0, 1.0), *buys(0, 1.2, 0.2, 1), Way(0, CONTRACT, 0, 0, 4, 3.0, "reserved-1-year")]
+    ways = [*rents(0, 1.0), *buys(0, 1.2, 0.2, 1), Acquisition(0, CONTRACT, 0, 0, 4, 3.0, "reserved-1-year")]
     uncertain = known([1.0, 1.5, 1.2, 2.0])
     free = decide(ways, uncertain)
     for kept in (ways[:-1], rents(0, 1.0)):

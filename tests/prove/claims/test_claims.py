@@ -2,34 +2,32 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.conftest import Command
 
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.core.errors import BadData, BadInput
-from crosstie.prove.claims.check import Checked, check_claims, contradictions, summarise
-from crosstie.prove.claims.evidence import Evidence, read_public_facts
+from crosstie.prove.claims.check import Checked, check_claims, contradictions, judged, summarise
 from crosstie.prove.claims.page import page
-from crosstie.prove.claims.reading import COLUMNS, PublishedClaim, Span, read_claims, select, spans_of
-from crosstie.prove.claims.software import decode_e4m3
-from crosstie.prove.claims.specs import export_score
+from crosstie.prove.claims.questions import Questions
+from crosstie.prove.claims.reading import Span, read_claims, select, spans_of
+from crosstie.prove.claims.rests import read_public_facts
 from crosstie.prove.claims.verdicts import (
-    CHECKS,
     CONDITIONAL,
     CONTRADICTED,
     HOLDS,
     UNCHECKABLE,
     VERDICTS,
     WRONG,
-    check,
     verdict_of,
 )
 
 ROOT = Path(__file__).parents[3]
-HEADER = ",".join(COLUMNS)
+SAYS = 'says = { article = "A", kind = "spec", subject = "x", claim = "y", value = "1", unit = "GB" }'
+ASKS = "readings = { \"by the catalog\" = \"fact('h200', 'chip.tdp')\" }"
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +59,6 @@ def overriding(folder: Path, part: str, *changes: tuple[str, str], without: tupl
 
 def test_every_claim_has_a_verdict_a_reason_and_something_it_rests_on(found: dict[str, Checked]) -> None:
     assert len(found) == 72
-    assert set(CHECKS) == set(found)
     for one in found.values():
         assert one.finding.verdict in VERDICTS
         assert one.finding.computed.strip()
@@ -78,30 +75,30 @@ def test_every_claim_has_a_verdict_a_reason_and_something_it_rests_on(found: dic
     ("name", "verdict", "computed"),
     [
         ("c01", HOLDS, "192 GB"),
-        ("c02", WRONG, "2.40"),  # 192 / 80
+        ("c02", WRONG, "2.4 x"),  # 192 / 80
         ("c06", WRONG, "1,979"),  # 3,958 with 2:4 sparsity
-        ("c07", WRONG, "0.76"),  # 1979 / 2614.9
+        ("c07", WRONG, "0.7568"),  # 1979 / 2614.9
         ("c09", WRONG, "6 TB/s"),
         ("c10", HOLDS, "4.8"),
         ("c16", WRONG, "1,000 W"),
-        ("c14", UNCHECKABLE, "no price"),
-        ("c18", CONDITIONAL, "37.1% or 22.3%"),  # 1 - 22 / 35; 0.6 times that
-        ("c19", WRONG, "26% to 27%"),  # 1.68 of 40.13 million are 4.2 points
-        ("c20", CONDITIONAL, "30% to 33%"),
+        ("c14", UNCHECKABLE, "no figure"),
+        ("c18", CONDITIONAL, "37.14"),  # 1 - 22 / 35
+        ("c19", WRONG, "26.4"),  # 1.68 of 40.13 million are 4.2 points
+        ("c20", CONDITIONAL, "32.72"),
         ("c22", UNCHECKABLE, "no figure"),
-        ("c27", WRONG, "no: 20,919"),  # 2614.9 * 8
-        ("c34", HOLDS, "2.40 and 1.58"),
+        ("c27", WRONG, "below the threshold: no"),
+        ("c34", HOLDS, "2.4 and 1.58"),
         ("c35", HOLDS, "141.1"),  # 70.55e9 * 2
-        ("c41", CONDITIONAL, "+25% against v4.1"),  # 103182 / (32 * 2585.93)
+        ("c41", CONDITIONAL, "mlperf_v4.1: 24.69"),  # 103182 / (32 * 2585.93)
         ("c43", WRONG, "163.4"),
-        ("c44", WRONG, "989.4 / 1,979"),
-        ("c45", CONDITIONAL, "38.1 and 24.1"),
-        ("c50", WRONG, "10.7 GB"),  # 2 * 8 * 128 * 80 * 2 * 32768
+        ("c44", WRONG, "989.4 and 1,979"),
+        ("c45", CONDITIONAL, "38.13 and 24.1"),
+        ("c50", WRONG, "10.74 GB"),  # 2 * 8 * 128 * 80 * 2 * 32768
         ("c51", HOLDS, "93.4"),
         ("c53", WRONG, "64 KB"),
-        ("c57", WRONG, "11.0.0"),
+        ("c57", WRONG, "card's own: no"),
         ("c60", CONDITIONAL, "180"),
-        ("c61", CONDITIONAL, "147 GB"),  # 288 - 141.1
+        ("c61", CONDITIONAL, "146.9"),  # 288 - 141.1
         ("c62", WRONG, "1,000 W"),
         ("c69", HOLDS, "2 x"),
     ],
@@ -115,7 +112,8 @@ def test_reasons_name_what_was_mixed_up(found: dict[str, Checked]) -> None:
     assert "2:4 sparsity" in found["c06"].finding.reason
     assert "MI300X" in found["c09"].finding.reason
     assert "TF32 rate is 653.7" in found["c43"].finding.reason
-    assert "2 and 4 GPUs in int4" in found["c37"].finding.computed
+    assert "20,919" in found["c27"].finding.reason  # 2614.9 * 8
+    assert "int4: 2 and 4" in found["c37"].finding.computed
     assert found["c02"].finding.contradicted_by == ("c34",)
     assert "c58" in found["c04"].finding.contradicted_by
 
@@ -123,18 +121,22 @@ def test_reasons_name_what_was_mixed_up(found: dict[str, Checked]) -> None:
 def test_a_verdict_says_how_many_readings_agree_and_what_it_rests_on(found: dict[str, Checked]) -> None:
     """c25's figure lies in one interval of nine; c29 mixes no kinds of prices; c48 is extrapolated; c67 splits no copy."""
     c25 = found["c25"].finding
-    assert (c25.verdict, c25.readings) == (CONDITIONAL, (1, 9))
+    assert (c25.verdict, c25.agreeing, len(c25.tried), len(c25.readings)) == (CONDITIONAL, 1, 9, 12)
     assert c25.qualified == "holds under stated conditions (1 of 9 readings agree)"
-    assert found["c29"].finding.readings == (0, 4)
-    assert "quoted" not in " ".join(rest.what for rest in found["c29"].finding.rests)
+    assert "Does not fit: bf16 on 1" in c25.reason
+    c29 = found["c29"].finding
+    assert (c29.agreeing, len(c29.tried)) == (0, 4)
+    assert "quoted" not in " ".join(rest.what for rest in c29.rests)
     c48 = found["c48"].finding
     assert c48.extrapolated
     assert c48.qualified == "wrong (by extrapolation alone)"
     assert not c25.extrapolated
-    c67 = found["c67"].finding
-    assert c67.computed == "MI350X 32, B200 16 copies"
-    assert "as if their bytes were one memory" in c67.reason
-    assert c67.qualified == "holds under stated conditions (2 of 3 readings agree)"
+    # Five points of this model were measured on MI325X, as `tco` says; somebody's run speaks of c49, too.
+    assert not found["c18"].finding.extrapolated
+    assert not found["c49"].finding.extrapolated
+    assert "as if their bytes were one memory: MI350X 34" in found["c67"].finding.reason
+    c65 = found["c65"].finding
+    assert (c65.verdict, c65.tried[0].value) == (CONTRADICTED, None)
 
 
 def test_what_agrees_lies_in_the_interval_that_is_shown(found: dict[str, Checked]) -> None:
@@ -144,13 +146,13 @@ def test_what_agrees_lies_in_the_interval_that_is_shown(found: dict[str, Checked
         low, high = (
             float(end.replace(",", "")) for end in re.findall(r"[(]([\d,]+) to ([\d,]+)[)]", one.finding.computed)[0]
         )
-        assert (one.finding.verdict != WRONG) == (low <= one.claim.only.middle <= high)
+        assert (one.finding.verdict != WRONG) == (low <= one.claim.spans[0].middle <= high)
 
 
 def test_what_holds_under_conditions_names_one_under_which_it_does_not(found: dict[str, Checked]) -> None:
     for one in found.values():
         if one.finding.verdict == CONDITIONAL:
-            assert re.search(r"\bnot\b|\balone\b|held back", one.finding.reason), one.claim.id
+            assert re.search(r"\bNot as claimed|It does not hold", one.finding.reason), one.claim.id
 
 
 @pytest.mark.slow
@@ -177,8 +179,8 @@ def test_other_facts_of_the_catalog_decide_their_claims(tmp_path: Path) -> None:
     )
     assert verdict_in(slow, "c09") == HOLDS
     assert verdict_in(slow, "c16") == HOLDS
-    # 290 x 16 and 580 x 8 stay below 4,800; what is sparse or measured is left out, as it would exceed the peaks.
-    peaks = [("value = 1307.4", "value = 290"), ("value = 2614.9", "value = 580")]
+    # 290 x 16, 580 x 8 and 140 x 32 stay below 4,800; what is sparse or measured is left out, as it would exceed the peaks.
+    peaks = [("value = 1307.4", "value = 290"), ("value = 2614.9", "value = 580"), ("value = 163.4", "value = 140")]
     small = overriding(tmp_path / "b", "mi300x", *peaks, without=("sparse", "measured"))
     assert verdict_in(small, "c27") == HOLDS
     assert verdict_in(small, "c43") == WRONG
@@ -189,10 +191,9 @@ def test_other_facts_of_the_catalog_decide_their_claims(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_catalog_that_lacks_what_a_check_needs_is_no_traceback(tmp_path: Path) -> None:
     tiny = overriding(tmp_path / "a", "mi350x", ("capacity = { value = 288", "capacity = { value = 24"))
-    one = check_claims(tiny, select(read_claims(), ("c63",)))[0]
-    # c21 is still there to say otherwise.
-    assert one.finding.verdict == CONTRADICTED
-    assert "does not fit" in one.finding.reason
+    one = check_claims(tiny, select(read_claims(), ("c61",)))[0]
+    assert one.finding.verdict == WRONG
+    assert "Does not fit: as vLLM plans it" in one.finding.reason
     assert all(one.finding.reason for one in check_claims(tiny))
     bare = overriding(tmp_path / "b", "h100-sxm", without=("sparse", "measured"))
     assert verdict_in(bare, "c07") == UNCHECKABLE
@@ -200,18 +201,8 @@ def test_a_catalog_that_lacks_what_a_check_needs_is_no_traceback(tmp_path: Path)
 
 
 def test_the_export_score_is_dense_rate_times_bits(catalog: Catalog) -> None:
-    assert export_score(Evidence(catalog), "mi300x") == pytest.approx(2614.9 * 8)
-    assert export_score(Evidence(catalog), "a100-80gb") == pytest.approx(312 * 16)
-
-
-def test_fp8_dialects_by_hand() -> None:
-    codes = np.array([0x00, 0x08, 0x38, 0x77, 0x7F, 0x80], dtype=np.uint8)
-    ocp, fnuz = decode_e4m3(codes, 7, fnuz=False), decode_e4m3(codes, 8, fnuz=True)
-    assert ocp[:4].tolist() == [0.0, 2.0**-6, 1.0, 240.0]
-    assert fnuz[:5].tolist() == [0.0, 2.0**-7, 0.5, 120.0, 240.0]
-    assert np.isnan(ocp[4])
-    assert np.isnan(fnuz[5])
-    assert ocp[5] == 0.0
+    assert Questions(catalog, {}).tpp("mi300x") == pytest.approx(2614.9 * 8)
+    assert Questions(catalog, {}).tpp("a100-80gb") == pytest.approx(312 * 16)
 
 
 @pytest.mark.parametrize(
@@ -236,43 +227,75 @@ def test_a_span_holds_within_its_tolerance() -> None:
     assert not Span(18, 22).holds(22.5, 0.02)
     assert verdict_of([True, True]) == HOLDS
     assert verdict_of([True, False]) == CONDITIONAL
+    assert Span(31, 31).holds(29, points=2)
+    assert not Span(31, 31).holds(28.9, points=2)
+
+
+def test_a_verdict_follows_from_the_readings() -> None:
     assert verdict_of([False]) == WRONG
+    # What nothing tells neither refutes nor confirms.
+    assert verdict_of([True, None]) == CONDITIONAL
+    assert verdict_of([False, None]) == UNCHECKABLE
+    assert verdict_of([]) == UNCHECKABLE
 
 
 def test_contradictions_are_found_among_claims() -> None:
     against = contradictions(read_claims())
     assert set(against["c65"]) == {"c30"}
     assert "14" in against["c23"]["c18"]
-    changed = tuple(
-        PublishedClaim("c02", c.article, c.kind, c.subject, c.text, "2.4", c.unit) if c.id == "c02" else c
-        for c in read_claims()
-    )
+    changed = tuple(replace(c, value="2.4") if c.id == "c02" else c for c in read_claims())
     assert "c02" not in contradictions(changed)
-
-
-def test_a_claim_has_one_check() -> None:
-    with pytest.raises(ValueError, match="c01 has two checks"):
-        check("c01")(CHECKS["c01"])
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("id,article,kind,subject,claim,value,units\n", "line 1: unknown column 'units'; did you mean unit"),
-        ("id,article,kind,subject,claim,value\n", "line 1: columns must be"),
-        (f"{HEADER}\nc01,A,spec,x,y,1,GB\nc01,A,spec,x,y,1,GB\n", "line 3: id 'c01' is there twice"),
-        (f"{HEADER}\nc01,A,specs,x,y,1,GB\n", "line 2: kind 'specs' is not one of spec,"),
-        (f"{HEADER}\nx1,A,spec,x,y,1,GB\n", "line 2: id 'x1'"),
-        (f"{HEADER}\nc01,A,spec,x,y,,GB\n", "line 2: value is empty"),
-        (f"{HEADER}\nc01,A,spec,x,y,maybe,bool\n", "line 2: value 'maybe' must be yes or no"),
-        (f"{HEADER}\nc01,A,spec,x\n", "line 2: must have 7 fields"),
+        (f"[c01]\n{SAYS.replace('unit', 'units')}\n{ASKS}", "c01.says.units: unknown key; did you mean unit"),
+        (f"[c01]\n{SAYS}", "c01.readings: missing"),
+        (f"[c01]\n{ASKS}", "c01.says: missing"),
+        (f"[c01]\n{SAYS}\n{ASKS}\n[c01]\n", "not valid TOML"),
+        (f"[c01]\n{SAYS.replace('spec', 'specs')}\n{ASKS}", "c01.says.kind: 'specs' is not one of spec,"),
+        (f"[x1]\n{SAYS}\n{ASKS}", "x1: is not c and a number"),
+        (f"[c01]\n{SAYS.replace('1', '')}\n{ASKS}", "c01.says.value: must be a non-empty string"),
+        (f"[c01]\n{SAYS.replace('GB', 'bool')}\n{ASKS}", "c01.says.value: '1' must be yes or no"),
+        (f"[c01]\n{SAYS}\n{ASKS}\ntolerence = 0.1", "c01.tolerence: unknown key; did you mean tolerance"),
+        (f"[c01]\n{SAYS}\n{ASKS}\ntolerance = 2", "c01.tolerance: 2 must be a number from 0 to 1"),
+        (f'[c01]\n{SAYS}\n{ASKS}\ncontradicts = ["c02"]', "c01.contradicts: there is no claim c02"),
+        (f'[c01]\n{SAYS}\n{ASKS}\nnote = "{{1"', "c01.note: '{1': a brace without its other half"),
+        (f"[c01]\n{SAYS}\nreadings = {{ a = 'facts(1)' }}", "c01.readings.a: 'facts(1)': facts is not known"),
+        (f"[c01]\n{SAYS}\nlet = {{ a = 'b', b = 'a' }}\n{ASKS}", "c01.let.a: 'b': b is not known"),
+        (f"[c01]\n{SAYS}\nlet = 1\n{ASKS}", "c01.let: must be a table"),
+        (f"[c01]\n{SAYS}\nreadings = {{ a = '1 +' }}", "c01.readings.a: '1 +' is no expression"),
+        (f"[c01]\n{SAYS}\nreadings = {{ a = 'fact.__class__' }}", "c01.readings.a: 'fact.__class__': Attribute is not"),
+        (f"[c01]\n{SAYS}\nreadings = {{ a = '[1][0]()' }}", "only names of the vocabulary are called"),
+        (f"[c01]\n{SAYS}\nreadings = {{ a = '2 ** 99' }}", "Pow is not allowed"),
+        (
+            f"[c01]\n{SAYS}\nfor = {{ n = [1] }}\nreadings = {{ a = 'n' }}",
+            "c01.readings: 'a' uses n and does not name it",
+        ),
     ],
 )
-def test_a_bad_claims_file_is_refused_with_its_line(tmp_path: Path, body: str, message: str) -> None:
-    file = tmp_path / "claims.csv"
-    file.write_text(body)
+def test_a_bad_claims_file_is_refused_with_claim_and_key(tmp_path: Path, body: str, message: str) -> None:
+    file = tmp_path / "claims.toml"
+    file.write_text(f"{body}\n")
     with pytest.raises(BadData, match=re.escape(message)):
         read_claims(file)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("fact(1)", "Questions.fact() missing"),
+        ("fact('mi300x', 'chips.tdp')", "'Accelerator' object has no attribute 'chips'"),
+        ("source('nobody')", "'nobody'"),
+        ("1 / 0", "division by zero"),
+    ],
+)
+def test_a_question_that_cannot_be_asked_is_named(catalog: Catalog, tmp_path: Path, asked: str, why: str) -> None:
+    file = tmp_path / "claims.toml"
+    file.write_text(f'[c01]\n{SAYS}\nreadings = {{ a = "{asked}" }}\n')
+    with pytest.raises(BadData, match=re.escape(f"claims.toml: c01: '{asked}': {why}")):
+        judged(Questions(catalog, {}), read_claims(file)[0])
 
 
 def test_a_fact_without_a_source_is_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ class SavedAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DifferencePart:
     """One assumption: what it is in each answer, and its factor between the first's figure and the second's."""
 
     name: str
@@ -63,7 +63,7 @@ class FigureDifference:
     first_80: tuple[float, float] | None
     second_80: tuple[float, float] | None
     # The largest first; what is left comes last.
-    parts: list[Part]
+    parts: list[DifferencePart]
 
     @property
     def left(self) -> float:
@@ -158,26 +158,28 @@ def _difference(catalog: Catalog, one: Reckoning, other: Reckoning) -> FigureDif
         return None
     usd = one.usd_per_mtok, other.usd_per_mtok
     # More tokens are fewer dollars.
-    sign, parts = 1.0, list[Part]()
+    sign, parts = 1.0, list[DifferencePart]()
     figures, intervals = (rates[0], rates[1]), (one.tokens_80, other.tokens_80)
     if usd[0] is not None and usd[1] is not None:
         sign, figures, intervals = -1.0, (usd[0], usd[1]), (one.usd_per_mtok_80, other.usd_per_mtok_80)
         prices = [f"${row.usd_per_gpu_hour:.2f}/h ({row.price})" for row in (one, other)]
         paid = (usd[0] * rates[0] * one.utilisation, usd[1] * rates[1] * other.utilisation)
-        parts.append(Part(PRICE, prices[0], prices[1], paid[1] / paid[0]))
+        parts.append(DifferencePart(PRICE, prices[0], prices[1], paid[1] / paid[0]))
         sold = [f"{row.utilisation:.0%}" for row in (one, other)]
-        parts.append(Part(SOLD, sold[0], sold[1], one.utilisation / other.utilisation))
+        parts.append(DifferencePart(SOLD, sold[0], sold[1], one.utilisation / other.utilisation))
     modelled = _modelled(catalog, one, other)
     if modelled is None:
         # What the answers themselves say is the replica's, the load's and the headroom's together.
         modelled = {REPLICA: math.log(rates[1] / rates[0])}
     else:
         modelled[HEADROOM] = math.log(other.filled / one.filled)
-    parts += [Part(name, *_words(name, one, other), factor=math.exp(sign * log)) for name, log in modelled.items()]
+    parts += [
+        DifferencePart(name, *_words(name, one, other), factor=math.exp(sign * log)) for name, log in modelled.items()
+    ]
     parts = [part for part in parts if abs(math.log(part.factor)) > WORTH_SAYING]
     parts.sort(key=lambda part: -abs(math.log(part.factor)))
     left = figures[1] / figures[0] / math.prod(part.factor for part in parts)
-    parts.append(Part(LEFT, "", "", left))
+    parts.append(DifferencePart(LEFT, "", "", left))
     return FigureDifference(
         one.model, one.accelerator, USD if sign < 0 else RATE, *figures, *intervals, parts=parts
     )  # fmt: skip

@@ -36,7 +36,7 @@ _TIMES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScheduledPart:
     """One accelerator: how many GPUs carry the whole of today's peak, in every world, and what they cost."""
 
     accelerator: Accelerator
@@ -74,7 +74,7 @@ class Part:
 def parts_of(
     catalog: Catalog, workload: Workload, names: Sequence[str] = (), *, announced: bool = True,
     on_progress: OnProgress = no_progress,
-) -> list[Part]:  # fmt: skip
+) -> list[ScheduledPart]:  # fmt: skip
     """Those that are named, or the cheapest of each vendor; and those that are announced, unless they are left out."""
     wider = catalog.with_announced
     coming = [one for one in wider.accelerators.values() if one.announced]
@@ -112,14 +112,14 @@ def _sold(catalog: Catalog, one: Accelerator) -> bool:
     return any(quote(catalog.prices, one.id, kind) for kind in (PURCHASE, ON_DEMAND))
 
 
-def _part(catalog: Catalog, one: Accelerator, replica: Servable, gpus: float, scaling: WorldScaling) -> Part:
+def _part(catalog: Catalog, one: Accelerator, replica: Servable, gpus: float, scaling: WorldScaling) -> ScheduledPart:
     """`replica`: which most of the GPUs are in; its worlds stand for the fleet's."""
     told, prices = one.announced, catalog.prices
     bought = given(one.id, told.usd.value) if told else quote(prices, one.id, PURCHASE)
     rents = {kind: quoted for kind in (ON_DEMAND, *CONTRACTS) if (quoted := quote(prices, one.id, kind))}
     if told and bought and (hourly := _as_its_kin(catalog, one.vendor)):
         rents = {ON_DEMAND: replace(given(one.id, told.usd.value * hourly), kind=ON_DEMAND)}
-    return Part(one, replica, gpus * np.exp(-scaling.worlds_of(replica)[:, _THROUGHPUT]), bought, rents)
+    return ScheduledPart(one, replica, gpus * np.exp(-scaling.worlds_of(replica)[:, _THROUGHPUT]), bought, rents)
 
 
 def _as_its_kin(catalog: Catalog, vendor: str) -> float | None:
@@ -160,7 +160,7 @@ def _cheapest(catalog: Catalog, likely: Sequence[tuple[Accelerator, float]]) -> 
     return [one for one, _ in likely if one.id in kept]
 
 
-def arrivals(part: Part, first: int, expected: int) -> Array:
+def arrivals(part: ScheduledPart, first: int, expected: int) -> Array:
     """The quarter from which it can be ordered in each world, counted from the first; 0 where it is sold."""
     if part.accelerator.announced is None:
         return np.zeros(WORLDS, dtype=np.int64)

@@ -22,7 +22,7 @@ OWNED, CONTRACT, RENTED = "owned", "contract", "rented"
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Acquisition:
     """GPUs of one kind: decided in one quarter, there from `start` until before `end`; USD of one over that time."""
 
     part: int
@@ -40,7 +40,7 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True)
-class Uncertain:
+class Futures:
     """Of each world: GPUs of each part that carry today's peak, the peak over today's, and who can be ordered when."""
 
     # (worlds, parts), (worlds, quarters), (worlds, parts)
@@ -55,7 +55,7 @@ class Uncertain:
 class Decided:
     """`gpus`: (worlds, ways); `now`: GPUs that all worlds have in common, by part, kind and name."""
 
-    ways: Sequence[Way]
+    ways: Sequence[Acquisition]
     gpus: Array
     now: dict[tuple[int, str, str], float]
     # Of each world, over all quarters.
@@ -67,7 +67,7 @@ class NoSchedule(CrosstieError):
 
 
 def decide(
-    ways: Sequence[Way], uncertain: Uncertain, fixed: dict[tuple[int, str, str], float] | None = None
+    ways: Sequence[Acquisition], uncertain: Futures, fixed: dict[tuple[int, str, str], float] | None = None
 ) -> Decided:
     """The least expected cost. `fixed`: GPUs that are decided now, as whole nodes; None: they are found."""
     worlds, quarters = uncertain.demand.shape
@@ -100,7 +100,7 @@ def decide(
     return Decided(ways, gpus, {key: float(values[place]) for key, place in groups.items()}, gpus @ usd)
 
 
-def _group(way: Way) -> tuple[int, str, str]:
+def _group(way: Acquisition) -> tuple[int, str, str]:
     return way.part, way.kind, way.name
 
 

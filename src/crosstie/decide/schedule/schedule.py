@@ -8,13 +8,13 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.core.schedule import Schedule, quarter_name, quarter_number, quarter_of
+from crosstie.core.schedule import ScheduleRequest, quarter_name, quarter_number, quarter_of
 from crosstie.core.units import HOURS_PER_YEAR
 from crosstie.core.workload import Workload
 from crosstie.core.worlds import WORLDS
 from crosstie.decide.cost.ownership import owned_usd, running_usd_per_hour
-from crosstie.decide.schedule.parts import CONTRACTS, ON_DEMAND, Part, arrivals, parts_of
-from crosstie.decide.schedule.programme import CONTRACT, OWNED, RENTED, Decided, Uncertain, Way, decide, rounded
+from crosstie.decide.schedule.parts import CONTRACTS, ON_DEMAND, ScheduledPart, arrivals, parts_of
+from crosstie.decide.schedule.programme import CONTRACT, OWNED, RENTED, Acquisition, Decided, Futures, decide, rounded
 from crosstie.perf.hardware import Array
 
 # Worlds of the programme: every eighth of the posterior's, whose draws come in opposite pairs.
@@ -24,7 +24,7 @@ _QUARTER_HOURS = HOURS_PER_YEAR / 4.0
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PurchaseOrder:
     """Decided this quarter."""
 
     accelerator: str
@@ -55,9 +55,9 @@ class QuarterPlan:
 @dataclass(frozen=True, slots=True)
 class PurchaseSchedule:
     workload: Workload
-    asked: Schedule
-    parts: list[Part]
-    orders: list[Order]
+    asked: ScheduleRequest
+    parts: list[ScheduledPart]
+    orders: list[PurchaseOrder]
     quarters: list[QuarterPlan]
     usd: float
     usd_80: tuple[float, float]
@@ -110,7 +110,7 @@ def purchase_schedule(
     )  # fmt: skip
 
 
-def _others(ways: Sequence[Way], parts: Sequence[Part]) -> dict[str, list[Way]]:
+def _others(ways: Sequence[Acquisition], parts: Sequence[ScheduledPart]) -> dict[str, list[Acquisition]]:
     """Schedules that people follow: rent everything, order all of it now, or stay with one vendor."""
     found = {
         "rent everything by the hour": [way for way in ways if way.kind == RENTED],
@@ -121,20 +121,22 @@ def _others(ways: Sequence[Way], parts: Sequence[Part]) -> dict[str, list[Way]]:
     return found
 
 
-def _lead(part: Part, asked: Schedule) -> int:
+def _lead(part: ScheduledPart, asked: ScheduleRequest) -> int:
     """Quarters from an order to GPUs that serve."""
     return int(np.ceil(asked.lead_time_months.get(part.id, asked.lead_months) / 3.0 - 1e-9))
 
 
-def _filled(part: Part, uncertain: Uncertain, place: int) -> float:
+def _filled(part: ScheduledPart, uncertain: Futures, place: int) -> float:
     """Racks or servers of it that the traffic fills by the end, where much comes and a GPU carries little."""
     needed = uncertain.demand[:, -1] * uncertain.gpus[:, place]
     return float(np.quantile(needed, 0.9)) / part.sold_by
 
 
-def _ways(catalog: Catalog, parts: Sequence[Part], asked: Schedule, sold: Sequence[bool]) -> list[Way]:
+def _ways(
+    catalog: Catalog, parts: Sequence[ScheduledPart], asked: ScheduleRequest, sold: Sequence[bool]
+) -> list[Acquisition]:
     """`sold`: whether as few as are needed can be bought at all; else they can only be rented."""
-    found, end = list[Way](), asked.quarters
+    found, end = list[Acquisition](), asked.quarters
     for place, part in enumerate(parts):
         for kind, quote in part.rents.items():
             length = CONTRACTS.get(kind, 1)
@@ -142,7 +144,7 @@ def _ways(catalog: Catalog, parts: Sequence[Part], asked: Schedule, sold: Sequen
                 kept = min(q + length, end)
                 # A contract is paid to its end; what is beyond the horizon serves others.
                 usd = quote.usd * _QUARTER_HOURS * (kept - q)
-                found.append(Way(place, RENTED if kind == ON_DEMAND else CONTRACT, q, q, kept, usd, kind))
+                found.append(Acquisition(place, RENTED if kind == ON_DEMAND else CONTRACT, q, q, kept, usd, kind))
         if part.purchase is None or not sold[place]:
             continue
         years = np.arange(1, end + 1) / 4.0
@@ -154,17 +156,17 @@ def _ways(catalog: Catalog, parts: Sequence[Part], asked: Schedule, sold: Sequen
             for until in range(start + 1, end + 1):
                 kept = until - start - 1
                 lost = 0.0 if until == end else (1.0 - asked.resale) * float(book[kept])
-                found.append(Way(place, OWNED, ordered, start, until, float(owned[kept]) + lost, "buy"))
+                found.append(Acquisition(place, OWNED, ordered, start, until, float(owned[kept]) + lost, "buy"))
     return found
 
 
-def _uncertain(workload: Workload, parts: Sequence[Part], first: int) -> Uncertain:
+def _uncertain(workload: Workload, parts: Sequence[ScheduledPart], first: int) -> Futures:
     asked = workload.schedule
     chosen = np.arange(_DRAWN) * (WORLDS // _DRAWN)
     expected = [quarter_of(one.accelerator.announced.expected.value) if one.accelerator.announced else first
                 for one in parts]  # fmt: skip
     orderable = np.stack([arrivals(one, first, at)[chosen] for one, at in zip(parts, expected, strict=True)], axis=1)
-    return Uncertain(
+    return Futures(
         gpus=np.stack([one.gpus[chosen] for one in parts], axis=1),
         demand=_demand(workload, asked),
         orderable=orderable,
@@ -172,7 +174,7 @@ def _uncertain(workload: Workload, parts: Sequence[Part], first: int) -> Uncerta
     )
 
 
-def _demand(workload: Workload, asked: Schedule) -> Array:
+def _demand(workload: Workload, asked: ScheduleRequest) -> Array:
     """The peak over today's by world and quarter; the first quarter's is known."""
     usual = (1.0 + workload.growth_per_year) ** 0.25
     steps = [*asked.growth[: asked.quarters - 1]]
@@ -184,7 +186,7 @@ def _demand(workload: Workload, asked: Schedule) -> Array:
     return np.asarray(np.exp(middle + np.concatenate((np.zeros((_DRAWN, 1)), walks), axis=1)))
 
 
-def _there(workload: Workload, parts: Sequence[Part], asked: Schedule, first: int) -> Array:
+def _there(workload: Workload, parts: Sequence[ScheduledPart], asked: ScheduleRequest, first: int) -> Array:
     """GPUs that are owned, on their way or under contract already."""
     found = np.zeros((len(parts), asked.quarters))
     place = {part.id: i for i, part in enumerate(parts)}
@@ -214,7 +216,7 @@ def _standing_usd(catalog: Catalog, workload: Workload, first: int) -> float:
     return total
 
 
-def _orders(parts: Sequence[Part], asked: Schedule, found: Decided, first: int) -> list[Order]:
+def _orders(parts: Sequence[ScheduledPart], asked: ScheduleRequest, found: Decided, first: int) -> list[PurchaseOrder]:
     orders = []
     for (place, kind, name), gpus in found.now.items():
         if gpus < 0.5:
@@ -223,11 +225,11 @@ def _orders(parts: Sequence[Part], asked: Schedule, found: Decided, first: int) 
         start = _lead(part, asked) if kind == OWNED else 0
         price = part.purchase.usd if kind == OWNED and part.purchase else part.rents[name].usd * _QUARTER_HOURS
         usd = gpus * price * (1 if kind == OWNED else CONTRACTS[name])
-        orders.append(Order(part.id, name, round(gpus), quarter_name(first + start), usd))
+        orders.append(PurchaseOrder(part.id, name, round(gpus), quarter_name(first + start), usd))
     return sorted(orders, key=lambda one: -one.usd)
 
 
-def _quarter(parts: Sequence[Part], uncertain: Uncertain, found: Decided, q: int, first: int) -> QuarterPlan:
+def _quarter(parts: Sequence[ScheduledPart], uncertain: Futures, found: Decided, q: int, first: int) -> QuarterPlan:
     ways, gpus = found.ways, found.gpus
     used: dict[str, dict[str, float]] = {}
     carried: dict[str, dict[str, float]] = {}

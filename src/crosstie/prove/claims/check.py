@@ -1,37 +1,32 @@
-"""All claims with their findings: every check run, contradictions between claims found, verdicts counted."""
+"""All claims with their findings: readings asked, verdicts taken from them, contradictions between claims found."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, TypeGuard
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.errors import BadInput, DoesNotFit
-from crosstie.prove.claims import choices, fits, prices, rates, software, specs
-from crosstie.prove.claims.evidence import Evidence
-from crosstie.prove.claims.reading import PublishedClaim, Span, read_claims
+from crosstie.core.errors import BadData, CrosstieError, DoesNotFit
+from crosstie.prove.claims.expressions import Expression
+from crosstie.prove.claims.questions import Evidence, Questions
+from crosstie.prove.claims.reading import SHIPPED_CLAIMS, PublishedClaim, Span, read_claims
 from crosstie.prove.claims.rests import Rest
-from crosstie.prove.claims.verdicts import CHECKS, CONDITIONAL, CONTRADICTED, HOLDS, UNCHECKABLE, VERDICTS, Judgement
-
-# Importing them registers what they check.
-CHECKED_BY = (specs, fits, rates, prices, software, choices)
-
-
-@dataclass(frozen=True)
-class Same:
-    """A quantity that several claims speak of: which of a claim's values it is, or where its text has it."""
-
-    quantity: str
-    parts: dict[str, int | str]
-
-
-SAME = (
-    Same("memory of an MI300X over an H100's", {"c02": 0, "c34": 0}),
-    Same("percentage by which an MI300X is cheaper than an H100", {"c04": 0, "c58": 0}),
-    Same("percentage off an H200's list price", {"c23": 0, "c18": r"(\d+)% discount"}),
-    Same("FP8 rate of an MI350X over MI300X and MI325X, whose matrix units are alike", {"c21": 0, "c63": 0}),
-    Same("most throughput", {"c65": "MI350X", "c30": "B200"}),
+from crosstie.prove.claims.uncertain import Uncertain, likely, written
+from crosstie.prove.claims.verdicts import (
+    CONDITIONAL,
+    CONTRADICTED,
+    HOLDS,
+    UNCHECKABLE,
+    VERDICTS,
+    Judgement,
+    Reading,
+    agrees,
+    verdict_of,
 )
+
+# Characters up to which all readings are told where there is room for one value.
+_LISTED = 160
 
 
 @dataclass(frozen=True)
@@ -43,29 +38,137 @@ class Checked:
 def check_claims(catalog: Catalog, claims: Sequence[PublishedClaim] | None = None) -> list[Checked]:
     """The findings of these claims, or of all; contradictions are sought among all claims that ship."""
     everything = read_claims()
-    evidence = Evidence(catalog)
+    asking = Questions(catalog, {claim.id: claim.spans[0].middle for claim in everything if claim.spans})
     against = contradictions(everything)
     return [
-        Checked(claim, _with_others(checked(evidence, claim), against.get(claim.id, {})))
+        Checked(claim, _with_others(claim, judged(asking, claim), against.get(claim.id, {})))
         for claim in (everything if claims is None else claims)
     ]
 
 
-def checked(evidence: Evidence, claim: PublishedClaim) -> Judgement:
-    if claim.id not in CHECKS:
-        raise BadInput(f"claim {claim.id} has no check")
+def judged(asking: Questions, claim: PublishedClaim) -> Judgement:
+    rests = dict[Rest, None]()
+    readings = tuple(
+        _asked(asking, claim, case, expression, names, rests)
+        for case, expression in claim.readings
+        for names in _cases(asking, claim, case.names)
+    )
+    tried = [one for one in readings if not one.impossible]
+    verdict = verdict_of([one.agrees for one in tried])
+    if verdict == HOLDS and claim.unless:
+        verdict = CONDITIONAL
+    asking.asked = Evidence()
+    note = claim.note.filled(lambda one: _filled(asking, claim, one)) if claim.note else ""
+    rests |= asking.asked.rests
+    if not rests:
+        rests = {Rest("catalog", one.lacks, "your files"): None for one in readings}
+    return Judgement(verdict, readings, _computed(claim, tried), _reason(claim, readings, note), tuple(rests))
+
+
+def _cases(asking: Questions, claim: PublishedClaim, named: frozenset[str]) -> list[dict[str, Any]]:
+    """What the variables of a reading are, in every combination."""
+    wanted = {key: values for key, values in claim.loops.items() if key in named}
+    lists = [one.value(asking.vocabulary) if isinstance(one, Expression) else one for one in wanted.values()]
+    return [dict(zip(wanted, values, strict=True)) for values in product(*lists)]
+
+
+def _asked(
+    asking: Questions, claim: PublishedClaim, case: Any, expression: Expression, names: Mapping[str, Any],
+    rests: dict[Rest, None],
+) -> Reading:  # fmt: skip
+    name = case.filled(lambda one: _text(one.value(names)))
+    asking.asked = Evidence()
     try:
-        return CHECKS[claim.id](evidence, claim)
-    except (BadInput, DoesNotFit) as error:
-        # A user's catalog may lack what a check needs, or be too small for the model that it runs.
-        return Judgement(
-            UNCHECKABLE, "no value", f"with this catalog: {error}", (Rest("catalog", str(error), "your files"),)
-        )
+        value = _value(asking, claim, expression, names)
+        reading = Reading(name, value, agrees(claim, value))
+    except BadData:
+        raise
+    except DoesNotFit as error:
+        reading = Reading(name, None, None, str(error), impossible=True)
+    except CrosstieError as error:
+        # A user's catalog may lack what is asked for.
+        reading = Reading(name, None, None, str(error))
+    rests |= asking.asked.rests
+    beyond = asking.asked.extrapolated
+    return replace(reading, extrapolated=bool(beyond) and all(beyond))
 
 
-def _with_others(finding: Judgement, others: Mapping[str, str]) -> Judgement:
-    """Another claim decides nothing that the check has decided; it only takes the place of no answer."""
-    named = tuple(sorted({*finding.contradicted_by, *others}))
+def _value(asking: Questions, claim: PublishedClaim, expression: Expression, names: Mapping[str, Any]) -> Any:
+    """With what it uses of `let`, in which each uses only those before it."""
+    known, used = {**asking.vocabulary, **names}, set(expression.names)
+    for name in reversed(claim.let):
+        used |= claim.let[name].names if name in used else set()
+    try:
+        for name, given in claim.let.items():
+            if name in used:
+                known[name] = given.value(known)
+        return expression.value(known)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadData(SHIPPED_CLAIMS, claim.id, f"'{expression.text}': {error}") from None
+
+
+def _filled(asking: Questions, claim: PublishedClaim, expression: Expression) -> str:
+    try:
+        return written(_value(asking, claim, expression, {}))
+    except BadData:
+        raise
+    except CrosstieError as error:
+        return f"({error})"
+
+
+def _text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _unit(claim: PublishedClaim) -> str:
+    return "" if claim.unit in ("", "bool") else f" {claim.unit}"
+
+
+def _computed(claim: PublishedClaim, tried: Sequence[Reading]) -> str:
+    """Every reading, or where that is long, how far they lie apart and the nearest."""
+    known = [one for one in tried if not one.lacks]
+    numbers = [one.value for one in known if _is_number(one.value)]
+    told = "; ".join(f"{one.name}: {written(one.value, brief=True)}" for one in known)
+    if len(known) == 1 and (numbers or isinstance(known[0].value, list)):
+        return written(known[0].value) + _unit(claim)
+    if len(told) <= _LISTED or not numbers:
+        return told or "no figure"
+    low, *_, high = sorted(map(likely, numbers))
+    agreeing = [one.value for one in known if one.agrees and _is_number(one.value)]
+    nearest = min(agreeing or numbers, key=lambda value: abs(likely(value) - claim.spans[0].middle))
+    return f"{written(low)} to {written(high)}{_unit(claim)}, nearest {written(nearest)}"
+
+
+def _is_number(value: object) -> TypeGuard[float | Uncertain]:
+    return isinstance(value, int | float | Uncertain) and not isinstance(value, bool)
+
+
+def _reason(claim: PublishedClaim, readings: Sequence[Reading], note: str) -> str:
+    """The readings by how they agree, what they were compared within, and what the data says besides."""
+    groups = {
+        "As claimed": [one for one in readings if one.agrees],
+        "Not as claimed": [one for one in readings if one.agrees is False],
+        "Not decided": [one for one in readings if one.agrees is None and not one.lacks],
+        "No figure": [one for one in readings if one.lacks and not one.impossible],
+        "Does not fit": [one for one in readings if one.impossible],
+    }
+    told = ". ".join(f"{how}: {'; '.join(map(str, some))}" for how, some in groups.items() if some)
+    values = [value for one in readings for value in (one.value if isinstance(one.value, list) else [one.value])]
+    within = [f"in{_unit(claim)}"] if any(map(_is_number, values)) and claim.unit not in ("", "x") else []
+    if any(isinstance(value, Uncertain) for value in values):
+        within.append("an estimate agrees if its 80% interval holds the claim")
+    if any(_is_number(value) and not isinstance(value, Uncertain) for value in values):
+        within += [f"compared within {100.0 * claim.tolerance:.3g}%"] if claim.tolerance else []
+        within += [f"compared within {claim.points:g} points"] if claim.points else []
+    told += f" ({'; '.join(within)})" if told and within else ""
+    unless = f"It does not hold {claim.unless}" if claim.unless and groups["As claimed"] else ""
+    return ". ".join(filter(None, (told, unless, note)))
+
+
+def _with_others(claim: PublishedClaim, finding: Judgement, others: Mapping[str, str]) -> Judgement:
+    """Another claim decides nothing that the readings have decided; it only takes the place of no answer."""
+    beside = claim.contradicts if finding.verdict != HOLDS else ()
+    named = tuple(sorted({*beside, *others}))
     if finding.verdict == UNCHECKABLE and others:
         said = "; ".join(f"{name} says {what}" for name, what in others.items())
         return replace(finding, verdict=CONTRADICTED, reason=f"{finding.reason}. {said}", contradicted_by=named)
@@ -74,24 +177,11 @@ def _with_others(finding: Judgement, others: Mapping[str, str]) -> Judgement:
 
 def contradictions(claims: Sequence[PublishedClaim]) -> dict[str, dict[str, str]]:
     """For a claim, those whose value for the same quantity does not overlap with its own, and what they say."""
-    by_id = {claim.id: claim for claim in claims}
     found: dict[str, dict[str, str]] = {}
-    for same in SAME:
-        values = {name: _value(by_id[name], part) for name, part in same.parts.items() if name in by_id}
-        for one, value in values.items():
-            for other, said in values.items():
-                if other != one and _differ(value, said):
-                    found.setdefault(one, {})[other] = f"{said} for the {same.quantity}"
+    for one, other in product(claims, claims):
+        if one.same and one.same == other.same and _differ(one.says_of_same, other.says_of_same):
+            found.setdefault(one.id, {})[other.id] = f"{other.says_of_same} for the {one.same}"
     return found
-
-
-def _value(claim: PublishedClaim, part: int | str) -> Span | str:
-    if isinstance(part, int):
-        return claim.spans[part]
-    match = re.search(part, claim.text)
-    if match and match.groups():
-        return Span(float(match[1]), float(match[1]))
-    return claim.value
 
 
 def _differ(one: Span | str, other: Span | str) -> bool:

@@ -12,11 +12,12 @@ Five public articles on AMD and NVIDIA for LLM inference, A to E, make 72 assert
 quantity and a value. This page checks each of them. `crosstie claims --markdown` prints it (`make claims`), and
 `crosstie claims c27` shows one claim with everything that its verdict rests on.
 
-Verdicts follow from a comparison. A check computes a value, from the catalog's facts, the performance model, measured
-results that others published or arithmetic, and compares it with the claim within a stated tolerance; another catalog
-gives other verdicts. A figure of the model comes with the interval that 80% of measurements are meant to fall in, and a
-claim agrees if it lies inside. What none of these has, most of all about software, was read in a public source, kept
-with its date in `claim_sources.toml`; there the verdict is our reading of that source.
+Each claim is a row of `claims.toml`: the claim, its readings (the cases that it leaves open), the question that each
+asks of the product, and a tolerance. Questions go through what `fit`, `compare` and `tco` run, to the catalog's facts
+and prices, to measured results that others published, or to a public source, kept with its date in
+`claim_sources.toml`. The verdict follows from how many readings agree; another catalog gives other verdicts. A figure
+of the model comes with the interval that 80% of measurements are meant to fall in, and a claim agrees if it lies
+inside. Where a source is asked, most of all about software, the verdict is our reading of it.
 **Crosstie has run nothing on an AMD GPU**: AMD's measured rows are others', and estimates for AMD rest on them.
 """
 
@@ -27,7 +28,7 @@ _NOTES = """## How to read it
 - Estimates are for the software that was measured last. A figure that was true of an older release can look wrong here.
 - Prices are a snapshot of the catalog's, most of them third parties', and rents of one GPU differ many times
   over. A price that rests on one of the articles is left out, whichever claim is checked.
-- Another claim is no evidence: "contradicted by another" is given only where the check has no answer of its own.
+- Another claim is no evidence: "contradicted by another" is given only where the readings have no answer.
 """
 
 

@@ -1,18 +1,30 @@
-"""Assertions of public articles: one CSV in, claims out, their values read as numbers, ranges or words."""
+"""Assertions of public articles, from claims.toml: what each says, and the questions that it is checked by.
 
-import csv
-import io
+A claim has what an article says (`says`), and readings: cases that it leaves open, by name, each with an expression
+over the vocabulary of `questions`. `for` has lists of values, and a reading is asked for each of those that its name
+has in braces. `let` has expressions that others use by name. `tolerance` is a fraction of the claimed value, `points`
+is in its unit; a value with an interval agrees if the interval holds the claim. `wanted` is what readings are compared
+with where that is not the claimed value; `unless` a case, told by no figure, in which it does not hold. `same` names a
+quantity that other claims speak of too, `contradicts` claims that it cannot be true beside.
+"""
+
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from crosstie.catalog.library import SHIPPED
-from crosstie.catalog.reading import text_of
+from crosstie.catalog.reading import number, only_keys, optional_text, read_toml, table, text, texts
 from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
+from crosstie.prove.claims.expressions import Expression, Template, read_expression, read_template
+from crosstie.prove.claims.questions import VOCABULARY
 
-SHIPPED_CLAIMS = SHIPPED / "claims.csv"
-COLUMNS = ("id", "article", "kind", "subject", "claim", "value", "unit")
+SHIPPED_CLAIMS = SHIPPED / "claims.toml"
+SAYS = ("article", "kind", "subject", "claim", "value", "unit")
+_WORDS = ("wanted", "unless", "same", "same_value")
+KEYS = {"says", "readings", "for", "let", "tolerance", "points", "note", "contradicts", *_WORDS}
 KINDS = ("spec", "fit", "perf", "cost", "policy", "software", "recommend")
 _NUMBER = r"\d+(?:\.\d+)?"
 _SPAN = re.compile(rf"±?({_NUMBER})(?:-({_NUMBER}))?")
@@ -26,9 +38,9 @@ class Span:
     low: float
     high: float
 
-    def holds(self, value: float, tolerance: float) -> bool:
-        """Whether the value lies in the span, give or take a fraction of the span's ends."""
-        return self.low * (1.0 - tolerance) <= value <= self.high * (1.0 + tolerance)
+    def holds(self, value: float, tolerance: float = 0.0, points: float = 0.0) -> bool:
+        """Whether the value lies in the span, give or take a fraction of the span's ends, or so many units."""
+        return self.low * (1.0 - tolerance) - points <= value <= self.high * (1.0 + tolerance) + points
 
     def meets(self, low: float, high: float) -> bool:
         return self.low <= high and low <= self.high
@@ -50,21 +62,33 @@ class PublishedClaim:
     text: str
     value: str
     unit: str
+    readings: tuple[tuple[Template, Expression], ...]
+    loops: dict[str, list[Any] | Expression]
+    let: dict[str, Expression]
+    tolerance: float = 0.0
+    points: float = 0.0
+    wanted: str = ""
+    unless: str = ""
+    note: Template | None = None
+    same: str = ""
+    same_value: str = ""
+    contradicts: tuple[str, ...] = ()
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The value's numbers, `2 and 4-6` as two spans; none where the value is a word."""
-        return spans_of(self.value)
-
-    @property
-    def only(self) -> Span:
-        """The span of a claim that has one value."""
-        (span,) = self.spans
-        return span
+        """The numbers that readings are compared with, `2 and 4-6` as two spans; none where the value is a word."""
+        return spans_of(self.wanted or self.value)
 
     @property
     def says_yes(self) -> bool:
-        return self.value == "yes"
+        """Of readings that are true or false: whether true is as claimed."""
+        return self.value != "no"
+
+    @property
+    def says_of_same(self) -> Span | str:
+        said = self.same_value or self.value
+        spans = spans_of(said)
+        return spans[0] if spans else said
 
     @property
     def words(self) -> str:
@@ -80,42 +104,59 @@ def spans_of(text: str) -> tuple[Span, ...]:
 
 @cache
 def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[PublishedClaim, ...]:
-    text = text_of(file)
-    rows = csv.DictReader(io.StringIO(text), strict=True)
-    claims: dict[str, PublishedClaim] = {}
-    try:
-        names = tuple(rows.fieldnames or ())
-        for name in names:
-            if name not in COLUMNS:
-                hint = near_names(name, COLUMNS)
-                raise BadData(file, "line 1", f"unknown column '{name}'{f'; did you mean {hint[0]}?' if hint else ''}")
-        if names != COLUMNS:
-            raise BadData(file, "line 1", f"columns must be {','.join(COLUMNS)}")
-        for row in rows:
-            where = f"line {rows.line_num}"
-            claim = _read_row(file, where, row)
-            if claim.id in claims:
-                raise BadData(file, where, f"id '{claim.id}' is there twice")
-            claims[claim.id] = claim
-    except csv.Error as error:
-        raise BadData(file, f"line {rows.line_num}", f"not valid CSV: {error}") from None
-    return tuple(claims.values())
+    raw = read_toml(file)
+    found = tuple(_read_claim(file, name, table(file, name, entry)) for name, entry in raw.items())
+    for claim in found:
+        for other in claim.contradicts:
+            if other not in raw:
+                raise BadData(file, f"{claim.id}.contradicts", f"there is no claim {other}")
+    return found
 
 
-def _read_row(file: Path, where: str, row: dict[str, str]) -> PublishedClaim:
-    if None in row or None in row.values():
-        raise BadData(file, where, f"must have {len(COLUMNS)} fields")
-    for name in ("id", "article", "kind", "subject", "claim", "value"):
-        if not row[name].strip():
-            raise BadData(file, where, f"{name} is empty")
-    if not _ID.fullmatch(row["id"]):
-        raise BadData(file, where, f"id '{row['id']}' is not c and a number")
-    if row["kind"] not in KINDS:
-        raise BadData(file, where, f"kind '{row['kind']}' is not one of {', '.join(KINDS)}")
-    if row["unit"] == "bool" and row["value"] not in ("yes", "no"):
-        raise BadData(file, where, f"value '{row['value']}' must be yes or no")
-    fields = {name: row[name] for name in ("id", "article", "kind", "subject", "value", "unit")}
-    return PublishedClaim(text=row["claim"], **fields)
+def _read_claim(file: Path, name: str, raw: dict[str, Any]) -> PublishedClaim:
+    if not _ID.fullmatch(name):
+        raise BadData(file, name, "is not c and a number")
+    only_keys(file, name, raw, KEYS)
+    said = table(file, f"{name}.says", raw.get("says"))
+    only_keys(file, f"{name}.says", said, set(SAYS))
+    says = {key: text(file, f"{name}.says.{key}", said.get(key)) for key in SAYS[:-1]}
+    says["unit"] = optional_text(file, f"{name}.says.unit", said.get("unit"))
+    if says["kind"] not in KINDS:
+        raise BadData(file, f"{name}.says.kind", f"'{says['kind']}' is not one of {', '.join(KINDS)}")
+    if says["unit"] == "bool" and says["value"] not in ("yes", "no"):
+        raise BadData(file, f"{name}.says.value", f"'{says['value']}' must be yes or no")
+    says["text"] = says.pop("claim")
+    known = set(VOCABULARY)
+
+    def read(kind: Any, where: str, given: object, names: Collection[str] = known) -> Any:
+        try:
+            return kind(text(file, f"{name}.{where}", given), names)
+        except ValueError as error:
+            raise BadData(file, f"{name}.{where}", str(error)) from None
+
+    loops, let = dict[str, Any](), dict[str, Expression]()
+    for key, given in table(file, f"{name}.for", raw.get("for", {})).items():
+        loops[key] = given if isinstance(given, list) else read(read_expression, f"for.{key}", given)
+    known.update(loops)
+    for key, given in table(file, f"{name}.let", raw.get("let", {})).items():
+        let[key] = read(read_expression, f"let.{key}", given)
+        known.add(key)
+    readings = tuple(
+        (read(read_template, "readings", key, loops), read(read_expression, f"readings.{key}", given))
+        for key, given in table(file, f"{name}.readings", raw.get("readings")).items()
+    )
+    for case, asked in readings:
+        for loop in loops.keys() & (asked.names | {n for used in asked.names & let.keys() for n in let[used].names}):
+            if loop not in case.names:
+                raise BadData(file, f"{name}.readings", f"'{''.join(case.words)}' uses {loop} and does not name it")
+    return PublishedClaim(
+        id=name, **says, readings=readings, loops=loops, let=let,
+        tolerance=number(file, f"{name}.tolerance", raw.get("tolerance", 0.0), 0.0, 1.0),
+        points=number(file, f"{name}.points", raw.get("points", 0.0), 0.0, 100.0),
+        note=read(read_template, "note", raw["note"]) if "note" in raw else None,
+        contradicts=texts(file, f"{name}.contradicts", raw.get("contradicts", [])),
+        **{key: optional_text(file, f"{name}.{key}", raw.get(key)) for key in _WORDS},
+    )  # fmt: skip
 
 
 def select(

@@ -2,19 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from crosstie.catalog.library import SHIPPED
+from crosstie.catalog.reading import only_keys, optional_text, sourced_file, table, text
+from crosstie.core.deployment import Deployment
+from crosstie.core.errors import BadData
+from crosstie.core.estimate import Estimate
 from crosstie.core.fact import Fact, Label
+from crosstie.core.figures import significant
+from crosstie.core.model import Model
+from crosstie.decide.compare.scorecard import Load
 from crosstie.decide.cost.prices import Quote
 from crosstie.prove.calibration.results import OperatingPoint
-from crosstie.prove.claims.evidence import EstimatedRun, Evidence
 
-
-def percent(fraction: float) -> str:
-    return f"{round(100.0 * fraction) + 0:d}%"
-
-
-def between(low: float, high: float, unit: str = "") -> str:
-    return f"{low:,.3g} to {high:,.3g}{unit}" if high < 1000 else f"{low:,.0f} to {high:,.0f}{unit}"
+SHIPPED_SOURCES = SHIPPED / "claim_sources.toml"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,56 +29,69 @@ class Rest:
     date: str = ""
 
 
+@dataclass(frozen=True)
+class PublicFact:
+    """A figure or a word of a public source, in this project's words."""
+
+    value: float | str
+    unit: str
+    says: str
+    source: str
+    date: str
+
+    @property
+    def rest(self) -> Rest:
+        value = f"{self.value:,.10g}" if isinstance(self.value, float) else self.value
+        return Rest("source", f"{self.says}: {value} {self.unit}".rstrip(), self.source, self.date)
+
+
+def read_public_facts(file: Path = SHIPPED_SOURCES) -> dict[str, PublicFact]:
+    found = {}
+    with sourced_file(file, ["facts"]) as (raw, sources):
+        for name, said in table(file, "facts", raw.get("facts")).items():
+            where, entry = f"facts.{name}", table(file, f"facts.{name}", said)
+            only_keys(file, where, entry, {"value", "unit", "says", "source"})
+            value = entry.get("value")
+            if isinstance(value, bool) or not isinstance(value, int | float | str):
+                raise BadData(file, f"{where}.value", "must be a number or a word")
+            reference, dated = sources.cite(where, entry.get("source"))
+            found[name] = PublicFact(
+                value=value if isinstance(value, str) else float(value),
+                unit=optional_text(file, f"{where}.unit", entry.get("unit")),
+                says=text(file, f"{where}.says", entry.get("says")),
+                source=reference,
+                date=dated,
+            )
+    return found
+
+
 def fact_rest(owner: str, path: str, fact: Fact | Label) -> Rest:
     note = f"; {fact.note}" if fact.note else ""
     return Rest("catalog", f"{owner} {path} {fact} ({fact.basis}{note})", fact.source, fact.date)
 
 
-def fact_rests(evidence: Evidence, *fields: str) -> list[Rest]:
-    """Of the catalog, each as `mi300x memory.capacity`."""
-    pairs = [tuple(field.split()) for field in fields]
-    return [fact_rest(owner, path, evidence.named(owner, path)) for owner, path in pairs]
-
-
-def source_rests(evidence: Evidence, *names: str) -> list[Rest]:
-    found = []
-    for fact in map(evidence.fact, names):
-        value = f"{fact.value:,.10g}" if isinstance(fact.value, float) else fact.value
-        found.append(Rest("source", f"{fact.says}: {value} {fact.unit}".rstrip(), fact.source, fact.date))
-    return found
-
-
-def run_rest(run: EstimatedRun) -> Rest:
-    low, high = run.interval
-    what = f"{run.point}: {run.per_gpu:,.0f} tok/s per GPU, 80% {between(low, high)}"
-    return Rest("model", f"{what}; {run.estimate.basis}")
+def run_rest(deployment: Deployment, found: Estimate, load: Load) -> Rest:
+    at = f"{load.concurrency} in flight, {load.input_tokens:,} in, {load.output_tokens:,} out"
+    what = f"{deployment.label}, {at}: {significant(found.output_tokens_per_s_per_gpu)} tok/s per GPU"
+    if found.interval:
+        low, high = map(significant, found.interval.per_gpu(deployment.parallelism.gpus))
+        what += f", 80% {low} to {high}"
+    return Rest("model", f"{what}; {found.basis}")
 
 
 def rows_rest(points: Sequence[OperatingPoint], what: str) -> Rest:
     sources = sorted({p["source_id"] for p in points})
     dates = sorted({p["date"] for p in points if p["date"][:2] == "20"})
-    return Rest(
-        "measured",
-        what,
-        f"shipped results: {', '.join(sources)}",
-        " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else "",
-    )
+    span = " to ".join(dict.fromkeys((dates[0], dates[-1]))) if dates else ""
+    return Rest("measured", what, f"shipped results: {', '.join(sources)}", span)
 
 
-def model_rest(evidence: Evidence, model: str, what: str) -> Rest:
-    found = evidence.catalog.model(model)
-    return Rest(
-        "catalog",
-        f"{found.name}, {found.parameters / 1e9:.2f} B parameters from its config: {what}",
-        found.source,
-        found.date,
-    )
+def model_rest(model: Model, what: str) -> Rest:
+    told = f"{model.name}, {model.parameters / 1e9:.2f} B parameters from its config: {what}"
+    return Rest("catalog", told, model.source, model.date)
 
 
 def quote_rest(quote: Quote) -> Rest:
-    usd = f"{quote.usd:,.0f} USD" if quote.kind == "purchase" else f"{quote.usd:,.3g} USD/h"
-    what = f"{quote.accelerator} {quote.kind} {usd}"
-    if quote.prices > 1:
-        what += f", {between(quote.low, quote.high)} over {quote.prices} prices"
-    what += f" ({quote.provider})"
+    usd = f"{quote.usd:,.0f} USD" if quote.kind == "purchase" else f"{significant(quote.usd)} USD/h"
+    what = f"{quote.accelerator} {quote.kind} {usd} ({quote.origin})"
     return Rest("catalog", what, "prices.csv, sources by row: crosstie catalog list prices", quote.date)

@@ -1,16 +1,12 @@
-"""What a check of a claim gives: a verdict, the value beside it, the reason, and what that rests on.
+"""What a check of a claim gives: its readings, the verdict that follows from them, and what that rests on."""
 
-A check is a function of the evidence and the claim, registered under the claim's id. It computes first and
-compares then, so that another catalog gives another verdict.
-"""
-
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crosstie.core.errors import BadInput, did_you_mean, near_names
-from crosstie.prove.claims.evidence import Evidence
 from crosstie.prove.claims.reading import PublishedClaim
 from crosstie.prove.claims.rests import Rest
+from crosstie.prove.claims.uncertain import Uncertain, written
 
 HOLDS = "holds"
 CONDITIONAL = "holds under stated conditions"
@@ -21,7 +17,7 @@ VERDICTS = {
     HOLDS: "every value computed or sourced here agrees, within the tolerance that the reason names",
     CONDITIONAL: "it agrees in a case that the claim leaves open, which the reason names, and not in all",
     WRONG: "what was computed or sourced lies elsewhere",
-    CONTRADICTED: "the check alone does not settle it, and another claim of the list says otherwise",
+    CONTRADICTED: "the readings do not settle it, and another claim of the list says otherwise",
     UNCHECKABLE: "neither the catalog, the model nor a public source that was read has the figure",
 }
 
@@ -37,61 +33,76 @@ def verdict_named(name: str) -> str:
     raise BadInput(f"unknown verdict '{name}'.{hint} Known: {', '.join(VERDICTS)}.")
 
 
-class Verdict(str):
-    """One of the verdicts, which knows how many of the readings that were tried agree with the claim."""
+@dataclass(frozen=True)
+class Reading:
+    """One case of a claim: what the product answers, and whether that is as claimed; None where nothing tells."""
 
-    agreeing: int
-    tried: int
+    name: str
+    value: object
+    agrees: bool | None
+    # Why there is no value; and whether that is so because the case is impossible, as where GPUs cannot hold the model.
+    lacks: str = ""
+    impossible: bool = False
+    # Whether all that it rests on are estimates of something that was not measured there.
+    extrapolated: bool = False
+
+    @property
+    def said(self) -> str:
+        return self.lacks or written(self.value)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.said}"
+
+
+def verdict_of(agree: Sequence[bool | None]) -> str:
+    """All, some or none of the cases agree; where none does and of some nothing is known, it is open."""
+    if any(agree):
+        return HOLDS if all(agree) else CONDITIONAL
+    return UNCHECKABLE if None in agree or not agree else WRONG
 
 
 @dataclass(frozen=True)
 class Judgement:
     verdict: str
+    # All that were tried; `tried` leaves out cases that cannot be.
+    readings: tuple[Reading, ...]
     computed: str
     reason: str
     rests: Sequence[Rest]
     contradicted_by: tuple[str, ...] = ()
 
     @property
-    def readings(self) -> tuple[int, int] | None:
-        """Of the ways to read the claim, those in which it agrees, and those that were tried; None: only one."""
-        found = self.verdict
-        return (found.agreeing, found.tried) if isinstance(found, Verdict) and found.tried > 1 else None
+    def tried(self) -> list[Reading]:
+        return [one for one in self.readings if not one.impossible]
+
+    @property
+    def agreeing(self) -> int:
+        return sum(bool(one.agrees) for one in self.tried)
 
     @property
     def extrapolated(self) -> bool:
-        """Whether every estimate that it rests on is of something that was not measured there."""
-        estimates = [rest.what for rest in self.rests if rest.kind == "model" and " in flight" in rest.what]
-        return bool(estimates) and all("extrapolated" in what for what in estimates)
+        return bool(self.tried) and all(one.extrapolated for one in self.tried)
 
     @property
     def qualified(self) -> str:
         """The verdict with what it must not be read without."""
-        more = [f"{self.readings[0]} of {self.readings[1]} readings agree"] if self.readings else []
+        more = [f"{self.agreeing} of {len(self.tried)} readings agree"] if len(self.tried) > 1 else []
         more += ["by extrapolation alone"] if self.extrapolated else []
-        return f"{self.verdict} ({', '.join(more)})" if more else str(self.verdict)
+        return f"{self.verdict} ({', '.join(more)})" if more else self.verdict
 
 
-Check = Callable[[Evidence, PublishedClaim], Judgement]
-CHECKS: dict[str, Check] = {}
-
-
-def check(*ids: str) -> Callable[[Check], Check]:
-    """Registers a check under the ids of the claims that it decides."""
-
-    def register(function: Check) -> Check:
-        for name in ids:
-            if name in CHECKS:
-                raise ValueError(f"claim {name} has two checks")
-            CHECKS[name] = function
-        return function
-
-    return register
-
-
-def verdict_of(agrees: Iterable[bool]) -> Verdict:
-    """Of cases that a claim leaves open: all, some or none of them agree."""
-    cases = list(agrees)
-    found = Verdict(HOLDS if all(cases) else CONDITIONAL if any(cases) else WRONG)
-    found.agreeing, found.tried = sum(cases), len(cases)
-    return found
+def agrees(claim: PublishedClaim, value: object) -> bool | None:
+    """Intervals must hold the claim, numbers lie within its tolerance, words be its own."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return value == claim.says_yes
+    if isinstance(value, str):
+        return value.casefold() == claim.value.casefold()
+    values = value if isinstance(value, list) else [value]
+    if len(values) != len(claim.spans):
+        raise BadInput(f"claim {claim.id} has {len(claim.spans)} numbers, and its reading {len(values)}")
+    return all(
+        span.meets(*one.ends) if isinstance(one, Uncertain) else span.holds(one, claim.tolerance, claim.points)
+        for span, one in zip(claim.spans, values, strict=True)
+    )
