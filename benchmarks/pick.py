@@ -42,8 +42,8 @@ async def noop(port: int, endpoint: str) -> None:
     import grpc
     from tests.run.pick.declared import ProcessingRequest
 
-    from crosstie.run.pick import messages
-    from crosstie.run.pick.server import EXT_PROC
+    from crosstie_gateway.pick import messages
+    from crosstie_gateway.pick.server import EXT_PROC
 
     async def process(_: object, context: grpc.aio.ServicerContext) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:

@@ -18,16 +18,16 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import shipped_traces
 from crosstie.core.fleet import Fleet
-from crosstie.demo.demo import CREDITS, TRACES, PolicyRun, run_demo
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.outcomes import result_of
 from crosstie.prove.replay.replay import RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
+from crosstie_gateway.demo.demo import CREDITS, TRACES, PolicyRun, run_demo
 
 _STARTS_ONE_AND_WAITS = """
 import sys, time
 from pathlib import Path
-from crosstie.run.service.start import serve
+from crosstie_gateway.service.start import serve
 with serve(Path(sys.argv[1]), emulate=True, speed=20.0) as child:
     pids = Path(f"/proc/{child.process.pid}/task/{child.process.pid}/children").read_text()
     print(child.process.pid, pids, flush=True)
@@ -54,7 +54,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_demo_in_small(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie.demo.demo._SIMULATED", 200)
+    monkeypatch.setattr("crosstie_gateway.demo.demo._SIMULATED", 200)
     seen = crosstie("demo", "--seconds", "10", "--speed", "10", "--json")
     assert seen.status == 0
     said = json.loads(seen.out)
@@ -95,9 +95,9 @@ def test_a_machine_too_slow_for_the_demo_gets_half_the_speed(
         return [run] * policies, f"http://at-{speed:g}"
 
     small = fleet(pool())
-    monkeypatch.setattr("crosstie.demo.demo._runs", runs)
-    monkeypatch.setattr("crosstie.demo.demo.planned", lambda catalog: (None, small, []))
-    monkeypatch.setattr("crosstie.demo.demo.demo_requests", lambda fleet, seconds: [])
+    monkeypatch.setattr("crosstie_gateway.demo.demo._runs", runs)
+    monkeypatch.setattr("crosstie_gateway.demo.demo.planned", lambda catalog: (None, small, []))
+    monkeypatch.setattr("crosstie_gateway.demo.demo.demo_requests", lambda fleet, seconds: [])
     with ExitStack() as held:
         demo, url = run_demo(Catalog(), held, speed=10.0, seconds=5.0)
         assert (demo.speed, url) == (speeds[-1], f"http://at-{speeds[-1]:g}")

@@ -14,10 +14,10 @@ from tests.run.gateway.test_keys import keyed
 from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Adapter, Pool, Serving
-from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.emulate.server import EmulatedServer
 from crosstie.wire.fetch import Answer
+from crosstie_gateway.emulate.faults import Fault
+from crosstie_gateway.emulate.fleet import EmulatedFleet, start
+from crosstie_gateway.emulate.server import EmulatedServer
 
 SPEED = 20.0
 A, B, C = "sql", "legal", "poems"

@@ -13,12 +13,12 @@ from tests.run.gateway.fakes import CALM, HASTY, MODEL, Fake, fakes, fleet_of, p
 from tests.run.gateway.test_faults import STREAM
 from tests.wire.test_server import on_loop
 
-from crosstie.run.gateway.body import read_body
-from crosstie.run.gateway.exchange import Exchange
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
 from crosstie.wire.server import Reply
 from crosstie.wire.sse import payloads
+from crosstie_gateway.gateway.body import read_body
+from crosstie_gateway.gateway.exchange import Exchange
 
 
 @pytest.fixture(autouse=True)

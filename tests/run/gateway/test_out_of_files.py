@@ -126,7 +126,7 @@ def test_connections_fit_the_limit_of_files(
     monkeypatch: pytest.MonkeyPatch, asked: int, files: float, chosen: int, said: bool
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr("crosstie.run.service.process.most_files", lambda: files)
+        monkeypatch.setattr("crosstie_gateway.service.process.most_files", lambda: files)
         async with fakes() as [fake]:
             serving = msgspec.structs.replace(CALM, max_connections=asked)
             async with running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:

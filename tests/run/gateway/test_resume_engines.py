@@ -19,13 +19,13 @@ from tests.run.service.test_local import real
 from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Serving
-from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import start
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.service.local import LocalEngine, start_local
 from crosstie.wire.client import Headers
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.emulate.faults import Fault
+from crosstie_gateway.emulate.fleet import start
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.service.local import LocalEngine, start_local
 
 if TYPE_CHECKING:
     import openai

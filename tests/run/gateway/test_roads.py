@@ -10,12 +10,12 @@ from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, pool_
 from tests.waiting import LIMIT_S
 from tests.wire.test_server import on_loop
 
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.gateway.roads import FORMS, PASSED
-from crosstie.run.wire.multipart import read_form
 from crosstie.wire.fetch import fetch
 from crosstie.wire.request import Request
 from crosstie.wire.server import Reply
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.gateway.roads import FORMS, PASSED
+from crosstie_gateway.wire.multipart import read_form
 
 if TYPE_CHECKING:
     import openai

@@ -16,17 +16,17 @@ from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import SharedState
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
-from crosstie.run.ledger.places import open_store
-from crosstie.run.pick import messages
-from crosstie.run.pick.picked import check_endpoints, endpoint_of
-from crosstie.run.pick.server import EXT_PROC
-from crosstie.run.pick.stream import PickSettings
-from crosstie.run.service.edge import Edge
-from crosstie.run.service.ledger import Ledger
 from crosstie.wire.address import Address
 from crosstie.wire.request import Request
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.ledger.keys import Key, digest, new_public_id, new_secret, shown
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.pick import messages
+from crosstie_gateway.pick.picked import check_endpoints, endpoint_of
+from crosstie_gateway.pick.server import EXT_PROC
+from crosstie_gateway.pick.stream import PickSettings
+from crosstie_gateway.service.edge import Edge
+from crosstie_gateway.service.ledger import Ledger
 
 ANSWER = json.dumps(
     {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}

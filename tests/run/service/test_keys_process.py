@@ -20,7 +20,7 @@ from tests.run.service.processes import Running, comes_true, command, environmen
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import SharedState
 from crosstie.core.usage import total
-from crosstie.run.ledger.places import open_store
+from crosstie_gateway.ledger.places import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from tests.wire.test_server import on_loop
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie.run.gateway.pages import OPS
-from crosstie.run.service.door import OpsDoor
 from crosstie.wire.address import Address
 from crosstie.wire.fetch import fetch_once
+from crosstie_gateway.gateway.pages import OPS
+from crosstie_gateway.service.door import OpsDoor
 
 
 @on_loop
