@@ -23,7 +23,7 @@ TESTS = {
 }  # fmt: skip
 
 
-def tests_of(package: str) -> list[str]:
+def paths_of(package: str) -> list[str]:
     """What pytest is given to run the tests of one package."""
     if package in TESTS:
         return [f"tests/{path}" for path in TESTS[package]]
@@ -33,4 +33,4 @@ def tests_of(package: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(*tests_of(sys.argv[1]))
+    print(*paths_of(sys.argv[1]))
