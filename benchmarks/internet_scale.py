@@ -4,10 +4,10 @@
     python benchmarks/internet_scale.py --draw RESULT.json ... --picture docs/img/internet-scale.svg
 
 Engines are those of `sim.engine`, decisions and corrections those of `route`, one router for each of 12 gateways, which
-know of each other what `run.share` would tell them: what has changed every 20 ms, through one Redis in the first
-region, so that it is old by the way there and on. No GPU runs, and no network: both are data. `--scale 0.1` has a tenth
-of the replicas and of the traffic. Faults come one after the other: a pool is lost for good, then a gateway, then a
-region.
+know of each other what the gateways' `share` would tell them: what has changed every 20 ms, through one Redis in the
+first region, so that it is old by the way there and on. No GPU runs, and no network: both are data. `--scale 0.1` has
+a tenth of the replicas and of the traffic. Faults come one after the other: a pool is lost for good, then a gateway,
+then a region.
 
 Under `--scope region` a gateway knows the pools of its own region only, as regional balancers do.
 """

@@ -25,12 +25,12 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Fleet
 from crosstie.route.held import HeldBlocks, PromptTokens
 from crosstie.route.live import LiveFleet
-from crosstie.run.gateway.backend import engine_load
-from crosstie.run.gateway.gateway import Gateway
-from crosstie.run.service.admin_view import fleet_view
-from crosstie.run.share.board import Board
-from crosstie.run.share.learnt import Learnt, LearntReport
-from crosstie.run.share.peers import PeerReport, Peers
+from crosstie_gateway.gateway.backend import engine_load
+from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.service.admin_view import fleet_view
+from crosstie_gateway.share.board import Board
+from crosstie_gateway.share.learnt import Learnt, LearntReport
+from crosstie_gateway.share.peers import PeerReport, Peers
 from route_speed import QUIET_S, additions_s, fleet_of, least_s
 
 PAGE = Path(__file__).parents[1] / "tests" / "engines" / "data" / "vllm_metrics.txt"

@@ -22,8 +22,8 @@ from prometheus_client.openmetrics.exposition import generate_latest as open_met
 
 from crosstie.route.ask import Ask
 from crosstie.route.live import ServedRequest
-from crosstie.run.gateway import metrics as ours
-from crosstie.run.gateway.record import RequestRecord
+from crosstie_gateway.gateway import metrics as ours
+from crosstie_gateway.gateway.record import RequestRecord
 
 TTFT_S, TPOT_S = ours.TTFT_S, ours.TPOT_S
 LABELS = ("pool", "model", "class", "outcome", "status")

@@ -22,10 +22,10 @@ from tests.run.gateway.fakes import MODEL, Fake, fleet_of, pool_of
 from tests.run.pick.envoys import envoy, free_port
 
 from crosstie.catalog.fleet_text import fleet_text
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hello " * 200}]}).encode()
@@ -42,8 +42,8 @@ async def noop(port: int, endpoint: str) -> None:
     import grpc
     from tests.run.pick.declared import ProcessingRequest
 
-    from crosstie.run.pick import messages
-    from crosstie.run.pick.server import EXT_PROC
+    from crosstie_gateway.pick import messages
+    from crosstie_gateway.pick.server import EXT_PROC
 
     async def process(_: object, context: grpc.aio.ServicerContext) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:

@@ -8,7 +8,7 @@
                 `first_token`, `end`, what others change meanwhile, and views that grow old. Prompts have 16 blocks: 8
                 that all share, 8 of one of as many conversations as there are replicas
     shared      the decisions of `served` alone, where 11 other gateways have as many and their load is shared: what the
-                router reads of the board (`run.share`) is in it, what whoever listens to Redis writes there is not
+                router reads of the board (its `share`) is in it, what whoever listens to Redis writes there is not
     late        a decision that finds nobody within the target, and waits
     full        a decision that finds nobody with room, and waits
 
@@ -33,7 +33,7 @@ from crosstie.route.live import LiveFleet
 from crosstie.route.policies import POLICIES, make_policy
 from crosstie.route.policy import predict
 from crosstie.route.router import Router
-from crosstie.run.share.board import Board, Cell
+from crosstie_gateway.share.board import Board, Cell
 
 MODEL = "llama-3.1-8b"
 KINDS = ("mi300x", "h200", "mi325x", "h100-sxm", "b200", "mi355x", "l40s", "b300")

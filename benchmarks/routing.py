@@ -48,11 +48,11 @@ from crosstie.prove.replay.outcomes import result_of, targets_of
 from crosstie.prove.replay.prompts import Sizing, text
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
-from crosstie.run.service.start import RunningGateway, serve
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.service.start import RunningGateway, serve
 
 POLICIES: tuple[Policy, ...] = ("cheapest-meeting-target", "round-robin", "least-loaded", "prefix")
 TRACES = {"chat": "azure-2023-conversation", "code": "azure-2023-code", "documents": "mooncake-conversation"}

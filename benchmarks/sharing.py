@@ -2,7 +2,7 @@
 
     python benchmarks/sharing.py [--quick] [--gateways 2,4,8] [--json benchmarks/results/sharing.json]
 
-In virtual time, with the real policies, boards and messages (`run.share`: what is told is encoded, carried, decoded);
+In virtual time, with the real policies, boards and messages (its `share`: what is told is encoded, carried, decoded);
 only what carries them is simulated: each message takes `--delay-ms` to Redis and again from there, may be lost, and a
 gateway may be cut off. Engines are those of `sim.engine`; no GPU runs. The fleet is benchmarks/sharing.toml.
 
@@ -53,11 +53,11 @@ from crosstie.route.observed import Observations
 from crosstie.route.policies import make_policy
 from crosstie.route.policy import predict
 from crosstie.route.router import Router
-from crosstie.run.share.board import Board
-from crosstie.run.share.learnt import Learnt, LearntReport
-from crosstie.run.share.peers import PeerReport, Peers
-from crosstie.run.share.redis_share import LEARN_S, TELL_S, WHOLE_S
 from crosstie.sim.engine import Engine
+from crosstie_gateway.share.board import Board
+from crosstie_gateway.share.learnt import Learnt, LearntReport
+from crosstie_gateway.share.peers import PeerReport, Peers
+from crosstie_gateway.share.redis_share import LEARN_S, TELL_S, WHOLE_S
 from queueing import QueueingGateway
 
 TRACES = {"chat": "azure-2023-conversation", "code": "azure-2023-code", "documents": "mooncake-conversation"}

@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from crosstie.core.finding import Finding
-from crosstie.port.source.check import preflight_source
+from crosstie_port.source.check import preflight_source
 
 TABLE = Path(__file__).with_suffix("").parent / "source_ports.toml"
 NEAR = 3

@@ -1,6 +1,6 @@
-"""Whether an installed Crosstie runs the modules that setup.py compiles as compiled: the test of a wheel.
+"""Whether an installed gateway runs the modules that its setup.py compiles as compiled: the test of a wheel.
 
-check_compiled.py path/of/setup.py
+check_compiled.py packages/gateway/setup.py
 """
 
 import ast
@@ -14,8 +14,13 @@ def compiled_modules(setup: Path) -> list[str]:
     for node in ast.parse(setup.read_text(encoding="utf-8")).body:
         match node:
             case ast.Assign(targets=[ast.Name(id="COMPILED")], value=said):
-                rooms: dict[str, list[str]] = ast.literal_eval(said)
-                return [f"crosstie.{room.replace('/', '.')}.{name}" for room, names in rooms.items() for name in names]
+                folders: dict[str, dict[str, list[str]]] = ast.literal_eval(said)
+                return [
+                    f"{Path(folder).name}.{room}.{name}"
+                    for folder, rooms in folders.items()
+                    for room, names in rooms.items()
+                    for name in names
+                ]
     raise SystemExit(f"{setup}: no COMPILED")
 
 

@@ -1,76 +1,76 @@
-"""Draws the rooms as docs/img/rooms.svg: what stands higher may import what stands lower.
+"""Draws the rooms of each package: what stands higher may import what stands lower.
 
-    rooms_picture.py docs/img/rooms.svg
+    rooms_picture.py docs/img
 
-A test holds the drawing against the folders and the imports that there are.
+A test holds the drawings against the folders and the imports that there are.
 """
 
 import sys
 from pathlib import Path
 
 WIDTH, ROW, GAP, TOP = 820, 34, 8, 46
-# From the top of the house to its ground: bands, each of wings side by side, each of rows of rooms.
-BANDS: list[dict[str, list[list[str]]]] = [
-    {"": [["cli"], ["web"]]},
-    {
-        "prove": [
-            ["prove.claims", "prove.review", "prove.loop", "prove.porting"],
-            ["prove.bench", "prove.parity", "prove.profile"],
-            ["prove.replay", "prove.calibration"],
-            ["prove.probe"],
-        ],
-    },
-    {"operate": [["operate.scale"]]},
-    {
-        "decide": [
-            ["decide.scorecard", "decide.schedule", "decide.scale"],
-            ["decide.plan"],
-            ["decide.cost"],
-            ["decide.compare"],
-        ],
-        "run": [
-            ["run.pick"],
-            ["run.service"],
-            ["run.batch", "run.cluster"],
-            ["run.gateway", "run.emulate"],
-            ["run.ledger", "run.share"],
-            ["run.wire"],
-        ],
-    },
-    {
-        "port": [
-            ["port.recipe"],
-            ["port.doctor"],
-            ["port.preflight", "port.divergence"],
-            ["port.checkpoint", "port.capture"],
-            ["port.kernels", "port.source"],
-        ],
-    },
-    {"foundations": [["sim"], ["route"], ["host"], ["perf", "catalog"], ["core"]]},
-]
+# By package; from the top of its house to the ground: bands, each of wings side by side, each of rows of rooms.
+Band = dict[str, list[list[str]]]
+HOUSES: dict[str, list[Band]] = {
+    "crosstie": [
+        {"": [["cli"], ["web"]]},
+        {
+            "prove": [
+                ["prove.claims", "prove.review", "prove.loop"],
+                ["prove.bench", "prove.parity"],
+                ["prove.replay", "prove.calibration"],
+                ["prove.probe"],
+            ],
+        },
+        {
+            "decide": [
+                ["decide.scorecard", "decide.schedule", "decide.scale"],
+                ["decide.plan"],
+                ["decide.cost"],
+                ["decide.compare"],
+            ],
+        },
+        {"port": [["port.recipe"], ["port.doctor"], ["port.preflight"], ["port.checkpoint"]]},
+        {"foundations": [["sim"], ["route"], ["host"], ["perf", "catalog", "wire"], ["core"]]},
+    ],
+    "crosstie_gateway": [
+        {"": [["cli"], ["demo"]]},
+        {"": [["pick", "scale"], ["service"], ["batch", "cluster"], ["gateway", "emulate"]]},
+        {"": [["ledger", "share"], ["wire"]]},
+    ],
+    "crosstie_port": [
+        {"": [["cli"], ["porting"], ["source", "capture", "divergence", "checkpoint", "profile"], ["kernels"]]},
+    ],
+}
 COLOURS = {
     "": "#e8ebee",
     "decide": "#dcebf7",
     "port": "#f9e7d2",
-    "run": "#dff1e0",
     "prove": "#eee2f4",
-    "operate": "#f4f0d6",
+}
+GROUNDS = {
+    "crosstie": "imports go down: a room uses those below it, never those above",
+    "crosstie_gateway": "crosstie-gateway: imports go down, and below this house all of crosstie",
+    "crosstie_port": "crosstie-port: imports go down, and below this house all of crosstie",
 }
 TITLES = {
-    "prove": "prove: replay, measure, calibrate",
+    "prove": "prove: measure, replay, calibrate",
     "decide": "decide: which, how many, at what cost",
-    "port": "port: what breaks on ROCm",
-    "operate": "operate: the fleet kept as it should be",
-    "run": "run: one endpoint over the fleet",
+    "port": "port: what runs where, and how it is started",
     "foundations": "foundations: nouns, performance model, data, policies",
 }
 
 
-def boxes() -> dict[str, tuple[float, float, float]]:
+def file_name(package: str) -> str:
+    """`rooms.svg` of `crosstie`, `rooms-port.svg` of `crosstie_port`."""
+    return f"rooms{package.removeprefix('crosstie').replace('_', '-')}.svg"
+
+
+def boxes(package: str) -> dict[str, tuple[float, float, float]]:
     """Left edge, top and width of each room."""
     found = {}
     y = float(TOP)
-    for band in BANDS:
+    for band in HOUSES[package]:
         across = (WIDTH - GAP * (len(band) + 1)) / len(band)
         titled = 20 if any(band) else 0
         rows = max(map(len, band.values()))
@@ -85,16 +85,15 @@ def boxes() -> dict[str, tuple[float, float, float]]:
     return found
 
 
-def svg() -> str:
-    rooms = boxes()
+def svg(package: str) -> str:
+    rooms = boxes(package)
     height = max(top for _, top, _ in rooms.values()) + ROW + 3 * GAP
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" font-family="sans-serif">',
         f'<rect width="{WIDTH}" height="{height:.0f}" rx="6" fill="#fff"/>',
-        f'<text x="{WIDTH / 2:.0f}" y="28" font-size="14" fill="#556" text-anchor="middle">'
-        "imports go down: a room uses those below it, never those above or beside it in another wing</text>",
+        f'<text x="{WIDTH / 2:.0f}" y="28" font-size="14" fill="#556" text-anchor="middle">{GROUNDS[package]}</text>',
     ]
-    for band in BANDS:
+    for band in HOUSES[package]:
         across = (WIDTH - GAP * (len(band) + 1)) / len(band)
         for column, (name, wing) in enumerate(band.items()):
             left, top = GAP + column * (across + GAP), min(rooms[room][1] for row in wing for room in row)
@@ -120,4 +119,5 @@ def svg() -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(svg(), encoding="utf-8")
+    for house in HOUSES:
+        Path(sys.argv[1], file_name(house)).write_text(svg(house), encoding="utf-8")

@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 from plan import EMULATED, KEYS, LOCAL, LOCAL_TOKENS, QUESTIONS
 
-from crosstie.run.service.local import CONTEXT, shipped_weights
+from crosstie_gateway.service.local import CONTEXT, shipped_weights
 
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "chaos-" + os.urandom(16).hex()
@@ -64,7 +64,8 @@ def crosstie(*arguments: str | Path) -> list[str]:
 
 def environment(folder: Path) -> dict[str, str]:
     return {
-        **os.environ, "PYTHONPATH": str(ROOT / "src"), "CROSSTIE_CATALOG": str(folder / "catalog"),
+        **os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "packages/gateway/src")]),
+        "CROSSTIE_CATALOG": str(folder / "catalog"),
         "CROSSTIE_ADMIN_KEY": ADMIN_KEY,
     }  # fmt: skip
 
@@ -220,9 +221,9 @@ class Ground:
         return Engine(command, port, pool, self.folder)
 
     def _real(self, port: int) -> Engine:
-        command = [sys.executable, "-P", "-m", "crosstie.run.service.llamacpp_child", "--file", str(shipped_weights()),
-                   "--model", LOCAL, "--port", str(port), "--threads", "1", "--slots", "1",
-                   "--context", str(CONTEXT)]  # fmt: skip
+        command = [sys.executable, "-P", "-m", "crosstie_gateway.service.llamacpp_child",
+                   "--file", str(shipped_weights()), "--model", LOCAL, "--port", str(port), "--threads", "1",
+                   "--slots", "1", "--context", str(CONTEXT)]  # fmt: skip
         return Engine(command, port, "local", self.folder)
 
     def of(self, pool: str) -> list[Engine]:

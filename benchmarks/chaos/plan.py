@@ -4,8 +4,8 @@ import json
 import random
 from typing import Literal, NamedTuple
 
-from crosstie.run.emulate.faults import POISON
-from crosstie.run.emulate.tokens import count, filler
+from crosstie_gateway.emulate.faults import POISON
+from crosstie_gateway.emulate.tokens import count, filler
 
 EMULATED, LOCAL = "llama-3.1-8b", "smollm2-135m"
 Manner = Literal["plain", "leaves-while-sending", "leaves", "stalls", "sends-slowly", "together", "poison", "wrong"]

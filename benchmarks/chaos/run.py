@@ -25,7 +25,7 @@ from ground import ROOT, Ground, crosstie
 from trouble import Trouble
 from verdict import Told, Verdict, latencies, undisturbed
 
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 # Idle connections to backends are closed after four seconds; then all that is open was open before.
 _QUIET_S = 6.0

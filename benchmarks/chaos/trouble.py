@@ -13,9 +13,9 @@ from time import monotonic
 
 from ground import ADMIN_KEY, Engine, Ground
 
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import Answer, fetch
 
 # Of the emulated engines, so many stay well at any moment.
 _WELL = 0.5

@@ -31,8 +31,8 @@ from fake_backend import MODEL
 from load import HOST
 from peers import backends, cpu_seconds, fleet, free_port
 
-from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
-from crosstie.run.ledger.places import open_store
+from crosstie_gateway.ledger.keys import Key, digest, new_public_id, new_secret, shown
+from crosstie_gateway.ledger.places import open_store
 
 MIB = 2**20
 HEAD = b'{"model":"%b",' % MODEL.encode()

@@ -71,14 +71,14 @@ if TYPE_CHECKING:
         steady_state as steady_state,
     )
     from crosstie.perf.step import Shape as Shape, StepCost as StepCost, shape as shape, step as step
-    from crosstie.port.capture.report import CaptureReport as CaptureReport, preflight_capture as preflight_capture
-    from crosstie.port.checkpoint.convert import ConversionReport as ConversionReport, convert as convert
-    from crosstie.port.kernels.report import KernelReport as KernelReport, preflight_kernels as preflight_kernels
     from crosstie.port.preflight.model import ModelReport as ModelReport, preflight as preflight
-    from crosstie.port.source.check import SourceReport as SourceReport, preflight_source as preflight_source
     from crosstie.prove.api import calibrate as calibrate, validate as validate
     from crosstie.prove.calibration.validate import Validation as Validation
-    from crosstie.run.service.start import RunningGateway as RunningGateway, serve as serve
+    from crosstie_gateway.service.start import RunningGateway as RunningGateway, serve as serve
+    from crosstie_port.capture.report import CaptureReport as CaptureReport, preflight_capture as preflight_capture
+    from crosstie_port.checkpoint.convert import ConversionReport as ConversionReport, convert as convert
+    from crosstie_port.kernels.report import KernelReport as KernelReport, preflight_kernels as preflight_kernels
+    from crosstie_port.source.check import SourceReport as SourceReport, preflight_source as preflight_source
 
 # Where each public name lives; a test holds it to the imports above, which are for type checkers.
 _HOMES = {
@@ -109,14 +109,14 @@ _HOMES = {
     "crosstie.perf.memory": ("MemoryPlan", "memory_plan", "sequences_that_fit", "weight_bytes"),
     "crosstie.perf.steady_state": ("SteadyState", "single_stream_ceiling", "steady_state"),
     "crosstie.perf.step": ("Shape", "StepCost", "shape", "step"),
-    "crosstie.port.capture.report": ("CaptureReport", "preflight_capture"),
-    "crosstie.port.checkpoint.convert": ("ConversionReport", "convert"),
-    "crosstie.port.kernels.report": ("KernelReport", "preflight_kernels"),
+    "crosstie_port.capture.report": ("CaptureReport", "preflight_capture"),
+    "crosstie_port.checkpoint.convert": ("ConversionReport", "convert"),
+    "crosstie_port.kernels.report": ("KernelReport", "preflight_kernels"),
     "crosstie.port.preflight.model": ("ModelReport", "preflight"),
-    "crosstie.port.source.check": ("SourceReport", "preflight_source"),
+    "crosstie_port.source.check": ("SourceReport", "preflight_source"),
     "crosstie.prove.api": ("calibrate", "validate"),
     "crosstie.prove.calibration.validate": ("Validation",),
-    "crosstie.run.service.start": ("RunningGateway", "serve"),
+    "crosstie_gateway.service.start": ("RunningGateway", "serve"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -128,7 +128,16 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         if name not in _HOME_OF:
             raise AttributeError(f"module 'crosstie' has no name '{name}'")
-        return getattr(import_module(_HOME_OF[name]), name)
+        home = _HOME_OF[name]
+        try:
+            return getattr(import_module(home), name)
+        except ModuleNotFoundError as error:
+            package = home.partition(".")[0]
+            if error.name != package:
+                raise
+            from crosstie.core.errors import MissingPackage
+
+            raise MissingPackage(f"crosstie.{name}", package.replace("_", "-")) from None
 
 
 def __dir__() -> list[str]:

@@ -8,7 +8,7 @@ from tests.conftest import Command
 from crosstie.catalog.counterparts import read_counterparts
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData
-from crosstie.port.source.rules import name_rules
+from crosstie_port.source.rules import name_rules
 
 GOOD = """[sources]
 a = { ref = "somebody's page", date = "2026-01-02" }

@@ -171,7 +171,7 @@ def test_a_missing_library_is_named(file: Path, monkeypatch: pytest.MonkeyPatch)
         raise ImportError(name)
 
     monkeypatch.setattr("crosstie.catalog.tokenizer.import_module", missing)
-    with pytest.raises(BadInput, match=r"crosstie\[kv-events\]"):
+    with pytest.raises(BadInput, match=r"\.\[tokenizer\]"):
         Tokenizer(file)
 
 

@@ -17,7 +17,7 @@ from tests.waiting import comes_true
 from crosstie.catalog import writing
 from crosstie.cli import bench as bench_command
 from crosstie.core.errors import BadInput
-from crosstie.run.emulate.fleet import EmulatedFleet
+from crosstie_gateway.emulate.fleet import EmulatedFleet
 
 ASKED = ["--speed", "20", "--requests", "6", "--warmup", "0", "--input", "60", "--output", "4"]
 

@@ -347,7 +347,7 @@ def test_a_missing_library_is_named(crosstie: Command, monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "crosstie.cli.mcp_server", raising=False)
     monkeypatch.setitem(sys.modules, "mcp.server", None)
     got = crosstie("mcp")
-    assert (got.status, one_line(got.err, "pip install 'crosstie[mcp]'")) == (2, True), got.err
+    assert (got.status, one_line(got.err, "pip install '.[mcp]'")) == (2, True), got.err
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,13 @@ from tests.run.service.test_admin import administered, two_pools
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import SharedState
-from crosstie.run.service.logs import Log
-from crosstie.run.service.peers import PeerSharing
-from crosstie.run.service.process import Component
-from crosstie.run.service.record import TrafficRecorder
-from crosstie.run.service.telemetry import Telemetry
-from crosstie.run.share.board import Board
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.service.logs import Log
+from crosstie_gateway.service.peers import PeerSharing
+from crosstie_gateway.service.process import Component
+from crosstie_gateway.service.record import TrafficRecorder
+from crosstie_gateway.service.telemetry import Telemetry
+from crosstie_gateway.share.board import Board
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "crosstie.json").read_text())

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from crosstie.cli.serve import command
 from crosstie.core.fleet import Serving
+from crosstie_gateway.cli.serve import command
 
 ROOT = Path(__file__).parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "crosstie.service"
@@ -125,10 +125,10 @@ def test_the_container_file_is_multi_stage_without_root_and_without_a_compiler_i
 def test_what_the_container_file_copies_and_installs_exists() -> None:
     copied = [value.split()[:-1] for name, value in instructions() if name == "COPY" and "--from" not in value]
     files = {file for line in copied for file in line}
-    assert {"src", "setup.py", "pyproject.toml", "constraints.txt"} <= files
+    assert {"src", "packages/gateway", "pyproject.toml", "constraints.txt"} <= files
     assert all((ROOT / file).exists() for file in files)
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (wanted,) = re.findall(r"'\.\[([a-z,]+)\]'", CONTAINER.read_text())
+    extras = tomllib.loads((ROOT / "packages/gateway/pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (wanted,) = re.findall(r"'\./packages/gateway\[([a-z,]+)\]'", CONTAINER.read_text())
     assert set(wanted.split(",")) <= extras.keys()
     # Manifests run this image, and their fleets have kube:// backends.
     assert "kubernetes" in wanted

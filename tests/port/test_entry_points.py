@@ -6,10 +6,10 @@ import pytest
 from tests.port.checkpoint.samples import CONVERTIBLE, write_model
 
 from crosstie.core.errors import BadInput, UnknownName
-from crosstie.port.checkpoint.convert import convert
-from crosstie.port.kernels.report import preflight_kernels
 from crosstie.port.preflight.model import preflight
-from crosstie.port.source.check import preflight_source
+from crosstie_port.checkpoint.convert import convert
+from crosstie_port.kernels.report import preflight_kernels
+from crosstie_port.source.check import preflight_source
 
 
 def test_a_model_of_the_catalog_on_one_accelerator_or_several() -> None:

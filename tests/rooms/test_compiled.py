@@ -1,34 +1,23 @@
-"""What setup.py compiles, and what that forbids to the rest: nothing else may inherit from it, tests neither, which
-`make compiled` runs on it."""
+"""What the gateway's setup.py compiles, and what that forbids to the rest: nothing else may inherit from it, tests
+neither, which `make compiled` runs on it."""
 
 import ast
 import re
+import runpy
+from collections.abc import Callable
 from pathlib import Path
 
-import crosstie
+from tests.packages import ROOT, SOURCES
 
-SOURCE = Path(crosstie.__file__).parent
-ROOT = SOURCE.parents[1]
-
-
-def compiled() -> set[str]:
-    tree = ast.parse((ROOT / "setup.py").read_text())
-    (said,) = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "COMPILED"
-    ]
-    rooms: dict[str, list[str]] = ast.literal_eval(said)
-    return {f"crosstie.{room.replace('/', '.')}.{module}" for room, modules in rooms.items() for module in modules}
-
-
-COMPILED = compiled()
+MODULES_OF: Callable[[Path], list[str]] = runpy.run_path(str(ROOT / "tools" / "check_compiled.py"))["compiled_modules"]
+COMPILED = set(MODULES_OF(ROOT / "packages" / "gateway" / "setup.py"))
 HEIRS = re.compile(r"^[ \t]*class \w+[(\[](.*?)\):", re.MULTILINE | re.DOTALL)
 TAKEN = re.compile(rf"from (?:{'|'.join(map(re.escape, sorted(COMPILED)))}) import (\([^)]*\)|[^\n]*)")
 PLAIN = [
     path
-    for path in sorted(SOURCE.rglob("*.py"))
-    if ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) not in COMPILED
+    for folder in SOURCES.values()
+    for path in sorted(folder.rglob("*.py"))
+    if ".".join(path.relative_to(folder.parent).with_suffix("").parts) not in COMPILED
 ]
 
 
@@ -51,11 +40,12 @@ def inherited(text: str) -> list[str]:
 
 def test_there_is_what_is_compiled() -> None:
     for module in COMPILED:
-        assert (SOURCE.parent / Path(*module.split("."))).with_suffix(".py").exists(), module
+        package, *inner = module.split(".")
+        assert SOURCES[package].joinpath(*inner).with_suffix(".py").exists(), module
 
 
 def test_an_heir_would_be_found() -> None:
-    assert inherited("from crosstie.run.wire.server import Server\nclass Mine(Server): pass") == ["Server"]
+    assert inherited("from crosstie.wire.server import Server\nclass Mine(Server): pass") == ["Server"]
 
 
 def test_no_plain_class_inherits_from_a_compiled_one() -> None:

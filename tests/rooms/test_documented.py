@@ -6,20 +6,19 @@ from typing import get_args
 
 import click
 import pytest
+from tests.packages import ROOT, SOURCES
 from tests.route.fleets import fleet as fleet_of
 
-import crosstie
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
-from crosstie.cli.serve import command as serve
 from crosstie.core.fleet import Policy
 from crosstie.route.policies import POLICIES
-from crosstie.run.gateway.asks import HINTS
-from crosstie.run.gateway.attempt import _NOT_FORWARDED, _NOT_RETURNED, OWN_HEADERS
+from crosstie_gateway.cli.serve import command as serve
+from crosstie_gateway.gateway.asks import HINTS
+from crosstie_gateway.gateway.attempt import _NOT_FORWARDED, _NOT_RETURNED, OWN_HEADERS
 
-SOURCE = Path(crosstie.__file__).parent
-DOCS = SOURCE.parents[1] / "docs"
+DOCS = ROOT / "docs"
 _WRITTEN = re.compile(rb"x-crosstie-[a-z][a-z-]*")
 
 
@@ -72,6 +71,6 @@ def test_every_header_of_an_answer_is_documented_and_never_a_backends() -> None:
 
 def test_the_gateway_writes_no_other_header_of_its_own() -> None:
     known = {*HINTS, *OWN_HEADERS}
-    for path in sorted((SOURCE / "run" / "gateway").glob("*.py")):
+    for path in sorted((SOURCES["crosstie_gateway"] / "gateway").glob("*.py")):
         written = set(_WRITTEN.findall(path.read_bytes()))
         assert written <= known, f"{path.name}: {written - known} is neither a hint nor one of the answer's"

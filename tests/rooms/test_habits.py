@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.packages import SOURCES
 
 import crosstie
 
@@ -15,7 +16,11 @@ ROOT = Path(__file__).parents[2]
 YAML = sorted([*ROOT.glob(".github/**/*.yml"), ROOT / ".pre-commit-config.yaml"])
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NOTES = runpy.run_path(str(ROOT / "tools" / "release_notes.py"))["notes"]
-COMPILED = runpy.run_path(str(ROOT / "tools" / "check_compiled.py"))["compiled_modules"]
+PACKAGES: dict[str, dict[str, Any]] = {
+    folder: tomllib.loads((ROOT / folder / "pyproject.toml").read_text())
+    for folder in (".", "./packages/gateway", "./packages/port")
+}
+GATEWAY = PACKAGES["./packages/gateway"]
 
 
 def workflow(name: str) -> dict[str, Any]:
@@ -35,7 +40,7 @@ def test_every_yaml_file_is_read(file: Path) -> None:
 def test_ci_runs_what_a_contributor_runs() -> None:
     jobs = workflow("ci.yml")["jobs"]
     assert commands(jobs["all"]) == [".ci/run"]
-    assert jobs["quick"]["strategy"]["matrix"]["python"] == ["3.11", "3.12"]
+    assert jobs["quick"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13", "3.14"]
     targets = {word for job in jobs.values() for line in commands(job) for word in re.findall(r"make ([\w-]+)", line)}
     makefile = (ROOT / "Makefile").read_text()
     assert targets == {"test", "docs"}
@@ -43,10 +48,13 @@ def test_ci_runs_what_a_contributor_runs() -> None:
 
 
 def test_pythons_that_are_tested_are_those_that_are_promised_and_built() -> None:
-    promised = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    (promised,) = {
+        tuple(re.findall(r"Python :: (3\.\d+)", "\n".join(package["project"]["classifiers"])))
+        for package in PACKAGES.values()
+    }
     tested = workflow("ci.yml")["jobs"]["quick"]["strategy"]["matrix"]["python"]
-    built = [f"3.{minor}" for minor in re.findall(r"cp3(\d+)-", " ".join(PROJECT["tool"]["cibuildwheel"]["build"]))]
-    assert promised == tested == built
+    built = [f"3.{minor}" for minor in re.findall(r"cp3(\d+)-", " ".join(GATEWAY["tool"]["cibuildwheel"]["build"]))]
+    assert [*promised] == tested == built
 
 
 def test_templates_ask_for_something() -> None:
@@ -59,20 +67,58 @@ def test_templates_ask_for_something() -> None:
 
 
 def test_a_wheel_is_tried_and_must_be_compiled() -> None:
-    assert any("tools/check_compiled.py" in line for line in PROJECT["tool"]["cibuildwheel"]["test-command"])
-    modules = COMPILED(ROOT / "setup.py")
-    assert len(modules) > 20
-    assert all((ROOT / "src" / name.replace(".", "/")).with_suffix(".py").exists() for name in modules)
+    assert any("tools/check_compiled.py" in line for line in GATEWAY["tool"]["cibuildwheel"]["test-command"])
+    assert GATEWAY["tool"]["cibuildwheel"]["environment"] == {"CROSSTIE_COMPILE": "1"}
 
 
-def test_the_version_is_said_once_the_same() -> None:
-    assert PROJECT["project"]["version"] == crosstie.__version__
+def test_the_version_is_said_everywhere_the_same() -> None:
+    assert {package["project"]["version"] for package in PACKAGES.values()} == {crosstie.__version__}
+    for folder in ("./packages/gateway", "./packages/port"):
+        assert f"crosstie=={crosstie.__version__}" in PACKAGES[folder]["project"]["dependencies"]
+
+
+def test_every_package_has_its_licence_and_an_address() -> None:
+    for folder, package in PACKAGES.items():
+        assert (ROOT / folder / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
+        assert package["project"]["urls"]
+
+
+def unknown_remedies(text: str) -> list[str]:
+    """What `pip install` is told to take that a checkout does not have: a folder, or an extra of one."""
+    found = []
+    for line in re.findall(r"pip install ([^`#\n)]*)", text):
+        for folder, extras in re.findall(r"(?<![\w/-])(\.(?:/[\w/]+)?)(?:\[([a-z,-]+)\])?(?=['\" ]|$)", line):
+            known = PACKAGES[folder]["project"].get("optional-dependencies", {}) if folder in PACKAGES else {}
+            if folder not in PACKAGES or not {*extras.split(",")} - {""} <= known.keys():
+                found.append(f"{folder}[{extras}]")
+        # No index has it yet.
+        found += re.findall(r"(?<![\w/.-])crosstie[\w-]*(?:\[[a-z,-]+\])?(?=['\" ]|$)", line)
+    return found
+
+
+def test_what_users_are_told_to_install_is_there() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "packages").glob("*/README.md")]
+    files = [file for folder in SOURCES.values() for file in folder.rglob("*.py")]
+    texts = {file: file.read_text() for file in (*pages, *files)}
+    assert {str(file): wrong for file, text in texts.items() if (wrong := unknown_remedies(text))} == {}
+    told = "".join(texts.values())
+    for folder, package in PACKAGES.items():
+        for extra in package["project"].get("optional-dependencies", {}).keys() - {"dev", "docs"}:
+            assert re.search(rf"{re.escape(folder)}\[[a-z,-]*\b{extra}\b", told), f"nobody is told of {folder}[{extra}]"
+
+
+def test_a_remedy_that_does_not_work_would_be_found() -> None:
+    assert unknown_remedies("`pip install '.[plot]'` pip install . './packages/gateway[redis,jwt]'") == []
+    assert unknown_remedies("pip install '.[redis]'") == [".[redis]"]
+    assert unknown_remedies("pip install ./packages/gate") == ["./packages/gate[]"]
+    assert unknown_remedies("pip install 'crosstie[plot]'") == ["crosstie[plot]"]
 
 
 def test_a_source_tree_that_is_not_installed_knows_its_version() -> None:
     """Metadata of an installation is not there beside it: who asks for it loses what was measured until then."""
     asked = re.compile(r"""(?:version|distribution|metadata)\(\s*["']crosstie["']|package_name=["']crosstie""")
-    found = [file for file in (ROOT / "src").rglob("*.py") if asked.search(file.read_text())]
+    files = [file for folder in SOURCES.values() for file in folder.rglob("*.py")]
+    found = [file for file in files if asked.search(file.read_text())]
     assert not found
 
 

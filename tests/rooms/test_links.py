@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("", ".github/**/", "benchmarks/**/", "docs/**/", "examples/**/")
+FOLDERS = ("", ".github/**/", "benchmarks/**/", "docs/**/", "examples/**/", "packages/**/")
 PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)

@@ -8,58 +8,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.packages import SOURCES
 
 import crosstie
 
-SOURCE = Path(crosstie.__file__).parent
-ROOT = SOURCE.parents[1]
-# A room may import itself and those before it in this list. The five wings hold rooms of their own.
-ROOMS = [
-    "core",
-    "perf",
-    "catalog",
-    "host",
-    "route",
-    "sim",
-    "port.kernels",
-    "port.checkpoint",
-    "port.capture",
-    "port.source",
-    "port.divergence",
-    "port.preflight",
-    "port.doctor",
-    "port.recipe",
-    "decide.compare",
-    "decide.cost",
-    "decide.plan",
-    "decide.schedule",
-    "decide.scorecard",
-    "decide.scale",
-    "run.wire",
-    "run.ledger",
-    "run.share",
-    "run.emulate",
-    "run.gateway",
-    "run.batch",
-    "run.cluster",
-    "run.service",
-    "run.pick",
-    "operate.scale",
-    "prove.replay",
-    "prove.probe",
-    "prove.calibration",
-    "prove.profile",
-    "prove.parity",
-    "prove.porting",
-    "prove.bench",
-    "prove.loop",
-    "prove.review",
-    "prove.claims",
-    "web",
-    "cli",
-]
-WINGS = {room.partition(".")[0] for room in ROOMS if "." in room}
-MODULES = sorted(SOURCE.rglob("*.py"))
+# A room may import itself and those before it in its package's list; a room of another package than `crosstie` all of
+# that as well. The wings of `crosstie` hold rooms of their own.
+LISTS = {
+    "crosstie": [
+        "core", "wire", "perf", "catalog", "host", "route", "sim", "port.checkpoint", "port.preflight", "port.doctor",
+        "port.recipe", "decide.compare", "decide.cost", "decide.plan", "decide.schedule", "decide.scorecard",
+        "decide.scale", "prove.replay", "prove.probe", "prove.calibration", "prove.parity", "prove.bench", "prove.loop",
+        "prove.review", "prove.claims", "web", "cli",
+    ],
+    "crosstie_gateway": [
+        "wire", "ledger", "share", "emulate", "gateway", "batch", "cluster", "service", "pick", "scale", "demo", "cli",
+    ],
+    "crosstie_port": ["kernels", "capture", "source", "divergence", "checkpoint", "profile", "porting", "cli"],
+}  # fmt: skip
+WINGS = {room.partition(".")[0] for room in LISTS["crosstie"] if "." in room}
+# As they are called here: `decide.plan`, `crosstie_port.kernels`.
+ROOMS = [room if package == "crosstie" else f"{package}.{room}" for package, rooms in LISTS.items() for room in rooms]
+MODULES = sorted(module for folder in SOURCES.values() for module in folder.rglob("*.py"))
 
 
 # A statement has its line to itself, as ruff formats it. To parse all files takes seconds.
@@ -82,33 +52,54 @@ def test_imports_are_found_wherever_they_stand() -> None:
 
 
 def room_of(dotted: str) -> str:
-    """The room of a module of this package: `run.wire` of `crosstie.run.wire.client`."""
-    parts = dotted.split(".")[1:]
+    """The room of a module: `decide.plan` of `crosstie.decide.plan.plan`, `crosstie_port.kernels` of one of its."""
+    package, *parts = dotted.split(".")
+    if package != "crosstie":
+        return f"{package}.{parts[0]}"
     return ".".join(parts[:2] if parts[0] in WINGS else parts[:1])
 
 
+def named_rooms(text: str) -> list[str]:
+    """The rooms of all packages that a module's text imports from."""
+    return [room_of(name) for name in imports(text) if name.partition(".")[0] in SOURCES and "." in name]
+
+
 def climbs(room: str, text: str) -> list[str]:
-    """Imports of rooms that stand after `room` in the list."""
-    allowed = ROOMS[: ROOMS.index(room) + 1]
-    named = [room_of(name) for name in imports(text) if name.startswith("crosstie.")]
-    return [name for name in named if name not in allowed]
+    """Imports of rooms that stand after `room` in the list of its package, and those of a package beside it."""
+    package = room.partition(".")[0]
+    if package in LISTS and package != "crosstie":
+        own = [f"{package}.{name}" for name in LISTS[package]]
+        allowed = {*LISTS["crosstie"], *own[: own.index(room) + 1]}
+    else:
+        allowed = {*ROOMS[: ROOMS.index(room) + 1]}
+    return [name for name in named_rooms(text) if name not in allowed]
 
 
 def dotted(module: Path) -> str:
-    return ".".join(module.relative_to(SOURCE.parent).with_suffix("").parts)
+    """`crosstie.decide.plan.plan` of its file."""
+    (folder,) = [folder for folder in SOURCES.values() if module.is_relative_to(folder)]
+    return ".".join(module.relative_to(folder.parent).with_suffix("").parts)
+
+
+def inside() -> list[Path]:
+    """Modules that are in a room: not a package's front page, nor that of a wing."""
+    return [module for module in MODULES if module.parent not in SOURCES.values() and module.parent.name not in WINGS]
 
 
 def test_imports_go_down() -> None:
-    inside = [module for module in MODULES if module.parent != SOURCE and module.parent.name not in WINGS]
-    found = {dotted(module): climbs(room_of(dotted(module)), module.read_text()) for module in inside}
+    found = {dotted(module): climbs(room_of(dotted(module)), module.read_text()) for module in inside()}
     assert {name: climbing for name, climbing in found.items() if climbing} == {}
 
 
 def test_a_climbing_import_would_be_caught() -> None:
     assert climbs("core", "from crosstie.perf.step import step") == ["perf"]
     assert climbs("perf", "import crosstie.cli.main") == ["cli"]
-    assert climbs("run.wire", "import crosstie.run.gateway.gateway") == ["run.gateway"]
+    assert climbs("crosstie_gateway.wire", "import crosstie_gateway.gateway.gateway") == ["crosstie_gateway.gateway"]
+    assert climbs("crosstie_gateway.cli", "import crosstie_port.cli.diff") == ["crosstie_port.cli"]
     assert climbs("cli", "from crosstie.perf.step import step") == []
+    assert climbs("cli", "from crosstie_port.kernels.targets import target") == ["crosstie_port.kernels"]
+    assert climbs("crosstie_port.kernels", "import crosstie_port.capture.check") == ["crosstie_port.capture"]
+    assert climbs("crosstie_port.capture", "import crosstie_port.kernels.targets, crosstie.cli.show") == []
 
 
 FROM = re.compile(r"^[ \t]*from +(crosstie[\w.]*) +import +(?:\(([^)]*)\)|(.*))", re.MULTILINE)
@@ -150,39 +141,41 @@ def test_a_circle_would_be_caught() -> None:
 
 
 # What agents ask and are answered has the name of its command; a cell of the board, that of what the router writes to.
-ONE_NAME_TWICE = {"cli/mcp_tools.py", "cli/mcp_answers.py", "route/load.py"}
+ONE_NAME_TWICE = ("crosstie.cli.mcp_tools", "crosstie.cli.mcp_answers", "crosstie.route.load")
 
 
 def test_a_class_has_its_name_to_itself() -> None:
     found: dict[str, list[str]] = {}
     for module in MODULES:
-        if module.relative_to(SOURCE).as_posix() not in ONE_NAME_TWICE:
+        if not dotted(module).startswith(ONE_NAME_TWICE):
             for name in re.findall(r"^class ([A-Z]\w*)", module.read_text(), re.MULTILINE):
                 found.setdefault(name, []).append(dotted(module))
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
 
 
 def test_every_folder_is_a_known_room() -> None:
-    assert {room_of(dotted(m)) for m in MODULES if m.parent != SOURCE and m.parent.name not in WINGS} == set(ROOMS)
+    assert {room_of(dotted(module)) for module in inside()} == set(ROOMS)
 
 
 def test_core_does_no_input_or_output() -> None:
-    for module in (SOURCE / "core").glob("*.py"):
+    for module in (SOURCES["crosstie"] / "core").glob("*.py"):
         assert not imports(module.read_text()) & {"pathlib", "os", "io", "json", "tomllib", "csv", "subprocess"}, module
 
 
 def test_the_command_line_does_no_arithmetic() -> None:
-    for module in (SOURCE / "cli").glob("*.py"):
+    for module in [module for folder in SOURCES.values() for module in (folder / "cli").glob("*.py")]:
         assert "numpy" not in imports(module.read_text()), module
 
 
 def test_public_names_resolve_and_are_typed() -> None:
     for name in crosstie.__all__:
         assert getattr(crosstie, name) is not None
-    typed, _ = [node for node in ast.parse((SOURCE / "__init__.py").read_text()).body if isinstance(node, ast.If)]
+    typed, _ = [
+        node for node in ast.parse((SOURCES["crosstie"] / "__init__.py").read_text()).body if isinstance(node, ast.If)
+    ]
     shown = {node.module: {a.name for a in node.names} for node in typed.body if isinstance(node, ast.ImportFrom)}
     assert shown == {home: set(names) for home, names in crosstie._HOMES.items()}
-    assert (SOURCE / "py.typed").exists()
+    assert all((folder / "py.typed").exists() for folder in SOURCES.values())
     with pytest.raises(AttributeError, match="no name 'guess'"):
         getattr(crosstie, "guess")  # noqa: B009
 

@@ -250,5 +250,5 @@ def test_a_reliability_picture_that_cannot_be_drawn_is_one_line(
         assert said in got.err
         assert len(got.err.strip().splitlines()) == 1
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert "pip install 'crosstie[plot]'" in crosstie("validate", rows, "--plot", str(tmp_path / "x.svg")).err
+    assert "pip install '.[plot]'" in crosstie("validate", rows, "--plot", str(tmp_path / "x.svg")).err
     assert not (tmp_path / "x.svg").exists()

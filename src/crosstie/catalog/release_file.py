@@ -38,7 +38,7 @@ NAMES = re.compile(
     r"|(accelerators|models|stacks|efficiency|preflight/rules)/[a-z0-9][a-z0-9_.+-]*\.toml"
     r"|preflight/(effort|engines|recipes)\.toml|preflight/releases\.csv|preflight/architectures/[a-z0-9][a-z0-9_.+-]*\.csv"
 )
-_NEEDS = "signatures need the package cryptography: pip install 'crosstie[update]'"
+_NEEDS = "signatures need the package cryptography: pip install '.[update]' in a checkout"
 _TIMEOUT_S = 30.0
 
 

@@ -18,7 +18,7 @@ import msgspec
 from crosstie.catalog.reading import text_of
 from crosstie.core.errors import BadInput
 
-EXTRA = "pip install 'crosstie[kv-events]'"
+EXTRA = "pip install '.[tokenizer]' in a checkout"
 # Characters of the pieces whose tokens are kept: of an answer's many turns, all but the last have been read before.
 _KEPT = 8_000_000
 # A piece shorter than this is read again sooner than found.

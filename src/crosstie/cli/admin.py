@@ -21,7 +21,7 @@ from crosstie.cli.options import FILE, json_option, option_group, real_option, w
 from crosstie.cli.progress import progress
 from crosstie.cli.show import print_json
 from crosstie.core.errors import BadData, BadInput
-from crosstie.run.wire.address import Address
+from crosstie.wire.address import Address
 
 _KEY = "CROSSTIE_ADMIN_KEY"
 _PATIENCE_S = 30.0

@@ -31,7 +31,7 @@ from crosstie.prove.bench.schedules import phases_of
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.prompts import Sizing, corpus
 from crosstie.prove.replay.texts import read_texts
-from crosstie.run.wire.address import Address, is_loopback
+from crosstie.wire.address import Address, is_loopback
 
 _KEY = "OPENAI_API_KEY"
 _CLIENTS = "1,4,16,64"

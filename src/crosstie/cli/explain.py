@@ -13,9 +13,9 @@ from crosstie.cli.options import json_option, whole_option
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, number, seconds
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import Answer, fetch_once
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import Answer, fetch_once
+from crosstie.wire.loops import run_on_loop
 
 _HINTS = {
     "name": b"class", "ttft_ms": b"ttft-ms", "tpot_ms": b"tpot-ms", "priority": b"priority", "pool": b"pool",

@@ -1,18 +1,33 @@
 """Groups that know their commands without importing them, and commands that list their options under headings."""
 
+from collections.abc import Mapping, Set
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from crosstie.cli.packages import COMMANDS, brought, brought_commands
+
 
 class LazyGroup(click.Group):
-    """`sections`: heading -> command -> its help line; `home`: what the name of a command's module begins with."""
+    """`sections`: heading -> command -> its help line; `home`: what the name of a command's module begins with.
 
-    def __init__(self, *args: Any, sections: dict[str, dict[str, str]], home: str, **kwargs: Any):
+    `others`: commands that another package brings, and that package; their entry points' names begin with `prefix`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        sections: dict[str, dict[str, str]],
+        home: str,
+        others: Mapping[str, str] = MappingProxyType({}),
+        prefix: str = "",
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        self.sections, self.home = sections, home
+        self.sections, self.home, self.others, self.prefix = sections, home, others, prefix
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for listed in self.sections.values() for name in listed]
@@ -20,7 +35,12 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(self.home + cmd_name).command
+        command: click.Command
+        if (package := self.others.get(cmd_name)) is not None:
+            called = f"`crosstie {self.prefix.replace('.', ' ')}{cmd_name}`"
+            command = brought(COMMANDS, self.prefix + cmd_name, called, package)
+        else:
+            command = import_module(self.home + cmd_name).command
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -30,9 +50,14 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        there = brought_commands()
         for heading, listed in self.sections.items():
             with formatter.section(heading):
-                formatter.write_dl(list(listed.items()))
+                formatter.write_dl([(name, self._help_line(name, text, there)) for name, text in listed.items()])
+
+    def _help_line(self, name: str, text: str, there: Set[str]) -> str:
+        package = self.others.get(name)
+        return text if package is None or self.prefix + name in there else f"{text} (needs {package})"
 
 
 class GroupedCommand(click.Command):

@@ -63,12 +63,22 @@ SECTIONS = {
     },
 }
 
+# Commands of packages beside this one, which they bring as entry points.
+OTHERS = {
+    **dict.fromkeys(("serve", "pick", "keys", "usage", "scale", "emulate", "demo"), "crosstie-gateway"),
+    **dict.fromkeys(("convert", "port", "diff", "profile"), "crosstie-port"),
+}
+
 # Parameters of the library whose option has another name.
 _OPTIONS = {"features": "--with"}
 
 
 @click.group(
-    cls=LazyGroup, sections=SECTIONS, home="crosstie.cli.", context_settings={"help_option_names": ["-h", "--help"]}
+    cls=LazyGroup,
+    sections=SECTIONS,
+    home="crosstie.cli.",
+    others=OTHERS,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="crosstie")
 def crosstie() -> None:

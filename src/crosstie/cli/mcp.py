@@ -33,7 +33,7 @@ def command(root: Path | None, gateway: str, port: int | None, listing: bool, as
     An assistant starts it by its configuration and talks to it over stdin and stdout. The tools are fit,
     compare, plan, simulate, preflight, explain and the catalog with its sources; they answer with the same
     documents as --json. They write nothing and start nothing; they read the catalog and, with --root,
-    models, workloads, fleets and traces beneath it. Needs crosstie[mcp].
+    models, workloads, fleets and traces beneath it. Needs `pip install '.[mcp]'`.
     """
     if listing:
         return _list(as_json)
@@ -42,7 +42,7 @@ def command(root: Path | None, gateway: str, port: int | None, listing: bool, as
     try:
         from crosstie.cli.mcp_server import make_server, serve_http, serve_stdio
     except ModuleNotFoundError as error:
-        raise BadInput(f"there is no {error.name} here: pip install 'crosstie[mcp]'") from None
+        raise BadInput(f"there is no {error.name} here: pip install '.[mcp]' in a checkout") from None
     readable = [Path(folder) for folder in Catalog().directories]
     if (releases := releases_folder()) is not None:
         readable.append(releases)

@@ -22,7 +22,7 @@ from crosstie.prove.parity.passes import Party, ask_all
 from crosstie.prove.parity.power import SIZES
 from crosstie.prove.parity.prompts import BUNDLED, read_prompts
 from crosstie.prove.parity.verdict import Limits, Parity, document, judged
-from crosstie.run.wire.address import Address
+from crosstie.wire.address import Address
 
 _KEY = "OPENAI_API_KEY"
 

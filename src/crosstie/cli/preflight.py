@@ -10,6 +10,7 @@ COMMANDS = {
     "capture": "a PyTorch function: would a graph capture of it succeed, and stay true at replay",
     "source": "CUDA C++ and Python sources: what HIPIFY converts, and the hazards that it does not see",
 }
+OTHERS = dict.fromkeys(("kernels", "capture", "source"), "crosstie-port")
 
 
 class PreflightGroup(LazyGroup):
@@ -21,7 +22,10 @@ class PreflightGroup(LazyGroup):
         return super().parse_args(ctx, args)
 
 
-@click.group("preflight", cls=PreflightGroup, sections={"Commands": COMMANDS}, home="crosstie.cli.preflight_")
+@click.group(
+    "preflight", cls=PreflightGroup, sections={"Commands": COMMANDS}, home="crosstie.cli.preflight_", others=OTHERS,
+    prefix="preflight.",
+)  # fmt: skip
 def command() -> None:
     """What breaks when a model moves from CUDA to ROCm, found without a GPU, with evidence and remedy.
 

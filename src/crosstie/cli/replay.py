@@ -18,7 +18,7 @@ from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
 from crosstie.prove.replay.document import result_document
 from crosstie.prove.replay.outcomes import result_of, targets_of
 from crosstie.prove.replay.traffic import TimedRequest, from_trace
-from crosstie.run.wire.address import Address
+from crosstie.wire.address import Address
 
 _KEY = "OPENAI_API_KEY"
 

@@ -9,11 +9,13 @@ from crosstie.catalog.library import Catalog
 from crosstie.cli.assignments import assigned, fraction
 from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.packages import SOURCES, brought
 from crosstie.cli.progress import progress
 from crosstie.cli.review_show import DETAILS, checklist_markdown, review_markdown, show_checklist, show_review
 from crosstie.cli.show import console
-from crosstie.cli.store import moment, opened
+from crosstie.cli.times import moment
 from crosstie.core.errors import BadInput
+from crosstie.core.usage import Used, hour_of
 from crosstie.prove.review.again import again
 from crosstie.prove.review.checklist import checklist
 from crosstie.prove.review.document import checklist_document, review_document
@@ -21,7 +23,6 @@ from crosstie.prove.review.figures import changed, thresholds
 from crosstie.prove.review.planned import read_planned
 from crosstie.prove.review.production import Usage, read_metrics, read_recordings
 from crosstie.prove.review.review import review
-from crosstie.run.ledger.usage import hour_of
 
 
 @click.command("review")
@@ -112,8 +113,8 @@ def _usage(store: str | None, since: str | None) -> Usage | None:
     if store is None:
         return None
     begins = None if since is None else hour_of(moment("--since", since))
-    with opened(store, None) as at:
-        hours = at.used(["hour"], since=begins)
+    usage_by_hour = brought(SOURCES, "usage", "`crosstie review --store`", "crosstie-gateway")
+    hours: list[Used] = usage_by_hour(store, begins)
     if not hours:
         raise BadInput(f"--store {store}: nothing was used{f' since {since}' if since else ''}")
     return Usage(hours)

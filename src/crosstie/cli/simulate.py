@@ -46,7 +46,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 )
 @click.option("--clairvoyant", is_flag=True, help="Each policy also with answers' lengths known in advance.")
 @whole_option("--processes", 1, 4096, "[default: one a core]")
-@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here (crosstie[ray]).")
+@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here (pip install '.[ray]').")
 @click.option("--plot", type=FILE, metavar="FILE", help="Utilisation and queues over time (.html, .svg, .png, .pdf).")
 @html_option
 @verbose_option(DETAILS)

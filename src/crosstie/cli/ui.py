@@ -15,7 +15,7 @@ from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.ui_server import Explorer
 from crosstie.core.errors import BadInput
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 
 @click.command("ui")

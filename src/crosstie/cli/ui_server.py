@@ -34,9 +34,9 @@ from crosstie.decide.plan.market import PLANNED_BY
 from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.port.recipe.names import with_names
-from crosstie.run.wire.request import Request, RequestLimits
-from crosstie.run.wire.server import Reply, Server
 from crosstie.web.report import write_sections
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Reply, Server
 
 _DATA = Path(__file__).parents[1] / "web" / "data"
 _FILES = {

@@ -7,7 +7,8 @@ CrosstieError
 │   └── BadParameter   the same of one parameter, which the command line calls by its option
 ├── DoesNotFit     a model that the GPUs asked for cannot hold
 ├── UnknownModel   a model that no pool of the fleet serves
-└── StoreFailed    keys and usage could not be read or written; may be tried again
+├── StoreFailed    keys and usage could not be read or written; may be tried again
+└── MissingPackage what another package of Crosstie brings, which is not installed
 """
 
 from collections.abc import Iterable
@@ -56,6 +57,16 @@ class UnknownModel(CrosstieError):
 
 class StoreFailed(CrosstieError):
     pass
+
+
+class MissingPackage(CrosstieError):
+    """`what` is wanted, and `package` brings it."""
+
+    def __init__(self, what: str, package: str):
+        folder = f"./packages/{package.removeprefix('crosstie-')}"
+        super().__init__(
+            f"{what} needs {package}, which is not installed: `pip install {folder}` in a checkout of Crosstie"
+        )
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:

@@ -265,7 +265,7 @@ def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise BadInput("--plot needs matplotlib: pip install 'crosstie[plot]'") from None
+        raise BadInput("--plot needs matplotlib: pip install '.[plot]' in a checkout") from None
     return Figure
 
 

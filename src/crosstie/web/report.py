@@ -113,7 +113,7 @@ def _filled(template: str, **values: Any) -> str:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
-        raise BadInput("pages need Jinja2: pip install 'crosstie[plot]'") from None
+        raise BadInput("pages need Jinja2: pip install '.[plot]' in a checkout") from None
     # Names of models, classes and files are other people's: everything is escaped unless it says otherwise.
     pages = Environment(
         loader=FileSystemLoader(_DATA), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

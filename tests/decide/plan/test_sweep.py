@@ -70,7 +70,7 @@ def test_without_ray_it_is_said_what_to_install(
     catalog: Catalog, cases: list[SimulatedCase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(BadInput, match=r"pip install 'crosstie\[ray\]'"):
+    with pytest.raises(BadInput, match=r"pip install '\.\[ray\]'"):
         sweep(catalog, SOURCE, cases, ray="local")
 
 

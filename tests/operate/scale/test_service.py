@@ -11,14 +11,14 @@ from tests.decide.scale.cases import CHEAP, DEAR, KNOWN, rules
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.scaling import Supply
 from crosstie.decide.scale.scaler import Order, Scaler
-from crosstie.operate.scale.act import Actor, Kubernetes, Moves, ScaleFailed, ScaleHook, actors
-from crosstie.operate.scale.drain import Drainer
-from crosstie.operate.scale.keda import METRIC, SERVICE, ExternalScaler, messages, serve_keda
-from crosstie.operate.scale.observe import CounterWatch, GatewayCounts
-from crosstie.operate.scale.service import ScaleService, read_state
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply, Server
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply, Server
+from crosstie_gateway.scale.act import Actor, Kubernetes, Moves, ScaleFailed, ScaleHook, actors
+from crosstie_gateway.scale.drain import Drainer
+from crosstie_gateway.scale.keda import METRIC, SERVICE, ExternalScaler, messages, serve_keda
+from crosstie_gateway.scale.observe import CounterWatch, GatewayCounts
+from crosstie_gateway.scale.service import ScaleService, read_state
 
 PAGE = """crosstie_requests_total{{pool="cheap",model="m",class="chat",outcome="served",status="200"}} {requests}
 crosstie_targets_total{{class="chat",target="ttft",kept="yes"}} {kept}

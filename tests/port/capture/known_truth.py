@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from crosstie.core.errors import CrosstieError
-from crosstie.port.capture.check import check
-from crosstie.port.capture.twin import Twin
+from crosstie_port.capture.check import check
+from crosstie_port.capture.twin import Twin
 
 HERE = Path(__file__).parent
 _NOT_CASES = ("__init__", "setting", "tiny_transformers")

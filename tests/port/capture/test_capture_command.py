@@ -226,4 +226,4 @@ def test_without_torch_it_says_what_to_install(crosstie: Command, monkeypatch: p
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     done = crosstie("preflight", "capture", "a:b", "--inputs", "c")
     assert done.status == 2
-    assert "preflight capture needs torch: pip install 'crosstie[preflight]'" in done.err
+    assert "preflight capture needs torch: pip install torch" in done.err

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from crosstie.core.errors import BadInput
-from crosstie.port.capture.check import check
-from crosstie.port.capture.device import Device
-from crosstie.port.capture.modes import stand_in_device
+from crosstie_port.capture.check import check
+from crosstie_port.capture.device import Device
+from crosstie_port.capture.modes import stand_in_device
 
 
 def inputs(device: str, seed: int = 0) -> torch.Tensor:

@@ -11,8 +11,8 @@ import pytest
 import torch
 from tests.needs import one_in
 
-from crosstie.port.capture.check import check
-from crosstie.port.capture.hazards import CaptureResult, Kind
+from crosstie_port.capture.check import check
+from crosstie_port.capture.hazards import CaptureResult, Kind
 
 Function = Callable[..., Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from crosstie.port.capture.check import check
-from crosstie.port.capture.twin import Twin
+from crosstie_port.capture.check import check
+from crosstie_port.capture.twin import Twin
 
 KEPT = SimpleNamespace(stage=None, count=None, buffer=None, by_device={})
 

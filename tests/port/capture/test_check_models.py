@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.port.capture.cases import tiny_transformers
 
-from crosstie.port.capture.check import check
-from crosstie.port.capture.hazards import CaptureResult
+from crosstie_port.capture.check import check
+from crosstie_port.capture.hazards import CaptureResult
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.transformers

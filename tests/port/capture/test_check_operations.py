@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from tests.needs import one_in
 
-from crosstie.port.capture.check import check
+from crosstie_port.capture.check import check
 
 Operation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]
 

@@ -7,7 +7,7 @@ import pytest
 from tests.needs import one_in
 from tests.port.capture import shared_cases
 
-from crosstie.port.capture.check import check
+from crosstie_port.capture.check import check
 
 with (Path(__file__).parent / "shared_truth.csv").open() as rows:
     TRUTH = {row["case"]: row["verdict"] for row in csv.DictReader(rows)}

@@ -10,9 +10,9 @@ from tests.needs import one_in
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from crosstie.core.errors import BadData, BadInput
-from crosstie.port.capture.check import check
-from crosstie.port.capture.hazards import CaptureResult
-from crosstie.port.capture.parts import part, stand_ins
+from crosstie_port.capture.check import check
+from crosstie_port.capture.hazards import CaptureResult
+from crosstie_port.capture.parts import part, stand_ins
 
 F = torch.nn.functional
 

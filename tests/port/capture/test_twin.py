@@ -2,7 +2,7 @@
 
 import torch
 
-from crosstie.port.capture.twin import Twin
+from crosstie_port.capture.twin import Twin
 
 
 def test_a_twin_multiplies_after_its_parent_has_with_all_threads() -> None:

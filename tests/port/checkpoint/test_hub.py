@@ -170,7 +170,7 @@ def test_without_the_library_it_says_what_to_install(crosstie: Command, monkeypa
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     told = crosstie("preflight", "org/tiny", "--on", "h200")
     assert told.status == 2
-    assert "pip install 'crosstie[hub]'" in told.err
+    assert "pip install '.[hub]'" in told.err
 
 
 def test_a_name_of_the_catalog_and_a_folder_come_before_the_hub(

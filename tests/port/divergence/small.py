@@ -125,7 +125,7 @@ def tokens() -> torch.Tensor:
 
 
 def main(out: Path, device: str) -> None:
-    from crosstie.port.divergence.recording import record
+    from crosstie_port.divergence.recording import record
 
     for dtype in (torch.float32, torch.bfloat16):
         name = f"{device}-{str(dtype).removeprefix('torch.')}"

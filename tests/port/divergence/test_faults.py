@@ -10,9 +10,9 @@ import pytest
 import torch
 from tests.port.divergence import small
 
-from crosstie.port.divergence.comparison import Comparison, compare
-from crosstie.port.divergence.recording import record
-from crosstie.port.divergence.records import Recording, read
+from crosstie_port.divergence.comparison import Comparison, compare
+from crosstie_port.divergence.recording import record
+from crosstie_port.divergence.records import Recording, read
 
 Fault = Callable[[small.Small], object]
 

@@ -11,12 +11,12 @@ import torch
 from tests.port.divergence import small
 
 from crosstie.core.errors import BadData, BadInput
-from crosstie.port.divergence import routing
-from crosstie.port.divergence.comparison import compare
-from crosstie.port.divergence.digest import LAYOUTS, TensorSummary, chosen, draws, positions, summarise
-from crosstie.port.divergence.engines import RecordOutputs, loaded_model, sglang_hook
-from crosstie.port.divergence.recording import TensorRecorder, record
-from crosstie.port.divergence.records import read
+from crosstie_port.divergence import routing
+from crosstie_port.divergence.comparison import compare
+from crosstie_port.divergence.digest import LAYOUTS, TensorSummary, chosen, draws, positions, summarise
+from crosstie_port.divergence.engines import RecordOutputs, loaded_model, sglang_hook
+from crosstie_port.divergence.recording import TensorRecorder, record
+from crosstie_port.divergence.records import read
 
 DATA = Path(__file__).with_name("data")
 

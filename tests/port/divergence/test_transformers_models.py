@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from crosstie.port.divergence.comparison import Comparison, compare
-from crosstie.port.divergence.recording import record
-from crosstie.port.divergence.records import Recording, read
+from crosstie_port.divergence.comparison import Comparison, compare
+from crosstie_port.divergence.recording import record
+from crosstie_port.divergence.records import Recording, read
 
 pytestmark = pytest.mark.transformers
 WIDTH, VOCABULARY = 128, 512

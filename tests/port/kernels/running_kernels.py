@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
-from crosstie.port.kernels.report import find, verdicts
-from crosstie.port.kernels.running import KernelOptions, TargetResult, compile_kernels
-from crosstie.port.kernels.targets import target
+from crosstie_port.kernels.report import find, verdicts
+from crosstie_port.kernels.running import KernelOptions, TargetResult, compile_kernels
+from crosstie_port.kernels.targets import target
 
 HEADER = "import triton\nimport triton.language as tl\n"
 # A product of two tiles in a loop; TYPE, BM, BN and BK decide what it needs.

@@ -7,7 +7,7 @@ import pytest
 from tests.conftest import Command
 
 from crosstie.core.errors import BadData, BadInput
-from crosstie.port.kernels.aiter import aiter_coverage, coverage
+from crosstie_port.kernels.aiter import aiter_coverage, coverage
 
 
 def kernels(about: str, isa: str) -> int:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.rooms.test_rooms import imports
 
-import crosstie.port.kernels
+import crosstie_port.kernels
 
-FOLDER = Path(crosstie.port.kernels.__path__[0])
+FOLDER = Path(crosstie_port.kernels.__path__[0])
 CHILD = ("child", "compiling", "jobs", "machine_code", "shadow", "spec")
-OWN = {f"crosstie.port.kernels.{name}" for name in CHILD} | {"crosstie.core.errors", "crosstie.core.version"}
+OWN = {f"crosstie_port.kernels.{name}" for name in CHILD} | {"crosstie.core.errors", "crosstie.core.version"}
 
 
 @pytest.mark.parametrize("name", CHILD)
@@ -24,7 +24,7 @@ def test_imports_of_a_module(name: str) -> None:
 def test_the_child_is_whole() -> None:
     """Everything that it imports is among the modules above."""
     code = (
-        "import sys, triton, crosstie.port.kernels.child, crosstie.port.kernels.shadow, crosstie.port.kernels.compiling\n"
+        "import sys, triton, crosstie_port.kernels.child, crosstie_port.kernels.shadow, crosstie_port.kernels.compiling\n"
         "print(*(name for name, module in sys.modules.items() if name.startswith('crosstie.') and not hasattr(module, '__path__')))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -112,11 +112,11 @@ def test_what_cannot_run_is_one_line(
 
 
 def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from crosstie.port.kernels import child
+    from crosstie_port.kernels import child
 
     monkeypatch.setitem(sys.modules, "triton", None)
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    with pytest.raises(BadInput, match=r"preflight kernels needs triton: pip install 'crosstie\[preflight\]'"):
+    with pytest.raises(BadInput, match=r"preflight kernels needs triton: pip install triton"):
         child._run({}, lambda _: None)
 
 

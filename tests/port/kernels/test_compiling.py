@@ -8,8 +8,8 @@ import pytest
 from tests.port.kernels.running_kernels import HEADER, check
 
 from crosstie.catalog.library import Catalog
-from crosstie.port.kernels.running import KernelOptions, compile_kernels
-from crosstie.port.kernels.targets import target
+from crosstie_port.kernels.running import KernelOptions, compile_kernels
+from crosstie_port.kernels.targets import target
 
 pytestmark = pytest.mark.triton
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.port.kernels.running_kernels import HEADER, MATMUL, MATMULS, check, matmul
 
-from crosstie.port.kernels.report import preflight_kernels
+from crosstie_port.kernels.report import preflight_kernels
 
 pytestmark = pytest.mark.triton
 

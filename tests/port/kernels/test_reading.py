@@ -4,9 +4,9 @@ import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
-from crosstie.port.kernels.checks import is_foreign, mnemonics
-from crosstie.port.kernels.machine_code import read_amdgcn, read_ptx, read_ttir
-from crosstie.port.kernels.targets import isas, target
+from crosstie_port.kernels.checks import is_foreign, mnemonics
+from crosstie_port.kernels.machine_code import read_amdgcn, read_ptx, read_ttir
+from crosstie_port.kernels.targets import isas, target
 
 TTIR = """
 #loc = loc("/src/k.py":3:0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.port.kernels.running_kernels import check
 
-from crosstie.port.kernels.running import TargetResult
+from crosstie_port.kernels.running import TargetResult
 
 pytestmark = pytest.mark.triton
 

@@ -6,7 +6,7 @@ import pytest
 from tests.port.kernels.running_kernels import check
 
 from crosstie.core.errors import BadData
-from crosstie.port.kernels.spec import entries, read_spec_file
+from crosstie_port.kernels.spec import entries, read_spec_file
 
 COPY = """
     @triton.jit

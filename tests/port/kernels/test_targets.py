@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crosstie.core.errors import BadData
-from crosstie.port.kernels.targets import isas
+from crosstie_port.kernels.targets import isas
 
 HEAD = "isa,wave_width,lds_kib,unit_lds_kib,simds,waves_per_simd,reserved_lds_kib,fp8,basis,source,date\n"
 ROW = "gfx999,64,64,64,4,8,0,fp8e4nv fp8e5,assumed,a guess,2026-11-15\n"

@@ -4,9 +4,9 @@ import pytest
 from tests.engines.vllm_server import vllm_python
 
 from crosstie.catalog.library import Catalog
-from crosstie.port.kernels.report import example_file, find, verdicts
-from crosstie.port.kernels.running import KernelOptions, compile_kernels
-from crosstie.port.kernels.targets import target
+from crosstie_port.kernels.report import example_file, find, verdicts
+from crosstie_port.kernels.running import KernelOptions, compile_kernels
+from crosstie_port.kernels.targets import target
 
 pytestmark = pytest.mark.vllm_cpu
 

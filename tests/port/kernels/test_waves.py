@@ -9,10 +9,10 @@ from msgspec import structs
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
-from crosstie.port.kernels.checks import deep_pipeline, idle_lanes
-from crosstie.port.kernels.compilation import Compilation
-from crosstie.port.kernels.targets import target
-from crosstie.port.kernels.wave_hints import wave_hints
+from crosstie_port.kernels.checks import deep_pipeline, idle_lanes
+from crosstie_port.kernels.compilation import Compilation
+from crosstie_port.kernels.targets import target
+from crosstie_port.kernels.wave_hints import wave_hints
 
 KERNEL = """
 import triton

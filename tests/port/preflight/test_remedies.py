@@ -9,11 +9,11 @@ from packaging.version import Version
 from tests.port.checkpoint import samples
 from tests.port.checkpoint.samples import write_model
 
-from crosstie.port.checkpoint.convert import convert
 from crosstie.port.checkpoint.formats import read_scheme
 from crosstie.port.checkpoint.index import open_checkpoint
-from crosstie.port.checkpoint.requantisation import Granularity
 from crosstie.port.preflight.rules import EngineRule, Value, decide
+from crosstie_port.checkpoint.convert import convert
+from crosstie_port.checkpoint.requantisation import Granularity
 
 
 def decided(engine: str, release: str, folder: Path) -> EngineRule:

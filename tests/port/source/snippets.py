@@ -2,10 +2,10 @@
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding
-from crosstie.port.source.cpp import cpp_hazards
-from crosstie.port.source.hazard import findings_of, target_of
-from crosstie.port.source.project import Project
-from crosstie.port.source.python import python_hazards
+from crosstie_port.source.cpp import cpp_hazards
+from crosstie_port.source.hazard import findings_of, target_of
+from crosstie_port.source.project import Project
+from crosstie_port.source.python import python_hazards
 
 
 def findings(text: str, on: str = "mi300x", name: str = "kernel.cu", **others: str) -> list[Finding]:

@@ -3,8 +3,8 @@
 import pytest
 from tests.port.source.snippets import checks, findings, kernel, names
 
-from crosstie.port.source.cpp import opcodes
-from crosstie.port.source.rules import ptx_rule, ptx_rules
+from crosstie_port.source.cpp import opcodes
+from crosstie_port.source.rules import ptx_rule, ptx_rules
 
 
 @pytest.mark.parametrize(

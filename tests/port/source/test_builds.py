@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from tests.port.source.snippets import kernel
 
-from crosstie.port.source.builds import files_left_out, may_hipify
-from crosstie.port.source.check import preflight_source
-from crosstie.port.source.files import Files
+from crosstie_port.source.builds import files_left_out, may_hipify
+from crosstie_port.source.check import preflight_source
+from crosstie_port.source.files import Files
 
 HAZARD = kernel('asm volatile("bar.sync 1, 64;");')
 CPP = dict.fromkeys(("src/a.cu", "src/b.cu", "src/b_amd.cpp", "src/cuda_c.cc", "src/cuda/d.cu"), "")

@@ -8,7 +8,7 @@ import pytest
 from tests.port.source.test_hipify import checked, write
 
 from crosstie.core.errors import BadInput
-from crosstie.port.source.clang import NAMES
+from crosstie_port.source.clang import NAMES
 
 pytestmark = pytest.mark.slow
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from crosstie.core.errors import BadInput
-from crosstie.port.source import files
-from crosstie.port.source.check import preflight_source
-from crosstie.port.source.files import Files, build_hazards, decoded, hip_builds, is_nvidia, read_files
+from crosstie_port.source import files
+from crosstie_port.source.check import preflight_source
+from crosstie_port.source.files import Files, build_hazards, decoded, hip_builds, is_nvidia, read_files
 
 ASM = 'void f() { asm volatile("bar.sync 0;"); }\n'
 

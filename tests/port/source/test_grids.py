@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.port.source.test_work import found
 
-from crosstie.port.source.fix import patch
+from crosstie_port.source.fix import patch
 
 LOOP = "for (int64_t i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += blockDim.x * gridDim.x) o[i] = 0;"
 LAUNCH = "work<<<(n + 255) / 256, 256>>>(o, n);"

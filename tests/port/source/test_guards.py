@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.port.source.snippets import checks, kernel, names
 
-from crosstie.port.source.check import preflight_source
+from crosstie_port.source.check import preflight_source
 
 HAZARD = 'asm volatile("bar.sync 1, 64;");'
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from crosstie.core.finding import Finding
-from crosstie.port.source import check
-from crosstie.port.source.check import SourceReport, preflight_source
+from crosstie_port.source import check
+from crosstie_port.source.check import SourceReport, preflight_source
 
 
 def checked(folder: Path, on: str = "mi300x", **options: Any) -> SourceReport:
@@ -75,7 +75,7 @@ def test_without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("hipify-missing", "unknown"),
         ("inline-ptx", "error"),
     }
-    assert "crosstie[preflight]" in next(one.remedy for one in report.findings if one.check == "hipify-missing")
+    assert "pip install torch" in next(one.remedy for one in report.findings if one.check == "hipify-missing")
     clean = checked(write(tmp_path, "int x;\n"))
     assert [(one.check, one.severity) for one in clean.findings] == [("hipify-missing", "note")]
     assert report.converted is None

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from crosstie.port.source.files import decoded
-from crosstie.port.source.lexer import lex, outline
+from crosstie_port.source.files import decoded
+from crosstie_port.source.lexer import lex, outline
 
 
 def texts(source: str) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 from tests.port.source.snippets import checks, findings, kernel, names
 
 from crosstie.core.errors import BadData
-from crosstie.port.source.rules import name_rules
+from crosstie_port.source.rules import name_rules
 
 USES = [
     ("cutlass", "#include <cutlass/gemm/device/gemm.h>"), ("cutlass", "cute::Tensor<int> t;"), ("fp8-types", "#include <cuda_fp8.h>"),

@@ -3,8 +3,8 @@
 import pytest
 from tests.port.source.snippets import python_findings
 
-from crosstie.port.source.python import python_hazards
-from crosstie.port.source.rules import KINDS, python_rules
+from crosstie_port.source.python import python_hazards
+from crosstie_port.source.rules import KINDS, python_rules
 
 
 def found(text: str, on: str = "mi300x") -> list[tuple[str, int | None, str]]:

@@ -7,10 +7,10 @@ import pytest
 
 from crosstie.core.errors import BadInput
 from crosstie.core.finding import Finding
-from crosstie.port.source.baseline import baseline_of, new_findings
-from crosstie.port.source.check import preflight_source
-from crosstie.port.source.effort import by_file
-from crosstie.port.source.fix import patch
+from crosstie_port.source.baseline import baseline_of, new_findings
+from crosstie_port.source.check import preflight_source
+from crosstie_port.source.effort import by_file
+from crosstie_port.source.fix import patch
 
 KERNEL = """#include "lanes.h"
 __global__ void k(float* out, int n) {

@@ -19,8 +19,8 @@ from crosstie.prove.bench.measure import Interrupt
 from crosstie.prove.bench.resume import EarlierRun
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.replay.outcomes import ClassTargets
-from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import EmulatedFleet
+from crosstie_gateway.emulate.faults import Fault
+from crosstie_gateway.emulate.fleet import EmulatedFleet
 
 SPEED = 20.0
 SHORT = Settings(lengths=BenchLengths(200, 12), requests=8, warm_up=0, speed=SPEED)

@@ -7,7 +7,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.prove.bench.bench import Settings, bench
 from crosstie.prove.bench.endpoint import described
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
-from crosstie.run.service.local import start_local
+from crosstie_gateway.service.local import start_local
 
 pytestmark = pytest.mark.engines
 

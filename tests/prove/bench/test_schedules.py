@@ -13,7 +13,7 @@ from crosstie.catalog.days import shipped_days
 from crosstie.core.errors import BadInput
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.schedules import phases_of, scheduled
-from crosstie.run.emulate.fleet import EmulatedFleet
+from crosstie_gateway.emulate.fleet import EmulatedFleet
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import Command
 from tests.run.emulate.running import emulated_beside
 
-from crosstie.run.emulate.fleet import EmulatedFleet
+from crosstie_gateway.emulate.fleet import EmulatedFleet
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from crosstie.run.service import llamacpp_child
-from crosstie.run.wire.child import Child, start_child, wait_until_orphaned
+from crosstie_gateway.service import llamacpp_child
+from crosstie_gateway.wire.child import Child, start_child, wait_until_orphaned
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from crosstie.prove.parity.endpoint import Asking
 from crosstie.prove.parity.passes import Party, ask_all
 from crosstie.prove.parity.prompts import Prompt
 from crosstie.prove.parity.verdict import Parity, judged
-from crosstie.run.service.local import shipped_weights
+from crosstie_gateway.service.local import shipped_weights
 
 pytestmark = [pytest.mark.engines, installed]
 

@@ -6,10 +6,10 @@ import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
-from crosstie.prove.profile.roofline import deployment_of, roofline
-from crosstie.prove.profile.shares import BETWEEN, GAPS, Profile, profile
-from crosstie.prove.profile.sorting import HOST
-from crosstie.prove.profile.trace import GpuEvent, ProfilerTrace, StepMark, read_trace
+from crosstie_port.profile.roofline import deployment_of, roofline
+from crosstie_port.profile.shares import BETWEEN, GAPS, Profile, profile
+from crosstie_port.profile.sorting import HOST
+from crosstie_port.profile.trace import GpuEvent, ProfilerTrace, StepMark, read_trace
 
 DATA = Path(__file__).with_name("data")
 GEMM, NCCL, SORT = "nvjet_sm90_tst_128x32", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "radixSortKVInPlace<2>"

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from crosstie.core.errors import BadData
-from crosstie.prove.profile import sorting
-from crosstie.prove.profile.sorting import UNKNOWN, KernelKind, KernelRule, rows, sorted_by_name
+from crosstie_port.profile import sorting
+from crosstie_port.profile.sorting import UNKNOWN, KernelKind, KernelRule, rows, sorted_by_name
 
 EXAMPLES = [(row, example) for row, _ in rows() for example in row.examples]
 

@@ -12,8 +12,8 @@ import pytest
 from tests.conftest import Command
 
 from crosstie.core.errors import BadData
-from crosstie.prove.profile.shares import profile
-from crosstie.prove.profile.trace import ProfilerTrace, read_trace
+from crosstie_port.profile.shares import profile
+from crosstie_port.profile.trace import ProfilerTrace, read_trace
 
 DATA = Path(__file__).with_name("data")
 GEMM = "Cijk_Alik_Bljk_BBS_BH_MT256x208x64"

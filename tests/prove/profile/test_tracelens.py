@@ -6,8 +6,8 @@ import json
 import pytest
 from tests.prove.profile.tracelens import REDUCED, Reference, ratios, references
 
-from crosstie.prove.profile.shares import profile
-from crosstie.prove.profile.trace import read_trace
+from crosstie_port.profile.shares import profile
+from crosstie_port.profile.trace import read_trace
 
 HERE = [reference for reference in references() if reference.reduced]
 

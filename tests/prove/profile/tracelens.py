@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from crosstie.prove.profile.shares import Profile, profile
-from crosstie.prove.profile.trace import read_trace
+from crosstie_port.profile.shares import Profile, profile
+from crosstie_port.profile.trace import read_trace
 
 HERE = Path(__file__).parent
 REDUCED = HERE / "data" / "tracelens"

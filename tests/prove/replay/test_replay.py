@@ -18,10 +18,10 @@ from crosstie.prove.replay.outcomes import ClassTargets, kept_targets, result_of
 from crosstie.prove.replay.prompts import Sizing, text
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
-from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.wire.loops import run_on_loop
 from crosstie.sim.arrivals import Arrival, simulate
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.emulate.faults import Fault
+from crosstie_gateway.emulate.fleet import EmulatedFleet, start
 
 
 def requests(count: int, gap_s: float = 0.05, tokens: tuple[int, int] = (200, 20)) -> list[TimedRequest]:

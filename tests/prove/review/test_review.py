@@ -21,10 +21,10 @@ from crosstie.prove.review.again import _moved, _scaled
 from crosstie.route.ask import Ask
 from crosstie.route.build import deployment_of
 from crosstie.route.live import ServedRequest
-from crosstie.run.gateway.metrics import Metrics
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import UsageBatch, UsageCounts
+from crosstie_gateway.gateway.metrics import Metrics
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.ledger.usage import UsageBatch, UsageCounts
 
 CATALOG = Catalog([])
 DAY = "2026-11-16"

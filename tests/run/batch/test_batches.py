@@ -13,18 +13,18 @@ import pytest
 from tests.lazily import Lazily
 from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_keys import keyed
-from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
+from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
-from crosstie.run.batch.index import Quota
-from crosstie.run.batch.lines import check_lines
-from crosstie.run.batch.records import ENDED, Batch
-from crosstie.run.batch.store import BatchStore
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.service.batches import BatchService
-from crosstie.run.wire.multipart import read_form
-from crosstie.run.wire.request import RequestLimits
+from crosstie.wire.request import RequestLimits
+from crosstie_gateway.batch.index import Quota
+from crosstie_gateway.batch.lines import check_lines
+from crosstie_gateway.batch.records import ENDED, Batch
+from crosstie_gateway.batch.store import BatchStore
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.service.batches import BatchService
+from crosstie_gateway.wire.multipart import read_form
 
 if TYPE_CHECKING:
     import openai
@@ -43,7 +43,7 @@ def line(custom_id: str, **changes: Any) -> str:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """How often it looks for batches, which every test waits for."""
-    monkeypatch.setattr("crosstie.run.batch.runner._LOOK_S", 0.02)
+    monkeypatch.setattr("crosstie_gateway.batch.runner._LOOK_S", 0.02)
 
 
 def file_of(*ids: str) -> tuple[str, bytes]:

@@ -31,10 +31,10 @@ from tests.run.gateway.fakes import CALM, fakes, fleet_of, in_folder, pool_of, r
 from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
-from crosstie.run.batch import index as index_module, lines as lines_module
-from crosstie.run.batch.lines import BatchLine, LineReader, check_lines
-from crosstie.run.batch.store import BatchStore
-from crosstie.run.wire.request import RequestLimits
+from crosstie.wire.request import RequestLimits
+from crosstie_gateway.batch import index as index_module, lines as lines_module
+from crosstie_gateway.batch.lines import BatchLine, LineReader, check_lines
+from crosstie_gateway.batch.store import BatchStore
 
 if TYPE_CHECKING:
     import openai
@@ -46,8 +46,8 @@ LIMITS = RequestLimits()
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie.run.batch.runner._LOOK_S", 0.02)
-    monkeypatch.setattr("crosstie.run.batch.runner._STILL_S", 0.02)
+    monkeypatch.setattr("crosstie_gateway.batch.runner._LOOK_S", 0.02)
+    monkeypatch.setattr("crosstie_gateway.batch.runner._STILL_S", 0.02)
 
 
 def seen_by(patch: pytest.MonkeyPatch, module: Any) -> list[bytes]:
@@ -69,7 +69,7 @@ class FullDisk:
     def __init__(self, patch: pytest.MonkeyPatch):
         self.full, self.refused = False, 0
         self._write = os.write
-        patch.setattr("crosstie.run.batch.store.os.write", self.write)
+        patch.setattr("crosstie_gateway.batch.store.os.write", self.write)
 
     def write(self, handle: int, data: Any) -> int:
         if not self.full:
@@ -334,7 +334,7 @@ async def test_questions_that_are_too_large_are_refused(folder: Path) -> None:
 @in_folder
 async def test_what_a_key_sends_at_once_is_bounded(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crosstie.run.batch.api._WAITING_BYTES", 3 * 2**12)
+        patch.setattr("crosstie_gateway.batch.api._WAITING_BYTES", 3 * 2**12)
         async with fakes() as [fake], batching(folder, fake) as (_, ours):
             found = await asyncio.gather(*(ours.files.list() for _ in range(40)), return_exceptions=True)
             refused = [one for one in found if isinstance(one, openai.APIStatusError)]

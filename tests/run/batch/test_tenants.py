@@ -17,13 +17,13 @@ from tests.run.gateway.fakes import in_folder, until
 from tests.run.gateway.test_keys import Keyed, keyed
 
 from crosstie.core.fleet import Serving
-from crosstie.run.batch.lines import BatchLine
-from crosstie.run.batch.records import Batch
-from crosstie.run.batch.store import BatchStore
-from crosstie.run.batch.turns import BatchRun, Turns
-from crosstie.run.gateway.limits import Window
-from crosstie.run.service.batches import BatchService
-from crosstie.run.wire.request import RequestLimits
+from crosstie.wire.request import RequestLimits
+from crosstie_gateway.batch.lines import BatchLine
+from crosstie_gateway.batch.records import Batch
+from crosstie_gateway.batch.store import BatchStore
+from crosstie_gateway.batch.turns import BatchRun, Turns
+from crosstie_gateway.gateway.limits import Window
+from crosstie_gateway.service.batches import BatchService
 
 if TYPE_CHECKING:
     import openai
@@ -33,7 +33,7 @@ else:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie.run.batch.runner._LOOK_S", 0.02)
+    monkeypatch.setattr("crosstie_gateway.batch.runner._LOOK_S", 0.02)
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from crosstie.run.cluster.api import ClusterApi
+from crosstie_gateway.cluster.api import ClusterApi
 
 KINDS = {
     "/api/v1/namespaces/default/pods": "Pod",

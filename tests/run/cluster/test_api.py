@@ -8,7 +8,7 @@ import yaml
 from tests.run.cluster.api_server import api_server, pod
 
 from crosstie.core.errors import BadInput
-from crosstie.run.cluster.api import ApiFault, Asked, ClusterApi
+from crosstie_gateway.cluster.api import ApiFault, Asked, ClusterApi
 
 
 def kubeconfig(folder: Path, port: int) -> Path:
@@ -48,7 +48,7 @@ def test_where_no_cluster_is_known_it_says_so_in_one_line(tmp_path: Path, monkey
 
 def test_without_the_library_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
-    with pytest.raises(BadInput, match=r"pip install 'crosstie\[kubernetes\]'"):
+    with pytest.raises(BadInput, match=r"pip install '\./packages/gateway\[kubernetes\]'"):
         ClusterApi()
 
 

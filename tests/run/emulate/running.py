@@ -12,11 +12,11 @@ from tests.waiting import LIMIT_S
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, Pool, Serving
-from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch, request_bytes
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch, request_bytes
+from crosstie.wire.sse import payloads
+from crosstie_gateway.emulate.fleet import EmulatedFleet, start
 
 CATALOG = Catalog([])
 SMALL, LARGE = "llama-3.1-8b", "llama-3.3-70b"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.run.emulate.running import CHAT, SMALL, chat, emulating, fleet, pool
 
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 
 def test_a_whole_answer_has_its_shape_and_says_that_it_is_emulated() -> None:

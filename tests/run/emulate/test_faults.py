@@ -8,8 +8,8 @@ from tests.run.emulate.running import CHAT, Client, chat, emulating, fleet, pool
 from tests.waiting import LIMIT_S, until
 
 from crosstie.core.errors import BadInput
-from crosstie.run.emulate.faults import POISON, Fault, Faults, ScriptedFault, read_fault, read_script
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.emulate.faults import POISON, Fault, Faults, ScriptedFault, read_fault, read_script
 
 LONG = chat(max_tokens=400, ignore_eos=True)
 

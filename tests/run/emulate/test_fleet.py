@@ -18,10 +18,10 @@ from crosstie.catalog.fleets import read_fleet
 from crosstie.core.deployment import Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.run.emulate.fleet import start, start_emulated
-from crosstie.run.emulate.prefix_cache import BLOCK_BYTES, block_keys
-from crosstie.run.emulate.tokens import count, filler
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.emulate.fleet import start, start_emulated
+from crosstie_gateway.emulate.prefix_cache import BLOCK_BYTES, block_keys
+from crosstie_gateway.emulate.tokens import count, filler
 
 
 def free_port() -> int:

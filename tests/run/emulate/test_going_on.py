@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.run.emulate.running import CATALOG, CHAT, SMALL, fleet, pool
 
-from crosstie.run.emulate.fleet import start
-from crosstie.run.emulate.tokens import begun, filler
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.emulate.fleet import start
+from crosstie_gateway.emulate.tokens import begun, filler
 
 COMPLETION = "/v1/completions"
 

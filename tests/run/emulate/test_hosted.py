@@ -9,7 +9,7 @@ from tests.run.emulate.running import CATALOG, CHAT, Client, chat, fleet
 from tests.run.service.shared import shared_pool
 from tests.waiting import LIMIT_S, until
 
-from crosstie.run.emulate.fleet import start
+from crosstie_gateway.emulate.fleet import start
 
 A, B, C = "llama-3.1-8b", "qwen3-8b", "mistral-7b"
 

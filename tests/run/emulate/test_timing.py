@@ -15,11 +15,11 @@ from tests.waiting import LIMIT_S
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Route, ServedClass
 from crosstie.perf.tabulated import StepTimes
-from crosstie.run.emulate.fleet import deployment_of
-from crosstie.run.emulate.replica import Emulated, EmulatedReplica, Sequence
-from crosstie.run.emulate.requests import GenerationRequest
-from crosstie.run.wire.loops import run_on_loop
 from crosstie.sim.engine import Engine
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.emulate.fleet import deployment_of
+from crosstie_gateway.emulate.replica import Emulated, EmulatedReplica, Sequence
+from crosstie_gateway.emulate.requests import GenerationRequest
 
 SPEED = 10.0
 

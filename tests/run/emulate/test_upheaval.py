@@ -7,8 +7,8 @@ import pytest
 from tests.run.emulate.running import CHAT, chat, emulating
 from tests.waiting import LIMIT_S
 
-from crosstie.run.emulate.faults import read_fault
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.emulate.faults import read_fault
 
 pytestmark = pytest.mark.storm
 

@@ -13,14 +13,14 @@ from tests.waiting import LIMIT_S, until as until
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, Pool, ServedClass, Serving
-from crosstie.run.gateway.attempt import OWN_HEADERS
-from crosstie.run.service.process import GatewayProcess
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Origin
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply, Server
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply, Server
+from crosstie_gateway.gateway.attempt import OWN_HEADERS
+from crosstie_gateway.service.process import GatewayProcess
 
 MODEL = "llama-3.1-8b"
 CATALOG = Catalog()

@@ -8,10 +8,10 @@ from typing import Any
 
 from tests.run.gateway.fakes import Fake
 
-from crosstie.run.wire.fetch import Answer
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.fetch import Answer
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
+from crosstie.wire.sse import payloads
 
 WORDS = [f"w{at} " for at in range(8)]
 STORY = "".join(WORDS)

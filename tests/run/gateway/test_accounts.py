@@ -13,13 +13,13 @@ from tests.run.gateway.fakes import MODEL, Fake, fakes, fleet_of, pool_of, runni
 from tests.waiting import LIMIT_S
 
 from crosstie.route.ask import Ask
-from crosstie.run.gateway.passed import Passed, plainly_counted
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.gateway.relay import WholeRelay
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply, Server, ServerConnection
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply, Server, ServerConnection
+from crosstie_gateway.gateway.passed import Passed, plainly_counted
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.gateway.relay import WholeRelay
 
 TEXT = "word " * 400
 BEYOND = 65 * 2**20

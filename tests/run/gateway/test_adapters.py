@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, CATALOG, MODEL, Running, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_keys import keyed
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Adapter, Pool, Serving
-from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.emulate.server import EmulatedServer
-from crosstie.run.wire.fetch import Answer
+from crosstie.wire.fetch import Answer
+from crosstie_gateway.emulate.faults import Fault
+from crosstie_gateway.emulate.fleet import EmulatedFleet, start
+from crosstie_gateway.emulate.server import EmulatedServer
 
 SPEED = 20.0
 A, B, C = "sql", "legal", "poems"

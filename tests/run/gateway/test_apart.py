@@ -14,14 +14,14 @@ from tests.run.gateway.fakes import CALM, CATALOG, Running, pool_of, running, un
 
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Pool, PoolApart, PoolSide, Serving
-from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.service.admin_view import fleet_view
-from crosstie.run.wire.fetch import Answer
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.fetch import Answer
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.sse import payloads
+from crosstie_gateway.emulate.faults import Fault
+from crosstie_gateway.emulate.fleet import EmulatedFleet, start
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.service.admin_view import fleet_view
 
 PROTOCOLS = pytest.mark.parametrize("stack", ["vllm", "sglang"])
 STREAMS = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

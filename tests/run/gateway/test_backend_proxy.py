@@ -12,9 +12,9 @@ from tests.run.gateway.fronts import Certificates, proxying, tls_before
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import BackendAccess
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.proxy import Proxy, proxies_for
+from crosstie.wire.address import Address
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.proxy import Proxy, proxies_for
 
 SECRET = "gateway:p@ss/word"
 ENCODED = "gateway:p%40ss%2Fword"

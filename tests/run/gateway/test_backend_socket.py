@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.run.gateway.fakes import fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.fronts import on_socket
 
-from crosstie.run.wire.address import Address
+from crosstie.wire.address import Address
 
 
 @in_folder

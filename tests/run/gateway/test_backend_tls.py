@@ -16,10 +16,10 @@ from tests.run.gateway.fronts import Certificates, tls_before
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import BackendAccess
-from crosstie.run.gateway.health import REFUSES
-from crosstie.run.service.process import GatewayProcess
-from crosstie.run.service.worker import _FAULTS, _health
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.gateway.health import REFUSES
+from crosstie_gateway.service.process import GatewayProcess
+from crosstie_gateway.service.worker import _FAULTS, _health
 
 
 def served_by(body: bytes) -> str:

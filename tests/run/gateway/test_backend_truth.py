@@ -6,9 +6,9 @@ from time import time
 
 import pytest
 from tests.run.gateway.fakes import HASTY, Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
-from crosstie.run.gateway.errors import asked_to_wait_s
+from crosstie_gateway.gateway.errors import asked_to_wait_s
 
 # Keep-alives
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, HASTY, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Serving
 

@@ -6,11 +6,11 @@ import json
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, HASTY, MODEL, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
-from crosstie.run.wire.fetch import Answer
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.fetch import Answer
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.sse import payloads
 
 STREAM = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.run.wire.sockets import scripted
 from tests.waiting import LIMIT_S
+from tests.wire.sockets import scripted
 
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "fuzz"
 NAMES = ("upstream", "clients", "run")

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, HASTY, MODEL, Fake, fakes, fleet_of, pool_of, running, until
 from tests.run.gateway.test_faults import STREAM
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
-from crosstie.run.gateway.body import read_body
-from crosstie.run.gateway.exchange import Exchange
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.server import Reply
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.server import Reply
+from crosstie.wire.sse import payloads
+from crosstie_gateway.gateway.body import read_body
+from crosstie_gateway.gateway.exchange import Exchange
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from tests.run.gateway.fakes import MODEL, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.pick.envoys import address, free_port, started
-from tests.run.wire.certificates import pair
 from tests.waiting import LIMIT_S
+from tests.wire.certificates import pair
 
 pytestmark = pytest.mark.engines
 PAGE = Path(__file__).parents[3] / "docs" / "edge.md"

@@ -13,28 +13,29 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, CATALOG, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.sockets import said
+from tests.wire.sockets import said
 
 from crosstie.core.errors import BadInput, CrosstieError, StoreFailed
 from crosstie.core.fleet import ServedClass, SharedState
+from crosstie.core.usage import Used, hour_of, total
 from crosstie.core.workload import Target
 from crosstie.route.build import live_fleet
 from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
-from crosstie.run.gateway.errors import RequestRejected
-from crosstie.run.gateway.guard import Guard
-from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.store import Store
-from crosstie.run.ledger.usage import UsageBatch, UsageCounts, Used, day_end, hour_of, total
-from crosstie.run.service import ledger as ledger_module
-from crosstie.run.service.ledger import Ledger
-from crosstie.run.service.process import GatewayProcess
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.request import RequestLimits
-from crosstie.run.wire.server import Reply
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.parser import RequestParser
+from crosstie.wire.request import RequestLimits
+from crosstie.wire.server import Reply
+from crosstie_gateway.gateway.errors import RequestRejected
+from crosstie_gateway.gateway.guard import Guard
+from crosstie_gateway.ledger.keys import Key, digest, new_public_id, new_secret, shown
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.ledger.store import Store
+from crosstie_gateway.ledger.usage import UsageBatch, UsageCounts, day_end
+from crosstie_gateway.service import ledger as ledger_module
+from crosstie_gateway.service.ledger import Ledger
+from crosstie_gateway.service.process import GatewayProcess
 
 OTHER = "qwen3-8b"
 # For requests that have to be in flight while something else happens.
@@ -831,7 +832,7 @@ async def test_a_reload_changes_no_store(tmp_path: Path) -> None:
 @on_loop
 async def test_a_store_that_fails_stops_nobody_and_loses_nothing(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crosstie.run.ledger.sqlite._BUSY_S", 0.02)
+        patch.setattr("crosstie_gateway.ledger.sqlite._BUSY_S", 0.02)
         async with keyed(tmp_path) as at:
             token = await at.key()
             other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
@@ -941,7 +942,7 @@ async def test_a_store_that_cannot_be_opened_is_told_at_the_start(tmp_path: Path
 @on_loop
 async def test_lines_are_bounded_and_numbers_are_kept(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crosstie.run.gateway.record._MOST_LINES", 1)
+        patch.setattr("crosstie_gateway.gateway.record._MOST_LINES", 1)
         async with keyed(tmp_path, every_s=3600.0, state=SharedState(store=str(tmp_path / "store.db"))) as at:
             await until(lambda: at.part._running is None)
             for model in (MODEL, OTHER, OTHER):

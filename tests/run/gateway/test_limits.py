@@ -2,7 +2,7 @@
 
 from hypothesis import assume, given, strategies as st
 
-from crosstie.run.gateway.limits import Window, rate_headers
+from crosstie_gateway.gateway.limits import Window, rate_headers
 
 COUNTS = st.integers(0, 10_000)
 

@@ -12,15 +12,15 @@ from tests.lazily import Lazily
 from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import STORY, tellers
 from tests.run.gateway.test_resume import fleet_over, identified
-from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
+from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
-from crosstie.run.gateway import messages
-from crosstie.run.gateway.messages import chat_of, decode_chat, error_message, message_of
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.server import Reply
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.server import Reply
+from crosstie_gateway.gateway import messages
+from crosstie_gateway.gateway.messages import chat_of, decode_chat, error_message, message_of
+from crosstie_gateway.gateway.record import RequestRecord
 
 if TYPE_CHECKING:
     import anthropic

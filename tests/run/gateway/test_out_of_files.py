@@ -12,11 +12,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
+from tests.wire.test_server import on_loop
 
-from crosstie.run.wire.files import fitting_connections, is_exhausted
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.files import fitting_connections, is_exhausted
+from crosstie.wire.loops import run_on_loop
 
 BODY = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "hello"}]}).encode()
 ASKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(BODY), BODY)
@@ -126,7 +126,7 @@ def test_connections_fit_the_limit_of_files(
     monkeypatch: pytest.MonkeyPatch, asked: int, files: float, chosen: int, said: bool
 ) -> None:
     async def test() -> None:
-        monkeypatch.setattr("crosstie.run.service.process.most_files", lambda: files)
+        monkeypatch.setattr("crosstie_gateway.service.process.most_files", lambda: files)
         async with fakes() as [fake]:
             serving = msgspec.structs.replace(CALM, max_connections=asked)
             async with running(fleet_of(pool_of("one", fake.url), serving=serving)) as at:

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Serving, TokenPrice
-from crosstie.run.service.spending import ProviderSpending, account_of
-from crosstie.run.share.board import Board
-from crosstie.run.share.tally import BoardTally
+from crosstie_gateway.service.spending import ProviderSpending, account_of
+from crosstie_gateway.share.board import Board
+from crosstie_gateway.share.tally import BoardTally
 
 PRICE = TokenPrice(usd_per_million_input=1000.0, usd_per_million_output=10_000.0)
 # No patience: whoever finds no room is not to wait for it.

@@ -6,10 +6,10 @@ import json
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, pool_of, running
-from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
+from tests.wire.test_server import on_loop
 
-from crosstie.run.wire.fetch import fetch
+from crosstie.wire.fetch import fetch
 
 ORG = "org/Name 7B"
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from tests.run.gateway.fakes import Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
-from crosstie.run.gateway.responses import KeptResponses
-from crosstie.run.wire.fetch import Answer
+from crosstie.wire.fetch import Answer
+from crosstie_gateway.gateway.responses import KeptResponses
 
 PATH = "/v1/responses"
 
@@ -89,7 +89,7 @@ async def test_a_response_whose_home_is_down_is_not_asked_for_elsewhere() -> Non
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie.run.gateway.responses._MOST", 2)
+    monkeypatch.setattr("crosstie_gateway.gateway.responses._MOST", 2)
     kept = KeptResponses()
     for name in ("a", "b", "a", "c"):
         kept.learn(0, name, f"home of {name}")

@@ -14,9 +14,9 @@ from tests.run.gateway.tellers import PROMPT_TOKENS, STORY, WORDS, Heard, Teller
 from tests.waiting import LIMIT_S
 
 from crosstie.core.fleet import Fleet, Serving
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.gateway.record import RequestRecord
 
 _ASKED = json.dumps({"model": MODEL, "stream": True, "messages": [{"role": "user", "content": "x"}]})
 STREAM = f"content-length: {len(_ASKED)}\r\n\r\n{_ASKED}"

@@ -16,16 +16,16 @@ from tests.run.emulate.running import fleet as emulated_fleet, pool as emulated_
 from tests.run.gateway.fakes import CALM, CATALOG, Running, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import Heard
 from tests.run.service.test_local import real
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Serving
-from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import start
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.service.local import LocalEngine, start_local
-from crosstie.run.wire.client import Headers
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.client import Headers
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.emulate.faults import Fault
+from crosstie_gateway.emulate.fleet import start
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.service.local import LocalEngine, start_local
 
 if TYPE_CHECKING:
     import openai

@@ -10,11 +10,11 @@ import pytest
 from tests.run.gateway.fakes import HASTY, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import PROMPT_TOKENS, STORY, WORDS, Teller
 from tests.run.gateway.test_resume import CHAT, COMPLETION, COUNTED, heard, over_two
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
-from crosstie.run.gateway.handover import Handover
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.wire.server import Reply
+from crosstie.wire.server import Reply
+from crosstie_gateway.gateway.handover import Handover
+from crosstie_gateway.gateway.record import RequestRecord
 
 LONG = [f"word{at} " for at in range(40)]
 TOKENS = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 8, "total_tokens": 15}

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 from tests.lazily import Lazily
 from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
+from tests.wire.test_server import on_loop
 
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.gateway.roads import FORMS, PASSED
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.multipart import read_form
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.fetch import fetch
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.gateway.roads import FORMS, PASSED
+from crosstie_gateway.wire.multipart import read_form
 
 if TYPE_CHECKING:
     import openai

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, HASTY, MODEL, fakes, fleet_of, pool_of, running, until
-from tests.run.wire.sockets import said
-from tests.run.wire.test_server import on_loop
+from tests.wire.sockets import said
+from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import ServedClass
 from crosstie.core.workload import Target
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.sse import payloads
 
 CHAT = ServedClass(
     name="chat", model=MODEL, requests_per_s=1.0, input_tokens=100.0, output_tokens=20.0,

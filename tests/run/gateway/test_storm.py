@@ -17,10 +17,10 @@ import pytest
 from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fleet_of, pool_of, running, until
 
 from crosstie.core.fleet import Fleet
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
-from crosstie.run.wire.sse import payloads
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
+from crosstie.wire.sse import payloads
 
 pytestmark = pytest.mark.storm
 

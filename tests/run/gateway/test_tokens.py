@@ -20,19 +20,19 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from jwt.algorithms import OKPAlgorithm, RSAAlgorithm
 from tests.run.gateway.fakes import Fake, Running, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.issuer import AUDIENCE, Issuer
-from tests.run.wire.sockets import said
 from tests.waiting import LIMIT_S
+from tests.wire.sockets import said
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import JwtIdentity, SharedState
-from crosstie.run.gateway.errors import RequestRejected
-from crosstie.run.gateway.guard import Guard
-from crosstie.run.gateway.tokens import TokenRefused, TokenVerifier, subject_id
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.store import Store
-from crosstie.run.service.ledger import Ledger
-from crosstie.run.service.token_keys import TokenKeys, check_url
-from crosstie.run.wire.fetch import Answer
+from crosstie.wire.fetch import Answer
+from crosstie_gateway.gateway.errors import RequestRejected
+from crosstie_gateway.gateway.guard import Guard
+from crosstie_gateway.gateway.tokens import TokenRefused, TokenVerifier, subject_id
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.ledger.store import Store
+from crosstie_gateway.service.ledger import Ledger
+from crosstie_gateway.service.token_keys import TokenKeys, check_url
 
 TEAM = "research"
 
@@ -340,12 +340,12 @@ def test_rsa_and_edwards_keys_and_a_set_of_one_needs_no_name() -> None:
 
 def test_without_its_library_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jwt", None)
-    with pytest.raises(BadInput, match=r"pip install 'crosstie\[jwt\]'"):
+    with pytest.raises(BadInput, match=r"pip install '\./packages/gateway\[jwt\]'"):
         verifier()
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie.run.gateway.tokens._MOST_REMEMBERED", 3)
+    monkeypatch.setattr("crosstie_gateway.gateway.tokens._MOST_REMEMBERED", 3)
     edwards = ed25519.Ed25519PrivateKey.generate()
     made = verifier(OKPAlgorithm.to_jwk(edwards.public_key(), as_dict=True))
     for n in range(9):

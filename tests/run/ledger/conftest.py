@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.run.ledger.postgres_server import PostgresServer, postgres_server
 
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.store import Store
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.ledger.store import Store
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,10 @@ import pytest
 from tests.conftest import Command
 from tests.run.ledger.test_store import at, batch, line, one
 
-from crosstie.run.ledger.keys import digest
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import UsageCounts, hour_of
+from crosstie.core.usage import hour_of
+from crosstie_gateway.ledger.keys import digest
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.ledger.usage import UsageCounts
 
 TOKEN = re.compile(r"ct-([0-9a-f]{12})-([A-Za-z0-9]{43})")
 

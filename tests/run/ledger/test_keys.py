@@ -11,9 +11,10 @@ from hypothesis import given, strategies as st
 from tests.run.ledger.test_store import key
 
 from crosstie.core.errors import BadInput
-from crosstie.run.ledger.keys import check, digest, new_public_id, new_secret, shown
-from crosstie.run.ledger.tally import LocalTally
-from crosstie.run.ledger.usage import day_end, day_name, hour_of, month_end, month_name
+from crosstie.core.usage import hour_of
+from crosstie_gateway.ledger.keys import check, digest, new_public_id, new_secret, shown
+from crosstie_gateway.ledger.tally import LocalTally
+from crosstie_gateway.ledger.usage import day_end, day_name, month_end, month_name
 
 
 def test_a_secret_has_256_bits_and_is_one_word() -> None:

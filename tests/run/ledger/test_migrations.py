@@ -12,11 +12,11 @@ import pytest
 from tests.run.ledger.test_store import NOON, batch, key, line, one
 
 from crosstie.core.errors import BadInput, StoreFailed
-from crosstie.run.ledger import schema, store
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.schema import SCHEMA, Transaction, meta
-from crosstie.run.ledger.store import Store
-from crosstie.run.ledger.usage import total
+from crosstie.core.usage import total
+from crosstie_gateway.ledger import schema, store
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.ledger.schema import SCHEMA, Transaction, meta
+from crosstie_gateway.ledger.store import Store
 
 Opens = Callable[[], Store]
 # As Crosstie made them when the format was 1, before stores had a number. Not to be changed: it is what was released.

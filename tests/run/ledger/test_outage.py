@@ -8,8 +8,8 @@ from tests.run.gateway.fakes import until
 from tests.run.gateway.test_keys import code_of, keyed
 from tests.run.ledger.postgres_server import PostgresServer
 
-from crosstie.run.ledger.usage import total
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.core.usage import total
+from crosstie.wire.loops import run_on_loop
 
 pytestmark = pytest.mark.database
 

@@ -8,8 +8,8 @@ from tests.run.ledger.postgres_server import PostgresServer
 from tests.run.ledger.test_store import batch, key, line, one
 
 from crosstie.core.errors import BadInput, StoreFailed
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import total
+from crosstie.core.usage import total
+from crosstie_gateway.ledger.places import open_store
 
 pytestmark = pytest.mark.database
 
@@ -58,5 +58,5 @@ def test_a_server_that_is_not_there_is_told_without_its_password() -> None:
 
 def test_without_its_library_one_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(BadInput, match=r"pip install 'crosstie\[postgres\]'"):
+    with pytest.raises(BadInput, match=r"pip install '\./packages/gateway\[postgres\]'"):
         open_store("postgresql://host/db")

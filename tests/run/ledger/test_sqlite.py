@@ -9,11 +9,11 @@ import pytest
 from tests.run.ledger.test_store import batch, key, line, one
 
 from crosstie.core.errors import BadData, BadInput, CrosstieError, StoreFailed
-from crosstie.run.ledger import sqlite
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.sqlite import SqliteStore
-from crosstie.run.ledger.usage import total
-from crosstie.run.wire.variables import filled
+from crosstie.core.usage import total
+from crosstie.wire.variables import filled
+from crosstie_gateway.ledger import sqlite
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.ledger.sqlite import SqliteStore
 
 
 def test_only_its_owner_may_read_it(tmp_path: Path) -> None:

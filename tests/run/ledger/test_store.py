@@ -9,10 +9,11 @@ import msgspec
 import pytest
 
 from crosstie.core.errors import BadInput, StoreFailed
-from crosstie.run.ledger.keys import Key
-from crosstie.run.ledger.schema import SCHEMA
-from crosstie.run.ledger.store import News, Store
-from crosstie.run.ledger.usage import Line, UsageBatch, UsageCounts, Used, total
+from crosstie.core.usage import Used, total
+from crosstie_gateway.ledger.keys import Key
+from crosstie_gateway.ledger.schema import SCHEMA
+from crosstie_gateway.ledger.store import News, Store
+from crosstie_gateway.ledger.usage import Line, UsageBatch, UsageCounts
 
 Opens = Callable[[], Store]
 

@@ -17,9 +17,9 @@ from tests.run.gateway.fakes import CATALOG, Running, until
 from tests.waiting import LIMIT_S
 
 from crosstie.core.fleet import Fleet
-from crosstie.run.pick.process import PickProcess
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import Answer, fetch_once
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import Answer, fetch_once
+from crosstie_gateway.pick.process import PickProcess
 
 _TYPE = "type.googleapis.com/envoy"
 Json = dict[str, Any]

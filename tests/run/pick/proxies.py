@@ -11,9 +11,9 @@ from tests.run.gateway.fakes import MODEL
 from tests.run.pick.declared import HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 from tests.waiting import LIMIT_S
 
-from crosstie.run.pick import messages
-from crosstie.run.pick.messages import FULL_DUPLEX_STREAMED
-from crosstie.run.pick.server import EXT_PROC
+from crosstie_gateway.pick import messages
+from crosstie_gateway.pick.messages import FULL_DUPLEX_STREAMED
+from crosstie_gateway.pick.server import EXT_PROC
 
 HEALTH = "grpc.health.v1.Health"
 NAMESPACE, SERVED = messages.NAMESPACE.decode(), messages.SERVED.decode()

@@ -19,9 +19,9 @@ from tests.waiting import LIMIT_S, until
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Pool
-from crosstie.run.pick.messages import DESTINATION
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
+from crosstie_gateway.pick.messages import DESTINATION
 
 MODEL = "llama-3.1-8b"
 EMULATED = pool_of("amd", model=MODEL, accelerator="mi300x", precision="fp8", stack="vllm", replicas=2)

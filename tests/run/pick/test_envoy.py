@@ -14,10 +14,10 @@ from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, poo
 from tests.run.pick.envoys import Behind, address, behind_envoy, envoy, free_port, picking, said, started
 from tests.waiting import LIMIT_S
 
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.service.edge import Edge
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import Answer, fetch_once
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import Answer, fetch_once
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.service.edge import Edge
 
 pytestmark = pytest.mark.engines
 # Targets that even a machine which stands still keeps: the cheaper pool is always good enough.

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies as st
 from tests.run.pick.declared import HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse
 
-from crosstie.run.pick import messages
-from crosstie.run.pick.messages import Malformed, Said
+from crosstie_gateway.pick import messages
+from crosstie_gateway.pick.messages import Malformed, Said
 
 # Written by Envoy's own files (xds-protos 1.85.0): a request's head with a subset, the modes and an attribute, and a
 # piece of an answer with the endpoint that served it.

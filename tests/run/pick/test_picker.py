@@ -12,21 +12,21 @@ import trustme
 from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, until
 from tests.run.pick.envoys import picking
 from tests.run.pick.proxies import asked, changed, proxy
-from tests.run.wire.test_server import on_loop
+from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import SharedState
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.ledger.keys import Key, digest, new_public_id, new_secret, shown
-from crosstie.run.ledger.places import open_store
-from crosstie.run.pick import messages
-from crosstie.run.pick.picked import check_endpoints, endpoint_of
-from crosstie.run.pick.server import EXT_PROC
-from crosstie.run.pick.stream import PickSettings
-from crosstie.run.service.edge import Edge
-from crosstie.run.service.ledger import Ledger
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.request import Request
+from crosstie.wire.address import Address
+from crosstie.wire.request import Request
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.ledger.keys import Key, digest, new_public_id, new_secret, shown
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.pick import messages
+from crosstie_gateway.pick.picked import check_endpoints, endpoint_of
+from crosstie_gateway.pick.server import EXT_PROC
+from crosstie_gateway.pick.stream import PickSettings
+from crosstie_gateway.service.edge import Edge
+from crosstie_gateway.service.ledger import Ledger
 
 ANSWER = json.dumps(
     {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}

@@ -15,16 +15,17 @@ from typing import Any
 from tests.waiting import comes_true as comes_true
 
 import crosstie
+import crosstie_gateway
 
 # Two busy cores: a start takes a second or two, and may take ten times as long.
 START_S = 180.0
 END_S = 120.0
-SOURCE = Path(crosstie.__file__).parents[1]
+PYTHONPATH = os.pathsep.join(str(Path(str(made.__file__)).parents[1]) for made in (crosstie, crosstie_gateway))
 
 
 def environment(folder: Path, **more: str) -> dict[str, str]:
     """The code that this test has imported, whatever else is installed."""
-    return {**os.environ, "PYTHONPATH": str(SOURCE), "CROSSTIE_CATALOG": str(folder / "user-catalog"), **more}
+    return {**os.environ, "PYTHONPATH": PYTHONPATH, "CROSSTIE_CATALOG": str(folder / "user-catalog"), **more}
 
 
 def put(file: Path, text: str) -> None:

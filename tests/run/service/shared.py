@@ -9,10 +9,10 @@ from tests.run.gateway.fakes import CATALOG, Running, fleet_of, running
 
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, HostedModel, Pool, Serving
-from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.emulate.hosted import EmulatedRouter, HostedEngine
-from crosstie.run.service.hosting import Hosting
-from crosstie.run.service.shared_pool import SharedPool
+from crosstie_gateway.emulate.fleet import EmulatedFleet, start
+from crosstie_gateway.emulate.hosted import EmulatedRouter, HostedEngine
+from crosstie_gateway.service.hosting import Hosting
+from crosstie_gateway.service.shared_pool import SharedPool
 
 MODELS = ("llama-3.1-8b", "qwen3-8b", "mistral-7b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-3-27b")
 SPEED = 20.0

@@ -15,9 +15,14 @@ from tests.run.gateway.fakes import Fake, Running, fakes, fleet_of, pool_of, run
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.run.service.admin_door import AdminDoor
-from crosstie.run.service.door_keys import DoorKeys
-from crosstie.run.service.worker_link import (
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.sse import payloads
+from crosstie_gateway.service.admin_door import AdminDoor
+from crosstie_gateway.service.door_keys import DoorKeys
+from crosstie_gateway.service.worker_link import (
     ChangesRequest,
     Failed,
     WorkerAnswer,
@@ -27,11 +32,6 @@ from crosstie.run.service.worker_link import (
     decode_request,
     encode,
 )
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.sse import payloads
 
 KEY = "an-administrators-own-key"
 

@@ -16,9 +16,9 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
-from crosstie.run.cluster.api import ClusterApi
-from crosstie.run.service.cluster_discovery import ClusterDiscovery
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.cluster.api import ClusterApi
+from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
 
 SERVICE = "kube://default/services/vllm"
 

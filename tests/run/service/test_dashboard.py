@@ -12,15 +12,15 @@ from tests.run.service.test_admin import KEY, Administered, two_pools
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Serving
-from crosstie.run.service import sessions
-from crosstie.run.service.admin_door import AdminDoor
-from crosstie.run.service.admin_view import FleetView, merged
-from crosstie.run.service.door_keys import DoorKeys
-from crosstie.run.service.served_view import DayCounts, ServedView, TeamView, Totals, totals
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.service import sessions
+from crosstie_gateway.service.admin_door import AdminDoor
+from crosstie_gateway.service.admin_view import FleetView, merged
+from crosstie_gateway.service.door_keys import DoorKeys
+from crosstie_gateway.service.served_view import DayCounts, ServedView, TeamView, Totals, totals
 
 OPERATOR = "an-operators-own-key"
 PINNED = {"x-crosstie-pool": "one"}

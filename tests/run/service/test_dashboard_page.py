@@ -15,9 +15,9 @@ from tests.run.gateway.fakes import MODEL, Fake, fleet_of, pool_of, until
 from tests.run.service.test_dashboard import shown
 from tests.waiting import LIMIT_S, comes_true
 
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
 
 pytestmark = pytest.mark.browser
 KEY, OPERATOR = "an-administrators-own-key", "an-operators-own-key"

@@ -17,11 +17,11 @@ from tests.run.gateway.fronts import Certificates, tls_before
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import BackendAccess, Fleet
-from crosstie.run.service.admin import Administration
-from crosstie.run.service.discovery import Discovery, addresses_of
-from crosstie.run.service.process import Component, GatewayProcess
-from crosstie.run.wire.loops import run_on_loop
-from crosstie.run.wire.server import Server
+from crosstie.wire.loops import run_on_loop
+from crosstie.wire.server import Server
+from crosstie_gateway.service.admin import Administration
+from crosstie_gateway.service.discovery import Discovery, addresses_of
+from crosstie_gateway.service.process import Component, GatewayProcess
 
 
 class Resolver:

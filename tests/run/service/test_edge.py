@@ -14,12 +14,12 @@ from tests.conftest import Command
 from tests.needs import one_in
 from tests.run.gateway.fakes import fleet_of, pool_of
 from tests.run.service.processes import Running, comes_true, command, environment, serving
-from tests.run.wire.certificates import OTHER_CA, client_tls, pair
+from tests.wire.certificates import OTHER_CA, client_tls, pair
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie.run.service.edge import Edge
-from crosstie.run.wire.listener import UnixSocket
+from crosstie.wire.listener import UnixSocket
+from crosstie_gateway.service.edge import Edge
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from tests.run.service.processes import gone
 from tests.run.service.shared import PATIENT
 
 from crosstie.core.fleet import HostedModel, Pool
-from crosstie.run.service.hosting import Hosting
-from crosstie.run.service.loaders import LoadFailed, run_hook
-from crosstie.run.wire.request import Request
-from crosstie.run.wire.server import Reply
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
+from crosstie_gateway.service.hosting import Hosting
+from crosstie_gateway.service.loaders import LoadFailed, run_hook
 
 GIVEN = {"ACTION": "load", "MODEL": "m; touch x", "POOL": "p", "BACKEND": "http://a/v1", "REPLICA": "0"}
 

@@ -14,7 +14,7 @@ from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.host.hosted import Hosted as Size
-from crosstie.run.emulate.faults import Fault, read_fault
+from crosstie_gateway.emulate.faults import Fault, read_fault
 
 A, B, C, D, *_ = MODELS
 LOADINGS = ["vllm-sleep", "llamacpp-router"]

@@ -15,9 +15,9 @@ from tests.run.share.proxy import Proxy, proxy
 from tests.run.share.redis_server import RedisServer, redis_server
 
 from crosstie.core.fleet import SharedState
-from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.emulate.hosted import HostedEngine
-from crosstie.run.service.hosting import Hosting, Leader
+from crosstie_gateway.emulate.fleet import EmulatedFleet, start
+from crosstie_gateway.emulate.hosted import HostedEngine
+from crosstie_gateway.service.hosting import Hosting, Leader
 
 pytestmark = pytest.mark.database
 

@@ -23,9 +23,9 @@ from tests.run.service.shared import PATIENT
 from tests.run.service.test_local import real
 
 from crosstie.core.fleet import HostedModel, Pool
-from crosstie.run.service.hosting import Hosting
-from crosstie.run.service.local import shipped_weights
-from crosstie.run.wire.fetch import fetch
+from crosstie.wire.fetch import fetch
+from crosstie_gateway.service.hosting import Hosting
+from crosstie_gateway.service.local import shipped_weights
 
 BINARY = os.environ.get("CROSSTIE_LLAMA_SERVER") or shutil.which("llama-server")
 NAMES = ("alpha", "beta")

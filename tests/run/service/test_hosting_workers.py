@@ -8,10 +8,10 @@ from typing import Any
 from tests.run.gateway.fakes import CATALOG, Running, fleet_of, running, until
 from tests.run.service.shared import MODELS, PATIENT, SPEED, shared_pool, with_hosts
 
-from crosstie.run.emulate.fleet import start
-from crosstie.run.service.hosting import Hosting, Leader
-from crosstie.run.service.process import Component, GatewayProcess
-from crosstie.run.service.worker_link import (
+from crosstie_gateway.emulate.fleet import start
+from crosstie_gateway.service.hosting import Hosting, Leader
+from crosstie_gateway.service.process import Component, GatewayProcess
+from crosstie_gateway.service.worker_link import (
     FollowerReport,
     WorkerAnswer,
     WorkerLink,

@@ -19,8 +19,8 @@ from tests.run.service.processes import Running, comes_true, command, environmen
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import SharedState
-from crosstie.run.ledger.places import open_store
-from crosstie.run.ledger.usage import total
+from crosstie.core.usage import total
+from crosstie_gateway.ledger.places import open_store
 
 pytestmark = pytest.mark.slow
 

@@ -24,12 +24,12 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.held import HeldBlocks, PromptTokens
 from crosstie.route.policy import predict
-from crosstie.run.emulate.faults import Fault
-from crosstie.run.emulate.fleet import EmulatedFleet, start
-from crosstie.run.service.kv_batches import BadBatch, take
-from crosstie.run.service.kv_events import Following, KvEvents, _library
-from crosstie.run.service.process import Component
-from crosstie.run.service.tokenizing import TokenizerFiles
+from crosstie_gateway.emulate.faults import Fault
+from crosstie_gateway.emulate.fleet import EmulatedFleet, start
+from crosstie_gateway.service.kv_batches import BadBatch, take
+from crosstie_gateway.service.kv_events import Following, KvEvents, _library
+from crosstie_gateway.service.process import Component
+from crosstie_gateway.service.tokenizing import TokenizerFiles
 
 pack = msgspec.msgpack.encode
 PROMPT = list(range(100, 112))
@@ -620,8 +620,8 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr("crosstie.run.service.kv_events.import_module", missing)
-    with pytest.raises(BadInput, match=r"crosstie\[kv-events\]"):
+    monkeypatch.setattr("crosstie_gateway.service.kv_events.import_module", missing)
+    with pytest.raises(BadInput, match=r"packages/gateway\[kv-events\]"):
         KvEvents().check(telling(Path("/tmp")))
 
 

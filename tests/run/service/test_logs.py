@@ -17,19 +17,20 @@ import pytest
 from tests.conftest import Command
 from tests.engines.streams import post
 from tests.needs import one_in
+from tests.packages import SOURCES
 from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, running, until
 from tests.run.gateway.test_serving import CHAT
-from tests.run.service.processes import SOURCE, comes_true, command, environment, put, serving
-from tests.run.wire.test_server import on_loop
+from tests.run.service.processes import comes_true, command, environment, put, serving
+from tests.wire.test_server import on_loop
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.route.ask import Ask
-from crosstie.run.gateway.identity import is_id, is_tracestate, trace_context
-from crosstie.run.gateway.interfaces import HostedModels
-from crosstie.run.gateway.notices import Notice
-from crosstie.run.service import logs
-from crosstie.run.service.logs import Log
-from crosstie.run.service.systemd import watchdog_s
+from crosstie_gateway.gateway.identity import is_id, is_tracestate, trace_context
+from crosstie_gateway.gateway.interfaces import HostedModels
+from crosstie_gateway.gateway.notices import Notice
+from crosstie_gateway.service import logs
+from crosstie_gateway.service.logs import Log
+from crosstie_gateway.service.systemd import watchdog_s
 
 ROOT = Path(__file__).parents[3]
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -401,9 +402,9 @@ def events_of(text: str) -> set[str]:
 
 def test_every_event_is_on_the_page_that_promises_their_names() -> None:
     files = [
-        *(SOURCE / "crosstie" / "run" / "gateway").glob("*.py"),
-        *(SOURCE / "crosstie" / "run" / "service").glob("*.py"),
-        *(SOURCE / "crosstie" / "cli").glob("*.py"),
+        *(SOURCES["crosstie_gateway"] / "gateway").glob("*.py"),
+        *(SOURCES["crosstie_gateway"] / "service").glob("*.py"),
+        *(SOURCES["crosstie_gateway"] / "cli").glob("*.py"),
     ]
     texts = [text for file in files if "Notice(" in (text := file.read_text()) or "_tell(" in text]
     events = set().union(*(events_of(text) for text in texts))

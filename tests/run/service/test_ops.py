@@ -8,15 +8,15 @@ import pytest
 from tests.engines.streams import get
 from tests.run.gateway.fakes import fakes, fleet_of, pool_of, running
 from tests.run.service.processes import comes_true, serving
-from tests.run.wire.test_server import on_loop
 from tests.waiting import LIMIT_S
+from tests.wire.test_server import on_loop
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie.run.gateway.pages import OPS
-from crosstie.run.service.door import OpsDoor
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
+from crosstie_gateway.gateway.pages import OPS
+from crosstie_gateway.service.door import OpsDoor
 
 
 @on_loop

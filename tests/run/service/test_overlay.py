@@ -5,7 +5,7 @@ import pytest
 from tests.run.gateway.fakes import fleet_of, pool_of
 
 from crosstie.core.fleet import Fleet, Route, ServedClass
-from crosstie.run.service.overlay import Change, laid_over, with_change
+from crosstie_gateway.service.overlay import Change, laid_over, with_change
 
 A, B, C = (f"http://10.0.0.{i}:8000/v1" for i in (1, 2, 3))
 MODEL = "llama-3.1-8b"

@@ -29,10 +29,10 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.traces import read_trace
 from crosstie.core.errors import BadInput
 from crosstie.prove.replay.traffic import from_trace
-from crosstie.run.service.record import BLOCK_TOKENS, TrafficRecorder, block_ids, prompt_of
-from crosstie.run.service.trace_file import TraceFile
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.server import Reply
+from crosstie.wire.fetch import fetch
+from crosstie.wire.server import Reply
+from crosstie_gateway.service.record import BLOCK_TOKENS, TrafficRecorder, block_ids, prompt_of
+from crosstie_gateway.service.trace_file import TraceFile
 
 ROOT = Path(__file__).parents[3]
 SECRET = "sk-live-4242424242"
@@ -212,7 +212,7 @@ APPENDS = """
 import sys
 from pathlib import Path
 from tests.run.service.test_record import line
-from crosstie.run.service.trace_file import TraceFile
+from crosstie_gateway.service.trace_file import TraceFile
 path, first, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 file = TraceFile(path, most_bytes=20_000, keep=1000)
 for at_ms in range(first, first + count):
@@ -226,7 +226,7 @@ FILLS = """
 import resource, sys
 from pathlib import Path
 from tests.run.service.test_record import line
-from crosstie.run.service.trace_file import TraceFile
+from crosstie_gateway.service.trace_file import TraceFile
 file = TraceFile(Path(sys.argv[1]), 10**6, 1)
 file.append(line(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))

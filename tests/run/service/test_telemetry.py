@@ -17,9 +17,9 @@ from tests.run.gateway.test_serving import CHAT
 from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
-from crosstie.run.service import spans, telemetry
-from crosstie.run.service.telemetry import Telemetry, wanted
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.service import spans, telemetry
+from crosstie_gateway.service.telemetry import Telemetry, wanted
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -243,9 +243,9 @@ def test_a_collector_that_is_gone_stalls_nobody_and_fills_no_memory(
 
 
 def test_without_the_libraries_it_says_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "crosstie.run.service.spans", raising=False)
+    monkeypatch.delitem(sys.modules, "crosstie_gateway.service.spans", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(BadInput, match=r"pip install 'crosstie\[telemetry\]'"):
+    with pytest.raises(BadInput, match=r"pip install '\./packages/gateway\[telemetry\]'"):
         Telemetry()
 
 

@@ -15,8 +15,8 @@ from tests.waiting import LIMIT_S
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.run.gateway.record import RequestRecord
-from crosstie.run.service.tokenizing import PromptReader, TokenizerFiles
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.service.tokenizing import PromptReader, TokenizerFiles
 
 SHORT, LONG, BOOK = "What is a fleet? ", "What is a fleet? " * 300, "What is a fleet? " * 6000
 

@@ -22,7 +22,7 @@ from tests.run.share.keys import asked, known_to_all, made_key
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Pool
-from crosstie.run.service.supervisor import Supervisor
+from crosstie_gateway.service.supervisor import Supervisor
 
 pytestmark = pytest.mark.slow
 

@@ -21,8 +21,8 @@ from tests.run.share.keys import asked, known_to_all, made_key
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import Fleet, Pool, SharedState
-from crosstie.run.gateway.errors import RequestRejected
-from crosstie.run.service.worker_link import WorkerLink
+from crosstie_gateway.gateway.errors import RequestRejected
+from crosstie_gateway.service.worker_link import WorkerLink
 
 pytestmark = pytest.mark.slow
 
@@ -161,7 +161,7 @@ def test_a_worker_that_comes_later_makes_no_store(pools: list[Pool], tmp_path: P
 
 
 def test_a_turn_is_one_worker_s_and_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie.run.service.worker_link._TURN_S", 0.02)
+    monkeypatch.setattr("crosstie_gateway.service.worker_link._TURN_S", 0.02)
 
     async def scenario() -> None:
         first, second = (WorkerLink(tmp_path, row, 2, {}) for row in range(2))

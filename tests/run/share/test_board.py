@@ -7,8 +7,8 @@ from math import inf
 
 import pytest
 
-from crosstie.run.share.board import Board, Cell
-from crosstie.run.share.tally import BoardTally
+from crosstie_gateway.share.board import Board, Cell
+from crosstie_gateway.share.tally import BoardTally
 
 Boards = Callable[..., Board]
 A, B, C = "http://a:1/v1", "http://b:1/v1", "http://c:1/v1"
@@ -97,7 +97,7 @@ def test_a_place_is_kept_as_long_as_anyone_uses_it(boards: Boards) -> None:
 
 def test_what_other_machines_have_is_forgotten_in_silence(boards: Boards, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("crosstie.run.share.board.monotonic", lambda: now[0])
+    monkeypatch.setattr("crosstie_gateway.share.board.monotonic", lambda: now[0])
     board = boards(1)
     ours, far = board.cells([A], 0)[A], board.cells([A], board.workers)[A]
     load(far, 5)

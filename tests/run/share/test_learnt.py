@@ -12,7 +12,7 @@ from crosstie.route.observed import Observations
 from crosstie.route.policies import make_policy
 from crosstie.route.prefix import prefix_hashes
 from crosstie.route.router import Router
-from crosstie.run.share.learnt import Learnt, LearntReport
+from crosstie_gateway.share.learnt import Learnt, LearntReport
 
 PLACES = ("http://10.0.0.1:1/v1", "http://10.0.0.2:1/v1")
 decode = msgspec.msgpack.Decoder(LearntReport).decode

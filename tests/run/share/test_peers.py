@@ -7,10 +7,10 @@ from math import exp
 import msgspec
 import pytest
 
-from crosstie.run.share import peers as module
-from crosstie.run.share.board import Board
-from crosstie.run.share.peers import PeerReport, Peers, known_as, store_name
-from crosstie.run.share.tally import BoardTally
+from crosstie_gateway.share import peers as module
+from crosstie_gateway.share.board import Board
+from crosstie_gateway.share.peers import PeerReport, Peers, known_as, store_name
+from crosstie_gateway.share.tally import BoardTally
 
 A, B = "http://a:1/v1", "http://b:1/v1"
 
@@ -39,7 +39,7 @@ class Site:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr("crosstie.run.share.board.monotonic", lambda: now[0])
+    monkeypatch.setattr("crosstie_gateway.share.board.monotonic", lambda: now[0])
     return now
 
 

@@ -20,10 +20,10 @@ from tests.waiting import LIMIT_S
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput
 from crosstie.route.prefix import prefix_hashes
-from crosstie.run.share.board import Board
-from crosstie.run.share.peers import PeerReport, Peers
-from crosstie.run.share.redis_share import LearntShare, RedisShare, connected
-from crosstie.run.share.tally import BoardTally
+from crosstie_gateway.share.board import Board
+from crosstie_gateway.share.peers import PeerReport, Peers
+from crosstie_gateway.share.redis_share import LearntShare, RedisShare, connected
+from crosstie_gateway.share.tally import BoardTally
 
 pytestmark = pytest.mark.database
 
@@ -339,5 +339,5 @@ def test_no_library_and_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadInput, match=r"state.redis: is no address"):
         connected("http://user:secret@x")
     monkeypatch.setitem(sys.modules, "redis.asyncio", None)
-    with pytest.raises(BadInput, match=r"pip install 'crosstie\[redis\]'"):
+    with pytest.raises(BadInput, match=r"pip install '\./packages/gateway\[redis\]'"):
         connected("redis://127.0.0.1")

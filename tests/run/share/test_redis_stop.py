@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.waiting import until
 
-from crosstie.run.share.board import Board
-from crosstie.run.share.peers import Peers
-from crosstie.run.share.redis_share import RedisShare
+from crosstie_gateway.share.board import Board
+from crosstie_gateway.share.peers import Peers
+from crosstie_gateway.share.redis_share import RedisShare
 
 
 class TakesItForAnAnswer:

@@ -32,31 +32,30 @@ from tests.run.wire.test_grpc import (
     message,
 )
 
-import crosstie.run
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import JwtIdentity
-from crosstie.run.gateway.answers import lacks_model, oddity
-from crosstie.run.gateway.backend import engine_load
-from crosstie.run.gateway.body import read_answer, read_body, read_form_body, with_model
-from crosstie.run.gateway.choices import Choices
-from crosstie.run.gateway.errors import RequestRejected
-from crosstie.run.gateway.identity import trace_context
-from crosstie.run.gateway.messages import chat_for
-from crosstie.run.gateway.paths import tidy_path
-from crosstie.run.gateway.relay import StreamRelay, WholeRelay
-from crosstie.run.gateway.tokens import TokenRefused, TokenVerifier
-from crosstie.run.gateway.transcript import Transcript
-from crosstie.run.pick.messages import Malformed, Said
-from crosstie.run.service.sessions import COOKIE, Sessions
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Connection, Origin
-from crosstie.run.wire.outline import Outline
-from crosstie.run.wire.parser import RequestParser
-from crosstie.run.wire.proxy import Proxy, _Opening
-from crosstie.run.wire.request import BadRequest, Request, RequestLimits
-from crosstie.run.wire.server import Reply, Server, ServerConnection
-from crosstie.run.wire.sse import Events, payloads
-from crosstie.run.wire.unpack import Unpacking
+from crosstie.wire.address import Address
+from crosstie.wire.client import Connection, Origin
+from crosstie.wire.outline import Outline
+from crosstie.wire.parser import RequestParser
+from crosstie.wire.proxy import Proxy, _Opening
+from crosstie.wire.request import BadRequest, Request, RequestLimits
+from crosstie.wire.server import Reply, Server, ServerConnection
+from crosstie.wire.sse import Events, payloads
+from crosstie_gateway.gateway.answers import lacks_model, oddity
+from crosstie_gateway.gateway.backend import engine_load
+from crosstie_gateway.gateway.body import read_answer, read_body, read_form_body, with_model
+from crosstie_gateway.gateway.choices import Choices
+from crosstie_gateway.gateway.errors import RequestRejected
+from crosstie_gateway.gateway.identity import trace_context
+from crosstie_gateway.gateway.messages import chat_for
+from crosstie_gateway.gateway.paths import tidy_path
+from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
+from crosstie_gateway.gateway.tokens import TokenRefused, TokenVerifier
+from crosstie_gateway.gateway.transcript import Transcript
+from crosstie_gateway.pick.messages import Malformed, Said
+from crosstie_gateway.service.sessions import COOKIE, Sessions
+from crosstie_gateway.wire.unpack import Unpacking
 
 Work = Callable[[], object]
 TIMES, MOST_RATIO, LEAST_S = 4, 8.0, 2e-3
@@ -548,16 +547,18 @@ def test_work_that_grows_with_the_square_is_found() -> None:
 
 
 def patterns_of() -> Iterator[tuple[str, str, "re.Pattern[Any]"]]:
-    """Each that a module of the gateway keeps, by its name and how it is asked there."""
-    rooms = [f"{place}/{room}" for place in crosstie.run.__path__ for room in ("wire", "gateway", "batch", "pick")]
-    for module in [one for room in rooms for one in pkgutil.iter_modules([room], f"crosstie.run.{Path(room).name}.")]:
+    """Each that a module on a request's way keeps, by its name and how it is asked there."""
+    rooms = ("crosstie.wire", *(f"crosstie_gateway.{room}" for room in ("wire", "gateway", "batch", "pick")))
+    for module in [
+        one for room in rooms for one in pkgutil.iter_modules(importlib.import_module(room).__path__, f"{room}.")
+    ]:
         made = importlib.import_module(module.name)
         source = Path(str(made.__file__)).with_suffix("").with_suffix(".py").read_text()
         for name, one in vars(made).items():
             if isinstance(one, re.Pattern):
                 asked = set(re.findall(rf"\b{name}\.(search|match|fullmatch|finditer|findall|sub)\(", source))
                 for method in sorted(asked):
-                    yield f"{module.name.removeprefix('crosstie.run.')}.{name}", method, one
+                    yield f"{module.name.partition('.')[2]}.{name}", method, one
 
 
 def literals(parsed: Any) -> Iterator[int]:
@@ -599,4 +600,4 @@ def test_no_expression_goes_over_a_text_again_and_again() -> None:
             if cpu_s(asks(pattern, method, long), 1) > 8e-3:
                 ratio = grows(asks(pattern, method, long[: size // TIMES]), asks(pattern, method, long))
                 assert ratio < MOST_RATIO, f"{name}.{method} of {before!r} and {unit!r} again and again"
-    assert {"wire.multipart._PARAMETER", "gateway.relay._DELTA"} <= set(found)
+    assert {"wire.variables._VARIABLE", "wire.multipart._PARAMETER", "gateway.relay._DELTA"} <= set(found)

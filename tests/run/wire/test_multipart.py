@@ -3,7 +3,7 @@
 import pytest
 
 from crosstie.core.errors import BadInput
-from crosstie.run.wire.multipart import read_form
+from crosstie_gateway.wire.multipart import read_form
 
 KIND = b"multipart/form-data; boundary=x"
 

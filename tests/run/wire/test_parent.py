@@ -7,7 +7,7 @@ import pytest
 
 _CHILD = """
 import asyncio
-from crosstie.run.wire.child import when_orphaned
+from crosstie_gateway.wire.child import when_orphaned
 
 async def main(ends_by_itself):
     ended = asyncio.Event()

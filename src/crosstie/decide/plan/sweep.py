@@ -162,7 +162,7 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise BadInput("--ray needs Ray: pip install 'crosstie[ray]'") from None
+        raise BadInput("--ray needs Ray: pip install '.[ray]' in a checkout") from None
     return ray
 
 

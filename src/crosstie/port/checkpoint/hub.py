@@ -64,7 +64,7 @@ def read_repository(asked: Repository) -> Remote:
         from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
     except ImportError:
         said = f"{asked.id}: no such folder and no name of the catalog"
-        raise BadInput(f"{said}; to read it from the hub, pip install 'crosstie[hub]'") from None
+        raise BadInput(f"{said}; to read it from the hub, pip install '.[hub]' in a checkout") from None
     endpoint, folder = _endpoint(), Path(asked.id)
     with _told(asked, endpoint), _quietly():
         try:

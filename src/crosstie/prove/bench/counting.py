@@ -13,10 +13,10 @@ from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.prove.bench.endpoint import BenchEndpoint
 from crosstie.prove.replay.prompts import Word, vocabulary
 from crosstie.prove.replay.texts import PromptTexts
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import fetch
+from crosstie.wire.loops import run_on_loop
 
 _AT_A_TIME = 16
 # A word stands between two that are always there.

@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.models import text_config
+from crosstie.core.emulated import FINGERPRINT
 from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.model import Model
-from crosstie.run.emulate.answers import FINGERPRINT
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.loops import run_on_loop
 
 # By what `owned_by` says in /v1/models.
 _ENGINES = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp"}

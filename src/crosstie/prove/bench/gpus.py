@@ -17,9 +17,9 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from crosstie.core.errors import BadInput
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
+from crosstie.wire.loops import run_on_loop
 
 _NVIDIA = ("nvidia-smi", "--query-gpu=index,power.draw,memory.used,utilization.gpu", "--format=csv,noheader,nounits")
 _AMD = ("amd-smi", "metric", "--power", "--mem-usage", "--usage", "--json")

@@ -26,8 +26,8 @@ from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
 from crosstie.prove.replay.prompts import Wording, corpus
 from crosstie.prove.replay.replay import CHAT, COMPLETIONS, NOT_AWAITED, Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
-from crosstie.run.wire.files import allow_many_connections
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.files import allow_many_connections
+from crosstie.wire.loops import run_on_loop
 
 # Pieces of answers a second that one sender takes with half a processor of a few years ago.
 _PIECES_PER_SENDER = 15_000.0

@@ -17,9 +17,9 @@ from crosstie.prove.bench.measure import BenchRun, SenderJob
 from crosstie.prove.replay.prompts import text
 from crosstie.prove.replay.replay import CHAT, NOT_AWAITED, Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
+from crosstie.wire.loops import run_on_loop
 
 _COUNTER = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? ([0-9.eE+]+)$", re.MULTILINE)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.catalog.models import text_config
+from crosstie.core.emulated import FINGERPRINT
 from crosstie.core.errors import BadData, BadInput
-from crosstie.run.emulate.answers import FINGERPRINT
 
 Cells = dict[str, str]
 Document = Mapping[str, Any]

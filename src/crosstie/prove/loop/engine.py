@@ -13,9 +13,9 @@ from pathlib import Path
 
 from crosstie.core.errors import CrosstieError
 from crosstie.core.progress import OnProgress
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
+from crosstie.wire.loops import run_on_loop
 
 _ASK_EVERY_S = 0.25
 # How long the watchdog may take to see that the engine has gone.

@@ -36,7 +36,7 @@ from crosstie.prove.loop.engine import running_engine
 from crosstie.prove.loop.folder import LoopAsked, LoopFolder, LoopState, PreparedReplica
 from crosstie.prove.loop.prepare import prepared
 from crosstie.prove.replay.texts import read_texts
-from crosstie.run.wire.address import Address, is_loopback
+from crosstie.wire.address import Address, is_loopback
 
 # What an engine's start is taken for until it has started once, of the time that there is.
 _START_SHARE = 0.15

@@ -28,7 +28,7 @@ from crosstie.prove.bench.endpoint import described
 from crosstie.prove.loop.engine import PORT
 from crosstie.prove.loop.folder import LoopAsked, PreparedReplica
 from crosstie.route.build import deployment_of
-from crosstie.run.wire.address import Address, is_loopback
+from crosstie.wire.address import Address, is_loopback
 
 # An emulated replica is up in seconds.
 _EMULATOR_S = 60.0

@@ -14,10 +14,10 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.prove.parity.prompts import Prompt
 from crosstie.prove.parity.samples import Sample, SampledToken, ToolCall, Top
-from crosstie.run.emulate.answers import FINGERPRINT
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Headers, Origin
-from crosstie.run.wire.fetch import Answer, fetch
+from crosstie.wire.address import Address
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie_gateway.emulate.answers import FINGERPRINT
 
 Way = Literal["prompt_logprobs", "echo", "steps"]
 WAYS: tuple[Way, ...] = get_args(Way)

@@ -11,10 +11,10 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.replay.outcomes import ReplayResult
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
-from crosstie.run.wire.files import allow_many_connections
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
+from crosstie.wire.files import allow_many_connections
+from crosstie.wire.loops import run_on_loop
 
 _MILLION, _SECONDS_PER_HOUR = 1e6, 3600.0
 

@@ -1,9 +1,8 @@
-"""A replay, and the demo, as plain values for `--json`; what is not a number is null."""
+"""A replay as plain values for `--json`; what is not a number is null."""
 
 from typing import Any
 
 from crosstie.prove.replay.accounts import Spent
-from crosstie.prove.replay.demo import CREDITS, TRACES, Demo
 from crosstie.prove.replay.outcomes import ReplayResult, plain
 
 
@@ -14,18 +13,4 @@ def result_document(result: ReplayResult, spent: Spent, usd_per_good_million: fl
         "attributed_usd": plain(spent.usd),
         "attributed_usd_per_million_tokens": plain(spent.usd_per_million),
         "fleet_usd_per_million_tokens_within_target": plain(usd_per_good_million),
-    }
-
-
-def demo_document(demo: Demo) -> dict[str, Any]:
-    return {
-        "emulated": "no AMD or NVIDIA GPU ran: replicas keep the time that the performance model predicts",
-        "traces": {name: CREDITS[name] for name in TRACES.values()},
-        "fleet": plain(demo.fleet),
-        "usd_per_hour": demo.fleet.usd_per_hour,
-        "expected": plain(demo.expected),
-        "requests": demo.requests,
-        "seconds": demo.seconds,
-        "speed": demo.speed,
-        "runs": {run.policy: result_document(run.result, run.spent, run.usd_per_good_million) for run in demo.runs},
     }

@@ -24,9 +24,9 @@ from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.replay.prompts import Wording
 from crosstie.prove.replay.traffic import TimedRequest
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.client import Connection, Headers, Origin
-from crosstie.run.wire.sse import Events, payloads
+from crosstie.wire.address import Address
+from crosstie.wire.client import Connection, Headers, Origin
+from crosstie.wire.sse import Events, payloads
 
 # Timers of event loops count whole milliseconds: what is due within half of one may as well go now.
 _TIMER_S = 0.001

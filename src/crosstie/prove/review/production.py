@@ -14,10 +14,10 @@ from crosstie.catalog.reading import text_of
 from crosstie.catalog.traces import Answers, Floats, Ints, Trace, read_trace
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.histogram import samples_of
-from crosstie.run.ledger.usage import HOUR_S, Used, total
-from crosstie.run.wire.address import Address
-from crosstie.run.wire.fetch import fetch_once
-from crosstie.run.wire.loops import run_on_loop
+from crosstie.core.usage import HOUR_S, Used, total
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
+from crosstie.wire.loops import run_on_loop
 
 T = TypeVar("T")
 

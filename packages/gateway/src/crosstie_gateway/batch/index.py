@@ -1,0 +1,263 @@
+"""What files and batches there are: a SQLite file that all processes over a folder share.
+
+Each change is one transaction, so that a quota, an input file and the batch that needs it agree whoever asks at once.
+Every call may wait for the disk: none belongs on the loop.
+"""
+
+import contextlib
+import errno
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from crosstie.core.errors import BadInput
+from crosstie_gateway.batch.records import ENDED, Batch, StoredFile
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, key_id INTEGER, created_at INTEGER, bytes INTEGER,
+  filename TEXT, purpose TEXT) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS files_of ON files (key_id, created_at, id, bytes);
+CREATE INDEX IF NOT EXISTS files_by_age ON files (created_at);
+CREATE TABLE IF NOT EXISTS batches (id TEXT PRIMARY KEY, key_id INTEGER, created_at INTEGER, expires_at INTEGER,
+  input_file_id TEXT, ended_at INTEGER DEFAULT 0, answer_bytes INTEGER DEFAULT 0, cancelled INTEGER DEFAULT 0,
+  record BLOB);
+CREATE INDEX IF NOT EXISTS batches_of ON batches (key_id, created_at, id);
+CREATE INDEX IF NOT EXISTS batches_ended ON batches (ended_at) WHERE ended_at > 0;
+CREATE INDEX IF NOT EXISTS batches_open ON batches (key_id, created_at, id) WHERE ended_at = 0;
+CREATE INDEX IF NOT EXISTS batches_input ON batches (input_file_id) WHERE ended_at = 0;
+"""
+_FILE = "id, key_id, created_at, bytes, filename, purpose"
+# Those of each key that came first, the first of all keys before the second of any; but what only has to be ended is
+# not kept waiting by any of them.
+_TURNS = """
+SELECT id, cancelled FROM (
+  SELECT id, cancelled, expires_at, row_number() OVER (PARTITION BY key_id ORDER BY created_at, id) AS place
+  FROM batches WHERE ended_at = 0)
+WHERE place <= ? OR cancelled OR expires_at <= ? ORDER BY place LIMIT ?
+"""
+_BUSY_S = 10.0
+_MOST_DELETED = 500
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Batch).decode
+
+
+class Quota(NamedTuple):
+    """What one key may have."""
+
+    files: int
+    bytes: int
+    batches: int
+
+
+class QuotaExceeded(Exception):
+    """Says which, and nothing of anybody else's."""
+
+
+class NoRoom(Exception):
+    """All keys together have as much as there may be."""
+
+
+class Index:
+    def __init__(self, file: Path):
+        self._file, self._lock = file, threading.Lock()
+        self._opened: sqlite3.Connection | None = None
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._opened is None:
+            # SQLite would make it as the umask says; its journal has the mode of the file.
+            os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            opened = sqlite3.connect(self._file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+            try:
+                # Whose journal stays: to make and delete one for each change takes a disk longer than the change.
+                opened.execute("PRAGMA journal_mode = PERSIST")
+                opened.executescript(_SCHEMA)
+            except sqlite3.DatabaseError as error:
+                opened.close()
+                if isinstance(error, sqlite3.OperationalError):
+                    raise
+                raise BadInput(f"{self._file}: {error}") from None
+            self._opened = opened
+        return self._opened
+
+    @contextlib.contextmanager
+    def _session(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        """Raises OSError where the file cannot be read or written."""
+        with self._lock:
+            try:
+                connection = self._connection()
+                connection.execute(begin)
+                try:
+                    yield connection
+                    connection.execute("COMMIT")
+                except BaseException:
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                number = errno.ENOSPC if "full" in str(error) else errno.EIO
+                raise OSError(number, f"the index of batches: {error}") from None
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        with self._session("BEGIN") as connection:
+            return connection.execute(query, values).fetchall()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._opened is not None:
+                self._opened.close()
+                self._opened = None
+
+    # Files
+
+    def add_file(self, file: StoredFile, quota: Quota, most_bytes: int) -> None:
+        """Raises QuotaExceeded and NoRoom."""
+        with self._session() as connection:
+            _check_files(connection, file.key_id, quota, file.bytes)
+            if _sum(connection, "") + file.bytes > most_bytes:
+                raise NoRoom
+            _insert_file(connection, file)
+
+    def file(self, key_id: int, name: str) -> StoredFile | None:
+        found = self._rows(f"SELECT {_FILE} FROM files WHERE id = ? AND key_id = ?", name, key_id)
+        return _file(found[0]) if found else None
+
+    def files(self, key_id: int, after: str, limit: int) -> list[StoredFile]:
+        """The latest first."""
+        return [_file(row) for row in self._page("files", _FILE, key_id, after, limit)]
+
+    def delete_file(self, key_id: int, name: str) -> bool:
+        """Whether it is gone now; if not, a batch that has not ended needs it."""
+        with self._session() as connection:
+            used = "SELECT 1 FROM batches WHERE input_file_id = ? AND ended_at = 0"
+            if connection.execute(used, (name,)).fetchone() is not None:
+                return False
+            connection.execute("DELETE FROM files WHERE id = ? AND key_id = ?", (name, key_id))
+        return True
+
+    def take_old(self, before: int) -> list[str]:
+        """Forgets files from before then, and batches that had ended by then; the files' ids. Some at a time."""
+        with self._session() as connection:
+            old = (
+                "SELECT id FROM files WHERE created_at < ? AND id NOT IN"
+                " (SELECT input_file_id FROM batches WHERE ended_at = 0) LIMIT ?"
+            )
+            found = [name for (name,) in connection.execute(old, (before, _MOST_DELETED))]
+            connection.executemany("DELETE FROM files WHERE id = ?", [(name,) for name in found])
+            old = "SELECT id FROM batches WHERE ended_at > 0 AND ended_at < ? LIMIT ?"
+            connection.execute(f"DELETE FROM batches WHERE id IN ({old})", (before, _MOST_DELETED))
+        return found
+
+    def known(self) -> tuple[set[str], set[str]]:
+        """The ids of all files, and of the batches that have not ended."""
+        with self._session("BEGIN") as connection:
+            files = {name for (name,) in connection.execute("SELECT id FROM files")}
+            return files, {name for (name,) in connection.execute("SELECT id FROM batches WHERE ended_at = 0")}
+
+    # Batches
+
+    def add_batch(self, batch: Batch, quota: Quota) -> bool:
+        """Whether its input is there, of the same key. Raises QuotaExceeded."""
+        with self._session() as connection:
+            asked = (batch.input_file_id, batch.key_id)
+            if connection.execute("SELECT 1 FROM files WHERE id = ? AND key_id = ?", asked).fetchone() is None:
+                return False
+            count = "SELECT count(*) FROM batches WHERE key_id = ? AND ended_at = 0"
+            (running,) = connection.execute(count, (batch.key_id,)).fetchone()
+            if running >= quota.batches:
+                said = f"{running:,} batches of yours have not ended, and {quota.batches:,} may be at once"
+                raise QuotaExceeded(f"{said} (serve.max_batches_per_key)")
+            _check_files(connection, batch.key_id, quota, 0)
+            row = (batch.id, batch.key_id, batch.created_at, batch.expires_at, batch.input_file_id, _encode(batch))
+            connection.execute(
+                "INSERT INTO batches (id, key_id, created_at, expires_at, input_file_id, record)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                row,
+            )
+        return True
+
+    def save(self, batches: Iterable[Batch], adopted: Iterable[StoredFile] = ()) -> None:
+        """How they are now, and the files that they have become."""
+        with self._session() as connection:
+            for file in adopted:
+                _insert_file(connection, file)
+            connection.executemany(
+                "UPDATE batches SET ended_at = ?, answer_bytes = ?, record = ? WHERE id = ?",
+                [(one.ended_at, 0 if one.ended_at else one.answer_bytes, _encode(one), one.id) for one in batches],
+            )
+
+    def batch(self, key_id: int, name: str) -> Batch | None:
+        """None where there is none of that key's."""
+        found = self._rows("SELECT cancelled, record FROM batches WHERE id = ? AND key_id = ?", name, key_id)
+        return _batch(*found[0]) if found else None
+
+    def record(self, name: str) -> Batch | None:
+        """As it was saved, whosever it is."""
+        found = self._rows("SELECT 0, record FROM batches WHERE id = ?", name)
+        return _batch(*found[0]) if found else None
+
+    def batches(self, key_id: int, after: str, limit: int) -> list[Batch]:
+        return [_batch(*row) for row in self._page("batches", "cancelled, record", key_id, after, limit)]
+
+    def cancel(self, key_id: int, name: str) -> None:
+        """Asks whoever runs it to stop. In a field of its own, since the record is the runner's to write."""
+        with self._session() as connection:
+            wish = "UPDATE batches SET cancelled = 1 WHERE id = ? AND key_id = ? AND ended_at = 0"
+            connection.execute(wish, (name, key_id))
+
+    def turns(self, now: float, of_one: int, of_all: int) -> list[tuple[str, bool]]:
+        """The batches that should be run now, and whether somebody wants them to stop."""
+        return [(name, bool(cancelled)) for name, cancelled in self._rows(_TURNS, of_one, now, of_all)]
+
+    def _page(self, table: str, columns: str, key_id: int, after: str, limit: int) -> list[Any]:
+        with self._session("BEGIN") as connection:
+            where, values = "key_id = ?", list[int | str]((key_id,))
+            if after:
+                at = f"SELECT created_at FROM {table} WHERE id = ? AND key_id = ?"
+                found = connection.execute(at, (after, key_id)).fetchone()
+                if found is None:
+                    return []
+                where += " AND (created_at < ? OR created_at = ? AND id > ?)"
+                values += [found[0], found[0], after]
+            query = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY created_at DESC, id LIMIT ?"
+            return connection.execute(query, (*values, limit)).fetchall()
+
+
+def _check_files(connection: sqlite3.Connection, key_id: int, quota: Quota, more: int) -> None:
+    """Of a key: whether it may have a file more, of so many bytes, or none. Raises QuotaExceeded."""
+    count = "SELECT count(*) FROM files WHERE key_id = ?"
+    (number,) = connection.execute(count, (key_id,)).fetchone()
+    if more and number >= quota.files:
+        said = f"you have {number:,} files, and may have {quota.files:,} (serve.max_files_per_key)"
+        raise QuotaExceeded(f"{said}: delete some")
+    used = _sum(connection, "WHERE key_id = ?", key_id)
+    if used + more > quota.bytes:
+        said = f"your files take {used:,} bytes, and may take {quota.bytes:,} (serve.max_file_gib_per_key)"
+        raise QuotaExceeded(f"{said}: delete some, or send less")
+
+
+def _sum(connection: sqlite3.Connection, where: str, *values: int) -> int:
+    (files,) = connection.execute(f"SELECT coalesce(sum(bytes), 0) FROM files {where}", values).fetchone()
+    more = f"{where or 'WHERE true'} AND ended_at = 0"
+    (answers,) = connection.execute(f"SELECT coalesce(sum(answer_bytes), 0) FROM batches {more}", values).fetchone()
+    return int(files + answers)
+
+
+def _insert_file(connection: sqlite3.Connection, file: StoredFile) -> None:
+    row = (file.id, file.key_id, file.created_at, file.bytes, file.filename, file.purpose)
+    connection.execute(f"INSERT OR REPLACE INTO files ({_FILE}) VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def _file(row: tuple[Any, ...]) -> StoredFile:
+    return StoredFile(**dict(zip(_FILE.split(", "), row, strict=True)))
+
+
+def _batch(cancelled: int, record: bytes) -> Batch:
+    found = _decode(record)
+    if cancelled and found.status not in ENDED and found.status != "finalizing":
+        found.status = "cancelling"
+    return found

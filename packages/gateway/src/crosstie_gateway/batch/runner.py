@@ -1,0 +1,317 @@
+"""Runs batches: each request like a client's, at low priority, without targets, on whatever is cheapest.
+
+Of several processes over one folder one runs them, whoever holds a lock. Whoever comes after it goes on from the lines
+that were answered; a request that was under way then, and had no answer, is asked once more.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from time import time
+from typing import TypeVar
+
+from crosstie.wire.server import Server
+from crosstie_gateway.batch.asking import LineAnswer, ask
+from crosstie_gateway.batch.lines import BatchLine, LineReader
+from crosstie_gateway.batch.store import BatchStore
+from crosstie_gateway.batch.turns import BatchRun, Turns
+from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.gateway.notices import Notice
+
+_LOOK_S = 0.5
+# Batches that go on at once, of one key and in all: a small one does not wait for a large one's end.
+_AT_ONCE, _IN_ALL = 4, 1024
+# How often a request that failed is asked again, and how long after.
+_ATTEMPTS = 6
+_SOONEST_S, _LATEST_S = 1.0, 60.0
+# How often a disk that was full is tried again; and room for the answers under way, below which nothing is asked.
+_STILL_S = 1.0
+_ANSWER_BYTES = 2**16
+# How often what is old is deleted, and what nobody knows of.
+_SWEEP_S, _ORPHANS_S = 60.0, 3600.0
+R = TypeVar("R")
+
+
+class BatchRunner:
+    def __init__(self, store: BatchStore, gateway: Gateway, server: Server, in_flight: int):
+        self._store, self._gateway, self._server = store, gateway, server
+        self._turns = Turns(in_flight)
+        self._lock: int | None = None
+        self._running: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
+        self._wake = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        # Answers and the index; lines; and whole files. Each waits for the disk, and none for another.
+        names = ("writes", "lines", "files")
+        self._writes, self._lines, self._files = (ThreadPoolExecutor(1, f"batch-{name}") for name in names)
+        # How long to wait after a refusal at least; tests are not that patient.
+        self.soonest_s = _SOONEST_S
+        # Nothing is asked until then, as there is no room for answers; and what was said of it.
+        self._still_until, self._still_for, self._has_room = 0.0, "", True
+        self._looked = self._swept = self._orphans = -_ORPHANS_S
+
+    def start(self) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def drain(self, within_s: float) -> None:
+        """Waits for what is under way: nothing new is asked by a gateway that leaves."""
+        tasks = [task for run, _ in self._running.values() for task in run.tasks]
+        if tasks:
+            await asyncio.wait(tasks, timeout=within_s)
+
+    async def stop(self) -> None:
+        tasks = [follower for _, follower in self._running.values()]
+        tasks += [task for run, _ in self._running.values() for task in (*run.tasks, run.reading) if task is not None]
+        tasks += [self.task] if self.task is not None else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for pool in (self._writes, self._lines, self._files):
+            await asyncio.to_thread(pool.shutdown)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    async def _in(self, pool: ThreadPoolExecutor, work: Callable[..., R], *given: object) -> R:
+        return await self._gateway.loop.run_in_executor(pool, work, *given)
+
+    # Which batches
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._look()
+            except OSError as error:
+                self._stand_still(error)
+            except Exception as error:  # noqa: BLE001 (whatever it was, it is no reason to run no batch any more)
+                self._gateway.loop.call_exception_handler({"message": "batches", "exception": error})
+            if await self._hand_out():
+                continue
+            self._wake.clear()
+            # Not by `wait_for`: before Python 3.12 that forgets that it was cancelled where it is woken as well.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await self._wake.wait()
+
+    async def _look(self) -> None:
+        now = self._gateway.loop.time()
+        if now - self._looked < _LOOK_S or self._gateway.draining or not self._has_lock():
+            return
+        self._looked = now
+        # A key leaves others a quarter, so that nobody waits for the end of another's longest answers.
+        most, guard = self._turns.most, self._gateway.context.guard
+        self._turns.most_of_one = most if guard is None else max(most * 3 // 4, 1)
+        self._has_room = await self._in(self._writes, self._store.free_bytes) >= _ANSWER_BYTES * most
+        if not self._has_room:
+            # Before any batch begins, which would ask for answers at once; until a look finds room.
+            self._stand_still(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        index = self._store.index
+        for name, cancelled in await self._in(self._writes, index.turns, time(), _AT_ONCE, _IN_ALL):
+            if name not in self._running:
+                batch = await self._in(self._writes, index.record, name)
+                if batch is not None:
+                    run = BatchRun(batch)
+                    self._running[name] = run, self._gateway.loop.create_task(self._follow(run))
+            if name in self._running:
+                self._running[name][0].cancelled = cancelled
+        for run, _ in self._running.values():
+            run.changed.set()
+        await self._sweep(now)
+        asked = [run.batch for run, _ in self._running.values() if run.tasks]
+        if asked:
+            await self._in(self._writes, index.save, asked)
+
+    async def _sweep(self, now: float) -> None:
+        if now - self._swept >= _SWEEP_S:
+            self._swept = now
+            await self._in(self._writes, self._store.delete_old, self._gateway.serving.batch_keep_days * 86400.0)
+        if now - self._orphans >= _ORPHANS_S:
+            self._orphans = now
+            await self._in(self._writes, self._store.delete_orphans)
+
+    def _has_lock(self) -> bool:
+        """The kernel's, which falls with its holder."""
+        if self._lock is None:
+            opened = os.open(self._store.folder / ".runner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(opened)
+                return False
+            self._lock = opened
+        return True
+
+    def _stand_still(self, error: OSError) -> None:
+        """A full disk may have room later."""
+        self._still_until = self._gateway.loop.time() + _STILL_S
+        why = error.strerror or str(error)
+        if why != self._still_for:
+            self._still_for = why
+            self._gateway.notify(Notice("batches_stopped", "error", f"batches stand still: {why}", why=why))
+
+    # One batch
+
+    async def _follow(self, run: BatchRun) -> None:
+        batch = run.batch
+        try:
+            await self._work_off(run)
+        except FileNotFoundError as error:
+            _tell_missing(run, error)
+            await self._end(run, "failed")
+        except OSError as error:
+            self._stand_still(error)
+            await asyncio.sleep(_STILL_S)
+        except Exception as error:  # noqa: BLE001 (a batch that nobody foresaw ends as well)
+            self._gateway.loop.call_exception_handler({"message": batch.id, "exception": error})
+            batch.fail("internal_error", "the gateway failed at this batch")
+            await self._end(run, "failed")
+        finally:
+            self._running.pop(batch.id, None)
+            # At once: the next one of its key need not wait.
+            self._looked = -_LOOK_S
+            self._wake.set()
+
+    async def _end(self, run: BatchRun, outcome: str) -> None:
+        batch = run.batch
+        try:
+            try:
+                await self._in(self._files, self._store.finalise, batch, outcome, self._server.limits)
+            except (ValueError, LookupError) as error:
+                # Its input is another than the one that was checked.
+                batch.fail("file_changed", f"the batch's input has changed: {error}")
+                batch.become("failed")
+                await self._in(self._writes, self._store.index.save, [batch])
+        except OSError as error:
+            # Whoever looks next tries it again.
+            self._stand_still(error)
+            await asyncio.sleep(_STILL_S)
+
+    async def _work_off(self, run: BatchRun) -> None:
+        batch, store, limits = run.batch, self._store, self._server.limits
+        if batch.status == "validating" and not run.cancelled:
+            most_lines = self._gateway.serving.max_batch_lines
+            await self._in(self._files, store.check, batch, most_lines, limits)
+            if batch.errors:
+                return
+        if batch.status == "in_progress":
+            done = await self._in(self._files, store.resume, batch, limits)
+            run.reader = LineReader(store.content_of(batch.input_file_id), done, limits)
+            self._turns.join(run)
+            try:
+                await self._until_over(run)
+            finally:
+                self._turns.leave(run)
+        await self._end(run, run.outcome)
+
+    async def _until_over(self, run: BatchRun) -> None:
+        while not run.is_over:
+            if run.cancelled:
+                for task in run.tasks - run.answered:
+                    task.cancel()
+            if run.wants_more():
+                run.reading = self._gateway.loop.create_task(self._read(run))
+            run.changed.clear()
+            await run.changed.wait()
+
+    async def _read(self, run: BatchRun) -> None:
+        try:
+            if run.reader is not None:
+                run.read.extend(await self._in(self._lines, run.reader.more))
+        except FileNotFoundError as error:
+            _tell_missing(run, error)
+        except OSError as error:
+            self._stand_still(error)
+            await asyncio.sleep(_STILL_S)
+        except (ValueError, LookupError) as error:
+            run.batch.fail("file_changed", f"the batch's input has changed: {error}")
+        finally:
+            run.reading = None
+            run.changed.set()
+            self._wake.set()
+
+    # One request
+
+    async def _hand_out(self) -> bool:
+        """To whoever's turn it is, as long as there is room; whether there may be more to hand out."""
+        loop = self._gateway.loop
+        for _ in range(self._turns.most):
+            stands = self._gateway.draining or not self._has_room or loop.time() < self._still_until
+            found = None if stands else self._turns.next(loop.time())
+            if found is None:
+                return False
+            run, line = found
+            self._turns.count(run, 1)
+            task = loop.create_task(self._request(run, line))
+            run.tasks.add(task)
+            task.add_done_callback(partial(self._ended, run))
+            if run.wants_more():
+                run.changed.set()
+            # One in a turn of the loop; and a refusal is heard before the next is asked.
+            await asyncio.sleep(0)
+        return True
+
+    def _ended(self, run: BatchRun, task: asyncio.Task[None]) -> None:
+        run.tasks.discard(task)
+        run.answered.discard(task)
+        self._turns.count(run, -1)
+        run.changed.set()
+        self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._gateway.loop.call_exception_handler({"message": run.batch.id, "exception": error})
+            run.batch.fail("internal_error", "the gateway failed at a request of this batch")
+
+    async def _request(self, run: BatchRun, line: BatchLine) -> None:
+        answer = await ask(self._gateway, self._server, run.batch, line)
+        if self._goes_on_waiting(run, line, answer):
+            return
+        run.waits = 0
+        task = asyncio.current_task()
+        assert task is not None
+        run.answered.add(task)
+        kind = await self._keep(run, line, answer)
+        if kind == "output":
+            run.batch.completed += 1
+        else:
+            run.batch.failed += 1
+
+    def _goes_on_waiting(self, run: BatchRun, line: BatchLine, answer: LineAnswer) -> bool:
+        """Whether this is no answer yet: it is asked again, or the batch is at its end."""
+        if answer.ends_batch(run.batch.expires_at - time()):
+            run.batch.fail(*answer.said)
+            return True
+        if answer.is_final:
+            return False
+        now = self._gateway.loop.time()
+        line.attempts += not answer.is_full
+        if line.attempts == _ATTEMPTS:
+            return False
+        tries = line.attempts if not answer.is_full else 0 if answer.is_about_key else run.waits
+        after_s = min(max(answer.again_after_s, self.soonest_s * 2.0 ** min(tries, 6)), _LATEST_S)
+        if answer.is_about_key:
+            run.tenant.rests_until = now + after_s
+        elif answer.is_full:
+            run.waits += 1
+            run.rests_until = now + after_s
+        run.ask_again(line, now + after_s)
+        return True
+
+    async def _keep(self, run: BatchRun, line: BatchLine, answer: LineAnswer) -> str:
+        """However long the disk is full: what was paid for is not thrown away."""
+        while True:
+            given = (run.batch, line, answer.status, answer.request_id, answer.body)
+            try:
+                kind = await self._in(self._writes, self._store.keep, *given)
+            except OSError as error:
+                self._stand_still(error)
+                await asyncio.sleep(_STILL_S)
+            else:
+                self._still_for = ""
+                return kind
+
+
+def _tell_missing(run: BatchRun, error: FileNotFoundError) -> None:
+    run.batch.fail("file_missing", f"a file of this batch is no more: {os.path.basename(error.filename or '')}")

@@ -1,0 +1,129 @@
+"""Whose request is next: keys take turns, and of one key its batches.
+
+Nobody holds a place while it waits: what was refused goes back to its batch, and the batch, or all of its key's, rest
+for as long as was said.
+"""
+
+import asyncio
+import heapq
+from collections import deque
+from time import time
+
+from crosstie_gateway.batch.lines import BatchLine, LineReader
+from crosstie_gateway.batch.records import Batch
+
+# Lines that are left when more are read.
+_FEW = 8
+
+
+class Tenant:
+    """A key with batches that run."""
+
+    def __init__(self, key_id: int):
+        self.key_id = key_id
+        self.runs: deque[BatchRun] = deque()
+        self.in_flight = 0
+        # By the loop's clock.
+        self.rests_until = 0.0
+
+
+class BatchRun:
+    """A batch that runs, and what is left of it."""
+
+    def __init__(self, batch: Batch):
+        self.batch = batch
+        # Whose it is, once it has joined the others.
+        self.tenant = Tenant(batch.key_id)
+        self.reader: LineReader | None = None
+        self.read: deque[BatchLine] = deque()
+        # Those that are asked again, and when.
+        self.again: list[tuple[float, int, BatchLine]] = []
+        # Requests under way; of these, those that have their answer and have yet to write it down.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.answered: set[asyncio.Task[None]] = set()
+        self.reading: asyncio.Task[None] | None = None
+        self.rests_until = 0.0
+        self.waits = 0
+        # Whether somebody wants it to stop.
+        self.cancelled = False
+        # Something of this may be otherwise now.
+        self.changed = asyncio.Event()
+
+    @property
+    def stops(self) -> bool:
+        return self.cancelled or bool(self.batch.errors) or time() >= self.batch.expires_at
+
+    @property
+    def is_over(self) -> bool:
+        if self.tasks or self.reading is not None:
+            return False
+        return self.stops or (self.reader is not None and self.reader.at_end and not self.read and not self.again)
+
+    @property
+    def outcome(self) -> str:
+        """When it is over."""
+        if self.cancelled:
+            return "cancelled"
+        if self.batch.errors:
+            return "failed"
+        return "completed" if self.batch.completed + self.batch.failed >= self.batch.total else "expired"
+
+    def wants_more(self) -> bool:
+        more = self.reader is not None and not self.reader.at_end and self.reading is None
+        return more and len(self.read) < _FEW and not self.stops
+
+    def next(self, now: float, most_again: int) -> BatchLine | None:
+        if self.rests_until > now or self.stops:
+            return None
+        if self.again and self.again[0][0] <= now:
+            return heapq.heappop(self.again)[2]
+        # Where many are to be asked again, something is wrong: those first.
+        return self.read.popleft() if self.read and len(self.again) < most_again else None
+
+    def ask_again(self, line: BatchLine, at: float) -> None:
+        heapq.heappush(self.again, (at, line.number, line))
+
+
+class Turns:
+    """`in_flight`: requests at once."""
+
+    def __init__(self, in_flight: int):
+        # In all, and of one key.
+        self.most = self.most_of_one = in_flight
+        self.in_flight = 0
+        self._tenants: deque[Tenant] = deque()
+        self._by_key: dict[int, Tenant] = {}
+
+    def join(self, run: BatchRun) -> None:
+        found = self._by_key.get(run.batch.key_id)
+        if found is None:
+            found = self._by_key[run.batch.key_id] = run.tenant
+            self._tenants.append(found)
+        run.tenant = found
+        found.runs.append(run)
+
+    def leave(self, run: BatchRun) -> None:
+        run.tenant.runs.remove(run)
+        if not run.tenant.runs:
+            self._tenants.remove(run.tenant)
+            del self._by_key[run.tenant.key_id]
+
+    def count(self, run: BatchRun, more: int) -> None:
+        self.in_flight += more
+        run.tenant.in_flight += more
+
+    def next(self, now: float) -> tuple[BatchRun, BatchLine] | None:
+        if self.in_flight >= self.most:
+            return None
+        for _ in range(len(self._tenants)):
+            tenant = self._tenants[0]
+            self._tenants.rotate(-1)
+            if tenant.in_flight >= self.most_of_one or tenant.rests_until > now:
+                continue
+            for _ in range(len(tenant.runs)):
+                run = tenant.runs[0]
+                tenant.runs.rotate(-1)
+                line = run.next(now, self.most)
+                if line is not None:
+                    return run, line
+        return None

@@ -1,0 +1,165 @@
+"""`crosstie demo`: the whole loop on one machine without an accelerator."""
+
+import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import click
+
+from crosstie.catalog.library import Catalog
+from crosstie.cli.options import json_option, real_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.replay_show import at, kept, latency, promised
+from crosstie.cli.show import Output, closing, console, print_json, say, show_table
+from crosstie.core.figures import dollars, share, significant
+from crosstie.core.workload import Target
+from crosstie.prove.replay.outcomes import ReplayedClass, RequestGroup
+from crosstie_gateway.demo.demo import CREDITS, TRACES, Demo, PolicyRun, demo_document, run_demo
+
+_EMULATED = (
+    "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them, so this "
+    "shows the planner, the gateway and the routing at work, and nothing about hardware."
+)
+_DETAILS = "the traces, medians, and where requests went"
+
+
+@click.command("demo", epilog="Example: crosstie demo --speed 20 --seconds 100 --keep")
+@real_option("--speed", 0.1, 100, "Emulated seconds to each second.", default=10.0)
+@real_option("--seconds", 5, 3600, "Emulated seconds of traffic.", metavar="S", default=200.0)
+@click.option("--keep", is_flag=True, help="Leave the gateway running until Ctrl-C.")
+@verbose_option(_DETAILS)
+@json_option
+def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bool) -> int:
+    """Plans a small fleet of MI300X and H200, emulates and serves it, and replays recorded requests through it.
+
+    Twice the same requests: routed by the fleet's own policy, then round-robin. No GPU is needed and none runs. Where
+    this machine is too slow for the speed, they are sent again at half of it.
+    Exit status 1 if any request failed that was not turned away for want of room (status 429).
+    """
+    with ExitStack() as held:
+        with progress() as on_progress:
+            demo, url = run_demo(Catalog(), held, speed=speed, seconds=seconds, on_progress=on_progress)
+        print_json(demo_document(demo)) if as_json else _show(console(), demo, verbose)
+        if keep:
+            _wait_at(url, demo)
+    return 1 if any(run.result.failed > run.result.turned_away for run in demo.runs) else 0
+
+
+def _wait_at(url: str, demo: Demo) -> None:
+    model = demo.fleet.classes[0].model
+    body = f'{{"model":"{model}","stream":true,"max_tokens":40,"messages":[{{"role":"user","content":"Hello"}}]}}'
+    click.echo(
+        f"still serving at {url}/v1, {significant(demo.speed)} times as fast as the clock; Ctrl-C ends it", err=True
+    )
+    click.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", err=True)
+    click.echo(f"  crosstie explain --url {url} --model {model} --input 3000 --output 200", err=True)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        click.echo("", err=True)
+
+
+def _show(out: Output, demo: Demo, verbose: bool) -> None:
+    own, rival = demo.runs
+    _show_fleet(out, demo)
+    _show_outcomes(out, demo)
+    say(out, _EMULATED)
+    rate = f"{significant(demo.seconds)} emulated seconds, {significant(demo.speed)} to each second"
+    say(out, f"{demo.requests:,} recorded requests over {rate}, at the rate that the fleet was planned for")
+    if verbose:
+        for one in demo.fleet.classes:
+            trace = TRACES[one.name]
+            say(out, f"- {one.name}, {significant(one.requests_per_s)} a second: {trace} ({CREDITS[trace]})")
+    _show_latencies(out, demo, verbose)
+    if verbose:
+        _show_places(out, demo)
+    for run in demo.runs:
+        for why, times in run.result.faults:
+            say(out, f"- {run.policy}: {times:,} x {why}")
+    late = " and ".join(latency(run.result.latest_s) for run in (own, rival))
+    say(out, f"the client itself sent no request later than {late} after its time", "dim")
+    if own.result.disturbed or rival.result.disturbed:
+        say(out, "this machine stood still meanwhile, and emulated time did not: run it again, slower (--speed)")
+    if not verbose:
+        closing(out, _DETAILS)
+
+
+def _show_fleet(out: Output, demo: Demo) -> None:
+    plan = demo.plan
+    if plan.fleet is None:
+        return
+    gpus = ", ".join(f"{number} {name}" for name, number in plan.fleet.gpus.items())
+    say(out, f"Cheapest fleet of both MI300X and H200: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
+    for vendor, one in plan.single_vendor.items():
+        if one is not None:
+            cost = f"{dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})"
+            how = "simulated" if one.confirmed else "by closed forms alone"
+            say(out, f"- {vendor} alone: {one.label}, {cost}, {how}")
+
+
+def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
+    own, rival = demo.runs
+    columns = ["class", "latency", ">target", ">plan", ">gateway", ">seen", ">kept"]
+    columns += [f">{rival.policy} seen", f">{rival.policy} kept"]
+    if verbose:
+        columns += [">seen p50", ">gateway p50"]
+    rows = []
+    for expected, mine, theirs in zip(demo.expected, _in_order(demo, own), _in_order(demo, rival), strict=True):
+        for name, target, simulated in (
+            ("TTFT", expected.ttft, expected.ttft_s), ("TPOT", expected.tpot, expected.tpot_s),
+        ):  # fmt: skip
+            if target is not None and simulated is not None:
+                row = [expected.name, name, promised(target), latency(simulated), *_row(name, target, mine, theirs)]
+                rows.append(row[: len(columns)])
+    show_table(out, columns, rows, "Latencies at the target's percentile")
+    say(out, "  plan: simulated; gateway: what it predicted as it sent them; seen: from when a request was due", "dim")
+
+
+def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) -> tuple[str, ...]:
+    first = name == "TTFT"
+    seen, predicted = (
+        (mine.seen.ttft_s, mine.seen.predicted_ttft_s) if first else (mine.seen.tpot_s, mine.seen.predicted_tpot_s)
+    )
+    other = theirs.seen.ttft_s if first else theirs.seen.tpot_s
+    return (
+        at(predicted, target), at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept), at(other, target),
+        kept(theirs.ttft_kept if first else theirs.tpot_kept), latency(seen.p50), latency(predicted.p50),
+    )  # fmt: skip
+
+
+def _in_order(demo: Demo, run: PolicyRun) -> list[ReplayedClass]:
+    found = {one.seen.name: one for one in run.result.classes}
+    return [found[one.name] for one in demo.expected]
+
+
+def _show_outcomes(out: Output, demo: Demo) -> None:
+    columns = ["policy", *(f">{one.name} within targets" for one in demo.expected), ">all", ">failed"]
+    columns += [">attributed $/M tokens", ">fleet $/M tokens within targets"]
+    rows = [
+        (
+            run.policy, *(kept(one.kept) for one in _in_order(demo, run)), kept(run.result.kept),
+            f"{run.result.failed:,}", dollars(run.spent.usd_per_million), dollars(run.usd_per_good_million),
+        )
+        for run in demo.runs
+    ]  # fmt: skip
+    show_table(out, columns, rows)
+
+
+def _show_places(out: Output, demo: Demo) -> None:
+    columns = ["pool", ">replicas", "replica"]
+    for run in demo.runs:
+        columns += [f">{run.policy} requests", f">{run.policy} tokens"]
+    rows = []
+    for pool in demo.fleet.pools:
+        row = [pool.name, str(pool.replicas), f"{pool.accelerator} {pool.layout}"]
+        for run in demo.runs:
+            row += _taken(run, pool.name)
+        rows.append(row)
+    show_table(out, columns, rows, "Where they went")
+
+
+def _taken(run: PolicyRun, pool: str) -> Sequence[str]:
+    seen: RequestGroup | None = next((one for one in run.result.pools if one.name == pool), None)
+    if seen is None or not run.result.tokens:
+        return ["0", "-"]
+    return [f"{seen.requests:,}", share((seen.input_tokens + seen.output_tokens) / run.result.tokens)]

@@ -1,0 +1,60 @@
+"""Options that `serve` and `pick` share: which policy, without GPUs, where operators look, and what is kept of their
+work: records, logs and traces."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, get_args
+
+import click
+
+from crosstie.cli.options import FILE, option_group, real_option, whole_option
+from crosstie.core.fleet import Policy
+from crosstie_gateway.service.logs import STYLES
+from crosstie_gateway.service.start import Observers
+
+GROUPS = {
+    "Without GPUs": "--emulate --speed",
+    "Records, logs and traces": "--record --record-max-mib --record-keep --log-format --log-requests "
+    "--log-prompts --otel",
+}
+policy_option = click.option(
+    "--policy", type=click.Choice(get_args(Policy)), metavar="P",
+    help=f"Not the file's, but one of {', '.join(get_args(Policy))}.",
+)  # fmt: skip
+emulate_options = option_group(
+    click.option("--emulate", is_flag=True, help="No GPUs at hand: emulate every pool's replicas."),
+    real_option("--speed", 0.01, 1000, "With --emulate: so many times as fast as real time.", default=1.0),
+)
+ops_host_option = click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
+with_parent_option = click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
+
+_options = option_group(
+    click.option(
+        "--record", type=FILE, metavar="FILE",
+        help="Append a trace of what is served, without any text: docs/recording.md.",
+    ),
+    whole_option("--record-max-mib", 1, 256, "Begin a new file at N MiB. [default: 64]"),
+    whole_option("--record-keep", 0, 1000, "Keep N full files. [default: 8]"),
+    click.option(
+        "--log-format", type=click.Choice(STYLES), default="text", show_default=True,
+        help="Of what is written to stderr.",
+    ),
+    click.option("--log-requests", is_flag=True, help="A line for each request that has ended."),
+    click.option("--log-prompts", is_flag=True, help="With its body: users' own words, in your log."),
+    click.option(
+        "--otel/--no-otel", default=None,
+        help="Export traces by OpenTelemetry. [default: where OTEL_EXPORTER_OTLP_ENDPOINT is set]",
+    ),
+)  # fmt: skip
+_NAMES = ("record", "record_max_mib", "record_keep", "log_format", "log_requests", "log_prompts", "otel")
+
+
+def observed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Gives a command the options, and their `observers` in the place of them."""
+
+    @functools.wraps(function)
+    def wrapped(**given: Any) -> Any:
+        observers = Observers(**{name: given.pop(name) for name in _NAMES})
+        return function(observers=observers, **given)
+
+    return _options(wrapped)

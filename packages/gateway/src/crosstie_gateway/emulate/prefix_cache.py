@@ -1,0 +1,47 @@
+"""Blocks of prompts by their bytes, for the cache of the beginnings that a replica has computed before.
+
+A block's key covers all that lies before it. Keys are Python's own hashes: they differ from run to run, and what is
+found does not.
+"""
+
+from crosstie.sim.prefix_cache import ENGINE_BLOCK, PrefixCache
+from crosstie_gateway.emulate.kv_events import KvPublisher
+from crosstie_gateway.emulate.tokens import BYTES_PER_TOKEN
+
+# 64 tokens. Engines keep 16 to a block; four times as many hashes would buy a hit 24 tokens longer on average.
+BLOCK_BYTES = 256
+# Of prompts that were cut into tokens, whose ids take four bytes each: as many to a block as engines have.
+ID_BLOCK_BYTES = ENGINE_BLOCK * 4
+
+
+def block_keys(text: bytes, after: int = 0, size: int = BLOCK_BYTES) -> list[int]:
+    """Those of the whole blocks of a text that follows the block of the key `after`."""
+    found, key = [], after
+    for start in range(0, len(text) - size + 1, size):
+        key = hash((key, text[start : start + size]))
+        found.append(key)
+    return found
+
+
+class TellingCache:
+    """A cache of prefixes whose owner may tell others of it."""
+
+    def __init__(self, capacity_tokens: float, block_bytes: int, publisher: KvPublisher | None):
+        self.block_bytes, self._publisher = block_bytes, publisher
+        self.blocks = PrefixCache(capacity_tokens, block_bytes // BYTES_PER_TOKEN, ENGINE_BLOCK)
+        if publisher is not None:
+            self.blocks.dropped = []
+
+    def keep(self, keys: list[int], text: bytes) -> None:
+        """What was computed of a text, and what had to go for it."""
+        blocks, publisher, size = self.blocks, self._publisher, self.block_bytes
+        known = next((place for place, key in enumerate(keys) if key not in blocks), len(keys)) if publisher else 0
+        blocks.keep(keys, len(keys) * blocks.block_tokens)
+        if publisher is None:
+            return
+        if known < len(keys):
+            after = keys[known - 1] if known else None
+            publisher.stored(keys[known:], after, text[known * size : len(keys) * size], blocks.block_tokens)
+        if blocks.dropped:
+            publisher.removed([key for key in blocks.dropped if isinstance(key, int)])
+            blocks.dropped.clear()

@@ -1,0 +1,290 @@
+"""One emulated replica: an engine in virtual time, kept in step with the clock of an event loop.
+
+Nobody wakes for a step. A timer is set for the next first or last token, which the engine can name, and while answers
+stream for the next moment at which to pass on what has been made since, several tokens at once.
+"""
+
+import asyncio
+import math
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from crosstie.catalog.tokenizer import Tokenizer
+from crosstie.core.deployment import Deployment
+from crosstie.core.disaggregated import Disaggregated
+from crosstie.perf.tabulated import StepTimes
+from crosstie.sim.disaggregated import DisaggregatedEngine
+from crosstie.sim.engine import Engine, Token
+from crosstie_gateway.emulate.kv_events import KvPublisher
+from crosstie_gateway.emulate.metrics import ReplicaCounts, page
+from crosstie_gateway.emulate.prefix_cache import BLOCK_BYTES, ID_BLOCK_BYTES, TellingCache, block_keys
+from crosstie_gateway.emulate.requests import GenerationRequest
+from crosstie_gateway.emulate.tokens import filler
+
+# Real seconds between two pieces of a stream when time runs faster than the clock; at its pace, every step is told.
+CHUNK_EVERY_S = 0.02
+# Timers of event loops count whole milliseconds; half of one either way is as near as they come.
+_TIMER_S = 0.001
+
+
+class Sequence:
+    """A request at a replica, by identity, and who is told how far its answer has come: once it has finished, nothing
+    more."""
+
+    __slots__ = ("arrived", "cached_tokens", "first", "keys", "passed_on", "tail", "wanted")
+
+    def __init__(self, wanted: GenerationRequest):
+        self.wanted = wanted
+        # For the prefix cache: whole blocks of the prompt, and what is left of it.
+        self.keys = block_keys(wanted.prompt, size=wanted.block_bytes)
+        self.tail = wanted.prompt[len(self.keys) * wanted.block_bytes :]
+        self.cached_tokens = self.passed_on = 0
+        self.arrived = self.first = math.nan
+
+    @property
+    def slow(self) -> bool:
+        raise NotImplementedError
+
+    def on_tokens(self, tokens: int, finished: bool) -> None:
+        raise NotImplementedError
+
+    def cut_off(self) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """What a replica emulates: equal for all replicas of a pool."""
+
+    pool: str
+    served_as: str
+    deployment: Deployment
+    # Tokens that a request holds on average, around which step times are tabulated.
+    context: float
+    times: StepTimes
+    max_context: int
+    mean_output_tokens: float
+    # Prefill and decode apart, with all engines of both; `deployment` is then the decode side's.
+    service: Disaggregated | None = None
+    mean_input_tokens: float = 1.0
+    # With which prompts are counted and cut into blocks; None: four bytes are a token.
+    tokenizer: Tokenizer | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        return BLOCK_BYTES if self.tokenizer is None else ID_BLOCK_BYTES
+
+    @property
+    def label(self) -> str:
+        one = self.service or self.deployment
+        return f"{self.deployment.model.id} on {one.label} with {self.deployment.stack.name}"
+
+
+class EmulatedReplica:
+    """`speed`: emulated seconds to each of the clock. `max_waiting`: requests that may wait for the engine."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        emulated: Emulated,
+        *,
+        speed: float = 1.0,
+        chunk_every_s: float | None = None,
+        max_waiting: int = 1024,
+        clock: Callable[[], float] = time.monotonic,
+        publisher: KvPublisher | None = None,
+    ):
+        # Who tells others of its cache; None: nobody.
+        self.publisher = publisher
+        self.loop, self.emulated, self.speed, self.max_waiting = loop, emulated, speed, max_waiting
+        every = (CHUNK_EVERY_S if speed > 1.0 else 0.0) if chunk_every_s is None else chunk_every_s
+        self._every = every * speed
+        self._clock, self._origin = clock, clock()
+        self._slack = 0.5 * _TIMER_S * speed
+        self._slower = self._crowd = 1.0
+        self._held = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._last_tick = 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        """Empty, as after a crash: nothing running, nothing cached, nothing counted."""
+        self._began: dict[Sequence, float] = {}
+        one = self.emulated
+        self.engine: Engine | DisaggregatedEngine
+        slower = self._slower * self._crowd
+        if one.service is not None:
+            self.engine = DisaggregatedEngine(one.service, one.mean_input_tokens, one.mean_output_tokens, slower)
+            self.cache_tokens = self.engine.cache_tokens
+        else:
+            self.engine = Engine(one.deployment, one.context, slower, times=one.times, began=self._began)
+            self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
+        self.empty_cache()
+        self.metrics = ReplicaCounts()
+        self._active: dict[Sequence, None] = {}
+        self._streams: dict[Sequence, None] = {}
+
+    def empty_cache(self) -> None:
+        self.cache = TellingCache(self.cache_tokens, self.emulated.block_bytes, self.publisher)
+
+    def now(self) -> float:
+        return (self._clock() - self._origin) * self.speed
+
+    def pace(self, *, slower: float | None = None, crowd: float | None = None) -> None:
+        """`crowd`: engines that share the machine's time, this one among them."""
+        self._catch_up()
+        self._slower = self._slower if slower is None else slower
+        self._crowd = self._crowd if crowd is None else crowd
+        self.engine.slower = self._slower * self._crowd
+        self._arm()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._active)
+
+    @property
+    def full(self) -> bool:
+        """Whether as many wait as may."""
+        if self.engine.waiting < self.max_waiting:
+            return False
+        self._catch_up()
+        return self.engine.waiting >= self.max_waiting
+
+    def submit(self, one: Sequence, *, handed_over: bool = False) -> None:
+        """`handed_over`: another replica has computed the prompt, and its cache is here."""
+        one.arrived = self.now()
+        found = self.cache.blocks.look_up(one.keys, one.wanted.prompt_tokens)
+        one.cached_tokens = one.wanted.prompt_tokens - 1 if handed_over else found
+        self._active[one] = None
+        self.engine.add(one, one.wanted.prompt_tokens, one.wanted.output_tokens, one.arrived, one.cached_tokens)
+        self._arm()
+
+    def cancel(self, one: Sequence) -> None:
+        """Frees what a request holds; nothing if it has ended."""
+        if one not in self._active:
+            return
+        self.metrics.generation_tokens += self.engine.made(one)
+        self.metrics.endings["abort"] += 1
+        self.engine.cancel(one)
+        self._forget(one)
+        # Without it, steps are shorter.
+        self._arm()
+
+    def drop(self) -> None:
+        """Everything that it has is cut off."""
+        for one in list(self._active):
+            self.cancel(one)
+            one.cut_off()
+
+    def hold(self) -> None:
+        """Nobody is told anything until `release`; the engine goes on."""
+        self._held = True
+        self._disarm()
+
+    def release(self) -> None:
+        self._held = False
+        self._wake()
+
+    def close(self) -> None:
+        self._disarm()
+        self._held = True
+        if self.publisher is not None:
+            self.publisher.close()
+            self.publisher = None
+
+    def exposition(self, what: str) -> bytes:
+        self._catch_up()
+        what = f"{what}; seconds are emulated, {self.speed:g} to each second of the clock"
+        under_way = sum(map(self.engine.made, self._active))
+        return page(
+            self.emulated.served_as, what, self.engine, self.cache_tokens, self.cache.blocks, self.metrics, under_way
+        )
+
+    # Time
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._timer_at = math.inf
+        self._catch_up()
+        now = self.now()
+        if self._streams and now + self._slack >= self._last_tick + self._every:
+            self._last_tick = now
+            self._pass_on()
+        self._arm()
+
+    def _catch_up(self) -> None:
+        if not self._held:
+            for token in self.engine.advance(self.now() + self._slack):
+                self._tell(token)
+
+    def _arm(self) -> None:
+        """Sets the timer for the next moment at which there is something to tell."""
+        if self._held:
+            return
+        at = self.engine.next_answer_s()
+        if at is None:
+            self._disarm()
+            return
+        if self._streams:
+            # A step is the least there is to tell of.
+            at = min(at, max(self._last_tick + self._every, self.engine.clock))
+        if self._timer is not None:
+            if self._timer_at <= at:
+                return
+            self._timer.cancel()
+        ticks = round((at - self.now()) / self.speed / _TIMER_S)
+        self._timer_at = at
+        self._timer = self.loop.call_later(max(ticks, 1) * _TIMER_S, self._wake)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = None, math.inf
+
+    # Tokens
+
+    def _tell(self, token: Token) -> None:
+        one: Sequence = token.id
+        if token.tokens == 1:
+            one.first = token.at
+            self.metrics.prompt_tokens += one.wanted.prompt_tokens
+            self.metrics.first_token_s.add(token.at - one.arrived)
+            self.metrics.queue_s.add(max(self._began.pop(one, one.arrived) - one.arrived, 0.0))
+            self.cache.keep(one.keys, one.wanted.prompt)
+            if one.wanted.streams and not token.finished:
+                if not self._streams:
+                    self._last_tick = token.at
+                self._streams[one] = None
+        if token.finished:
+            per_step = self.engine.tokens_per_step
+            self.metrics.finished(one.wanted.ending, one.arrived, one.first, token.at, token.tokens, per_step)
+            # The next turn of a conversation begins with this answer.
+            answer = one.tail + self._answer(token.tokens)
+            keys = [*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0, self.cache.block_bytes)]
+            self.cache.keep(keys, one.wanted.prompt + answer[len(one.tail) :])
+            self._forget(one)
+        if token.finished or one.wanted.streams:
+            one.passed_on = token.tokens
+            one.on_tokens(token.tokens, token.finished)
+
+    def _answer(self, tokens: int) -> bytes:
+        """As it will be read when it comes back in a prompt."""
+        text, tokenizer = filler(0, tokens), self.emulated.tokenizer
+        return text.encode() if tokenizer is None else array("I", tokenizer.encode(text)).tobytes()
+
+    def _pass_on(self) -> None:
+        made = self.engine.made
+        for one in list(self._streams):
+            tokens = made(one)
+            # Whoever reads slowly gets more at a time.
+            if tokens > one.passed_on and not one.slow:
+                one.passed_on = tokens
+                one.on_tokens(tokens, False)
+
+    def _forget(self, one: Sequence) -> None:
+        self._active.pop(one, None)
+        self._streams.pop(one, None)
+        self._began.pop(one, None)

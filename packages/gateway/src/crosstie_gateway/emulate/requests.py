@@ -1,0 +1,309 @@
+"""Bodies of requests as what an engine needs to know: the prompt's bytes, its tokens, and how long the answer gets."""
+
+import zlib
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from crosstie.core.images import ImageRule, size_of_data_url
+from crosstie_gateway.emulate.prefix_cache import BLOCK_BYTES
+from crosstie_gateway.emulate.tokens import AUDIO_TOKENS, BYTES_PER_TOKEN, IMAGE_TOKENS, begun, count, drawn_length
+
+
+class EngineError(Exception):
+    """A request that an engine would not take."""
+
+    def __init__(self, status: int, kind: str, message: str, param: str | None = None):
+        self.status, self.kind, self.param = status, kind, param
+        super().__init__(message)
+
+
+def bad_request(message: str, param: str | None = None) -> EngineError:
+    return EngineError(400, "BadRequestError", message, param)
+
+
+class ContentPart(msgspec.Struct):
+    type: str = "text"
+    text: str = ""
+    image_url: msgspec.Raw = msgspec.Raw()
+    input_audio: msgspec.Raw = msgspec.Raw()
+    audio_url: msgspec.Raw = msgspec.Raw()
+
+
+class Message(msgspec.Struct):
+    """Of a chat, or an item of the Responses API; those that are calls of tools or their results carry no role."""
+
+    role: str = "tool"
+    content: str | list[ContentPart] | None = None
+    tool_calls: msgspec.Raw = msgspec.Raw()
+    arguments: str = ""
+    output: str | list[ContentPart] = ""
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class _Body(msgspec.Struct):
+    """What all ways of generating share; `model` None: the one that is there."""
+
+    model: str | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = 1
+    seed: int | None = None
+    min_tokens: int | None = 0
+    ignore_eos: bool | None = False
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
+    tools: msgspec.Raw = msgspec.Raw()
+    # How prefill and decode replicas are told of each other.
+    kv_transfer_params: dict[str, Any] | None = None
+    bootstrap_host: str | None = None
+    bootstrap_port: int | None = None
+    bootstrap_room: int | None = None
+
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        """The longest answer, and the key that says so."""
+        for key in ("max_completion_tokens", "max_output_tokens", "max_tokens"):
+            value = getattr(self, key)
+            if value is not None:
+                return key, value
+        return "max_tokens", None
+
+
+class ChatBody(_Body, kw_only=True):
+    messages: list[Message]
+    add_generation_prompt: bool | None = None
+    # The last message is the beginning of the answer.
+    continue_final_message: bool | None = False
+
+
+# Text, several texts, or tokens as numbers.
+Prompt: TypeAlias = str | list[str | int | list[int]]
+
+
+class CompletionBody(_Body, kw_only=True):
+    prompt: Prompt
+
+
+class ResponseBody(_Body, kw_only=True):
+    input: str | list[Message]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+
+
+class EmbeddingBody(msgspec.Struct, kw_only=True):
+    input: Prompt
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = "float"
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What an engine is to do."""
+
+    prompt: bytes
+    prompt_tokens: int
+    output_tokens: int = 1
+    ending: Literal["stop", "length"] = "stop"
+    streams: bool = False
+    include_usage: bool = False
+    # Whether every event has the count so far.
+    continuous: bool = False
+    # Tokens of the answer that the prompt ends with, and those that are still to be written: none, where only its end
+    # was missing.
+    begun: int = 0
+    written: int = 0
+    # Of prefill and decode apart: what the request says of the cache that is handed over.
+    handover: dict[str, Any] | None = None
+    # The same of SGLang: host, port and room.
+    meeting: tuple[str | None, int | None, int] | None = None
+    # Of the blocks that the prompt is cut into for the cache.
+    block_bytes: int = BLOCK_BYTES
+
+
+def decode(body: bytes, type: Any) -> Any:
+    try:
+        return msgspec.json.decode(body, type=type)
+    except msgspec.DecodeError as error:
+        raise bad_request(str(error)) from None
+    except UnicodeDecodeError:
+        raise bad_request("the body is not UTF-8") from None
+
+
+class PromptText:
+    """A prompt that grows: its bytes for the prefix cache, its tokens for the engine. Names of roles and marks of
+    pictures tell prompts apart and count for nothing. `images`: how the model cuts pictures up, where that is known."""
+
+    __slots__ = ("images", "pieces", "tokens")
+
+    def __init__(self, images: ImageRule | None = None) -> None:
+        self.images = images
+        self.pieces: list[bytes] = []
+        self.tokens = 0
+
+    def mark(self, text: str) -> None:
+        self.pieces.append(text.encode())
+
+    def add(self, text: str | bytes) -> None:
+        raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        self.pieces.append(raw)
+        self.tokens += count(len(raw))
+
+    def json(self, raw: msgspec.Raw) -> None:
+        """What templates write into a prompt as it is, such as definitions of tools."""
+        said = bytes(raw)
+        if said not in (b"", b"null", b"[]"):
+            self.add(said)
+
+    def messages(self, messages: Iterable[Message]) -> None:
+        for one in messages:
+            self.mark(one.role + "\n")
+            for content in (one.content, one.arguments, one.output):
+                if isinstance(content, str):
+                    self.add(content)
+                elif content is not None:
+                    for part in content:
+                        self.part(part)
+            self.json(one.tool_calls)
+            self.mark("\n")
+
+    def part(self, part: ContentPart) -> None:
+        kind = part.type
+        if kind in ("text", "input_text", "output_text", "refusal"):
+            self.add(part.text)
+            return
+        if "image" in kind:
+            seen, tokens = part.image_url, self._picture(bytes(part.image_url))
+        elif "audio" in kind:
+            seen, tokens = part.input_audio or part.audio_url, AUDIO_TOKENS
+        else:
+            raise bad_request(f"a part of type '{kind}' is not known", "messages")
+        self.mark(f"<{kind} {zlib.crc32(bytes(seen)):08x}>")
+        self.tokens += tokens
+
+    def _picture(self, said: bytes) -> int:
+        rule, start = self.images, said.find(b'"data:image')
+        if rule is None:
+            return IMAGE_TOKENS
+        size = size_of_data_url(said[start + 1 : said.find(b'"', start + 1)]) if start >= 0 else None
+        seen = rule.seen(*size) if size is not None else rule.unknown
+        return IMAGE_TOKENS if seen is None else seen.tokens
+
+
+def chat_text(body: ChatBody, images: ImageRule | None = None) -> PromptText:
+    if not body.messages:
+        raise bad_request("messages is empty", "messages")
+    text, messages = PromptText(images), body.messages
+    text.json(body.tools)
+    if not body.continue_final_message:
+        text.messages(messages)
+        text.mark("assistant\n")
+        return text
+    if body.add_generation_prompt is not False:
+        raise bad_request("Cannot set both `continue_final_message` and `add_generation_prompt` to True.")
+    if messages[-1].role != "assistant" or not isinstance(messages[-1].content, str):
+        raise bad_request("Cannot set `continue_final_message` when the last message is not from the assistant.")
+    text.messages(messages[:-1])
+    text.mark("assistant\n")
+    text.add(messages[-1].content)
+    return text
+
+
+def response_text(body: ResponseBody, images: ImageRule | None = None) -> PromptText:
+    if body.previous_response_id is not None:
+        message = f"Response with id '{body.previous_response_id}' not found: emulated responses are not kept"
+        raise EngineError(404, "NotFoundError", message, "previous_response_id")
+    if not body.input:
+        raise bad_request("input is empty", "input")
+    text = PromptText(images)
+    given = [Message(role="user", content=body.input)] if isinstance(body.input, str) else body.input
+    text.json(body.tools)
+    if body.instructions:
+        text.messages([Message(role="system", content=body.instructions)])
+    text.messages(given)
+    text.mark("assistant\n")
+    return text
+
+
+def completion_text(body: CompletionBody, images: ImageRule | None = None) -> PromptText:
+    texts = prompts(body.prompt, "prompt")
+    if len(texts) > 1:
+        raise bad_request(f"{len(texts)} prompts: an emulated replica takes one a request", "prompt")
+    return texts[0]
+
+
+def prompts(given: Prompt, param: str) -> list[PromptText]:
+    """One for each text or list of token numbers."""
+    if not given:
+        raise bad_request(f"{param} is empty", param)
+    if isinstance(given, str):
+        several: list[Any] = [given]
+    else:
+        several = [given] if isinstance(given[0], int) else given
+    found = []
+    for one in several:
+        text = PromptText()
+        if isinstance(one, str):
+            text.add(one)
+        elif isinstance(one, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in one):
+            # Four bytes a token, as text has.
+            text.add(array("i", one).tobytes())
+        else:
+            raise bad_request(f"{param} mixes texts and numbers of tokens, or has numbers that are none", param)
+        found.append(text)
+    return found
+
+
+def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: float, seed: int) -> GenerationRequest:
+    """How much is asked for, refused as vLLM refuses it."""
+    if body.n not in (None, 1):
+        raise bad_request(f"n is {body.n}: an emulated replica gives one choice", "n")
+    key, limit = body.limit
+    least = body.min_tokens or 0
+    if limit is not None and limit < 1:
+        raise bad_request(f"{key} must be at least 1, got {limit}.", key)
+    if limit is not None and least > limit:
+        raise bad_request(f"min_tokens must be less than or equal to {key}={limit}, got {least}.", "min_tokens")
+    tokens = max(text.tokens, 1)
+    if tokens + (limit or 1) > max_context:
+        raise bad_request(
+            f"This model's maximum context length is {max_context} tokens. However, your request has {tokens} input "
+            f"tokens and asks for {limit or 1} output tokens. Please reduce the length of either.",
+            "messages" if isinstance(body, ChatBody) else "prompt",
+        )
+    prompt = b"".join(text.pieces)
+    most = max_context - tokens if limit is None else limit
+    there = begun(prompt)
+    if body.ignore_eos:
+        wanted = most
+    else:
+        given = 0 if body.seed is None else body.seed
+        # As long as it would have been from its beginning.
+        drawn = drawn_length(prompt[: len(prompt) - there * BYTES_PER_TOKEN], seed ^ given, mean_output)
+        wanted = max(drawn - there, least)
+    options = body.stream_options or StreamOptions()
+    return GenerationRequest(
+        prompt=prompt,
+        prompt_tokens=tokens,
+        # An engine that has nothing to add finds that out in one step.
+        output_tokens=max(min(wanted, most), 1),
+        ending="stop" if wanted < most else "length",
+        streams=bool(body.stream),
+        include_usage=bool(options.include_usage),
+        continuous=bool(options.include_usage and options.continuous_usage_stats),
+        begun=there,
+        written=max(min(wanted, most), 0),
+        handover=body.kv_transfer_params,
+        meeting=None
+        if body.bootstrap_room is None
+        else (body.bootstrap_host, body.bootstrap_port, body.bootstrap_room),
+    )

@@ -1,0 +1,162 @@
+"""Loads LoRA adapters into engines when a request needs one, and unloads those that nobody uses where room is needed.
+
+One load at a time on each backend. Before it, the engine is asked what it has: other workers load there too, and an
+engine that was restarted has nothing. Engines' own calls, as their sources have them: vLLM `/v1/load_lora_adapter`, and
+SGLang the same beside its /v1. Not compiled, since it waits for sockets.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from crosstie.core.histogram import Family
+from crosstie.route.live import Replica
+from crosstie.wire.fetch import Answer, fetch
+from crosstie_gateway.gateway.backend import Backend
+from crosstie_gateway.gateway.errors import without_address
+from crosstie_gateway.gateway.notices import Notice
+
+# How long an adapter that could not be loaded on a replica is not tried there again.
+_AGAIN_S = 10.0
+_MOST_SAID = 200
+# None: it is loaded; else why not.
+Done = Callable[[str | None], None]
+
+
+class _Listed(msgspec.Struct):
+    id: str = ""
+
+
+class _Models(msgspec.Struct):
+    data: list[_Listed] = []
+
+
+class AdapterLoad:
+    """One adapter on its way to one backend, and who waits for it."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, Done] = {}
+        self._numbers = 0
+
+    def wait(self, done: Done) -> "Waiting":
+        self._numbers += 1
+        self.waiting[self._numbers] = done
+        return Waiting(self, self._numbers)
+
+    def tell(self, why: str | None) -> None:
+        waiting, self.waiting = self.waiting, {}
+        for done in waiting.values():
+            done(why)
+
+
+class Waiting:
+    def __init__(self, load: AdapterLoad, number: int):
+        self._load, self._number = load, number
+
+    def cancel(self) -> None:
+        """The load goes on: whoever comes next has use for it."""
+        self._load.waiting.pop(self._number, None)
+
+
+class AdapterLoader:
+    """`now` is the router's clock, which runs `speed` times as fast as the loop's."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], speed: float, notify: Callable[[str], None]
+    ):
+        self._loop, self._now, self._speed, self._notify = loop, now, speed, notify
+        self._loads: dict[tuple[str, str], AdapterLoad] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # By pool and by what came of it: loaded, unloaded, failed.
+        self.counts: Counter[tuple[str, str]] = Counter()
+
+    def load(self, backend: Backend, adapter: str, patience_s: float, done: Done) -> Waiting:
+        """`done` is called once, unless what is returned is cancelled before."""
+        key = (backend.replica.key, adapter)
+        load = self._loads.get(key)
+        if load is None:
+            load = self._loads[key] = AdapterLoad()
+            task = self._loop.create_task(self._run(backend, adapter, patience_s, load))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return load.wait(done)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _run(self, backend: Backend, adapter: str, patience_s: float, load: AdapterLoad) -> None:
+        replica, pool = backend.replica, backend.pool
+        why: str | None
+        try:
+            async with asyncio.timeout(patience_s):
+                async with self._locks.setdefault(replica.key, asyncio.Lock()):
+                    why = await self._loaded(backend, replica, adapter, patience_s)
+        except TimeoutError:
+            why = f"not within {patience_s:g} s"
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            why = without_address(error)
+        self._loads.pop((replica.key, adapter), None)
+        if why is not None:
+            self.counts[pool.name, "failed"] += 1
+            if replica.adapters is not None:
+                replica.adapters.failed(adapter, self._now() + _AGAIN_S * self._speed)
+            line = f"pool {pool.name}: adapter {adapter} could not be loaded on {backend.origin.address.url}: {why}"
+            self._notify(Notice("adapter_failed", "warning", line, pool=pool.name, adapter=adapter, why=why))
+        load.tell(why)
+
+    async def _loaded(self, backend: Backend, replica: Replica, adapter: str, patience_s: float) -> str | None:
+        """None: it is there; else why not."""
+        slots, pool = replica.adapters, backend.pool
+        paths = {one.name: one.path for one in pool.adapters}
+        if slots is None or adapter not in paths:
+            return "the fleet file has it no longer"
+        answer = await self._ask(backend, "GET", f"{backend.base.decode()}/models", None, patience_s)
+        if answer.status == 200:
+            listed = msgspec.json.decode(answer.body, type=_Models).data
+            slots.found([one.id for one in listed if one.id in paths])
+        if slots.has(adapter):
+            return None
+        while slots.full:
+            idle = slots.idle()
+            if idle is None:
+                return "all its places are in use"
+            await self._unload(backend, idle, patience_s)
+            slots.went(idle)
+        asked = {"lora_name": adapter, "lora_path": paths[adapter]}
+        answer = await self._ask(backend, "POST", f"{self._place(backend)}/load_lora_adapter", asked, patience_s)
+        if answer.status >= 300 and b"already" not in answer.body:
+            return f"its engine answered {answer.status}: {_said(answer)}"
+        slots.came(adapter)
+        self.counts[pool.name, "loaded"] += 1
+        return None
+
+    async def _unload(self, backend: Backend, adapter: str, patience_s: float) -> None:
+        """An engine that does not have it any more is fine."""
+        path = f"{self._place(backend)}/unload_lora_adapter"
+        await self._ask(backend, "POST", path, {"lora_name": adapter}, patience_s)
+        self.counts[backend.pool.name, "unloaded"] += 1
+
+    @staticmethod
+    def _place(backend: Backend) -> str:
+        return (backend.root if backend.engine == "sglang" else backend.base).decode()
+
+    @staticmethod
+    async def _ask(backend: Backend, method: str, path: str, asked: dict[str, str] | None, patience_s: float) -> Answer:
+        headers = [(b"authorization", backend.authorization)] if backend.authorization else []
+        headers.append((b"content-type", b"application/json"))
+        body = None if asked is None else msgspec.json.encode(asked)
+        return await fetch(backend.origin, method, path, headers=headers, body=body, timeout_s=patience_s)
+
+    def families(self) -> list[Family]:
+        if not self.counts:
+            return []
+        counted = [({"pool": pool, "outcome": how}, float(count)) for (pool, how), count in self.counts.items()]
+        return [("crosstie_adapter_loads_total", "counter", "LoRA adapters loaded and unloaded.", counted)]
+
+
+def _said(answer: Answer) -> str:
+    return " ".join(answer.body[:_MOST_SAID].decode("utf-8", "replace").split())

@@ -1,0 +1,64 @@
+"""What an answer of one piece really is, where its status says otherwise or too little: looked at before it counts."""
+
+import re
+from typing import Final
+
+import msgspec
+
+from crosstie_gateway.gateway.fields import ABSENT, AnswerFields, decode_parts
+
+_ABSENT: Final = ABSENT
+# With a value: engines also write that there is none. In a text the quotes would be escaped.
+_ERROR: Final = re.compile(rb'"error"\s*:\s*(?!null\b|\s)')
+_NO_MODEL: Final = re.compile(rb'"model_not_found"|"param"\s*:\s*"model"')
+_NOT_FOUND: Final = re.compile(rb"does not exist|not found|is not available", re.IGNORECASE)
+# How far before it stands what was not found, and how much of an answer is looked through for it.
+_NEAR: Final = 305
+_MOST_ERROR: Final = 2**16
+# The client's own; 401, 403 and 404 are about what the gateway sends, 408 and 429 about the backend.
+_CLIENTS: Final[tuple[int, ...]] = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
+
+
+def oddity(path: str, content: bytes, found: AnswerFields | None) -> tuple[str, int]:
+    """Of an answer with a status of success: what is wrong with it, in words; or the status that it should have had,
+    where the fault is the client's. Neither: nothing. `found`: what was read of it, None where it cannot be."""
+    chosen = path.endswith("/completions")
+    if found is not None and _is_absent(found.error) and (found.choices is not _ABSENT or not chosen):
+        # What nearly every answer is.
+        return "", 0
+    if _ERROR.search(content):
+        try:
+            error = decode_parts(content).get("error")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return "with something else than JSON", 0
+        if error is not None:
+            status = _status(bytes(error))
+            return ("", status) if status in _CLIENTS else ("with an error, and the status of success", 0)
+    if chosen and b'"choices"' not in content:
+        return "without any choices", 0
+    return "", 0
+
+
+def _is_absent(value: msgspec.Raw) -> bool:
+    return value is _ABSENT or bytes(value) == b"null"
+
+
+def _status(error: bytes) -> int:
+    try:
+        said = msgspec.json.decode(error)
+    except (msgspec.DecodeError, RecursionError):
+        return 0
+    code = said.get("code", said.get("status")) if isinstance(said, dict) else None
+    return int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdecimal() and len(code) == 3) else 0
+
+
+def lacks_model(path: str, content: bytes) -> bool:
+    """Whether a 404 says that the backend does not have its model. Of a response that is gone on with, a client says
+    which it is, and so what stands in the message."""
+    content = content[:_MOST_ERROR]
+    if _NO_MODEL.search(content):
+        return True
+    if path.endswith("/responses"):
+        return False
+    found = [one.start() for one in _NOT_FOUND.finditer(content)]
+    return any(content[max(at - _NEAR, 0) : at].lower().find(b"model") >= 0 for at in found)

@@ -1,0 +1,30 @@
+"""Pages of other origins that ask from a browser: which may, and what their browsers are told (CORS).
+
+Keys come in headers that a page sets itself, never in cookies, so credentials are not allowed.
+"""
+
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
+from crosstie_gateway.gateway.attempt import OWN_HEADERS
+
+_EXPOSED = b"access-control-expose-headers: %b\r\n" % b", ".join((*OWN_HEADERS, b"retry-after"))
+_REMEMBERED_S = 600
+
+
+def answers_browser(origins: tuple[str, ...], request: Request, reply: Reply) -> bool:
+    """Whether it was a browser's own question; if not, the answer will say whether the page may read it."""
+    origin = request.headers.get(b"origin")
+    if origin is None:
+        return False
+    allowed = "*" in origins or origin.decode("latin-1") in origins
+    if allowed:
+        named = b"*" if "*" in origins else origin
+        reply.lines = b"access-control-allow-origin: %b\r\nvary: origin\r\n%b" % (named, _EXPOSED)
+    if request.method != "OPTIONS" or b"access-control-request-method" not in request.headers:
+        return False
+    wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
+    may = b"access-control-allow-methods: GET, POST\r\naccess-control-allow-headers: %b\r\n" % wanted
+    may += b"access-control-max-age: %d\r\n" % _REMEMBERED_S
+    reply.start(204, may if allowed else b"", 0)
+    reply.end()
+    return True

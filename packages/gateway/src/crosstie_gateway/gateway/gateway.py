@@ -1,0 +1,640 @@
+"""The gateway: a fleet being served. It turns each request into an exchange and keeps what exchanges share.
+
+Requests are queued and admitted here; what one exchange does is its own (`exchange`), and what all of them share is the
+`context`.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from time import monotonic, time
+from typing import Final
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadInput, UnknownModel
+from crosstie.core.fleet import Fleet, Serving
+from crosstie.core.histogram import Family
+from crosstie.route.admission import WaitingRoom
+from crosstie.route.ask import Ask
+from crosstie.route.build import Tables, live_fleet
+from crosstie.route.decision import Decision
+from crosstie.route.hosted_sizes import check_room
+from crosstie.route.live import LiveFleet, LivePool
+from crosstie.route.policies import make_policy
+from crosstie.route.router import Router
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.files import most_files
+from crosstie.wire.request import BadRequest, Request
+from crosstie.wire.server import Handler, Reply
+from crosstie.wire.way import Way, way_of
+from crosstie_gateway.gateway.adapters import AdapterLoader
+from crosstie_gateway.gateway.apart import check_led
+from crosstie_gateway.gateway.asks import ask_of
+from crosstie_gateway.gateway.backend import Backend
+from crosstie_gateway.gateway.body import RequestBody, read_body, read_form_body, with_model
+from crosstie_gateway.gateway.clients import Clients
+from crosstie_gateway.gateway.context import Context
+from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
+from crosstie_gateway.gateway.exchange import Exchange
+from crosstie_gateway.gateway.health import probe, watch
+from crosstie_gateway.gateway.identity import context_of, is_id
+from crosstie_gateway.gateway.interfaces import CountedPrompt
+from crosstie_gateway.gateway.limits import Grant
+from crosstie_gateway.gateway.messages import error_message
+from crosstie_gateway.gateway.messages_reply import MessagesReply
+from crosstie_gateway.gateway.notices import Notice
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.gateway.responses import PATH
+from crosstie_gateway.gateway.roads import FORMS, MESSAGES, SERVED
+
+# How often timeouts, the queue's deadlines and idle connections are looked at.
+_TICK_S: Final = 0.1
+# A tick that comes this long after the last one found the process halted, or the machine asleep.
+_HALT_S: Final = 0.35
+# How often it is said that there are no files left.
+_SAY_AGAIN_S: Final = 10.0
+_STATUS: Final = {"unknown-model": 404, "context": 400, "modality": 400, "pin": 400, "unavailable": 503}
+_CODE: Final = {
+    "unknown-model": "model_not_found",
+    "context": "context_length_exceeded",
+    "modality": "unsupported_modality",
+    "pin": "unknown_pool",
+    "unavailable": "no_backend",
+}
+
+# Found without a look at the modules that have them.
+_time: Final = time
+_FORMS: Final = FORMS
+_SERVED: Final = SERVED
+_MESSAGES: Final = MESSAGES
+_PATH: Final = PATH
+
+
+class Gateway:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        catalog: Catalog,
+        fleet: Fleet,
+        *,
+        speed: float = 1.0,
+        notify: Callable[[str], None] = lambda line: None,
+    ):
+        self.catalog, self.notify = catalog, notify
+        # By pool, how its backends are reached.
+        self._ways: dict[str, Way] = {}
+        self._ways = self._check(fleet)
+        # Kept, so that a fleet which only has other addresses takes no time to load.
+        self._tables = Tables()
+        live = live_fleet(catalog, fleet, monotonic() * speed, tables=self._tables)
+        router = Router(live, make_policy(fleet.policy), speed)
+        self.context = context = Context(loop, router, fleet.serving, speed)
+        context.on_backend_changed = self.backend_changed
+        context.on_exhausted, context.on_panic = self.exhausted, self.panicked
+        # What is of the context and stays.
+        self.loop, self.speed, self.router = loop, speed, router
+        self.backends, self.metrics = context.backends, context.metrics
+        self.exchanges: set[Exchange] = set()
+        # What a request becomes; None: a plain exchange, which is made faster by its own name.
+        self.exchange: type[Exchange] | None = None
+        self._clients = Clients(fleet.serving.trusted_proxies)
+        self.waiting = WaitingRoom(fleet.serving.max_queued)
+        # Called with the record of each request that is over.
+        self.listeners: list[Callable[[RequestRecord], None]] = []
+        # Whether the pools that were not chosen come with each decision.
+        self.explaining = False
+        self.draining = self._halted = False
+        # Whether health, readiness and metrics have a port of their own.
+        self.ops_apart = False
+        self._exhausted_at = -_SAY_AGAIN_S
+        # Models of which too few replicas are in service.
+        self._panicking: set[str] = set()
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._counter = 0
+        self._run = os.urandom(6).hex().encode()
+        self._connect()
+        self._ticking = loop.call_later(_TICK_S, self._tick)
+
+    def now(self) -> float:
+        return self.context.now()
+
+    @property
+    def live(self) -> LiveFleet:
+        return self.router.fleet
+
+    @property
+    def serving(self) -> Serving:
+        return self.context.serving
+
+    # The fleet
+
+    def load(self, fleet: Fleet) -> None:
+        """Serves this fleet from now on. Raises before anything has changed if it cannot be served."""
+        ways = self._check(fleet)
+        policy = make_policy(fleet.policy)
+        self.router.load(live_fleet(self.catalog, fleet, self.now(), self.live, self._tables), policy)
+        self._ways = ways
+        self.context.serving, self._clients = fleet.serving, Clients(fleet.serving.trusted_proxies)
+        self.waiting.most = fleet.serving.max_queued
+        self._connect()
+
+    def _check(self, fleet: Fleet) -> dict[str, Way]:
+        ways = {}
+        for pool in fleet.pools:
+            if not all(one.backends for one in pool.by_model()):
+                raise BadInput(f"pool {pool.name} has no backends: add their addresses, or use --emulate")
+            if pool.api_key_env and not os.environ.get(pool.api_key_env):
+                raise BadInput(f"pool {pool.name}: api_key_env names {pool.api_key_env}, which is not set")
+            urls = [url for one in pool.by_model() for url in one.backends]
+            addresses = [Address(url) for url in (*urls, *pool.led_backends)]
+            ways[pool.name] = way_of(pool, addresses, self._ways.get(pool.name))
+            if pool.hosts:
+                check_room(self.catalog, pool)
+        return ways
+
+    def _load_adapters(self) -> None:
+        if self.live.adapters and self.context.adapters is None:
+            self.context.adapters = loader = AdapterLoader(self.loop, self.now, self.speed, self.notify)
+            self.metrics.sources.append(loader.families)
+
+    def _connect(self) -> None:
+        """A backend for each replica, those that were there before as they are."""
+        self._load_adapters()
+        now, kept = self.now(), set()
+        for replica in self.live.replicas():
+            backend, way = self.backends.get(replica.key), self._ways[replica.pool.name]
+            if backend is None:
+                backend = Backend(Origin(self.loop, Address(replica.key), way), replica, replica.pool.pool)
+                self.backends[replica.key] = backend
+            else:
+                backend.replica = replica
+                backend.origin.go_by(way)
+                backend.configure(replica.pool.pool)
+            kept.add(replica.key)
+            backend.judge(now)
+        for key in [key for key in self.backends if key not in kept]:
+            self._retire(key)
+        for key, backend in self.backends.items():
+            if key not in self._watches:
+                self._watches[key] = self.loop.create_task(watch(self.context, backend))
+
+    def _retire(self, key: str) -> None:
+        """No longer asked after. What it is answering now it may finish: exchanges hold on to it themselves."""
+        self.backends.pop(key).origin.retire()
+        task = self._watches.pop(key, None)
+        if task is not None:
+            task.cancel()
+
+    async def probe_all(self) -> None:
+        """Asks all backends once, so that the first request does not have to find out."""
+        await asyncio.gather(*(probe(self.context, backend) for backend in self.backends.values()))
+
+    def backend_changed(self, backend: Backend) -> None:
+        """A backend came up or went down."""
+        at, pool, why = backend.origin.address.url, backend.pool.name, backend.replica.why_down
+        if backend.replica.up:
+            self.notify(Notice("backend_up", "info", f"pool {pool}: {at} is up", pool=pool, backend=at))
+        else:
+            said = f"pool {pool}: {backend.origin.way.where(backend.origin.address)} is down: {why}"
+            self.notify(Notice("backend_down", "warning", said, pool=pool, backend=at, why=why))
+        if self.context.workers is not None:
+            self.context.workers.changed(backend)
+        if backend.replica.pool.side == "prefill":
+            self._judge_decode(backend.replica.pool)
+        self._admit()
+
+    def _judge_decode(self, prefill: LivePool) -> None:
+        """Who decodes is out without whom to get the prompts from."""
+        now = self.now()
+        for pool in self.live.pools:
+            if pool.prefill is prefill:
+                for replica in pool.replicas:
+                    was = replica.up
+                    self.backends[replica.key].judge(now)
+                    if replica.up != was:
+                        self.backend_changed(self.backends[replica.key])
+
+    def exhausted(self) -> None:
+        """This process could open no more files: said now and then, however often it happens."""
+        self.metrics.refused["files"] += 1
+        if self.loop.time() - self._exhausted_at < _SAY_AGAIN_S:
+            return
+        self._exhausted_at = self.loop.time()
+        files = most_files()
+        sentence = f"out of files: this process may open {files:g}; raise that (ulimit -n, LimitNOFILE), or lower "
+        self.notify(Notice("out_of_files", "error", f"{sentence}serve.max_connections", files=files))
+
+    def panicked(self, model: str) -> None:
+        """A request went to a backend that was taken out of service; told once, until it is over."""
+        if model in self._panicking:
+            return
+        self._panicking.add(model)
+        up, there = self.live.in_service(model)
+        said = f"{model}: {up} of {there} replicas are in service; those taken out are sent what they have no room for"
+        self.notify(Notice("panic", "warning", said, model=model, up=up, of=there))
+
+    def room_made(self) -> None:
+        """Another gateway has told that something of it has ended."""
+        if len(self.waiting):
+            self._admit()
+
+    @property
+    def ready(self) -> bool:
+        if self.draining:
+            return False
+        replicas = [replica for pool in self.live.pools for replica in pool.replicas]
+        return any(one.up for one in replicas) or any(
+            one.suspected and self.live.panics(one.pool.pool.model) for one in replicas
+        )
+
+    # Requests
+
+    def front(self, otherwise: Handler) -> Handler:
+        """What nearly every request is goes on from compiled code at once; `otherwise` takes all."""
+
+        def take(request: Request, reply: Reply) -> None:
+            if request.method == "POST" and request.path in _SERVED and not self.context.serving.cors_origins:
+                self.serve(request, reply)
+            else:
+                otherwise(request, reply)
+
+        return take
+
+    def serve(self, request: Request, reply: Reply) -> None:
+        """A request of the API, from its first look to an attempt, a place in the queue or a refusal."""
+        request_id, path = self._request_id(request), request.path
+        guard, key_id = self.context.guard, 0
+        if path == _MESSAGES:
+            reply = MessagesReply(reply)
+        try:
+            if guard is not None:
+                key_id = guard.known(request)
+            if isinstance(reply, MessagesReply):
+                request = reply.chat_for(request)
+            if guard is not None and self.context.tokenizing is not None:
+                # Before its prompt is read.
+                guard.check_open(key_id)
+        except RequestRejected as refused:
+            reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
+            return
+        record = RequestRecord(request_id, path, _time(), "", 0)
+        record.key_id = key_id
+        if self.context.tokenizing is None:
+            self._serve(request, reply, record, None)
+        else:
+            self.context.tokenizing.read(request, reply, lambda prompt: self._serve(request, reply, record, prompt))
+
+    def _serve(self, request: Request, reply: Reply, record: RequestRecord, prompt: CountedPrompt | None) -> None:
+        """With what is known of its prompt, after which its client may have gone."""
+        try:
+            parsed, ask, record.grant = self._admitted(request, record.key_id, prompt)
+        except RequestRejected as refused:
+            reply.send(refused.status, *self._refused_early(request, refused, record.request_id, record.key_id))
+            return
+        if self.exchange is None:
+            exchange = Exchange(self.context, self, request, reply, parsed, ask, record)
+        else:
+            exchange = self.exchange(self.context, self, request, reply, parsed, ask, record)
+        if reply.gone:
+            self.exchanges.add(exchange)
+            exchange.on_client_gone()
+        else:
+            self._begin(exchange)
+
+    def _admitted(
+        self, request: Request, key_id: int, prompt: CountedPrompt | None
+    ) -> tuple[RequestBody, Ask, Grant | None]:
+        """What a request asks for, within the limits of its key. Raises RequestRejected."""
+        parsed, ask = self.read(request, key_id, prompt)
+        guard = self.context.guard
+        return parsed, ask, None if guard is None else guard.admit(key_id, ask, self.context.serving.max_open_per_key)
+
+    def serve_batched(self, request: Request, reply: Reply, key_id: int) -> None:
+        """A request of a batch of this key: after all others, and without targets, so that the cheapest pool has it."""
+        request_id, guard = self._request_id(request), self.context.guard
+        try:
+            if guard is not None:
+                guard.check_key(key_id)
+            parsed, ask = self.read(request, key_id)
+            most = self.context.serving.max_open_per_key
+            grant = None if guard is None else guard.admit_batched(key_id, ask, most)
+        except RequestRejected as refused:
+            reply.send(refused.status, *self._refused_early(request, refused, request_id, key_id))
+            return
+        ask.priority, ask.ttft_s, ask.tpot_s = 0, None, None
+        record = RequestRecord(request_id, request.path, _time(), "", 0)
+        record.key_id, record.grant = key_id, grant
+        self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
+
+    def opens(self, request: Request) -> int:
+        """Whose a request is whose body is still to come: the id of its key, 0 without keys. Raises BadRequest."""
+        guard, key_id, own = self.context.guard, 0, self.context.own_pages
+        if own is not None and request.path in own.paths:
+            own.opens(request)
+            return 0
+        if guard is None:
+            return 0
+        try:
+            key_id = guard.key_of(request)
+            guard.check_open(key_id)
+        except RequestRejected as refused:
+            body, headers = self._refused_early(request, refused, self._request_id(request), key_id)
+            raise BadRequest(refused.status, str(refused), body, headers) from None
+        return key_id
+
+    def read(self, request: Request, key_id: int = 0, prompt: CountedPrompt | None = None) -> tuple[RequestBody, Ask]:
+        """What a request asks for, and what that means to the router. Raises RequestRejected."""
+        guard, model, live, serving = self.context.guard, None, self.router.fleet, self.context.serving
+        names = live.names if guard is None else guard.names_for(key_id, request)
+        tenant = 0 if guard is None else guard.tenant(key_id)
+        try:
+            if b"content-encoding" in request.headers:
+                _check_encoding(request)
+            parsed = read_form_body(request) if request.path in _FORMS else read_body(request.body, request.outline)
+            if request.model is not None and request.model != parsed.model and not parsed.is_form:
+                request.body, request.outline = with_model(request.body, request.model), None
+                parsed.model = request.model
+                parsed.find_prompt(request.body)
+            model = parsed.model
+            ask = ask_of(live, names, request, parsed, 0 if serving.share_prefixes else tenant, prompt)
+        except UnknownModel as error:
+            if guard is not None and names is not live.names:
+                raise guard.not_allowed(key_id, model) from None
+            raise RequestRejected(404, str(error), "model_not_found") from None
+        except BadInput as error:
+            raise RequestRejected(400, str(error), "bad_request") from None
+        ask.patience_s, ask.tenant = serving.queue_s * self.speed, tenant
+        if live.led:
+            check_led(live, request, parsed, ask)
+        if parsed.previous is not None and request.path == _PATH:
+            self._send_home(ask, parsed.previous)
+        return parsed, ask
+
+    def _send_home(self, ask: Ask, previous: str) -> None:
+        """Only to where the response lives that it goes on from. Raises RequestRejected."""
+        keys = [replica.key for pool in self.live.by_model.get(ask.model, ()) for replica in pool.replicas]
+        home = self.context.responses.home(ask.tenant, previous)
+        if home is None and len(keys) == 1 and self.context.guard is None:
+            # The only one there is knows better.
+            return
+        if home is None or home not in keys:
+            why = f"Previous response with id '{previous}' not found."
+            raise RequestRejected(400, why, "previous_response_not_found", param="previous_response_id")
+        ask.tried = tuple(key for key in keys if key != home)
+
+    def _begin(self, exchange: Exchange) -> None:
+        self.exchanges.add(exchange)
+        hosted, ask = self.context.hosted, exchange.ask
+        # It has just been made.
+        now = exchange.arrived
+        try:
+            cold = hosted.asked(ask) if hosted is not None else None
+            if cold is not None:
+                exchange.refuse(503, cold[0], "model_not_loaded", retry_after_s=cold[1])
+            elif self.waiting.count:
+                # Nobody overtakes those who wait already, unless by priority.
+                self.queue(exchange, now)
+                self._admit()
+            else:
+                decision = self.router.decide(ask, now, exclude=ask.tried, explain=self.explaining)
+                self._follow(exchange, decision, now)
+        except Exception:
+            exchange.broke_down()
+            raise
+
+    def _follow(self, exchange: Exchange, decision: Decision, now: float) -> None:
+        if decision.outcome == "send":
+            exchange.send(decision)
+            return
+        if self.context.on_decision is not None:
+            self.context.on_decision(exchange.request_id, exchange.attempts, exchange.ask, decision)
+        if decision.outcome == "wait":
+            self.queue(exchange, now)
+        else:
+            kind = decision.refusal or "unavailable"
+            if kind == "unavailable" and self.fall_back(exchange, decision.reason):
+                return
+            after = self.serving.health_every_s if kind == "unavailable" else 0.0
+            exchange.refuse(_STATUS[kind], decision.reason, _CODE[kind], retry_after_s=after)
+
+    def queue(self, exchange: Exchange, now: float) -> None:
+        """It waits for room, or for its model to be loaded."""
+        exchange.ticket, shed = self.waiting.add(exchange.ask, now, now + exchange.ask.patience_s, exchange)
+        if shed is not None:
+            self._turn_away(shed.item, "the queue is full")
+
+    def _expire(self, exchange: Exchange, ask: Ask) -> None:
+        decision = self.router.last_chance(ask, self.now())
+        if decision is not None:
+            exchange.send(decision)
+        else:
+            self._turn_away(exchange, f"it waited {ask.patience_s / self.speed:.1f} s")
+
+    def fall_back(self, exchange: Exchange, why: str) -> bool:
+        others = self.live.fleet.fallbacks.get(exchange.ask.model, ())
+        if not others or exchange.reply.started or exchange.fallback or exchange.parsed.previous is not None:
+            return False
+        guard, key_id, request = self.context.guard, exchange.record.key_id, exchange.request
+        names, before, now = self.live.names if guard is None else guard.names(key_id), request.body, self.now()
+        for model in others:
+            if names.get(model) != model:
+                # Not for this key.
+                continue
+            request.body = with_model(before, model)
+            parsed = read_body(request.body)
+            try:
+                ask = ask_of(self.live, names, request, parsed, exchange.ask.tenant)
+                check_led(self.live, request, parsed, ask)
+            except (BadInput, RequestRejected):
+                continue
+            ask.patience_s, ask.tenant, ask.priority = 0.0, exchange.ask.tenant, exchange.ask.priority
+            ask.tried += exchange.ruled_out
+            decision = self.router.decide(ask, now, exclude=ask.tried)
+            if decision.outcome == "send":
+                exchange.take_model(ask, parsed, request.body, why)
+                exchange.send(decision)
+                return True
+        request.body = before
+        return False
+
+    def _turn_away(self, exchange: Exchange, why: str) -> None:
+        bought = self.router.bought(exchange.ask, self.now()) if not exchange.reply.started else None
+        if bought is not None:
+            exchange.send(bought)
+            return
+        if self.fall_back(exchange, why):
+            return
+        hosted = self.context.hosted
+        cold = hosted.absent(exchange.ask.model) if hosted is not None else None
+        if cold is not None:
+            exchange.refuse(503, f"{cold[0]}; {why}", "model_not_loaded", retry_after_s=cold[1])
+            return
+        now = self.now()
+        after = max(self.waiting.retry_after_s(now), self.live.full_for_s(exchange.ask.model, now)) / self.speed
+        exchange.refuse(
+            429, f"no pool has room for this request: {why}", "fleet_saturated", retry_after_s=max(after, 1)
+        )
+
+    def _decide(self, ask: Ask, now: float) -> Decision:
+        """For one who has waited, and may have been elsewhere before."""
+        return self.router.decide(ask, now, exclude=ask.tried)
+
+    def _admit(self) -> None:
+        """Lets in whoever can be sent now, in the order of the waiting room."""
+        now = self.now()
+        while (found := self.waiting.take(self._decide, now)) is not None:
+            ticket, decision = found
+            try:
+                self._follow(ticket.item, decision, now)
+            except Exception:
+                ticket.item.broke_down()
+                raise
+
+    def on_exchange_closed(self, exchange: Exchange) -> None:
+        self.exchanges.discard(exchange)
+        if exchange.ticket is not None:
+            self.waiting.leave(exchange.ticket)
+        self.metrics.count_request(exchange.record)
+        self._tell(exchange.record, exchange.request)
+        if self.waiting.count:
+            self.loop.call_soon(self._admit)
+
+    def _refused_early(
+        self, request: Request, refused: RequestRejected, request_id: bytes, key_id: int
+    ) -> tuple[bytes, bytes]:
+        """Counts and tells a request that no exchange was made of; its answer's body, and lines of its head."""
+        self.metrics.refused[refused.code] += 1
+        record = RequestRecord(request_id, request.path, _time(), "refused", refused.status)
+        record.code, record.key_id = refused.code, key_id
+        record.traceparent, context = context_of(request)
+        if self.context.tracing is not None:
+            record.trace = self.context.tracing.begin(record.path, context)
+        self._tell(record, request)
+        headers = b"x-request-id: %b\r\n%b" % (request_id, refused.headers) + retry_after(refused.retry_after_s)
+        body = error_body(refused.status, str(refused), refused.code, refused.param)
+        return error_message(refused.status, body) if request.path == _MESSAGES else body, headers
+
+    def _tell(self, record: RequestRecord, request: Request) -> None:
+        record.request = request
+        if request.peer:
+            record.client = self._clients.address(request)
+        for listener in self.listeners:
+            listener(record)
+        record.request = None
+
+    def _request_id(self, request: Request) -> bytes:
+        given = request.headers.get(b"x-request-id")
+        if given is not None and is_id(given):
+            return given
+        self._counter += 1
+        return b"req-%b-%x" % (self._run, self._counter)
+
+    # The clock
+
+    def _tick(self) -> None:
+        # First of all, so that whatever goes wrong below is not the end of all timeouts.
+        self._ticking = self.loop.call_later(_TICK_S, self._tick)
+        now = self.loop.time()
+        # After a halt of the whole process the sockets have not been looked at yet: what came in the meantime counts.
+        self._halted = now - self.context.clock > _HALT_S and not self._halted
+        self.context.clock = now
+        if not self._halted:
+            for exchange in list(self.exchanges):
+                try:
+                    exchange.check(now)
+                except Exception:
+                    # Only this once: nobody else's patience shall depend on it.
+                    exchange.broke_down()
+                    raise
+        for ticket in self.waiting.expired(self.now()):
+            self._expire(ticket.item, ticket.ask)
+        if len(self.waiting):
+            self._admit()
+        for model in list(self._panicking):
+            if not self.live.panics(model):
+                self._panicking.discard(model)
+                self.notify(Notice("panic_over", "info", f"{model}: enough replicas are in service again", model=model))
+        for backend in self.backends.values():
+            backend.origin.prune()
+
+    def metrics_page(self) -> str:
+        return self.metrics.page(self._gauges())
+
+    def _gauges(self) -> list[Family]:
+        now = self.now()
+        backends = [(_labels(key, one), one) for key, one in self.backends.items()]
+        reported = [(at, one.replica.reported) for at, one in backends if one.replica.reported is not None]
+        promised = [
+            ({"class": one.name, "target": name}, target.percentile)
+            for one in self.live.fleet.classes
+            for name, target in (("ttft", one.ttft), ("tpot", one.tpot))
+            if target is not None
+        ]
+        by_backend: tuple[tuple[str, str, Callable[[Backend], float]], ...] = (
+            ("backend_up", "1 where a backend may be chosen.", lambda one: int(one.replica.up)),
+            ("in_flight", "Requests of this gateway in flight.", lambda one: one.replica.in_flight),
+            ("connections", "Open connections to backends.", lambda one: one.origin.connections),
+            (
+                "breaker_open",
+                "1 where a backend's circuit breaker keeps requests away.",
+                lambda one: int(one.breaker.state == "open"),
+            ),
+            (
+                "ttft_correction",
+                "What a backend's TTFT is over the model's prediction.",
+                lambda one: one.replica.ttft.factor(now),
+            ),
+            (
+                "tpot_correction",
+                "What a backend's TPOT is over the model's prediction.",
+                lambda one: one.replica.tpot.factor(now),
+            ),
+        )
+        return [
+            *(
+                (f"crosstie_{name}", "gauge", what, [(at, value(one)) for at, one in backends])
+                for name, what, value in by_backend
+            ),
+            (
+                "crosstie_engine_running", "gauge", "Requests that an engine says it runs, others' included.",
+                [(at, one.running) for at, one in reported],
+            ),
+            (
+                "crosstie_engine_waiting", "gauge", "Requests that an engine says wait for it, others' included.",
+                [(at, one.waiting) for at, one in reported],
+            ),
+            (
+                "crosstie_target_promised", "gauge", "The share of a class's requests that are to keep its target.",
+                promised,
+            ),
+            ("crosstie_queued", "gauge", "Requests that wait for room.", [({}, len(self.waiting))]),
+            ("crosstie_exchanges", "gauge", "Requests that are being answered or wait.", [({}, len(self.exchanges))]),
+        ]  # fmt: skip
+
+    def give_up(self) -> None:
+        """Tells all who still wait that they do so in vain."""
+        for exchange in list(self.exchanges):
+            exchange.give_up("the gateway was told to end")
+
+    def close(self) -> None:
+        self._ticking.cancel()
+        if self.context.adapters is not None:
+            self.context.adapters.close()
+        for task in self._watches.values():
+            task.cancel()
+        for backend in self.backends.values():
+            backend.origin.close()
+
+
+def _labels(key: str, backend: Backend) -> dict[str, str]:
+    side = backend.replica.pool.side
+    return {"pool": backend.pool.name, "backend": key} | ({"side": side} if side else {})
+
+
+def _check_encoding(request: Request) -> None:
+    """Raises RequestRejected. What is small on the way may be huge when it is read."""
+    coding = request.headers[b"content-encoding"].strip().lower()
+    if coding not in (b"", b"identity"):
+        why = f"the body is compressed ({coding.decode('latin-1')[:32]}): send it as it is"
+        raise RequestRejected(415, why, "unsupported_encoding", headers=b"accept-encoding: identity\r\n")

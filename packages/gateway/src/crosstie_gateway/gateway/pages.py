@@ -1,0 +1,329 @@
+"""What the gateway answers, by path: the API, and its own pages beside it."""
+
+from collections.abc import Callable
+from urllib.parse import unquote
+
+import msgspec
+
+from crosstie.route.apart import choose_prefill
+from crosstie.route.ask import Ask
+from crosstie.route.decision import Considered
+from crosstie.route.live import Replica
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
+from crosstie_gateway.gateway.cors import answers_browser
+from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
+from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
+from crosstie_gateway.gateway.messages import COUNT_TOKENS, chat_for, error_message
+from crosstie_gateway.gateway.paths import tidy_path
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.gateway.roads import SERVED
+
+# For whoever watches the gateway.
+OPS = ("/health", "/ready", "/metrics")
+_BATCHED = ("/v1/files", "/v1/batches")
+_encode = msgspec.json.Encoder().encode
+Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]
+_JSON, _TEXT = b"application/json", b"text/plain; version=0.0.4; charset=utf-8"
+
+
+def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
+    def handle(request: Request, reply: Reply) -> None:
+        path, origins = request.path, gateway.serving.cors_origins
+        if origins and answers_browser(origins, request, reply):
+            return
+        if path not in SERVED:
+            path = tidy_path(request)
+        if path in SERVED:
+            if request.method == "POST":
+                gateway.serve(request, reply)
+            else:
+                reply.send(405, error_body(405, f"{path} takes POST", "method_not_allowed"), b"allow: POST\r\n")
+            return
+        own = gateway.context.own_pages
+        if own is not None and path in own.paths:
+            own.handle(request, reply)
+            return
+        if path.startswith(_BATCHED) and gateway.context.batches is not None:
+            gateway.context.batches.handle(request, reply)
+            return
+        if path in OPS:
+            if gateway.ops_apart:
+                reply.send(404, error_body(404, f"{path} has a port of its own here", "not_found"))
+                return
+            try:
+                _check_watcher(gateway, request)
+            except RequestRejected as refused:
+                _refuse(request, reply, refused)
+            else:
+                _watched(gateway, request, reply)
+            return
+        if path in _COUNTING and gateway.context.tokenizing is not None:
+            _count_first(gateway.context.tokenizing, gateway, request, reply)
+        else:
+            _tell(gateway, request, reply, None)
+
+    return gateway.front(handle)
+
+
+def _count_first(tokenizing: Tokenizing, gateway: Gateway, request: Request, reply: Reply) -> None:
+    """A page that is about the tokens of a prompt, which may take time to count. Nobody without a key makes it."""
+    try:
+        key_id, guard = _key_id(gateway, request), gateway.context.guard
+        if guard is not None:
+            guard.check_open(key_id)
+        asked = chat_for(request, counting=True)[0] if request.path == COUNT_TOKENS else request
+    except RequestRejected:
+        _tell(gateway, request, reply, None)
+    else:
+        tokenizing.read(asked, reply, lambda prompt: _tell(gateway, request, reply, prompt))
+
+
+def _tell(gateway: Gateway, request: Request, reply: Reply, prompt: CountedPrompt | None) -> None:
+    try:
+        status, body, kind = _page(gateway, request, prompt)
+    except RequestRejected as refused:
+        _refuse(request, reply, refused)
+    else:
+        reply.send(status, body, content_type=kind)
+
+
+def _refuse(request: Request, reply: Reply, refused: RequestRejected) -> None:
+    status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
+    body = error_body(status, str(refused), refused.code)
+    reply.send(status, error_message(status, body) if request.path == COUNT_TOKENS else body, lines)
+
+
+def _check_watcher(gateway: Gateway, request: Request) -> None:
+    """Metrics name backends and teams, and what these spend: where clients have keys, not every client may see them.
+    Raises RequestRejected."""
+    guard = gateway.context.guard
+    if request.path == "/metrics" and guard is not None:
+        guard.may_explain(guard.known(request), "metrics")
+
+
+def ops_handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
+    """Of a port that is not for clients."""
+
+    def handle(request: Request, reply: Reply) -> None:
+        path = tidy_path(request)
+        if path in OPS:
+            _watched(gateway, request, reply)
+        else:
+            reply.send(404, error_body(404, f"there is no {path}; here are {', '.join(OPS)}", "not_found"))
+
+    return handle
+
+
+def _watched(gateway: Gateway, request: Request, reply: Reply) -> None:
+    workers = gateway.context.workers
+    if request.path == "/metrics" and request.method == "GET" and workers is not None:
+        workers.metrics_to(lambda page: reply.send(200, page.encode(), content_type=_TEXT))
+    else:
+        status, body, kind = _page(gateway, request)
+        reply.send(status, body, content_type=kind)
+
+
+def _page(gateway: Gateway, request: Request, prompt: CountedPrompt | None = None) -> tuple[int, bytes, bytes]:
+    path, method = request.path, request.method
+    counting = _COUNTING.get(path)
+    if counting is not None and method == "POST":
+        return counting(gateway, request, prompt)
+    page = _PAGES.get(path)
+    if page is None and path.startswith("/v1/models/"):
+        page = _model
+    if page is None and path.startswith(_BATCHED):
+        return 404, error_body(404, "no batches here: the gateway was started without --batches", "not_found"), _JSON
+    if page is None and counting is None:
+        return 404, error_body(404, f"there is no {path}; the API is under /v1", "not_found"), _JSON
+    wanted = ("POST",) if counting is not None else ("GET", "HEAD")
+    if page is None or method not in wanted:
+        return 405, error_body(405, f"{path} takes {wanted[0]}", "method_not_allowed"), _JSON
+    return page(gateway, request)
+
+
+def _key_id(gateway: Gateway, request: Request) -> int:
+    """Whose a page is that shows to each key its own models. Raises RequestRejected."""
+    return gateway.context.guard.known(request) if gateway.context.guard is not None else 0
+
+
+def _health(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    """The process runs; whether it can serve is `/ready`'s to say."""
+    return 200, _encode({"status": "ok", "fleet": gateway.live.fleet.name}), _JSON
+
+
+def _ready(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    pools: dict[str, dict[str, object]] = {name: _up(replicas) for name, replicas in _by_pool(gateway).items()}
+    for pool in gateway.live.pools:
+        if pool.prefill is not None:
+            # Of a side, those that are well; a pool has none up while either side has none.
+            well = [gateway.backends[one.key].is_well for one in pool.replicas]
+            sides = {"prefill": _up(pool.prefill.replicas), "decode": {"up": sum(well), "of": len(well)}}
+            pools[pool.name] |= sides
+    said = "draining" if gateway.draining else "ready" if gateway.ready else "no backend is up"
+    return 200 if gateway.ready else 503, _encode({"status": said, "pools": pools}), _JSON
+
+
+def _up(replicas: list[Replica]) -> dict[str, object]:
+    return {"up": sum([one.up for one in replicas]), "of": len(replicas)}
+
+
+def _by_pool(gateway: Gateway) -> dict[str, list[Replica]]:
+    """A pool that hosts several models has a replica for each of them on each of its machines."""
+    found: dict[str, list[Replica]] = {}
+    for pool in gateway.live.pools:
+        found.setdefault(pool.pool.name, []).extend(pool.replicas)
+    return found
+
+
+def _metrics(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    return 200, gateway.metrics_page().encode(), _TEXT
+
+
+def _models(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    return 200, _encode({"object": "list", "data": _listed(gateway, _key_id(gateway, request))}), _JSON
+
+
+def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    name = unquote(request.path.removeprefix("/v1/models/"))
+    found = next((model for model in _listed(gateway, _key_id(gateway, request)) if model["id"] == name), None)
+    if found is None:
+        return 404, error_body(404, f"no pool serves '{name}'", "model_not_found"), _JSON
+    return 200, _encode(found), _JSON
+
+
+def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
+    live = gateway.live
+    names = live.names if gateway.context.guard is None else gateway.context.guard.names(key_id)
+    found = []
+    for name, model in names.items():
+        having, adapter = [pool.pool for pool in live.pools if pool.pool.model == model], live.adapters.get(name)
+        if adapter is not None:
+            having = [pool for pool in having if pool.name in adapter]
+        found.append(
+            {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "crosstie",
+                "max_model_len": max(pool.max_context for pool in having),
+                "pools": [pool.name for pool in having],
+                # As vLLM says whose adapter it is.
+                **({"parent": model} if adapter is not None else {}),
+            }
+        )
+    return found
+
+
+def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -> tuple[int, bytes, bytes]:
+    """The decision for a request as the API would take it, without sending it. To a key it costs a request."""
+    key_id, guard = _key_id(gateway, request), gateway.context.guard
+    if guard is not None:
+        guard.may_explain(key_id)
+        guard.check_open(key_id)
+    _, ask = gateway.read(request, key_id, prompt)
+    _charge(gateway, key_id, request, ask)
+    decision = gateway.router.decide(ask, gateway.now(), exclude=ask.tried, explain=True)
+    replica, names = decision.replica, _names(gateway)
+    said = {
+        "policy": gateway.live.fleet.policy,
+        "outcome": decision.outcome,
+        "reason": decision.reason,
+        "pool": replica.pool.pool.name if replica else None,
+        "replica": names[replica.key] if replica else None,
+        **_prompt_goes_to(gateway, replica, ask),
+        "meets_target": decision.meets,
+        "request": {
+            "model": ask.model,
+            "class": ask.class_name,
+            "input_tokens": ask.input_tokens,
+            "expected_output_tokens": ask.output_tokens,
+            "most_output_tokens": ask.most_output,
+            "ttft_target_s": ask.ttft_s,
+            "tpot_target_s": ask.tpot_s,
+            "priority": ask.priority,
+            "pool": ask.pin,
+            "modalities": sorted(ask.modalities),
+        },
+        "considered": [
+            _considered(one, names) | _of_late(gateway, one)
+            for one in decision.considered
+            if guard is None or guard.may_see(key_id, one.pool)
+        ],
+    }
+    return 200, _encode(said), _JSON
+
+
+def _prompt_goes_to(gateway: Gateway, replica: Replica | None, ask: Ask) -> dict[str, object]:
+    """Where prefill and decode are apart, who would compute the prompt, and how much of it he is believed to hold."""
+    if replica is None or replica.pool.prefill is None:
+        return {}
+    tokens = gateway.live.lengths.block_tokens(ask.model)
+    found = choose_prefill(replica.pool.prefill, ask, gateway.now(), tokens, ask.tried)
+    if found is None:
+        return {"prefill": None}
+    place = replica.pool.prefill.replicas.index(found[0]) + 1
+    return {"prefill": {"replica": f"{replica.pool.name}/prefill/{place}", "cached_tokens": found[1]}}
+
+
+def _charge(gateway: Gateway, key_id: int, request: Request, ask: Ask) -> None:
+    """A page that costs a request of a key's rate, and none of its tokens. Raises RequestRejected."""
+    guard = gateway.context.guard
+    if guard is not None:
+        record = RequestRecord(b"", request.path, 0.0, "told", 200)
+        record.grant = guard.admit(key_id, ask, gateway.serving.max_open_per_key)
+        guard.settle(record)
+
+
+def _count_tokens(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -> tuple[int, bytes, bytes]:
+    """What a message of Anthropic's would be taken to have for its length: counted, or the router's estimate."""
+    key_id = _key_id(gateway, request)
+    _, ask = gateway.read(chat_for(request, counting=True)[0], key_id, prompt)
+    _charge(gateway, key_id, request, ask)
+    return 200, _encode({"input_tokens": max(round(ask.input_tokens), 1)}), _JSON
+
+
+def _names(gateway: Gateway) -> dict[str, str]:
+    """What replicas are called to clients: by their pool and place in it. Where they are is not for them to know."""
+    return {one.key: f"{pool.name}/{n}" for pool in gateway.live.pools for n, one in enumerate(pool.replicas, 1)}
+
+
+def _considered(one: Considered, names: dict[str, str]) -> dict[str, object]:
+    seen = one.prediction
+    return {
+        "pool": one.pool,
+        "replica": None if one.backend is None else names[one.backend],
+        "planned": one.planned,
+        "dropped": one.dropped,
+        "score": one.score,
+        "predicted": None
+        if seen is None
+        else {
+            "ttft_s": seen.ttft_s,
+            "tpot_s": seen.tpot_s,
+            "usd": seen.predicted_usd,
+            "cached_tokens": seen.cached_tokens,
+            "joules": one.joules,
+        },
+    }
+
+
+def _of_late(gateway: Gateway, one: Considered) -> dict[str, object]:
+    """A prediction is of one request at this moment; what the pool's last requests saw is beside what was predicted of
+    each of them, at its own moment."""
+    counts = gateway.metrics.pools.get(one.pool)
+    return {"of_late": counts.of_late() if counts is not None else None}
+
+
+_PAGES: dict[str, Page] = {
+    "/health": _health,
+    "/ready": _ready,
+    "/metrics": _metrics,
+    "/v1/models": _models,
+}
+# Those that are about a prompt, and so about its tokens.
+_COUNTING: dict[str, Callable[[Gateway, Request, CountedPrompt | None], tuple[int, bytes, bytes]]] = {
+    COUNT_TOKENS: _count_tokens,
+    "/crosstie/explain": _explain,
+}

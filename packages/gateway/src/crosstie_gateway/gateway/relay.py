@@ -1,0 +1,418 @@
+"""How an upstream's answer becomes the client's: a stream event by event, anything else whole.
+
+A relay keeps what it must not send yet. As long as `reply.started` is false the request may still be tried elsewhere.
+"""
+
+import re
+from collections.abc import Callable
+from math import ceil
+from typing import Final
+
+from crosstie.wire.server import Reply
+from crosstie.wire.sse import Events, payloads
+from crosstie_gateway.gateway.body import Usage, read_answer, usage_in, usage_of
+from crosstie_gateway.gateway.choices import Choices
+from crosstie_gateway.gateway.fields import AnswerFields
+from crosstie_gateway.gateway.seam import Seam
+from crosstie_gateway.gateway.transcript import DONE, Transcript, is_done
+
+_USAGE: Final = b'"usage":'
+# What a finished answer says of itself. `abort` is what vLLM gives to those whom its own end cuts short; to those
+# who still wait then it gives an opening, no token, and a proper end.
+_FINISHED: Final = re.compile(rb'"finish_reason" ?: ?"|"response\.(?:completed|incomplete|failed)"')
+_ABORTED: Final = re.compile(rb'"finish_reason" ?: ?"abort"')
+# A line of its own: what a model writes about such things has no line ends, only escaped ones.
+_ERROR: Final = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?error)', re.MULTILINE)
+# The usage inside an event that has more to say; its details are objects of their own.
+_USAGE_FIELD: Final = re.compile(rb',"usage":\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
+# An error that the engine lays at the client's door; 408 and 429 are its own.
+_CLIENT_ERROR: Final = re.compile(rb'"code" ?: ?"?(4(?!08|29)\d\d)\b')
+# What an event adds to an answer that is no chat and no completion: a response, or a message.
+_DELTA: Final = re.compile(rb'"delta" ?: ?(?:\{ ?"type" ?: ?"\w+" ?, ?"\w+" ?: ?)?"([^"\\]*(?:\\.[^"\\]*)*)"')
+# What a whole answer says, and calls tools with.
+_SAID: Final = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning|refusal|thinking|name|arguments)" ?: ?'
+    rb'"([^"\\]*(?:\\.[^"\\]*)*)"'
+)
+# Of a longer answer all bytes are taken for what it says: looking for that would keep others waiting.
+_MOST_LOOKED_AT: Final = 2**20
+# An event without what it adds, as far as nobody has looked: its names and its punctuation.
+_ENVELOPE: Final = 300
+# The last of an answer that was passed through as it came, where its usage stands; and that in it.
+_TAIL: Final = 2**14
+_LAST_USAGE: Final = re.compile(rb'.*("usage" ?: ?\{.*)\Z', re.DOTALL)
+_MOST_ERROR: Final = 2**20
+# Beyond that it is a stream of openings without an end, for which there is no room here.
+_MOST_OPENING: Final = 2**16
+# Of keep-alives before it, what is kept for the client.
+_MOST_PINGS: Final = 2**12
+_EVENTS: Final = re.compile(rb".+?(?:\r\n\r\n|\n\n|\Z)", re.DOTALL)
+# The first events of an answer, before there is any token: only that an assistant is going to speak.
+_OPENING: Final = re.compile(
+    rb'"delta" ?: ?\{ ?"role" ?: ?"assistant"(?: ?, ?"\w+" ?: ?(?:""|null))* ?\}'
+    rb'|"type" ?: ?"response\.(?:created|queued|in_progress|output_item\.added|content_part\.added)"'
+)
+# Without such a line it is a comment, a keep-alive: it says that a connection is alive, not that an engine is.
+_SAYS: Final = re.compile(rb"^(?:data|event: ?error)", re.MULTILINE)
+# An answer that is not a stream is kept until it is whole, up to this size.
+MOST_KEPT: Final = 64 * 2**20
+# What an answer costs. A stream has none: it is known when the head has long left, few clients and proxies keep what
+# HTTP has for that, and strict ones refuse a usage with more in it.
+COST: Final = b"x-crosstie-cost-usd"
+
+
+class StreamRelay:
+    """Server-sent events; those that only carry the usage which the gateway asked for go no further.
+
+    Nothing leaves before the first token: neither an opening without one nor an engine's error in its place, so that
+    another backend may still try. Nor does an error after it, as long as another may go on.
+    """
+
+    def __init__(
+        self, reply: Reply, status: int, headers: bytes, *, hide_usage: bool, hide_continuous: bool = False,
+        transcript: Transcript | None = None, seam: Seam | None = None, choices: Choices | None = None,
+    ):  # fmt: skip
+        self.reply, self.status, self.headers = reply, status, headers
+        # Whether the last count, and those on the way to it, were the gateway's wish and not the client's.
+        self.hide_usage, self.hide_continuous = hide_usage, hide_continuous
+        self.transcript, self.seam = transcript, seam
+        # Of an answer that has several.
+        self.choices = choices
+        self.usage: Usage | None = None
+        # What the engine said instead of going on; the client has not seen it.
+        self.unsaid = bytearray()
+        self._counting = b""
+        # Those that were sent on, and their bytes: about as many as tokens, where nobody counts these any more.
+        self.events = self.passed = 0
+        # Of an answer without a transcript: how often something was added to it, and how many bytes of text.
+        self._added = self._text = 0
+        # Whether the engine has told of an error itself.
+        self.has_error = False
+        # Its status, where the error was the client's and came in the place of an answer.
+        self.client_error_status = 0
+        self._events = Events()
+        # What its events begin with, in which nothing is that is looked for, once that is known.
+        self._known = b""
+        self._has_known = False
+        self._opening = bytearray()
+        # The latest pieces: the end of an answer is spread over a few.
+        self._last = self._before = self._before_that = b""
+
+    def body(self, data: bytes) -> bool:
+        """Whether something of the answer reached the client's side."""
+        data = self._events.whole(data)
+        if data and not data.startswith(b"data") and _SAYS.search(data) is None:
+            if self.reply.started:
+                self.reply.write(data)
+            elif len(self._opening) < _MOST_PINGS:
+                self._opening += data
+            return False
+        if data and self.seam is not None:
+            data = self.seam.joined(data)
+        if not data:
+            return False
+        reply, transcript = self.reply, self.transcript
+        # What a piece has in common with those before is not looked through again, and most pieces are one event.
+        known = self._known
+        usual = bool(known) and data.startswith(known)
+        if self.choices is not None:
+            data = self._until_early_end(data, self.choices)
+            if not data:
+                return False
+        new = data[len(known) :] if usual else data
+        alone = new.find(b"\n") == len(new) - 2
+        if transcript is not None:
+            # An error begins its line, which a single event of the usual kind does not. Bytes are searched by `find`:
+            # `in` takes them for a number first, and makes an exception of it each time.
+            if reply.started and (
+                self.unsaid or new.find(b'"abort"') >= 0 or (not (alone and usual) and new.find(b"error") >= 0)
+            ):
+                data, alone = self._until_trouble(data), False
+                if not data:
+                    return False
+                new = data
+            transcript.add(data)
+        if new.find(_USAGE) >= 0:
+            data = self._without_usage(data, alone and usual)
+            if not data:
+                return False
+        self._before_that, self._before, self._last = self._before, self._last, data
+        if not reply.started:
+            if not self._may_begin(data):
+                return False
+            data, alone = bytes(self._opening) + data, False
+            reply.start(self.status, self.headers, None)
+        elif not self._has_known:
+            self._known, self._has_known = _beginning(data), True
+        if self.seam is not None and self.seam.notice:
+            reply.write(self.seam.notice)
+            self.seam.notice = b""
+        reply.write(data)
+        self.events += 1 if alone else data.count(b"\n\n")
+        self.passed += len(data)
+        if transcript is None:
+            for added in _DELTA.findall(data):
+                self._added += 1
+                self._text += len(added)
+        return True
+
+    def _may_begin(self, data: bytes) -> bool:
+        """Whether there is a token in it, so that it may leave with what was kept before it; else it is kept, too. What
+        was kept is not looked at again: there may be much of it, in small pieces."""
+        opening = self._opening
+        if self.has_error or _has_error(data):
+            self.has_error = True
+            found = None if self.client_error_status or _is_full(opening) else _CLIENT_ERROR.search(data)
+            if found is not None:
+                self.client_error_status = int(found[1])
+        elif self.unsaid is opening or _ABORTED.search(data):
+            # Its first token and its end at once: somebody else may have more time.
+            self.unsaid = opening
+        elif len(opening) + len(data) > _MOST_OPENING or not _says_nothing(data):
+            return True
+        _keep(opening, data)
+        return False
+
+    def _until_trouble(self, data: bytes) -> bytes:
+        """What comes before an error or an abort; these, and all after them, are held back."""
+        if self.unsaid:
+            _keep(self.unsaid, data)
+            return b""
+        before: list[bytes] = []
+        events = _events(data)
+        for at, event in enumerate(events):
+            if _ERROR.search(event) or _ABORTED.search(event):
+                _keep(self.unsaid, b"".join(events[at:]))
+                break
+            before.append(event)
+        return b"".join(before)
+
+    def _until_early_end(self, data: bytes, choices: Choices) -> bytes:
+        """What comes before the last word of an engine that has left a choice unfinished: clients take it for the end
+        of a whole answer."""
+        choices.note(data)
+        end = DONE.search(data)
+        if end is None or choices.all_seen_ended:
+            return data
+        self.unsaid = bytearray(data[end.start() :])
+        return data[: end.start()]
+
+    def _without_usage(self, data: bytes, usual: bool) -> bytes:
+        """`usual`: it is one event, with a choice in it."""
+        if self.hide_continuous and (usual or not (b'"choices":[]' in data or b'"choices": []' in data)):
+            # The latest is enough, and is read when the stream has broken off.
+            self._counting = data
+            return _uncounted(data, alone=usual)
+        for payload in payloads(data):
+            if _USAGE in payload:
+                self.usage = usage_of(payload) or self.usage
+        if self.usage is None or not (self.hide_usage or self.hide_continuous):
+            return data
+        kept: list[bytes] = []
+        events = _events(data)
+        for event in events:
+            if not _only_usage(event):
+                kept.append(_uncounted(event) if self.hide_continuous else event)
+            elif not self.hide_usage:
+                kept.append(event)
+        return b"".join(kept)
+
+    @property
+    def counted(self) -> Usage | None:
+        """The engine's last count, or the latest on the way to it."""
+        usage = self.usage
+        if usage is None and self._counting:
+            for payload in payloads(self._counting):
+                usage = usage_of(payload) or usage
+        return usage
+
+    def seen_tokens(self, bytes_per_token: float) -> int:
+        """What passed here, where neither the engine nor a transcript tells how much it was: by pieces, or by bytes
+        where these come to more."""
+        if self._added:
+            return max(self._added, ceil(self._text / bytes_per_token))
+        return max(self.events, ceil((self.passed - _ENVELOPE * self.events) / bytes_per_token))
+
+    @property
+    def aborted(self) -> bool:
+        """Whether the engine was told to end, and did so in order."""
+        return _ABORTED.search(self.unsaid) is not None
+
+    @property
+    def error(self) -> bytes:
+        """The engine's own words for what went wrong, which the client has not seen."""
+        return bytes(self.unsaid) if _ERROR.search(self.unsaid) else b""
+
+    @property
+    def latest(self) -> bytes:
+        """The end of what it has said so far."""
+        return self._before_that + self._before + self._last
+
+    @property
+    def complete(self) -> bool:
+        """Whether the engine said that it had finished; an end without that is a cut in a good disguise."""
+        latest = self.latest
+        if self.unsaid:
+            return False
+        if _has_error(latest):
+            self.has_error = True
+            return False
+        if latest.find(b'"abort"') >= 0 and _ABORTED.search(latest):
+            return False
+        done = self.reply.started and is_done(latest)
+        if self.choices is not None:
+            return self.choices.all_ended or (done and self.choices.all_seen_ended)
+        return done or _FINISHED.search(latest) is not None
+
+    def end(self) -> None:
+        if not self.reply.started:
+            self.reply.start(self.status, self.headers, None)
+            self.reply.write(bytes(self._opening))
+        self.reply.end()
+
+
+def _is_full(kept: bytearray) -> bool:
+    return len(kept) >= _MOST_ERROR
+
+
+def _keep(kept: bytearray, data: bytes) -> None:
+    kept += data[: max(_MOST_ERROR - len(kept), 0)]
+
+
+def _has_error(events: bytes) -> bool:
+    # What a pattern cannot do without is found sooner than the pattern.
+    return events.find(b"error") >= 0 and _ERROR.search(events) is not None
+
+
+def _says_nothing(events: bytes) -> bool:
+    """Whether there is no token in them: only comments, an opening, the usage, the end."""
+    for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+        if _SAYS.search(event) and not (_OPENING.search(event) or _only_usage(event) or event == b"data: [DONE]"):
+            return False
+    return True
+
+
+def _beginning(event: bytes) -> bytes:
+    """Up to its first choice; empty where that holds something that is looked for in every event."""
+    end = max(event.find(b'"choices":[{') + 12, event.find(b'"choices": [{') + 13)
+    found = event[:end] if end > 13 else b""
+    return b"" if b"\n" in found or b"error" in found or b'"abort"' in found or _USAGE in found else found
+
+
+def _events(data: bytes) -> list[bytes]:
+    if b"\r" in data:
+        return _EVENTS.findall(data)
+    found, at = [], 0
+    while at < len(data):
+        end = data.find(b"\n\n", at) + 2
+        end = end if end > 1 else len(data)
+        found.append(data[at:end])
+        at = end
+    return found
+
+
+def _only_usage(event: bytes) -> bool:
+    return _USAGE in event and (b'"choices":[]' in event or b'"choices": []' in event)
+
+
+def _uncounted(events: bytes, alone: bool = False) -> bytes:
+    """Without the usage in them. `alone`: they are known to be one."""
+    at = events.find(b',"usage":{')
+    if (
+        at >= 0
+        and events.endswith(b"}}\n\n")
+        and events.find(b'},"', at) < 0
+        and (alone or events.find(b"\n\n") == len(events) - 2)
+    ):
+        # The last thing in a single event, as vLLM writes it.
+        return events[:at] + b"}\n\n"
+    return _USAGE_FIELD.sub(b"", events)
+
+
+class WholeRelay:
+    """An answer of one piece: nothing of it leaves before all of it has come."""
+
+    def __init__(self, reply: Reply, status: int, headers: bytes, priced: Callable[[], float] | None = None):
+        """`priced`: tells what it costs, once all of it has come."""
+        self.reply, self.status, self.headers, self.priced = reply, status, headers, priced
+        self.usage: Usage | None = None
+        # Whether any of it has come, and all of it.
+        self.begun = self.whole = False
+        self._pieces: list[bytes] = []
+        # What was read of it, once that was asked for.
+        self._answer: AnswerFields | None = None
+        self._was_read = False
+        # Bytes of it so far, and the last of them where they are not kept.
+        self.passed = 0
+        self._tail = b""
+
+    def body(self, data: bytes) -> bool:
+        if not self.begun:
+            # White space before it is how some servers say that they are still at it.
+            data = data.lstrip()
+            self.begun = bool(data)
+        self.passed += len(data)
+        if self.passed > MOST_KEPT and not self.reply.started:
+            # Too much to hold: from here on it is passed through as it comes.
+            self.reply.start(self.status, self.headers, None)
+        if self.reply.started:
+            for piece in (*self._pieces, data):
+                self.reply.write(piece)
+            self._pieces = []
+            self._tail = (self._tail + data)[-_TAIL:]
+            return True
+        self._pieces.append(data)
+        return False
+
+    complete = True
+
+    @property
+    def content(self) -> bytes:
+        pieces = self._pieces
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def say(self, content: bytes) -> None:
+        """This in its place, of which nothing has left."""
+        self._pieces, self._was_read = [content], False
+
+    def read(self) -> AnswerFields | None:
+        """All of it that is read here, when all of it has come; None: it cannot be."""
+        if not self._was_read:
+            self._answer, self._was_read = read_answer(self.content), True
+        return self._answer
+
+    @property
+    def is_bytes(self) -> bool:
+        """Embeddings in bytes, where a client asks vLLM for them."""
+        return b"application/octet-stream" in self.headers
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it begins as every answer of the API does; what was passed through as it came was not looked at."""
+        if self.reply.started or (self._pieces and self._pieces[0].startswith(b"{")):
+            return True
+        return b"".join(self._pieces[:2]).lstrip()[:1] == b"{"
+
+    def seen_tokens(self, bytes_per_token: float) -> int:
+        """What it says, where its engine does not tell how much that is."""
+        size = self.passed
+        if size <= _MOST_LOOKED_AT:
+            size = sum(map(len, _SAID.findall(self.content)))
+        return ceil(size / bytes_per_token)
+
+    def end(self) -> None:
+        if self.reply.started:
+            found = _LAST_USAGE.match(self._tail)
+            self.usage = usage_of(b"{" + found[1]) if found is not None and self.status < 300 else None
+            self.reply.end()
+            return
+        content = self.content
+        headers = self.headers
+        if self.status < 300:
+            answer = self.read()
+            self.usage = None if answer is None else usage_in(answer)
+            if self.priced is not None:
+                headers += b"%b: %.9f\r\n" % (COST, self.priced())
+        self.reply.start(self.status, headers, len(content))
+        self.reply.write(content)
+        self.reply.end()

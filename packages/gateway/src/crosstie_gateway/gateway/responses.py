@@ -1,0 +1,55 @@
+"""Where responses live: an engine that keeps one can go on from it (`previous_response_id`), and no other can."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from crosstie.wire.sse import payloads
+from crosstie_gateway.gateway.fields import decode_named
+from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
+
+PATH = "/v1/responses"
+# Of all tenants; the oldest are forgotten first.
+_MOST = 100_000
+_LONGEST_ID = 256
+
+
+class KeptResponses:
+    """By tenant, so that nobody goes on from another's."""
+
+    def __init__(self) -> None:
+        self._homes: dict[tuple[int, str], str] = {}
+        # Called with what other workers are to know.
+        self.on_kept: Callable[[int, str, str], None] = lambda tenant, response, home: None
+
+    def keep(self, tenant: int, relay: StreamRelay | WholeRelay | None, home: str) -> None:
+        """A response has been served by a backend."""
+        response = _id_of(relay)
+        if response and len(response) <= _LONGEST_ID:
+            self.learn(tenant, response, home)
+            self.on_kept(tenant, response, home)
+
+    def learn(self, tenant: int, response: str, home: str) -> None:
+        self._homes.pop((tenant, response), None)
+        self._homes[tenant, response] = home
+        if len(self._homes) > _MOST:
+            del self._homes[next(iter(self._homes))]
+
+    def home(self, tenant: int, response: str) -> str | None:
+        return self._homes.get((tenant, response))
+
+
+def _id_of(relay: StreamRelay | WholeRelay | None) -> str:
+    if isinstance(relay, WholeRelay):
+        return _named(relay.content)
+    # The last event has the whole response.
+    found = [_named(payload) for payload in payloads(relay.latest)] if relay is not None else []
+    return next(filter(None, found), "")
+
+
+def _named(said: bytes) -> str:
+    try:
+        named = decode_named(said)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+    return named.response.id if named.response is not None else named.id

@@ -1,0 +1,194 @@
+"""What is done with a decision: scale subresources patched, a command run, the gateway told what to empty.
+
+Each is an `Actor`: it says what replicas were asked for, if it knows, and brings about an order. One that fails leaves
+the fleet as it is, is said, and is tried again with the next decision.
+"""
+
+import asyncio
+import json
+import os
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from crosstie.core.errors import BadInput
+from crosstie.core.scaling import ScaleRules, Supply
+from crosstie.decide.scale.scaler import Order
+from crosstie.wire.address import Address
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.way import Way
+from crosstie_gateway.service.loaders import LoadFailed, run_hook
+
+# Where a pod finds the API server's certificate, its own token and its namespace.
+_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_GROUPS = {
+    "deployments": "/apis/apps/v1",
+    "statefulsets": "/apis/apps/v1",
+    "replicasets": "/apis/apps/v1",
+    "leaderworkersets": "/apis/leaderworkerset.x-k8s.io/v1",
+}
+_HOOK_S = 600.0
+# Of the pods of a ReplicaSet those with the lowest cost go first.
+_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+
+class ScaleFailed(Exception):
+    """An order was not brought about; the reason in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Addresses of one supply: those to be stopped now, those being emptied, and those at which others can start."""
+
+    stop: tuple[str, ...] = ()
+    emptying: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+
+
+class Actor(Protocol):
+    async def there(self, one: Supply) -> int | None:
+        """Replicas that were asked for; None: it does not know."""
+
+    async def hosts(self, one: Supply) -> set[str] | None:
+        """Addresses of its replicas' hosts; None: it does not know."""
+
+    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
+        """`moves`: which ones, where gateways are told what to empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kubernetes:
+    """Scale subresources of an API server: `get` and `patch` on them is all the right that it needs; to empty pods
+    before they go, also `list` and `patch` on these."""
+
+    url: str
+    namespace: str
+    token: str = ""
+    # A file: the authorities that its certificate is held to, in place of the system's.
+    ca: str | None = None
+
+    @classmethod
+    def in_pod(cls) -> "Kubernetes":
+        host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+        try:
+            token, namespace = (_POD / "token").read_text().strip(), (_POD / "namespace").read_text().strip()
+        except OSError:
+            token = namespace = ""
+        if not host or not token:
+            raise BadInput("--patch: this is no pod with a service account; name the API server: --patch URL")
+        return cls(f"https://{host}:{port}", namespace, token, str(_POD / "ca.crt"))
+
+    def path(self, one: Supply) -> str:
+        kind, slash, name = (one.target or f"deployments/{one.name}").partition("/")
+        if not slash or not name or kind not in _GROUPS:
+            raise BadInput(f"supply {one.name}: target '{one.target}' is not one of {', '.join(_GROUPS)}, then /NAME")
+        return f"{_GROUPS[kind]}/namespaces/{self.namespace}/{kind}/{name}/scale"
+
+    async def _ask(self, one: Supply, path: str, method: str = "GET", body: object = None) -> dict[str, Any]:
+        at = Address(self.url)
+        headers = [(b"accept", b"application/json")]
+        if self.token:
+            headers.append((b"authorization", b"Bearer " + self.token.encode()))
+        if body is not None:
+            headers.append((b"content-type", b"application/merge-patch+json"))
+        data = None if body is None else json.dumps(body).encode()
+        way = Way(ssl.create_default_context(cafile=self.ca)) if at.secure else None
+        origin = Origin(asyncio.get_running_loop(), at, way)
+        try:
+            answer = await fetch(origin, method, at.root + path, headers=headers, body=data, timeout_s=10.0)
+        except OSError as error:
+            raise ScaleFailed(f"{self.url}: {error}") from None
+        finally:
+            origin.close()
+        what = path.partition("/namespaces/")[2]
+        if answer.status == 404:
+            raise ScaleFailed(
+                f"supply {one.name}: the API server has no {what}; apply its manifest, or name what is scaled as its "
+                "`target`"
+            )
+        if answer.status == 403:
+            verb = "patch" if method == "PATCH" else "get"
+            raise ScaleFailed(
+                f"supply {one.name}: 403: {_message(answer)}; docs/scaling.md has the Role to {verb} {what}"
+            )
+        if answer.status not in (200, 201):
+            raise ScaleFailed(f"supply {one.name}: the API server answers {answer.status}: {_message(answer)}")
+        try:
+            found = json.loads(answer.body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ScaleFailed(f"supply {one.name}: the API server's answer is no object")
+        return found
+
+    async def there(self, one: Supply) -> int | None:
+        """The subresource counts replicas that exist, not those that serve: the gateway knows of these."""
+        return int((await self._ask(one, self.path(one))).get("spec", {}).get("replicas", 0))
+
+    async def _pods(self, one: Supply) -> list[dict[str, Any]]:
+        selector = (await self._ask(one, self.path(one))).get("status", {}).get("selector", "")
+        listed = await self._ask(one, f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={quote(selector)}")
+        return [pod for pod in listed.get("items", []) if pod.get("status", {}).get("podIP")]
+
+    async def hosts(self, one: Supply) -> set[str] | None:
+        return {pod["status"]["podIP"] for pod in await self._pods(one)}
+
+    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
+        if moves is not None:
+            await self._mark(one, {Address(at).dials for at in (*moves.stop, *moves.emptying)})
+        if order.replicas != before:
+            await self._ask(one, self.path(one), "PATCH", {"spec": {"replicas": order.replicas}})
+
+    async def _mark(self, one: Supply, leaving: Iterable[str]) -> None:
+        """Those being emptied are the ones that a smaller number then takes away."""
+        for pod in await self._pods(one):
+            cost = "-100" if pod["status"]["podIP"] in leaving else "0"
+            if (pod["metadata"].get("annotations") or {}).get(_COST, "0") != cost:
+                path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+                await self._ask(one, path, "PATCH", {"metadata": {"annotations": {_COST: cost}}})
+
+
+def _message(answer: Answer) -> str:
+    try:
+        said = json.loads(answer.body).get("message", "")
+    except (ValueError, AttributeError):
+        said = ""
+    return str(said or "no reason given")[:200]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleHook:
+    """A command of the user's, for SkyPilot or a script: told in its environment what to have."""
+
+    command: str
+    say: Callable[[str], object]
+
+    async def there(self, one: Supply) -> int | None:
+        return None
+
+    async def hosts(self, one: Supply) -> set[str] | None:
+        return None
+
+    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
+        if order.replicas == before:
+            return
+        given = {
+            "SUPPLY": one.name, "POOL": one.pool, "KIND": one.kind, "REPLICAS": str(order.replicas),
+            "BEFORE": str(before), "DRAINING": str(order.draining), "WHY": order.why,
+            "STOP": " ".join(moves.stop if moves else ()), "START": " ".join(moves.start if moves else ()),
+        }  # fmt: skip
+        try:
+            await run_hook(self.command, given, _HOOK_S, lambda said: self.say(f"hook: {said}"))
+        except LoadFailed as error:
+            raise ScaleFailed(f"supply {one.name}: {error}") from None
+
+
+def actors(rules: ScaleRules, kubernetes: Kubernetes | None, hook: ScaleHook | None) -> list[Actor]:
+    """Those that were asked for; what they could not do is found here."""
+    for one in rules.supplies if kubernetes else ():
+        kubernetes.path(one)  # type: ignore[union-attr]
+    return [one for one in (kubernetes, hook) if one is not None]

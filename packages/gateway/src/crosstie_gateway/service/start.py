@@ -1,0 +1,381 @@
+"""Starts a gateway: `serve` as a child process that ends with this one, `run` here, until it is told to stop."""
+
+import asyncio
+import contextlib
+import copy
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.fleets import read_fleet
+from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Parallelism
+from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet, Policy, Pool, Serving
+from crosstie.wire.files import allow_many_connections
+from crosstie.wire.loops import run_on_loop, settle_memory
+from crosstie_gateway.emulate.fleet import start_emulated
+from crosstie_gateway.gateway.notices import Notice
+from crosstie_gateway.ledger.places import open_store
+from crosstie_gateway.service.admin_door import AdminDoor
+from crosstie_gateway.service.batches import BatchService
+from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
+from crosstie_gateway.service.discovery import Discovery
+from crosstie_gateway.service.door import OpsDoor
+from crosstie_gateway.service.edge import Edge
+from crosstie_gateway.service.hosting import Hosting
+from crosstie_gateway.service.kv_events import KvEvents
+from crosstie_gateway.service.ledger import Ledger
+from crosstie_gateway.service.local import CONTEXT, LocalEngine, start_local
+from crosstie_gateway.service.logs import Log, Style
+from crosstie_gateway.service.peers import LearntSharing, PeerSharing
+from crosstie_gateway.service.process import Component, GatewayProcess, check_places
+from crosstie_gateway.service.record import TrafficRecorder
+from crosstie_gateway.service.spending import ProviderSpending
+from crosstie_gateway.service.supervisor import Ready, Supervisor, WorkerSlot
+from crosstie_gateway.service.systemd import Systemd
+from crosstie_gateway.service.telemetry import Telemetry, wanted
+from crosstie_gateway.service.token_keys import TokenKeys
+from crosstie_gateway.service.tokenizing import TokenizerFiles
+from crosstie_gateway.service.worker import SharedLoad, Worker
+from crosstie_gateway.share.board import Board
+from crosstie_gateway.wire.child import Child, start_crosstie, when_orphaned
+
+# How long a gateway that is told to stop may take: `serve.drain_s` is 60 where its file says nothing.
+_STOP_S = 90.0
+
+
+class Observers:
+    """What is kept of a gateway's work: the log, which is told of everything from the beginning, recordings and traces.
+
+    `otel` None: as the environment says.
+    """
+
+    def __init__(
+        self, *, record: Path | None = None, record_max_mib: int | None = None, record_keep: int | None = None,
+        log_format: Style = "text", log_requests: bool = False, log_prompts: bool = False, otel: bool | None = None,
+    ):  # fmt: skip
+        if record is None and (record_max_mib is not None or record_keep is not None):
+            raise BadInput("--record-max-mib and --record-keep go with --record")
+        if log_prompts and not log_requests:
+            raise BadInput("--log-prompts goes with --log-requests: a prompt is a part of its request's line")
+        most_mib, keep = 64 if record_max_mib is None else record_max_mib, 8 if record_keep is None else record_keep
+        self._recorder = TrafficRecorder(record, most_mib=most_mib, keep=keep) if record is not None else None
+        self._otel = otel
+        self.log = Log(log_format, requests=log_requests, prompts=log_prompts)
+
+    def of_worker(self, notify: Callable[[str], None]) -> "Observers":
+        """The same for a process that was forked: its notices go where the others' go, its lines straight to stderr."""
+        own = copy.copy(self)
+        own.log = Log(self.log.style, requests=self.log.requests, prompts=self.log.prompts, notices=notify)
+        return own
+
+    def components(self) -> list[Component]:
+        found: list[Component] = [self.log, self._recorder] if self._recorder is not None else [self.log]
+        if self._otel or (self._otel is None and wanted()):
+            try:
+                found.append(Telemetry())
+            except BadInput as error:
+                if self._otel:
+                    raise
+                # The environment may be that of every program on the machine; this one serves without.
+                self.log.notice(Notice("telemetry_off", "warning", f"no traces are exported: {error}"))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """What a gateway is started with. `file` None: llama.cpp and a small model on this machine."""
+
+    file: Path | None = None
+    host: str = "127.0.0.1"
+    # 0: any that is free.
+    port: int = 8080
+    # A unix socket beside that address, or with `no_tcp` in its place; who may connect, as chmod has it.
+    unix: Path | None = None
+    unix_mode: int | None = None
+    no_tcp: bool = False
+    # The certificate and key that clients are shown, in PEM form; whose certificates they must show themselves.
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    # Clients agree on HTTP/2 by TLS, for gRPC: those of `pick`.
+    grpc: bool = False
+    # Instead of the file's.
+    policy: Policy | None = None
+    # The replicas of every pool are emulated, so many times as fast as real time.
+    emulate: bool = False
+    speed: float = 1.0
+    # Processes that serve together.
+    workers: int = 1
+    # A second port for administrators; beyond loopback only where `admin_anywhere`.
+    admin_port: int | None = None
+    admin_host: str = "127.0.0.1"
+    admin_anywhere: bool = False
+    # Operators' page at the clients' port too; without `admin_port` that is a free one.
+    dashboard: bool = False
+    # One for health, readiness and metrics; None: they are at the clients'.
+    ops_port: int | None = None
+    ops_host: str = "127.0.0.1"
+    # Where files and batches are kept, how many of their requests run at once, and how much all files may take; None:
+    # there are none.
+    batches: Path | None = None
+    batch_in_flight: int = 32
+    batch_max_gib: float = 10.0
+    # End when standard input closes.
+    with_parent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A gateway that is ready. `url` ends with /v1; None: it would be, but was not started."""
+
+    fleet: Fleet
+    url: str | None
+    options: ServeOptions
+    admin_url: str | None = None
+    ops_url: str | None = None
+    # Where the administrator's key was made up.
+    admin_key_file: Path | None = None
+
+
+def _any(fleet: Fleet) -> None:
+    """Takes every fleet."""
+
+
+def run(
+    options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None],
+    made: Callable[..., GatewayProcess] = GatewayProcess, check: Callable[[Fleet], None] = _any,
+) -> bool:  # fmt: skip
+    """Serves in this process until a signal ends it; whether every request was answered. `made`: what serves; `check`
+    refuses fleets that it cannot. Raises CrosstieError."""
+    with _prepared(options, observers, check) as start:
+        start.made = made
+        is_whole = run_on_loop(start.alone(on_ready)) if options.workers == 1 else start.with_workers(on_ready)
+        if not is_whole:
+            sentence = "some requests were cut off: they took longer than serve.drain_s, or it was told to end twice"
+            observers.log.notice(Notice("requests_cut_off", "error", sentence))
+        return is_whole
+
+
+def would_serve(options: ServeOptions, observers: Observers, check: Callable[[Fleet], None] = _any) -> Served:
+    """What would be served; nothing is started. Raises CrosstieError where it could not be."""
+    if options.file is None:
+        raise BadInput("--dry-run needs a fleet file")
+    with _prepared(options, observers, check, starts_engines=False) as start:
+        return Served(start.fleet, None, options)
+
+
+@contextlib.contextmanager
+def _prepared(
+    options: ServeOptions, observers: Observers, check: Callable[[Fleet], None], *, starts_engines: bool = True
+) -> "Iterator[_Start]":
+    if options.emulate and options.file is None:
+        raise BadInput("--emulate needs a fleet file; `crosstie serve --example > fleet.toml` makes one")
+    if options.speed != 1.0 and not options.emulate:
+        raise BadInput("--speed goes with --emulate: real engines run at their own")
+    with contextlib.ExitStack() as stack:
+        stack.callback(observers.log.close)
+        edge = Edge(
+            options.host, options.port, unix=options.unix, unix_mode=options.unix_mode, no_tcp=options.no_tcp,
+            tls_cert=options.tls_cert, tls_key=options.tls_key, tls_client_ca=options.tls_client_ca,
+            grpc=options.grpc,
+        )  # fmt: skip
+        stack.callback(edge.close)
+        door = None
+        if options.admin_port is not None or options.dashboard:
+            door = AdminDoor(
+                options.admin_host, options.admin_port or 0, anywhere=options.admin_anywhere, shown=options.dashboard
+            )
+            stack.callback(door.close)
+        ops = None
+        if options.ops_port is not None:
+            ops = OpsDoor(options.ops_host, options.ops_port)
+            stack.callback(ops.close)
+        catalog, emulated = Catalog(), None
+        if options.file is None:
+            fleet = _local_fleet(stack.enter_context(start_local()))
+        else:
+            fleet = read_fleet(catalog, options.file)
+            if options.emulate and starts_engines:
+                emulated = stack.enter_context(start_emulated(options.file, speed=options.speed))
+
+        def prepare(read: Fleet) -> Fleet:
+            found = read if emulated is None else emulated.placed(read)
+            check(found)
+            return found if options.policy is None else msgspec.structs.replace(found, policy=options.policy)
+
+        yield _Start(options, catalog, prepare(fleet), prepare, observers, edge, door, ops)
+
+
+def _local_fleet(engine: LocalEngine) -> Fleet:
+    """One pool of which nothing is known but its address: its speed is learnt. No balancer is before it."""
+    pool = Pool(
+        name="local", model=engine.model, accelerator=None, parallelism=Parallelism(), precision=None,
+        kv_format="bf16", stack=None, replicas=1, usd_per_gpu_hour=0.0, max_in_flight=64, max_context=CONTEXT,
+        backends=(engine.url,),
+    )  # fmt: skip
+    return Fleet(
+        name="local",
+        planned="",
+        policy="cheapest-meeting-target",
+        pools=(pool,),
+        classes=(),
+        serving=Serving(lame_duck_s=0.0),
+    )
+
+
+class _Start:
+    """Composes the service, be it one process or several. `prepare` is done to every fleet that is read."""
+
+    def __init__(
+        self, options: ServeOptions, catalog: Catalog, fleet: Fleet, prepare: Callable[[Fleet], Fleet],
+        observers: Observers, edge: Edge, door: AdminDoor | None, ops: OpsDoor | None,
+    ):  # fmt: skip
+        self.options, self.catalog, self.fleet, self.prepare = options, catalog, fleet, prepare
+        self.observers, self.edge, self.door, self.ops = observers, edge, door, ops
+        self.made: Callable[..., GatewayProcess] = GatewayProcess
+
+    def _process(
+        self, observers: Observers, ledger: Ledger, before: Sequence[Component], after: Sequence[Component] = (),
+        **shared: Any,
+    ) -> GatewayProcess:  # fmt: skip
+        doors: list[Component] = [door for door in (self.edge, self.door, self.ops) if door is not None]
+        options, batches = self.options, list[Component]()
+        if options.batches is not None:
+            limits: dict[str, Any] = {"in_flight": options.batch_in_flight, "most_gib": options.batch_max_gib}
+            batches.append(BatchService(options.batches, **limits))
+        return self.made(
+            self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
+            components=[
+                Discovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
+                TokenizerFiles(), KvEvents(), *observers.components(), *batches, *doors, *after,
+            ],
+            **shared,
+        )  # fmt: skip
+
+    def _served(self) -> Served:
+        door = self.door
+        key_file = door.key.file if door is not None else None
+        admin_url, ops_url = (one.url if one is not None else None for one in (door, self.ops))
+        return Served(self.fleet, self.edge.url, self.options, admin_url, ops_url, key_file)
+
+    async def alone(self, on_ready: Callable[[Served], None]) -> bool:
+        systemd = Systemd()
+        board = Board(1) if self.fleet.state.redis is not None else None
+        shared: list[Component] = (
+            [SharedLoad(board, 0), PeerSharing(board), LearntSharing()] if board is not None else []
+        )
+        process = self._process(
+            self.observers, Ledger(), shared, [systemd], notify=self.observers.log.notice, board=board,
+            opened=self.edge.listen,
+        )  # fmt: skip
+        allow_many_connections()
+        await process.start(self.options.host, self.options.port)
+        self.edge.port = process.port
+        settle_memory()
+        # Before anyone is told that it is ready: whoever has been told may want it to end.
+        process.heed_signals()
+        if self.options.with_parent:
+            when_orphaned(asyncio.get_running_loop(), process.stopping.set)
+        on_ready(self._served())
+        systemd.ready()
+        return await process.until_stopped()
+
+    def with_workers(self, on_ready: Callable[[Served], None]) -> bool:
+        allow_many_connections()
+        if self.fleet.state.store is not None:
+            open_store(self.fleet.state.store, create=True).close()
+        supervisor = Supervisor(self.options.workers, self._run_worker, self.observers.log.notice)
+        supervisor.file, supervisor.read = self.options.file, self._read
+        supervisor.sockets = self.edge.listen()
+        for door in (self.door, self.ops):
+            if door is not None:
+                door.listen()
+        return supervisor.serve(lambda: on_ready(self._served()), with_parent=self.options.with_parent)
+
+    def _run_worker(self, slot: WorkerSlot) -> int:
+        """In a process of its own, with a log of its own, since a thread writes it."""
+        observers = self.observers.of_worker(slot.notice)
+        with contextlib.closing(observers.log):
+            return 0 if run_on_loop(self._worker(slot, observers)) else 1
+
+    async def _worker(self, slot: WorkerSlot, observers: Observers) -> bool:
+        shared: list[Component] = [Worker(slot)]
+        if self.fleet.state.redis is not None and slot.row == 0:
+            # One speaks for all of them.
+            shared.append(PeerSharing(slot.board))
+        if self.fleet.state.redis is not None:
+            shared.append(LearntSharing())
+        # One that comes later must not find an empty store where the others have lost theirs.
+        ledger = Ledger(create=False)
+        process = self._process(
+            observers, ledger, shared, notify=slot.notice, board=slot.board, row=slot.row, sockets=slot.sockets
+        )
+        await process.start(self.options.host, self.options.port)
+        settle_memory()
+        slot.say(Ready())
+        return await process.until_stopped()
+
+    def _read(self) -> Callable[[], None]:
+        """The file as it is now; workers that start later serve it once those that run have taken it."""
+        if self.options.file is None:
+            return lambda: None
+        fleet = self.prepare(read_fleet(self.catalog, self.options.file))
+        check_places(self.fleet, fleet)
+
+        def taken() -> None:
+            self.fleet = fleet
+
+        return taken
+
+
+class RunningGateway(Child):
+    """A gateway in a child process. Leaving a `with` block, `stop`, or the end of this process ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], said: dict[str, Any], folder: contextlib.ExitStack):
+        super().__init__(process)
+        self._folder = folder
+        # Of OpenAI's API, for a client's `base_url`; and the server's own, for /metrics, /health and the like.
+        self.api_url: str = said["url"]
+        self.url = self.api_url.removesuffix("/v1")
+        self.admin_url: str | None = said.get("admin_url")
+        self.ops_url: str | None = said.get("ops_url")
+        # Addresses of the replicas, by pool.
+        self.backends: dict[str, list[str]] = {name: pool["backends"] for name, pool in said["pools"].items()}
+
+    def stop(self, grace_s: float = _STOP_S) -> int:
+        """Answers what has come, and ends: 0 where no request had to be cut off."""
+        with self._folder:
+            return super().stop(grace_s)
+
+
+def serve(
+    fleet: Fleet | Path | str | None = None, *, host: str = "127.0.0.1", port: int = 0, emulate: bool = False,
+    speed: float = 1.0, policy: Policy | None = None, workers: int = 1, options: Sequence[str] = (),
+) -> RunningGateway:  # fmt: skip
+    """A gateway that answers already, over a fleet, or a fleet file that it follows; None: a small local engine.
+
+    `emulate`: without GPUs, `speed` times as fast as real time. `options`: more of `crosstie serve`, such as
+    ("--log-requests",). It is a child process, so that it has an interpreter, signals and workers of its own, whatever
+    this one does meanwhile. Raises BadInput where it cannot be started.
+    """
+    with contextlib.ExitStack() as stack:
+        if isinstance(fleet, Fleet):
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-serve-")))
+            file: Path | str | None = folder / "fleet.toml"
+            (folder / "fleet.toml").write_text(fleet_text(fleet))
+        else:
+            file = fleet
+        arguments = ["serve", *([str(file)] if file is not None else []), "--host", host, "--port", str(port)]
+        arguments += ["--emulate", "--speed", str(speed)] if emulate else []
+        arguments += ["--policy", policy] if policy is not None else []
+        arguments += ["--workers", str(workers), *options]
+        process, said = start_crosstie(arguments, "the gateway could not be started")
+        return RunningGateway(process, said, stack.pop_all())

@@ -1,0 +1,181 @@
+"""Prompts read as their engines do, where the fleet file gives the tokenizer of their model.
+
+Short ones are read at once. Longer ones are read by threads, of which one is for those of ordinary length, so that none
+of them waits behind a book. Whoever would have to wait too long goes by the estimate.
+"""
+
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from crosstie.catalog.tokenizer import Tokenizer
+from crosstie.core.errors import BadInput, CrosstieError
+from crosstie.core.fleet import Fleet, Pool
+from crosstie.route.held import PromptTokens
+from crosstie.wire.request import Request
+from crosstie.wire.server import Reply
+from crosstie_gateway.gateway.errors import error_body
+from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
+from crosstie_gateway.service.process import Component, GatewayProcess, file_stamp
+
+# Bodies up to here are read on the loop: a millisecond or two.
+_AT_ONCE_BYTES = 2048
+# Beyond here a body is long, and beyond there nobody reads it before its engine does.
+_LONG_BYTES, _MOST_BYTES = 64 * 2**10, 2 * 2**20
+# Bytes that may wait for a thread, and how long one request may.
+_WAITING_BYTES = 16 * 2**20
+_PATIENCE_S = 1.0
+
+Said = Callable[[CountedPrompt | None], None]
+
+
+class _Name(msgspec.Struct):
+    model: str | None = None
+
+
+_name = msgspec.json.Decoder(_Name).decode
+
+
+class PromptReader(Tokenizing):
+    """`tokenizers` by model."""
+
+    def __init__(self, gateway: Gateway, patience_s: float):
+        self._gateway, self._loop, self._patience_s = gateway, gateway.loop, patience_s
+        self.tokenizers: dict[str, Tokenizer] = {}
+        self._short = ThreadPoolExecutor(1, thread_name_prefix="tokens")
+        self._long = ThreadPoolExecutor(1, thread_name_prefix="tokens-long")
+        self._waiting_bytes = 0
+
+    def read(self, request: Request, reply: Reply, go_on: Said) -> None:
+        size = len(request.body)
+        tokenizer = self._tokenizer(request) if size <= _MOST_BYTES else None
+        if tokenizer is None or self._waiting_bytes + size > _WAITING_BYTES:
+            go_on(None)
+        elif size <= _AT_ONCE_BYTES:
+            go_on(_counted(tokenizer, request.body, request.path))
+        else:
+            self._waiting_bytes += size
+            thread = self._short if size <= _LONG_BYTES else self._long
+            reading = _Reading(self, size, reply, go_on)
+            reading.start(thread.submit(_counted, tokenizer, request.body, request.path), self._patience_s)
+
+    def _tokenizer(self, request: Request) -> Tokenizer | None:
+        name = request.model
+        if name is None:
+            try:
+                name = _name(request.body).model
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                # What is wrong with it is for others to say.
+                return None
+        return self.tokenizers.get(self._gateway.live.names.get(name or "", ""))
+
+    @property
+    def loop(self) -> AbstractEventLoop:
+        return self._loop
+
+    def done(self, size: int) -> None:
+        self._waiting_bytes -= size
+
+    def close(self) -> None:
+        for thread in (self._short, self._long):
+            thread.shutdown(wait=False, cancel_futures=True)
+
+
+class _Reading:
+    """One prompt that is read elsewhere; whoever waits for it is called once."""
+
+    def __init__(self, reader: PromptReader, size: int, reply: Reply, go_on: Said):
+        self._reader, self._size, self._reply, self._go_on = reader, size, reply, go_on
+        self._over = False
+
+    def start(self, future: "Future[CountedPrompt | None]", patience_s: float) -> None:
+        loop = self._reader.loop
+        self._future, self._timer = future, loop.call_later(patience_s, self._too_late)
+        future.add_done_callback(self._on_thread)
+
+    def _on_thread(self, future: "Future[CountedPrompt | None]") -> None:
+        # At the very end the loop may be gone, and nobody waits any more.
+        if not self._reader.loop.is_closed():
+            self._reader.loop.call_soon_threadsafe(self._read)
+
+    def _too_late(self) -> None:
+        self._future.cancel()
+        self._say(None)
+
+    def _read(self) -> None:
+        self._reader.done(self._size)
+        self._timer.cancel()
+        failed = self._future.cancelled() or self._future.exception() is not None
+        self._say(None if failed else self._future.result())
+
+    def _say(self, prompt: CountedPrompt | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        try:
+            self._go_on(prompt)
+        except Exception as error:  # noqa: BLE001 (one request's failure is answered, as where it is served at once)
+            self._reader.loop.call_exception_handler({"message": "serving a request failed", "exception": error})
+            if not self._reply.started:
+                self._reply.send(500, error_body(500, "internal error"))
+            elif not self._reply.done:
+                self._reply.cut()
+
+
+def _counted(tokenizer: Tokenizer, body: bytes, path: str) -> CountedPrompt | None:
+    found = tokenizer.read(body, path)
+    return None if found is None or not found[0] else CountedPrompt(PromptTokens(found[0]), found[1])
+
+
+class TokenizerFiles(Component):
+    """Reads the tokenizers that a fleet names; a file that has changed, or is named anew, with the next fleet."""
+
+    def __init__(self, *, patience_s: float = _PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._read: dict[tuple[object, ...], Tokenizer] = {}
+        self.reader: PromptReader | None = None
+
+    async def start(self, process: GatewayProcess) -> None:
+        self._gateway = process.gateway
+        self.check(process.fleet)
+        self.reloaded(process.fleet)
+
+    def check(self, fleet: Fleet) -> None:
+        named = {_stamp(pool): pool for pool in fleet.pools if pool.tokenizer is not None}
+        read = {key: self._read.get(key) or _tokenizer(pool) for key, pool in named.items()}
+        by_model: dict[str, tuple[object, ...]] = {}
+        for key, pool in named.items():
+            if by_model.setdefault(pool.model, key) != key:
+                raise BadInput(f"pool {pool.name}: tokenizer: another pool of {pool.model} has another")
+        self._read = read
+
+    def reloaded(self, fleet: Fleet) -> None:
+        found = {pool.model: self._read[_stamp(pool)] for pool in fleet.pools if _stamp(pool) in self._read}
+        if found and self.reader is None:
+            self.reader = PromptReader(self._gateway, self._patience_s)
+        if self.reader is not None:
+            self.reader.tokenizers = found
+        self._gateway.context.tokenizing = self.reader if found else None
+
+    async def stop(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+
+
+def _stamp(pool: Pool) -> tuple[object, ...]:
+    """Of the files as they are now."""
+    given = [None if one is None else Path(one) for one in (pool.tokenizer, pool.chat_template)]
+    beside = given[0].parent if given[0] is not None else None
+    more = [beside / name for name in ("tokenizer_config.json", "chat_template.jinja")] if beside is not None else []
+    return tuple((str(one), file_stamp(one)) for one in [*given, *more] if one is not None)
+
+
+def _tokenizer(pool: Pool) -> Tokenizer:
+    try:
+        return Tokenizer(Path(pool.tokenizer or ""), Path(pool.chat_template) if pool.chat_template else None)
+    except CrosstieError as error:
+        raise BadInput(f"pool {pool.name}: tokenizer: {error}") from None

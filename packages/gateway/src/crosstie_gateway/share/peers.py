@@ -1,0 +1,239 @@
+"""What peers, gateways on other machines, have reported of themselves: kept by machine, and on the board as one sum.
+
+Everything that is told is a total, never a difference: what comes twice, late or again after a pause is counted once.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Iterable
+from math import exp, inf
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+
+from crosstie.route.load import RATE_S
+from crosstie_gateway.share.board import LONG_AGO_S, SILENT_S, Board, Cell
+from crosstie_gateway.share.tally import BoardTally
+
+# What is beyond these is no number of a gateway's.
+_Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Sum = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
+# Of one replica: in flight, waiting, tokens waiting, held and decoding, prompt tokens a second, and how urgent.
+Load = tuple[_Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount, _Amount]
+# Of one key: its minute, requests and tokens.
+Used = tuple[_Count, _Sum, _Sum]
+
+
+class PeerReport(msgspec.Struct, array_like=True):
+    """What one machine tells its peers: what has changed, or, now and then, all of it."""
+
+    machine: str
+    whole: bool
+    load: dict[str, Load]
+    # By key, for those who have the same store.
+    store: str
+    used: list[tuple[_Count, Used]]
+    leaving: bool = False
+    # By key, dollars in flight: as announced, and how much more at the worst.
+    held: list[tuple[_Count, tuple[_Amount, _Amount]]] = []
+    # By replica with a queue: the age and the tokens of the first that waits, and the age of the last first token.
+    heads: dict[str, tuple[_Amount, _Amount, _Amount]] = {}
+
+
+# Others that are kept, and keys of each: more are no gateways of one fleet.
+_MOST_PEERS, _MOST_KEYS = 1024, 65_536
+
+
+class _Peer:
+    def __init__(self) -> None:
+        self.heard_at = 0.0
+        self.load: dict[str, Load] = {}
+        # When each was told, since when its rate of prompts has decayed.
+        self.told_at: dict[str, float] = {}
+        # As they are told, ages being moments of the clock here.
+        self.heads: dict[str, tuple[float, float, float]] = {}
+        self.held: dict[int, tuple[float, float]] = {}
+
+
+class Peers:
+    """`now` is the clock that rates on the board go by, `clock` the one that silence is measured with."""
+
+    def __init__(self, board: Board, store: str, now: Callable[[], float], clock: Callable[[], float]):
+        self.board, self.store, self._now, self._clock = board, store, now, clock
+        self.tally = BoardTally(board, 0)
+        self._peers: dict[str, _Peer] = {}
+        # By name: where its load is summed up for all to read, and where this machine's own stands.
+        self._of_peers: dict[str, Cell] = {}
+        self._own: dict[str, Cell] = {}
+        self._name_at: dict[int, str] = {}
+        # By minute and key, what each other machine has used.
+        self._used: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
+        self._changed: set[str] = set()
+        # Keys of which there is news, and the minute in which there last was.
+        self._keys: dict[int, None] = {}
+        self._keys_lately: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return sum(bool(one.heard_at) for one in self._peers.values())
+
+    def replicas(self, urls: Iterable[str]) -> None:
+        """Those that are served here."""
+        names = {url: known_as(url) for url in urls}
+        of_peers, own = (self.board.cells(list(names), row) for row in (self.board.workers, 0))
+        self._of_peers = {names[url]: cell for url, cell in of_peers.items()}
+        self._own = {names[url]: cell for url, cell in own.items()}
+        self._name_at = {cell.at: name for name, cell in self._own.items()}
+        for name in self._of_peers:
+            self._write(name)
+
+    # What is told
+
+    def news(self, whole: bool, minute: int) -> PeerReport | None:
+        """What has changed since it was last asked; `whole`: all that is not nothing, and what was used lately."""
+        self._changed |= {self._name_at[at] for at in self.board.changed_replicas() if at in self._name_at}
+        for at in self.board.changed_keys():
+            key_id = self.board.words[at] - 1
+            self._keys[key_id], self._keys_lately[key_id] = None, minute
+        if not whole and not self._changed and not self._keys:
+            return None
+        now = self._now()
+        names = self._own if whole else [name for name in self._changed if name in self._own]
+        load = {name: self._own[name].of_this_machine(now) for name in names}
+        heads = {name: self._own[name].head_of_this_machine(now) for name in names if load[name][1]}
+        self._changed = set()
+        used: list[tuple[int, Used]] = []
+        held = [(key_id, self.tally.own_held(key_id)) for key_id in self._keys]
+        for key_id in self._keys:
+            for one in (minute - 1, minute):
+                requests, tokens = self.tally.own(key_id, one)
+                if requests or tokens:
+                    used.append((key_id, (one, requests, tokens)))
+        self._keys = {}
+        return PeerReport(self.board.identity, whole, load, self.store, used, held=held, heads=heads)  # type: ignore[arg-type]
+
+    def take_back(self, report: PeerReport) -> None:
+        """It may not have reached anyone."""
+        self._changed |= set(report.load)
+        self._keys.update((key_id, None) for key_id, _ in (*report.used, *report.held))
+
+    def all_is_news(self, minute: int) -> None:
+        """Whoever carries it may have forgotten all of it."""
+        self.forget_silent(minute)
+        self._keys.update(dict.fromkeys(self._keys_lately))
+
+    # What is heard
+
+    def hear(self, report: PeerReport, minute: int) -> None:
+        if report.machine == self.board.identity:
+            # One's own voice: what carries it works.
+            self.board.heard()
+            return
+        if report.machine not in self._peers and len(self._peers) >= _MOST_PEERS:
+            return
+        one = self._peers.setdefault(report.machine, _Peer())
+        one.heard_at = self._clock()
+        before = one.load
+        # Of replicas that are served here: what another serves besides is told again once that changes.
+        load = {name: told for name, told in report.load.items() if name in self._of_peers}
+        one.load = load if report.whole else {**before, **load}
+        now = self._now()
+        one.told_at = {name: now if name in load else one.told_at.get(name, now) for name in one.load}
+        told = {name: _moments(now, *report.heads[name]) for name in load if name in report.heads}
+        one.heads = {
+            **{name: head for name, head in one.heads.items() if name not in load and name in one.load},
+            **told,
+        }
+        if report.leaving:
+            one.load, one.heard_at = {}, 0.0
+        for name in {*load, *(before if report.whole or report.leaving else ())}:
+            self._write(name)
+        if report.store == self.store:
+            for key_id, (of, requests, tokens) in report.used:
+                # Whose clock is far off counts for itself, and is not kept until its time comes.
+                if abs(of - minute) <= 1:
+                    self.hear_used(report.machine, key_id, of, requests, tokens)
+            self._hear_held(one, dict.fromkeys(one.held, (0.0, 0.0)) if report.leaving else dict(report.held))
+        if load:
+            self.board.ring(-1)
+
+    def _hear_held(self, one: _Peer, held: dict[int, tuple[float, float]]) -> None:
+        for key_id, usd in held.items():
+            if key_id in one.held or len(one.held) < _MOST_KEYS:
+                one.held[key_id] = usd
+        for key_id in held:
+            of_all = [peer.held.get(key_id, (0.0, 0.0)) for peer in self._peers.values()]
+            self.tally.set_peers_held(key_id, sum(usd for usd, _ in of_all), sum(more for _, more in of_all))
+
+    def hear_used(self, machine: str, key_id: int, minute: int, requests: int, tokens: int) -> None:
+        if machine == self.board.identity:
+            return
+        by_machine = self._used.setdefault((minute, key_id), {})
+        # Whoever says less than nothing gives no key more than its own limit.
+        by_machine[machine] = (max(requests, 0), max(tokens, 0))
+        self.tally.set_peers(key_id, minute, *(sum(one[n] for one in by_machine.values()) for n in (0, 1)))
+
+    def forget_silent(self, minute: int) -> None:
+        """Machines that have not been heard of for a while have nothing in flight, as far as anyone knows."""
+        for machine in [name for name, one in self._peers.items() if self._clock() - one.heard_at > SILENT_S]:
+            gone = self._peers.pop(machine)
+            self._hear_held(gone, dict.fromkeys(gone.held, (0.0, 0.0)))
+            for name in gone.load:
+                self._write(name)
+        if self._used or self._keys_lately:
+            self._keys_lately = {key_id: last for key_id, last in self._keys_lately.items() if last >= minute - 1}
+            self._used = {at: used for at, used in self._used.items() if at[0] >= minute - 2}
+
+    def _write(self, name: str) -> None:
+        cell = self._of_peers.get(name)
+        if cell is None:
+            return
+        now = self._now()
+        of = [(load, one.told_at[name]) for one in self._peers.values() if (load := one.load.get(name)) is not None]
+        loads = [load for load, _ in of]
+        counts = [sum(load[field] for load in loads) for field in range(5)]
+        rate = sum(load[5] * exp(-max(now - told_at, 0.0) / RATE_S) for load, told_at in of)
+        ttft, tpot = (max((load[field] for load in loads), default=0.0) for field in (6, 7))
+        heads = [head for one in self._peers.values() if (head := one.heads.get(name)) is not None]
+        head_at, tokens = min([one[:2] for one in heads], default=(inf, 0.0))
+        first_at = max([one[2] for one in heads], default=-inf)
+        cell.write(
+            int(counts[0]), int(counts[1]), counts[2], counts[3], counts[4], rate, now, ttft, tpot, head_at, tokens,
+            first_at,
+        )  # fmt: skip
+
+
+def _moments(now: float, age_s: float, tokens: float, first_age_s: float) -> tuple[float, float, float]:
+    return (
+        now - age_s if age_s < LONG_AGO_S else inf,
+        tokens,
+        now - first_age_s if first_age_s < LONG_AGO_S else -inf,
+    )
+
+
+def this_machine() -> str:
+    """One network of loopback addresses: a host, or a container on it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        boot = ""
+    return f"{socket.gethostname()}/{boot}"
+
+
+def known_as(url: str) -> str:
+    """A replica's name among all machines: an address that every machine has for itself is not the same to all."""
+    host = urlsplit(url).hostname or ""
+    loopback = host == "localhost" or host.startswith("127.") or host == "::1"
+    return f"{url} at {this_machine()}" if loopback else url
+
+
+def store_name(place: str | None) -> str:
+    """Keys have the same numbers only where they are kept in the same store; empty: there are none."""
+    if place is None:
+        return ""
+    if "://" in place and not place.startswith("sqlite://"):
+        # Not its host: machines may reach it by different ones.
+        return f"postgresql/{urlsplit(place).path.strip('/')}"
+    return f"{os.path.realpath(place.removeprefix('sqlite://'))} at {this_machine()}"

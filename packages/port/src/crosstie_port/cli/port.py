@@ -1,0 +1,184 @@
+"""`crosstie port`: the work of moving a model to other accelerators, in its order, ticked off as evidence comes in."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.text import Text
+
+from crosstie.cli.html import check_html, html_option, write_html
+from crosstie.cli.options import FILE, complete_accelerators, complete_models, json_option, verbose_option
+from crosstie.cli.progress import progress
+from crosstie.cli.show import Output, closing, console, heading, print_json, say, show_table
+from crosstie.core.figures import plural
+from crosstie.port.preflight.effort import MOVE, Effort
+from crosstie.web.report import KeyNumber
+from crosstie_port.porting.steps import PHASES, PortStep, PortWork
+from crosstie_port.porting.work import RESULTS, port_work
+
+_COLOURS = {"done": "green", "failed": "red", "blocked": "yellow", "open": ""}
+_MOVE = "install, an evaluation, a load test, a runbook"
+_DETAILS = "every remedy, and what the person-days are made of"
+
+
+@click.command("port")
+@click.argument("checkpoint", shell_complete=complete_models)
+@click.option("--from", "origin", required=True, metavar="A", shell_complete=complete_accelerators,
+              help="The accelerator that runs it now, such as h200.")  # fmt: skip
+@click.option("--to", "target", required=True, metavar="B", shell_complete=complete_accelerators,
+              help="The accelerator that it moves to, such as mi355x.")  # fmt: skip
+@click.option("--source", type=FILE, metavar="DIR", help="CUDA C++ and Python that move with it.")
+@click.option("--engine", metavar="E[==V]", default="vllm", show_default=True,
+              help="vllm, sglang or llama.cpp, with a release or without.")  # fmt: skip
+@click.option("--results", type=FILE, metavar="DIR", help="The folder in which the steps' commands leave their files.")
+@html_option
+@verbose_option(_DETAILS)
+@json_option
+def command(
+    checkpoint: str, origin: str, target: str, source: Path | None, engine: str, results: Path | None,
+    html: Path | None, verbose: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """The work of moving a model to other accelerators: steps in order, their commands, person-days, and what is done.
+
+    \b
+    crosstie port ./my-model --from h200 --to mi355x --source ./csrc
+    mkdir results
+    crosstie port ./my-model --from h200 --to mi355x --results results
+    crosstie port deepseek-v3 --from h200 --to mi355x --html port.html
+
+    CHECKPOINT is what `crosstie preflight` takes: a folder, a GGUF file, a config.json, a catalog name or a hub
+    repository. Checkpoint, sources and recipe are checked here. Every other step waits for a file in --results, which
+    its command writes. A file is not taken if it is of another model, engine or accelerator, older than the checkpoint
+    or the sources, or, for steps on a GPU, made on a CPU or an emulated endpoint. Exit status: 0 nothing blocks, 1 a
+    step has failed or is blocked, 2 the question was wrong.
+    """
+    check_html(html)
+    with progress() as on_progress:
+        work = port_work(
+            checkpoint, origin=origin, target=target, source=source, engine=engine, results=results,
+            on_progress=on_progress,
+        )  # fmt: skip
+    made = document(work)
+    if html:
+        write_html(html, _title(work), made, lambda: show(work, True, results), facts=_facts(work))
+    print_json(made) if as_json else show(work, verbose, results)
+    return 1 if work.status == "stuck" else 0
+
+
+def document(work: PortWork) -> dict[str, Any]:
+    more = {
+        "status": work.status, "next": [one.name for one in work.next], "effort": work.effort,
+        "not_counted": work.uncounted,
+    }  # fmt: skip
+    found: dict[str, Any] = msgspec.to_builtins({**more, **msgspec.structs.asdict(work)})
+    return found
+
+
+def _title(work: PortWork) -> str:
+    return f"{work.model} from {work.origin} to {work.target} on {work.engine}"
+
+
+def _counts(work: PortWork) -> str:
+    counts = {status: sum(one.status == status for one in work.steps) for status in _COLOURS}
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+
+
+def _facts(work: PortWork) -> list[KeyNumber]:
+    done = sum(one.status == "done" for one in work.steps)
+    named = {"all": "Person-days, guessed", "before_a_gpu": f"Before {work.target} is there", "left": "Left to do"}
+    numbers = [
+        KeyNumber(name, f"{work.effort[key].likely_days:g}", _range(work.effort[key])) for key, name in named.items()
+    ]
+    return [KeyNumber("Steps done", f"{done} of {len(work.steps)}", _counts(work)), *numbers]
+
+
+def _range(effort: Effort | None) -> str:
+    return f"{effort.low_days:g} to {effort.high_days:g}" if effort and effort.high_days else ""
+
+
+def show(work: PortWork, verbose: bool, results: Path | None) -> None:
+    out = console()
+    if out.parts is None:
+        say(out, Text(_title(work), "bold"))
+    say(out, f"{plural(len(work.steps), 'step')}: {_counts(work)}")
+    uncounted = f", and what {' and '.join(work.uncounted)} may find" if work.uncounted else ""
+    say(out, f"effort, guessed: {work.effort['all']}{uncounted}", hang=2)
+    say(out, f"  before {work.target} is there: {work.effort['before_a_gpu']}")
+    say(out, f"  left to do: {work.effort['left']}")
+    if work.next:
+        say(out, Text.assemble(("next: ", "bold"), ", ".join(one.name for one in work.next)))
+    _gap(out)
+    rows = ([one.name, one.status, _range(one.effort), one.says] for one in work.steps)
+    show_table(out, ("step", "state", "person-days", "~answer"), rows)
+    titles = ("At a desk, before a GPU is there", f"On {work.origin}, which runs it now", f"On {work.target}")
+    for phase, title in zip(PHASES, titles, strict=True):
+        steps = [one for one in work.steps if one.phase == phase]
+        if steps:
+            _gap(out)
+            heading(out, title)
+        for step in steps:
+            _show_step(out, step, verbose)
+    _show_rest(out, work, verbose, results)
+
+
+def _gap(out: Output) -> None:
+    if out.parts is None:
+        out.print()
+
+
+def _show_step(out: Output, step: PortStep, verbose: bool) -> None:
+    say(out, Text.assemble((step.name, _COLOURS[step.status] or "bold"), f": {step.what}"), hang=2)
+    for line in _folded(out, step.command):
+        say(out, f"{' ' * 4}{line}")
+    for why in step.not_taken:
+        say(out, f"  - not taken: {why}", "yellow", hang=4)
+    if step.status == "done" and not verbose:
+        return
+    shown = step.remedies if verbose else step.remedies[:1]
+    for one in shown:
+        say(out, f"  - {one}", hang=4)
+    if len(shown) < len(step.remedies):
+        say(out, f"  - and {len(step.remedies) - len(shown)} more")
+
+
+def _folded(out: Output, command: str) -> list[str]:
+    """A command that can be copied whole: on a screen, lines that end in a backslash."""
+    if out.parts is not None:
+        return [command]
+    lines = [""]
+    # Quotes go back around the words that had them.
+    for word in (one if one == ">" else shlex.quote(one) for one in shlex.split(command)):
+        if lines[-1] and len(lines[-1]) + len(word) > out.width - 8:
+            lines[-1] += " \\"
+            lines.append(f"  {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return lines
+
+
+def _show_rest(out: Output, work: PortWork, verbose: bool, results: Path | None) -> None:
+    _gap(out)
+    heading(out, "What this rests on")
+    reasons: dict[str, list[str]] = {}
+    for name, why in work.left_out.items():
+        reasons.setdefault(why, []).append(name)
+    for why, names in reasons.items():
+        say(out, f"- left out: {', '.join(names)} ({why})")
+    say(out, f"- person-days are {work.effort['all'].basis}: {work.effort['all'].source}")
+    if verbose:
+        for one in work.steps:
+            for what, days in (one.effort.parts if one.effort else {}).items():
+                say(out, f"- {one.name}, {days[0]:g} to {days[2]:g} person-days: {_MOVE if what == MOVE else what}")
+    if results is None:
+        say(out, f"- no results were read: `mkdir {RESULTS}`, and --results {RESULTS} ticks steps off")
+    ran = dict.fromkeys(file for one in work.steps if one.phase == "to" for file in one.evidence)
+    if ran:
+        say(out, f"- from {work.target} itself: {', '.join(ran)}; all else was read, computed or compiled")
+    else:
+        say(out, f"- nothing here ran on {work.target}")
+    if "parity.json" in ran:
+        say(out, f"- parity.json names endpoints: that they are {work.origin} and {work.target} is your word")
+    if not verbose:
+        closing(out, _DETAILS)

@@ -1,0 +1,399 @@
+"""What a launch of a kernel would hit: compilations that failed, limits of the device, and code that is slow there."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from crosstie.core.finding import Finding, Location, Severity
+from crosstie_port.kernels.compilation import Compilation
+from crosstie_port.kernels.targets import MAX_THREADS, fp8_name
+
+# Sides of the smallest matrix instructions of CDNA and RDNA that Triton uses.
+_SMALLEST_SIDE = 16
+# HIP counts a grid in threads, in 32 bits; CUDA counts blocks.
+_HIP_GRID_THREADS = 2**32
+_CUDA_GRID = (2**31 - 1, 65535, 65535)
+_AMD_MNEMONIC = re.compile(r"(?:v|s|ds|buffer|tbuffer|global|flat|scratch|image|lds)_\w+")
+_FP8_INSTRUCTION = re.compile(r"fp8|bf8|f8f6f4|e4m3|e5m2")
+_SCALED_INSTRUCTION = re.compile(r"mfma_scale|kind::mx|block_scale")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+# Of a message of Triton's: the check, and the cure with {isa} and {fp8} of the target.
+_KNOWN = (
+    (r"type (fp8\w+) not supported", "fp8-unsupported",
+     "give the kernel one of {fp8} on {isa}; `crosstie convert` changes a checkpoint's dialect"),
+    (r"num_ctas > 1|num_ctas.*not supported", "thread-block-clusters",
+     "num_ctas=1 on {isa}, which has no clusters of workgroups"),
+    (r"Keyword argument maxnreg", "launch-option",
+     "pass maxnreg on NVIDIA alone; waves_per_eu is what limits registers on AMD"),
+    (r"Keyword argument (\w+) was specified but unrecognised", "launch-option",
+     "pass this option only on the backend that has it, by a condition on the platform"),
+    (r"__nv_\w+|triton\.language\.extra\.cuda", "cuda-libdevice",
+     "import libdevice from triton.language.extra, which has AMD's functions on AMD"),
+    (r"input_precision must be one of", "input-precision",
+     'choose input_precision by target: "ieee" runs everywhere, "tf32" on NVIDIA and gfx942'),
+)  # fmt: skip
+# This machine's fault, not the kernel's.
+_TOOL_MISSING = re.compile(r"(?i)(linker|ld\.lld|ptxas|cuobjdump)\S* .*not found|cannot find (ptxas|ld)")
+_STATEMENT_ERROR = re.compile(r"^(\S+\.py):(\d+):\d+: error: (.*)$", re.MULTILINE)
+
+
+def _finding(
+    one: Compilation, check: str, severity: Severity, what: str, evidence: str, remedy: str = "",
+    where: Location | None = None,
+) -> Finding:  # fmt: skip
+    return Finding(
+        check=check, severity=severity, what=what, where=where or one.place(),
+        evidence=f"{evidence} ({one.configuration})" if one.configuration else evidence,
+        grounds="compiled", remedy=remedy, target=one.target.name,
+    )  # fmt: skip
+
+
+def lds_over_limit(one: Compilation) -> Iterator[Finding]:
+    used, limit = one.lds_bytes, one.target.lds_bytes
+    if used <= limit:
+        return
+    fits = one.result.get("fits_with")
+    if fits:
+        remedy = f"num_stages={fits['num_stages']} compiles to {fits['lds_bytes']:,} bytes there"
+    else:
+        remedy = "smaller blocks" + (", or fewer num_stages" if (one.result.get("num_stages") or 1) > 1 else "")
+    yield _finding(
+        one, "lds-over-limit", "error",
+        f"{one.kernel} needs {used:,} bytes of LDS or shared memory; a workgroup on {one.target.isa} has {limit:,}",
+        f"metadata.shared = {used} with Triton's num_stages = {one.result.get('num_stages')}; limit {limit} bytes "
+        f"({one.target.lds_source})",
+        remedy,
+    )  # fmt: skip
+
+
+def too_many_threads(one: Compilation) -> Iterator[Finding]:
+    if one.threads <= MAX_THREADS:
+        return
+    most = MAX_THREADS // one.wave_width
+    yield _finding(
+        one, "threads-over-limit", "error",
+        f"{one.kernel} launches {one.threads:,} threads a workgroup; {MAX_THREADS:,} are the most",
+        f"num_warps = {one.num_warps} x {one.wave_width} lanes on {one.target.isa}", f"num_warps={most} at most here",
+    )  # fmt: skip
+
+
+def unresolved(one: Compilation) -> Iterator[Finding]:
+    """AMD's linker leaves them to the loader, which fails at the first launch; ptxas refuses them itself."""
+    missing = one.result.get("unresolved")
+    if missing:
+        yield _finding(
+            one, "unresolved-function", "error",
+            f"{one.kernel} calls {missing[0]}, which nothing defines for {one.target.isa}",
+            f"declared and not defined after AMD's libraries were linked: {', '.join(missing)}",
+            "a function of triton.language.extra.libdevice, or a library for this target in extern_libs",
+        )  # fmt: skip
+
+
+def tensor_memory(one: Compilation) -> Iterator[Finding]:
+    columns = int(one.result.get("tensor_memory") or 0)
+    if columns > 512:
+        yield _finding(
+            one, "tensor-memory-over-limit", "error", f"{one.kernel} needs {columns} columns of tensor memory, of 512",
+            f"metadata.tmem_size = {columns}", "smaller blocks, or accumulators that are not kept at once",
+        )  # fmt: skip
+
+
+def grid_limit(one: Compilation) -> Iterator[Finding]:
+    grid = (one.job["grid"] + [1, 1, 1])[:3]
+    if one.target.backend == "hip":
+        over = grid[0] * one.threads >= _HIP_GRID_THREADS
+        rule = f"HIP counts threads: {grid[0]:,} x {one.threads} is 2**32 or more"
+    else:
+        over = any(size > most for size, most in zip(grid, _CUDA_GRID, strict=True))
+        rule = f"CUDA takes at most {_CUDA_GRID} blocks"
+    if over:
+        yield _finding(
+            one, "grid-over-limit", "error", f"{one.kernel} is launched with a grid that {one.target.isa} refuses",
+            f"grid {tuple(grid)}; {rule}", "a larger block a program, or a second axis of the grid",
+        )  # fmt: skip
+
+
+def spills(one: Compilation) -> Iterator[Finding]:
+    if one.registers is None:
+        yield _finding(
+            one, "registers-unknown", "note", f"registers and spills of {one.kernel} are not known",
+            "this Triton does not pass on what ptxas says of them",
+        )  # fmt: skip
+    scratch = int(one.result.get("scratch_bytes") or 0)
+    if one.spills:
+        unit = "VGPRs of each lane" if one.target.backend == "hip" else "bytes of stores and loads a thread"
+        yield _finding(
+            one, "register-spill", "slow", f"{one.kernel} spills registers to memory on {one.target.isa}",
+            f"{one.spills} {unit} spilled, {scratch} bytes of scratch a lane, {one.registers} registers in use",
+            _fewer_registers(one),
+        )  # fmt: skip
+    elif scratch:
+        yield _finding(
+            one, "scratch-memory", "note", f"{one.kernel} keeps data in scratch memory on {one.target.isa}",
+            f"{scratch} bytes of scratch a lane and no spills: an array that is indexed at run time, or a call",
+        )  # fmt: skip
+    elif one.result.get("sgpr_spills"):
+        yield _finding(
+            one, "scalar-spill", "note", f"{one.kernel} spills scalar registers",
+            f"{one.result['sgpr_spills']} SGPRs, kept in lanes of vector registers",
+        )  # fmt: skip
+
+
+def _fewer_registers(one: Compilation) -> str:
+    for limit in ("waves_per_eu", "maxnreg"):
+        if one.job["options"].get(limit):
+            return f"no {limit}, which leaves a lane fewer registers; or smaller blocks"
+    return "smaller blocks" + (", or more num_warps" if one.threads < MAX_THREADS else "")
+
+
+def occupancy(one: Compilation) -> Iterator[Finding]:
+    waves = one.waves_per_simd
+    if waves is None:
+        return
+    groups = one.groups_by
+    by = min(groups, key=lambda name: groups[name])
+    unit = "compute unit" if one.target.backend == "hip" else "SM"
+    held = f"{groups[by]} workgroup(s) of {one.num_warps} waves a {unit}, limited by {by}: "
+    held += f"{one.lds_bytes:,} bytes of LDS and {one.registers} registers"
+    if waves < 1:
+        yield _finding(
+            one, "low-occupancy", "slow",
+            f"{one.kernel} leaves SIMDs without a wave on {one.target.isa}: {waves:g} of a wave each",
+            held, "less LDS a workgroup (num_stages, block size), or more num_warps",
+        )  # fmt: skip
+    elif waves < 2 and not one.matrix:
+        yield _finding(
+            one, "low-occupancy", "note",
+            f"{one.kernel} has {waves:g} wave a SIMD to hide memory latency on {one.target.isa}", held,
+        )  # fmt: skip
+
+
+def deep_pipeline(one: Compilation) -> Iterator[Finding]:
+    """AMD's compute units have little LDS; a third stage often costs the second workgroup."""
+    stages = int(one.result.get("num_stages") or 0)
+    if one.target.backend == "hip" and stages > 2 and not one.is_out_of_resources and one.groups_by.get("LDS") == 1:
+        yield _finding(
+            one, "deep-pipeline", "note",
+            f"{one.kernel} has LDS for one workgroup a compute unit of {one.target.isa} with num_stages={stages}",
+            f"{one.lds_bytes:,} of {one.target.limits.unit_lds_bytes:,} bytes", "num_stages=2, to be timed there",
+        )  # fmt: skip
+
+
+def dots(one: Compilation) -> Iterator[Finding]:
+    """By the line of each dot, where the assembly still knows lines; a kernel may have one good dot and one bad."""
+    at: dict[str, dict[str, int]] = one.result.get("matrix_at") or {}
+    seen: set[tuple[str, int, str]] = set()
+    for dot in one.result["dots"]:
+        line = f"{dot['file'].rsplit('/', 1)[-1]}:{dot['line']}"
+        here = at.get(line, {})
+        names = {**here, **at.get("", {})} or ({} if line in at or at else one.matrix)
+        for finding in _dot(one, dot, names):
+            if (key := (dot["file"], dot["line"], finding.check)) not in seen:
+                seen.add(key)
+                yield finding
+
+
+def _dot(one: Compilation, dot: dict[str, Any], names: dict[str, int]) -> Iterator[Finding]:
+    place, isa = one.place(dot["file"], dot["line"]), one.target.isa
+    tile = " x ".join("[" + ", ".join(map(str, shape)) + "]" for shape in dot["shapes"])
+    asked = f"{dot['kind']} of {' and '.join(dot['types'])}, {tile}"
+    got = ", ".join(sorted(names)) or "no matrix instruction"
+    narrow = [fp8_name(kind) for kind in dot["types"] if kind.startswith("f8")]
+    if not names:
+        remedy = "operands of one type that the matrix units take"
+        if min(map(min, dot["shapes"])) < _SMALLEST_SIDE:
+            remedy = f"tiles of at least {_SMALLEST_SIDE} on each side"
+        if "f32" in dot["types"] and one.target.backend == "cuda":
+            remedy = 'input_precision="tf32", or 16-bit operands'
+        elif narrow:
+            remedy = f"operands of one fp8 type that {isa} computes: {_fp8_of(one)}"
+        yield _finding(
+            one, "dot-without-matrix", "slow", f"a dot of {one.kernel} uses no matrix instruction on {isa}",
+            f"{asked}; {got} at that line of the assembly", remedy, place,
+        )  # fmt: skip
+    elif dot["kind"] == "dot_scaled" and not any(map(_SCALED_INSTRUCTION.search, names)):
+        yield _finding(
+            one, "scaled-dot-emulated", "slow", f"a block-scaled dot of {one.kernel} is emulated on {isa}",
+            f"{asked}; {got}", "gfx950 or Blackwell for MXFP4 and MXFP8, or 8-bit weights with scales applied outside",
+            place,
+        )  # fmt: skip
+    elif dot["upcast_from"] or (narrow and not any(map(_FP8_INSTRUCTION.search, names))):
+        kind = fp8_name(dot["upcast_from"]) if dot["upcast_from"] else narrow[0]
+        yield _finding(
+            one, "fp8-upcast", "slow", f"a dot of {one.kernel} in {kind} is computed in 16 bits on {isa}",
+            f"{asked}{' cast from ' + kind if dot['upcast_from'] else ''}; {got}",
+            _native_fp8(one, kind), place,
+        )  # fmt: skip
+    elif "f32" in dot["types"] and one.target.backend == "hip" and not any("xf32" in name for name in names):
+        yield _finding(
+            one, "fp32-dot", "note", f"a dot of {one.kernel} runs in full fp32 on {isa}, where NVIDIA takes tf32",
+            f"{asked}; {got}", "", place,
+        )  # fmt: skip
+
+
+def _native_fp8(one: Compilation, kind: str) -> str:
+    if kind in one.target.limits.fp8:
+        return f"larger tiles: {one.target.isa} has instructions for {kind}, and this tile is too small for them"
+    return f"{_fp8_of(one)}; scales change with the dialect (`crosstie convert`)"
+
+
+def _fp8_of(one: Compilation) -> str:
+    return " or ".join(one.target.limits.fp8) or f"none ({one.target.isa} has no fp8 matrix instructions)"
+
+
+def fp8_emulation(one: Compilation) -> Iterator[Finding]:
+    for conversion in one.result["fp8_conversions"]:
+        kind = fp8_name(conversion["type"])
+        if one.target.backend == "hip" and kind not in one.target.limits.fp8:
+            yield _finding(
+                one, "fp8-conversion-emulated", "note",
+                f"{one.kernel} converts {kind} in software on {one.target.isa}",
+                f"a conversion of {kind}; {one.target.isa} has instructions for {_fp8_of(one)}",
+                f"{_fp8_of(one)}, where these numbers go to other kernels of {one.target.isa}",
+                one.place(conversion["file"], conversion["line"]),
+            )  # fmt: skip
+
+
+def idle_lanes(one: Compilation) -> Iterator[Finding]:
+    """A tile that fills 32 lanes a warp and not 64."""
+    largest = int(one.result["largest_tensor"] or 0)
+    if one.wave_width == 64 and one.num_warps * 32 <= largest < one.threads:
+        yield _finding(
+            one, "idle-lanes", "note",
+            f"{one.kernel} has work for {largest} of {one.threads} lanes on {one.target.isa}",
+            f"its largest tensor has {largest} elements; num_warps = {one.num_warps} at 64 lanes a wave",
+        )  # fmt: skip
+
+
+def nvidia_only_features(one: Compilation) -> Iterator[Finding]:
+    if one.target.backend != "hip":
+        return
+    for descriptor in one.result["descriptors"]:
+        yield _finding(
+            one, "tensor-descriptor", "note",
+            f"tensor descriptors of {one.kernel} become plain loads on {one.target.isa}",
+            "the first pass rewrites them to pointers: there is no TMA", "",
+            one.place(descriptor["file"], descriptor["line"]),
+        )  # fmt: skip
+    if one.result["warp_specialised"]:
+        yield _finding(
+            one, "warp-specialisation", "note",
+            f"warp specialisation of {one.kernel} has no effect on {one.target.isa}",
+            "a loop asks for warp_specialize",
+        )  # fmt: skip
+
+
+def mnemonics(text: str) -> list[str]:
+    """The first word of each statement, without braces, labels and predicates."""
+    found = []
+    for statement in re.split(r"[;\n]", _COMMENT.sub(" ", text).replace("{", ";").replace("}", ";")):
+        words = [word for word in statement.split() if not word.startswith(("@", "$")) and not word.endswith(":")]
+        if words:
+            found.append(words[0])
+    return found
+
+
+def is_foreign(text: str, backend: str) -> bool:
+    """PTX on AMD, or AMD's instructions on NVIDIA."""
+    words = mnemonics(text)
+    amd = [bool(_AMD_MNEMONIC.fullmatch(word)) for word in words]
+    return bool(words) and (not all(amd) if backend == "hip" else any(amd))
+
+
+def foreign_assembly(one: Compilation) -> Iterator[Finding]:
+    backend = one.target.backend
+    seen: set[tuple[str, int]] = set()
+    for block in one.result.get("inline_assembly", []):
+        place = (block["file"], block["line"])
+        if not is_foreign(block["text"], backend) or place in seen:
+            continue
+        seen.add(place)
+        language, check = ("PTX", "inline-ptx") if backend == "hip" else ("AMD assembly", "inline-amdgcn")
+        said = one.result.get("error", {}).get("message", "") or one.result.get("printed", "")
+        if one.result["status"] == "crashed":
+            said = f"nothing more: it ended by {one.result['ended']}"
+        outcome = f"the compiler says: {' '.join(said.split())[:300]}" if said else "the compiler said nothing"
+        first = " ".join(block["text"].split())
+        yield _finding(
+            one, check, "error", f"{one.kernel} has inline {language}, which {one.target.isa} cannot assemble",
+            f'inline assembly "{first[:120]}" with constraints "{block["constraints"]}"; {outcome}',
+            "write it with tl operations, or keep it from this backend by a constexpr condition", one.place(*place),
+        )  # fmt: skip
+
+
+def failures(one: Compilation) -> Iterator[Finding]:
+    status = one.result["status"]
+    if status == "refused":
+        yield _failed(one, one.job["refused"], one.place(), "Triton refuses the launch")
+    elif status in ("failed", "crashed") and (foreign := list(foreign_assembly(one))):
+        # Assembly of another vendor explains what the assembler says; its own finding has all of it.
+        yield from foreign
+    elif status == "failed":
+        yield _compile_error(one)
+    elif status == "timeout":
+        seconds = one.result["timeout_s"]
+        yield _finding(
+            one, "compile-timeout", "unknown", f"{one.kernel} was not compiled within {seconds:g} s",
+            f"the compiler was stopped after {seconds:g} s",
+            "a longer --timeout, or less unrolling: tl.static_range over a large constant is the usual cause",
+        )  # fmt: skip
+    elif status == "crashed":
+        printed = one.result["printed"].strip().splitlines()
+        last = f"; it printed: {printed[-1][:300]}" if printed else ""
+        yield _finding(
+            one, "compiler-crash", "error", f"the compiler crashes on {one.kernel}",
+            f"the compiling process ended by {one.result['ended']}{last}",
+            "another Triton version (use the container's), or a smaller tile; report it to triton-lang/triton",
+        )  # fmt: skip
+
+
+def _compile_error(one: Compilation) -> Finding:
+    error = one.result["error"]
+    message, place = error["message"], one.place(error["file"], error["line"])
+    # Passes fail with an empty message; what they print has the statement.
+    printed = _STATEMENT_ERROR.search(one.result["printed"])
+    if printed and not error["line"]:
+        place = one.place(printed.group(1), int(printed.group(2)))
+        message = f"{printed.group(3)} ({message})"
+    elif one.result["printed"] and not error["line"]:
+        message = f"{message}: {' '.join(one.result['printed'].split())[:400]}"
+    if error["type"] not in message and error["type"] not in ("CompilationError", "RuntimeError"):
+        message = f"{error['type']}: {message}"
+    return _failed(one, message, place, f"{one.kernel} does not compile")
+
+
+def _failed(one: Compilation, message: str, place: Location, what: str) -> Finding:
+    if _TOOL_MISSING.search(message):
+        return _finding(
+            one, "tool-missing", "unknown", f"{one.kernel} was not compiled to the end: {_short(message)}", message,
+            "the tool that it names, or a Triton from 3.6 on, which brings its own (--python)",
+        )  # fmt: skip
+    check, remedy = "compile-error", (
+        "change that statement for this target, or keep the kernel from it by a condition on the platform"
+    )  # fmt: skip
+    if known := next((row for row in _KNOWN if re.search(row[0], message)), None):
+        fp8 = " or ".join(one.target.limits.fp8) or "no fp8 type: fp16 or bf16"
+        check, remedy = known[1], known[2].format(isa=one.target.isa, fp8=fp8)
+    return _finding(one, check, "error", f"{what}: {_short(message)}", message, remedy, place)
+
+
+def _short(message: str) -> str:
+    return message if len(message) <= 160 else message[:157] + "..."
+
+
+def silent_errors(one: Compilation) -> Iterable[Finding]:
+    """The compiler printed an error and went on: what it left out of the code, nobody knows."""
+    printed = one.result.get("printed", "").strip()
+    if one.compiled and printed and not list(foreign_assembly(one)):
+        said = " ".join(printed.split())
+        yield _finding(
+            one, "silent-compile-error", "error", f"the compiler printed an error for {one.kernel} and went on",
+            f"on its error stream: {said[:400]}",
+            "rewrite the statement that it names; the code it made is not to be trusted",
+        )  # fmt: skip
+
+
+CHECKS: tuple[Callable[[Compilation], Iterable[Finding]], ...] = (
+    foreign_assembly, lds_over_limit, too_many_threads, unresolved, tensor_memory, grid_limit, spills, occupancy,
+    deep_pipeline, dots, fp8_emulation, idle_lanes, nvidia_only_features,
+)  # fmt: skip

@@ -1,0 +1,212 @@
+"""Which C++ files a build for ROCm leaves out, by the lists of sources in CMake and Python files."""
+
+import ast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
+
+import msgspec
+from msgspec.structs import replace
+
+from crosstie_port.source.files import Files, hip_builds
+from crosstie_port.source.project import both, either, negated
+from crosstie_port.source.python import Known, ends_on_rocm, known_of, on_rocm, parsed
+
+_BY_TORCH = re.compile(r"cpp_extension|CUDAExtension|hipify_torch|hipify_python|utils\.hipify|torch_hipify")
+_COMMAND = re.compile(r"([A-Za-z_]\w*)\s*\(((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\([^()]*\))*)\)")
+_COMMENT = re.compile(r"#[^\n]*")
+_FOR_ROCM = re.compile(r"(?:^|/)setup_(?:rocm|hip|amd)\.py(?::|$)")
+_SOURCE = re.compile(r"[\w./*{}$+-]+\.(?:cu|cuh|cpp|cc|cxx|c|hip)\b")
+_VARIABLE = re.compile(r"\$\{[^}]*\}/?")
+_AMD = re.compile(r"(?i)^(?:\w+_)?(?:rocm|hip|amd|amdgpu)(?:_found|_enabled|_support|_platform)?$")
+_NVIDIA = re.compile(r"(?i)^(?:\w+_)?(?:cuda|nvidia)(?:_found|_enabled|_support|_compiler)?$")
+_WORD = re.compile(r"\"[^\"]*\"|[()]|[^\s()\"]+")
+
+
+class _Side(msgspec.Struct):
+    """A side of an if() that is open: what it asks, whether one before it held, and what holds around it."""
+
+    held: bool | None
+    before: bool | None
+    outer: bool | None
+
+
+class _Listed(msgspec.Struct, frozen=True):
+    pattern: str
+    place: str
+    # Whether a build for ROCm reads the list: True, False, or None where that is open.
+    taken: bool | None
+    # It is taken out of all lists.
+    removed: bool = False
+
+
+def may_hipify(files: Files) -> bool:
+    """Whether PyTorch's HIPIFY may convert the tree: it is asked for, or nothing shows another way to HIP."""
+    texts = (*files.python.values(), *files.build.values())
+    return not hip_builds(files.build) or any(map(_BY_TORCH.search, texts))
+
+
+def files_left_out(files: Files) -> dict[str, str]:
+    """C++ files that only lists for NVIDIA name, each with the list's place."""
+    # Beside setup_rocm.py, which lists its own, other lists of the folder are NVIDIA's.
+    twins = {path.rpartition("/")[0] for path in files.python if _FOR_ROCM.search(path)}
+    builds = ((path, text, path.rpartition("/")[0] in twins) for path, text in files.build.items())
+    listed = [one for build in builds for one in _by_cmake(*build)]
+    for path, text in files.python.items():
+        if ".cu" in text and re.search(r"(?i)hip|rocm", text):
+            listed += _by_python(path, text)
+    beside = [one.place.rpartition("/")[0] in twins and not _FOR_ROCM.search(one.place) for one in listed]
+    listed = [replace(one, taken=False) if other else one for one, other in zip(listed, beside, strict=True)]
+    out = [one for one in listed if one.taken is False]
+    if not out:
+        return {}
+    used = [one for one in listed if one.taken is not False]
+    by_name: dict[str, list[str]] = {}
+    for path in files.cpp:
+        by_name.setdefault(PurePosixPath(path).name, []).append(path)
+    kept = {path for one in used for pattern in _before_hipify(one.pattern) for path in _meant(pattern, by_name)}
+    return {
+        path: one.place
+        for one in reversed(out)
+        for path in _meant(one.pattern, by_name)
+        if one.removed or path not in kept
+    }
+
+
+def _before_hipify(pattern: str) -> Iterator[str]:
+    """What HIPIFY makes it of: hip_ring.cc of cuda_ring.cc, ring_hip.cc of ring.cc, hip/a.hip of a.cu."""
+    yield pattern
+    ending = pattern.removesuffix(".hip") + ".cu" if pattern.endswith(".hip") else pattern
+    for made in (ending, ending.replace("_hip.", ".")):
+        yield made
+        yield re.sub("hip", "cuda", made)
+        yield re.sub("(^|/)hip/", r"\1", made)
+
+
+def _meant(pattern: str, by_name: Mapping[str, list[str]]) -> Iterator[str]:
+    """Files whose path ends as a list's entry does; a star stands for names without a slash."""
+    ending = [part for part in pattern.split("/") if part not in ("", ".", "..")]
+    names = by_name if "*" in ending[-1] else [ending[-1]]
+    for name in names:
+        for path in by_name.get(name, ()):
+            parts = path.split("/")[-len(ending) :]
+            if len(parts) == len(ending) and all(map(fnmatchcase, parts, ending)):
+                yield path
+
+
+def _by_cmake(path: str, text: str, has_twin: bool) -> Iterator[_Listed]:
+    plain = _COMMENT.sub("", text)
+    commands = [(found[1].lower(), found[2], found.start()) for found in _COMMAND.finditer(plain)]
+    shared = _asked_with_amd(commands)
+    if shared is None and not has_twin:
+        return
+    stack: list[_Side] = []
+    for word, given, start in commands:
+        if word == "if":
+            outer = both(stack[-1].outer, stack[-1].held) if stack else True
+            held = _holds(given, shared or frozenset())
+            stack.append(_Side(held, held, outer))
+        elif word in ("elseif", "else") and stack:
+            top = stack[-1]
+            asked = True if word == "else" else _holds(given, shared or frozenset())
+            top.held, top.before = both(negated(top.before), asked), either(top.before, asked)
+        elif word == "endif" and stack:
+            stack.pop()
+        else:
+            taken = both(stack[-1].outer, stack[-1].held) if stack else True
+            line = plain.count("\n", 0, start) + 1
+            removed = word == "list" and given.split()[:1] == ["REMOVE_ITEM"]
+            if removed and taken is not True:
+                continue
+            for name in _SOURCE.findall(_VARIABLE.sub("", given)):
+                yield _Listed(name, f"{path}:{line}", taken and not removed, removed)
+
+
+def _asked_with_amd(commands: Sequence[tuple[str, str, int]]) -> frozenset[str] | None:
+    """Names of NVIDIA's switches inside of which the file asks for AMD, so that both are set; None: it never asks."""
+    around: list[set[str]] = []
+    shared: set[str] = set()
+    asks = False
+    for number, (word, given, _) in enumerate(commands):
+        names = {one.strip('"${}') for one in _WORD.findall(given)}
+        amd = any(map(_AMD.match, names))
+        if word == "if":
+            if amd:
+                asks = True
+                # `if(USE_HIP) message(FATAL_ERROR ...)`: the two are not set together.
+                refuses = "FATAL_ERROR" in commands[number + 1][1] if number + 1 < len(commands) else False
+                shared |= {name for outer in around for name in outer if not refuses}
+            # Of `CUDA OR HIP` neither is set for the other's sake.
+            positive = not amd and not any(one.upper() == "NOT" for one in names)
+            around.append({name for name in names if positive and _NVIDIA.match(name)})
+        elif word == "elseif":
+            asks = asks or amd
+        elif word == "endif" and around:
+            around.pop()
+    return frozenset(shared) if asks else None
+
+
+def _holds(condition: str, shared: frozenset[str]) -> bool | None:
+    """Whether a condition of CMake holds on ROCm: names, NOT, AND, OR, and comparisons with a platform's name."""
+    words = _WORD.findall(condition)
+    if "(" in words:
+        return None
+    parts: list[list[str]] = [[]]
+    signs: list[str] = []
+    for word in words:
+        if word.upper() in ("AND", "OR"):
+            signs.append(word.upper())
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    held = _part(parts[0], shared)
+    for sign, part in zip(signs, parts[1:], strict=True):
+        held = (both if sign == "AND" else either)(held, _part(part, shared))
+    return held
+
+
+def _part(words: list[str], shared: frozenset[str]) -> bool | None:
+    if words and words[0].upper() == "NOT":
+        return negated(_part(words[1:], shared))
+    plain = [word.strip('"${}') for word in words if word.upper() not in ("DEFINED", "TARGET")]
+    if len(plain) == 3 and plain[1].upper() in ("STREQUAL", "MATCHES"):
+        plain = plain[2:]
+    if len(plain) != 1:
+        return None
+    if _AMD.match(plain[0]):
+        return True
+    return False if _NVIDIA.match(plain[0]) and plain[0] not in shared else None
+
+
+def _by_python(path: str, text: str) -> list[_Listed]:
+    try:
+        tree = parsed(text)
+        found: list[_Listed] = []
+        _statements(path, tree.body, known_of(tree), True, found)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        # Said of the file by those who read it for hazards.
+        return []
+    return found
+
+
+def _statements(path: str, body: list[ast.stmt], known: Known, taken: bool | None, found: list[_Listed]) -> None:
+    for statement in body:
+        if isinstance(statement, ast.If):
+            held = on_rocm(statement.test, known)
+            _statements(path, statement.body, known, both(taken, held), found)
+            _statements(path, statement.orelse, known, both(taken, negated(held)), found)
+        else:
+            inner = [one for one in ast.iter_child_nodes(statement) if isinstance(one, ast.stmt)]
+            if inner:
+                _statements(path, inner, known, taken, found)
+            else:
+                found += _strings(path, statement, taken)
+        if ends_on_rocm(statement, known):
+            taken = False
+
+
+def _strings(path: str, statement: ast.stmt, taken: bool | None) -> Iterator[_Listed]:
+    for one in ast.walk(statement):
+        if isinstance(one, ast.Constant) and isinstance(one.value, str) and _SOURCE.fullmatch(one.value):
+            yield _Listed(one.value, f"{path}:{one.lineno}", taken)

@@ -1,0 +1,237 @@
+"""A tree of CUDA and Python sources in, what a port to each accelerator trips over out."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from crosstie.catalog.library import Catalog
+from crosstie.core.finding import Finding, Location, Severity, worst
+from crosstie.core.progress import OnProgress, no_progress
+from crosstie_port.source.builds import files_left_out, may_hipify
+from crosstie_port.source.clang import Opinion, find_compiler, second_opinion
+from crosstie_port.source.code import streams
+from crosstie_port.source.cpp import hazards_in
+from crosstie_port.source.files import Files, build_hazards, hip_builds, is_nvidia, read_files
+from crosstie_port.source.hazard import SourceHazard, SourceTarget, findings_of, target_of
+from crosstie_port.source.hipify import CudaNames, Hipified, collect, hipified, hipify_module, leftover_hazards
+from crosstie_port.source.project import Project
+from crosstie_port.source.python import python_hazards
+
+VERDICTS = {
+    "note": "no hazard found",
+    "setting": "ports with settings",
+    "slow": "ports, slower",
+    "unknown": "not known",
+    "error": "needs changes",
+}
+NOTHING_TO_PORT = "nothing to port"
+_OTHER_BACK_ENDS = frozenset({"cpu", "xpu", "npu", "sycl", "musa", "metal", "vulkan", "opencl"})
+_HALF = re.compile(
+    r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]|\b(?:at|c10)::Half\b|\bkHalf\b|AND_HALF", re.MULTILINE
+)
+_HALF_FLAGS = re.compile(r"(?:HIP|CUDA)_NO_HALF")
+_HALF_SAYS = "kernels use half: PyTorch compiles them with __HIP_NO_HALF_OPERATORS__ and __HIP_NO_HALF_CONVERSIONS__"
+_HALF_REMEDY = "where half does not compile, add -U__HIP_NO_HALF_OPERATORS__ and -U__HIP_NO_HALF_CONVERSIONS__ on ROCm"
+
+
+class HipifyCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What HIPIFY did: names by file, names in all."""
+
+    files: dict[str, dict[str, int]]
+    names: dict[str, int]
+
+
+class SourceReport(msgspec.Struct, frozen=True, kw_only=True):
+    findings: list[Finding]
+    verdicts: dict[str, str]
+    cpp_files: int
+    python_files: int
+    build_files: int
+    converted: HipifyCounts | None
+    opinion: Opinion | None
+
+
+def preflight_source(
+    path: str | Path, *, on: str | Sequence[str], hipify: bool = True, clang: str | None = None, use_clang: bool = True,
+    jobs: int | None = None, catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
+) -> SourceReport:  # fmt: skip
+    """What CUDA C++ and Python sources in a folder or file trip over on these accelerators.
+
+    `hipify`: whether to see what PyTorch's HIPIFY converts and leaves; `clang`: which one gives the second opinion,
+    the first on the path where it is None; `jobs`: files that it compiles at once, one a core where it is None.
+    """
+    root, targets = Path(path), [target_of(one) for one in (catalog or Catalog()).accelerators_named(on)]
+    files = read_files(root)
+    hazards: list[SourceHazard] = []
+    converted, opinion = None, None
+    if any(target.is_amd for target in targets):
+        hazards += files.hazards
+        compiler = find_compiler(clang, targets) if use_clang and hipify else None
+        on_progress(0, len(files.cpp), "reading preprocessor lines")
+        left_out, names = files_left_out(files), CudaNames()
+        project = Project(files.cpp, by_hipify=may_hipify(files), left_out=left_out)
+        hazards += _read(files, project, names, on_progress)
+        if hipify and files.cpp:
+            on_progress(0, len(files.cpp), "loading HIPIFY")
+            if (module := hipify_module()) is None:
+                hazards.append(_without_hipify(names))
+            else:
+                with hipified(module, files.cpp, on_progress) as result:
+                    hazards += leftover_hazards(project, names, result)
+                    converted = _counts(result)
+                    if compiler is not None:
+                        jobs = jobs or os.cpu_count() or 1
+                        opinion = second_opinion(compiler, result, files.cpp, jobs, on_progress)
+        hazards = _beside_amd(hazards, project, files, left_out)
+        if opinion is not None:
+            hazards = [*_merged(hazards, opinion), _second(root, opinion, targets)]
+    findings = findings_of(hazards, targets) + [_nothing(root, one) for one in targets if not one.is_amd]
+    return SourceReport(
+        findings=findings,
+        verdicts={target.id: _verdict(target, findings) for target in targets},
+        cpp_files=len(files.cpp),
+        python_files=len(files.python),
+        build_files=len(files.build),
+        converted=converted,
+        opinion=opinion,
+    )
+
+
+def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgress) -> Iterator[SourceHazard]:
+    """What the texts alone show; the names of CUDA that they use go into `names`."""
+    for number, path in enumerate(files.cpp, 1):
+        on_progress(number, len(files.cpp), f"reading {path}")
+        codes = streams(path, project)
+        if _OTHER_BACK_ENDS.isdisjoint(path.split("/")[:-1]):
+            # Their assembly and number formats are their own.
+            yield from hazards_in(path, codes)
+        collect(path, codes, names)
+    uses_half = _uses_half(files)
+    for number, (path, text) in enumerate(files.python.items(), 1):
+        on_progress(number, len(files.python), f"reading {path}")
+        found = python_hazards(path, text, files.packages)
+        yield from found
+        if uses_half and (extension := next((one for one in found if one.check == "extension"), None)):
+            yield replace(extension, check="half-flags", severity="setting", what=_HALF_SAYS, remedy=_HALF_REMEDY)
+    for_hip = hip_builds(files.build)
+    for path, text in files.build.items():
+        yield from build_hazards(path, text, for_hip)
+
+
+def _uses_half(files: Files) -> bool:
+    """Whether kernels compute with half, and nothing says how a build for ROCm is to take its operators."""
+    texts = (*files.python.values(), *files.build.values(), *files.cpp.values())
+    return any(map(_HALF.search, files.cpp.values())) and not any(map(_HALF_FLAGS.search, texts))
+
+
+def _beside_amd(
+    hazards: list[SourceHazard], project: Project, files: Files, left_out: Mapping[str, str]
+) -> list[SourceHazard]:
+    """Where the tree has a side for AMD: notes for files and switches that are NVIDIA's by name or by the lists of its
+    builds, which leave them out; and what Python does is not known where a caller in another file may ask first."""
+    asks_for_hip = files.asks_for_hip
+    if not (project.is_ported or hip_builds(files.build) or asks_for_hip):
+        return hazards
+    by_name = "; the file is NVIDIA's by its name, and the tree has a side for AMD"
+    by_switch = "; a switch that asks for NVIDIA is in front of it, and the tree has a side for AMD"
+    by_caller = "; Python of this tree asks for ROCm, so a caller may leave this out"
+    by_hand = "; the tree is built for HIP without PyTorch's HIPIFY, so it may have its own way to convert this"
+    by_libhipcxx = "; a build file asks for libhipcxx, which has these headers and names"
+    by_fnuz = "; other files of the tree know e4m3fnuz, so the numbers may be right by the time they are here"
+    knows_fnuz = any("fnuz" in text.lower() for text in (*files.cpp.values(), *files.python.values()))
+    asks_for_libhipcxx = any("hipcxx" in text.lower() for text in files.build.values())
+    folders, stems, own_way = files.folders, files.stems, not may_hipify(files)
+
+    def judged(one: SourceHazard) -> tuple[Severity, str]:
+        if one.severity != "note" and one.file in left_out:
+            return "note", f"; {left_out[one.file]} leaves this file out on ROCm"
+        if one.severity != "note" and is_nvidia(one.file, folders, stems):
+            return "note", by_name
+        if one.severity != "error":
+            return one.severity, ""
+        if one.check == "libcudacxx" and asks_for_libhipcxx:
+            return "note", by_libhipcxx
+        if knows_fnuz and one.check in ("fp8-dialect", "fp8-range"):
+            return "unknown", by_fnuz
+        if own_way and one.check in ("hipify-leftover", "hipify-header"):
+            return "unknown", by_hand
+        if asked := project.asks_for_nvidia(one.file, one.line):
+            # Whether a build for ROCm sets the project's own switch as well stands in no source.
+            return "note" if asked == "library" else "unknown", by_switch
+        return ("unknown", by_caller) if asks_for_hip and one.file in files.python else ("error", "")
+
+    return [replace(one, severity=severity, what=one.what + why) for one in hazards for severity, why in [judged(one)]]
+
+
+def _counts(result: Hipified) -> HipifyCounts:
+    total: Counter[str] = Counter()
+    for names in result.converted.values():
+        total.update(names)
+    files = {path: names for path, names in result.converted.items() if names}
+    return HipifyCounts(files=files, names=dict(total.most_common()))
+
+
+def _merged(hazards: list[SourceHazard], opinion: Opinion) -> list[SourceHazard]:
+    """Where clang says the same of the same line, one finding that rests on both."""
+    left = list(opinion.hazards)
+    merged: list[SourceHazard] = []
+    for hazard in hazards:
+        same = next((one for one in left if _agree(hazard, one)), None)
+        if same is not None:
+            left.remove(same)
+            hazard = replace(hazard, evidence=same.evidence, grounds="compiled")
+        merged.append(hazard)
+    return merged + left
+
+
+def _agree(read: SourceHazard, compiled: SourceHazard) -> bool:
+    if (read.check, read.file) != (compiled.check, compiled.file):
+        return False
+    # The compiler names the kernel's line for its arrays.
+    return read.line == compiled.line or (read.check == "shared-memory" and f"'{read.name}(" in compiled.evidence)
+
+
+def _second(root: Path, opinion: Opinion, targets: Sequence[SourceTarget]) -> SourceHazard:
+    isas = dict.fromkeys(target.isa for target in targets if target.is_amd)
+    lacking = [isa for isa in isas if isa not in opinion.targets]
+    instead = f"; it does not know {', '.join(lacking)}" if lacking else ""
+    why = next(iter(opinion.not_judged.items()), None)
+    example = f", such as {why[0]}: {why[1]}" if why else ""
+    total = len(opinion.judged) + len(opinion.not_judged)
+    what = f"clang compiled {len(opinion.judged)} of {total} files for {', '.join(opinion.targets)}{instead}"
+    evidence = f"{opinion.version}; {len(opinion.not_judged)} could not be judged{example}"
+    return SourceHazard("clang", "note", what, root.as_posix(), evidence, "", grounds="compiled")
+
+
+def _without_hipify(names: CudaNames) -> SourceHazard:
+    """Nothing is lost where the sources name nothing of CUDA; else what HIPIFY leaves is not known."""
+    used = sorted({name for found in names.used.values() for name in found} - names.declared)
+    path = next((path for path, found in names.used.items() if found), "")
+    what, remedy = "what HIPIFY converts was not looked at: torch is not installed", "pip install torch"
+    evidence = f"{len(used):,} names of CUDA are used: {', '.join(used[:5])}" if used else "no name of CUDA is used"
+    return SourceHazard("hipify-missing", "unknown" if used else "note", what, path or ".", evidence, remedy)
+
+
+def _nothing(root: Path, target: SourceTarget) -> Finding:
+    return Finding(
+        check="nothing-to-port",
+        severity="note",
+        what="CUDA sources are for NVIDIA GPUs: nothing to port",
+        where=Location(file=root.as_posix()),
+        evidence=f"{target.id} is {target.isa}",
+        grounds="read",
+        remedy="",
+        target=target.id,
+    )
+
+
+def _verdict(target: SourceTarget, findings: Sequence[Finding]) -> str:
+    if not target.is_amd:
+        return NOTHING_TO_PORT
+    mine = [finding for finding in findings if not finding.target or target.id in finding.target.split(",")]
+    return VERDICTS[worst(mine)]

@@ -1,0 +1,208 @@
+"""What nvcc's headers and compiler take and HIP's refuse: overloads that are missing or there twice, clang's rules."""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from msgspec.structs import replace
+
+from crosstie.core.finding import Severity
+from crosstie_port.source.code import Code, Function, also
+from crosstie_port.source.hazard import SourceHazard
+from crosstie_port.source.lexer import CppToken, arguments, closing
+from crosstie_port.source.widths import in_constant
+
+_HALVES = ("half", "__half", "half2", "__half2", "__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162")
+_BFLOAT = re.compile(r"(?i)bf(?:loat)?_?(?:16|2)|bfloat|^bf")
+_OWN_ADD = re.compile(r"\batomicAdd\s*\(\s*(?:__)?(?:half2?|nv_bfloat16\w*)\s*\*")
+_DOUBLED = {"atomicAdd": ("double",), "atomicMax": ("float", "double"), "atomicMin": ("float", "double")}
+_QUALIFIERS = frozenset({
+    "__device__", "__host__", "__forceinline__", "__inline__", "__noinline__", "inline", "static", "constexpr",
+    "extern", "const", "void", "friend", "virtual", "explicit", "template", "typename", ">", "<", ",", "::",
+    "__global__",
+})  # fmt: skip
+_LEAVES = frozenset({
+    "return", "throw", "asm", "__trap", "abort", "__builtin_unreachable", "__asm__", "goto", "assert", "static_assert",
+})  # fmt: skip
+# Members or friends of HIP's vectors, no templates; its + and - are templates, which a function of one's own outdoes.
+_VECTOR_OPERATORS = ("+=", "-=", "*=", "/=", "*", "/")
+_VECTORS = frozenset(
+    f"{kind}{width}" for kind in ("float", "double", "int", "uint", "short", "ushort", "char", "uchar", "long", "ulong")
+    for width in (1, 2, 3, 4)
+)  # fmt: skip
+_SINCE_HCC = {"__HIP_PLATFORM_AMD__", "USE_ROCM", "__HIPCC__", "__HIP__"}
+_DEVICE_WORD = re.compile(r"(?i)device|global__|kernel|(?:^|_)hd(?:_|$)")
+_DEVICE_FILES = (".cu", ".cuh", ".hip", ".inl")
+
+
+def _missing(code: Code) -> Iterator[SourceHazard]:
+    """atomicAdd of half and bfloat16, one or two of them."""
+    for at, given in code.calls("atomicAdd"):
+        kind = _kind(code, given[0], at) if given else ""
+        if kind in _HALVES and not code.is_for_amd(at) and not code.project.sees(code.path, _OWN_ADD):
+            what = f"HIP's headers have no atomicAdd of {kind} (looked up in ROCm 6.3)"
+            remedy = (
+                "use unsafeAtomicAdd where the target has it, or a loop of atomicCAS over 32 bits under #ifdef USE_ROCM"
+            )
+            yield code.hazard("overload", "error", what, at, remedy)
+
+
+def _compute_types(code: Code) -> Iterator[SourceHazard]:
+    """The next to last of what cublasGemmEx is given: cuBLAS takes a data type there as well."""
+    for _, at, given in code.foreign_calls(("cublasGemmEx", "cublasGemmBatchedEx", "cublasGemmStridedBatchedEx")):
+        names = [token.text for token in given[-2] if token.kind == "name"] if len(given) > 2 else []
+        if any(one.startswith("CUDA_R_") or code.type_of(one, at).startswith("cudaDataType") for one in names):
+            what = f"hipBLAS takes a hipblasComputeType_t where this gives {names[0]}, a type of data"
+            yield code.hazard("overload", "error", what, at, "give a cublasComputeType_t, such as CUBLAS_COMPUTE_32F")
+
+
+def _pairs(code: Code) -> Iterator[SourceHazard]:
+    """__hmax2 and its like: of bfloat16 they are there."""
+    for name, at, given in code.foreign_calls(("__hmax2", "__hmin2", "__hmax2_nan", "__hmin2_nan")):
+        words = [token.text for one in given for token in one if token.kind == "name"]
+        declared = [one for word in words for one in (code.type_of(word, at),) if one]
+        if not any(_BFLOAT.search(word) for word in (*words, *declared)):
+            what = f"HIP's headers have {name} for bfloat16 alone, not for half2 (looked up in ROCm 6.3)"
+            remedy = "make it of __hmax or __hmin on __low2half and __high2half under #ifdef USE_ROCM"
+            yield code.hazard("overload", "error", what, at, remedy)
+
+
+def _kind(code: Code, pointer: Sequence[CppToken], at: int) -> str:
+    """The type that a pointer points to: by a cast in it, or where its name was declared."""
+    for token, star in pairwise(pointer):
+        if token.text in _HALVES and star.text == "*":
+            return token.text
+    names = [token.text for token in pointer if token.kind == "name"]
+    simple = all(token.kind != "sign" or token.text in ("+", "&", "[", "]") for token in pointer)
+    return code.points_to(names[0], at) if names and simple else ""
+
+
+def _doubled(code: Code) -> Iterator[SourceHazard]:
+    """The project's own atomicMax of a float, which HIP has as well."""
+    for function in code.functions:
+        kinds = _DOUBLED.get(function.name, ())
+        if not kinds or "__device__" not in function.returns or function.template or code.parameters:
+            continue
+        at = function.head
+        given = arguments(code.tokens[at + 2 : closing(code.tokens, at + 1)]) if code.text(at + 1) == "(" else []
+        words = [token.text for token in given[0]] if given else []
+        kind = next((one for one in kinds if one in words), "")
+        if kind and "*" in words and not code.is_side_for_amd(at) and _is_global(code.tokens, at):
+            what = f"HIP has {function.name}({kind}*) itself, so this is there twice"
+            yield code.hazard("overload", "error", what, at, "leave it out on ROCm: #ifndef USE_ROCM around it")
+
+
+def _is_global(tokens: Sequence[CppToken], at: int) -> bool:
+    """Outside of namespaces and classes, where it would hide HIP's."""
+    depth = sum({"{": 1, "}": -1}.get(token.text, 0) for token in tokens[:at] if token.kind == "sign")
+    return depth <= 0
+
+
+def _dependent(code: Code) -> Iterator[SourceHazard]:
+    """`Traits::BlockLoadT(storage).Load(...)` in a template of Traits."""
+    tokens = code.tokens
+    for at, token in enumerate(tokens):
+        if token.text != "::" or code.text(at + 2) != "(" or code.text(at - 2) in ("typename", "::", "new"):
+            continue
+        function = code.function(at)
+        if function is None or code.text(at - 1) not in {name for name, _ in function.template}:
+            continue
+        end = closing(tokens, at + 2)
+        if code.text(end + 1) == "." and code.project.declares_type(code.text(at + 1)):
+            what = f"{code.text(at - 1)}::{code.text(at + 1)} is a type of a template: clang must be told so"
+            yield code.hazard("clang-strictness", "error", what, at, "write typename before it")
+
+
+def _returns(code: Code) -> Iterator[SourceHazard]:
+    """A device function with a result and no return: clang takes its end for unreachable and drops what follows."""
+    for function in code.functions:
+        if "__device__" in function.returns and _has_result(function) and not code.parameters:
+            inside = {token.text for token in code.tokens[function.start : function.end]}
+            if function.end > function.start + 1 and not _leaves(code, inside):
+                what = f"{function.name} has a result and no return: clang takes its end for unreachable"
+                yield code.hazard("clang-strictness", "error", what, function.head, "return a value, or make it void")
+
+
+def _leaves(code: Code, inside: set[str]) -> bool:
+    """Whether any word returns or ends the thread: itself, by its macro, or as a function that says noreturn."""
+    bodies = (one.body for word in inside for one in code.project.definitions(word, code.path))
+    words = inside.union(*({token.text for token in body} for body in bodies))
+    if words & _LEAVES:
+        return True
+    called = "|".join(re.escape(word) for word in words if re.match(r"[A-Za-z_]\w*$", word))
+    return code.project.sees(code.path, re.compile(rf"noreturn[^;{{}}]*\b(?:{called})\s*\("))
+
+
+def _operators(code: Code) -> Iterator[SourceHazard]:
+    """The project's own `float2& operator+=(float2&, const float2&)`: HIP's vectors bring these as members."""
+    found: dict[int, str] = {}
+    for at in code.names.get("operator", ()):
+        if code.text(at + 2) == "(" and code.text(at + 1) in _VECTOR_OPERATORS and not code.is_side_for_amd(at):
+            given = arguments(code.tokens[at + 3 : closing(code.tokens, at + 2)])
+            kinds = [{token.text for token in one} & _VECTORS for one in given]
+            if len(kinds) == 2 and kinds[0] and kinds[0] == kinds[1]:
+                found.setdefault(code.tokens[at].line, f"operator{code.text(at + 1)} of two {min(kinds[0])}")
+    if found:
+        first, *others = sorted(found)
+        what = f"HIP has {found[first]} itself, so a use of it is ambiguous"
+        # A friend with a copy for its first operand may lose to a reference; a member never does.
+        severity: Severity = "error" if any("=" in one for one in found.values()) else "unknown"
+        one = code.line_hazard("overload", severity, what, first, "leave it out on ROCm: #ifndef USE_ROCM around it")
+        yield replace(one, evidence=one.evidence + also(others))
+
+
+def _standard(code: Code) -> Iterator[SourceHazard]:
+    """What nvcc takes of the standard library in device code, by --expt-relaxed-constexpr or anyway."""
+    arrays = code.project.arrays(code.path)
+    for at in code.names.get("at", ()):
+        array = code.text(at - 2)
+        if code.text(at - 1) in (".", "->") and array in arrays and _on_device(code, at):
+            what = f"{array}.at() throws where it is out of range, by a function of the host's"
+            yield code.hazard("clang-strictness", "error", what, at, "index it with []")
+    for at in _of_std(code, "array", "tuple", "pair"):
+        named = code.tokens[at + 1].kind == "name"
+        if code.text(at + 1 + named) in ("{", "(", "=") and _on_device(code, at):
+            what = "arguments of a template are deduced: to clang before December 2025 the guide is the host's"
+            yield code.hazard("clang-strictness", "unknown", what, at, "write them out: std::tuple<int, int>(a, b)")
+    for at in _of_std(code, "min", "max") if code.path.endswith(_DEVICE_FILES) else ():
+        if in_constant(code.tokens, at):
+            what = f"std::{code.text(at)} in a constant: HIP puts its own before the standard's, and ports wrote it out"
+            yield code.hazard("clang-strictness", "unknown", what, at, "write a < b ? a : b, or a constexpr function")
+
+
+def _of_std(code: Code, *names: str) -> Iterator[int]:
+    for at in (at for name in names for at in code.names.get(name, ())):
+        if code.text(at - 1) == "::" and code.text(at - 2) == "std" and at + 1 < len(code.tokens):
+            yield at
+
+
+def _on_device(code: Code, at: int) -> bool:
+    function = code.function(at)
+    return function is not None and any(_DEVICE_WORD.search(word) for word in function.returns)
+
+
+def _switched(code: Code) -> Iterator[SourceHazard]:
+    """`#undef __CUDA_NO_HALF_OPERATORS__`, of which HIP's headers have their own; a macro that HIP no longer sets."""
+    unit = code.project.units[code.path]
+    for one in unit.directives:
+        if unit.is_dead(one.line) or code.parameters:
+            continue
+        names = {token.text for token in one.tokens}
+        if one.word == "undef" and one.name.startswith("__CUDA_NO_HALF") and "__HIP_NO_HALF" not in unit.text:
+            what = f"{one.name} is nvcc's: PyTorch's builds for ROCm set __HIP_NO_HALF_OPERATORS__ and _CONVERSIONS__"
+            yield code.line_hazard("half-flags", "setting", what, one.line, "undefine those of HIP as well")
+        elif one.word != "define" and "__HIP_PLATFORM_HCC__" in names and names.isdisjoint(_SINCE_HCC):
+            what = (
+                "HIP does not define __HIP_PLATFORM_HCC__ since ROCm 6: unless the build does, this takes NVIDIA's side"
+            )
+            yield code.line_hazard("architecture-macro", "unknown", what, one.line, "ask for __HIP_PLATFORM_AMD__")
+
+
+def _has_result(function: Function) -> bool:
+    """By the word before its name: a type, where there is one."""
+    before = function.returns[0] if function.returns else ""
+    is_type = re.match(r"^[A-Za-z]\w*$", before) and before not in _QUALIFIERS
+    return bool(is_type) and (not before.isupper() or len(before) == 1)
+
+
+STRICT_RULES = (_missing, _compute_types, _pairs, _doubled, _dependent, _returns, _operators, _standard, _switched)

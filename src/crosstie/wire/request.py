@@ -1,0 +1,95 @@
+"""A request as it came, what clients may do, and what is said to those who do something else."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from crosstie.wire.outline import Outline
+
+# More digits than that are more bytes than any limit, and slow to turn into a number.
+_MOST_DIGITS: Final = 18
+
+
+class Head:
+    """A head that a client sends again and again, but for the length of the body: what comes before that length and
+    after it, what all of it says, and what was made of it for others to use again."""
+
+    def __init__(
+        self, before: bytes, after: bytes, method: str, path: str, query: str, fields: dict[bytes, bytes], http11: bool,
+        keep_alive: bool,
+    ):  # fmt: skip
+        self.before, self.after = before, after
+        self.method, self.path, self.query = method, path, query
+        self.fields, self.http11, self.keep_alive = fields, http11, keep_alive
+        # The lines that go on to a backend, once somebody has put them together.
+        self.forwarded: bytes | None = None
+        # Whether there are hints to the router among its fields, once somebody has looked.
+        self.hinted: bool | None = None
+        # What it says of who asks, once the guard has read it: what that is worth is asked at every request.
+        self.credential: tuple[bytes, bytes, bytes] | None = None
+
+    def length_in(self, head: bytes) -> bytes:
+        """The digits of the length that another head of this kind tells; none: it is of another kind."""
+        before, after = self.before, self.after
+        if not (head.startswith(before) and head.endswith(after)):
+            return b""
+        digits = head[len(before) : len(head) - len(after)]
+        return digits if digits.isdigit() and len(digits) <= _MOST_DIGITS else b""
+
+
+class Request:
+    def __init__(self, method: str, path: str, query: str, headers: dict[bytes, bytes], body: bytes):
+        self.method, self.path, self.query, self.headers, self.body = method, path, query, headers, body
+        # The model that its path names; None: as of most, its body does.
+        self.model: str | None = None
+        # The outline of a body that came in pieces, where it may be JSON.
+        self.outline: Outline | None = None
+        # The address that it came from, where somebody wants to know.
+        self.peer = ""
+        # What it has in common with others of its connection; None: nothing that is known.
+        self.head: Head | None = None
+
+
+class BadRequest(Exception):
+    """A request that is not taken: the status and the reason, which quotes nothing of what was sent; or the whole body
+    of the answer in its place, and further lines of its head."""
+
+    def __init__(self, status: int, why: str, body: bytes = b"", headers: bytes = b""):
+        super().__init__(why)
+        self.status, self.why, self.body, self.headers = status, why, body, headers
+
+
+@dataclass
+class RequestLimits:
+    """What a client may do; seconds and bytes."""
+
+    # How large a body may be; and of one that does not come at once, how many strings, objects and lists it may have,
+    # and how many bytes of numbers and what else is none of these: more than the token ids of any context.
+    body_bytes: int = 32 * 2**20
+    body_values: int = 100_000
+    # Where bodies are never read as JSON, whatever they say they are, so that these are not counted.
+    form_paths: frozenset[str] = frozenset()
+    body_plain_bytes: int = 8 * 2**20
+    # How long a request may take in all, to which every byte of its body adds the time that it takes at the least rate;
+    # how long a connection may lie idle, and how long a head may take to arrive.
+    request_s: float = 60.0
+    idle_s: float = 75.0
+    head_s: float = 10.0
+    body_bytes_per_s: float = 1024.0
+    # The target of a request, one line of its headers, their number, and all of its head.
+    target_bytes: int = 8 * 1024
+    header_bytes: int = 16 * 1024
+    headers: int = 100
+    head_bytes: int = 64 * 1024
+    # The line before a chunk, with its extensions; how many bytes the frames of all chunks may have more than what they
+    # frame; and the lines after the last one.
+    chunk_line_bytes: int = 1024
+    framing_bytes: int = 16 * 1024
+    trailer_bytes: int = 8 * 1024
+    # What may have come behind the request that is being answered before no more is read.
+    pipelined_bytes: int = 64 * 1024
+    # Of all clients' bodies together that have arrived in part, and of those of one account.
+    arriving_bytes: int = 2**30
+    arriving_bytes_of_one: int = 2**28
+    # Connections at once, in all and from one address; 0: as many as there are.
+    connections: int = 16_384
+    connections_per_address: int = 0
