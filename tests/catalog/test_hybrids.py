@@ -136,7 +136,7 @@ def test_only_the_layers_of_attention_keep_keys_and_values() -> None:
           "mamba_d_state": 64, "vocab_size": 32000}, "not known"),
         ({**_PLAIN, "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096,
           "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
-          "vocab_size": 128256, "quantization_config": {"quant_method": "aqlm"}}, "not known"),
+          "vocab_size": 128256, "quantization_config": {"quant_method": "aqlm"}}, "will not run"),
     ],
 )  # fmt: skip
 def test_a_config_alone_gets_the_verdict_that_its_facts_allow(

@@ -71,7 +71,7 @@ def test_an_absurd_alternative_is_named_with_its_reason(
         too_dear=far,
         sureness=[Sureness(0.5, near), Sureness(0.95, far)],
         unmeasured=Unmeasured(("vLLM",), Alternative({"b300": 16}, 30.0, -0.4)),
-        confirmed=Confirmation(3, (101, 102)),
+        confirmed=Confirmation(3),
         simulated=[],
         closed_form_usd_per_hour=0.9 * made.fleet.usd_per_hour,
     )
@@ -96,7 +96,7 @@ def test_a_fleet_that_misses_when_simulated_is_not_called_confirmed(
     target = Target(seconds=2.0, percentile=0.9)
     for seen_s, verdict in ((1.5, "Simulated: confirmed by 3"), (2.5, "Simulated, NOT confirmed: no fleet within")):
         one = SimulatedClass("chat", 900, seen_s, None, target, None)
-        said = shown(replace(made, simulated=[one], confirmed=Confirmation(3, (31, 111))), monkeypatch, capsys)
+        said = shown(replace(made, simulated=[one], confirmed=Confirmation(3)), monkeypatch, capsys)
         assert verdict in said
         assert ("MISSES its targets" in said) == (seen_s > 2.0)
 
@@ -110,7 +110,7 @@ def test_a_class_without_targets_is_served_or_not(
         (replace(one, refused=0.05, parked=0.05), "- batch: no targets, 900 requests, 5% turned away: NOT served"),
         (replace(one, parked=0.05), "- batch: no targets, 900 requests, 5% wait for longer than 60 s: NOT served"),
     ):
-        found = replace(made, simulated=[changed], confirmed=Confirmation(3, (31, 111)))
+        found = replace(made, simulated=[changed], confirmed=Confirmation(3))
         assert said in shown(found, monkeypatch, capsys)
         assert found.holds == (changed is one)
 

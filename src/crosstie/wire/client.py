@@ -76,6 +76,8 @@ class Connection:
         # What has come of the body in one read: nearly always one piece, for which no list is made.
         self._piece = b""
         self._more: list[bytes] = []
+        # Of a head that comes in small pieces, those since the last that ended a line.
+        self._held: list[bytes] = []
         self._reset()
         self._parser = httptools.HttpResponseParser(self)
 
@@ -85,6 +87,8 @@ class Connection:
             self._headers = []
         if self._more:
             self._more = []
+        if self._held:
+            self._held = []
         self._piece = b""
         self.head = None
         self._head_bytes = self._before_head = 0
@@ -110,13 +114,20 @@ class Connection:
             self.origin.distrust()
             self.abort()
             return
-        first = not self.answered
+        first, size = not self.answered, len(data)
         if first:
             self.answered = True
             known = self.origin.known
             if known is not None and self._is_known(known, data, handler):
                 return
             self._usual = data.startswith(_USUAL)
+        elif not self._headed:
+            # The parser copies what it has of a line with every piece, which is the square of the line's length.
+            self._held.append(data)
+            if b"\n" not in data:
+                self._count_head(size)
+                return
+            data, self._held = b"".join(self._held), []
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -132,12 +143,8 @@ class Connection:
                 return
         if self.handler is not handler:
             return
-        if not self._headed:
-            # A line without an end, of which the parser says nothing, or interim answers without one.
-            self._before_head += len(data)
-            if self._before_head > _MOST_HEAD:
-                self._lose(ConnectionError(f"answer has more than {_MOST_HEAD} bytes before its body"))
-                return
+        if not self._headed and not self._count_head(size):
+            return
         if self._piece:
             piece, self._piece = self._piece, b""
             if self._more:
@@ -147,6 +154,14 @@ class Connection:
             if first and self._usual and self._keep:
                 self._know(data)
             self._finish(self._keep)
+
+    def _count_head(self, size: int) -> bool:
+        """Whether there may be more: of a line without an end, and of interim answers, the parser says nothing."""
+        self._before_head += size
+        if self._before_head > _MOST_HEAD:
+            self._lose(ConnectionError(f"answer has more than {_MOST_HEAD} bytes before its body"))
+            return False
+        return True
 
     def _is_known(self, known: KnownHead, data: bytes, handler: ResponseHandler) -> bool:
         """Whether it is a whole answer, and no more than that, with a head that was read before: then it is taken, and

@@ -30,7 +30,7 @@ from crosstie.decide.plan.programme import Percentile, Programme, Solution
 from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import offers, surveys, undominated
-from crosstie.decide.plan.trials import HOLDS, Trials, level, seen
+from crosstie.decide.plan.trials import HOLDS, Trials, fleet_key, level, seen
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 CHAT = one_class("chat", 6.0, {"median": 500, "p95": 3000}, {"mean": 150, "p95": 400}, (1.0, 0.9), (0.05, 0.9))
@@ -675,4 +675,4 @@ def test_what_an_idle_replica_bears_is_at_least_what_it_was_tried_with(catalog: 
     search._cut(proposed, factors)
     again, _ = search._next(1.0)
     assert again is not None
-    assert confirm.fleet_key(again.pools) != confirm.fleet_key(proposed.pools)
+    assert fleet_key(again.pools) != fleet_key(proposed.pools)

@@ -11,13 +11,13 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from crosstie.core.emulated import FINGERPRINT
 from crosstie.core.errors import BadInput
 from crosstie.prove.parity.prompts import Prompt
 from crosstie.prove.parity.samples import Sample, SampledToken, ToolCall, Top
 from crosstie.wire.address import Address
 from crosstie.wire.client import Headers, Origin
 from crosstie.wire.fetch import Answer, fetch
-from crosstie_gateway.emulate.answers import FINGERPRINT
 
 Way = Literal["prompt_logprobs", "echo", "steps"]
 WAYS: tuple[Way, ...] = get_args(Way)

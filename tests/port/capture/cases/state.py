@@ -202,12 +202,12 @@ def deque_of_python_numbers(s, q, k, v, lens, score):
     return q * s.cache[0]
 
 
-case("lru_cached_constant", lambda s, q, k, v, lens, score: q * scale_of(q.shape[-1]))
-
-
 @functools.lru_cache
 def scale_of(size):
     return size**-0.5
+
+
+case("lru_cached_constant", lambda s, q, k, v, lens, score: q * scale_of(q.shape[-1]))
 
 
 @functools.lru_cache
