@@ -357,3 +357,34 @@ def test_a_head_that_comes_again_but_for_its_length_is_not_read_again() -> None:
     assert [one for one in listener.told if isinstance(one, tuple)] == [
         (b"content-length", b"2"), (b"content-length", b"0"), (b"content-length", b"10"),
     ]  # fmt: skip
+
+
+class Quiet:
+    """A transport that takes everything and is asked nothing."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("length", "piece", "taken"), [(40_000, 3, True), (40_000, 17_000, True), (70_000, 1000, False)]
+)
+def test_a_head_in_small_pieces_is_the_same_head(length: int, piece: int, taken: bool) -> None:
+    """Pieces without the end of a line are held until there is one, and counted once against the limit."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    connection, listener = Connection(Origin(loop, Address("http://127.0.0.1/v1"))), Heard()
+    connection.transport = Quiet()  # type: ignore[assignment]
+    connection.send(b"", listener)
+    answer = b"HTTP/1.1 200 OK\r\na: " + b"x" * length + b"\r\ncontent-length: 2\r\n\r\nhi"
+    for at in range(0, len(answer), piece):
+        if connection.handler is not None:
+            connection.data_received(answer[at : at + piece])
+    whole = b"".join(one for one in listener.told if isinstance(one, bytes))
+    assert (listener.told[0], whole, listener.told[-1]) == ((200, b"hi", "ended") if taken else ("lost", b"", "lost"))
