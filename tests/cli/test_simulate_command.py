@@ -202,3 +202,14 @@ def test_times_as_people_write_them() -> None:
     for wrong in ("a@", "@5", "a@-5", "a@5+", "a@1:2:3:4", "a@5d"):
         with pytest.raises(BadInput, match="--kill"):
             outage(wrong)
+
+
+def test_sure_steps_are_slower_and_said_to_be(crosstie: Command) -> None:
+    def tpot(*more: str) -> float:
+        got = json.loads(crosstie("simulate", FLEET, *QUICK, "--json", *more).out)
+        assert any("80% sure" in note for note in got["notes"]) == bool(more)
+        return float(got["runs"][0]["classes"][0]["tpot_s"]["mean"])
+
+    assert tpot("--sure", "80") > 1.05 * tpot()
+    refused = crosstie("simulate", FLEET, "--sure", "30")
+    assert (refused.status, refused.out) == (2, "")

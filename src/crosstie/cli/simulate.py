@@ -44,6 +44,8 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 @click.option(
     "--kill", multiple=True, metavar="POOL@TIME[+FOR]", help="The pool dies then: mi300x@90s+60s, h200@12:00."
 )
+@real_option("--sure", 50, 99, "Steps as slow as a plan counts with that is so sure. [default: as estimated]",
+             metavar="PERCENT")  # fmt: skip
 @click.option("--clairvoyant", is_flag=True, help="Each policy also with answers' lengths known in advance.")
 @whole_option("--processes", 1, 4096, "[default: one a core]")
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here (pip install '.[ray]').")
@@ -54,7 +56,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 def command(
     what: Path, workload: Path | None, trace: str | None, class_name: str | None, rate: float | None, loads: str,
     policies: str | None, fleets: tuple[Path, ...], seeds: int, requests: int | None, kill: tuple[str, ...],
-    clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, html: Path | None, verbose: bool,
+    sure: float | None, clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, html: Path | None, verbose: bool,
     as_json: bool,
 ) -> int:  # fmt: skip
     """Sends traffic through a fleet in virtual time: the gateway's own routing, engines that work in steps.
@@ -88,7 +90,7 @@ def command(
         found = simulate(
             catalog, subjects, RequestSource(asked, recorded, class_name, rate, requests),
             policies=_policies(policies), loads=_loads(loads), seeds=range(seeds), outages=outages,
-            clairvoyant=clairvoyant, processes=processes, ray=ray, on_progress=on_progress,
+            clairvoyant=clairvoyant, sure=None if sure is None else sure / 100.0, processes=processes, ray=ray, on_progress=on_progress,
         )  # fmt: skip
     if plot is not None:
         draw_course(found.runs, outages, plot)

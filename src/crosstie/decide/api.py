@@ -103,8 +103,8 @@ def simulate(
     fleets: Iterable[str | Path | Fleet | Plan] = (), trace: str | Path | Trace | None = None,
     class_name: str | None = None, rate: float | None = None, load: float | Sequence[float] = 1.0,
     policy: str | Sequence[Policy] | None = None, requests: int | None = None, seeds: int | Sequence[int] = 1,
-    kill: Iterable[Outage] = (), clairvoyant: bool = False, processes: int | None = 1, ray: str | None = None,
-    catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
+    kill: Iterable[Outage] = (), clairvoyant: bool = False, sure: float | None = None, processes: int | None = 1,
+    ray: str | None = None, catalog: Catalog | None = None, on_progress: OnProgress = no_progress,
 ) -> Simulation:  # fmt: skip
     """Requests through fleets, by the gateway's own routing policies and engines that work in steps: a run for each
     fleet, policy, load and seed.
@@ -113,7 +113,7 @@ def simulate(
     beside it. Requests are the workload's, Poisson at its peak, or those of a `trace` at their own times; `rate` is in
     place of either's, `load` times it. `policy` tries others than the fleets' own, `kill` takes pools away for a while.
     `seeds` is how many, or which; `processes` None is one a core. Nothing is measured: replicas take the time that the
-    performance model predicts.
+    performance model predicts, or with `sure` (a fraction) as long as a plan counts with that is so sure.
     """
     catalog = catalog or Catalog()
     subjects = [_subject(catalog, one, on_progress) for one in (what, *fleets)]
@@ -128,6 +128,7 @@ def simulate(
         seeds=range(seeds) if isinstance(seeds, int) else list(seeds),
         outages=list(kill),
         clairvoyant=clairvoyant,
+        sure=sure,
         processes=processes,
         ray=ray,
         on_progress=on_progress,

@@ -31,6 +31,8 @@ class SimulatedCase(msgspec.Struct, frozen=True, kw_only=True):
     outages: tuple[Outage, ...] = ()
     # Whether the router is told how long each answer will be, which no router knows.
     knows_lengths: bool = False
+    # How sure its steps are to be no slower than simulated; None: they take what is estimated.
+    sure: float | None = None
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):

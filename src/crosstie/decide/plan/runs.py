@@ -24,9 +24,10 @@ from crosstie.decide.plan.run_result import (
     Run,
     SimulatedCase,
 )
+from crosstie.decide.plan.scaling import steps_when_sure
 from crosstie.decide.plan.traffic import Traffic
 from crosstie.perf.hardware import Array
-from crosstie.route.build import Tables
+from crosstie.route.build import Tables, deployment_of, service_of, typical
 from crosstie.route.live import LivePool
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
 
@@ -123,10 +124,23 @@ def run(catalog: Catalog, case: SimulatedCase, traffic: Traffic, tables: Tables 
         catalog, case.fleet, case.policy, case.seed, prefixes=traffic.prefixes is not None, tell=tally.add,
         knows_lengths=case.knows_lengths, tables=tables,
     )  # fmt: skip
+    if case.sure is not None:
+        _slow_down(catalog, simulator, case.fleet, case.sure)
     since = float(traffic.arrival_s[int(len(traffic) * WARM_UP)]) if traffic.steady else 0.0
     watch = _Watch(simulator)
     handed = _play(simulator, traffic, case.outages, watch, since)
     return _result(case, traffic, simulator, tally, watch, since, handed)
+
+
+def _slow_down(catalog: Catalog, simulator: FleetSimulator, fleet: Fleet, sure: float) -> None:
+    """Steps as plans count with them that are so sure, and a gateway that has learnt how slow they are."""
+    for live in simulator.live.pools:
+        deployment = service_of(catalog, live.pool) or deployment_of(catalog, live.pool)
+        assert deployment is not None, "the simulator has refused it"
+        factor = steps_when_sure(deployment, *typical(fleet, live.pool), sure)
+        live.start_at(factor, 0.0)
+        for replica in live.replicas:
+            simulator.engines[replica.key].slower = factor
 
 
 def _play(

@@ -79,5 +79,11 @@ def _mean_lengths(workload: Workload, model: str) -> tuple[float, float]:
     return max(tokens_in, 1.0), max(tokens_out, 1.0)
 
 
+def steps_when_sure(deployment: Servable, tokens_in: float, tokens_out: float, sure: float) -> float:
+    """How many times as long as estimated its steps take in the slowest of the worlds that one wants to be sure of."""
+    logs = nine_digits(world_logs([deployment], tokens_in, tokens_out))[0]
+    return float(np.exp(np.quantile(logs[:, METRICS.index("tpot")], sure)))
+
+
 def scaling_of(workload: Workload) -> WorldScaling:
     return WorldScaling(workload, workload.sureness)

@@ -75,20 +75,23 @@ class Simulation:
 def simulate(
     catalog: Catalog, subjects: Sequence[Subject], source: RequestSource, *, policies: Sequence[Policy] = (),
     loads: Sequence[float] = (1.0,), seeds: Sequence[int] = (0,), outages: Sequence[Outage] = (),
-    clairvoyant: bool = False, processes: int | None = None, ray: str | None = None,
+    clairvoyant: bool = False, sure: float | None = None, processes: int | None = None, ray: str | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Simulation:  # fmt: skip
     """Requests of a workload or a trace through routing policies to engines that work in steps.
 
+    `sure`: steps as slow as a plan counts with that is so sure, in place of the estimates themselves.
     `policies`: in place of each fleet's own. `clairvoyant`: each of them also with answers' lengths known in advance.
     `processes` and `ray` as in `sweep`.
     """
     source, notes = _checked(catalog, subjects, source, policies, loads)
     notes = [*(note for subject in subjects for note in subject.notes), *notes]
+    if sure is not None:
+        notes.append(f"steps are as slow as one in {1.0 / (1.0 - sure):.3g} worlds has them: {sure:.0%} sure")
     cases = [
         SimulatedCase(
             label=subject.label, fleet=subject.fleet, policy=policy, load=load, seed=seed, outages=tuple(outages),
-            knows_lengths=knows,
+            knows_lengths=knows, sure=sure,
         )
         for subject in subjects
         for load in loads
