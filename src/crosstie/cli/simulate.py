@@ -56,8 +56,8 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 def command(
     what: Path, workload: Path | None, trace: str | None, class_name: str | None, rate: float | None, loads: str,
     policies: str | None, fleets: tuple[Path, ...], seeds: int, requests: int | None, kill: tuple[str, ...],
-    sure: float | None, clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, html: Path | None, verbose: bool,
-    as_json: bool,
+    sure: float | None, clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, html: Path | None,
+    verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Sends traffic through a fleet in virtual time: the gateway's own routing, engines that work in steps.
 
@@ -90,7 +90,8 @@ def command(
         found = simulate(
             catalog, subjects, RequestSource(asked, recorded, class_name, rate, requests),
             policies=_policies(policies), loads=_loads(loads), seeds=range(seeds), outages=outages,
-            clairvoyant=clairvoyant, sure=None if sure is None else sure / 100.0, processes=processes, ray=ray, on_progress=on_progress,
+            clairvoyant=clairvoyant, sure=None if sure is None else sure / 100.0, processes=processes, ray=ray,
+            on_progress=on_progress,
         )  # fmt: skip
     if plot is not None:
         draw_course(found.runs, outages, plot)
