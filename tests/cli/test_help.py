@@ -1,6 +1,7 @@
 """--help teaches: one example a command, nothing wider than 80 columns; and shells complete names of the catalog."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from tests.conftest import Command
 
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.main import crosstie as group
+from crosstie.cli.main import FIRST, SECTIONS, crosstie as group
 
 
 def commands(command: click.Command, path: str, parent: click.Context | None = None) -> Iterator[tuple[str, str]]:
@@ -93,3 +94,21 @@ def test_completion_that_cannot_be_installed_is_one_line(
     got = crosstie("completion", "bash", "--install")
     assert (got.status, got.err.count("\n")) == (2, 1)
     assert got.err.startswith("crosstie: cannot be installed: ")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("plann", "plan"), ("bnech", "bench")])
+def test_a_slip_in_a_command_is_answered_by_its_name(crosstie: Command, typed: str, meant: str) -> None:
+    got = crosstie(typed, "assistant")
+    assert got.status == 2
+    assert f"did you mean {meant}" in got.err.lower()
+    assert got.err.count("\n") == 1
+
+
+def test_help_describes_what_a_newcomer_needs_and_names_the_rest(crosstie: Command) -> None:
+    said, every = crosstie("--help").out, crosstie("--commands").out
+    names = [name for listed in SECTIONS.values() for name in listed]
+    assert set(names) > FIRST
+    for name in names:
+        assert re.search(rf"\b{name}\b", said), name
+        assert bool(re.search(rf"^  {name}  ", said, re.MULTILINE)) == (name in FIRST)
+        assert re.search(rf"^  {name}  ", every, re.MULTILINE), name

@@ -68,7 +68,7 @@ def test_a_command_of_a_missing_package_is_one_line(name: str, crosstie: Command
 
 @pytest.mark.usefixtures("alone")
 def test_help_lists_commands_of_missing_packages_as_such(crosstie: Command) -> None:
-    said, inner = (" ".join(crosstie(*group, "--help").out.split()) for group in ((), ("preflight",)))
+    said, inner = (" ".join(crosstie(*asked).out.split()) for asked in (("--commands",), ("preflight", "--help")))
     assert said.count("(needs crosstie-gateway)") == len([name for name in OTHERS.values() if name.endswith("gateway")])
     assert said.count("(needs crosstie-port)") == len([name for name in OTHERS.values() if name.endswith("port")])
     assert inner.count("(needs crosstie-port)") == len(PREFLIGHT_OTHERS)

@@ -9,11 +9,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from crosstie.cli.packages import COMMANDS, brought, brought_commands
+from crosstie.core.errors import did_you_mean, near_names
 
 
 class LazyGroup(click.Group):
     """`sections`: heading -> command -> its help line; `home`: what the name of a command's module begins with.
 
+    `first`: commands that the help describes, the others being named; without it all are described.
     `others`: commands that another package brings, and that package; their entry points' names begin with `prefix`.
     """
 
@@ -22,12 +24,14 @@ class LazyGroup(click.Group):
         *args: Any,
         sections: dict[str, dict[str, str]],
         home: str,
+        first: Set[str] = frozenset(),
         others: Mapping[str, str] = MappingProxyType({}),
         prefix: str = "",
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
         self.sections, self.home, self.others, self.prefix = sections, home, others, prefix
+        self.first = first or {name for listed in sections.values() for name in listed}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for listed in self.sections.values() for name in listed]
@@ -43,6 +47,15 @@ class LazyGroup(click.Group):
             command = import_module(self.home + cmd_name).command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            near = near_names(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"{error.message.rstrip('.')}.{did_you_mean(near)}", ctx) from None
+
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Without importing every command for its help line, as click would."""
         listed = [pair for commands in self.sections.values() for pair in commands.items()]
@@ -50,10 +63,15 @@ class LazyGroup(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.describe(formatter, self.first)
+
+    def describe(self, formatter: click.HelpFormatter, described: Set[str]) -> None:
         there = brought_commands()
         for heading, listed in self.sections.items():
+            rows = [(name, self._help_line(name, text, there)) for name, text in listed.items() if name in described]
+            named = ", ".join(name for name in listed if name not in described)
             with formatter.section(heading):
-                formatter.write_dl([(name, self._help_line(name, text, there)) for name, text in listed.items()])
+                formatter.write_dl([*rows, *([("more", named)] if named else [])])
 
     def _help_line(self, name: str, text: str, there: Set[str]) -> str:
         package = self.others.get(name)

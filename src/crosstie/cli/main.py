@@ -69,18 +69,37 @@ OTHERS = {
     **dict.fromkeys(("convert", "port", "diff", "profile"), "crosstie-port"),
 }
 
+# What a newcomer needs; the others are a line of names in the help, and `--commands` describes all.
+FIRST = {
+    "fit", "compare", "plan", "tco", "doctor", "preflight", "recipe", "port", "serve", "emulate", "bench", "loop",
+    "demo",
+}  # fmt: skip
+
 # Parameters of the library whose option has another name.
 _OPTIONS = {"features": "--with"}
+
+
+def _all_commands(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if not asked:
+        return
+    group, formatter = ctx.command, ctx.make_formatter()
+    assert isinstance(group, LazyGroup)
+    group.describe(formatter, set(group.list_commands(ctx)))
+    click.echo(formatter.getvalue().strip())
+    ctx.exit()
 
 
 @click.group(
     cls=LazyGroup,
     sections=SECTIONS,
     home="crosstie.cli.",
+    first=FIRST,
     others=OTHERS,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="crosstie")
+@click.option("--commands", is_flag=True, is_eager=True, expose_value=False, callback=_all_commands,
+              help="Describe every command and exit.")  # fmt: skip
 def crosstie() -> None:
     """Run LLM inference on AMD and NVIDIA accelerators as one fleet.
 
@@ -116,7 +135,8 @@ def run() -> None:
         sys.exit(0)
     except click.UsageError as error:
         hint = f" See `{error.ctx.command_path} --help`." if error.ctx else ""
-        fail(f"{error.format_message().rstrip('.')}.{hint}")
+        said = error.format_message().rstrip(".")
+        fail(f"{said}{'' if said.endswith('?') else '.'}{hint}")
     except click.ClickException as error:
         fail(error.format_message())
     except (click.Abort, KeyboardInterrupt):
