@@ -659,6 +659,9 @@ def test_looks_that_differ_much_are_not_steady(catalog: Catalog) -> None:
     assert not steady(12, 12, 12, 12)
     assert not steady(0, 0, 0, 0, piles_up=True)
     assert not trials._in_looks(CHAT, [good], 1.0, True).holds
+    # What looks leave in doubt is looked at for longer.
+    assert trials._in_looks(CHAT, [good * 5 + late * n for n in (5, 5, 5, 5)], 1.0, False).decided
+    assert not trials._in_looks(CHAT, [good * 5 + late * n for n in (3, 9, 15, 8)], 1.0, False).decided
 
 
 def test_what_an_idle_replica_bears_is_at_least_what_it_was_tried_with(catalog: Catalog) -> None:

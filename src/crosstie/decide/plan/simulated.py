@@ -31,6 +31,8 @@ class SimulatedClass:
     # Whether it would hold in another run, too: misses are below those allowed by more than chance, and no requests
     # pile up.
     steady: bool = True
+    # Whether its looks leave no doubt of that.
+    decided: bool = True
 
     @property
     def holds(self) -> bool:

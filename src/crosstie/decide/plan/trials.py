@@ -4,7 +4,7 @@ A run ends when all that it measures has been answered, or as soon as enough of 
 certain; nothing that comes later can change either.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil, inf
@@ -37,9 +37,9 @@ _FILLED, _EMPTYING = 0.3, 0.9
 # Of larger fleets a part is simulated with its part of the traffic: by then replicas have pooled what they can.
 _MOST_REPLICAS = 24.0
 # A confirmation lasts so many times as long as a run (choice: 20 times as long as a request, by when a fleet at the
-# edge is over it), with at most so many requests of the whole fleet, in so many looks. It ends early after this many
-# looks that each had at most that share of the misses allowed, or with so many times as many. Requests pile up where so
-# many times as many are inside as at the first looks.
+# edge is over it), and goes on while its looks leave a doubt, with at most so many requests of the whole fleet; in so
+# many looks each time. It ends early after this many looks that each had at most that share of the misses allowed, or
+# with so many times as many. Requests pile up where so many times as many are inside as at the first looks.
 _TIMES_AS_LONG, _LONG, _LOOKS, _LEAST_LOOKS = 5.0, 60_000, 6, 3
 _AT_EASE, _HOPELESS = 0.3, 1.5
 _PILED, _FEW_INSIDE = 1.5, 20
@@ -130,6 +130,7 @@ class Trials:
         self.made = 0
         # By fleet and load.
         self.seen: dict[tuple[FleetKey, float], Levels] = {}
+        self._confirmed: dict[tuple[FleetKey, int], list[SimulatedClass]] = {}
         self._tables = Tables()
 
     def levels(self, pools: Sequence[PoolPlan], load: float = 1.0, most: float = FAR) -> Levels | None:
@@ -170,7 +171,8 @@ class Trials:
         class may miss has missed, those that were answered by then."""
         rates = self._rates(pools, load)
         count, scale = self._size(pools, sum(rates.values()))
-        sent, simulator = self._begun(pools, rates, count, scale, seed)
+        traffic, simulator = self._begun(pools, rates, count, scale, seed)
+        sent = traffic(seed, 0.0)
         tally = _Tally(self.classes, sent[int(count * _FILLED) : int(count * _EMPTYING) + 1], self.late(pools), most)
         simulator.tell = tally.add
         for request in sent:
@@ -185,44 +187,66 @@ class Trials:
         """The classes in a long run, from when the fleet was full.
 
         A short run begins with idle replicas: of a fleet that is overwhelmed slowly it sees only the beginning. This
-        one lasts for many times as long as a request does. It ends before only where all looks at it so far say the
-        same: hardly a miss and no more inside than at first, or far more misses than are allowed.
+        one lasts for many times as long as a request does, and goes on while its looks differ too much for a verdict.
+        It ends before only where all of them say the same: hardly a miss and no more inside than at first, or far more
+        misses than are allowed.
         """
+        key = fleet_key(pools), seed
+        if key not in self._confirmed:
+            self._confirmed[key] = self._in_a_long_run(pools, seed)
+        return self._confirmed[key]
+
+    def _in_a_long_run(self, pools: Sequence[PoolPlan], seed: int) -> list[SimulatedClass]:
         rates = self._rates(pools, 1.0)
         scale = _scale(pools, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
-        short = self._wanted(pools, sum(rates.values())) / scale
-        count = ceil(min(_TIMES_AS_LONG * short, max(_LONG, _REQUESTS * scale) / scale))
-        sent, simulator = self._begun(pools, rates, count, scale, seed)
-        ends = np.linspace(min(short * _FILLED, count / _LOOKS), count, _LOOKS + 1).astype(int).tolist()
+        short, most = self._wanted(pools, sum(rates.values())) / scale, max(_LONG / scale, _REQUESTS)
+        count = ceil(min(_TIMES_AS_LONG * short, most))
+        traffic, simulator = self._begun(pools, rates, count, scale, seed)
         late, looks, inside = self.late(pools), list[dict[str, list[SimulatedAnswer]]](), list[int]()
-        for begin, end in zip([0, *ends[:-1]], ends, strict=True):
-            answers: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in self.classes}
-            simulator.tell = partial(_keep, answers)
-            for request in sent[begin:end]:
-                simulator.advance(request.arrival_s)
-                simulator.send(request)
-            if begin == 0:
-                continue
-            looks.append(answers)
-            inside.append(simulator.inside)
-            worst = np.array([max(level(one, look[one.name], late) for one in self.classes) for look in looks])
-            # As many as chance brings together, and no more.
-            grows = inside[-1] > inside[0] + 3.0 * inside[0] ** 0.5
-            if len(looks) >= _LEAST_LOOKS and worst.max() <= _AT_EASE and not grows:
+        begin = int(min(short * _FILLED, count / _LOOKS))
+        for again in range(max(int(most / count), 1)):
+            sent = traffic(seed + again, simulator.now)
+            self._answers(simulator, sent[:begin])
+            for place in np.array_split(np.arange(begin, count), _LOOKS):
+                looks.append(self._answers(simulator, sent[place[0] : place[-1] + 1]))
+                inside.append(simulator.inside)
+                if self._is_clear(looks, inside, late):
+                    break
+            piles_up = inside[-1] > _PILED * max(inside[:2]) + _FEW_INSIDE
+            found = [self._in_looks(one, [look[one.name] for look in looks], late, piles_up) for one in self.classes]
+            begin = 0
+            if all(one.decided for one in found) or self._is_clear(looks, inside, late):
                 break
-            if worst.mean() > _HOPELESS:
-                break
-        piles_up = inside[-1] > _PILED * max(inside[:2]) + _FEW_INSIDE
-        return [self._in_looks(one, [look[one.name] for look in looks], late, piles_up) for one in self.classes]
+        return found
+
+    def _answers(self, simulator: FleetSimulator, sent: Sequence[SimulatedRequest]) -> dict[str, list[SimulatedAnswer]]:
+        """By class: what is answered while these are sent."""
+        found: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in self.classes}
+        simulator.tell = partial(_keep, found)
+        for request in sent:
+            simulator.advance(request.arrival_s)
+            simulator.send(request)
+        return found
+
+    def _is_clear(
+        self, looks: Sequence[Mapping[str, Sequence[SimulatedAnswer]]], inside: Sequence[int], late: float
+    ) -> bool:
+        worst = np.array([max(level(one, look[one.name], late) for one in self.classes) for look in looks])
+        # As many as chance brings together, and no more.
+        grows = inside[-1] > inside[0] + 3.0 * inside[0] ** 0.5
+        at_ease = len(looks) >= _LEAST_LOOKS and worst.max() <= _AT_EASE and not grows
+        return bool(at_ease or worst.mean() > _HOPELESS)
 
     def _in_looks(
         self, one: RequestClass, looks: Sequence[Sequence[SimulatedAnswer]], late: float, piles_up: bool
     ) -> SimulatedClass:
         """A class over all looks: steady if it would hold in another run, too, as far as looks differ."""
         levels = np.array([level(one, look, late) for look in looks if look])
-        error = levels.std(ddof=1) / len(levels) ** 0.5 if len(levels) > 1 else 0.0
-        steady = not piles_up and not levels.mean() + _ERRORS * error > HOLDS if len(levels) else True
-        return replace(seen(one, [answer for look in looks for answer in look], late), steady=bool(steady))
+        error = _ERRORS * levels.std(ddof=1) / len(levels) ** 0.5 if len(levels) > 1 else 0.0
+        mean = levels.mean() if len(levels) else 0.0
+        steady, decided = not piles_up and mean + error <= HOLDS, piles_up or abs(mean - HOLDS) >= error
+        found = seen(one, [answer for look in looks for answer in look], late)
+        return replace(found, steady=bool(steady), decided=bool(decided))
 
     def _rates(self, pools: Sequence[PoolPlan], load: float) -> dict[str, float]:
         times = self.peak * load * self._more(pools)
@@ -230,8 +254,9 @@ class Trials:
 
     def _begun(
         self, pools: Sequence[PoolPlan], rates: Mapping[str, float], count: int, scale: float, seed: int
-    ) -> tuple[list[SimulatedRequest], FleetSimulator]:
-        """So many requests to a fleet that many times smaller, with its part of the traffic."""
+    ) -> tuple[Callable[[int, float], list[SimulatedRequest]], FleetSimulator]:
+        """What gives so many requests by a seed from a moment on, and the fleet that they are for: that many times
+        smaller, with its part of the traffic."""
         self.made += 1
         few = [replace(pool, replicas=max(round(pool.replicas / scale), 1)) for pool in pools]
         worth = [pool.usd_per_hour / pool.replicas for pool in pools]
@@ -239,7 +264,11 @@ class Trials:
             w * pool.replicas for w, pool in zip(worth, pools, strict=True)
         )
         fewer = {name: rate * part for name, rate in rates.items()}
-        sent = list(self._traffic(fewer, count, seed, self._found(few, fewer), self._encoding(few)))
+        found, encoding = self._found(few, fewer), self._encoding(few)
+
+        def traffic(seed: int, since: float) -> list[SimulatedRequest]:
+            return list(self._traffic(fewer, count, seed, found, encoding, since))
+
         simulator = FleetSimulator(self.catalog, self._fleet(few), None, seed, prefixes=False, tables=self._tables)
         slower = self.scaling([pool.deployment for pool in few]).tpot
         for pool, live, factor in zip(few, simulator.live.pools, slower, strict=True):
@@ -247,7 +276,7 @@ class Trials:
             live.start_at(float(factor), 0.0)
             for number in range(pool.replicas):
                 simulator.engines[_address(pool, number)].slower = float(factor)
-        return sent, simulator
+        return traffic, simulator
 
     def _size(self, pools: Sequence[PoolPlan], rate: float) -> tuple[int, float]:
         """Requests of a run; and by how much a large fleet is made smaller, with its traffic, to be so many."""
@@ -306,14 +335,15 @@ class Trials:
         ]
 
     def _traffic(
-        self, rates: Mapping[str, float], count: int, seed: int, found: Sequence[float], encoding: Sequence[int]
-    ) -> Iterator[SimulatedRequest]:
+        self, rates: Mapping[str, float], count: int, seed: int, found: Sequence[float], encoding: Sequence[int],
+        since: float,
+    ) -> Iterator[SimulatedRequest]:  # fmt: skip
         """Arrivals at random moments, with as many of every slice and length as there are on average: what differs from
         seed to seed is when they meet, not how much work there is."""
         chance = np.random.default_rng(seed)
         parts = [(one, piece) for one in self.classes for piece in one.slices]
         weight = np.array([rates[one.name] * piece.share for one, piece in parts])
-        times = np.sort(chance.random(count)) * count / weight.sum()
+        times = since + np.sort(chance.random(count)) * count / weight.sum()
         ends = np.cumsum(weight) / weight.sum()
         # Evenly over slices and, within each, over its sample, in a random order.
         spread = chance.permutation((np.arange(count) + 0.5) / count)
