@@ -336,7 +336,7 @@ class Trials:
 
     def _traffic(
         self, rates: Mapping[str, float], count: int, seed: int, found: Sequence[float], encoding: Sequence[int],
-        since: float,
+        since: float = 0.0,
     ) -> Iterator[SimulatedRequest]:  # fmt: skip
         """Arrivals at random moments, with as many of every slice and length as there are on average: what differs from
         seed to seed is when they meet, not how much work there is."""
