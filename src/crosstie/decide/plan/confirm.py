@@ -117,7 +117,7 @@ def _meant(column: Column) -> _Meant:
 
 
 def bearable(trials: Trials, pools: Sequence[PoolPlan]) -> dict[str, float]:
-    """By class: the times its traffic at which it still holds, to a step or so; without end where it always did."""
+    """By class: the times its traffic at which it still holds, to a step or so, or the largest that was tried."""
     tried: dict[float, Levels] = {}
     load = 1.0
     while len(tried) < _TRIES and (found := trials.levels(pools, load)) is not None:

@@ -38,8 +38,10 @@ def solve(
     if not quickly:
         return _one_of_alike(problem, columns, minimise)
     try:
-        near = _near_the_best(problem, columns) if not problem.is_coupled and minimise == "cost" else columns
-        return _one_of_alike(problem, near, minimise, True) or _one_of_alike(problem, columns, minimise, True)
+        found = None
+        if not problem.is_coupled and minimise == "cost":
+            found = _one_of_alike(problem, _near_the_best(problem, columns), minimise, True)
+        return found or _one_of_alike(problem, columns, minimise, True)
     except Undecided:
         # What stands beside an answer never takes the answer away.
         return None

@@ -202,20 +202,24 @@ class Trials:
         short, most = self._wanted(pools, sum(rates.values())) / scale, max(_LONG / scale, _REQUESTS)
         count = ceil(min(_TIMES_AS_LONG * short, most))
         traffic, simulator = self._begun(pools, rates, count, scale, seed)
-        late, looks, inside = self.late(pools), list[dict[str, list[SimulatedAnswer]]](), list[int]()
+        late, looks = self.late(pools), list[dict[str, list[SimulatedAnswer]]]()
+        # By look: the level of the class that misses most, and the requests inside at its end.
+        worst, inside, clear = list[float](), list[int](), False
         begin = int(min(short * _FILLED, count / _LOOKS))
         for again in range(max(int(most / count), 1)):
             sent = traffic(seed + again, simulator.now)
             self._answers(simulator, sent[:begin])
             for place in np.array_split(np.arange(begin, count), _LOOKS):
                 looks.append(self._answers(simulator, sent[place[0] : place[-1] + 1]))
+                worst.append(max(level(one, looks[-1][one.name], late) for one in self.classes))
                 inside.append(simulator.inside)
-                if self._is_clear(looks, inside, late):
+                clear = _is_clear(worst, inside)
+                if clear:
                     break
             piles_up = inside[-1] > _PILED * max(inside[:2]) + _FEW_INSIDE
             found = [self._in_looks(one, [look[one.name] for look in looks], late, piles_up) for one in self.classes]
             begin = 0
-            if all(one.decided for one in found) or self._is_clear(looks, inside, late):
+            if clear or all(one.decided for one in found):
                 break
         return found
 
@@ -227,15 +231,6 @@ class Trials:
             simulator.advance(request.arrival_s)
             simulator.send(request)
         return found
-
-    def _is_clear(
-        self, looks: Sequence[Mapping[str, Sequence[SimulatedAnswer]]], inside: Sequence[int], late: float
-    ) -> bool:
-        worst = np.array([max(level(one, look[one.name], late) for one in self.classes) for look in looks])
-        # As many as chance brings together, and no more.
-        grows = inside[-1] > inside[0] + 3.0 * inside[0] ** 0.5
-        at_ease = len(looks) >= _LEAST_LOOKS and worst.max() <= _AT_EASE and not grows
-        return bool(at_ease or worst.mean() > _HOPELESS)
 
     def _in_looks(
         self, one: RequestClass, looks: Sequence[Sequence[SimulatedAnswer]], late: float, piles_up: bool
@@ -360,6 +355,14 @@ class Trials:
 def _scale(pools: Sequence[PoolPlan], *wanted: float) -> float:
     """By how much a fleet is made smaller, as far as its smallest pool allows."""
     return max(min(max(wanted), min(pool.replicas for pool in pools) / 2.0), 1.0)
+
+
+def _is_clear(worst: Sequence[float], inside: Sequence[int]) -> bool:
+    """Whether all looks say the same: hardly a miss and no more inside than at first, or far too many misses."""
+    # As many as chance brings together, and no more.
+    grows = inside[-1] > inside[0] + 3.0 * inside[0] ** 0.5
+    at_ease = len(worst) >= _LEAST_LOOKS and max(worst) <= _AT_EASE and not grows
+    return at_ease or sum(worst) / len(worst) > _HOPELESS
 
 
 def _keep(into: Mapping[str, list[SimulatedAnswer]], answer: SimulatedAnswer) -> None:
