@@ -31,7 +31,7 @@ from crosstie.core.histogram import samples_of
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.scale.capacities import capacities
 from crosstie.decide.scale.forecast import shape_at
-from crosstie_gateway.service.start import serve
+from crosstie_gateway.start.start import serve
 
 KEY = "an-administrators-own-key"
 SHUT = json.dumps({"kind": "reject", "health": False})

@@ -52,7 +52,7 @@ from crosstie.wire.address import Address
 from crosstie.wire.client import Origin
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.service.start import RunningGateway, serve
+from crosstie_gateway.start.start import RunningGateway, serve
 
 POLICIES: tuple[Policy, ...] = ("cheapest-meeting-target", "round-robin", "least-loaded", "prefix")
 TRACES = {"chat": "azure-2023-conversation", "code": "azure-2023-code", "documents": "mooncake-conversation"}

@@ -33,7 +33,7 @@ from crosstie.prove.replay.outcomes import result_of, targets_of
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.service.start import serve
+from crosstie_gateway.start.start import serve
 from crosstie_gateway.wire.child import Child, start_crosstie
 from sharing import MODEL, requests_of
 

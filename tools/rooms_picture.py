@@ -35,7 +35,7 @@ HOUSES: dict[str, list[Band]] = {
     ],
     "crosstie_gateway": [
         {"": [["cli"], ["demo"]]},
-        {"": [["pick", "scale"], ["service"], ["batch", "cluster"], ["gateway", "emulate"]]},
+        {"": [["pick", "scale"], ["start"], ["hosting"], ["service"], ["batch", "cluster"], ["gateway", "emulate"]]},
         {"": [["ledger", "share"], ["wire"]]},
     ],
     "crosstie_port": [

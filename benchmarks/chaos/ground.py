@@ -16,7 +16,7 @@ from urllib.request import Request, urlopen
 
 from plan import EMULATED, KEYS, LOCAL, LOCAL_TOKENS, QUESTIONS
 
-from crosstie_gateway.service.local import CONTEXT, shipped_weights
+from crosstie_gateway.start.local import CONTEXT, shipped_weights
 
 ROOT = Path(__file__).parents[2]
 ADMIN_KEY = "chaos-" + os.urandom(16).hex()
@@ -221,7 +221,7 @@ class Ground:
         return Engine(command, port, pool, self.folder)
 
     def _real(self, port: int) -> Engine:
-        command = [sys.executable, "-P", "-m", "crosstie_gateway.service.llamacpp_child",
+        command = [sys.executable, "-P", "-m", "crosstie_gateway.start.llamacpp_child",
                    "--file", str(shipped_weights()), "--model", LOCAL, "--port", str(port), "--threads", "1",
                    "--slots", "1", "--context", str(CONTEXT)]  # fmt: skip
         return Engine(command, port, "local", self.folder)

@@ -30,7 +30,7 @@ COMPILED = {
     "src/crosstie_gateway": {
         "wire": ["grpc", "unpack"],
         "gateway": [
-            "answers", "apart", "asks", "attempt", "backend", "body", "context", "errors", "exchange",
+            "answers", "asks", "attempt", "backend", "body", "context", "disaggregated", "errors", "exchange",
             "exchange_state", "gateway", "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record",
             "relay", "transcript",
         ],

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from crosstie.port.preflight.model import ModelReport as ModelReport, preflight as preflight
     from crosstie.prove.api import calibrate as calibrate, validate as validate
     from crosstie.prove.calibration.validate import Validation as Validation
-    from crosstie_gateway.service.start import RunningGateway as RunningGateway, serve as serve
+    from crosstie_gateway.start.start import RunningGateway as RunningGateway, serve as serve
     from crosstie_port.capture.report import CaptureReport as CaptureReport, preflight_capture as preflight_capture
     from crosstie_port.checkpoint.convert import ConversionReport as ConversionReport, convert as convert
     from crosstie_port.kernels.report import KernelReport as KernelReport, preflight_kernels as preflight_kernels
@@ -116,7 +116,7 @@ _HOMES = {
     "crosstie_port.source.check": ("SourceReport", "preflight_source"),
     "crosstie.prove.api": ("calibrate", "validate"),
     "crosstie.prove.calibration.validate": ("Validation",),
-    "crosstie_gateway.service.start": ("RunningGateway", "serve"),
+    "crosstie_gateway.start.start": ("RunningGateway", "serve"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -27,7 +27,7 @@ from crosstie_gateway.demo.demo import CREDITS, TRACES, PolicyRun, run_demo
 _STARTS_ONE_AND_WAITS = """
 import sys, time
 from pathlib import Path
-from crosstie_gateway.service.start import serve
+from crosstie_gateway.start.start import serve
 with serve(Path(sys.argv[1]), emulate=True, speed=20.0) as child:
     pids = Path(f"/proc/{child.process.pid}/task/{child.process.pid}/children").read_text()
     print(child.process.pid, pids, flush=True)

@@ -20,8 +20,8 @@ from tests.run.gateway.tellers import tellers
 from tests.run.gateway.test_keys import keyed
 from tests.run.gateway.test_resume import fleet_over, identified
 from tests.run.gateway.test_serving import CHAT
+from tests.run.hosting.shared import MODELS, hosted, shared_pool
 from tests.run.service.processes import serving
-from tests.run.service.shared import MODELS, hosted, shared_pool
 from tests.run.service.test_admin import administered, two_pools
 
 from crosstie.catalog.fleet_text import fleet_text

@@ -18,7 +18,7 @@ from tests.engines.test_vllm_cpu import LONG, settled
 from tests.engines.vllm_server import MODEL, VllmServer
 from tests.run.service.processes import Running, comes_true, serving
 
-from crosstie_gateway.service.local import LocalEngine, start_local
+from crosstie_gateway.start.local import LocalEngine, start_local
 
 pytestmark = pytest.mark.vllm_cpu
 # Patience of these gateways, and how much later than that a client may hear of it on a busy machine.

@@ -22,7 +22,8 @@ LISTS = {
         "prove.review", "prove.claims", "web", "cli",
     ],
     "crosstie_gateway": [
-        "wire", "ledger", "share", "emulate", "gateway", "batch", "cluster", "service", "pick", "scale", "demo", "cli",
+        "wire", "ledger", "share", "emulate", "gateway", "batch", "cluster", "service", "hosting", "start", "pick", "scale",
+        "demo", "cli",
     ],
     "crosstie_port": ["kernels", "capture", "source", "divergence", "checkpoint", "profile", "porting", "cli"],
 }  # fmt: skip

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from tests.route.fleets import decided
 from tests.run.gateway.fakes import CATALOG, fleet_of
-from tests.run.service.shared import MODELS, shared_pool
+from tests.run.hosting.shared import MODELS, shared_pool
 
 from crosstie.catalog.loading import shipped_loading
 from crosstie.core.fleet import Fleet

@@ -1,13 +1,13 @@
 """A real engine, llama.cpp's: prompts of the length asked for in its own tokens, answers of just theirs."""
 
 import pytest
-from tests.run.service.test_local import real
+from tests.run.start.test_local import real
 
 from crosstie.catalog.library import Catalog
 from crosstie.prove.bench.bench import Settings, bench
 from crosstie.prove.bench.endpoint import described
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad
-from crosstie_gateway.service.local import start_local
+from crosstie_gateway.start.local import start_local
 
 pytestmark = pytest.mark.engines
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from crosstie_gateway.service import llamacpp_child
+from crosstie_gateway.start import llamacpp_child
 from crosstie_gateway.wire.child import Child, start_child, wait_until_orphaned
 
 

@@ -14,7 +14,7 @@ from crosstie.decide.plan.traffic import poisson
 from crosstie.prove.replay.accounts import replayed
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.prove.review.production import read_metrics
-from crosstie_gateway.service.start import serve
+from crosstie_gateway.start.start import serve
 
 pytestmark = pytest.mark.slow
 _SPEED = 4.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.run.emulate.running import CATALOG, CHAT, Client, chat, fleet
-from tests.run.service.shared import shared_pool
+from tests.run.hosting.shared import shared_pool
 from tests.waiting import LIMIT_S, until
 
 from crosstie_gateway.emulate.fleet import start

@@ -15,7 +15,7 @@ from tests.lazily import Lazily
 from tests.run.emulate.running import fleet as emulated_fleet, pool as emulated_pool
 from tests.run.gateway.fakes import CALM, CATALOG, Running, fleet_of, pool_of, running, until
 from tests.run.gateway.tellers import Heard
-from tests.run.service.test_local import real
+from tests.run.start.test_local import real
 from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Serving
@@ -25,7 +25,7 @@ from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.emulate.faults import Fault
 from crosstie_gateway.emulate.fleet import start
 from crosstie_gateway.gateway.record import RequestRecord
-from crosstie_gateway.service.local import LocalEngine, start_local
+from crosstie_gateway.start.local import LocalEngine, start_local
 
 if TYPE_CHECKING:
     import openai

@@ -19,7 +19,7 @@ from tests.engines.streams import get, post
 from tests.lazily import Lazily
 from tests.run.emulate.running import SMALL, fleet, pool
 from tests.run.service.processes import Running, comes_true, command, environment, gone, serving
-from tests.run.service.test_local import real
+from tests.run.start.test_local import real
 
 from crosstie.catalog.fleet_text import fleet_text
 

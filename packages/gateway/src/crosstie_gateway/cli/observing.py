@@ -10,7 +10,7 @@ import click
 from crosstie.cli.options import FILE, option_group, real_option, whole_option
 from crosstie.core.fleet import Policy
 from crosstie_gateway.service.logs import STYLES
-from crosstie_gateway.service.start import Observers
+from crosstie_gateway.start.start import Observers
 
 GROUPS = {
     "Without GPUs": "--emulate --speed",

@@ -19,7 +19,7 @@ from crosstie_gateway.cli.observing import (
 )
 from crosstie_gateway.pick.process import run_picker, would_pick
 from crosstie_gateway.pick.stream import PickSettings
-from crosstie_gateway.service.start import Observers, Served, ServeOptions
+from crosstie_gateway.start.start import Observers, Served, ServeOptions
 
 
 @click.command(

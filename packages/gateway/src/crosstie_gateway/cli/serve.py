@@ -18,7 +18,7 @@ from crosstie_gateway.cli.observing import (
     policy_option,
     with_parent_option,
 )
-from crosstie_gateway.service.start import Observers, Served, ServeOptions, run, would_serve
+from crosstie_gateway.start.start import Observers, Served, ServeOptions, run, would_serve
 
 
 def _mode(context: click.Context, option: click.Parameter, given: str | None) -> int | None:

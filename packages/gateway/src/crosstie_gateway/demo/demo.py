@@ -26,7 +26,7 @@ from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, re
 from crosstie.prove.replay.document import result_document
 from crosstie.prove.replay.outcomes import ReplayResult, plain, result_of, targets_of
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
-from crosstie_gateway.service.start import RunningGateway, serve
+from crosstie_gateway.start.start import RunningGateway, serve
 
 WORKLOAD = Path("demo")
 # By class of that workload: the trace that its requests are taken from, and whose it is.

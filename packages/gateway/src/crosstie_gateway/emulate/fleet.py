@@ -21,7 +21,7 @@ from crosstie.perf.tabulated import StepTimes
 from crosstie.route import build
 from crosstie.route.hosted_sizes import sizes
 from crosstie.wire.address import Address, is_loopback
-from crosstie_gateway.emulate.apart import sides
+from crosstie_gateway.emulate.disaggregated import sides
 from crosstie_gateway.emulate.faults import ScriptedFault
 from crosstie_gateway.emulate.hosted import EmulatedMachine, EmulatedRouter, HostedEngine, SharedReplica, SleepingServer
 from crosstie_gateway.emulate.kv_events import KvPublisher
@@ -144,10 +144,10 @@ def _led(
     loop: asyncio.AbstractEventLoop, pool: Pool, what: Emulated, seed: int, made_of: dict[str, Any]
 ) -> list[EmulatedServer]:
     """All engines of a pool that a gateway leads from prefill to decode."""
-    service, apart = what.service, pool.apart
+    service, fleet_sides = what.service, pool.apart
     assert service is not None
-    assert apart is not None
-    counts = len(apart.prefill.backends), len(apart.decode.backends)
+    assert fleet_sides is not None
+    counts = len(fleet_sides.prefill.backends), len(fleet_sides.decode.backends)
     return sides(loop, what, _kinds(what, service), what.pool, counts, None, seed, made_of)
 
 

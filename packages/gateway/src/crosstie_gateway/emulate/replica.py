@@ -66,7 +66,7 @@ class Emulated:
     times: StepTimes
     max_context: int
     mean_output_tokens: float
-    # Prefill and decode apart, with all engines of both; `deployment` is then the decode side's.
+    # A disaggregated service, with all engines of both sides; `deployment` is then the decode side's.
     service: Disaggregated | None = None
     mean_input_tokens: float = 1.0
     # With which prompts are counted and cut into blocks; None: four bytes are a token.

@@ -122,7 +122,7 @@ class GenerationRequest:
     # was missing.
     begun: int = 0
     written: int = 0
-    # Of prefill and decode apart: what the request says of the cache that is handed over.
+    # Of a disaggregated service: what the request says of the cache that is handed over.
     handover: dict[str, Any] | None = None
     # The same of SGLang: host, port and room.
     meeting: tuple[str | None, int | None, int] | None = None

@@ -160,7 +160,7 @@ class Generating(Sequence):
 class EmulatedServer:
     """`index`: which replica of its pool it is."""
 
-    # Of a service with prefill and decode apart: which of its replicas it is; none of them is the service itself.
+    # Of a disaggregated service: which of its sides; empty: the service itself.
     role = ""
 
     def __init__(self, replica: EmulatedReplica, index: int, *, seed: int = 0):

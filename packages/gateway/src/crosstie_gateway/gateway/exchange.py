@@ -13,11 +13,11 @@ from crosstie.route.live import Flight, Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.request import Request
 from crosstie.wire.server import Reply
-from crosstie_gateway.gateway.apart import LedAttempt
 from crosstie_gateway.gateway.attempt import Attempt
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.context import Context
+from crosstie_gateway.gateway.disaggregated import LedAttempt
 from crosstie_gateway.gateway.errors import error_body, error_event, retry_after
 from crosstie_gateway.gateway.exchange_state import ExchangeState
 from crosstie_gateway.gateway.handover import MOST_BROKEN, Handover
@@ -59,7 +59,7 @@ class Exchange(ExchangeState):
         # Its place in the queue, if it had to wait for room.
         self.ticket: Ticket | None = None
         self.attempt: Attempt | None = None
-        # Who looks for another backend to go on with a stream, once it broke off.
+        # Looks for another backend to go on with a stream that broke off.
         self.handover: Handover | None = None
         # Backends that failed at this before the client had anything of it, though nothing else is wrong with them:
         # theirs it is if another serves it, and the request's own if no other does.
@@ -146,8 +146,8 @@ class Exchange(ExchangeState):
         self._close("served" if attempt.status < 400 else "client error")
 
     def _blame(self) -> None:
-        """What they failed at was possible, or nobody else could be asked. Who is set up wrongly fails at everything:
-        one request that another could serve is enough to know."""
+        """Another backend did what these failed at, or none could be asked. A backend that is set up wrongly fails at
+        everything: one request that another could serve is enough to know."""
         served = self.attempt is not None
         for backend, why, wrong in self._suspects:
             self._failed(backend, why, wrong=wrong, surely=wrong and served)

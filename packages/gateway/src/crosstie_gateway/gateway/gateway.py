@@ -29,12 +29,12 @@ from crosstie.wire.request import BadRequest, Request
 from crosstie.wire.server import Handler, Reply
 from crosstie.wire.way import Way, way_of
 from crosstie_gateway.gateway.adapters import AdapterLoader
-from crosstie_gateway.gateway.apart import check_led
 from crosstie_gateway.gateway.asks import ask_of
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody, read_body, read_form_body, with_model
 from crosstie_gateway.gateway.clients import Clients
 from crosstie_gateway.gateway.context import Context
+from crosstie_gateway.gateway.disaggregated import check_led
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.exchange import Exchange
 from crosstie_gateway.gateway.health import probe, watch
@@ -205,7 +205,7 @@ class Gateway:
         self._admit()
 
     def _judge_decode(self, prefill: LivePool) -> None:
-        """Who decodes is out without whom to get the prompts from."""
+        """A decode side is down while its prefill side is down."""
         now = self.now()
         for pool in self.live.pools:
             if pool.prefill is prefill:
@@ -477,7 +477,7 @@ class Gateway:
         )
 
     def _decide(self, ask: Ask, now: float) -> Decision:
-        """For one who has waited, and may have been elsewhere before."""
+        """For a request that has waited, and may have been sent elsewhere before."""
         return self.router.decide(ask, now, exclude=ask.tried)
 
     def _admit(self) -> None:

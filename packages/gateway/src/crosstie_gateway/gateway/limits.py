@@ -99,7 +99,7 @@ class Holder(Account):
 
     def set(self, key: Key) -> None:
         self.key, self.id = key, key.id
-        # Who shares what it knows, and its turns in the queue.
+        # Prompts that it sent, its sessions and its turns in the queue are its own by this number.
         self.tenant = key.id
         self.explains, self.max_open = key.explains, key.max_open or 0
         self.digest = bytes.fromhex(key.digest)

@@ -256,7 +256,7 @@ def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -
 
 
 def _prompt_goes_to(gateway: Gateway, replica: Replica | None, ask: Ask) -> dict[str, object]:
-    """Where prefill and decode are apart, who would compute the prompt, and how much of it he is believed to hold."""
+    """Of a disaggregated pool: which prefill replica would compute the prompt, and how much of it that one holds."""
     if replica is None or replica.pool.prefill is None:
         return {}
     tokens = gateway.live.lengths.block_tokens(ask.model)

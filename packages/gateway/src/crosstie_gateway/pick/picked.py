@@ -47,9 +47,8 @@ def check_endpoints(fleet: Fleet) -> None:
     """Raises BadInput where a pool cannot be named to a proxy."""
     for pool in fleet.pools:
         if pool.led_backends:
-            raise BadInput(
-                f"pool {pool.name}: has prefill and decode engines apart, which a proxy cannot lead; crosstie serve can"
-            )
+            why = "a proxy cannot drive prefill and decode engines; crosstie serve can"
+            raise BadInput(f"pool {pool.name}: is disaggregated: {why}")
         for url in (one for each in pool.by_model() for one in each.backends):
             address = Address(url)
             if address.socket:

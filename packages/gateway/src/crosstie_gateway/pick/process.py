@@ -12,7 +12,7 @@ from crosstie_gateway.pick.picked import PickedExchange, check_endpoints
 from crosstie_gateway.pick.server import PickCalls
 from crosstie_gateway.pick.stream import PickSettings, PickStream
 from crosstie_gateway.service.process import GatewayProcess
-from crosstie_gateway.service.start import Observers, Served, ServeOptions, run, would_serve
+from crosstie_gateway.start.start import Observers, Served, ServeOptions, run, would_serve
 
 _NOT_HERE = "this port is for Envoy's ext_proc, by gRPC; /health, /ready and /metrics are at --ops-port"
 

@@ -21,7 +21,7 @@ from crosstie.wire.address import Address
 from crosstie.wire.client import Origin
 from crosstie.wire.fetch import Answer, fetch
 from crosstie.wire.way import Way
-from crosstie_gateway.service.loaders import LoadFailed, run_hook
+from crosstie_gateway.wire.hook import HookFailed, run_hook
 
 # Where a pod finds the API server's certificate, its own token and its namespace.
 _POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -183,7 +183,7 @@ class ScaleHook:
         }  # fmt: skip
         try:
             await run_hook(self.command, given, _HOOK_S, lambda said: self.say(f"hook: {said}"))
-        except LoadFailed as error:
+        except HookFailed as error:
             raise ScaleFailed(f"supply {one.name}: {error}") from None
 
 

@@ -35,7 +35,7 @@ from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, Fl
 PREFIX = "/admin/v1/"
 _MOST_BODY = 2**20
 _LOOK_S = 0.2
-# Who has closed only its own half may still read; that nobody does shows when something is written.
+# A client that closed only its own half may still read; a write shows whether it is gone.
 _SIGN_OF_LIFE_S = 1.0
 _MOST_FOLLOWERS = 16
 # Refused visitors are told of at most so often.

@@ -45,7 +45,7 @@ class BackendView(msgspec.Struct, kw_only=True):
     reported: ReportedView | None
     # Of all workers: up, down, draining or drained.
     state: str = ""
-    # Where prefill and decode are apart, which of the two it does.
+    # Of a disaggregated pool: prefill or decode.
     side: str = ""
     # The engine as far as it is known; "emulated" is none: no GPU runs there.
     engine: str = ""

@@ -358,7 +358,7 @@ class Supervisor:
                 self._pass_on(worker.row, report)
 
     def _pass_on(self, row: int, said: WorkerNotice) -> None:
-        """What one worker finds the others find too: it is said as often as the one says it who says it most."""
+        """All workers notice the same things: a line is printed as often as the worker that repeats it most."""
         now = time.monotonic()
         if len(self._repeated) > _MOST_LINES:
             self._repeated = {text: one for text, one in self._repeated.items() if now - one.last < _SAME_S}

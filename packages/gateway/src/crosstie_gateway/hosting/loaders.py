@@ -6,10 +6,6 @@ a server that was started without a model (b21e4de, August 2026: --models-dir or
 
 import asyncio
 import contextlib
-import os
-import shlex
-import signal
-import subprocess
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,13 +15,12 @@ from crosstie.core.fleet import HostedModel, Pool
 from crosstie.wire.fetch import Answer, fetch
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.wire.hook import HookFailed, run_hook
 
 # How often an engine is asked whether it has finished what was asked of it.
 _ASK_S = 0.1
+# Of what an engine says against a load, as much as a line of a log bears.
 _MOST_SAID = 300
-# Of what a command writes; and between its being asked to end and being killed.
-_KEPT_BYTES = 4096
-_GRACE_S = 2.0
 
 
 class LoadFailed(Exception):
@@ -233,9 +228,12 @@ class HookLoader(Loader):
         }
         where = f"pool {self.pool.name}: {action} {model} on replica {index}"
         # To the log and nowhere else: a command may say anything.
-        await run_hook(
-            self.pool.load_hook or "", given, patience_s, lambda said: self.gateway.notify(f"{where}: {said}")
-        )
+        try:
+            await run_hook(
+                self.pool.load_hook or "", given, patience_s, lambda said: self.gateway.notify(f"{where}: {said}")
+            )
+        except HookFailed as error:
+            raise LoadFailed(str(error)) from None
 
     async def _is_loaded(self, index: int, model: str) -> bool | None:
         backend = self.backend(index, model)
@@ -266,70 +264,3 @@ def _listed(answer: Answer) -> list[dict[str, Any]]:
 def loader_of(gateway: Gateway, pool: Pool) -> Loader:
     kinds = {"vllm-sleep": VllmSleep, "llamacpp-router": LlamaRouter, "hook": HookLoader}
     return kinds[pool.loading or "hook"](gateway, pool)
-
-
-# A command of the user's that loads or unloads a model: its words as they are, no shell, and an end to everything. What
-# it should do is in its environment: CROSSTIE_ACTION (load or unload), _MODEL, _POOL, _BACKEND and _REPLICA.
-
-
-async def run_hook(command: str, given: dict[str, str], patience_s: float, on_said: Callable[[str], object]) -> None:
-    """`on_said` is told the end of what it wrote, on one line, which is the operator's alone. Raises LoadFailed where
-    it fails, cannot be started or takes too long."""
-    words = shlex.split(command)
-    loop = asyncio.get_running_loop()
-    reading, writing = os.pipe()
-    os.set_blocking(reading, False)
-    written = bytearray()
-
-    def read() -> None:
-        piece = b""
-        with contextlib.suppress(BlockingIOError):
-            piece = os.read(reading, 65536)
-            if not piece:
-                loop.remove_reader(reading)
-        written.extend(piece)
-        del written[:-_KEPT_BYTES]
-
-    try:
-        try:
-            # In a session of its own, so that all it starts can be ended with it; its output by a pipe that nobody
-            # waits for, because a server that it leaves behind may hold it open.
-            process = await asyncio.create_subprocess_exec(
-                *words, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing, start_new_session=True,
-                env={**os.environ, **{f"CROSSTIE_{name}": value for name, value in given.items()}},
-            )  # fmt: skip
-        except (OSError, ValueError) as error:
-            raise LoadFailed(f"{words[0]} cannot be run: {error}") from None
-        finally:
-            os.close(writing)
-        loop.add_reader(reading, read)
-        try:
-            async with asyncio.timeout(patience_s):
-                status = await process.wait()
-        except BaseException as error:
-            await _end(process)
-            if isinstance(error, TimeoutError):
-                raise LoadFailed(f"{words[0]} was ended: it took longer than {patience_s:g} s") from None
-            raise
-        read()
-    finally:
-        loop.remove_reader(reading)
-        os.close(reading)
-    text = " ".join(written.decode("utf-8", "replace").split())
-    if text:
-        on_said("".join(sign if sign.isprintable() else "?" for sign in text)[-_MOST_SAID:])
-    if status != 0:
-        how = f"status {status}" if status > 0 else f"signal {-status}"
-        raise LoadFailed(f"{words[0]} ended with {how}")
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """With all that it has started: they are asked first."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_GRACE_S):
-            await process.wait()
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    await process.wait()

@@ -18,7 +18,7 @@ from crosstie.route.live import Replica
 from crosstie.route.load import State, become
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.health import probe
-from crosstie_gateway.service.loaders import LoadFailed, loader_of
+from crosstie_gateway.hosting.loaders import LoadFailed, loader_of
 from crosstie_gateway.share.peers import known_as
 
 # A load may take so many times as long as it is said to, and so many seconds more.

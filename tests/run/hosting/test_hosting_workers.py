@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.run.gateway.fakes import CATALOG, Running, fleet_of, running, until
-from tests.run.service.shared import MODELS, PATIENT, SPEED, shared_pool, with_hosts
+from tests.run.hosting.shared import MODELS, PATIENT, SPEED, shared_pool, with_hosts
 
 from crosstie_gateway.emulate.fleet import start
-from crosstie_gateway.service.hosting import Hosting, Leader
+from crosstie_gateway.hosting.hosting import Hosting, Leader
 from crosstie_gateway.service.process import Component, GatewayProcess
 from crosstie_gateway.service.worker_link import (
     FollowerReport,

@@ -14,7 +14,7 @@ from tests.run.service.processes import comes_true, environment, gone
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie_gateway.service.start import Observers, ServeOptions, serve, would_serve
+from crosstie_gateway.start.start import Observers, ServeOptions, serve, would_serve
 
 MODEL = "llama-3.1-8b"
 FLEET = fleet_of(pool_of("one", model=MODEL, accelerator="mi300x", precision="fp8", stack="vllm", replicas=1))
@@ -68,7 +68,7 @@ def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(FLEET))
     script = (
-        "import sys, time; from crosstie_gateway.service.start import serve\n"
+        "import sys, time; from crosstie_gateway.start.start import serve\n"
         "print(serve(sys.argv[1], emulate=True).process.pid, flush=True); time.sleep(600)"
     )
     command = [sys.executable, "-c", script, str(file)]

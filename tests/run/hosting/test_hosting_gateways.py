@@ -10,14 +10,14 @@ import msgspec
 import pytest
 from redis import Redis
 from tests.run.gateway.fakes import CATALOG, Running, fleet_of, running, until
-from tests.run.service.shared import MODELS, PATIENT, SPEED, shared_pool
+from tests.run.hosting.shared import MODELS, PATIENT, SPEED, shared_pool
 from tests.run.share.proxy import Proxy, proxy
 from tests.run.share.redis_server import RedisServer, redis_server
 
 from crosstie.core.fleet import SharedState
 from crosstie_gateway.emulate.fleet import EmulatedFleet, start
 from crosstie_gateway.emulate.hosted import HostedEngine
-from crosstie_gateway.service.hosting import Hosting, Leader
+from crosstie_gateway.hosting.hosting import Hosting, Leader
 
 pytestmark = pytest.mark.database
 

@@ -9,7 +9,7 @@ from tests.run.emulate.running import CHAT, Client, chat, emulating, fleet, pool
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Pool, PoolApart, PoolSide
 from crosstie.wire.loops import run_on_loop
-from crosstie_gateway.emulate.apart import LEASE_S
+from crosstie_gateway.emulate.disaggregated import LEASE_S
 
 
 def apart(connector: str = "vllm-moriio", prefill: int = 1, decode: int = 2, **more: Any) -> Pool:

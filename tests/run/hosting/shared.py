@@ -11,8 +11,8 @@ from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Fleet, HostedModel, Pool, Serving
 from crosstie_gateway.emulate.fleet import EmulatedFleet, start
 from crosstie_gateway.emulate.hosted import EmulatedRouter, HostedEngine
-from crosstie_gateway.service.hosting import Hosting
-from crosstie_gateway.service.shared_pool import SharedPool
+from crosstie_gateway.hosting.hosting import Hosting
+from crosstie_gateway.hosting.shared_pool import SharedPool
 
 MODELS = ("llama-3.1-8b", "qwen3-8b", "mistral-7b", "gpt-oss-20b", "qwen3-30b-a3b", "gemma-3-27b")
 SPEED = 20.0

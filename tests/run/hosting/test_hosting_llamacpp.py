@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 from tests.run.gateway.fakes import Running, fleet_of, pool_of, running, until
+from tests.run.hosting.shared import PATIENT
 from tests.run.service.processes import comes_true, gone
-from tests.run.service.shared import PATIENT
-from tests.run.service.test_local import real
+from tests.run.start.test_local import real
 
 from crosstie.core.fleet import HostedModel, Pool
 from crosstie.wire.fetch import fetch
-from crosstie_gateway.service.hosting import Hosting
-from crosstie_gateway.service.local import shipped_weights
+from crosstie_gateway.hosting.hosting import Hosting
+from crosstie_gateway.start.local import shipped_weights
 
 BINARY = os.environ.get("CROSSTIE_LLAMA_SERVER") or shutil.which("llama-server")
 NAMES = ("alpha", "beta")

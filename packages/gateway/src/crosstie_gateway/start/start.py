@@ -22,6 +22,7 @@ from crosstie.wire.files import allow_many_connections
 from crosstie.wire.loops import run_on_loop, settle_memory
 from crosstie_gateway.emulate.fleet import start_emulated
 from crosstie_gateway.gateway.notices import Notice
+from crosstie_gateway.hosting.hosting import Hosting
 from crosstie_gateway.ledger.places import open_store
 from crosstie_gateway.service.admin_door import AdminDoor
 from crosstie_gateway.service.batches import BatchService
@@ -29,10 +30,8 @@ from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
 from crosstie_gateway.service.discovery import Discovery
 from crosstie_gateway.service.door import OpsDoor
 from crosstie_gateway.service.edge import Edge
-from crosstie_gateway.service.hosting import Hosting
 from crosstie_gateway.service.kv_events import KvEvents
 from crosstie_gateway.service.ledger import Ledger
-from crosstie_gateway.service.local import CONTEXT, LocalEngine, start_local
 from crosstie_gateway.service.logs import Log, Style
 from crosstie_gateway.service.peers import LearntSharing, PeerSharing
 from crosstie_gateway.service.process import Component, GatewayProcess, check_places
@@ -45,6 +44,7 @@ from crosstie_gateway.service.token_keys import TokenKeys
 from crosstie_gateway.service.tokenizing import TokenizerFiles
 from crosstie_gateway.service.worker import SharedLoad, Worker
 from crosstie_gateway.share.board import Board
+from crosstie_gateway.start.local import CONTEXT, LocalEngine, start_local
 from crosstie_gateway.wire.child import Child, start_crosstie, when_orphaned
 
 # How long a gateway that is told to stop may take: `serve.drain_s` is 60 where its file says nothing.

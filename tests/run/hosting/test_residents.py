@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from crosstie_gateway.share import residents as module
-from crosstie_gateway.share.residents import HOLD_S, HostReport, Lease, ReplicaClaim, Residents
+from crosstie_gateway.hosting import residents as module
+from crosstie_gateway.hosting.residents import HOLD_S, HostReport, Lease, ReplicaClaim, Residents
 
 SLOT = "http://a:1"
 CLAIM_AT = f"crosstie:host:f:claim:{SLOT}"

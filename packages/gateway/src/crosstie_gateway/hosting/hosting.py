@@ -4,7 +4,7 @@ Of the workers that serve the same fleet one is the leader, whoever holds a lock
 others follow: they report what they are asked for and what they have in flight, and learn from it what is where. A
 gateway of one process leads.
 
-With Redis, of the leaders of several gateways the one decides that holds the fleet's lease (`share.residents`). The
+With Redis, of the leaders of several gateways the one decides that holds the fleet's lease (`residents`). The
 others do as it says, and while none is heard of they go by what engines say that they have, and load nothing.
 """
 
@@ -24,13 +24,13 @@ from crosstie.route.live import Replica
 from crosstie.route.load import State, become
 from crosstie.wire.variables import filled
 from crosstie_gateway.gateway.interfaces import HostedModels
+from crosstie_gateway.hosting.resident_share import ResidentShare
+from crosstie_gateway.hosting.residents import HOLD_S, HostReport
+from crosstie_gateway.hosting.shared_pool import LoadGuard, SharedPool, families
 from crosstie_gateway.service.process import Component, GatewayProcess
-from crosstie_gateway.service.shared_pool import LoadGuard, SharedPool, families
 from crosstie_gateway.service.worker_link import Done, FollowerLoad, FollowerReport, LeaderState, WorkerAnswer
 from crosstie_gateway.share.peers import known_as
 from crosstie_gateway.share.redis_share import connected
-from crosstie_gateway.share.resident_share import ResidentShare
-from crosstie_gateway.share.residents import HOLD_S, HostReport
 
 # How often it is seen who waits for what, and how often replicas are asked what they have.
 _EVERY_S, _VERIFY_S = 0.1, 5.0

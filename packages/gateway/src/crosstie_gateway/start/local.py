@@ -58,7 +58,7 @@ def start_local(
         _refuse_taken(port)
     words = {"file": weights, "model": model, "port": port, "threads": count, "slots": SLOTS, "context": CONTEXT}
     # -P: no folder that the user happens to be in is searched for modules.
-    command = [sys.executable, "-P", "-m", "crosstie_gateway.service.llamacpp_child"]
+    command = [sys.executable, "-P", "-m", "crosstie_gateway.start.llamacpp_child"]
     command += [part for name, value in words.items() for part in (f"--{name}", str(value))]
     try:
         process, said = start_child(command, wait_s)

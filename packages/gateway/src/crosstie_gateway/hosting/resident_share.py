@@ -1,4 +1,4 @@
-"""Carries over Redis what gateways say of shared replicas, and keeps the lease of whoever leads (`share.residents`)."""
+"""Carries over Redis what gateways say of shared replicas, and keeps the lease of whoever leads (`residents`)."""
 
 import asyncio
 import contextlib
@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from crosstie_gateway.hosting.residents import HOLD_S, HostReport, Lease, Residents
 from crosstie_gateway.share.redis_share import RedisTalk
-from crosstie_gateway.share.residents import HOLD_S, HostReport, Lease, Residents
 
 # What Redis may take to answer somebody who is about to load.
 _PATIENCE_S = 1.0

