@@ -344,7 +344,7 @@ def test_what_cannot_be_handed_over_vllm_decodes_alone_and_sglang_is_not_asked(s
         async with serving(led("sglang")) as one:
             refused = await one.at.ask(**given)
             assert refused.status == 400
-            assert "are apart" in json.loads(refused.body)["error"]["message"]
+            assert "prefill and decode disaggregated" in json.loads(refused.body)["error"]["message"]
             elsewhere = await one.at.ask("/v1/embeddings", input="hello")
             assert "takes no /v1/embeddings" in json.loads(elsewhere.body)["error"]["message"]
             assert not one.asked
