@@ -1,5 +1,6 @@
 """What contributors and releases rely on: workflows, templates, hooks, wheels, release notes."""
 
+import ast
 import re
 import runpy
 import tomllib
@@ -21,6 +22,9 @@ PACKAGES: dict[str, dict[str, Any]] = {
     for folder in (".", "./packages/gateway", "./packages/port")
 }
 GATEWAY = PACKAGES["./packages/gateway"]
+
+
+MERGE = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE)
 
 
 def workflow(name: str) -> dict[str, Any]:
@@ -96,15 +100,54 @@ def unknown_remedies(text: str) -> list[str]:
     return found
 
 
+def extras_that_messages_name(code: str) -> list[str]:
+    """What `MissingExtra` and `to_install` are called with: `./packages/gateway[redis]`; "?" for what is worked out."""
+    named = []
+    for call in ast.walk(ast.parse(code)):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
+            continue
+        words = [str(word.value) if isinstance(word, ast.Constant) else "?" for word in call.args]
+        if call.func.id == "MissingExtra":
+            extra, package = (*words[1:], "crosstie")[:2]
+        elif call.func.id == "to_install":
+            package, extra = words
+        else:
+            continue
+        folder = "." if package == "crosstie" else f"./packages/{package.removeprefix('crosstie-')}"
+        named.append(f"{folder}[{extra}]")
+    return named
+
+
+EXTRAS = {
+    f"{folder}[{extra}]"
+    for folder in PACKAGES
+    for extra in PACKAGES[folder]["project"].get("optional-dependencies", {})
+}
+
+
 def test_what_users_are_told_to_install_is_there() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "packages").glob("*/README.md")]
-    files = [file for folder in SOURCES.values() for file in folder.rglob("*.py")]
+    files = [file for folder in SOURCES.values() for file in folder.rglob("*.py") if file.name != "errors.py"]
     texts = {file: file.read_text() for file in (*pages, *files)}
     assert {str(file): wrong for file, text in texts.items() if (wrong := unknown_remedies(text))} == {}
-    told = "".join(texts.values())
-    for folder, package in PACKAGES.items():
-        for extra in package["project"].get("optional-dependencies", {}).keys() - {"dev", "docs"}:
-            assert re.search(rf"{re.escape(folder)}\[[a-z,-]*\b{extra}\b", told), f"nobody is told of {folder}[{extra}]"
+    named = {remedy for file in files for remedy in extras_that_messages_name(texts[file])}
+    assert len(named) > 10
+    assert named <= EXTRAS
+    told = "".join(texts[page] for page in pages)
+    for remedy in EXTRAS - named - {".[dev]", ".[docs]"}:
+        folder, extra = remedy[:-1].split("[")
+        assert re.search(rf"{re.escape(folder)}\[[a-z,-]*\b{extra}\b", told), f"nobody is told of {remedy}"
+
+
+def test_a_sentence_of_its_own_would_be_found() -> None:
+    """Messages take the sentence from `core.errors.to_install`, so that it changes in one place."""
+    own = [
+        file
+        for folder in SOURCES.values()
+        for file in folder.rglob("*.py")
+        if re.search(r"pip install '?\./?\S*\[", file.read_text()) and file.name != "errors.py"
+    ]
+    assert own == []
 
 
 def test_a_remedy_that_does_not_work_would_be_found() -> None:
@@ -112,6 +155,18 @@ def test_a_remedy_that_does_not_work_would_be_found() -> None:
     assert unknown_remedies("pip install '.[redis]'") == [".[redis]"]
     assert unknown_remedies("pip install ./packages/gate") == ["./packages/gate[]"]
     assert unknown_remedies("pip install 'crosstie[plot]'") == ["crosstie[plot]"]
+
+
+def test_no_page_keeps_the_marks_of_a_merge() -> None:
+    texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/**/*.toml"), *ROOT.glob(".github/**/*.yml")]
+    assert [str(file) for file in texts if ".venv" not in str(file) and MERGE.search(file.read_text())] == []
+    assert MERGE.search("a\n<<<<<<< HEAD\nb")
+
+
+def test_an_extra_that_is_not_there_would_be_found() -> None:
+    code = 'raise MissingExtra("a", "plot")\nMissingExtra("b", "jwt", "crosstie-gateway")\nto_install("crosstie-port", "x")'
+    assert extras_that_messages_name(code) == [".[plot]", "./packages/gateway[jwt]", "./packages/port[x]"]
+    assert "./packages/port[x]" not in EXTRAS
 
 
 def test_a_source_tree_that_is_not_installed_knows_its_version() -> None:

@@ -252,3 +252,27 @@ def test_a_reliability_picture_that_cannot_be_drawn_is_one_line(
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert "pip install '.[plot]'" in crosstie("validate", rows, "--plot", str(tmp_path / "x.svg")).err
     assert not (tmp_path / "x.svg").exists()
+
+
+@pytest.mark.parametrize(
+    ("library", "command"),
+    [
+        ("matplotlib.figure", ("plan", "assistant", "--plot", "x.svg")),
+        ("matplotlib.figure", ("simulate", "assistant", "--plot", "x.html")),
+        ("jinja2", ("plan", "assistant", "--html", "x.html")),
+        ("jinja2", ("ui",)),
+    ],
+)
+def test_a_library_that_is_missing_is_said_before_the_work(
+    library: str, command: tuple[str, ...], crosstie: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("the work had begun")
+
+    monkeypatch.setattr("crosstie.cli.plan.planned", work)
+    monkeypatch.setattr("crosstie.cli.simulate.read_subject", work)
+    monkeypatch.setattr("crosstie.cli.ui.Explorer", work)
+    monkeypatch.setitem(sys.modules, library, None)
+    got = crosstie(*command)
+    assert (got.status, got.err.count("\n")) == (2, 1)
+    assert "pip install '.[plot]'" in got.err

@@ -20,7 +20,7 @@ import msgspec
 from crosstie.catalog.reading import is_date
 from crosstie.catalog.releases import Release
 from crosstie.catalog.writing import in_words
-from crosstie.core.errors import BadData, BadInput
+from crosstie.core.errors import BadData, BadInput, MissingExtra
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -38,7 +38,7 @@ NAMES = re.compile(
     r"|(accelerators|models|stacks|efficiency|preflight/rules)/[a-z0-9][a-z0-9_.+-]*\.toml"
     r"|preflight/(effort|engines|recipes)\.toml|preflight/releases\.csv|preflight/architectures/[a-z0-9][a-z0-9_.+-]*\.csv"
 )
-_NEEDS = "signatures need the package cryptography: pip install '.[update]' in a checkout"
+_NEEDS = "signatures need the package cryptography"
 _TIMEOUT_S = 30.0
 
 
@@ -102,7 +102,7 @@ def _signer(source: str, found: _Envelope, keys: Sequence[Path]) -> str:
     try:
         from cryptography.exceptions import InvalidSignature
     except ImportError:
-        raise BadInput(f"{_NEEDS}; --unsigned checks none") from None
+        raise MissingExtra(f"--unsigned checks no signature; {_NEEDS}", "update") from None
     trusted = [*shipped_keys(), *keys]
     if not trusted:
         raise BadData(source, "signature", f"cannot be checked: {NO_KEY}")
@@ -155,7 +155,7 @@ def _loaded(how: str, kind: str, what: str, pem: bytes, **more: Any) -> Any:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise BadInput(_NEEDS) from None
+        raise MissingExtra(_NEEDS, "update") from None
     try:
         key = getattr(serialization, how)(pem, **more)
     except (ValueError, TypeError, UnsupportedAlgorithm):

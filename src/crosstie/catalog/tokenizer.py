@@ -16,9 +16,8 @@ from typing import Any
 import msgspec
 
 from crosstie.catalog.reading import text_of
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 
-EXTRA = "pip install '.[tokenizer]' in a checkout"
 # Characters of the pieces whose tokens are kept: of an answer's many turns, all but the last have been read before.
 _KEPT = 8_000_000
 # A piece shorter than this is read again sooner than found.
@@ -36,7 +35,7 @@ class Tokenizer:
         try:
             library: Any = import_module("tokenizers")
         except ImportError:
-            raise BadInput(f"{file}: a tokenizer needs the package tokenizers: {EXTRA}") from None
+            raise MissingExtra(f"{file}: a tokenizer needs the package tokenizers", "tokenizer") from None
         said = text_of(file)
         try:
             self._words: Any = library.Tokenizer.from_str(said)
@@ -182,7 +181,7 @@ def _compiled(file: Path, given: Path | None, config: dict[str, Any]) -> tuple[A
         sandbox: Any = import_module("jinja2.sandbox")
         jinja: Any = import_module("jinja2")
     except ImportError:
-        raise BadInput(f"{place or file}: a chat template needs the package jinja2: {EXTRA}") from None
+        raise MissingExtra(f"{place or file}: a chat template needs the package jinja2", "tokenizer") from None
     # As transformers sets it up, whose templates these are.
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

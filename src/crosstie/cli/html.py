@@ -14,6 +14,7 @@ from crosstie.catalog.writing import write_text
 from crosstie.cli.options import FILE, Decorator
 from crosstie.cli.show import print_json, taken_down
 from crosstie.core.errors import BadInput
+from crosstie.web.chart import check_pages
 from crosstie.web.report import Figure, Heading, KeyNumber, Report, ReportPart, write_report
 
 html_option: Decorator = click.option(
@@ -22,9 +23,12 @@ html_option: Decorator = click.option(
 
 
 def check_html(file: Path | None) -> None:
-    """Before the work: a page must not fail at its end for a name."""
-    if file and file.suffix.lower() not in (".html", ".htm"):
+    """Before the work: a page must not fail at its end for a name or a library."""
+    if file is None:
+        return
+    if file.suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"--html {file}: the name must end in .html")
+    check_pages()
 
 
 def give(

@@ -13,7 +13,7 @@ from crosstie.cli.mcp_guard import read_only
 from crosstie.cli.mcp_tools import TOOLS, described, schema_of
 from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.show import console, print_json, show_table
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 
 
 @click.command("mcp")
@@ -33,7 +33,7 @@ def command(root: Path | None, gateway: str, port: int | None, listing: bool, as
     An assistant starts it by its configuration and talks to it over stdin and stdout. The tools are fit,
     compare, plan, simulate, preflight, explain and the catalog with its sources; they answer with the same
     documents as --json. They write nothing and start nothing; they read the catalog and, with --root,
-    models, workloads, fleets and traces beneath it. Needs `pip install '.[mcp]'`.
+    models, workloads, fleets and traces beneath it. Needs the extra mcp.
     """
     if listing:
         return _list(as_json)
@@ -42,7 +42,7 @@ def command(root: Path | None, gateway: str, port: int | None, listing: bool, as
     try:
         from crosstie.cli.mcp_server import make_server, serve_http, serve_stdio
     except ModuleNotFoundError as error:
-        raise BadInput(f"there is no {error.name} here: pip install '.[mcp]' in a checkout") from None
+        raise MissingExtra(f"mcp needs the package {error.name}", "mcp") from None
     readable = [Path(folder) for folder in Catalog().directories]
     if (releases := releases_folder()) is not None:
         readable.append(releases)

@@ -33,7 +33,7 @@ from crosstie.port.recipe.build import RecipeBook, RecipeOptions, fleet_recipes
 from crosstie.port.recipe.forms.cluster import manifests as cluster_manifests
 from crosstie.port.recipe.names import with_names
 from crosstie.port.recipe.nodes import check_room, read_nodes
-from crosstie.web.chart import check_ending
+from crosstie.web.chart import check_picture
 from crosstie.web.plan_chart import draw_plan
 
 
@@ -189,7 +189,7 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
         taken[target.resolve()] = f"what {flag} writes"
     check_html(targets.get("--html"))
     if "--plot" in targets:
-        check_ending(targets["--plot"])
+        check_picture(targets["--plot"])
 
 
 def planned(

@@ -22,8 +22,9 @@ from crosstie.core.question import assumptions
 from crosstie.decide.plan.run_result import Outage
 from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
-from crosstie.decide.plan.sweep import RequestSource
-from crosstie.web.course_chart import check_course_ending, course_figure, draw_course
+from crosstie.decide.plan.sweep import RequestSource, ray_library
+from crosstie.web.chart import check_picture
+from crosstie.web.course_chart import COURSE_KINDS, course_figure, draw_course
 
 _POLICIES = get_args(Policy)
 _KILL = re.compile(r"(?P<pool>.+)@(?P<at>[^@+]+)(?:\+(?P<during>[^@+]+))?")
@@ -48,7 +49,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
              metavar="PERCENT")  # fmt: skip
 @click.option("--clairvoyant", is_flag=True, help="Each policy also with answers' lengths known in advance.")
 @whole_option("--processes", 1, 4096, "[default: one a core]")
-@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here (pip install '.[ray]').")
+@click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here. Needs the extra ray.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Utilisation and queues over time (.html, .svg, .png, .pdf).")
 @html_option
 @verbose_option(DETAILS)
@@ -79,8 +80,10 @@ def command(
     if class_name is not None and trace is None:
         raise BadInput("--class is for a trace; a workload has its own")
     if plot is not None:
-        check_course_ending(plot)
+        check_picture(plot, COURSE_KINDS)
     check_html(html)
+    if ray is not None:
+        ray_library()
     outages = [outage(text) for text in kill]
     catalog = Catalog()
     recorded = None if trace is None else read_trace(find_trace(trace, Path()))

@@ -59,14 +59,24 @@ class StoreFailed(CrosstieError):
     pass
 
 
+def to_install(package: str, extra: str = "") -> str:
+    """The command that brings a package of ours, or one with an extra. No index has them yet, so it is a checkout's."""
+    folder = "." if package == "crosstie" else f"./packages/{package.removeprefix('crosstie-')}"
+    return f"pip install '{folder}[{extra}]' in a checkout" if extra else f"`pip install {folder}` in a checkout"
+
+
 class MissingPackage(CrosstieError):
     """`what` is wanted, and `package` brings it."""
 
     def __init__(self, what: str, package: str):
-        folder = f"./packages/{package.removeprefix('crosstie-')}"
-        super().__init__(
-            f"{what} needs {package}, which is not installed: `pip install {folder}` in a checkout of Crosstie"
-        )
+        super().__init__(f"{what} needs {package}, which is not installed: {to_install(package)} of Crosstie")
+
+
+class MissingExtra(BadInput):
+    """A library is not installed; `extra` of `package` brings it. `needs`: what was asked for, and what that needs."""
+
+    def __init__(self, needs: str, extra: str, package: str = "crosstie"):
+        super().__init__(f"{needs}: {to_install(package, extra)}")
 
 
 def near_names(name: str, known: Iterable[str]) -> list[str]:

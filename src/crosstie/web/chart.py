@@ -3,13 +3,14 @@
 import io
 from collections.abc import Mapping, Sequence
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from crosstie import __version__
 from crosstie.catalog.writing import in_words, write_whole
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.core.units import SECONDS_PER_HOUR
 from crosstie.decide.compare.curve import Curve
 from crosstie.decide.cost.prices import Quote
@@ -179,14 +180,21 @@ def plain_ticks(axis: Any, at: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def check_ending(file: Path) -> None:
-    if file.suffix.lower() not in KINDS:
-        raise BadInput(f"--plot {file}: the name must end in {', '.join(KINDS)}")
+def check_ending(file: Path, kinds: Sequence[str] = KINDS) -> None:
+    if file.suffix.lower() not in kinds:
+        raise BadInput(f"--plot {file}: the name must end in {', '.join(kinds)}")
 
 
-def check_picture(file: Path) -> None:
-    """What can be told before the work: that it has an ending, a folder, and something that draws it."""
-    check_ending(file)
+def check_pages() -> None:
+    """Before the work: what pages and their pictures are made with is installed."""
+    for library, name in (("jinja2", "Jinja2"), ("matplotlib", "matplotlib")):
+        if find_spec(library) is None:
+            raise MissingExtra(f"pages need {name}", "plot")
+
+
+def check_picture(file: Path, kinds: Sequence[str] = KINDS) -> None:
+    """Before the work: the name has an ending of `kinds`, the folder is there, and what draws is installed."""
+    check_ending(file, kinds)
     with in_words(f"--plot {file}: cannot be written"):
         file.parent.stat()
     _figure_class()
@@ -265,7 +273,7 @@ def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise BadInput("--plot needs matplotlib: pip install '.[plot]' in a checkout") from None
+        raise MissingExtra("pictures need matplotlib", "plot") from None
     return Figure
 
 

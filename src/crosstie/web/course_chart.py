@@ -6,24 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.catalog.writing import write_text
-from crosstie.core.errors import BadInput
 from crosstie.decide.plan.run_result import Outage, Run
-from crosstie.web.chart import KINDS, colours, inline, new_figure, save
+from crosstie.web.chart import KINDS, check_ending, colours, inline, new_figure, save
 from crosstie.web.report import Figure
 
 _PAGE = ".html"
-
-
-def check_course_ending(file: Path) -> None:
-    if file.suffix.lower() not in (_PAGE, *KINDS):
-        raise BadInput(f"--plot {file}: the name must end in {', '.join((_PAGE, *KINDS))}")
-
+COURSE_KINDS = (_PAGE, *KINDS)
 
 _NOTE = "simulated with predicted step times, not measured"
 
 
 def draw_course(runs: Sequence[Run], outages: Sequence[Outage], file: Path) -> None:
-    check_course_ending(file)
+    check_ending(file, COURSE_KINDS)
     figure = _course(runs, outages, side_by_side=True)
     if file.suffix.lower() == _PAGE:
         _write_page(figure, runs[0].label, file)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import MissingExtra
 
 _DATA = Path(__file__).parent / "data"
 
@@ -113,7 +113,7 @@ def _filled(template: str, **values: Any) -> str:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
-        raise BadInput("pages need Jinja2: pip install '.[plot]' in a checkout") from None
+        raise MissingExtra("pages need Jinja2", "plot") from None
     # Names of models, classes and files are other people's: everything is escaped unless it says otherwise.
     pages = Environment(
         loader=FileSystemLoader(_DATA), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

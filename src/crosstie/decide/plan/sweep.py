@@ -16,7 +16,7 @@ from typing import Any
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import Trace
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.core.fleet import Fleet
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
@@ -136,7 +136,7 @@ def _on_processes(
 def _on_ray(
     catalog: Catalog, source: RequestSource, cases: Sequence[SimulatedCase], address: str
 ) -> Iterator[tuple[int, Run]]:
-    ray = _ray()
+    ray = ray_library()
     began = not ray.is_initialized()
     if began:
         _connect(ray, address)
@@ -158,11 +158,11 @@ def _ray_run(common: tuple[Catalog, RequestSource], case: SimulatedCase) -> Run:
     return one_run(*common, case)
 
 
-def _ray() -> Any:
+def ray_library() -> Any:
     try:
         import ray
     except ImportError:
-        raise BadInput("--ray needs Ray: pip install '.[ray]' in a checkout") from None
+        raise MissingExtra("--ray needs Ray", "ray") from None
     return ray
 
 

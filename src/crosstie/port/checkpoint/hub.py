@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from crosstie.catalog.config import with_modelopt
-from crosstie.core.errors import BadData, BadInput
+from crosstie.core.errors import BadData, BadInput, MissingExtra
 from crosstie.port.checkpoint.headers import Header, header_of
 from crosstie.port.checkpoint.index import INDEX, Checkpoint, compare
 
@@ -64,7 +64,7 @@ def read_repository(asked: Repository) -> Remote:
         from huggingface_hub.errors import EntryNotFoundError, NotASafetensorsRepoError
     except ImportError:
         said = f"{asked.id}: no such folder and no name of the catalog"
-        raise BadInput(f"{said}; to read it from the hub, pip install '.[hub]' in a checkout") from None
+        raise MissingExtra(f"{said}; to read it from the hub", "hub") from None
     endpoint, folder = _endpoint(), Path(asked.id)
     with _told(asked, endpoint), _quietly():
         try:

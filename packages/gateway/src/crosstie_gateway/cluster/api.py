@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 
 Resource = Literal["pods", "endpointslices", "inferencepools"]
 _OWN = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -83,9 +83,7 @@ class ClusterApi:
         try:
             from kubernetes import client, config
         except ImportError:
-            raise BadInput(
-                "kube:// backends need Kubernetes' library: pip install './packages/gateway[kubernetes]' in a checkout"
-            ) from None
+            raise MissingExtra("kube:// backends need Kubernetes' library", "kubernetes", "crosstie-gateway") from None
         self._silent_s = silent_s
         self.namespace = "default"
         if configuration is None:

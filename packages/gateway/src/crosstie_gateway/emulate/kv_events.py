@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 
 # Batches that are kept to be sent again, as many as vLLM keeps.
 _KEPT = 10_000
@@ -27,9 +27,7 @@ class KvPublisher:
         try:
             self._zmq: Any = import_module("zmq")
         except ImportError:
-            raise BadInput(
-                "kv_events need the package pyzmq: pip install './packages/gateway[kv-events]' in a checkout"
-            ) from None
+            raise MissingExtra("kv_events need the package pyzmq", "kv-events", "crosstie-gateway") from None
         self._loop, self._topic = loop, topic.encode()
         self._context = self._zmq.Context()
         self._place = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"

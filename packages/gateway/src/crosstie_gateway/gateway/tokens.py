@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import MissingExtra
 from crosstie.core.fleet import JwtIdentity
 from crosstie_gateway.ledger.keys import SUBJECTS_FROM
 
@@ -59,7 +59,7 @@ class TokenVerifier:
         try:
             import jwt
         except ImportError:
-            raise BadInput("[jwt] needs PyJWT: pip install './packages/gateway[jwt]' in a checkout") from None
+            raise MissingExtra("[jwt] needs PyJWT", "jwt", "crosstie-gateway") from None
         self._jwt: Any = jwt
         self.config, self._on_unknown_key = config, on_unknown_key
         # By kid, "" for those that have none.

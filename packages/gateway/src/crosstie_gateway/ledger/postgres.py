@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 from crosstie_gateway.ledger.schema import Transaction
 from crosstie_gateway.ledger.store import Store, failed
 
@@ -34,9 +34,7 @@ class PostgresStore(Store):
         try:
             import psycopg
         except ImportError:
-            raise BadInput(
-                "a store in PostgreSQL needs psycopg: pip install './packages/gateway[postgres]' in a checkout"
-            ) from None
+            raise MissingExtra("a store in PostgreSQL needs psycopg", "postgres", "crosstie-gateway") from None
         self._psycopg = psycopg
         try:
             said = psycopg.conninfo.conninfo_to_dict(address)

@@ -8,7 +8,7 @@ tenth (docs/scaling.md says what to do about that).
 from collections.abc import AsyncIterator
 from typing import Any
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.decide.scale.scaler import ScaleDecision
 from crosstie_gateway.scale.service import ScaleService
 
@@ -48,7 +48,7 @@ def messages() -> dict[str, Any]:
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
     except ImportError:
-        raise BadInput("--keda needs gRPC: pip install './packages/gateway[kubernetes]' in a checkout") from None
+        raise MissingExtra("--keda needs gRPC", "kubernetes", "crosstie-gateway") from None
     file = descriptor_pb2.FileDescriptorProto(name="externalscaler.proto", package="externalscaler", syntax="proto3")
     for name, fields in _MESSAGES.items():
         made = file.message_type.add(name=name)
@@ -128,7 +128,7 @@ async def serve_keda(service: ScaleService, address: str) -> tuple[Any, int]:
     try:
         import grpc
     except ImportError:
-        raise BadInput("--keda needs gRPC: pip install './packages/gateway[kubernetes]' in a checkout") from None
+        raise MissingExtra("--keda needs gRPC", "kubernetes", "crosstie-gateway") from None
 
     def method(handler: Any, asked: str, make: Any = grpc.unary_unary_rpc_method_handler) -> Any:
         return make(

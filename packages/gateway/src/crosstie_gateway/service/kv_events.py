@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from crosstie.catalog.engine_knowledge import endpoint
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import MissingExtra
 from crosstie.core.fleet import Fleet
 from crosstie.core.histogram import Family, Samples
 from crosstie.route.held import HeldBlocks
@@ -369,9 +369,7 @@ def _library() -> Any:
     try:
         return import_module("zmq")
     except ImportError:
-        raise BadInput(
-            "kv_events need the package pyzmq: pip install './packages/gateway[kv-events]' in a checkout"
-        ) from None
+        raise MissingExtra("kv_events need the package pyzmq", "kv-events", "crosstie-gateway") from None
 
 
 def _places(gateway: Gateway) -> list[tuple[Replica, EventAddress]]:

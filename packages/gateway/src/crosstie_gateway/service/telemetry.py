@@ -10,7 +10,7 @@ import os
 from collections import deque
 from time import time_ns
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.core.histogram import Family
 from crosstie_gateway.gateway.interfaces import Tracing
 from crosstie_gateway.gateway.notices import Notice
@@ -19,7 +19,6 @@ from crosstie_gateway.service.background import BackgroundThread
 from crosstie_gateway.service.process import Component, GatewayProcess
 from crosstie_gateway.service.request_trace import RequestTrace, random_id
 
-INSTALL = "pip install './packages/gateway[telemetry]' in a checkout"
 _EXPORT_EVERY_S = 1.0
 # Requests that may wait to be exported, and those of one export.
 _MOST_WAITING = 4096
@@ -42,7 +41,7 @@ class Telemetry(Tracing, Component):
         try:
             from crosstie_gateway.service.spans import Spans
         except ImportError:
-            raise BadInput(f"OpenTelemetry is not installed: {INSTALL}") from None
+            raise MissingExtra("traces need OpenTelemetry", "telemetry", "crosstie-gateway") from None
         protocol = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL")
         if protocol not in (None, "", "http/protobuf"):
             raise BadInput(f"OTEL_EXPORTER_OTLP_PROTOCOL is {protocol}; traces are exported by http/protobuf only")

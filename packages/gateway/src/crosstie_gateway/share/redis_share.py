@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, MissingExtra
 from crosstie_gateway.share.learnt import Learnt, LearntReport
 from crosstie_gateway.share.peers import PeerReport, Peers
 
@@ -39,7 +39,7 @@ def connected(address: str) -> Any:
     try:
         from redis.asyncio import Redis
     except ImportError:
-        raise BadInput("state.redis needs a library: pip install './packages/gateway[redis]' in a checkout") from None
+        raise MissingExtra("state.redis needs the package redis", "redis", "crosstie-gateway") from None
     try:
         return Redis.from_url(
             address, socket_timeout=_PATIENCE_S, socket_connect_timeout=_PATIENCE_S, client_name="crosstie",

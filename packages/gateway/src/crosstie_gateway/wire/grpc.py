@@ -10,13 +10,13 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
-from crosstie.core.errors import BadInput
+from crosstie.core.errors import MissingExtra
 from crosstie.wire.server import Server, ServerConnection
 
 try:
     import hpack
 except ImportError:
-    raise BadInput("gRPC needs the library hpack: pip install './packages/gateway[kubernetes]' in a checkout") from None
+    raise MissingExtra("gRPC needs the library hpack", "kubernetes", "crosstie-gateway") from None
 
 # Statuses of calls that are given here.
 OK: Final = 0
