@@ -15,8 +15,8 @@ who knows the day. Starts take what the catalog says, scattered; the scaler's fi
 --requests sends requests at random moments, with lengths of benchmarks/autoscale_workload.toml, to that fleet through
 the gateway's own policy. Engines take the time that the performance model predicts: no GPU runs, AMD's or NVIDIA's.
 
-hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: decide/scale/rivals.py) that holds NN% of
-         what a replica takes as a fluid; with --requests, of its KV cache.
+hpa NN   one autoscaler a pool (its documented formula, tolerance and windows: crosstie_gateway/scaler/rivals.py) that
+         holds NN% of what a replica takes as a fluid; with --requests, of its KV cache.
 """
 
 import argparse
@@ -33,13 +33,13 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Fleet
-from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.subject import read_subject
-from crosstie.decide.scale.capacities import capacities
-from crosstie.decide.scale.fluid import Day, Loss, Traffic, fewest_gpus, fluid_day, replicas_for
-from crosstie.decide.scale.platform import Controller
-from crosstie.decide.scale.rivals import ByScaler, Fixed, Hpa
-from crosstie.decide.scale.scaler import Scaler
+from crosstie_gateway.scaler.capacities import capacities
+from crosstie_gateway.scaler.fluid import Day, Loss, Traffic, fewest_gpus, fluid_day, replicas_for
+from crosstie_gateway.scaler.platform import Controller
+from crosstie_gateway.scaler.rivals import ByScaler, Fixed, Hpa
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import Scaler
 from day_simulator import DaySimulator, day_traffic
 
 HERE = Path(__file__).parent

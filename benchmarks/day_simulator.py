@@ -9,15 +9,15 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Fleet
-from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.traffic import Traffic, drawn
-from crosstie.decide.scale.fluid import Day, Loss
-from crosstie.decide.scale.forecast import shape_at
-from crosstie.decide.scale.platform import Controller, Instance, Platform
-from crosstie.decide.scale.scaler import Capacities
 from crosstie.route.live import Replica
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
+from crosstie_gateway.scaler.fluid import Day, Loss
+from crosstie_gateway.scaler.forecast import shape_at
+from crosstie_gateway.scaler.platform import Controller, Instance, Platform
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import Capacities
 
 _MINUTE_S = 60.0
 # How far starts scatter, as a logarithm's deviation.

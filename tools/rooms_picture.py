@@ -24,7 +24,7 @@ HOUSES: dict[str, list[Band]] = {
         },
         {
             "decide": [
-                ["decide.scorecard", "decide.schedule", "decide.scale"],
+                ["decide.scorecard", "decide.schedule"],
                 ["decide.plan"],
                 ["decide.cost"],
                 ["decide.compare"],
@@ -35,7 +35,16 @@ HOUSES: dict[str, list[Band]] = {
     ],
     "crosstie_gateway": [
         {"": [["cli"], ["demo"]]},
-        {"": [["pick", "scale"], ["start"], ["hosting"], ["service"], ["batch", "cluster"], ["gateway", "emulate"]]},
+        {
+            "": [
+                ["pick", "scale"],
+                ["scaler", "start"],
+                ["hosting"],
+                ["service"],
+                ["batch", "cluster"],
+                ["gateway", "emulate"],
+            ]
+        },
         {"": [["ledger", "share"], ["wire"]]},
     ],
     "crosstie_port": [

@@ -18,12 +18,12 @@ LISTS = {
     "crosstie": [
         "core", "wire", "perf", "catalog", "host", "route", "sim", "port.checkpoint", "port.preflight", "port.doctor",
         "port.recipe", "decide.compare", "decide.cost", "decide.plan", "decide.schedule", "decide.scorecard",
-        "decide.scale", "prove.replay", "prove.probe", "prove.calibration", "prove.parity", "prove.bench", "prove.loop",
+        "prove.replay", "prove.probe", "prove.calibration", "prove.parity", "prove.bench", "prove.loop",
         "prove.review", "prove.claims", "web", "cli",
     ],
     "crosstie_gateway": [
-        "wire", "ledger", "share", "emulate", "gateway", "batch", "cluster", "service", "hosting", "start", "pick", "scale",
-        "demo", "cli",
+        "wire", "ledger", "share", "emulate", "gateway", "batch", "cluster", "service", "hosting", "start", "pick",
+        "scaler", "scale", "demo", "cli",
     ],
     "crosstie_port": ["kernels", "capture", "source", "divergence", "checkpoint", "profile", "porting", "cli"],
 }  # fmt: skip

@@ -11,7 +11,6 @@ import click
 from msgspec import to_builtins
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.scaling import ReadRules, read_rules
 from crosstie.catalog.writing import in_words
 from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.lazy import GroupedCommand
@@ -19,13 +18,8 @@ from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, print_json
 from crosstie.core.errors import BadInput
-from crosstie.core.scaling import ScaleRules
 from crosstie.decide.plan.subject import Subject, read_subject
-from crosstie.decide.scale.capacities import capacities, check_inventory, rules_of
-from crosstie.decide.scale.rehearsal import SCALED, rehearse
-from crosstie.decide.scale.scaler import FleetObservation, Scaler
 from crosstie.web.chart import check_picture
-from crosstie.web.scale_chart import draw_day
 from crosstie.wire.address import Address
 from crosstie.wire.loops import run_on_loop
 from crosstie.wire.server import Server
@@ -35,6 +29,12 @@ from crosstie_gateway.scale.drain import Drainer
 from crosstie_gateway.scale.keda import serve_keda
 from crosstie_gateway.scale.observe import CounterWatch, read_gateways
 from crosstie_gateway.scale.service import ScaleService, read_state
+from crosstie_gateway.scaler.capacities import capacities, check_inventory, rules_of
+from crosstie_gateway.scaler.chart import draw_day
+from crosstie_gateway.scaler.rehearsal import SCALED, rehearse
+from crosstie_gateway.scaler.rules import ScaleRules
+from crosstie_gateway.scaler.rules_file import ReadRules, read_rules
+from crosstie_gateway.scaler.scaler import FleetObservation, Scaler
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 # Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.

@@ -4,8 +4,8 @@ from rich.console import Console
 
 from crosstie.cli.show import say, show_table
 from crosstie.core.figures import dollars, number
-from crosstie.decide.scale.rehearsal import PLANNED, Rehearsal
-from crosstie.decide.scale.scaler import FleetObservation, ScaleDecision, Scaler
+from crosstie_gateway.scaler.rehearsal import PLANNED, Rehearsal
+from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler
 
 
 def show_decision(out: Console, label: str, scaler: Scaler, seen: FleetObservation, decision: ScaleDecision) -> None:

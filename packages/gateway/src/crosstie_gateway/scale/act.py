@@ -15,12 +15,12 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from crosstie.core.errors import BadInput
-from crosstie.core.scaling import ScaleRules, Supply
-from crosstie.decide.scale.scaler import Order
 from crosstie.wire.address import Address
 from crosstie.wire.client import Origin
 from crosstie.wire.fetch import Answer, fetch
 from crosstie.wire.way import Way
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import Order
 from crosstie_gateway.wire.hook import HookFailed, run_hook
 
 # Where a pod finds the API server's certificate, its own token and its namespace.

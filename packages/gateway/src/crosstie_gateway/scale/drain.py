@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from crosstie.core.scaling import Supply
-from crosstie.decide.scale.scaler import Order
 from crosstie.wire.address import Address
 from crosstie.wire.fetch import fetch_once
 from crosstie_gateway.scale.act import Moves, ScaleFailed
+from crosstie_gateway.scaler.rules import Supply
+from crosstie_gateway.scaler.scaler import Order
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from crosstie.core.errors import BadInput, MissingExtra
-from crosstie.decide.scale.scaler import ScaleDecision
 from crosstie_gateway.scale.service import ScaleService
+from crosstie_gateway.scaler.scaler import ScaleDecision
 
 SERVICE = "externalscaler.ExternalScaler"
 METRIC = "crosstie-replicas"

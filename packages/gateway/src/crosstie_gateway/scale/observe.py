@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from crosstie.core.errors import BadInput
 from crosstie.core.histogram import samples_of
-from crosstie.core.scaling import ScaleRules
-from crosstie.decide.scale.scaler import FleetObservation
 from crosstie.wire.address import Address
 from crosstie.wire.fetch import fetch_once
+from crosstie_gateway.scaler.rules import ScaleRules
+from crosstie_gateway.scaler.scaler import FleetObservation
 
 
 @dataclass(slots=True)

@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from crosstie.core.scaling import ScaleRules
-from crosstie.decide.scale.scaler import FleetObservation, Order, Scaler
+from crosstie_gateway.scaler.rules import ScaleRules
+from crosstie_gateway.scaler.scaler import FleetObservation, Order, Scaler
 
 
 @dataclass(slots=True)

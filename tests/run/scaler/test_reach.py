@@ -1,9 +1,9 @@
 """What replicas take is learnt from targets kept and missed."""
 
-from tests.decide.scale.cases import KNOWN, rules, seen
+from tests.run.scaler.cases import KNOWN, rules, seen
 
-from crosstie.decide.scale.reach import LearntReach
-from crosstie.decide.scale.scaler import Scaler
+from crosstie_gateway.scaler.reach import LearntReach
+from crosstie_gateway.scaler.scaler import Scaler
 
 
 def judged(within: float, load: float, hours: int = 4) -> float:

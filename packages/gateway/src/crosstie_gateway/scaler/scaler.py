@@ -12,12 +12,12 @@ import msgspec
 import numpy as np
 
 from crosstie.core.errors import BadInput
-from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.programme import Array, Indices
-from crosstie.decide.scale.forecast import DAY_S, Forecast
-from crosstie.decide.scale.mixture import SupplyChoices
-from crosstie.decide.scale.reach import LearntReach
-from crosstie.decide.scale.starting import StartTime
+from crosstie_gateway.scaler.forecast import DAY_S, Forecast
+from crosstie_gateway.scaler.mixture import SupplyChoices
+from crosstie_gateway.scaler.reach import LearntReach
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.starting import StartTime
 
 # A replica is bought for about so long: what its start costs is spread over it. Less where replicas are short, so that
 # those that start sooner are taken.

@@ -8,10 +8,10 @@ import msgspec
 import numpy as np
 
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.decide.scale.fluid import Day, Traffic, fewest_gpus, fluid_day, replicas_for
-from crosstie.decide.scale.platform import Controller
-from crosstie.decide.scale.rivals import ByScaler, Fixed, Hpa
-from crosstie.decide.scale.scaler import Scaler
+from crosstie_gateway.scaler.fluid import Day, Traffic, fewest_gpus, fluid_day, replicas_for
+from crosstie_gateway.scaler.platform import Controller
+from crosstie_gateway.scaler.rivals import ByScaler, Fixed, Hpa
+from crosstie_gateway.scaler.scaler import Scaler
 
 PLANNED, SCALED, HPA = "as planned", "crosstie scale", "HPA, 70% busy"
 _HPA_BUSY = 0.7

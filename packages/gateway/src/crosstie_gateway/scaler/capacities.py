@@ -10,7 +10,6 @@ from crosstie.catalog.loading import shipped_loading
 from crosstie.core.disaggregated import Servable
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Pool
-from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.candidates import key_of
 from crosstie.decide.plan.programme import Array
@@ -18,9 +17,10 @@ from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.subject import Subject
 from crosstie.decide.plan.survey import Offers, offers, parts_of, peak_of, survey
 from crosstie.decide.plan.traffic import of_means
-from crosstie.decide.scale.scaler import Capacities, ClassPart
-from crosstie.decide.scale.starting import start_s
 from crosstie.route.build import deployment_of, service_of
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import Capacities, ClassPart
+from crosstie_gateway.scaler.starting import start_s
 
 # Over what the plan has of a pool: what may be asked for where no rule says how many there can be.
 _MOST_TIMES = 2

@@ -6,18 +6,18 @@ from pathlib import Path
 import msgspec
 import pytest
 from benchmarks.day_simulator import DaySimulator, day_traffic
-from tests.decide.scale.cases import CHEAP, DEAR, KNOWN
+from tests.run.scaler.cases import CHEAP, DEAR, KNOWN
 
 from crosstie.catalog.days import shipped_days
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
-from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.subject import of_fleet
-from crosstie.decide.scale.capacities import capacities, rules_of
-from crosstie.decide.scale.fluid import Day, Loss, fewest_gpus, fluid_day
-from crosstie.decide.scale.rivals import ByScaler, Fixed
-from crosstie.decide.scale.scaler import Scaler
+from crosstie_gateway.scaler.capacities import capacities, rules_of
+from crosstie_gateway.scaler.fluid import Day, Loss, fewest_gpus, fluid_day
+from crosstie_gateway.scaler.rivals import ByScaler, Fixed
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import Scaler
 
 pytestmark = pytest.mark.slow
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

@@ -6,16 +6,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.decide.scale.cases import CHEAP, DEAR, KNOWN, rules, seen, watched
+from tests.run.scaler.cases import CHEAP, DEAR, KNOWN, rules, seen, watched
 
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.errors import BadInput
-from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.subject import of_fleet
-from crosstie.decide.scale.capacities import check_inventory, rules_of
-from crosstie.decide.scale.scaler import Scaler, ScalerState
+from crosstie_gateway.scaler.capacities import check_inventory, rules_of
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import Scaler, ScalerState
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from crosstie.decide.scale.mixture import SupplyChoices
+from crosstie_gateway.scaler.mixture import SupplyChoices
 
 
 def choices(rate: list[list[float]], have: list[int]) -> SupplyChoices:

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from crosstie.core.scaling import ScaleRules, Supply
 from crosstie.decide.plan.programme import Array, Indices
-from crosstie.decide.scale.forecast import DAY_S, shape_at
-from crosstie.decide.scale.mixture import SupplyChoices
-from crosstie.decide.scale.platform import Bill, Controller, Platform
-from crosstie.decide.scale.scaler import Capacities
+from crosstie_gateway.scaler.forecast import DAY_S, shape_at
+from crosstie_gateway.scaler.mixture import SupplyChoices
+from crosstie_gateway.scaler.platform import Bill, Controller, Platform
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import Capacities
 
 # How far starts scatter, as a logarithm's deviation; and windows of a day for what would be the least.
 _SCATTER, _WINDOWS = 0.15, 144

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crosstie.decide.scale.fluid import Day
 from crosstie.web.chart import colours, new_figure, save
+from crosstie_gateway.scaler.fluid import Day
 
 
 def draw_day(day: Day, gpus: Mapping[str, int], fewest: Sequence[float], fixed: float, title: str, file: Path) -> None:

@@ -1,10 +1,10 @@
 """Kubernetes' autoscaler by its documentation, and the bill of a platform."""
 
-from tests.decide.scale.cases import CHEAP, rules
+from tests.run.scaler.cases import CHEAP, rules
 
-from crosstie.decide.scale.platform import Platform
-from crosstie.decide.scale.rivals import Fixed, Hpa
-from crosstie.decide.scale.scaler import FleetObservation, Order
+from crosstie_gateway.scaler.platform import Platform
+from crosstie_gateway.scaler.rivals import Fixed, Hpa
+from crosstie_gateway.scaler.scaler import FleetObservation, Order
 
 
 def looked(hpa: Hpa, at_s: float, busy: float, ready: int, wanted: int) -> int:

@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from crosstie.core.scaling import ScaleRules, Supply
-from crosstie.decide.scale.scaler import FleetObservation, Order
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import FleetObservation, Order
 
 # A supply that goes back on what it did within so long flaps.
 FLAP_S = 1800.0

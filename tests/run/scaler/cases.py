@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from crosstie.core.scaling import ScaleRules, Supply
-from crosstie.decide.scale.scaler import Capacities, ClassPart, FleetObservation, Scaler
+from crosstie_gateway.scaler.rules import ScaleRules, Supply
+from crosstie_gateway.scaler.scaler import Capacities, ClassPart, FleetObservation, Scaler
 
 # A replica of either takes two requests a second; the second costs twice as much, and starts in half the time.
 KNOWN = Capacities(
