@@ -31,8 +31,8 @@ COMPILED = {
         "wire": ["grpc", "unpack"],
         "gateway": [
             "answers", "asks", "attempt", "backend", "body", "context", "disaggregated", "errors", "exchange",
-            "exchange_state", "gateway", "guard", "identity", "limits", "messages_reply", "metrics", "passed", "record",
-            "relay", "transcript",
+            "exchange_state", "gateway", "guard", "identity", "limits", "messages_reply", "metrics", "passed",
+            "progress", "record", "relay", "transcript",
         ],
         "pick": ["messages", "picked", "server", "stream"],
         "share": ["board"],

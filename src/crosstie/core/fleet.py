@@ -280,6 +280,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     adapter_load_s: _Timeout = 60.0
     # Whether a stream that a backend breaks off goes on at another, where the request allows it.
     resume: bool = True
+    # How long a request may be held where no replica of its model serves yet, 0: not at all; how many may be; and how
+    # long a first replica takes, until that is learnt.
+    hold_s: _Pause = 0.0
+    max_held: _Many = 256
+    start_s: _Timeout = 300.0
     # How long a request may wait for room where no target says so, and how many may.
     queue_s: _Pause = 10.0
     max_queued: _Many = 1000

@@ -1,5 +1,7 @@
 """Two pools of two vendors, as a scaler knows them."""
 
+from typing import Any
+
 import numpy as np
 
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
@@ -17,7 +19,7 @@ CHEAP = Supply(name="cheap", pool="cheap", most=10)
 DEAR = Supply(name="dear", pool="dear", most=20)
 
 
-def rules(*supplies: Supply, **more: float) -> ScaleRules:
+def rules(*supplies: Supply, **more: Any) -> ScaleRules:
     return ScaleRules(supplies=supplies or (CHEAP, DEAR), every_s=60.0, **more)
 
 

@@ -129,6 +129,11 @@ def _hint(headers: dict[bytes, bytes], name: bytes) -> str | None:
     return None if value is None else value.decode("latin-1").strip()
 
 
+def hinted_ttft_s(request: Request) -> float | None:
+    """What the client itself says that its first token may take; its class's target does not count."""
+    return _milliseconds(request.headers, b"ttft-ms")
+
+
 def _milliseconds(headers: dict[bytes, bytes], name: bytes) -> float | None:
     said = _hint(headers, name)
     if said is None:

@@ -47,6 +47,8 @@ class ExchangeOwner(Protocol):
 class Exchange(ExchangeState):
     # Bytes that its client had not read when it was last looked at.
     unsent: int = 0
+    # By the loop's clock, until when it is held if no replica serves its model; 0: not decided yet; below 0: never.
+    held_until: float = 0.0
 
     def __init__(
         self, context: Context, owner: ExchangeOwner, request: Request, reply: Reply, parsed: RequestBody, ask: Ask,

@@ -33,6 +33,7 @@ from crosstie_gateway.gateway.asks import ask_of
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody, read_body, read_form_body, with_model
 from crosstie_gateway.gateway.clients import Clients
+from crosstie_gateway.gateway.cold_start import ColdStarts
 from crosstie_gateway.gateway.context import Context
 from crosstie_gateway.gateway.disaggregated import check_led
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
@@ -100,6 +101,8 @@ class Gateway:
         self.exchange: type[Exchange] | None = None
         self._clients = Clients(fleet.serving.trusted_proxies)
         self.waiting = WaitingRoom(fleet.serving.max_queued)
+        self._cold_starts = ColdStarts(context, self._enter)
+        self.metrics.sources.append(self._cold_starts.families)
         # Called with the record of each request that is over.
         self.listeners: list[Callable[[RequestRecord], None]] = []
         # Whether the pools that were not chosen come with each decision.
@@ -325,7 +328,10 @@ class Gateway:
         ask.priority, ask.ttft_s, ask.tpot_s = 0, None, None
         record = RequestRecord(request_id, request.path, _time(), "", 0)
         record.key_id, record.grant = key_id, grant
-        self._begin(Exchange(self.context, self, request, reply, parsed, ask, record))
+        exchange = Exchange(self.context, self, request, reply, parsed, ask, record)
+        # The next try of a batch costs nothing.
+        exchange.held_until = -1.0
+        self._begin(exchange)
 
     def opens(self, request: Request) -> int:
         """Whose a request is whose body is still to come: the id of its key, 0 without keys. Raises BadRequest."""
@@ -385,9 +391,15 @@ class Gateway:
 
     def _begin(self, exchange: Exchange) -> None:
         self.exchanges.add(exchange)
-        hosted, ask = self.context.hosted, exchange.ask
         # It has just been made.
-        now = exchange.arrived
+        self._decide_on(exchange, exchange.arrived)
+
+    def _enter(self, exchange: Exchange) -> None:
+        """A request that was held."""
+        self._decide_on(exchange, self.now())
+
+    def _decide_on(self, exchange: Exchange, now: float) -> None:
+        hosted, ask = self.context.hosted, exchange.ask
         try:
             cold = hosted.asked(ask) if hosted is not None else None
             if cold is not None:
@@ -413,7 +425,9 @@ class Gateway:
             self.queue(exchange, now)
         else:
             kind = decision.refusal or "unavailable"
-            if kind == "unavailable" and self.fall_back(exchange, decision.reason):
+            if kind == "unavailable" and (
+                self.fall_back(exchange, decision.reason) or self._cold_starts.take(exchange)
+            ):
                 return
             after = self.serving.health_every_s if kind == "unavailable" else 0.0
             exchange.refuse(_STATUS[kind], decision.reason, _CODE[kind], retry_after_s=after)
@@ -495,6 +509,8 @@ class Gateway:
         self.exchanges.discard(exchange)
         if exchange.ticket is not None:
             self.waiting.leave(exchange.ticket)
+        if exchange.held_until > 0.0:
+            self._cold_starts.leave(exchange)
         self.metrics.count_request(exchange.record)
         self._tell(exchange.record, exchange.request)
         if self.waiting.count:
@@ -547,6 +563,7 @@ class Gateway:
                     # Only this once: nobody else's patience shall depend on it.
                     exchange.broke_down()
                     raise
+        self._cold_starts.tick()
         for ticket in self.waiting.expired(self.now()):
             self._expire(ticket.item, ticket.ask)
         if len(self.waiting):

@@ -16,7 +16,9 @@ from crosstie_gateway.scaler.scaler import FleetObservation
 class GatewayCounts:
     """Totals since the gateways began, and backends that are up now."""
 
+    # Those that are held until a first replica serves have not ended, and count already: somebody must bring one up.
     requests: Counter[str] = field(default_factory=Counter)
+    held: int = 0
     # By class and target.
     kept: Counter[tuple[str, str]] = field(default_factory=Counter)
     judged: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -28,6 +30,9 @@ class GatewayCounts:
             kind, pool = labels.get("class", ""), labels.get("pool", "")
             if name == "crosstie_requests_total":
                 self.requests[kind] += value  # type: ignore[assignment]
+            elif name == "crosstie_held":
+                self.requests[kind] += value  # type: ignore[assignment]
+                self.held += int(value)
             elif name == "crosstie_targets_total":
                 key = kind, labels.get("target", "")
                 self.judged[key] += value  # type: ignore[assignment]

@@ -1,6 +1,7 @@
 """The scaler as a service: looks, decides, has it done, tells whoever asks. What fails leaves the fleet as it is."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from crosstie_gateway.scaler.scaler import Order, ScaleDecision, Scaler, ScalerS
 
 # A decision that is older than so many intervals is told to nobody: what it was made from is gone.
 _STALE = 5.0
+# How often it is looked whether gateways hold requests for a first replica, where a pool may have none.
+_PEEK_S = 1.0
 
 
 @dataclass
@@ -42,17 +45,33 @@ class ScaleService:
     def __post_init__(self) -> None:
         self.watch = CounterWatch(self.scaler.rules)
         self.decided = asyncio.Condition()
+        # Requests that gateways held at the last step.
+        self._held = 0
 
     async def run(self, speed: float = 1.0) -> None:
         """Until it is cancelled. `speed`: seconds of its clock to each that passes."""
         while True:
             await self.step()
-            await asyncio.sleep(self.scaler.rules.every_s / speed)
+            await self._rest(self.scaler.rules.every_s / speed)
+
+    async def _rest(self, seconds: float) -> None:
+        """Until the next step: sooner, where more requests are held for a first replica than at the last one."""
+        now = asyncio.get_running_loop().time
+        ends = now() + seconds
+        while (left_s := ends - now()) > 0.0:
+            if not self.scaler.rules.to_zero:
+                await asyncio.sleep(left_s)
+                return
+            await asyncio.sleep(min(_PEEK_S, left_s))
+            with contextlib.suppress(OSError, BadInput):
+                if (await read_gateways(self.gateways)).held > self._held:
+                    return
 
     async def step(self) -> ScaleDecision | None:
         """One look and what follows from it; None: nothing could be decided, and nothing was done."""
         try:
             counts = await read_gateways(self.gateways)
+            self._held = counts.held
             asked, hosts = await self._asked(), await self._hosts()
             if self.drainer is not None:
                 await self.drainer.refresh()

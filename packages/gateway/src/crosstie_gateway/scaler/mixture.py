@@ -32,6 +32,9 @@ class SupplyChoices:
     def cheapest(self, demand: Array, budget_usd_per_hour: float = np.inf) -> Indices | None:
         """Replicas by supply that carry the demand; None where there are not enough."""
         floor = np.minimum(self.floor, self.most)
+        comes = demand > 0.0
+        if not comes.any():
+            return floor
         have = np.clip(self.have - floor, 0, self.most - floor)
         new = np.maximum(self.most - floor - have, 0)
         limited = np.isfinite(budget_usd_per_hour)
@@ -49,8 +52,8 @@ class SupplyChoices:
         # A share of what a supply costs keeps the search from taking more than it must of what costs nothing.
         price = price[there] + 1e-4 * (self.usd_per_hour[supply[there]] + _NONE)
         problem = Programme(
-            rate=self.rate[supply[there]],
-            demand=np.maximum(demand, _NONE),
+            rate=self.rate[supply[there]][:, comes],
+            demand=np.maximum(demand[comes], _NONE),
             gpus=np.ones(len(there)),
             accelerator=np.arange(len(there)),
             usd_per_hour=price,

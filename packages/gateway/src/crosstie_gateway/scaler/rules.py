@@ -49,5 +49,7 @@ class ScaleRules(msgspec.Struct, frozen=True, kw_only=True):
     every_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
     settle_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 2700.0
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 120.0
+    # Whether a pool may have no replica while less than one request is expected within settle_s, and half an hour.
+    to_zero: bool = False
     # Of the clock that the day's shape goes by.
     utc_offset_hours: Annotated[float, msgspec.Meta(ge=-14, le=14)] = 0.0

@@ -20,7 +20,7 @@ _WINDOWS, _FEWEST = 144, 5
 _OWN = {"day", "recording", "recording_began"}
 _RULES = {
     "budget_usd_per_hour", "budget_usd_per_day", "spot_share", "within", "spare", "every_s", "settle_s", "drain_s",
-    "utc_offset_hours",
+    "to_zero", "utc_offset_hours",
 }  # fmt: skip
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 

@@ -31,6 +31,8 @@ _STAYS_S = 1800.0
 # Of the margin over what is forecast, how much may be used up before more are bought; all of it where something was
 # given back within the time above.
 _USED = 0.5
+# Of requests/s, more than nothing: whoever expects it has a replica.
+_LITTLE = 1e-9
 # Replicas are not exchanged for others that would save less than this share of what all cost.
 _SWAP = 0.1
 
@@ -246,13 +248,20 @@ class Scaler:
     def _needs(self, now: float, lead_s: float) -> dict[str, Need]:
         found, until = {}, now + lead_s
         for name, forecast in self.state.forecasts.items():
-            peak = forecast.peak(now, until)
+            peak = self._worth_having(forecast.peak(now, until))
             found[name] = Need(
                 now=forecast.now_per_s(now), peak=peak, until_s=until, margin=forecast.margin,
                 provided=peak * forecast.margin * (1.0 + self.rules.spare),
             )  # fmt: skip
             forecast.promise(now, until)
         return found
+
+    def _worth_having(self, per_s: float) -> float:
+        """Nothing, where so little is expected that a pool may go to zero: forecasts fade and never end. Else a little,
+        so that one replica stays."""
+        if self.rules.to_zero:
+            return per_s if per_s * max(self.rules.settle_s, _STAYS_S) >= 1.0 else 0.0
+        return max(per_s, _LITTLE)
 
     def _keep(self, now: float, lead_s: float, provided: dict[str, float]) -> dict[str, float]:
         """Below it nothing is given back: the most that was provided for lately, or will be by when what goes now could
@@ -262,7 +271,8 @@ class Scaler:
         state.lately.append((now, provided))
         found = {}
         for name, forecast in state.forecasts.items():
-            later = forecast.peak(now, now + lead_s + max(self.rules.settle_s, _STAYS_S)) * (1.0 + self.rules.spare)
+            later = self._worth_having(forecast.peak(now, now + lead_s + max(self.rules.settle_s, _STAYS_S)))
+            later *= 1.0 + self.rules.spare
             # What chance gives back it soon wants again.
             later *= forecast.margin * (1.0 + forecast.chance(now))
             found[name] = max(later, *(past.get(name, 0.0) for _, past in state.lately))
