@@ -4,18 +4,18 @@ import asyncio
 
 import msgspec
 import pytest
-from tests.decide.scale.cases import CHEAP, KNOWN, rules
 from tests.run.emulate.running import CATALOG, SMALL, fleet, pool
 from tests.run.gateway.fakes import CALM, fleet_of, running, until
 from tests.run.gateway.test_serving import CHAT
 from tests.run.pick.envoys import free_port
+from tests.run.scaler.cases import CHEAP, KNOWN, rules
 
-from crosstie.decide.scale.scaler import FleetObservation, Scaler
 from crosstie_gateway.emulate.fleet import start
 from crosstie_gateway.scale import service as module
 from crosstie_gateway.scale.keda import SERVICE, messages, serve_keda
 from crosstie_gateway.scale.observe import CounterWatch, GatewayCounts
 from crosstie_gateway.scale.service import ScaleService
+from crosstie_gateway.scaler.scaler import FleetObservation, Scaler
 
 HOLDS = msgspec.structs.replace(CALM, hold_s=100.0, start_s=60.0, health_every_s=0.05)
 ZERO = rules(CHEAP, to_zero=True)
