@@ -3,7 +3,7 @@
 import errno
 import re
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -306,6 +306,27 @@ def test_defaults_are_not_written(catalog: Catalog, tmp_path: Path) -> None:
         "backends",
     ]  # fmt: skip
     assert "[serve]" not in fleet_text(msgspec.structs.replace(got, serving=Serving()))
+
+
+class PoolInRack(Pool, frozen=True, kw_only=True):
+    """What a new key takes: a line here."""
+
+    rack_kw: Annotated[float, msgspec.Meta(ge=1, le=500)] = 40.0
+
+
+def test_a_new_key_needs_one_place(catalog: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read, held to its limits, offered to who mistypes it, and written where it is not the default."""
+    text = changed(("max_in_flight = 100", "max_in_flight = 100\nrack_kw = 120"))
+    with pytest.raises(BadData, match=r"pool\[0\].rack_kw: unknown key"):
+        read_fleet(catalog, fleet_file(tmp_path, text))
+    monkeypatch.setattr("crosstie.catalog.pools.Pool", PoolInRack)
+    got = read_fleet(catalog, fleet_file(tmp_path, text))
+    assert [getattr(pool, "rack_kw", None) for pool in got.pools] == [120.0, 40.0]
+    assert fleet_text(got).count("rack_kw = ") == 1
+    assert read_fleet(catalog, fleet_file(tmp_path, fleet_text(got))) == got
+    for slip, reason in (("rack_kw = 1000", "must be a number from 1 to 500"), ("rack_kv = 9", "did you mean rack_kw")):
+        with pytest.raises(BadData, match=reason):
+            read_fleet(catalog, fleet_file(tmp_path, text.replace("rack_kw = 120", slip)))
 
 
 def test_what_is_still_to_be_done_is_said(catalog: Catalog, tmp_path: Path) -> None:

@@ -4,23 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from crosstie.catalog.reading import text, texts
-from crosstie.catalog.writing import toml_value
 from crosstie.core.errors import BadData
-from crosstie.core.fleet import Pool
 
-KNOWN_KEYS = {"tokenizer", "chat_template", "kv_events", "kv_replay", "kv_topic"}
 HOST = "{host}"
 
 
 def read_known(file: Path, where: str, raw: dict[str, Any], replicas: int) -> dict[str, Any]:
-    for key in sorted(KNOWN_KEYS & raw.keys()):
-        if "hosts" in raw:
-            raise BadData(file, f"{where}.{key}", "is about one model, and this pool hosts several")
-        if "prefill" in raw and key.startswith("kv_"):
-            raise BadData(file, f"{where}.{key}", "is about one engine's cache, and replicas of this pool have several")
-        needed = "tokenizer" if key in ("chat_template", "kv_events") else "kv_events"
-        if key != "tokenizer" and needed not in raw:
-            raise BadData(file, f"{where}.{key}", f"is of no use without {needed}")
     found: dict[str, Any] = {
         # Meant from where the fleet file lies, as its store is.
         key: str(file.parent.absolute() / Path(text(file, f"{where}.{key}", raw[key])).expanduser())
@@ -30,8 +19,6 @@ def read_known(file: Path, where: str, raw: dict[str, Any], replicas: int) -> di
     for key in ("kv_events", "kv_replay"):
         if key in raw:
             found[key] = _endpoints(file, f"{where}.{key}", raw[key], replicas)
-    if "kv_topic" in raw:
-        found["kv_topic"] = text(file, f"{where}.kv_topic", raw["kv_topic"])
     return found
 
 
@@ -59,13 +46,3 @@ def endpoint(given: tuple[str, ...], index: int, host: str) -> str | None:
         return None
     one = given[0] if len(given) == 1 else given[index] if index < len(given) else ""
     return one.replace(HOST, f"[{host}]" if ":" in host else host) or None
-
-
-def known_lines(pool: Pool) -> list[str]:
-    """The keys of a pool as the text of its file."""
-    found = []
-    for key in ("tokenizer", "chat_template", "kv_events", "kv_replay", "kv_topic"):
-        value = getattr(pool, key)
-        if value:
-            found.append(f"{key} = {toml_value(value[0] if isinstance(value, tuple) and len(value) == 1 else value)}")
-    return found

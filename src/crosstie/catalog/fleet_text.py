@@ -1,28 +1,17 @@
 """Fleets as the text of their files, and one to start from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from crosstie.catalog.classes import PERCENTILES
-from crosstie.catalog.engine_knowledge import known_lines
 from crosstie.catalog.fleets import FORMAT
-from crosstie.catalog.pools import SPLIT, UNLIMITED_CONTEXT, USUAL_KV
+from crosstie.catalog.pools import UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.writing import toml_key, toml_value
-from crosstie.core.fleet import (
-    BackendAccess,
-    Fleet,
-    HostedModel,
-    JwtIdentity,
-    Pool,
-    PoolApart,
-    PoolSide,
-    Route,
-    ServedClass,
-    Serving,
-    SharedState,
-)
+from crosstie.core.deployment import Parallelism
+from crosstie.core.fleet import SPLIT, Fleet, HostedModel, JwtIdentity, Pool, PoolApart, PoolSide, ServedClass
 from crosstie.core.workload import Target
 
 _EXAMPLE = Path(__file__).parent / "data" / "fleets" / "two-vendors.toml"
@@ -46,8 +35,8 @@ def fleet_text(fleet: Fleet) -> str:
         f"policy = {toml_value(fleet.policy)}",
         *_names("aliases", fleet.aliases),
         *_names("fallbacks", fleet.fallbacks),
-        *_serve(fleet.serving),
-        *_state(fleet.state),
+        *_table("serve", table_lines(fleet.serving)),
+        *_table("state", table_lines(fleet.state, {"keys": ['keys = "required"'] if fleet.state.keys else []})),
         *_jwt(fleet.jwt),
     ]
     for pool in fleet.pools:
@@ -57,144 +46,127 @@ def fleet_text(fleet: Fleet) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table_lines(given: msgspec.Struct, own: Mapping[str, Sequence[str]] = {}) -> list[str]:
+    """A line a field, in their order: what is required, and what differs from its default, which may become a better
+    one. `own`: the lines of fields that a file has in another form."""
+    lines: list[str] = []
+    for field in msgspec.structs.fields(given):
+        value = getattr(given, field.name)
+        if field.name in own:
+            lines += own[field.name]
+        elif value is not None and (field.required or value != _default(field)):
+            lines.append(f"{field.encode_name} = {_value(value)}")
+    return lines
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _table(title: str, lines: Sequence[str]) -> list[str]:
+    return ["", f"[{title}]", *lines] if lines else []
+
+
+def _inline(given: msgspec.Struct, own: Mapping[str, Sequence[str]] = {}) -> str:
+    return f"{{ {', '.join(table_lines(given, own))} }}"
+
+
 def _names(title: str, names: Mapping[str, str | tuple[str, ...]]) -> list[str]:
-    given = [f"{toml_key(name)} = {toml_value(meant)}" for name, meant in names.items()]
-    return ["", f"[{title}]", *given] if given else []
-
-
-def _serve(serving: Serving) -> list[str]:
-    changed = _changed(serving, Serving())
-    return ["", "[serve]", *changed] if changed else []
-
-
-def _changed(given: msgspec.Struct, usual: msgspec.Struct) -> list[str]:
-    """What differs from the defaults, which may become better ones."""
-    values = {field.name: getattr(given, field.name) for field in msgspec.structs.fields(given)}
-    return [f"{key} = {_value(value)}" for key, value in values.items() if value != getattr(usual, key)]
+    return _table(title, [f"{toml_key(name)} = {toml_value(meant)}" for name, meant in names.items()])
 
 
 def _jwt(jwt: JwtIdentity | None) -> list[str]:
     if jwt is None:
         return []
-    usual = JwtIdentity(issuer="", audience=(), teams=jwt.teams)
-    return ["", "[jwt]", *_changed(jwt, usual), *_names("jwt.teams", jwt.teams)]
-
-
-def _state(state: SharedState) -> list[str]:
-    given = [*(['keys = "required"'] if state.keys else []), *_given({"store": state.store, "redis": state.redis})]
-    return ["", "[state]", *given] if given else []
+    return [*_table("jwt", table_lines(jwt, {"teams": []})), *_names("jwt.teams", jwt.teams)]
 
 
 def _pool(pool: Pool) -> list[str]:
     known = pool.accelerator is not None
-    split = {part: getattr(pool.parallelism, part) for part in SPLIT}
     plural = "" if pool.replicas == 1 else "s"
     hint = f'  # {pool.replicas} base URL{plural}, such as "http://host:8000/v1"'
-    ready = all(one.backends for one in pool.by_model())
+    ready = all(model.backends for model in pool.by_model())
     # A vLLM server has one model, so that the addresses are each model's.
-    own = pool.loading == "vllm-sleep" or any(one.backends for one in pool.hosts)
+    of_models = pool.loading == "vllm-sleep" or any(host.backends for host in pool.hosts)
     led = pool.apart is not None and pool.apart.is_led
-    optional = {"served_as": pool.served_as, "api_key_env": pool.api_key_env, "weight": pool.weight}
-    if pool.network_s:
-        optional["network_s"] = pool.network_s
-    return [
-        f"name = {toml_value(pool.name)}",
-        *([] if pool.hosts else [f"model = {toml_value(pool.model)}"]),
-        *_given({"accelerator": pool.accelerator}),
-        *(_apart(pool.apart) if pool.apart else [f"{part} = {n}" for part, n in split.items() if known or n > 1]),
-        *_given({"precision": pool.precision}),
-        *([f"kv = {toml_value(pool.kv_format)}"] if known or pool.kv_format != USUAL_KV else []),
-        *_given({"stack": pool.stack, "release": pool.release, "speculation": pool.speculation}),
-        *([f"text = {toml_value(pool.text)}"] if pool.speculation and pool.text != "chat" else []),
-        *([f"acceptance = {_value(pool.acceptance)}"] if pool.acceptance is not None else []),
-        *([f"settings = {toml_value(pool.settings)}"] if pool.settings else []),
-        f"replicas = {pool.replicas}",
-        *([f"usd_per_gpu_hour = {_number(pool.usd_per_gpu_hour)}"] if known or pool.usd_per_gpu_hour else []),
-        *_adapters(pool),
-        *([] if pool.paid_anyway else ["paid_anyway = false"]),
-        *([f"sunk_usd_per_gpu_hour = {_number(pool.sunk_usd_per_gpu_hour)}"] if pool.sunk_usd_per_gpu_hour else []),
-        *(["drained = true"] if pool.drained else []),
-        *(_given(msgspec.structs.asdict(pool.token_price)) if pool.token_price else []),
-        f"max_in_flight = {pool.max_in_flight}",
-        *([] if pool.hosts and pool.max_context >= UNLIMITED_CONTEXT else [f"max_context = {pool.max_context}"]),
-        *_given(optional),
-        *_reach(pool.reach),
-        *known_lines(pool),
-        *([] if pool.modalities is None else [f"modalities = {toml_value(pool.modalities)}"]),
-        *_given({"loading": pool.loading, "load_hook": pool.load_hook, "host_memory_gib": pool.host_memory_gib}),
-        *([] if own or led else [f"backends = {toml_value(_written(pool.backends))}{'' if ready else hint}"]),
-        *(
-            ["hosts = [", *(f"  {_host(one, own)},{'' if ready or not own else hint}" for one in pool.hosts), "]"]
-            if pool.hosts
-            else []
+    own: dict[str, Sequence[str]] = {
+        "parallelism": [] if pool.apart else _split(pool.parallelism, least=0 if known else 1),
+        "apart": _apart(pool.apart) if pool.apart else [],
+        "kv_format": [f"kv = {toml_value(pool.kv_format)}"] if known or pool.kv_format != USUAL_KV else [],
+        "token_price": table_lines(pool.token_price) if pool.token_price else [],
+        "reach": table_lines(pool.reach),
+        "adapters": _list("adapters", [_inline(adapter) for adapter in pool.adapters]),
+        "backends": []
+        if of_models or led
+        else [f"backends = {toml_value(_written(pool.backends))}{'' if ready else hint}"],
+        "hosts": _list(
+            "hosts",
+            [
+                _inline(host, {"backends": [f"backends = {toml_value(host.backends)}"] if of_models else []})
+                for host in pool.hosts
+            ],
+            "" if ready or not of_models else hint,
         ),
-    ]
+    }
+    for key in ("kv_events", "kv_replay"):
+        if len(addresses := getattr(pool, key)) == 1:
+            own[key] = [f"{key} = {toml_value(addresses[0])}"]
+    if pool.hosts:
+        own["model"] = []
+        if pool.max_context >= UNLIMITED_CONTEXT:
+            own["max_context"] = []
+    if not known and not pool.usd_per_gpu_hour:
+        own["usd_per_gpu_hour"] = []
+    return table_lines(pool, own)
+
+
+def _host(host: HostedModel, of_models: bool) -> str:
+    return _inline(host, {"backends": [f"backends = {toml_value(host.backends)}"] if of_models else []})
+
+
+def _list(key: str, entries: Sequence[str], hint: str = "") -> list[str]:
+    return [f"{key} = [", *(f"  {entry},{hint}" for entry in entries), "]"] if entries else []
+
+
+def _split(parallelism: Parallelism, least: int) -> list[str]:
+    parts = {part: getattr(parallelism, part) for part in SPLIT}
+    return [f"{part} = {ranks}" for part, ranks in parts.items() if ranks > least]
 
 
 def _written(backends: tuple[str, ...]) -> tuple[str, ...]:
     """A name that is looked up stands for the addresses that were found."""
-    return tuple(dict.fromkeys(one.partition("#")[0] for one in backends))
-
-
-def _reach(reach: BackendAccess) -> list[str]:
-    usual = msgspec.structs.asdict(BackendAccess())
-    return _given({key: value for key, value in msgspec.structs.asdict(reach).items() if value != usual[key]})
-
-
-def _adapters(pool: Pool) -> list[str]:
-    if not pool.adapters:
-        return []
-    listed = [f"  {{ name = {toml_value(one.name)}, path = {toml_value(one.path)} }}," for one in pool.adapters]
-    return [*_given({"max_adapters": pool.max_adapters}), "adapters = [", *listed, "]"]
+    return tuple(dict.fromkeys(address.partition("#")[0] for address in backends))
 
 
 def _apart(apart: PoolApart) -> list[str]:
-    def side(one: PoolSide) -> str:
-        split = {part: getattr(one.parallelism, part) for part in SPLIT}
-        given = [f"replicas = {one.replicas}", *(f"{part} = {n}" for part, n in split.items() if n > 1)]
-        if one.backends:
-            given.append(f"backends = {toml_value(one.backends)}")
-        if one.bootstrap_ports:
-            same = len(set(one.bootstrap_ports)) == 1
-            ports = one.bootstrap_ports[0] if same else [*one.bootstrap_ports]
-            given.append(f"bootstrap_port = {ports}")
-        return f"{{ {', '.join(given)} }}"
+    def side(engines: PoolSide) -> str:
+        ports = engines.bootstrap_ports
+        said = [*ports] if len(set(ports)) > 1 else ports[0] if ports else None
+        own = {
+            "parallelism": _split(engines.parallelism, least=1),
+            "bootstrap_ports": [] if said is None else [f"bootstrap_port = {said}"],
+        }
+        return _inline(engines, own)
 
-    return [
-        f"prefill = {side(apart.prefill)}",
-        f"decode = {side(apart.decode)}",
-        f"connector = {toml_value(apart.connector)}",
-    ]
+    return table_lines(apart, {key: [f"{key} = {side(getattr(apart, key))}"] for key in ("prefill", "decode")})
 
 
-def _host(one: HostedModel, own: bool) -> str:
-    given: dict[str, str | float | None] = {
-        "model": one.model, "served_as": one.served_as, "precision": one.precision, "weight_gib": one.weight_gib,
-        "memory_gib": one.memory_gib, "load_s": one.load_s, "max_context": one.max_context,
-    }  # fmt: skip
-    said = [*_given(given), *(["pinned = true"] if one.pinned else [])]
-    return f"{{ {', '.join([*said, f'backends = {toml_value(one.backends)}'] if own else said)} }}"
-
-
-def _class(one: ServedClass) -> list[str]:
-    return [
-        f"name = {toml_value(one.name)}",
-        f"model = {toml_value(one.model)}",
-        f"requests_per_s = {_number(one.requests_per_s)}",
-        f"input_tokens = {_number(one.input_tokens)}",
-        f"output_tokens = {_number(one.output_tokens)}",
-        *_target_line("ttft_ms", one.ttft),
-        *_target_line("tpot_ms", one.tpot),
-        "routes = [",
-        *(f"  {_route(route)}," for route in one.routes),
-        "]",
-    ]
-
-
-def _route(route: Route) -> str:
-    upto = "" if route.up_to_input is None else f", up_to_input = {route.up_to_input}"
-    why = f", why = {toml_value(route.why)}" if route.why else ""
-    return f"{{ pool = {toml_value(route.pool)}, share = {_number(route.share)}{upto}{why} }}"
+def _class(served: ServedClass) -> list[str]:
+    own: dict[str, Sequence[str]] = {
+        # A plan's own figures, said even where they are the defaults.
+        **{
+            key: [f"{key} = {_number(getattr(served, key))}"]
+            for key in ("requests_per_s", "input_tokens", "output_tokens")
+        },
+        "ttft": _target_line("ttft_ms", served.ttft),
+        "tpot": _target_line("tpot_ms", served.tpot),
+        "routes": [
+            "routes = [",
+            *(f"  {_inline(route, {'share': [f'share = {_number(route.share)}']})}," for route in served.routes),
+            "]",
+        ],
+    }
+    return table_lines(served, own)
 
 
 def _target_line(key: str, target: Target | None) -> list[str]:
@@ -204,11 +176,7 @@ def _target_line(key: str, target: Target | None) -> list[str]:
     return [f"{key} = {{ {percentile} = {_number(target.seconds * 1e3)} }}"]
 
 
-def _given(values: dict[str, str | float | None]) -> list[str]:
-    return [f"{key} = {_value(value)}" for key, value in values.items() if value is not None]
-
-
-def _value(value: str | float) -> str:
+def _value(value: object) -> str:
     return _number(value) if isinstance(value, float) else toml_value(value)
 
 

@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -11,10 +11,21 @@ import msgspec
 from crosstie.catalog.acceptance import parse_speculation
 from crosstie.catalog.addresses import BY_NAME, base_urls, is_found
 from crosstie.catalog.classes import look_up
-from crosstie.catalog.engine_knowledge import KNOWN_KEYS, read_known
+from crosstie.catalog.engine_knowledge import read_known
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.reach import REACH_KEYS, read_reach
-from crosstie.catalog.reading import number, one_of, only_keys, read_record, read_values, table, text, texts, whole
+from crosstie.catalog.reach import read_reach
+from crosstie.catalog.reading import (
+    check_rules,
+    number,
+    one_of,
+    only_keys,
+    read_record,
+    read_values,
+    table,
+    text,
+    texts,
+    whole,
+)
 from crosstie.catalog.workloads import release_text
 from crosstie.core.deployment import Parallelism, kv_bytes_per_element
 from crosstie.core.disaggregated import check_joined
@@ -22,7 +33,11 @@ from crosstie.core.errors import BadData
 from crosstie.core.fleet import (
     BOOTSTRAP_PORT,
     HANDING,
+    SIDE_KEYS,
+    SPLIT,
+    TOKEN_KEYS,
     Adapter,
+    BackendAccess,
     HostedModel,
     Loading,
     Pool,
@@ -32,35 +47,15 @@ from crosstie.core.fleet import (
 )
 from crosstie.core.speculation import DEEPEST
 
-SPLIT = ("tp", "pp", "ep", "dp")
-_SIDES = ("prefill", "decode")
-APART_KEYS = {*_SIDES, "connector"}
-HOST_KEYS = {"hosts", "loading", "load_hook", "host_memory_gib"}
-TOKEN_KEYS = set(TokenPrice.__struct_fields__)
-# What a provider's machines have, and nobody here knows or pays.
-_OF_MACHINES = (
-    "accelerator",
-    "usd_per_gpu_hour",
-    "paid_anyway",
-    "sunk_usd_per_gpu_hour",
-    "adapters",
-    "weight",
-    *SPLIT,
-    *sorted(APART_KEYS | HOST_KEYS),
-)
-# What belongs to one model, and so into its entry of `hosts`.
-_OF_A_MODEL = ("model", "served_as")
+# Keys of the file that make up one of a pool's fields, or are its name there; the others are called as in the file.
+_OF_FIELD: dict[str, Iterable[str]] = {
+    "parallelism": SPLIT, "apart": SIDE_KEYS, "kv_format": ("kv",), "reach": BackendAccess.__struct_fields__,
+    "token_price": TOKEN_KEYS,
+}  # fmt: skip
 MODALITIES = ("text", "image", "audio", "video")
 USUAL_KV = "bf16"
 # Where neither the file nor the model's own config says how long a request may be.
 UNLIMITED_CONTEXT = 10**8
-_KEYS = {
-    "name", "model", "accelerator", *SPLIT, "precision", "kv", "stack", "replicas", "usd_per_gpu_hour",
-    "max_in_flight", "max_context", "backends", "served_as", "api_key_env", "weight", "modalities", "release",
-    "network_s", "settings", "speculation", "text", "acceptance", "drained",
-    "sunk_usd_per_gpu_hour",
-    "paid_anyway", "adapters", "max_adapters", *HOST_KEYS, *APART_KEYS, *REACH_KEYS, *TOKEN_KEYS, *KNOWN_KEYS,
-}  # fmt: skip
 _NAME = re.compile(r"^[^\W_][\w.-]{0,99}$")
 # A GPU-hour of a known accelerator costs something, or routing by cost would take it for any work.
 _LEAST_USD, _MOST_USD = 1e-6, 1000
@@ -74,13 +69,14 @@ Deployed = Callable[[str, dict[str, Any]], tuple[dict[str, Any], int | None]]
 
 
 def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> Pool:
-    only_keys(file, where, raw, _KEYS)
+    only_keys(file, where, raw, {key for name in Pool.__struct_fields__ for key in _OF_FIELD.get(name, (name,))})
     name = text(file, f"{where}.name", raw.get("name"))
     if not _NAME.match(name) or name != name.lower():
         raise BadData(file, f"{where}.name", f"'{name}' must be lower case: letters, digits, dots and dashes")
-    token_price = _token_price(file, where, raw) if raw.keys() & TOKEN_KEYS else None
+    check_rules(file, where, raw, Pool.rules)
+    bought = {key: raw[key] for key in TOKEN_KEYS if key in raw}
     split = read_split(file, where, raw)
-    sides = _sides(file, where, raw) if raw.keys() & APART_KEYS else None
+    sides = _sides(file, where, raw) if "prefill" in raw else None
     if sides:
         split = sides[1].parallelism
     backends = base_urls(file, f"{where}.backends", raw.get("backends", []))
@@ -97,80 +93,48 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         return _unknown(catalog, file, where, raw, at, entry), None
 
     hosting: dict[str, Any] = {}
-    if raw.keys() & HOST_KEYS:
+    if "hosts" in raw:
         hosting = _hosts(file, where, raw, backends, deployed)
         of_pool, context = deployed(f"{where}.hosts[0]", {"precision": raw.get("precision"), **raw["hosts"][0]})
         of_pool["precision"] = text(file, f"{where}.precision", raw["precision"]) if "precision" in raw else None
     else:
         of_pool, context = deployed(where, raw)
     addresses = len(backends) or max((len(one.backends) for one in hosting.get("hosts", ())), default=0)
-    served_as = raw.get("served_as")
     longest = UNLIMITED_CONTEXT if hosting else context or UNLIMITED_CONTEXT
     apart = _apart(catalog, file, where, raw, of_pool, kv, sides) if sides else None
-    led = apart is not None and apart.is_led
+    replicas = _services(file, where, raw) if apart and apart.is_led else raw.get("replicas")
     owners = (*hosting.get("hosts", ()), *(sides or ()))
-    plain = {"max_in_flight": 256, "max_context": longest, **raw}
-    return Pool(
-        name=name,
-        parallelism=split,
-        kv_format=kv,
-        replicas=_replicas(
-            file,
-            where,
-            name,
-            _services(file, where, raw) if led else raw.get("replicas"),
-            addresses,
-            named=_by_name(file, where, raw, backends),
-        ),
-        backends=backends,
-        reach=read_reach(file, where, raw, (*backends, *(at for one in owners for at in one.backends))),
-        served_as=None if served_as is None else model_name(file, f"{where}.served_as", served_as),
-        api_key_env=_variable(file, f"{where}.api_key_env", raw.get("api_key_env")),
-        modalities=_modalities(file, f"{where}.modalities", raw.get("modalities")),
-        release=release_text(file, f"{where}.release", raw["release"]) if "release" in raw else None,
-        settings=tuple(texts(file, f"{where}.settings", raw.get("settings", []))),
-        **read_values(
-            file,
-            where,
-            plain,
-            Pool,
-            (
-                "max_in_flight",
-                "max_context",
-                "weight",
-                "network_s",
-                "paid_anyway",
-                "sunk_usd_per_gpu_hour",
-                "drained",
-                "max_adapters",
-            ),
-        ),
-        apart=apart,
-        token_price=token_price,
-        adapters=_adapters(file, where, raw),
-        **(read_known(file, where, raw, addresses) if raw.keys() & KNOWN_KEYS else {}),
+    looked_into = {
         **of_pool,
         **hosting,
-        **_speculation(catalog, file, where, raw, of_pool),
-    )
-
-
-def _adapters(file: Path, where: str, raw: dict[str, Any]) -> tuple[Adapter, ...]:
-    if "adapters" not in raw:
-        if "max_adapters" in raw:
-            raise BadData(file, f"{where}.max_adapters", "goes with adapters, which are missing")
-        return ()
-    for key in sorted(HOST_KEYS | APART_KEYS):
+        "name": name,
+        "parallelism": split,
+        "kv_format": kv,
+        "replicas": _replicas(file, where, name, replicas, addresses, named=_by_name(file, where, raw, backends)),
+        "backends": backends,
+        "reach": read_reach(file, where, raw, (*backends, *(at for one in owners for at in one.backends))),
+        "api_key_env": _variable(file, f"{where}.api_key_env", raw.get("api_key_env")),
+        "modalities": _modalities(file, f"{where}.modalities", raw.get("modalities")),
+        "apart": apart,
+        "token_price": read_record(file, where, bought, TokenPrice) if bought else None,
+        **read_known(file, where, raw, addresses),
+    }
+    for key, read in (("served_as", model_name), ("release", release_text), ("adapters", _adapters)):
         if key in raw:
-            raise BadData(
-                file, f"{where}.adapters", f"has no meaning beside {key}: adapters are of one model's engines"
-            )
-    entries = raw["adapters"]
-    if not isinstance(entries, list) or not entries:
-        raise BadData(file, f"{where}.adapters", 'is no list such as [{ name = "sql", path = "/adapters/sql" }]')
+            looked_into[key] = read(file, f"{where}.{key}", raw[key])
+    if "speculation" in raw:
+        looked_into |= _speculation(catalog, file, where, raw, of_pool)
+    plain = {"max_in_flight": 256, "max_context": longest, **raw}
+    rest = [key for key in Pool.__struct_fields__ if key not in looked_into]
+    return Pool(**looked_into, **read_values(file, where, plain, Pool, rest))
+
+
+def _adapters(file: Path, where: str, raw: object) -> tuple[Adapter, ...]:
+    if not isinstance(raw, list) or not raw:
+        raise BadData(file, where, 'is no list such as [{ name = "sql", path = "/adapters/sql" }]')
     found: list[Adapter] = []
-    for index, entry in enumerate(entries):
-        at = f"{where}.adapters[{index}]"
+    for index, entry in enumerate(raw):
+        at = f"{where}[{index}]"
         one = read_record(file, at, table(file, at, entry), Adapter)
         model_name(file, f"{at}.name", one.name)
         if any(other.name == one.name for other in found):
@@ -179,30 +143,10 @@ def _adapters(file: Path, where: str, raw: dict[str, Any]) -> tuple[Adapter, ...
     return tuple(found)
 
 
-def _token_price(file: Path, where: str, raw: dict[str, Any]) -> TokenPrice:
-    """Of a pool that is paid by the token."""
-    for key in (*_OF_MACHINES, *sorted(APART_KEYS | HOST_KEYS)):
-        if key in raw:
-            raise BadData(file, f"{where}.{key}", "has no meaning for a pool that is paid by the token")
-    if "api_key_env" not in raw:
-        reason = "missing: the variable with the provider's key; a client's own is not passed on to it"
-        raise BadData(file, f"{where}.api_key_env", reason)
-    if "max_context" not in raw:
-        reason = "missing: how long a request the provider takes, from which follows what one may cost"
-        raise BadData(file, f"{where}.max_context", reason)
-    given = {key: value for key, value in raw.items() if key in TOKEN_KEYS}
-    return read_record(file, where, given, TokenPrice)
-
-
 def _speculation(
     catalog: Catalog, file: Path, where: str, raw: dict[str, Any], of_pool: dict[str, Any]
 ) -> dict[str, Any]:
     """How the engines draft, tried on the model that they serve."""
-    if "speculation" not in raw:
-        for key in ("text", "acceptance"):
-            if key in raw:
-                raise BadData(file, f"{where}.{key}", "is about speculation, which the pool has not")
-        return {}
     asked = text(file, f"{where}.speculation", raw["speculation"])
     kind = text(file, f"{where}.text", raw.get("text", "chat"))
     length = None if "acceptance" not in raw else number(file, f"{where}.acceptance", raw["acceptance"], 1, 1 + DEEPEST)
@@ -219,21 +163,9 @@ def read_split(file: Path, where: str, raw: dict[str, Any]) -> Parallelism:
 
 def _sides(file: Path, where: str, raw: dict[str, Any]) -> tuple[PoolSide, PoolSide]:
     """`prefill` and `decode` of a pool that has them apart."""
-    for key, other in (("prefill", "decode"), ("decode", "prefill")):
-        if key not in raw:
-            said = next(name for name in ("decode", "prefill", "connector") if name in raw)
-            reason = f"missing: {said} is there, and a {other} side alone answers nobody"
-            raise BadData(file, f"{where}.{key}", reason)
-    for key in (*SPLIT, *HOST_KEYS):
-        if key in raw:
-            reason = "belongs into prefill and decode" if key in SPLIT else "goes with prefill and decode together only"
-            raise BadData(file, f"{where}.{key}", reason)
-    if "accelerator" not in raw:
-        reason = "missing: prefill and decode apart are known by what they run on; leave them out for a plain address"
-        raise BadData(file, f"{where}.accelerator", reason)
-    found = [_side(file, f"{where}.{key}", key, table(file, f"{where}.{key}", raw[key]), raw) for key in _SIDES]
+    found = [_side(file, f"{where}.{key}", key, table(file, f"{where}.{key}", raw[key]), raw) for key in SIDE_KEYS[:2]]
     if bool(found[0].backends) != bool(found[1].backends):
-        lacking = _SIDES[bool(found[0].backends)]
+        lacking = SIDE_KEYS[bool(found[0].backends)]
         raise BadData(file, f"{where}.{lacking}.backends", "missing: the other side has addresses of its own")
     return found[0], found[1]
 
@@ -404,13 +336,7 @@ def _modalities(file: Path, where: str, raw: object) -> tuple[str, ...] | None:
 def _hosts(
     file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...], deployed: Deployed
 ) -> dict[str, Any]:
-    """`hosts`, `loading`, `load_hook` and `host_memory_gib` of a pool that has any of them."""
-    for key in sorted(HOST_KEYS - {"hosts"}):
-        if key in raw and "hosts" not in raw:
-            raise BadData(file, f"{where}.{key}", "goes with hosts = [{ model = ... }, ...], which are missing")
-    for key in _OF_A_MODEL:
-        if key in raw:
-            raise BadData(file, f"{where}.{key}", "belongs into the entries of hosts, each of which is a model")
+    """`hosts`, `loading` and `load_hook` of a pool that has them."""
     entries = raw["hosts"]
     if not isinstance(entries, list) or not entries:
         raise BadData(file, f"{where}.hosts", 'is no list of models, such as [{ model = "llama-3.1-8b" }]')
@@ -424,12 +350,7 @@ def _hosts(
     )
     _check_models(file, where, hosts)
     _check_backends(file, where, hosts, loading, backends)
-    return {
-        "hosts": hosts,
-        "loading": loading,
-        "load_hook": raw.get("load_hook"),
-        **read_values(file, where, raw, Pool, ("host_memory_gib",)),
-    }
+    return {"hosts": hosts, "loading": loading, "load_hook": raw.get("load_hook")}
 
 
 def model_name(file: Path, where: str, raw: object) -> str:

@@ -7,15 +7,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from crosstie.catalog.addresses import BY_NAME, ON_SOCKET, is_found
 from crosstie.catalog.kube import KUBE
 from crosstie.catalog.reading import read_values
 from crosstie.core.errors import BadData
 from crosstie.core.fleet import BackendAccess
 
-REACH_KEYS = frozenset(field.encode_name for field in msgspec.structs.fields(BackendAccess))
 # Of the machine that the gateway runs on: only who may write the fleet file may name them.
 REACH_FILES = ("tls_ca", "tls_cert", "tls_key")
 # The user of a proxy, and a variable that holds the password or both.
@@ -24,12 +21,10 @@ _PROXY = re.compile(r"http://([^@/]*@)?([a-z0-9_.-]+|\[[0-9a-f:.]+\]):[0-9]{1,5}
 
 
 def read_reach(file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...]) -> BackendAccess:
-    given = read_values(file, where, raw, BackendAccess, [key for key in raw if key in REACH_KEYS])
+    given = read_values(file, where, raw, BackendAccess, [key for key in BackendAccess.__struct_fields__ if key in raw])
     for key in REACH_FILES:
         if key in given:
             given[key] = str(file.parent.absolute() / Path(given[key]).expanduser())
-    if "tls_key" in given and "tls_cert" not in given:
-        raise BadData(file, f"{where}.tls_cert", "missing: tls_key is there, and is the key of a certificate")
     tls = next((key for key in given if key.startswith("tls_")), None)
     if tls and backends and not any(one.removeprefix(BY_NAME).startswith("https:") for one in backends):
         raise BadData(file, f"{where}.{tls}", "has no meaning: no backend of the pool is https")

@@ -19,6 +19,7 @@ import msgspec
 
 from crosstie.core.errors import BadData, near_names
 from crosstie.core.fact import BASES, Fact, Label, OtherSource
+from crosstie.core.fleet import KeyRule
 from crosstie.core.units import UNITS, units_of
 
 _DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
@@ -182,6 +183,18 @@ def only_keys(file: Path, where: str, raw: Mapping[str, Any], known: set[str]) -
             hint = near_names(key, known)
             more = f"; did you mean {hint[0]}?" if hint else f"; known: {', '.join(sorted(known))}"
             raise BadData(file, f"{where}.{key}" if where else key, f"unknown key{more}")
+
+
+def check_rules(file: Path, where: str, raw: Mapping[str, Any], rules: Iterable[KeyRule]) -> None:
+    """Which keys of a table go together, as its struct says."""
+    for rule in rules:
+        given = [key for key in rule.keys if key in raw]
+        others = [key for key in rule.others if key in raw]
+        if not given or bool(others) != (rule.kind == "excludes"):
+            continue
+        if rule.kind == "demands":
+            raise BadData(file, f"{where}.{rule.others[0]}", f"missing: {rule.reason.replace('OTHER', given[0])}")
+        raise BadData(file, f"{where}.{given[0]}", rule.reason.replace("OTHER", others[0] if others else ""))
 
 
 def table(file: Path, where: str, raw: object) -> dict[str, Any]:

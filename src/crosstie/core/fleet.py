@@ -3,7 +3,7 @@
 `plan` writes it to a file, `serve` keeps to that file.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 
@@ -34,11 +34,11 @@ class HostedModel(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     served_as: str | None = None
     precision: str | None = None
-    # Where the catalog does not know them, or knows them wrong: memory of its weights, and seconds to load it.
+    # Where the catalog does not know them, or knows them wrong: memory of its weights, and seconds to load it (load_s).
     weight_gib: _Gib | None = None
-    load_s: _Pause | None = None
     # All that it takes of a replica while it is loaded, its cache included; None: weights and a small cache.
     memory_gib: _Gib | None = None
+    load_s: _Pause | None = None
     max_context: _Tokens | None = None
     # Loaded at the start and never put away.
     pinned: bool = False
@@ -129,40 +129,110 @@ class TokenPrice(msgspec.Struct, frozen=True, kw_only=True):
     max_usd_per_day: _Spending | None = None
 
 
+class KeyRule(NamedTuple):
+    """Keys of a file's table that need another (`needs`), do not go with others (`excludes`), or leave something to be
+    said (`demands`: one of them is there, so the other must be)."""
+
+    kind: Literal["needs", "excludes", "demands"]
+    keys: tuple[str, ...]
+    others: tuple[str, ...]
+    # OTHER: the one that is there; at `demands` it stands behind "missing: ".
+    reason: str
+
+
+SIDE_KEYS = ("prefill", "decode", "connector")
+HOST_KEYS = ("hosts", "host_memory_gib", "load_hook", "loading")
+TOKEN_KEYS = TokenPrice.__struct_fields__
+SPLIT = ("tp", "pp", "ep", "dp")
+# What a provider's machines have, and nobody here knows or pays.
+_OF_MACHINES = (
+    "accelerator", "usd_per_gpu_hour", "paid_anyway", "sunk_usd_per_gpu_hour", "adapters", "weight", *SPLIT, *SIDE_KEYS,
+    *HOST_KEYS,
+)  # fmt: skip
+_KV_KEYS = ("kv_events", "kv_replay", "kv_topic")
+
+
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """Equal replicas of one deployment; names are the catalog's.
 
     Without an accelerator nothing is known of its speed but what it delivers: any OpenAI-compatible server will do,
-    with a model by any name.
+    with a model by any name. Fields stand in the order in which a file has them. A new one with a default is read,
+    held to its limits, and written where it differs from that, without a word anywhere else.
     """
+
+    # Which keys of its table go together.
+    rules: ClassVar[tuple[KeyRule, ...]] = (
+        KeyRule("excludes", _OF_MACHINES, TOKEN_KEYS, "has no meaning for a pool that is paid by the token"),
+        KeyRule("demands", TOKEN_KEYS, ("api_key_env",),
+                "the variable with the provider's key; a client's own is not passed on to it"),
+        KeyRule("demands", TOKEN_KEYS, ("max_context",),
+                "how long a request the provider takes, from which follows what one may cost"),
+        KeyRule("demands", ("decode", "connector"), ("prefill",),
+                "OTHER is there, and a decode side alone answers nobody"),
+        KeyRule("demands", ("prefill", "connector"), ("decode",),
+                "OTHER is there, and a prefill side alone answers nobody"),
+        KeyRule("excludes", SPLIT, SIDE_KEYS, "belongs into prefill and decode"),
+        KeyRule("excludes", HOST_KEYS, SIDE_KEYS, "goes with prefill and decode together only"),
+        KeyRule("demands", SIDE_KEYS, ("accelerator",),
+                "prefill and decode apart are known by what they run on; leave them out for a plain address"),
+        KeyRule("needs", HOST_KEYS, ("hosts",), "goes with hosts = [{ model = ... }, ...], which are missing"),
+        KeyRule("excludes", ("model", "served_as"), ("hosts",),
+                "belongs into the entries of hosts, each of which is a model"),
+        KeyRule("needs", ("max_adapters",), ("adapters",), "goes with adapters, which are missing"),
+        KeyRule("excludes", ("adapters",), (*SIDE_KEYS, *HOST_KEYS),
+                "has no meaning beside OTHER: adapters are of one model's engines"),
+        KeyRule("needs", ("text", "acceptance"), ("speculation",), "is about speculation, which the pool has not"),
+        KeyRule("excludes", ("tokenizer", "chat_template", *_KV_KEYS), ("hosts",),
+                "is about one model, and this pool hosts several"),
+        KeyRule("excludes", _KV_KEYS, ("prefill",),
+                "is about one engine's cache, and replicas of this pool have several"),
+        KeyRule("needs", ("chat_template", "kv_events"), ("tokenizer",), "is of no use without tokenizer"),
+        KeyRule("needs", ("kv_replay", "kv_topic"), ("kv_events",), "is of no use without kv_events"),
+        KeyRule("demands", ("tls_key",), ("tls_cert",), "tls_key is there, and is the key of a certificate"),
+    )  # fmt: skip
 
     name: str
     model: str
     accelerator: str | None
     parallelism: Parallelism
+    # Prefill and decode apart; `parallelism` is then that of a decode engine.
+    apart: PoolApart | None = None
     precision: str | None
     kv_format: str
     stack: str | None
+    # The engine's release, and the variables and flags that it is started with, as far as somebody has said.
+    release: str | None = None
     # How its engines speculate, such as mtp:3; on which kind of text; and tokens a step that they keep, if measured.
     speculation: str | None = None
     text: str = "chat"
     acceptance: float | None = None
+    settings: tuple[str, ...] = ()
     replicas: int
     usd_per_gpu_hour: float
+    # LoRA adapters that its engines load when they are asked for, and how many a replica may have at once (None: all).
+    max_adapters: Annotated[int, msgspec.Meta(ge=1, le=10**4)] | None = None
+    adapters: tuple[Adapter, ...] = ()
+    # Whether its GPUs cost the same while they idle; if not, they are paid by use.
+    paid_anyway: bool = True
+    # Of the price, what was paid when it was bought: no request adds to it, so the router does not count it.
+    sunk_usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
+    # Gets no requests until an administrator lets it in, as `crosstie parity --admit` does.
+    drained: bool = False
+    # Somebody else's, paid by the token: what the fleet has no room for goes there, see `route.overflow`.
+    token_price: TokenPrice | None = None
     # Requests that a replica may have in flight and still keep what the pool promises.
     max_in_flight: Annotated[int, msgspec.Meta(ge=1, le=10**6)]
     # The longest request that a replica holds.
     max_context: _Tokens
-    # The engine's release, and the variables and flags that it is started with, as far as somebody has said.
-    release: str | None = None
-    settings: tuple[str, ...] = ()
-    # Where its replicas answer, one OpenAI-compatible base URL each; empty until they are deployed.
-    backends: tuple[str, ...] = ()
     # The name by which the backends know the model, where it is another than the catalog's; clients may use both.
     served_as: str | None = None
-    reach: BackendAccess = BackendAccess()
     # The environment variable that holds the backends' own API key; without one, the client's is passed on.
     api_key_env: str | None = None
+    # Its part of the traffic under the `weighted` policy; None: in proportion to what it can carry.
+    weight: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    # A round trip to its replicas, where they are far away: every first token comes so much later.
+    network_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
+    reach: BackendAccess = BackendAccess()
     # Files of its model's tokenizer and chat template, with which prompts are counted exactly and cut as engines cut
     # them; None: they are estimated.
     tokenizer: str | None = None
@@ -172,31 +242,16 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     kv_events: tuple[str, ...] = ()
     kv_replay: tuple[str, ...] = ()
     kv_topic: str = ""
-    # A round trip to its replicas, where they are far away: every first token comes so much later.
-    network_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
-    # Its part of the traffic under the `weighted` policy; None: in proportion to what it can carry.
-    weight: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     # What it accepts besides text, such as "image" and "audio"; None: nobody said, so anything is sent there.
     modalities: tuple[str, ...] | None = None
     # Several models on the same replicas; empty: only `model`. How they are changed, by which command, and how much of
     # a replica's memory they may take (None: what the accelerator has, less what engines keep).
-    hosts: tuple[HostedModel, ...] = ()
     loading: Loading | None = None
     load_hook: str | None = None
     host_memory_gib: _Gib | None = None
-    # Prefill and decode apart; `parallelism` is then that of a decode engine.
-    apart: PoolApart | None = None
-    # LoRA adapters that its engines load when they are asked for, and how many a replica may have at once (None: all).
-    adapters: tuple[Adapter, ...] = ()
-    max_adapters: Annotated[int, msgspec.Meta(ge=1, le=10**4)] | None = None
-    # Somebody else's, paid by the token: what the fleet has no room for goes there, see `route.overflow`.
-    token_price: TokenPrice | None = None
-    # Whether its GPUs cost the same while they idle; if not, they are paid by use.
-    paid_anyway: bool = True
-    # Of the price, what was paid when it was bought: no request adds to it, so the router does not count it.
-    sunk_usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
-    # Gets no requests until an administrator lets it in, as `crosstie parity --admit` does.
-    drained: bool = False
+    # Where its replicas answer, one OpenAI-compatible base URL each; empty until they are deployed.
+    backends: tuple[str, ...] = ()
+    hosts: tuple[HostedModel, ...] = ()
 
     @property
     def replica_gpus(self) -> int:
