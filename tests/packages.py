@@ -15,7 +15,8 @@ SOURCES = {
 }
 # By the name that `make test PKG=` takes: folders and files beneath tests/. What no row names is of `base`.
 TESTS = {
-    "gateway": ["run", "operate", "demo", "deploy", "engines"],
+    # Its server and the client of `crosstie` are tried on each other.
+    "gateway": ["run", "operate", "demo", "deploy", "engines", "wire"],
     "port": [
         "port/capture", "port/conversion", "port/divergence", "port/kernels", "port/porting", "port/source", "port/test_entry_points.py",
         "prove/profile",

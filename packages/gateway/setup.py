@@ -25,10 +25,10 @@ COMPILED = {
             "shortlist", "slots", "speed", "spending",
         ],
         "sim": ["engine", "prefix_cache"],
-        "wire": ["client", "parser", "request", "server", "sse"],
+        "wire": ["client", "sse"],
     },
     "src/crosstie_gateway": {
-        "wire": ["grpc", "unpack"],
+        "wire": ["grpc", "parser", "request", "server", "unpack"],
         "gateway": [
             "answers", "asks", "attempt", "backend", "body", "context", "disaggregated", "errors", "exchange",
             "exchange_state", "gateway", "guard", "identity", "limits", "messages_reply", "metrics", "passed",

@@ -86,7 +86,7 @@ Asked = Callable[..., Coroutine[Any, Any, tuple[int, bytes, bytes]]]
 def served(scenario: Callable[[int, Asked], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
         explorer = Explorer(Catalog(), SMALL, Path())
-        port = await explorer.listen(asyncio.get_running_loop(), 0)
+        port = explorer.listen(0)
 
         async def ask(
             line: str, *headers: str, body: bytes = b"", host: str = "", cookie: str | None = None

@@ -45,7 +45,7 @@ def test_there_is_what_is_compiled() -> None:
 
 
 def test_an_heir_would_be_found() -> None:
-    assert inherited("from crosstie.wire.server import Server\nclass Mine(Server): pass") == ["Server"]
+    assert inherited("from crosstie_gateway.wire.server import Server\nclass Mine(Server): pass") == ["Server"]
 
 
 def test_no_plain_class_inherits_from_a_compiled_one() -> None:

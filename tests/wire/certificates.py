@@ -6,7 +6,7 @@ from pathlib import Path
 
 import trustme
 
-from crosstie.wire.tls import ServerTls
+from crosstie_gateway.wire.tls import ServerTls
 
 CA = trustme.CA()
 OTHER_CA = trustme.CA()

@@ -8,8 +8,8 @@ from tests.waiting import LIMIT_S
 
 from crosstie.wire.address import Address
 from crosstie.wire.client import Origin
-from crosstie.wire.request import Request, RequestLimits
-from crosstie.wire.server import Reply, Server
+from crosstie_gateway.wire.request import Request, RequestLimits
+from crosstie_gateway.wire.server import Reply, Server
 
 
 @asynccontextmanager

@@ -13,8 +13,8 @@ from crosstie.wire.address import Address
 from crosstie.wire.client import Connection, Headers, Origin
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 

@@ -15,8 +15,8 @@ from tests.wire import oracle
 from tests.wire.sockets import serving
 
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request, RequestLimits
-from crosstie.wire.server import Reply, Server, ServerConnection
+from crosstie_gateway.wire.request import Request, RequestLimits
+from crosstie_gateway.wire.server import Reply, Server, ServerConnection
 
 CL = b"content-length"
 TE = b"transfer-encoding"

@@ -15,9 +15,9 @@ from crosstie.core.errors import BadInput
 from crosstie.wire.address import Address
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.parser import RequestParser
-from crosstie.wire.request import BadRequest, Request, RequestLimits
-from crosstie.wire.server import Reply
+from crosstie_gateway.wire.parser import RequestParser
+from crosstie_gateway.wire.request import BadRequest, Request, RequestLimits
+from crosstie_gateway.wire.server import Reply
 
 GET = b"GET /%b HTTP/1.1\r\nhost: x\r\n\r\n"
 

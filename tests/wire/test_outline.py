@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from crosstie.wire.outline import LONG, Outline, left_out, next_left_out
+from crosstie_gateway.wire.outline import LONG, Outline, left_out, next_left_out
 
 # Lengths on both sides of what is left out; a character of two bytes and an escape may lie on any cut.
 REPEATED = st.sampled_from(["ab", "é", '\\"', "\\", "\n", "{[", "data:image/png;base64,AAAA", "data: é"])

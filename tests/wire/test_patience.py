@@ -10,10 +10,10 @@ from tests.waiting import LIMIT_S, until
 from tests.wire.sockets import said, serving
 from tests.wire.test_server import Watcher, echo, on_loop
 
-from crosstie.wire.listener import hear_no_more
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request, RequestLimits
-from crosstie.wire.server import Reply
+from crosstie_gateway.wire.listener import hear_no_more
+from crosstie_gateway.wire.request import Request, RequestLimits
+from crosstie_gateway.wire.server import Reply
 
 ASK = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
 

@@ -5,8 +5,8 @@ import asyncio
 from tests.wire.sockets import said, serving
 
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 ASKED = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
 

@@ -9,8 +9,8 @@ from tests.waiting import LIMIT_S, until
 from tests.wire.sockets import said, serving
 
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request, RequestLimits
-from crosstie.wire.server import Reply
+from crosstie_gateway.wire.request import Request, RequestLimits
+from crosstie_gateway.wire.server import Reply
 
 
 def echo(request: Request, reply: Reply) -> None:

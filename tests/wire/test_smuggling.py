@@ -4,9 +4,9 @@ import pytest
 from tests.wire.sockets import said, serving
 from tests.wire.test_server import echo, on_loop
 
-from crosstie.wire.parser import _FIRST_LINES, _HEADER_LINES, RequestParser
-from crosstie.wire.request import BadRequest, Request, RequestLimits
-from crosstie.wire.server import Reply
+from crosstie_gateway.wire.parser import _FIRST_LINES, _HEADER_LINES, RequestParser
+from crosstie_gateway.wire.request import BadRequest, Request, RequestLimits
+from crosstie_gateway.wire.server import Reply
 
 INNER = b"GET /inner HTTP/1.1\r\nhost: x\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n"

@@ -22,9 +22,9 @@ from tests.wire.test_server import Watcher, echo
 
 from crosstie.core.errors import BadInput
 from crosstie.wire.loops import new_loop
-from crosstie.wire.request import Request, RequestLimits
-from crosstie.wire.server import Reply, Server
-from crosstie.wire.tls import ServerTls
+from crosstie_gateway.wire.request import Request, RequestLimits
+from crosstie_gateway.wire.server import Reply, Server
+from crosstie_gateway.wire.tls import ServerTls
 
 ASK = b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
 LAST = ASK.replace(b"host: x", b"host: x\r\nconnection: close")

@@ -1,11 +1,11 @@
 """`crosstie ui`: a page on this machine that plans as one types."""
 
-import asyncio
 import json
 import signal
 import sys
 import webbrowser
 from pathlib import Path
+from threading import Event
 
 import click
 
@@ -16,7 +16,6 @@ from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.ui_server import Explorer
 from crosstie.core.errors import BadInput
 from crosstie.web.chart import check_pages
-from crosstie.wire.loops import run_on_loop
 
 
 @click.command("ui")
@@ -45,25 +44,21 @@ def command(workload: Path, port: int, opens: bool, as_json: bool) -> int:
     read_workload(catalog, file)
     explorer = Explorer(catalog, read_toml(file), file.resolve().parent)
 
-    async def serve() -> None:
-        loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
         try:
-            at = await explorer.listen(loop, port)
+            at = explorer.listen(port)
         except OSError as error:
             raise BadInput(f"--port {port}: {error.strerror}; 0 takes any that is free") from None
-        try:
-            url = f"http://127.0.0.1:{at}/?token={explorer.token}"
-            _say(url, as_json)
-            if opens:
-                webbrowser.open(url)
-            await stop.wait()
-        finally:
-            explorer.close()
-
-    run_on_loop(serve())
+        url = f"http://127.0.0.1:{at}/?token={explorer.token}"
+        _say(url, as_json)
+        if opens:
+            webbrowser.open(url)
+        Event().wait()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        explorer.close()
     return 0
 
 

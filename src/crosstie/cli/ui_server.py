@@ -7,17 +7,20 @@ Whoever asks has a token, from the address that was printed and then from a cook
 machine reach the port too. Of files, only those are read that lie beside the workload or that it named.
 """
 
-import asyncio
 import hmac
 import json
 import secrets
 import tomllib
-from concurrent.futures import Future, ProcessPoolExecutor
-from functools import cache
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from email.message import Message
+from functools import cache, partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from threading import Thread
+from typing import Any, NamedTuple
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog
@@ -35,23 +38,23 @@ from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.port.recipe.names import with_names
 from crosstie.web.report import write_sections
-from crosstie.wire.request import Request, RequestLimits
-from crosstie.wire.server import Reply, Server
 
 _DATA = Path(__file__).parents[1] / "web" / "data"
 _FILES = {
-    "/": ("ui.html", b"text/html; charset=utf-8"),
-    "/ui.js": ("ui.js", b"text/javascript; charset=utf-8"),
-    "/ui.css": ("ui.css", b"text/css; charset=utf-8"),
-    "/report.css": ("report.css", b"text/css; charset=utf-8"),
+    "/": ("ui.html", "text/html; charset=utf-8"),
+    "/ui.js": ("ui.js", "text/javascript; charset=utf-8"),
+    "/ui.css": ("ui.css", "text/css; charset=utf-8"),
+    "/report.css": ("report.css", "text/css; charset=utf-8"),
 }
 # The answer's own markup is escaped; should something slip through, nothing of it would run.
-_HEADERS = (
-    b"content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    b"img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
-    b"x-content-type-options: nosniff\r\nx-frame-options: DENY\r\nreferrer-policy: no-referrer\r\n"
-    b"cache-control: no-store\r\n"
-)
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
 _TOKENLESS = b"open the address that crosstie ui printed: it has a token"
 _MOST_BYTES = 2**20
 # Distributions and the like are typed as TOML has them.
@@ -59,69 +62,75 @@ _TYPED = ("input", "output")
 _PERCENTILES = ("p50", "p75", "p90", "p95", "p99")
 
 
+class Page(NamedTuple):
+    status: int
+    body: bytes
+    kind: str = "application/json"
+    cookie: str = ""
+
+
 class Explorer:
     def __init__(self, catalog: Catalog, workload: dict[str, Any], folder: Path):
         self._catalog, self._workload, self._folder = catalog, workload, folder
         self._planning, self._simulating = _process(), _process()
         self._waiting: Future[dict[str, Any]] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server: Server | None = None
-        self._hosts: set[bytes] = set()
+        self._server: ThreadingHTTPServer | None = None
         self.token = secrets.token_urlsafe(24)
-        self._cookie = b""
+        self._hosts: set[str] = set()
+        self._cookie = ""
         named = [one.get("trace") for one in workload.get("class") or () if isinstance(one, dict)]
         self._named = tuple(str(folder / one) for one in named if isinstance(one, str))
 
-    async def listen(self, loop: asyncio.AbstractEventLoop, port: int) -> int:
-        self._server = Server(loop, self._answer, RequestLimits(body_bytes=_MOST_BYTES))
-        at = await self._server.listen("127.0.0.1", port)
-        self._hosts = {f"{name}:{at}".encode() for name in ("127.0.0.1", "localhost")}
+    def listen(self, port: int) -> int:
+        """Answers in threads of its own, until `close`."""
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, self.answer))
+        at: int = self._server.server_address[1]
+        self._hosts = {f"{name}:{at}" for name in ("127.0.0.1", "localhost")}
         # Browsers send the cookies of one port to all others.
-        self._cookie = f"crosstie-ui-{at}={self.token}".encode()
+        self._cookie = f"crosstie-ui-{at}={self.token}"
         # So that the first answer does not wait for it.
         self._planning.submit(_warm)
+        Thread(target=self._server.serve_forever, daemon=True).start()
         return at
 
     def close(self) -> None:
         if self._server is not None:
-            self._server.close()
+            self._server.shutdown()
+            self._server.server_close()
         for one in (self._planning, self._simulating):
             # Not asked to finish: nobody is there for its answer.
             for process in list((one._processes or {}).values()):
                 process.kill()
             one.shutdown(wait=False, cancel_futures=True)
 
-    def _answer(self, request: Request, reply: Reply) -> None:
-        origin = request.headers.get(b"origin")
-        if request.headers.get(b"host") not in self._hosts:
+    def answer(self, method: str, target: str, headers: Message, body: bytes) -> Page:
+        path, _, query = target.partition("?")
+        if headers.get_all("host", []) not in [[host] for host in self._hosts]:
             # A name of somebody else's that was made to point here.
-            return reply.send(421, b"asked for another host", _HEADERS, b"text/plain")
-        came = f"token={self.token}".encode() if request.path == "/" else b""
-        headers = _HEADERS
-        if came and hmac.compare_digest(request.query.encode(), came):
-            headers += b"set-cookie: %b; Path=/; HttpOnly; SameSite=Strict\r\n" % self._cookie
-        elif not self._has_cookie(request):
-            return reply.send(403, _TOKENLESS, _HEADERS, b"text/plain")
-        if request.method == "GET" and request.path in _FILES:
-            name, kind = _FILES[request.path]
-            return reply.send(200, (_DATA / name).read_bytes(), headers, kind)
-        if request.method == "GET" and request.path == "/start":
-            return _send(reply, 200, self._start())
-        if request.path in ("/plan", "/simulate"):
-            own = origin is None or origin.removeprefix(b"http://") in self._hosts
-            typed = request.headers.get(b"content-type", b"").startswith(b"application/json")
-            if request.method != "POST" or not own or not typed:
+            return Page(421, b"asked for another host", "text/plain")
+        cookie = ""
+        if path == "/" and hmac.compare_digest(query.encode(), f"token={self.token}".encode()):
+            cookie = f"{self._cookie}; Path=/; HttpOnly; SameSite=Strict"
+        elif not self._has_cookie(headers):
+            return Page(403, _TOKENLESS, "text/plain")
+        if method == "GET" and path in _FILES:
+            name, kind = _FILES[path]
+            return Page(200, (_DATA / name).read_bytes(), kind, cookie)
+        if method == "GET" and path == "/start":
+            return _page(200, self._start())
+        if path in ("/plan", "/simulate"):
+            origin = headers.get("origin")
+            own = origin is None or origin.removeprefix("http://") in self._hosts
+            typed = headers.get("content-type", "").startswith("application/json")
+            if method != "POST" or not own or not typed:
                 # Another page in the same browser can send neither this kind of content nor this origin.
-                return _send(reply, 403, {"error": "only this page may ask"})
-            task = asyncio.get_running_loop().create_task(self._plan(request, reply))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            return None
-        return _send(reply, 404, {"error": "no such page"})
+                return _page(403, {"error": "only this page may ask"})
+            return self._plan(path == "/simulate", body)
+        return _page(404, {"error": "no such page"})
 
-    def _has_cookie(self, request: Request) -> bool:
-        sent = request.headers.get(b"cookie", b"").split(b";")
-        return any(hmac.compare_digest(one.strip(), self._cookie) for one in sent)
+    def _has_cookie(self, headers: Message) -> bool:
+        sent = headers.get("cookie", "").encode().split(b";")
+        return any(hmac.compare_digest(one.strip(), self._cookie.encode()) for one in sent)
 
     def _start(self) -> dict[str, Any]:
         """What the page is filled with: the workload as the file has it, and what can be chosen."""
@@ -139,14 +148,13 @@ class Explorer:
             ],
         }
 
-    async def _plan(self, request: Request, reply: Reply) -> None:
-        simulated = request.path == "/simulate"
+    def _plan(self, simulated: bool, body: bytes) -> Page:
         try:
-            asked = json.loads(request.body)
+            asked = json.loads(body)
             if not isinstance(asked, dict):
                 raise ValueError
-        except ValueError:
-            return _send(reply, 400, {"error": "no workload as JSON"})
+        except (ValueError, RecursionError):
+            return _page(400, {"error": "no workload as JSON"})
         given = (asked, str(self._folder), simulated, self._named)
         if simulated:
             made = self._simulating.submit(answered, *given)
@@ -155,18 +163,52 @@ class Explorer:
                 self._waiting.cancel()
             made = self._waiting = self._planning.submit(answered, *given)
         try:
-            answer = await asyncio.wrap_future(made)
-        except asyncio.CancelledError:
-            return _send(reply, 409, {"error": "something newer was asked"})
-        return _send(reply, 400 if "error" in answer else 200, answer)
+            answer = made.result()
+        except CancelledError:
+            return _page(409, {"error": "something newer was asked"})
+        return _page(400 if "error" in answer else 200, answer)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    # Of a browser that keeps a connection and says nothing.
+    timeout = 60
+    protocol_version = "HTTP/1.1"
+
+    def __init__(self, answer: Callable[[str, str, Message, bytes], Page], *given: Any):
+        self._answer = answer
+        super().__init__(*given)
+
+    def do_GET(self) -> None:
+        length = self.headers.get("content-length", "0")
+        if "transfer-encoding" in self.headers or not length.isascii() or not length.isdigit():
+            return self._send(Page(400, b"a length is needed", "text/plain"), last=True)
+        if int(length) > _MOST_BYTES:
+            return self._send(Page(413, b"too long", "text/plain"), last=True)
+        return self._send(self._answer(self.command, self.path, self.headers, self.rfile.read(int(length))))
+
+    do_POST = do_GET  # noqa: N815
+
+    def _send(self, page: Page, last: bool = False) -> None:
+        self.send_response_only(page.status)
+        for name, value in (*_HEADERS.items(), ("content-type", page.kind), ("content-length", str(len(page.body)))):
+            self.send_header(name, value)
+        if page.cookie:
+            self.send_header("set-cookie", page.cookie)
+        if last:
+            self.send_header("connection", "close")
+        self.end_headers()
+        self.wfile.write(page.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the terminal has the address alone."""
 
 
 def _process() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
 
-def _send(reply: Reply, status: int, content: dict[str, Any]) -> None:
-    reply.send(status, json.dumps(content).encode(), _HEADERS)
+def _page(status: int, content: dict[str, Any]) -> Page:
+    return Page(status, json.dumps(content).encode())
 
 
 @cache

@@ -10,8 +10,6 @@ from tests.run.scaler.cases import CHEAP, DEAR, KNOWN, rules
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply, Server
 from crosstie_gateway.scale.act import Actor, Kubernetes, Moves, ScaleFailed, ScaleHook, actors
 from crosstie_gateway.scale.drain import Drainer
 from crosstie_gateway.scale.keda import METRIC, SERVICE, ExternalScaler, messages, serve_keda
@@ -19,6 +17,8 @@ from crosstie_gateway.scale.observe import CounterWatch, GatewayCounts
 from crosstie_gateway.scale.service import ScaleService, read_state
 from crosstie_gateway.scaler.rules import Supply
 from crosstie_gateway.scaler.scaler import Order, Scaler
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply, Server
 
 PAGE = """crosstie_requests_total{{pool="cheap",model="m",class="chat",outcome="served",status="200"}} {requests}
 crosstie_targets_total{{class="chat",target="ttft",kept="yes"}} {kept}

@@ -31,10 +31,10 @@ from tests.run.gateway.fakes import CALM, fakes, fleet_of, in_folder, pool_of, r
 from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
-from crosstie.wire.request import RequestLimits
 from crosstie_gateway.batch import index as index_module, lines as lines_module
 from crosstie_gateway.batch.lines import BatchLine, LineReader, check_lines
 from crosstie_gateway.batch.store import BatchStore
+from crosstie_gateway.wire.request import RequestLimits
 
 if TYPE_CHECKING:
     import openai

@@ -17,10 +17,10 @@ from crosstie.wire.address import Address
 from crosstie.wire.client import Origin
 from crosstie.wire.fetch import Answer, fetch
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply, Server
 from crosstie_gateway.gateway.attempt import OWN_HEADERS
 from crosstie_gateway.service.process import GatewayProcess
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply, Server
 
 MODEL = "llama-3.1-8b"
 CATALOG = Catalog()

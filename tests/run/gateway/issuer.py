@@ -9,8 +9,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePrivateKey, generate_private_key
 from jwt.algorithms import ECAlgorithm
 
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply, Server
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply, Server
 
 AUDIENCE = "crosstie"
 

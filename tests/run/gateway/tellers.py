@@ -9,9 +9,9 @@ from typing import Any
 from tests.run.gateway.fakes import Fake
 
 from crosstie.wire.fetch import Answer
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie.wire.sse import payloads
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 WORDS = [f"w{at} " for at in range(8)]
 STORY = "".join(WORDS)

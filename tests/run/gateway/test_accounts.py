@@ -15,11 +15,11 @@ from tests.waiting import LIMIT_S
 from crosstie.route.ask import Ask
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply, Server, ServerConnection
 from crosstie_gateway.gateway.passed import Passed, plainly_counted
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.relay import WholeRelay
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply, Server, ServerConnection
 
 TEXT = "word " * 400
 BEYOND = 65 * 2**20

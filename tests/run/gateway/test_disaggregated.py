@@ -16,12 +16,12 @@ from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Pool, PoolApart, PoolSide, Serving
 from crosstie.wire.fetch import Answer
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request
 from crosstie.wire.sse import payloads
 from crosstie_gateway.emulate.faults import Fault
 from crosstie_gateway.emulate.fleet import EmulatedFleet, start
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.service.admin_view import fleet_view
+from crosstie_gateway.wire.request import Request
 
 PROTOCOLS = pytest.mark.parametrize("stack", ["vllm", "sglang"])
 STREAMS = pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from crosstie.core.errors import BadInput
-from crosstie.wire.server import Reply, Server, ServerConnection
 from crosstie.wire.sse import Events, payloads
 from crosstie_gateway.gateway.backend import engine_load
 from crosstie_gateway.gateway.body import read_body, usage_of, with_model, with_usage_requested
 from crosstie_gateway.gateway.relay import StreamRelay
 from crosstie_gateway.gateway.transcript import Transcript
+from crosstie_gateway.wire.server import Reply, Server, ServerConnection
 
 PIECES = st.sampled_from(
     [b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b"\\u0041", b"\\ud800", b"\xff", b"\xc3\xa4", b"1", b"-9", b"e9",

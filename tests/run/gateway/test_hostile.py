@@ -15,10 +15,10 @@ from tests.wire.test_server import on_loop
 
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.server import Reply
 from crosstie.wire.sse import payloads
 from crosstie_gateway.gateway.body import read_body
 from crosstie_gateway.gateway.exchange import Exchange
+from crosstie_gateway.wire.server import Reply
 
 
 @pytest.fixture(autouse=True)

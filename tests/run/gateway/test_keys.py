@@ -24,9 +24,6 @@ from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 from crosstie.wire.fetch import Answer, fetch
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.parser import RequestParser
-from crosstie.wire.request import RequestLimits
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.guard import Guard
 from crosstie_gateway.ledger.keys import Key, digest, new_public_id, new_secret, shown
@@ -36,6 +33,9 @@ from crosstie_gateway.ledger.usage import UsageBatch, UsageCounts, day_end
 from crosstie_gateway.service import ledger as ledger_module
 from crosstie_gateway.service.ledger import Ledger
 from crosstie_gateway.service.process import GatewayProcess
+from crosstie_gateway.wire.parser import RequestParser
+from crosstie_gateway.wire.request import RequestLimits
+from crosstie_gateway.wire.server import Reply
 
 OTHER = "qwen3-8b"
 # For requests that have to be in flight while something else happens.

@@ -17,10 +17,10 @@ from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway import messages
 from crosstie_gateway.gateway.messages import chat_of, decode_chat, error_message, message_of
 from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.wire.server import Reply
 
 if TYPE_CHECKING:
     import anthropic

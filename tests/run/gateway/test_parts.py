@@ -9,11 +9,11 @@ from hypothesis import given, strategies as st
 from crosstie.catalog.vision import image_rule
 from crosstie.core.errors import BadInput
 from crosstie.route.lengths import Lengths
-from crosstie.wire.outline import Outline
 from crosstie_gateway.gateway.asks import _attached_tokens
 from crosstie_gateway.gateway.backend import IN_A_ROW, Breaker, engine_load
 from crosstie_gateway.gateway.body import Attached, read_body, usage_of, with_model, with_usage_requested
 from crosstie_gateway.gateway.transcript import DONE, is_done
+from crosstie_gateway.wire.outline import Outline
 
 
 def body(**fields: object) -> bytes:

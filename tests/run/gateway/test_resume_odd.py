@@ -12,9 +12,9 @@ from tests.run.gateway.tellers import PROMPT_TOKENS, STORY, WORDS, Teller
 from tests.run.gateway.test_resume import CHAT, COMPLETION, COUNTED, heard, over_two
 from tests.wire.test_server import on_loop
 
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.handover import Handover
 from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.wire.server import Reply
 
 LONG = [f"word{at} " for at in range(40)]
 TOKENS = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": 8, "total_tokens": 15}

@@ -11,11 +11,11 @@ from tests.waiting import LIMIT_S
 from tests.wire.test_server import on_loop
 
 from crosstie.wire.fetch import fetch
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.roads import FORMS, PASSED
 from crosstie_gateway.wire.multipart import read_form
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 if TYPE_CHECKING:
     import openai

@@ -18,9 +18,9 @@ from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fleet_of, pool_o
 
 from crosstie.core.fleet import Fleet
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie.wire.sse import payloads
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 pytestmark = pytest.mark.storm
 

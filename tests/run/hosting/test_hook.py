@@ -11,10 +11,10 @@ from tests.run.hosting.shared import PATIENT
 from tests.run.service.processes import gone
 
 from crosstie.core.fleet import HostedModel, Pool
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.hosting.hosting import Hosting
 from crosstie_gateway.wire.hook import HookFailed, run_hook
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 GIVEN = {"ACTION": "load", "MODEL": "m; touch x", "POOL": "p", "BACKEND": "http://a/v1", "REPLICA": "0"}
 

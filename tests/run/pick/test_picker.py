@@ -17,7 +17,6 @@ from tests.wire.test_server import on_loop
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import SharedState
 from crosstie.wire.address import Address
-from crosstie.wire.request import Request
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.ledger.keys import Key, digest, new_public_id, new_secret, shown
 from crosstie_gateway.ledger.places import open_store
@@ -27,6 +26,7 @@ from crosstie_gateway.pick.server import EXT_PROC
 from crosstie_gateway.pick.stream import PickSettings
 from crosstie_gateway.service.edge import Edge
 from crosstie_gateway.service.ledger import Ledger
+from crosstie_gateway.wire.request import Request
 
 ANSWER = json.dumps(
     {"choices": [{"message": {"content": "hi"}}], "usage": {"prompt_tokens": 7, "completion_tokens": 5}}

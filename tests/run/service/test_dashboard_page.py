@@ -16,8 +16,8 @@ from tests.run.service.test_dashboard import shown
 from tests.waiting import LIMIT_S, comes_true
 
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 pytestmark = pytest.mark.browser
 KEY, OPERATOR = "an-administrators-own-key", "an-operators-own-key"

@@ -18,10 +18,10 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import BackendAccess, Fleet
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.server import Server
 from crosstie_gateway.service.admin import Administration
 from crosstie_gateway.service.discovery import Discovery, addresses_of
 from crosstie_gateway.service.process import Component, GatewayProcess
+from crosstie_gateway.wire.server import Server
 
 
 class Resolver:

@@ -18,8 +18,8 @@ from tests.wire.certificates import OTHER_CA, client_tls, pair
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie.wire.listener import UnixSocket
 from crosstie_gateway.service.edge import Edge
+from crosstie_gateway.wire.listener import UnixSocket
 
 
 @pytest.fixture

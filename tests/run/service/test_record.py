@@ -30,9 +30,9 @@ from crosstie.catalog.traces import read_trace
 from crosstie.core.errors import BadInput
 from crosstie.prove.replay.traffic import from_trace
 from crosstie.wire.fetch import fetch
-from crosstie.wire.server import Reply
 from crosstie_gateway.service.record import BLOCK_TOKENS, TrafficRecorder, block_ids, prompt_of
 from crosstie_gateway.service.trace_file import TraceFile
+from crosstie_gateway.wire.server import Reply
 
 ROOT = Path(__file__).parents[3]
 SECRET = "sk-live-4242424242"

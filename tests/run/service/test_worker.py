@@ -16,7 +16,6 @@ from tests.waiting import LIMIT_S
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
-from crosstie.wire.listener import listening
 from crosstie_gateway.gateway.backend import IN_A_ROW
 from crosstie_gateway.gateway.health import probe
 from crosstie_gateway.service.process import GatewayProcess
@@ -25,6 +24,7 @@ from crosstie_gateway.service.worker import Worker
 from crosstie_gateway.service.worker_link import Failed, MetricsPage, MetricsRequest, WorkerAnswer, WorkerLink
 from crosstie_gateway.service.worker_metrics import counters, merged_pages
 from crosstie_gateway.share.board import Board
+from crosstie_gateway.wire.listener import listening
 
 # Nobody finds out anything by itself within a test, and at its end nobody is left to drain.
 SLOW = msgspec.structs.replace(CALM, health_every_s=600.0, metrics_every_s=600.0, drain_s=0.0)

@@ -7,9 +7,9 @@ from typing import Any, cast
 import hpack
 import pytest
 
-from crosstie.wire.request import RequestLimits
-from crosstie.wire.server import Server, ServerConnection
 from crosstie_gateway.wire.grpc import NOT_FOUND, OK, Call, GrpcConnection
+from crosstie_gateway.wire.request import RequestLimits
+from crosstie_gateway.wire.server import Server, ServerConnection
 
 DATA, HEADERS, RESET, SETTINGS, PUSH, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
 END, END_HEADERS, PADDED, PRIORITISED = 1, 4, 8, 0x20

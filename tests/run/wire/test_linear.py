@@ -36,11 +36,7 @@ from crosstie.core.errors import BadInput
 from crosstie.core.fleet import JwtIdentity
 from crosstie.wire.address import Address
 from crosstie.wire.client import Connection, Origin
-from crosstie.wire.outline import Outline
-from crosstie.wire.parser import RequestParser
 from crosstie.wire.proxy import Proxy, _Opening
-from crosstie.wire.request import BadRequest, Request, RequestLimits
-from crosstie.wire.server import Reply, Server, ServerConnection
 from crosstie.wire.sse import Events, payloads
 from crosstie_gateway.gateway.answers import lacks_model, oddity
 from crosstie_gateway.gateway.backend import engine_load
@@ -55,6 +51,10 @@ from crosstie_gateway.gateway.tokens import TokenRefused, TokenVerifier
 from crosstie_gateway.gateway.transcript import Transcript
 from crosstie_gateway.pick.messages import Malformed, Said
 from crosstie_gateway.service.sessions import COOKIE, Sessions
+from crosstie_gateway.wire.outline import Outline
+from crosstie_gateway.wire.parser import RequestParser
+from crosstie_gateway.wire.request import BadRequest, Request, RequestLimits
+from crosstie_gateway.wire.server import Reply, Server, ServerConnection
 from crosstie_gateway.wire.unpack import Unpacking
 
 Work = Callable[[], object]

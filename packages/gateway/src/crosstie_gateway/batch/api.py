@@ -14,8 +14,6 @@ from urllib.parse import parse_qs
 import msgspec
 
 from crosstie.core.errors import BadInput
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.batch.index import NoRoom, Quota, QuotaExceeded
 from crosstie_gateway.batch.lines import ENDPOINTS
 from crosstie_gateway.batch.records import ENDED, Batch
@@ -25,6 +23,8 @@ from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.interfaces import Batches
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.wire.multipart import read_form
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 _encode = msgspec.json.Encoder().encode
 _WINDOW = re.compile(r"(\d{1,4})([mhd])")

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply, Server
 from crosstie_gateway.batch.lines import BatchLine
 from crosstie_gateway.batch.records import Batch
 from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply, Server
 
 # What may be otherwise the next time; and what says that others come first.
 _AGAIN = frozenset((408, 425, 429, 500, 502, 503, 504))

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from crosstie.wire.outline import LONG, Outline, left_out
-from crosstie.wire.request import RequestLimits
+from crosstie_gateway.wire.outline import LONG, Outline, left_out
+from crosstie_gateway.wire.request import RequestLimits
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _MOST_ERRORS = 20

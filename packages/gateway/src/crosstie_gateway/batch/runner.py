@@ -15,13 +15,13 @@ from functools import partial
 from time import time
 from typing import TypeVar
 
-from crosstie.wire.server import Server
 from crosstie_gateway.batch.asking import LineAnswer, ask
 from crosstie_gateway.batch.lines import BatchLine, LineReader
 from crosstie_gateway.batch.store import BatchStore
 from crosstie_gateway.batch.turns import BatchRun, Turns
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.notices import Notice
+from crosstie_gateway.wire.server import Server
 
 _LOOK_S = 0.5
 # Batches that go on at once, of one key and in all: a small one does not wait for a large one's end.

@@ -22,7 +22,6 @@ from crosstie.decide.plan.subject import Subject, read_subject
 from crosstie.web.chart import check_picture
 from crosstie.wire.address import Address
 from crosstie.wire.loops import run_on_loop
-from crosstie.wire.server import Server
 from crosstie_gateway.cli.scale_show import show_day, show_decision
 from crosstie_gateway.scale.act import Kubernetes, ScaleHook, actors
 from crosstie_gateway.scale.drain import Drainer
@@ -35,6 +34,7 @@ from crosstie_gateway.scaler.rehearsal import SCALED, rehearse
 from crosstie_gateway.scaler.rules import ScaleRules
 from crosstie_gateway.scaler.rules_file import ReadRules, read_rules
 from crosstie_gateway.scaler.scaler import FleetObservation, Scaler
+from crosstie_gateway.wire.server import Server
 
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 # Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.

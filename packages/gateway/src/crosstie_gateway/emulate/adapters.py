@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.emulate.requests import EngineError
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 LOAD, UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
 # Of the emulated engine's time; on real ones it depends on the disk.

@@ -18,12 +18,12 @@ from typing import Any
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.fleet import HANDING
 from crosstie.perf.disaggregated import Sides, transfer
-from crosstie.wire.server import Reply
 from crosstie_gateway.emulate.answers import AnswerShape, AnswerUsage
 from crosstie_gateway.emulate.faults import Fault
 from crosstie_gateway.emulate.replica import Emulated, EmulatedReplica
 from crosstie_gateway.emulate.requests import EngineError, GenerationRequest, bad_request
 from crosstie_gateway.emulate.server import EmulatedServer, Generating
+from crosstie_gateway.wire.server import Reply
 
 # vLLM keeps the blocks that long for whoever fetches them (docs/design/nixl_kv_cache_lease.md, vllm@a014e35f).
 LEASE_S = 30.0

@@ -11,13 +11,13 @@ from urllib.parse import parse_qs
 import msgspec
 
 from crosstie.host.hosted import Hosted
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.emulate.answers import failure
 from crosstie_gateway.emulate.faults import Fault
 from crosstie_gateway.emulate.replica import EmulatedReplica, Sequence
 from crosstie_gateway.emulate.requests import EngineError
 from crosstie_gateway.emulate.server import EmulatedServer, Handler
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 # How often a server that is to sleep looks whether its requests have ended.
 _POLL_S = 0.005

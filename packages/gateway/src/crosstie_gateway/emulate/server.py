@@ -14,8 +14,6 @@ import msgspec
 from crosstie.catalog.vision import image_rule
 from crosstie.core.emulated import FINGERPRINT
 from crosstie.core.errors import BadInput
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply, Server
 from crosstie_gateway.emulate import requests
 from crosstie_gateway.emulate.adapters import LOAD, UNLOAD, EmulatedAdapters
 from crosstie_gateway.emulate.answers import (
@@ -41,6 +39,8 @@ from crosstie_gateway.emulate.requests import (
     ResponseBody,
 )
 from crosstie_gateway.emulate.tokens import filler
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply, Server
 
 _STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _MOST_DIMENSIONS = 8192

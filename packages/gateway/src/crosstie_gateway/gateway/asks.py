@@ -11,10 +11,10 @@ from crosstie.route.ask import Ask
 from crosstie.route.lengths import TOKENS_PER_ATTACHMENT, Lengths
 from crosstie.route.live import LiveFleet
 from crosstie.route.prefix import prefix_hashes
-from crosstie.wire.request import Request
 from crosstie_gateway.gateway.body import Attached, RequestBody
 from crosstie_gateway.gateway.interfaces import CountedPrompt
 from crosstie_gateway.gateway.roads import WORDLESS
+from crosstie_gateway.wire.request import Request
 
 HINTS: Final = frozenset(
     b"x-crosstie-" + name for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session")

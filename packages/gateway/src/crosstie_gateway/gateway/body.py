@@ -12,8 +12,6 @@ from msgspec.structs import asdict, astuple
 
 from crosstie.core.errors import BadInput
 from crosstie.core.images import MOST_URL_BYTES, size_of_data_url
-from crosstie.wire.outline import Outline, left_out, next_left_out
-from crosstie.wire.request import Request
 from crosstie_gateway.gateway.fields import (
     ABSENT,
     HELD_TO_AT,
@@ -32,6 +30,8 @@ from crosstie_gateway.gateway.fields import (
     decode_parts,
 )
 from crosstie_gateway.wire.multipart import FormPart, read_form
+from crosstie_gateway.wire.outline import Outline, left_out, next_left_out
+from crosstie_gateway.wire.request import Request
 
 # A list of texts, or of lists.
 _SEVERAL: Final = re.compile(rb'\[\s*["\[]')

@@ -2,7 +2,7 @@
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
-from crosstie.wire.request import Request
+from crosstie_gateway.wire.request import Request
 
 
 class Clients:

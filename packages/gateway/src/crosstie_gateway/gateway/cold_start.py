@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Callable
 
 from crosstie.core.histogram import Family
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.asks import hinted_ttft_s
 from crosstie_gateway.gateway.context import Context
 from crosstie_gateway.gateway.exchange import Exchange
 from crosstie_gateway.gateway.progress import ProgressReply
+from crosstie_gateway.wire.server import Reply
 
 # Between two comments of a stream: half of the shortest idle timeout that proxies usually have.
 _COMMENT_EVERY_S = 5.0

@@ -3,9 +3,9 @@
 Keys come in headers that a page sets itself, never in cookies, so credentials are not allowed.
 """
 
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.attempt import OWN_HEADERS
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 _EXPOSED = b"access-control-expose-headers: %b\r\n" % b", ".join((*OWN_HEADERS, b"retry-after"))
 _REMEMBERED_S = 600

@@ -21,7 +21,6 @@ from crosstie.route.live import Flight, LiveFleet, LivePool, Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.client import Connection, Headers
 from crosstie.wire.files import is_exhausted
-from crosstie.wire.request import Request
 from crosstie_gateway.gateway.attempt import Attempt
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody
@@ -30,6 +29,7 @@ from crosstie_gateway.gateway.exchange_state import ExchangeState
 from crosstie_gateway.gateway.fields import decode_parts, decode_prefilled
 from crosstie_gateway.gateway.relay import WholeRelay
 from crosstie_gateway.gateway.roads import SERVED
+from crosstie_gateway.wire.request import Request
 
 # What only the gateway may say: with it a client could read other people's caches off any engine.
 RESERVED: Final[tuple[str, ...]] = (

@@ -11,8 +11,6 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
 from crosstie.route.speed import Prediction
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.attempt import Attempt
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody
@@ -26,6 +24,8 @@ from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
 from crosstie_gateway.gateway.responses import PATH
 from crosstie_gateway.gateway.transcript import Transcript
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 _GENEROUS: Final = 4.0
 _CODES: Final = {504: "upstream_timeout", 503: "upstream_full", 429: "upstream_full"}

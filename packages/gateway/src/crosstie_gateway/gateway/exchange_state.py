@@ -4,8 +4,6 @@ from abc import ABC, abstractmethod
 
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.context import Context
 from crosstie_gateway.gateway.identity import context_of
@@ -13,6 +11,8 @@ from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
 from crosstie_gateway.gateway.seam import Seam
 from crosstie_gateway.gateway.transcript import Transcript
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 
 class ExchangeState(ABC):

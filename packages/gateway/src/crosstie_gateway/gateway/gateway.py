@@ -25,8 +25,6 @@ from crosstie.route.router import Router
 from crosstie.wire.address import Address
 from crosstie.wire.client import Origin
 from crosstie.wire.files import most_files
-from crosstie.wire.request import BadRequest, Request
-from crosstie.wire.server import Handler, Reply
 from crosstie.wire.way import Way, way_of
 from crosstie_gateway.gateway.adapters import AdapterLoader
 from crosstie_gateway.gateway.asks import ask_of
@@ -48,6 +46,8 @@ from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.responses import PATH
 from crosstie_gateway.gateway.roads import FORMS, MESSAGES, SERVED
+from crosstie_gateway.wire.request import BadRequest, Request
+from crosstie_gateway.wire.server import Handler, Reply
 
 # How often timeouts, the queue's deadlines and idle connections are looked at.
 _TICK_S: Final = 0.1

@@ -14,7 +14,6 @@ from typing import Final
 
 from crosstie.route.ask import Ask
 from crosstie.route.router import Router
-from crosstie.wire.request import Request
 from crosstie_gateway.gateway.asks import PRIORITIES
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.limits import (
@@ -33,6 +32,7 @@ from crosstie_gateway.gateway.tokens import TokenRefused, TokenVerifier, Verifie
 from crosstie_gateway.ledger.keys import SUBJECTS_FROM, TEAMS_FROM, Key, Team
 from crosstie_gateway.ledger.tally import LocalTally, Tally
 from crosstie_gateway.ledger.usage import day_end, month_end
+from crosstie_gateway.wire.request import Request
 
 _sha256: Final = hashlib.sha256
 # What the secret of a key that does not exist is compared with, so that both take the same time.

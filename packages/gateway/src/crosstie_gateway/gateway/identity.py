@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from crosstie.wire.request import Request
+from crosstie_gateway.wire.request import Request
 
 # Visible characters only: an id is returned in a header and written to logs.
 _ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from crosstie.route.ask import Ask
 from crosstie.route.held import PromptTokens
 from crosstie.route.live import Replica
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.backend import Backend, EngineLoad
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 
 class HostedModels:

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from crosstie.core.errors import BadInput
-from crosstie.wire.outline import Outline, left_out
-from crosstie.wire.request import Request
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.fields import CachedFields
 from crosstie_gateway.gateway.roads import MESSAGES
+from crosstie_gateway.wire.outline import Outline, left_out
+from crosstie_gateway.wire.request import Request
 
 Json = dict[str, Any]
 Filled = Callable[[bytes], bytes]

@@ -7,8 +7,6 @@ from typing import Any, Final
 
 import msgspec
 
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie.wire.sse import payloads
 from crosstie_gateway.gateway.messages import (
     ChatAnswer,
@@ -23,6 +21,8 @@ from crosstie_gateway.gateway.messages import (
     stopped,
     usage_fields,
 )
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 _encode: Final = msgspec.json.Encoder().encode
 _DONE: Final = b"[DONE]"

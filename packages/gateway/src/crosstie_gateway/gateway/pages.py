@@ -9,8 +9,6 @@ from crosstie.route.apart import choose_prefill
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered
 from crosstie.route.live import Replica
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.cors import answers_browser
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.gateway import Gateway
@@ -19,6 +17,8 @@ from crosstie_gateway.gateway.messages import COUNT_TOKENS, chat_for, error_mess
 from crosstie_gateway.gateway.paths import tidy_path
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.roads import SERVED
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 # For whoever watches the gateway.
 OPS = ("/health", "/ready", "/metrics")

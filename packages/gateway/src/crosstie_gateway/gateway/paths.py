@@ -3,7 +3,7 @@
 import re
 from urllib.parse import unquote
 
-from crosstie.wire.request import Request
+from crosstie_gateway.wire.request import Request
 
 _SLASHES = re.compile("//+")
 _AZURE = "/openai"

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from crosstie.wire.server import Reply
+from crosstie_gateway.wire.server import Reply
 
 _STREAM: Final = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 

@@ -1,9 +1,9 @@
 """What is known of a request when it has ended: for usage, logs, traces and recordings, each told exactly once."""
 
-from crosstie.wire.request import Request
 from crosstie_gateway.gateway.interfaces import TracedRequest
 from crosstie_gateway.gateway.limits import Grant
 from crosstie_gateway.ledger.usage import Line, UsageCounts
+from crosstie_gateway.wire.request import Request
 
 # With a store that cannot be written to for days: more lines than this lose their details, and no number is lost.
 _MOST_LINES = 100_000

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from math import ceil
 from typing import Final
 
-from crosstie.wire.server import Reply
 from crosstie.wire.sse import Events, payloads
 from crosstie_gateway.gateway.body import Usage, read_answer, usage_in, usage_of
 from crosstie_gateway.gateway.choices import Choices
 from crosstie_gateway.gateway.fields import AnswerFields
 from crosstie_gateway.gateway.seam import Seam
 from crosstie_gateway.gateway.transcript import DONE, Transcript, is_done
+from crosstie_gateway.wire.server import Reply
 
 _USAGE: Final = b'"usage":'
 # What a finished answer says of itself. `abort` is what vLLM gives to those whom its own end cuts short; to those

@@ -14,8 +14,6 @@ from crosstie.route.decision import Decision
 from crosstie.route.live import Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.address import Address
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.asks import HINTS
 from crosstie_gateway.gateway.attempt import CREDENTIALS, Attempt
 from crosstie_gateway.gateway.backend import Backend
@@ -27,6 +25,8 @@ from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.relay import WholeRelay
 from crosstie_gateway.gateway.transcript import Transcript
 from crosstie_gateway.pick.stream import PickStream
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 # Of a client's, what is no business of an engine's.
 _DROPPED = HINTS | {b"cookie", b"proxy-authorization"}

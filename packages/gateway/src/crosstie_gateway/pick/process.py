@@ -5,14 +5,14 @@ from functools import partial
 from typing import Any
 
 from crosstie.core.fleet import Fleet
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.errors import error_body
 from crosstie_gateway.pick.picked import PickedExchange, check_endpoints
 from crosstie_gateway.pick.server import PickCalls
 from crosstie_gateway.pick.stream import PickSettings, PickStream
 from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.start.start import Observers, Served, ServeOptions, run, would_serve
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 _NOT_HERE = "this port is for Envoy's ext_proc, by gRPC; /health, /ready and /metrics are at --ops-port"
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from crosstie.wire.server import Server
 from crosstie_gateway.pick.messages import Malformed, health, service_of
 from crosstie_gateway.pick.stream import PickSettings, PickStream
 from crosstie_gateway.wire.grpc import INTERNAL, NOT_FOUND, OK, Call, GrpcConnection, Methods
+from crosstie_gateway.wire.server import Server
 
 EXT_PROC = "envoy.service.ext_proc.v3.ExternalProcessor"
 _HEALTH = "grpc.health.v1.Health"

@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol, cast
 
-from crosstie.wire.request import BadRequest, Request
-from crosstie.wire.server import Reply, Server, ServerConnection
 from crosstie_gateway.pick import messages
+from crosstie_gateway.wire.request import BadRequest, Request
+from crosstie_gateway.wire.server import Reply, Server, ServerConnection
 
 # Of an answer's head, what is Envoy's and not the engine's or the gateway's to say.
 _ENVOYS = frozenset(b"connection keep-alive transfer-encoding upgrade date server content-length".split())

@@ -11,13 +11,13 @@ import msgspec
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.histogram import Family, Samples, exposition
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.scale.act import Actor, Moves, ScaleFailed
 from crosstie_gateway.scale.drain import Drainer
 from crosstie_gateway.scale.observe import CounterWatch, read_gateways
 from crosstie_gateway.scaler.rules import Supply
 from crosstie_gateway.scaler.scaler import Order, ScaleDecision, Scaler, ScalerState
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 # A decision that is older than so many intervals is told to nobody: what it was made from is gone.
 _STALE = 5.0

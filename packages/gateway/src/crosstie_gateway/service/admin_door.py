@@ -19,8 +19,6 @@ import msgspec
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet
 from crosstie.wire.address import is_loopback
-from crosstie.wire.request import Request, RequestLimits
-from crosstie.wire.server import Reply, Server
 from crosstie_gateway.gateway.errors import RequestRejected, error_body
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.gateway.paths import tidy_path
@@ -31,6 +29,8 @@ from crosstie_gateway.service.door import Door, json_object
 from crosstie_gateway.service.door_keys import KEY_VARIABLE, DoorKeys
 from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
+from crosstie_gateway.wire.request import Request, RequestLimits
+from crosstie_gateway.wire.server import Reply, Server
 
 PREFIX = "/admin/v1/"
 _MOST_BODY = 2**20

@@ -15,8 +15,6 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from crosstie.core.errors import CrosstieError
-from crosstie.wire.request import BadRequest, Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.clients import Clients
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.interfaces import OwnPages
@@ -28,6 +26,8 @@ from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.served_view import Totals
 from crosstie_gateway.service.sessions import DashboardSession, Sessions, WrongKeys, set_cookie
 from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, Done, SessionEnded, WrongKey
+from crosstie_gateway.wire.request import BadRequest, Request
+from crosstie_gateway.wire.server import Reply
 
 ROOT = "/crosstie"
 # Looking costs a few microseconds a replica: a second for up to a hundred, two for two hundred.

@@ -5,12 +5,12 @@ from typing import Any
 
 import msgspec
 
-from crosstie.wire.listener import listening
-from crosstie.wire.request import Request, RequestLimits
-from crosstie.wire.server import Server
 from crosstie_gateway.gateway.errors import RequestRejected, error_body
 from crosstie_gateway.gateway.pages import ops_handler
 from crosstie_gateway.service.process import Component, GatewayProcess, listening_on
+from crosstie_gateway.wire.listener import listening
+from crosstie_gateway.wire.request import Request, RequestLimits
+from crosstie_gateway.wire.server import Server
 
 
 class Door(Component):

@@ -6,10 +6,10 @@ from pathlib import Path
 from time import time
 
 from crosstie.core.errors import BadInput
-from crosstie.wire.listener import UnixSocket, listening
-from crosstie.wire.tls import ServerTls
 from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.service.process import Component, GatewayProcess, listening_on
+from crosstie_gateway.wire.listener import UnixSocket, listening
+from crosstie_gateway.wire.tls import ServerTls
 
 _CHECK_S = 1.0
 _SOON_S = 14 * 86_400.0

@@ -14,8 +14,6 @@ from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Serving
 from crosstie.wire.files import fitting_connections, most_files
-from crosstie.wire.request import RequestLimits
-from crosstie.wire.server import Server
 from crosstie_gateway.gateway.errors import error_body
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.notices import Notice
@@ -23,6 +21,8 @@ from crosstie_gateway.gateway.pages import handler
 from crosstie_gateway.gateway.roads import FORMS
 from crosstie_gateway.service.worker_link import Handlers, WorkerAnswer, WorkerLink, WorkerRequest
 from crosstie_gateway.share.board import Board
+from crosstie_gateway.wire.request import RequestLimits
+from crosstie_gateway.wire.server import Server
 
 Notify = Callable[[str], None]
 _CHECK_FILE_S = 1.0

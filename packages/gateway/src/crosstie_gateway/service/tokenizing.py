@@ -15,12 +15,12 @@ from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Pool
 from crosstie.route.held import PromptTokens
-from crosstie.wire.request import Request
-from crosstie.wire.server import Reply
 from crosstie_gateway.gateway.errors import error_body
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
 from crosstie_gateway.service.process import Component, GatewayProcess, file_stamp
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 # Bodies up to here are read on the loop: a millisecond or two.
 _AT_ONCE_BYTES = 2048

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput, to_install
-from crosstie.wire.listener import listening
 from crosstie_gateway.wire.child import Child, ChildFailed, start_child
+from crosstie_gateway.wire.listener import listening
 
 MODEL = "smollm2-135m"
 SLOTS = 4

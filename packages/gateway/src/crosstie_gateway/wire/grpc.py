@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
 from crosstie.core.errors import MissingExtra
-from crosstie.wire.server import Server, ServerConnection
+from crosstie_gateway.wire.server import Server, ServerConnection
 
 try:
     import hpack

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from crosstie.wire.outline import Outline
+from crosstie_gateway.wire.outline import Outline
 
 # More digits than that are more bytes than any limit, and slow to turn into a number.
 _MOST_DIGITS: Final = 18

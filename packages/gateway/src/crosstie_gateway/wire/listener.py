@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from crosstie.wire.files import EXHAUSTED
-from crosstie.wire.tls import ServerTls
+from crosstie_gateway.wire.tls import ServerTls
 
 # Connections that the kernel completes on its own before it turns clients away.
 BACKLOG = 4096

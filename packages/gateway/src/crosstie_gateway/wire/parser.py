@@ -8,8 +8,8 @@ import re
 from io import BytesIO
 from typing import Any, Final, NoReturn
 
-from crosstie.wire.outline import Outline
-from crosstie.wire.request import BadRequest, Head, Request, RequestLimits
+from crosstie_gateway.wire.outline import Outline
+from crosstie_gateway.wire.request import BadRequest, Head, Request, RequestLimits
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]++"
 _PATH: Final = rb"[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+(?:%[0-9A-Fa-f]{2}[A-Za-z0-9\-._~:/?@!$&'()*+,;=]*+)*+"

@@ -11,10 +11,10 @@ from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
 from crosstie.wire.client import no_delay
-from crosstie.wire.listener import Listener, listening, untaken_bytes, was_reset
-from crosstie.wire.parser import RequestParser
-from crosstie.wire.request import BadRequest, Request, RequestLimits
-from crosstie.wire.tls import ServerTls
+from crosstie_gateway.wire.listener import Listener, listening, untaken_bytes, was_reset
+from crosstie_gateway.wire.parser import RequestParser
+from crosstie_gateway.wire.request import BadRequest, Request, RequestLimits
+from crosstie_gateway.wire.tls import ServerTls
 
 # How long a client that was refused may go on sending.
 _LINGER_S: Final = 2.0
