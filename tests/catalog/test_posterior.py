@@ -4,11 +4,12 @@ import os
 import subprocess
 import sys
 
+import msgspec
 import numpy as np
 import pytest
 
 from crosstie.catalog.calibration import CalibrationSubject, leveled_scopes
-from crosstie.catalog.posterior import PAIRS, Cells, Posterior, pack
+from crosstie.catalog.posterior import NEW_LAYOUT, PAIRS, Cells, Posterior, covariance, pack, solve_lower
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.worlds import WORLDS
 from crosstie.perf.hardware import Array
@@ -32,8 +33,8 @@ def small(names: tuple[str, ...] = SCOPES) -> Posterior:
     )
     widths = {level: (width,) * USED + (0.0,) * (len(CONSTANTS) - USED) for level, width in WIDTHS.items()}
     variances = cells.variances(widths)
-    covariance = cells.covariance(variances).astype(np.float64)
-    pulls: Array = np.asarray(np.linalg.solve(covariance, cells.drawn(variances)), np.float64)
+    together = covariance(cells.entries, cells.owners, cells.shared(variances)).astype(np.float64)
+    pulls: Array = np.asarray(np.linalg.solve(together, cells.drawn(variances)), np.float64)
     return pack(widths, {"": {"tpot": 0.1}}, cells, pulls)
 
 
@@ -43,8 +44,8 @@ def exact() -> Array:
     told = np.zeros((len(OWNERS), len(SCOPES) * USED))
     for row, (owner, entry) in enumerate(zip(OWNERS, ENTRIES, strict=True)):
         told[row, :USED] = told[row, USED * (1 + owner) : USED * (2 + owner)] = entry
-    covariance = np.eye(len(OWNERS)) + told @ prior @ told.T
-    return np.asarray(prior - prior @ told.T @ np.linalg.solve(covariance, told @ prior))
+    together = np.eye(len(OWNERS)) + told @ prior @ told.T
+    return np.asarray(prior - prior @ told.T @ np.linalg.solve(together, told @ prior))
 
 
 def test_draws_vary_as_the_exact_posterior_does() -> None:
@@ -63,6 +64,22 @@ def test_draws_vary_as_the_exact_posterior_does() -> None:
     assert wanted[0, 0] < 0.6 * WIDTHS["all"] ** 2
 
 
+def test_a_layout_that_nobody_measured_is_off_by_more() -> None:
+    posterior = msgspec.structs.replace(small(), scales={"": {"tpot": 0.1}, NEW_LAYOUT: {"tpot": 1.2}})
+    scales = posterior.scales_of("", "vllm", "h200")
+    seen, new = (posterior.metrics("h200 / vllm", scales, seen=seen) for seen in (True, False))
+    assert new == pytest.approx(1.2 * seen)
+
+
+@pytest.mark.parametrize("count", [5, 128, 300])
+def test_triangular_systems_are_solved_block_by_block(count: int) -> None:
+    draw = np.random.default_rng(count)
+    lower = np.tril(draw.normal(size=(count, count)) / count) + np.eye(count)
+    right = draw.normal(size=(count, 3))
+    assert lower @ solve_lower(lower, right) == pytest.approx(right)
+    assert lower.T @ solve_lower(lower, right, transposed=True) == pytest.approx(right)
+
+
 def test_a_scope_that_nobody_measured_keeps_the_priors_width() -> None:
     posterior = small()
     drawn = np.concatenate([posterior.scope_draws(f"new {i}", "each")[:USED] for i in range(20)])
@@ -75,7 +92,7 @@ def test_worlds_come_in_pairs_that_cancel() -> None:
     scopes = list(zip(SCOPES, LEVELS, strict=True))
     for drawn in (
         posterior.constants(scopes),
-        posterior.metrics("h200 / vllm", "", "vllm"),
+        posterior.metrics("h200 / vllm", posterior.scales_of("", "vllm", "h200")),
         posterior.acceptance("eagle"),
     ):
         assert len(drawn) == WORLDS

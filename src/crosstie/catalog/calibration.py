@@ -277,10 +277,13 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if posterior is None:
             return None
 
+        words = _point_words(subject)
+        scales = posterior.scales_of(subject.mode, subject.stack, subject.accelerator)
+
         def make() -> tuple[Array, Array, Array]:
             return (
                 posterior.constants(leveled_scopes(subject)),
-                posterior.metrics(" / ".join(_point_words(subject)), subject.mode, subject.stack),
+                posterior.metrics(" / ".join(words), scales, seen=bool(self._counted.get(words))),
                 posterior.acceptance(f"{subject.model} {subject.mode}"),
             )
 

@@ -264,6 +264,8 @@ class Catalog:
     def checkpoint(self, name: str) -> tuple[Model, str]:
         """The model that a checkpoint's name means, and the precision that the name says, if any."""
         for shorter, precision in ((name.casefold(), ""), *shorter_names(name)):
+            if file := self._quick("models", shorter):
+                return self._once(file, read_model_file), precision
             if shorter in self._named_models:
                 return self._named_models[shorter], precision
         return _find("model", name, self.models), ""

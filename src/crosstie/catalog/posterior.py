@@ -17,6 +17,7 @@ import hashlib
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -27,11 +28,16 @@ from crosstie.core.estimate import CONSTANTS, METRICS
 from crosstie.core.worlds import WORLDS
 
 Array = NDArray[np.float64]
+Reals = TypeVar("Reals", NDArray[np.float32], NDArray[np.float64])
 PAIRS = WORLDS // 2
 # What is not explained of a measurement has heavier tails than a normal distribution: Student's t.
 FREEDOM = 4.0
 # In place of a mode: latencies under arrivals by the clock.
 CLOCK = "arrivals by the clock"
+# In place of a mode: how many times as much a layout is off by that nobody measured.
+NEW_LAYOUT = "a new layout"
+# Rows of a matrix that are worked on at once.
+_BLOCK = 128
 # No constant is e^3 times as far as its estimate.
 _FURTHEST = 3.0
 
@@ -71,24 +77,8 @@ class Cells(msgspec.Struct, frozen=True, dict=True):
             row[own] = 1.0
         return found
 
-    def covariance(self, variances: Array) -> NDArray[np.float32]:
-        """C: how entries vary together, noise and all. In single precision, which is a thousandth of what is not known
-        and half of the time."""
-        # The entries of a cell stand together, so that blocks are repeated and nothing is looked up.
-        counts = np.bincount(self.owners, minlength=len(self.members))
-        found = np.eye(len(self.owners), dtype=np.float32)
-        for alike in constants_alike(variances):
-            cells = self.between_cells(variances[:, alike[0]]).astype(np.float32)
-            together = self.entries[:, alike] @ self.entries[:, alike].T
-            together *= np.repeat(np.repeat(cells, counts, axis=1), counts, axis=0)
-            found += together
-        return found
-
-    def between_cells(self, variance: Array, first: int = 0) -> Array:
-        """(cells, cells from `first` on): the variance of the scopes that they share."""
-        used = np.flatnonzero(variance)
-        belongs = self.belongs[:, used].astype(np.float32)
-        return np.asarray((belongs * variance[used].astype(np.float32)) @ belongs[first:].T, np.float64)
+    def shared(self, variances: Array) -> "list[AlikeConstants]":
+        return SharedScopes(self.belongs, self.levels).alike(variances)
 
     def drawn(self, variances: Array, first: int = 0) -> Array:
         """(entries from `first` on, PAIRS): what each world's prior parts and noise make of the entries."""
@@ -104,7 +94,7 @@ class Cells(msgspec.Struct, frozen=True, dict=True):
 class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=True):
     # Level, in its words, to the prior width of each constant there.
     widths: dict[str, tuple[float, ...]]
-    # Mode, or mode and stack, to metric to the scale of what a measurement is off by besides.
+    # Mode, or mode and stack, and accelerator, to metric to the scale of what a measurement is off by besides.
     scales: dict[str, dict[str, float]]
     packed: str
     # What was measured here, in the words of `Calibration.points`, to metric to its own scale.
@@ -167,37 +157,93 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
 
     def constants(self, scopes: list[tuple[str, str]]) -> Array:
         """(WORLDS, CONSTANTS) of a deployment that falls in these scopes, each with its level."""
-        one = np.sum([self.scope_draws(scope, level) for scope, level in scopes if level in self.widths], axis=0)
-        one = np.clip(one, -_FURTHEST, _FURTHEST).T
-        return np.concatenate([one, -one])
+        half = np.sum([self.scope_draws(scope, level) for scope, level in scopes if level in self.widths], axis=0)
+        return mirrored(np.clip(half, -_FURTHEST, _FURTHEST).T)
 
-    def scales_of(self, mode: str, stack: str) -> dict[str, float]:
+    def scales_of(self, mode: str, stack: str, accelerator: str) -> dict[str, float]:
         """By metric, from the nearest that was learnt."""
-        return self.scales.get("", {}) | self.scales.get(mode, {}) | self.scales.get(scale_name(mode, stack), {})
+        names = ("", mode, scale_name(mode, stack), scale_name(mode, stack, accelerator))
+        return {metric: scale for name in names for metric, scale in self.scales.get(name, {}).items()}
 
-    def metrics(self, name: str, mode: str, stack: str) -> Array:
-        """(WORLDS, METRICS): what measurements of one configuration are off by besides its constants."""
-        scales = self.scales_of(mode, stack) | self.measured.get(name, {})
+    def metrics(self, name: str, scales: Mapping[str, float], seen: bool = True) -> Array:
+        """(WORLDS, METRICS): what measurements of one configuration are off by besides its constants; `seen`: others
+        measured its layout."""
+        more = {} if seen else self.scales.get(NEW_LAYOUT, {})
+        known = {metric: scale * more.get(metric, 1.0) for metric, scale in scales.items()}
+        known |= self.measured.get(name, {})
         rng = _seeded(f"metrics of {name}")
-        one = rng.standard_t(FREEDOM, (PAIRS, len(METRICS))) * [scales.get(metric, 0.0) for metric in METRICS]
-        one = np.clip(one, -_FURTHEST, _FURTHEST)
-        return np.concatenate([one, -one])
+        half = rng.standard_t(FREEDOM, (PAIRS, len(METRICS))) * [known.get(metric, 0.0) for metric in METRICS]
+        return mirrored(np.clip(half, -_FURTHEST, _FURTHEST))
 
     def acceptance(self, name: str) -> Array:
-        one = _seeded(f"acceptance of {name}").standard_normal(PAIRS)
-        return np.concatenate([one, -one])
+        return mirrored(_seeded(f"acceptance of {name}").standard_normal(PAIRS))
 
 
-def scale_name(mode: str, stack: str) -> str:
-    return f"{mode} / {stack}"
+def mirrored(half: Array) -> Array:
+    """Draws come in pairs of opposite sign."""
+    return np.concatenate([half, -half])
 
 
-def constants_alike(variances: Array) -> list[list[int]]:
-    """Constants whose variances are the same in all scopes, of those that have any."""
-    found: dict[bytes, list[int]] = {}
-    for i in np.flatnonzero(variances.any(axis=0)):
-        found.setdefault(variances[:, i].tobytes(), []).append(int(i))
-    return list(found.values())
+def scale_name(*words: str) -> str:
+    return " / ".join(words)
+
+
+class AlikeConstants(NamedTuple):
+    """Constants whose variances are the same in all scopes, and (cells, cells) the variance of what cells share."""
+
+    constants: list[int]
+    between: NDArray[np.float32]
+
+
+class SharedScopes:
+    """How many scopes of each level two cells share."""
+
+    def __init__(self, belongs: Array, levels: Sequence[str]):
+        names = np.array(levels)
+        self._first = [levels.index(level) for level in dict.fromkeys(levels)]
+        self._shared = np.zeros((len(self._first), len(belongs), len(belongs)), np.float32)
+        for shared, first in zip(self._shared, self._first, strict=True):
+            scopes = np.flatnonzero(names == names[first])
+            cells = np.flatnonzero(belongs[:, scopes].any(axis=1))
+            own = belongs[np.ix_(cells, scopes)].astype(np.float32)
+            shared[np.ix_(cells, cells)] = own @ own.T
+
+    def alike(self, variances: Array) -> list[AlikeConstants]:
+        """From the variances of scopes, which are those of their levels."""
+        by_level = variances[self._first].astype(np.float32)
+        constants: dict[bytes, list[int]] = {}
+        for i in np.flatnonzero(by_level.any(axis=0)):
+            constants.setdefault(by_level[:, i].tobytes(), []).append(int(i))
+        together = np.tensordot(by_level[:, [same[0] for same in constants.values()]].T, self._shared, axes=1)
+        return [AlikeConstants(same, between) for same, between in zip(constants.values(), together, strict=True)]
+
+
+def covariance(entries: Reals, owners: NDArray[np.integer[Any]], shared: Sequence[AlikeConstants]) -> Reals:
+    """C: how entries vary together, noise and all, in the precision of the entries. Block by block, which a processor's
+    cache holds."""
+    found = np.eye(len(owners), dtype=entries.dtype)
+    tables = [(entries[:, same.constants], same.between.astype(entries.dtype)) for same in shared]
+    for begin in range(0, len(owners), _BLOCK):
+        rows, before = slice(begin, begin + _BLOCK), slice(0, begin + _BLOCK)
+        for told, between in tables:
+            cells = np.take(between[owners[rows]], owners[before], axis=1)
+            found[rows, before] += cells * (told[rows] @ told[before].T)
+        found[:begin, rows] = found[rows, :begin].T
+    return found
+
+
+def solve_lower(lower: Reals, right: Reals, transposed: bool = False) -> Reals:
+    """A triangular system, or that of its transpose, which numpy alone has no function for."""
+    found = right.copy()
+    begins = range(0, len(lower), _BLOCK)
+    for begin in reversed(begins) if transposed else begins:
+        own = slice(begin, begin + _BLOCK)
+        if transposed:
+            rest = slice(begin + _BLOCK, None)
+            found[own] = np.linalg.solve(lower[own, own].T, found[own] - lower[rest, own].T @ found[rest])
+        else:
+            found[own] = np.linalg.solve(lower[own, own], found[own] - lower[own, :begin] @ found[:begin])
+    return found
 
 
 def pack(
@@ -216,7 +262,7 @@ def pack(
         entries=cells.entries.astype(np.float32).tobytes(),
         pulls=pulls.astype(np.float16).tobytes(),
     )
-    text = base64.b64encode(zlib.compress(msgspec.msgpack.encode(raw), 9)).decode()
+    text = base64.b64encode(zlib.compress(msgspec.msgpack.encode(raw), 6)).decode()
     return Posterior(widths=widths, scales=scales, packed=text, measured=measured or {})
 
 

@@ -108,6 +108,19 @@ def test_one_wild_row_moves_little(agreeing: Calibration) -> None:
     assert narrowed(wild, POOL) > 0.95 * narrowed(agreeing, POOL)
 
 
+@pytest.mark.parametrize("times", [0.1, 10.0])
+def test_a_lone_wild_point_is_taken_for_a_slip(times: float) -> None:
+    (lone,) = at_speed([times, *[1.0] * 4])[:1]
+    made = learn_own(SHIPPED, [lone], [], [])
+    assert 1.0 / 1.15 < moved(made, POOL) < 1.15
+    assert narrowed(made, POOL) > 0.9
+
+
+def test_a_lone_point_that_is_likely_is_learnt_from() -> None:
+    (lone,) = at_speed([1.2, *[1.0] * 4])[:1]
+    assert 1.07 < moved(learn_own(SHIPPED, [lone], [], []), POOL) < 1.25
+
+
 def test_the_same_rows_give_the_same_to_the_bit(slow: Calibration) -> None:
     assert calibration_text(learn_own(SHIPPED, at_speed([1.2] * 5), [], [])) == calibration_text(slow)
 
@@ -119,8 +132,9 @@ def test_what_a_measured_configuration_is_off_by_besides_is_learnt(agreeing: Cal
     assert learnt is not None
     (own,) = set(learnt.measured) - set(known.measured)
     assert "mi300x" in own
-    assert learnt.metrics(own, "", "vllm").std() < 0.8 * known.metrics(own, "", "vllm").std()
-    assert (learnt.metrics("another", "", "vllm") == known.metrics("another", "", "vllm")).all()
+    scales = known.scales_of("", "vllm", "mi300x")
+    assert learnt.metrics(own, scales).std() < 0.8 * known.metrics(own, scales).std()
+    assert (learnt.metrics("another", scales) == known.metrics("another", scales)).all()
 
 
 def test_what_was_known_before_is_kept(slow: Calibration) -> None:

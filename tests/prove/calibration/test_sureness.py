@@ -11,7 +11,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.estimate import METRICS
 from crosstie.prove.calibration.calibrate import Inputs, learn
 from crosstie.prove.calibration.cases import MeasuredCase
-from crosstie.prove.calibration.sureness import LearntSureness
+from crosstie.prove.calibration.sureness import LearntSureness, half_width
 
 NOISE = 0.06
 LOADS = [(n, i, 128) for n in (1, 4, 16, 64) for i in (256, 2048)]
@@ -58,7 +58,7 @@ def test_intervals_hold_four_fifths_of_what_was_left_out(sure: LearntSureness, g
     error, sd = sure.left_out(sure.groups[grouping])
     rows = ~np.isnan(error)
     assert rows.sum() > 150
-    inside = float((np.abs(error) <= sure.half_width(sd))[rows].mean())
+    inside = float((np.abs(error) <= half_width(sd, sure.noise.here))[rows].mean())
     assert 0.68 <= inside <= 0.92
 
 

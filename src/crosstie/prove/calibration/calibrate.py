@@ -24,11 +24,12 @@ from crosstie.prove.calibration.columns import UNPREDICTABLE
 from crosstie.prove.calibration.frontiers import frontier_errors
 from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of, source_of
 from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
+from crosstie.prove.calibration.noise import likeliest_scale
 from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, made_now
 from crosstie.prove.calibration.predict import BY_THE_CLOCK, Predictor, quantity_of
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
-from crosstie.prove.calibration.sureness import LearntSureness, joint_errors, likeliest_scale
+from crosstie.prove.calibration.sureness import LearntSureness, joint_errors
 from crosstie.prove.calibration.tools import is_emulated
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
@@ -105,17 +106,16 @@ def once(cases: Sequence[MeasuredCase]) -> list[MeasuredCase]:
         runs.setdefault(
             (*said, release_of(case), case.method, id(case) if not case.point["source_id"] else 0), []
         ).append(case)
-    found = []
-    for same in runs.values():
-        rows: dict[Metric, list[MeasuredRow]] = {}
-        for case in same:
-            for row in case.point.rows:
-                rows.setdefault(row.metric, []).append(row)
-        merged = [replace(own[0], value=float(np.median([row.value for row in own]))) for own in rows.values()]
-        found.append(
-            replace(same[0], point=OperatingPoint(same[0].point.conditions, merged)) if len(same) > 1 else same[0]
-        )
-    return found
+    return [_merged(same) if len(same) > 1 else same[0] for same in runs.values()]
+
+
+def _merged(same: Sequence[MeasuredCase]) -> MeasuredCase:
+    rows: dict[Metric, list[MeasuredRow]] = {}
+    for case in same:
+        for row in case.point.rows:
+            rows.setdefault(row.metric, []).append(row)
+    merged = [replace(own[0], value=float(np.median([row.value for row in own]))) for own in rows.values()]
+    return replace(same[0], point=OperatingPoint(same[0].point.conditions, merged))
 
 
 def _is_verify_steps(path: Path) -> bool:

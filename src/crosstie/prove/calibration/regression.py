@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import LEVELS, CalibrationSubject, Level, scopes_of
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.posterior import FREEDOM, SharedScopes, covariance
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
@@ -26,7 +27,6 @@ from crosstie.prove.calibration.predict import QUANTITIES, Predictor, quantity_o
 # Spread of a measurement around a model that is right, as the standard deviation of its logarithm.
 NOISE = {"tpot": 0.05, "ttft": 0.15, "throughput": 0.06, "batch": 0.05, "decode_step": 0.05, "prefill": 0.05,
          "kernel": 0.3}  # fmt: skip
-_FREEDOM = 4.0
 _STEP = 0.03
 _FURTHEST_MOVE = 0.8
 # Combinations of constants of which a cell's rows say less than this, over what is known before, are left alone.
@@ -137,6 +137,7 @@ class Regression:
         self.belongs = np.zeros((len(cells), len(self.scopes)))
         for cell, index in cells.items():
             self.belongs[index, list(cell)] = 1.0
+        self._shared_scopes = SharedScopes(self.belongs, self.levels)
         # Cells of subjects, and of rows.
         self.cell: Rows = np.array(member)
         self.row_cell = self.cell[evidence.origin]
@@ -205,10 +206,12 @@ class Regression:
         """
         slopes, noise = tangent.slopes[rows], noise[rows]
         miss = self.evidence.logs[rows] - tangent.base[rows]
-        weight = np.sqrt((_FREEDOM + 1.0) / (_FREEDOM + (miss / noise) ** 2)) / noise
+        weight = np.sqrt((FREEDOM + 1.0) / (FREEDOM + (miss / noise) ** 2)) / noise
         whitened = slopes * weight[:, None]
         target = (miss + (slopes * tangent.cells[self.row_cell[rows]]).sum(axis=1)) * weight
-        prior = [(self.belongs * variance[:, i]) @ self.belongs.T for i in range(_CONSTANTS)]
+        shared = self._shared_scopes.alike(variance)
+        # By cell, how far each constant may be off.
+        spreads = np.sqrt(self.belongs @ variance)
         entries: list[Array] = []
         targets: list[Array] = []
         owners: list[int] = []
@@ -218,7 +221,7 @@ class Regression:
         starts = np.flatnonzero(np.diff(self.row_cell[rows][order], prepend=-1))
         for own in np.split(order, starts[1:]):
             cell = int(self.row_cell[rows[own[0]]])
-            spread = np.sqrt([prior[i][cell, cell] for i in range(_CONSTANTS)])
+            spread = spreads[cell]
             left, size, right = np.linalg.svd(whitened[own] * spread, full_matrices=False)
             kept = size**2 > told
             left = left[:, kept]
@@ -228,10 +231,7 @@ class Regression:
             targets.append(left.T @ target[own])
             owners += [cell] * left.shape[1]
         found, where = np.concatenate(entries), np.array(owners, dtype=np.intp)
-        together = np.eye(len(where))
-        for i in np.flatnonzero(variance.any(axis=0)):
-            together += prior[i][np.ix_(where, where)] * np.outer(found[:, i], found[:, i])
-        return Linear(np.concatenate(targets), found, together, where, shares)
+        return Linear(np.concatenate(targets), found, covariance(found, where, shared), where, shares)
 
     def left_out(
         self, parts: Array, *groupings: NDArray[np.str_], on_progress: OnProgress = no_progress,

@@ -4,31 +4,42 @@ The corrections stand where the fit has put them, with prior widths under which 
 best. How far they may be off is learnt from the same rows, in one linear problem around the corrections:
 
     widths   of each level, by kind of constant: those that make the rows most likely (EM, empirical Bayes), drawn
-             towards the fit's own where a level has few scopes
-    scales   what a measurement is off by besides: that of its configuration, which all rows of one curve share, and
-             its own. Leaving out one curve at a time tells both together. m rows of a curve count as one whose noise
-             is (own^2 + m curve^2) each, so that a long curve is not taken for many independent witnesses.
+             towards the fit's own where a level has few scopes. What a model and a publisher bring is then scaled so
+             that intervals hold what they say where these are left out
+    scales   what a measurement is off by besides (noise.py): that of its configuration, which all rows of one curve
+             share, and its own. Leaving out one curve at a time tells both together. m rows of a curve count as one
+             whose noise is (own^2 + m curve^2) each, so that a long curve is not taken for many independent witnesses
 
 Leaving out a group, whole sources and models among them, gives the error that its rows would have had and how sure
-the posterior would have been of them: `coverage` is the share of rows within their 80% intervals.
+the posterior would have been of them: `coverage` is the share of rows within their 80% intervals, beside the shares
+that would come about by chance if the posterior were right.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.catalog.calibration import ALL_LEVELS, Calibration
+from crosstie.catalog.calibration import ALL_LEVELS, Calibration, points_key
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.posterior import FREEDOM, Cells, Posterior, pack, scale_name
+from crosstie.catalog.posterior import FREEDOM, NEW_LAYOUT, Cells, Posterior, pack, scale_name
 from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.core.worlds import LEVEL
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.groups import left_out_groups, metrics_of
 from crosstie.prove.calibration.kernels import MeasuredKernel
-from crosstie.prove.calibration.regression import Linear, Measurements, Regression, gather
+from crosstie.prove.calibration.noise import (
+    FEWEST,
+    Labels,
+    Noise,
+    Part,
+    log_likelihood,
+    pooled_scales,
+    scatter_within_curves,
+)
+from crosstie.prove.calibration.regression import CellShare, Linear, Measurements, Regression, gather
 
 _ROUNDS = 6
 # A level's width counts as if so many scopes had been seen with the fit's own.
@@ -39,12 +50,14 @@ _TOLD = 0.02
 _RATES, _LINKS = ("compute", "experts", "weights", "attention", "cache"), ("collective", "link")
 # Where the ends of 80% intervals lie: of a normal distribution, and of Student's t with 4 degrees of freedom.
 END, TAIL = 1.2816, 1.5332
-# Scales that are tried, from one to 150 per cent.
-_SCALES: Array = np.exp(np.linspace(np.log(0.01), np.log(1.5), 60))
-# Fewer rows than this say nothing about a scale of their own.
-_FEWEST = 20
-# And fewer than this nothing about what differs between stacks.
-_STACK = 60
+# How far the logarithms of scales differ between engines, and between accelerators and publishers of one engine.
+_ENGINES, _PLACES = 0.4, 0.3
+# What a share within intervals might be by chance: drawn so often, and all but one draw in a hundred of those.
+_CHANCES, _ODD = 400, 0.01
+# Times that a variance, or a scale, may be learnt to be of what it was.
+_TIMES, _MORE = np.linspace(0.1, 2.0, 39), np.linspace(1.0, 1.6, 25)
+# Words of levels that are scaled by leaving out, each with what is.
+_SCALED = {"model": "stack", "source": "source"}
 # The smallest group that a share of rows within intervals is told of.
 _GROUP = 40
 
@@ -61,23 +74,6 @@ def _kind(constant: str) -> int:
 KINDS = np.array([_kind(name) for name in CONSTANTS])
 
 
-@dataclass
-class Noise:
-    """By row, as standard deviations: what it is off by for itself, and with all rows of its curve and metric."""
-
-    own: Array
-    curve: Array
-    rows_of_curve: Array
-
-    @property
-    def fitted(self) -> Array:
-        return np.sqrt(self.own**2 + self.rows_of_curve * self.curve**2)
-
-    @property
-    def predicted(self) -> Array:
-        return np.sqrt(self.own**2 + self.curve**2)
-
-
 class LeftOutRows:
     """A linear problem around a fit, solved; and what leaving some of its rows out says of them."""
 
@@ -87,17 +83,28 @@ class LeftOutRows:
     inverse: Array
     pull: Array
 
-    def left_out(self, grouping: NDArray[np.str_]) -> tuple[Array, Array]:
+    def left_out(self, grouping: Labels, chances: NDArray[np.float32] | None = None) -> tuple[Array, Array]:
         """Of every row had its group been left out: the logarithm of predicted over measured, and its standard
-        deviation by what is not known of the constants. Not a number where the group is ""."""
+        deviation by what is not known of the constants. Not a number where the group is "". `chances`, (rows, any
+        number), gets errors drawn by that, of all rows of a group together."""
         error, sd = np.full((2, len(grouping)), np.nan)
+        rng = np.random.default_rng(0)
         for name in sorted(set(grouping.tolist()) - {""}):
-            for rows, found, deviation in self._without(grouping == name):
-                error[rows], sd[rows] = found, deviation
+            shares, mean, covariance = self._without(out := grouping == name)
+            drawn = np.zeros((len(mean), 0)) if chances is None else _drawn(rng, covariance, chances.shape[1])
+            begin = 0
+            for share in shares:
+                own, at = out[share.rows], slice(begin, begin := begin + len(share.entries))
+                rows, left, weight = share.rows[own], share.left[own], share.weight[own]
+                error[rows] = (left @ mean[at] - share.target[own]) / weight
+                variance = np.einsum("ri,ij,rj->r", left, covariance[at, at], left)
+                sd[rows] = np.sqrt(np.maximum(variance, 0.0)) / weight
+                if chances is not None:
+                    chances[rows] = left @ drawn[at] / weight[:, None]
         return error, sd
 
-    def _without(self, out: Mask) -> Iterator[tuple[NDArray[np.intp], Array, Array]]:
-        """What the others say of these rows, cell by cell.
+    def _without(self, out: Mask) -> tuple[list[CellShare], Array, Array]:
+        """What the others say of these rows' cells: their entries' mean and covariance.
 
         Entries of the affected cells given those of all others have the mean m and the covariance P, both read off the
         inverse; of the cells' own rows those that stay then tell R and y.
@@ -110,22 +117,17 @@ class LeftOutRows:
             own, at = out[share.rows], slice(begin, begin := begin + len(share.entries))
             lost[at, at] = share.left[own].T @ share.left[own]
             taken[at] = share.left[own].T @ share.target[own]
-        one = np.eye(len(where))
+        unit = np.eye(len(where))
         noisy: Array = np.asarray(np.linalg.inv(self.inverse[np.ix_(where, where)]), np.float64)
-        mean, known = self.linear.target[where] - noisy @ self.pull[where], noisy - one
-        shrunk = np.linalg.solve(one + known @ (one - lost), np.concatenate([known, mean[:, None]], axis=1))
+        mean, known = self.linear.target[where] - noisy @ self.pull[where], noisy - unit
+        shrunk = np.linalg.solve(unit + known @ (unit - lost), np.concatenate([known, mean[:, None]], axis=1))
         covariance = shrunk[:, :-1]
-        mean = shrunk[:, -1] + covariance @ (self.linear.target[where] - taken)
-        begin = 0
-        for share in shares:
-            own, at = out[share.rows], slice(begin, begin := begin + len(share.entries))
-            left, weight = share.left[own], share.weight[own]
-            variance = np.einsum("ri,ij,rj->r", left, covariance[at, at], left)
-            yield (
-                share.rows[own],
-                (left @ mean[at] - share.target[own]) / weight,
-                np.sqrt(np.maximum(variance, 0.0)) / weight,
-            )
+        return shares, shrunk[:, -1] + covariance @ (self.linear.target[where] - taken), covariance
+
+
+def _drawn(rng: np.random.Generator, covariance: Array, count: int) -> Array:
+    sizes, ways = np.linalg.eigh(0.5 * (covariance + covariance.T))
+    return np.asarray((ways * np.sqrt(np.maximum(sizes, 0.0))) @ rng.standard_normal((len(sizes), count)))
 
 
 class LearntSureness(LeftOutRows):
@@ -141,21 +143,23 @@ class LearntSureness(LeftOutRows):
         on_progress(0, _ROUNDS, "how sure that is")
         self.tangent = self.fit.tangent(parts)
         self.metrics = metrics_of(self.evidence)
-        self.modes = np.array([self.evidence.subjects[i].mode for i in self.evidence.origin])
-        self.stacks = np.array([self.evidence.subjects[i].stack for i in self.evidence.origin])
+        self.subjects = [self.evidence.subjects[i] for i in self.evidence.origin]
+        self.modes = np.array([subject.mode for subject in self.subjects])
         self.groups = left_out_groups(self.evidence)
         self.variance = self.fit.variance.copy()
-        self.noise = Noise(self.evidence.noise.copy(), 0.0 * self.evidence.noise, self._rows_of_curve())
+        self._curve, counts = curves_of(self.groups["curve"], self.metrics)
+        noise = self.evidence.noise
+        self.noise = Noise(noise.copy(), 0.0 * noise, counts, noise.copy())
+        self._new_layout: dict[str, float] = {}
         for done in range(_ROUNDS):
             on_progress(done, _ROUNDS, "how sure that is")
             self._solve()
             self._learn_widths()
             self._learn_noise()
         self._solve()
-
-    def _rows_of_curve(self) -> Array:
-        self._curve, counts = curves_of(self.groups["curve"], self.metrics)
-        return counts
+        self._learn_new_layouts()
+        self._scale_widths()
+        self._solve()
 
     def _solve(self) -> None:
         rows = np.arange(len(self.evidence.logs))
@@ -183,39 +187,69 @@ class LearntSureness(LeftOutRows):
                     times = (over[moved].sum() + _PRIOR_SCOPES) / (moved.sum() + _PRIOR_SCOPES)
                     self.variance[moved] = times * first[moved]
 
+    def _scale_widths(self) -> None:
+        """What a new model or publisher brings, so much that the intervals of all that were left out hold LEVEL."""
+        _, near = self.left_out(self.groups["curve"])
+        for word, grouping in _SCALED.items():
+            error, sd = self.left_out(self.groups[grouping])
+            rows = ~np.isnan(error) & ~np.isnan(near) & (self.metrics != "")
+            more = np.maximum(sd**2 - near**2, 0.0)
+            predicted = self._predicted(grouping)
+            shares = [
+                float((np.abs(error) <= half_width(np.sqrt(near**2 + times * more), predicted))[rows].mean())
+                for times in _TIMES
+            ]
+            times = float(np.interp(LEVEL, shares, _TIMES))
+            self.variance[np.array([word in level.split(" / ") for level in self.fit.levels])] *= times
+
     def _learn_noise(self) -> None:
         error, sd = self.left_out(self.groups["curve"])
-        modes = [f"{kind} {mode}" for kind, mode in zip(self.evidence.kind, self.modes, strict=True)]
-        stacks = [f"{mode} / {stack}" for mode, stack in zip(modes, self.stacks, strict=True)]
+        error = np.where(self.metrics == "", np.nan, error)
+        modes = np.array([f"{kind} {mode}" for kind, mode in zip(self.evidence.kind, self.modes, strict=True)])
+
+        def named(*words: str) -> Labels:
+            told = [[getattr(subject, word) for word in words] for subject in self.subjects]
+            return np.array([
+                scale_name(mode, *own) if all(own) else "" for mode, own in zip(modes, told, strict=True)
+            ])  # fmt: skip
+
+        noise = self.noise
+        shared = noise.curve**2 / np.maximum(noise.own**2 + noise.curve**2, 1e-12)
+        # Rows of a curve are as many witnesses as their shared error leaves of them.
+        weight = 1.0 / (1.0 + (noise.rows_of_curve - 1.0) * shared)
+        parts = [Part(modes), Part(named("stack"), _ENGINES), Part(named("stack", "accelerator"), _PLACES),
+                 Part(named("stack", "source"), _PLACES)]  # fmt: skip
+        *here, publisher = pooled_scales(error, sd, weight, parts)
+        known = np.isin(modes, np.unique(modes[~np.isnan(error)]))
+        noise.here = np.where(known, np.exp(sum(here)), noise.here)
+        total = np.where(known, noise.here * np.exp(publisher), np.hypot(noise.own, noise.curve))
+        alone = total.copy()
         miss = self.evidence.logs - self.tangent.base
-        self._learn_noise_of(np.array(modes), miss, error, sd, _FEWEST)
-        self._learn_noise_of(np.array(stacks), miss, error, sd, _STACK)
+        for mode in np.unique(modes[known]).tolist():
+            rows = (modes == mode) & ~np.isnan(error)
+            within = scatter_within_curves(miss / total, self._curve, rows) if rows.sum() >= FEWEST else None
+            alone[modes == mode] *= min(within or 1.0, 1.0)
+        noise.own, noise.curve = alone, np.sqrt(total**2 - alone**2)
 
-    def _learn_noise_of(self, kinds: NDArray[np.str_], miss: Array, error: Array, sd: Array, fewest: int) -> None:
-        """The noise of each kind of rows that has so many."""
-        for kind in sorted(set(kinds.tolist())):
-            own = (kinds == kind) & ~np.isnan(error) & (self.metrics != "")
-            if own.sum() >= fewest:
-                every = kinds == kind
-                together = likeliest_scale(error[own], sd[own])
-                alone = min(self._within_curves(miss, own) or together, together)
-                self.noise.own[every] = alone
-                self.noise.curve[every] = np.sqrt(together**2 - alone**2)
+    def _learn_new_layouts(self) -> None:
+        error, sd = self.left_out(self.groups["layout"])
+        for metric in METRICS:
+            rows = ~np.isnan(error) & (self.metrics == metric)
+            if rows.sum() >= FEWEST:
+                tried = log_likelihood(
+                    error[rows, None], sd[rows, None], self.noise.here[rows, None] * _MORE[None, :]
+                ).sum(axis=0)
+                self._new_layout[metric] = round(float(_MORE[int(np.argmax(tried))]), 3)
 
-    def _within_curves(self, miss: Array, rows: Mask) -> float | None:
-        """The scatter of rows around their curve's mean, by the median."""
-        places = self._curve[rows]
-        counts = np.bincount(places)[places]
-        mean = np.bincount(places, miss[rows])[places] / counts
-        several = counts > 2
-        if several.sum() < _FEWEST:
-            return None
-        away = (miss[rows] - mean)[several] * np.sqrt(counts[several] / (counts[several] - 1.0))
-        return float(1.4826 * np.median(np.abs(away)))
-
-    def half_width(self, sd: Array) -> Array:
-        """Of an 80% interval, as a logarithm."""
-        return np.hypot(END * sd, TAIL * self.noise.predicted)
+    def _predicted(self, grouping: str) -> Array:
+        """What each row is off by besides its constants: more, if its layout was left out with it."""
+        more = np.array([self._new_layout.get(metric, 1.0) for metric in self.metrics])
+        groups: dict[str, set[str]] = {}
+        keys = [points_key(subject) for subject in self.subjects]
+        for key, group in zip(keys, self.groups[grouping].tolist(), strict=True):
+            groups.setdefault(key, set()).add(group)
+        alone = np.array([len(groups[key]) == 1 for key in keys])
+        return np.where(alone, more, 1.0) * self.noise.here
 
     def posterior(self) -> Posterior:
         fit, linear = self.fit, self.linear
@@ -235,40 +269,40 @@ class LearntSureness(LeftOutRows):
         return found
 
     def scales(self) -> dict[str, dict[str, float]]:
-        """By mode, and by mode and stack, and by metric: the median over its rows of what they are off by besides."""
-        names = {mode: self.modes == mode for mode in sorted(set(self.modes.tolist()))}
-        both = [scale_name(mode, stack) for mode, stack in zip(self.modes, self.stacks, strict=True)]
-        names |= {name: np.array(both) == name for name in sorted(set(both))}
-        found = {
-            name: {
-                metric: round(float(np.median(self.noise.predicted[own])), 4)
-                for metric in METRICS
-                if (own := (self.metrics == metric) & rows).sum() >= (_STACK if "/" in name else 1)
-            }
-            for name, rows in names.items()
-        }
-        return {name: table for name, table in found.items() if table}
+        """By mode, and by mode and stack and accelerator, and by metric: the median over its rows of what an estimate
+        is off by besides."""
+        rows: dict[tuple[str, str], list[float]] = {}
+        for subject, metric, scale in zip(self.subjects, self.metrics.tolist(), self.noise.here.tolist(), strict=True):
+            words = subject.mode, subject.stack, subject.accelerator
+            for count in range(1, 4) if metric else ():
+                rows.setdefault((scale_name(*words[:count]), metric), []).append(scale)
+        found: dict[str, dict[str, float]] = {NEW_LAYOUT: self._new_layout}
+        for (name, metric), own in sorted(rows.items()):
+            found.setdefault(name, {})[metric] = round(float(np.median(own)), 4)
+        return found
 
     def coverage(self, errors: Mapping[str, Array], titles: Mapping[str, str]) -> CoverageTables:
         """By what was left out, and among that by accelerator, stack, source and mode: rows, the share of them within
-        their 80% intervals, and how wide these are. `errors`: of the product itself where they were worked out."""
-        subjects = [self.evidence.subjects[i] for i in self.evidence.origin]
+        their 80% intervals, how wide these are, and what share might be by chance. `errors`: of the product itself
+        where they were worked out."""
         labels = {
-            "": [""] * len(subjects),
-            "mode": [subject.mode or "plain serving" for subject in subjects],
-            "accelerator": [f"{subject.accelerator}, {subject.stack}" for subject in subjects],
-            "source": [subject.source for subject in subjects],
+            "": np.array([""] * len(self.subjects)),
+            "mode": np.array([subject.mode or "plain serving" for subject in self.subjects]),
+            "accelerator": np.array([f"{subject.accelerator}, {subject.stack}" for subject in self.subjects]),
+            "source": np.array([subject.source for subject in self.subjects]),
         }
-        found: dict[str, dict[str, dict[str, float]]] = {}
+        found: CoverageTables = {}
         for grouping, title in titles.items():
-            error, sd = self.left_out(self.groups[grouping])
+            chances = np.zeros((len(self.subjects), _CHANCES), np.float32)
+            error, sd = self.left_out(self.groups[grouping], chances)
             error = np.where(np.isnan(errors[grouping]), error, errors[grouping]) if grouping in errors else error
-            half = self.half_width(sd)
+            half = half_width(sd, predicted := self._predicted(grouping))
+            by_chance = np.abs(chances + self._noise_by_chance(predicted)) <= half[:, None]
             for kind, names in labels.items():
-                for name in sorted(set(names)) if kind else [""]:
-                    own = (np.array(names) == name) & ~np.isnan(error)
+                for name in sorted(set(names.tolist())) if kind else [""]:
+                    own = (names == name) & ~np.isnan(error)
                     table = {
-                        metric: held(error[rows], half[rows])
+                        metric: held(error[rows], half[rows], by_chance[rows].mean(axis=0))
                         for metric in METRICS
                         if (rows := own & (self.metrics == metric)).sum() >= _GROUP
                     }
@@ -276,8 +310,17 @@ class LearntSureness(LeftOutRows):
                         found[f"{title}: {name}" if name else title] = table
         return found
 
+    def _noise_by_chance(self, predicted: Array) -> NDArray[np.float32]:
+        """Student's t, a part of it shared by the rows of a curve."""
+        rng = np.random.default_rng(1)
+        count = len(predicted), _CHANCES
+        shared = self.noise.curve**2 / np.maximum(self.noise.own**2 + self.noise.curve**2, 1e-12)
+        alone, together = (rng.standard_t(FREEDOM, count).astype(np.float32) for _ in range(2))
+        drawn = np.sqrt(1.0 - shared)[:, None] * alone + np.sqrt(shared)[:, None] * together[self._curve]
+        return np.asarray(predicted[:, None] * drawn, np.float32)
 
-def curves_of(curves: NDArray[np.str_], metrics: NDArray[np.str_]) -> tuple[NDArray[np.intp], Array]:
+
+def curves_of(curves: Labels, metrics: Labels) -> tuple[NDArray[np.intp], Array]:
     """By row: a number for its curve and metric, and how many rows that has."""
     both = enumerate(zip(curves.tolist(), metrics.tolist(), strict=True))
     keys = [f"{curve} {metric}" if metric and curve else str(row) for row, (curve, metric) in both]
@@ -285,20 +328,22 @@ def curves_of(curves: NDArray[np.str_], metrics: NDArray[np.str_]) -> tuple[NDAr
     return place, np.asarray(counts[place], np.float64)
 
 
-def held(error: Array, half: Array) -> dict[str, float]:
-    """Rows, the share of them within their intervals, and how wide the middle one is, high over low."""
+def half_width(sd: Array, scale: Array) -> Array:
+    """Of an 80% interval, as a logarithm."""
+    return np.hypot(END * sd, TAIL * scale)
+
+
+def held(error: Array, half: Array, by_chance: Array) -> dict[str, float]:
+    """Rows, the share of them within their intervals, how wide the middle one is, high over low, and between which
+    shares it would be in 99 of 100 cases if the posterior were right."""
+    least, most = np.quantile(by_chance, [_ODD / 2.0, 1.0 - _ODD / 2.0]).tolist()
     return {
         "n": len(error),
         "inside": round(float((np.abs(error) <= half).mean()), 4),
         "width": round(float(np.exp(2.0 * np.median(half))), 3),
+        "least": round(least, 4),
+        "most": round(most, 4),
     }
-
-
-def likeliest_scale(error: Array, sd: Array) -> float:
-    """The scale of Student's t beside what is not known of the constants."""
-    square = sd[:, None] ** 2 + _SCALES[None, :] ** 2
-    tail = np.log1p(error[:, None] ** 2 / square / FREEDOM)
-    return float(_SCALES[int(np.argmax((-0.5 * np.log(square) - 0.5 * (FREEDOM + 1.0) * tail).sum(axis=0)))])
 
 
 def joint_errors(joint: Measurements, fits: Sequence[tuple[Measurements, Mapping[str, Array]]]) -> dict[str, Array]:

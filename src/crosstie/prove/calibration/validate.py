@@ -331,7 +331,7 @@ class RowsInWorlds:
     def _by_the_clock(self, case: MeasuredCase, metric: str) -> float:
         """How many times as much latencies are off by where requests come when they come."""
         subject = measured_subject(case)
-        scales = self._posterior.scales_of(subject.mode, subject.stack) if self._posterior else {}
+        scales = self._posterior.scales_of(subject.mode, subject.stack, subject.accelerator) if self._posterior else {}
         late = self._posterior.scales.get(CLOCK, {}) if self._posterior else {}
         return late[metric] / scales[metric] if late.get(metric) and scales.get(metric) else 1.0
 
