@@ -56,6 +56,8 @@ _ENGINES, _PLACES = 0.4, 0.3
 _CHANCES, _ODD = 400, 0.01
 # Times that a variance, or a scale, may be learnt to be of what it was.
 _TIMES, _MORE = np.linspace(0.1, 2.0, 39), np.linspace(1.0, 1.6, 25)
+# Of fewer models, or publishers, that are left out chance decides how many lie within their intervals.
+_FEWEST_LEFT_OUT = 5
 # Words of levels that are scaled by leaving out, each with what is.
 _SCALED = {"model": "stack", "source": "source"}
 # The smallest group that a share of rows within intervals is told of.
@@ -193,6 +195,8 @@ class LearntSureness(LeftOutRows):
         for word, grouping in _SCALED.items():
             error, sd = self.left_out(self.groups[grouping])
             rows = ~np.isnan(error) & ~np.isnan(near) & (self.metrics != "")
+            if len(set(self.groups[grouping][rows].tolist())) < _FEWEST_LEFT_OUT:
+                continue
             more = np.maximum(sd**2 - near**2, 0.0)
             predicted = self._predicted(grouping)
             shares = [
