@@ -1,4 +1,4 @@
-"""Pools with prefill and decode apart: read, written and read again, and every slip named by its key."""
+"""Disaggregated pools: read, written and read again, and every slip named by its key."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Prefill and decode apart: limits that can be worked out by hand, and what each engine's habits change."""
+"""Disaggregated prefill and decode: limits that can be worked out by hand, and what each engine's habits change."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""Pools with prefill and decode apart in the router and in the fleet's simulator."""
+"""Disaggregated pools in the router and in the fleet's simulator."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""A service with prefill and decode apart, simulated: against the closed form, and by the laws of any queue."""
+"""A disaggregated service, simulated: against the closed form, and by the laws of any queue."""
 
 from math import inf
 

@@ -124,7 +124,7 @@ LEVELS = (
 )
 
 
-# What speculation, and prefill and decode apart, change beyond what plain serving says: fitted in this order, each to
+# What speculation and disaggregation change beyond what plain serving says: fitted in this order, each to
 # what those before leave. Speculation changes the cost of drafts and of verifying them, and nothing else (DRAFTING),
 # which differs more between engines than a rate does.
 _DRAFTS = 0.4

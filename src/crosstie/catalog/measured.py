@@ -104,7 +104,7 @@ def measured_with(catalog: Catalog, one: Deployment) -> MeasuredWith | None:
 
 
 def measured_apart(catalog: Catalog, one: Deployment) -> bool:
-    """Whether anybody has published a row of this model there with prefill and decode apart, in any layout."""
+    """Whether anybody has published a disaggregated row of this model there, in any layout."""
     shape = architecture_of(one.model)
     same_accelerator = _named(lambda name: catalog.accelerator(name).id == one.accelerator.id)
     same_model = _named(lambda name: architecture_of(catalog.model(name)) == shape)

@@ -149,7 +149,7 @@ def _models(reader: ClassReader, raw: object, asked: set[str]) -> dict[str, Mode
         if entry.get("apart") is True:
             # No result and no code of an engine says otherwise (catalog/data/connectors.toml).
             why = "no engine is known to hand a cache from one vendor's GPUs to another's"
-            reader.notes.append(f"prefill and decode of {model.id} apart are offered on one accelerator: {why}")
+            reader.notes.append(f"disaggregated prefill and decode of {model.id} are offered on one accelerator: {why}")
         found[model.id] = ModelChoice(
             precisions=precisions,
             kv_formats=kv,

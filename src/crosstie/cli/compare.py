@@ -46,7 +46,9 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @click.option("--plot-roofline", type=FILE, metavar="FILE", help="Draw a step's operations under the roofline.")
 @dark_option
 @click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
-@click.option("--apart", metavar="P:D", help="Also with prefill and decode apart, such as 1xTP4:2xTP8.")
+@click.option(
+    "--disaggregated", "--apart", "apart", metavar="P:D", help="Also disaggregated prefill and decode: 1xTP4:2xTP8."
+)
 @html_option
 @verbose_option(_DETAILS)
 @json_option
@@ -61,7 +63,7 @@ def command(
     crosstie compare llama-3.1-70b --on mi300x,h200 --input 4096 --output 1024
     crosstie compare deepseek-v3 --on mi355x,b200 --tp 8 --kv fp8
     crosstie compare llama-3.1-405b --on mi300x,h200 --precision fp8
-    crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --apart 1xTP8:2xTP8
+    crosstie compare deepseek-r1 --on mi355x --tp 8 --disaggregated 1xTP8:2xTP8
     crosstie compare deepseek-r1 --on mi355x,b200 --tp 8 --speculation mtp:3
     crosstie compare deepseek-r1 --on gb200,mi355x --gpus 8,16,32,64 --kv fp8
 
@@ -75,7 +77,7 @@ def command(
     catalog = Catalog()
     if gpus is not None:
         if sweep or plot or plot_cost or plot_roofline or apart or html:
-            raise BadInput("--gpus stands alone: leave --sweep, the plots, --apart and --html out")
+            raise BadInput("--gpus stands alone: leave --sweep, the plots, --disaggregated and --html out")
         return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
     pictures = [one for one in (plot, plot_cost, plot_roofline) if one]
     for picture in pictures:
@@ -250,7 +252,9 @@ def show_apart(split: list[ApartEntry], card: Scorecard) -> None:
         if one.service and one.estimate and one.together
     ]  # fmt: skip
     if rows:
-        show_table(out, columns, rows, f"prefill and decode apart, {card.load.concurrency:,} requests in flight")
+        show_table(
+            out, columns, rows, f"disaggregated prefill and decode, {card.load.concurrency:,} requests in flight"
+        )
     for one in split:
         say(out, f"- {one.accelerator.id}: {one.verdict}")
 

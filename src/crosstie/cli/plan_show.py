@@ -392,15 +392,15 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool)
     if plan.unmeasured:
         stacks = ", ".join(plan.unmeasured.stacks)
         say(out, f"- with {stacks}, not measured there (--evidence any): {_beside(plan.unmeasured.fleet)}", "yellow")
-    for way, fleet_of_it in (("together", plan.together), ("apart", plan.apart)):
+    for way, fleet_of_it in (("together", plan.together), ("disaggregated", plan.apart)):
         if fleet_of_it:
-            rare = way == "apart" and fleet_of_it.dearer < 0.0
+            rare = way == "disaggregated" and fleet_of_it.dearer < 0.0
             unmeasured = ", which nobody has measured there (--evidence any makes it the answer)" if rare else ""
             say(out, f"- prefill and decode {way}: {_beside(fleet_of_it)}{unmeasured}")
     for look in plan.outlooks if not plan.apart and not plan.together else ():
         if verbose or look.usd_per_hour:
             of = f" of {look.model}" if len(plan.outlooks) > 1 else ""
-            say(out, f"- prefill and decode{of} apart: {_outlook(look, fleet)}")
+            say(out, f"- prefill and decode{of} disaggregated: {_outlook(look, fleet)}")
     for lighter in plan.lighter:
         saves = f"{_beside(lighter.fleet)}; check what the model then answers"
         say(out, f"- with {lighter.what}: {saves}")

@@ -52,7 +52,7 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
     "recipe",
     cls=GroupedCommand,
     groups={
-        "The replica": "--engine --precision --kv --tp --pp --ep --dp --apart --connector --speculation --text "
+        "The replica": "--engine --precision --kv --tp --pp --ep --dp --disaggregated --connector --speculation --text "
         "--acceptance --lora --context --in-flight --replicas --served-as",
         "What the catalog does not know": "--weights --drafter --image --engine-command",
         "The answer": "--as --bare -o --nodes --json -v",
@@ -66,8 +66,8 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 @click.option("--precision", metavar="P", default="native", show_default=True, help=PRECISION_HELP)
 @kv_option
 @layout_options
-@click.option("--apart", metavar="P:D", help="Prefill and decode apart, such as 1xTP4:2xTP8.")
-@click.option("--connector", metavar="NAME", help="With --apart: how the cache travels, such as vllm-nixl.")
+@click.option("--disaggregated", "--apart", "apart", metavar="P:D", help="Disaggregated: 1xTP4:2xTP8.")
+@click.option("--connector", metavar="NAME", help="With --disaggregated: how the cache travels, such as vllm-nixl.")
 @speculation_options
 @click.option("--lora", "adapters", multiple=True, callback=_adapters, metavar="NAME=PATH", help="A LoRA adapter.")
 @click.option("--context", type=int, metavar="N", help="Tokens of a request. [default: as many as fit]")

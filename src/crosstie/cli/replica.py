@@ -96,7 +96,7 @@ class ReplicaOptions:
         return scaling(catalog, found, chosen, list(map(int, counts)), self.load, **self._kind(catalog, found))
 
     def apart(self, catalog: Catalog, card: Scorecard, layout: str) -> list[ApartEntry]:
-        """The scorecard's accelerators with prefill and decode apart."""
+        """The scorecard's accelerators with disaggregated prefill and decode."""
         chosen = [entry.accelerator for entry in card.entries]
         return compare_apart(catalog, card.model, chosen, self.load, layout, **self._kind(catalog, card.model))
 

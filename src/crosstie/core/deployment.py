@@ -375,7 +375,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def decode(self) -> "Deployment":
-        """The replica that decodes, which is itself; of a service with prefill and decode apart, one of several."""
+        """The replica that decodes, which is itself; of a disaggregated service, one of several."""
         return self
 
     def drafting(self, speculation: Speculation | None) -> "Deployment":

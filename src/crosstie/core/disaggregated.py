@@ -78,7 +78,7 @@ def check_joined(connector: Connector, prefill: Deployment, decode: Deployment) 
                 f"{connector.id} runs on {runs}, and {name} is on {side.accelerator.id} ({side.accelerator.vendor})"
             )
         if side.parallelism.pp > 1:
-            raise BadInput(f"{name} {side.parallelism}: pipeline stages are not modelled with prefill and decode apart")
+            raise BadInput(f"{name} {side.parallelism}: pipeline stages are not modelled when disaggregated")
     # Of a state that is not cut into heads every rank keeps a copy.
     states = any(layer.state is not None and layer.state.heads > 1 for layer in decode.model.layers)
     if states and connector.states_need_equal_tp and prefill.parallelism.tp != decode.parallelism.tp:
@@ -175,5 +175,5 @@ class Disaggregated(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.gpus} x {where} {self.layout} {self.decode.precision.id}"
 
 
-# Whatever answers requests alone: a replica, or a service with prefill and decode apart.
+# Whatever answers requests alone: a replica, or a disaggregated service.
 Servable = Deployment | Disaggregated

@@ -191,7 +191,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
     speculation: tuple[str, ...] | None = None
     text: str = "chat"
     acceptance: float | None = None
-    # Prefill and decode apart, or on replicas that do both; None: whichever is cheaper when simulated.
+    # Disaggregated prefill and decode, or on replicas that do both; None: whichever is cheaper when simulated.
     apart: bool | None = None
 
 

@@ -1,4 +1,4 @@
-"""Steady state of prefill and decode apart, in closed form.
+"""Steady state of disaggregated prefill and decode, in closed form.
 
 A request waits for a prefill replica, is computed there, has its cache sent over and decodes on a replica that
 carries no prompts. With b sequences decoding on each of D replicas, t(b) a step and n steps a request

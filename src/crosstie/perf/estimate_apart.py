@@ -1,4 +1,4 @@
-"""Estimates of services with prefill and decode apart, and services that could be: layouts and numbers of each side."""
+"""Estimates of disaggregated services, and services that could be: layouts and numbers of each side."""
 
 import math
 import re

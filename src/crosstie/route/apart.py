@@ -1,4 +1,4 @@
-"""How fast a pool is whose replicas have prefill and decode apart: prompts by the one side, tokens by the other."""
+"""How fast a pool is whose replicas are disaggregated: prompts by the one side, tokens by the other."""
 
 from collections.abc import Collection, Sequence
 from math import inf

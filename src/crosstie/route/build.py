@@ -204,7 +204,7 @@ def _same_deployment(before: Pool, after: Pool) -> bool:
 
 
 def service_of(catalog: Catalog, pool: Pool) -> Disaggregated | None:
-    """Of a pool whose replicas have prefill and decode apart."""
+    """Of a pool whose replicas are disaggregated."""
     decode, apart = deployment_of(catalog, pool), pool.apart
     if decode is None or apart is None:
         return None

@@ -1,4 +1,4 @@
-"""A service with prefill and decode apart, stepped like an engine: requests go in, tokens with their moments come out.
+"""A disaggregated service, stepped like an engine: requests go in, tokens with their moments come out.
 
 Prefill replicas are engines of `sim.engine` that make one token of each request. Its cache then takes the links of
 both sides for as long as `perf.disaggregated` says, and a decode replica takes it into its next step. Who has memory

@@ -1,4 +1,4 @@
-"""Prefill and decode apart beside both together: layouts as people write them, and what cannot be."""
+"""Disaggregated prefill and decode beside both together: layouts as people write them, and what cannot be."""
 
 import json
 
@@ -96,7 +96,7 @@ def test_the_command_shows_and_tells_it(crosstie: Command, monkeypatch: pytest.M
     monkeypatch.setenv("COLUMNS", "80")
     shown = crosstie(*arguments)
     assert shown.status == 0
-    assert "prefill and decode apart" in shown.out
+    assert "disaggregated prefill and decode" in shown.out
     assert all(len(line) <= 80 for line in shown.out.splitlines())
     told = json.loads(crosstie(*arguments, "--json").out)["apart"]
     assert [(one["layout"], one["gpus"], one["connector"]) for one in told] == [("1xTP1:1xTP1", 2, "vllm-nixl")]

@@ -1,4 +1,4 @@
-"""Emulated services with prefill and decode apart: the proxy's endpoint, and the replicas behind it."""
+"""Emulated disaggregated services: the proxy's endpoint, and the replicas behind it."""
 
 import json
 from typing import Any

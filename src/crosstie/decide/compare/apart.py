@@ -1,4 +1,4 @@
-"""Prefill and decode apart, beside the same accelerators with both together."""
+"""Disaggregated prefill and decode, beside the same accelerators with both together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _ROOM = ("memory capacity", "engine limit")
 
 @dataclass(frozen=True, slots=True)
 class ApartEntry:
-    """One accelerator with prefill and decode apart; without an estimate where that cannot be."""
+    """One accelerator, disaggregated; without an estimate where that cannot be."""
 
     accelerator: Accelerator
     service: Disaggregated | None = None
@@ -37,7 +37,7 @@ class ApartEntry:
 
     @property
     def verdict(self) -> str:
-        """One sentence: what being apart is worth here, and which side is short."""
+        """One sentence: what disaggregation is worth here, and which side is short."""
         if self.service is None or self.estimate is None or self.together is None:
             return self.problem
         one, other = self.estimate, self.together
@@ -46,8 +46,8 @@ class ApartEntry:
         short = f"the {side} side is full" if side == "prefill" or one.decode_bound in _ROOM else ""
         short = short or f"prefill is {self.prefill_busy:.0%} busy"
         return (
-            f"apart gives {ratio:.2f}x the tokens/s per GPU of together, with {seconds(one.ttft_s)} TTFT against "
-            f"{seconds(other.ttft_s)} and {seconds(one.tpot_s)} TPOT against {seconds(other.tpot_s)}; {short}; "
+            f"disaggregated it gives {ratio:.2f}x the tokens/s per GPU of together, with {seconds(one.ttft_s)} TTFT "
+            f"against {seconds(other.ttft_s)} and {seconds(one.tpot_s)} TPOT against {seconds(other.tpot_s)}; {short}; "
             f"a prompt's cache takes {seconds(self.transfer_s)} over the {self.service.link}"
         )
 

@@ -215,7 +215,7 @@ def _shapley(value: Callable[[frozenset[str]], float], names: Sequence[str]) -> 
 def _rate(catalog: Catalog, lengths: Reckoning, replica: Reckoning, drafts: Reckoning, load: Reckoning) -> float:
     """Output tokens/s of a GPU."""
     if replica.parallelism is None or load.in_flight is None:
-        raise BadInput("prefill and decode apart, or nothing in flight")
+        raise BadInput("disaggregated prefill and decode, or nothing in flight")
     model = catalog.model(replica.model)
     length = drafts.kept if drafts.kept > 1.0 else None
     ahead = catalog.speculation(model, drafts.drafts, length=length) if drafts.drafts else None

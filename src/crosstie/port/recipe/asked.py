@@ -46,7 +46,7 @@ def asked_pool(
     drafts = catalog.speculation(model, speculation, text=text, length=acceptance) if speculation else None
     sides = parse_layout(apart) if apart else None
     if sides and layout:
-        raise BadInput("--apart has the layouts of both sides: leave --tp, --pp, --ep and --dp out")
+        raise BadInput("--disaggregated has the layouts of both sides: leave --tp, --pp, --ep and --dp out")
     chosen = "as asked" if layout or sides else "the fewest GPUs that hold it"
     if sides:
         split = sides[1].parallelism
@@ -74,7 +74,7 @@ def asked_pool(
             else catalog.connector_for(deployment.stack, accelerator).id,
         )  # fmt: skip
     elif connector:
-        raise BadInput("--connector is about --apart, which is not given")
+        raise BadInput("--connector is about --disaggregated, which is not given")
     return Pool(
         name=f"{model.id}-{accelerator.id}",
         model=model.file if model.file and not model.file.endswith(".toml") else model.id,

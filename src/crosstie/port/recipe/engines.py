@@ -85,7 +85,7 @@ def _vllm(started: Started) -> EngineCommand:
         _led(started, {"vllm-nixl"})
         config = _json({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
         found += [
-            _flag("--kv-transfer-config", config, f"prefill and decode apart: {pool.apart.connector}"),
+            _flag("--kv-transfer-config", config, f"disaggregated prefill and decode: {pool.apart.connector}"),
             _flag("VLLM_NIXL_SIDE_CHANNEL_HOST", OWN_ADDRESS, "this machine: the other side asks it for a cache"),
             _flag("VLLM_NIXL_SIDE_CHANNEL_PORT", _SIDE_CHANNEL, "vLLM's own port for that"),
         ]
@@ -142,7 +142,9 @@ def _sglang_side(started: Started) -> list[Setting]:
     _led(started, {"sglang-mooncake", "sglang-nixl", "sglang-mori"})
     backend = apart.connector.removeprefix("sglang-")
     found = [
-        _flag("--disaggregation-mode", started.role, f"prefill and decode apart: this is the {started.role} side"),
+        _flag(
+            "--disaggregation-mode", started.role, f"disaggregated prefill and decode: this is the {started.role} side"
+        ),
         _flag("--disaggregation-transfer-backend", backend, f"the pool's connector: {apart.connector}"),
     ]
     if started.role == "prefill":
@@ -155,7 +157,7 @@ def _llama(started: Started) -> EngineCommand:
     pool, one = started.pool, started.deployment
     split, drafts = one.parallelism, one.speculation
     if started.role:
-        raise BadInput(f"pool {pool.name}: llama.cpp has no prefill and decode apart")
+        raise BadInput(f"pool {pool.name}: llama.cpp has no disaggregated prefill and decode")
     if split.dp > 1 or split.ep > 1:
         raise BadInput(f"pool {pool.name}: llama.cpp splits a model over layers or rows, not as {split}")
     found: list[Setting] = []

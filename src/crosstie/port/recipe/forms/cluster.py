@@ -68,8 +68,8 @@ def manifests(fleet: Fleet, recipes: Sequence[Recipe]) -> dict[str, str]:
     answering = [one for one in recipes if not one.role]
     if answering:
         parts["picker.yaml"] = (
-            f"The endpoint picker, for a Gateway named {PARENT} whose implementation supports InferencePool. Pools "
-            "with prefill and decode apart are the gateway's alone.",
+            f"The endpoint picker, for a Gateway named {PARENT} whose implementation supports InferencePool. "
+            "Disaggregated pools are the gateway's alone.",
             picker_objects(name, _one_port(answering)),
         )
     for file, (what, made) in parts.items():
