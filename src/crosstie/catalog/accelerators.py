@@ -1,55 +1,23 @@
-"""Accelerator files: the fields one may have, their units, and the range beyond which it is a slip."""
+"""Accelerator files: facts as the structs of `core.deployment` have them, and what no single field shows."""
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.reading import Quantity, Word, file_id, one_of, read_facts, sourced_file, text, texts
-from crosstie.core.deployment import Accelerator, Announced, Chip, Memory, ScaleOut, ScaleUp
+from crosstie.catalog.reading import file_id, one_of, read_facts, sourced_file, text, texts
+from crosstie.core.deployment import MATRIX_RATE, Accelerator, Announced, Chip, Memory, ScaleOut, ScaleUp
 from crosstie.core.errors import BadData
+from crosstie.core.fact import Quantity
 from crosstie.core.model import COMPUTE_FORMATS
-from crosstie.core.units import UNITS
 
 _MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
-_NOT_MEASURED = ("spec", "derived", "claimed", "assumed")
-
-CHIP = {
-    "architecture": Word("the name of the microarchitecture"),
-    "isa": Word("the compiler's target, such as gfx942 or sm_90"),
-    "compute_units": Quantity("count", 1, 2000, "compute units or streaming multiprocessors", _NOT_MEASURED),
-    "wave_width": Quantity("count", 16, 128, "lanes that execute together", _NOT_MEASURED),
-    "lds": Quantity("bytes", 16e3, 1e6, "LDS or shared memory one workgroup may use", _NOT_MEASURED),
-    "tdp": Quantity("watts", 30, 5000, "board power limit", _NOT_MEASURED),
-    "fp8_dialect": Word("which FP8 encoding the matrix units take", ("e4m3fn", "e4m3fnuz", "none")),
-    "fp4_dialect": Word("which FP4 encodings they take", ("none", "mxfp4", "nvfp4", "nvfp4+mxfp4")),
-}
-MEMORY = {
-    "kind": Word("memory technology"),
-    "capacity": Quantity("bytes", 4e9, 2e12, "memory as sold", _NOT_MEASURED),
-    "usable": Quantity("bytes", 4e9, 2e12, "memory that the driver reports", ("measured",)),
-    "bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "peak memory bandwidth", _NOT_MEASURED),
-}
-SCALE_UP = {
-    "technology": Word("the link between GPUs of one domain"),
-    "topology": Word("how the links join them", ("switch", "mesh", "bridge", "pcie")),
-    "bandwidth": Quantity("bytes_per_s", 4e9, 2e13, "per GPU, one direction, all links", _NOT_MEASURED),
-    "domain": Quantity("count", 1, 1024, "GPUs joined at that bandwidth", _NOT_MEASURED),
-    "node": Quantity("count", 1, 1024, "GPUs of one server or tray, where the domain has several", _NOT_MEASURED),
-}
-SCALE_OUT = {"bandwidth": Quantity("bytes_per_s", 1e8, 1e12, "network per GPU, one direction", _NOT_MEASURED)}
-_RATE = Quantity("flop_per_s", 1e12, 1e17, "peak of the matrix units", _NOT_MEASURED)
-RATES = dict.fromkeys(COMPUTE_FORMATS, _RATE)
+RATES = dict.fromkeys(COMPUTE_FORMATS, MATRIX_RATE)
 _ACHIEVED = Quantity("flop_per_s", 1e12, 1e17, "matrix product rate reached", ("measured",))
 MEASURED = {
     "copy_bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "device copy, read plus write", ("measured",)),
     "read_bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "reading alone", ("measured",)),
     **{f"matmul_{name}": _ACHIEVED for name in COMPUTE_FORMATS},
-}
-ANNOUNCED = {
-    "expected": Word("the month in which it is said to come, as YYYY-MM"),
-    "slip": Quantity("years_in_s", 0, 5 * UNITS["year"].si, "mean delay beyond that", ("claimed", "assumed")),
-    **dict.fromkeys(("usd", "usd_low", "usd_high"), Quantity("usd", 100, 1e6, "what one may cost", _NOT_MEASURED)),
 }
 _TABLES = {"announced", "chip", "memory", "dense", "sparse", "scale_up", "scale_out", "measured"}
 VENDORS = ("AMD", "NVIDIA", "Intel", "other")
@@ -67,14 +35,14 @@ def read_accelerator(file: Path) -> Accelerator:
             aliases=texts(file, "aliases", raw.get("aliases", [])),
             vendor=one_of(file, "vendor", text(file, "vendor", raw.get("vendor")), VENDORS),
             family=text(file, "family", raw.get("family")),
-            chip=Chip(**facts("chip", CHIP)),
-            memory=Memory(**facts("memory", MEMORY, ["usable"])),
+            chip=Chip(**facts("chip", Chip)),
+            memory=Memory(**facts("memory", Memory)),
             dense=facts("dense", RATES, RATES),
             sparse=facts("sparse", RATES, RATES) if "sparse" in raw else {},
-            scale_up=ScaleUp(**facts("scale_up", SCALE_UP, ("node",))),
-            scale_out=ScaleOut(**facts("scale_out", SCALE_OUT)),
+            scale_up=ScaleUp(**facts("scale_up", ScaleUp)),
+            scale_out=ScaleOut(**facts("scale_out", ScaleOut)),
             measured=facts("measured", MEASURED, MEASURED) if "measured" in raw else {},
-            announced=Announced(**facts("announced", ANNOUNCED)) if "announced" in raw else None,
+            announced=Announced(**facts("announced", Announced)) if "announced" in raw else None,
             file=str(file),
         )
         _check_against_itself(file, accelerator)

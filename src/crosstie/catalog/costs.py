@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, Sources, only_keys, read_facts, sourced_file, table
+from crosstie.catalog.reading import Sources, only_keys, read_facts, sourced_file, table
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData
-from crosstie.core.fact import Fact
+from crosstie.core.fact import Fact, Quantity
 from crosstie.core.units import UNITS
 
 _ENDS = ("likely", "low", "high")

@@ -8,11 +8,10 @@ from typing import Any
 import msgspec
 
 from crosstie.catalog.acceptance import ANY
-from crosstie.catalog.connectors import CONNECTOR
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import FOUR_BIT, GGUF, UNIFORM
-from crosstie.catalog.stacks import HOST, SMALL, STACK
-from crosstie.core.deployment import Accelerator, Efficiency, Stack
+from crosstie.catalog.reading import fact_specs
+from crosstie.core.deployment import Accelerator, Efficiency, Host, SmallGpu, Stack
 from crosstie.core.disaggregated import Connector
 from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact, Label
@@ -121,12 +120,14 @@ def model_lines(model: Model) -> list[FactLine]:
 
 def connector_lines(connector: Connector) -> list[FactLine]:
     """How a cache is handed over: its habits in words, then its numbers."""
-    return [fact_line(key, getattr(connector, key)) for key in CONNECTOR]
+    return [fact_line(key, getattr(connector, key)) for key in fact_specs(Connector)[0]]
 
 
 def stack_lines(catalog: Catalog, stack: Stack) -> list[FactLine]:
-    parts = {"engine": (stack, STACK), "host": (stack.host, HOST), "small": (stack.small, SMALL)}
-    found = {f"{part}.{key}": getattr(of, key) for part, (of, keys) in parts.items() if of for key in keys}
+    parts = {"engine": (stack, Stack), "host": (stack.host, Host), "small": (stack.small, SmallGpu)}
+    found = {
+        f"{part}.{key}": getattr(of, key) for part, (of, kind) in parts.items() if of for key in fact_specs(kind)[0]
+    }
     lines = [fact_line(key, fact) for key, fact in found.items() if fact is not None]
     for connector in catalog.connectors.values():
         if stack.id in connector.stacks:

@@ -5,33 +5,27 @@ TPP is 2 x MacTOPS x bit length, the largest over formats, of dense matrices: de
 
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, read_facts, sourced_file
+from crosstie.catalog.reading import read_facts, sourced_file
 from crosstie.core.deployment import Accelerator
-from crosstie.core.fact import Fact
+from crosstie.core.fact import Fact, Quantity
 
 _FILE = Path(__file__).parent / "data" / "export.toml"
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp4": 4, "int8": 8}
 _TPP = Quantity("count", 100, 1e6, "total processing performance")
-_KEYS = {
-    "tpp": _TPP,
-    "tpp_if_dense": _TPP,
-    "density": Quantity("ratio", 0.1, 100, "TPP a square millimetre"),
-    "review_tpp": _TPP,
-    "review_bandwidth": Quantity("bytes_per_s", 1e11, 1e14, "of all DRAM"),
-}
 
 
 class ExportRule(msgspec.Struct, frozen=True, kw_only=True):
     # 3A090.a whatever the size of the die; and with how many TPP a square millimetre from which TPP on.
-    tpp: Fact
-    tpp_if_dense: Fact
-    density: Fact
+    tpp: Annotated[Fact, _TPP]
+    tpp_if_dense: Annotated[Fact, _TPP]
+    density: Annotated[Fact, Quantity("ratio", 0.1, 100, "TPP a square millimetre")]
     # Below both of these, licences for China and Macau are reviewed case by case.
-    review_tpp: Fact
-    review_bandwidth: Fact
+    review_tpp: Annotated[Fact, _TPP]
+    review_bandwidth: Annotated[Fact, Quantity("bytes_per_s", 1e11, 1e14, "of all DRAM")]
 
 
 class ExportClass(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +48,7 @@ def shipped_export() -> ExportRule:
 
 def read_export(file: Path) -> ExportRule:
     with sourced_file(file, ["rule"]) as (raw, sources):
-        return ExportRule(**read_facts(file, "rule", raw.get("rule"), _KEYS, sources))
+        return ExportRule(**read_facts(file, "rule", raw.get("rule"), ExportRule, sources))
 
 
 def export_class(accelerator: Accelerator, rule: ExportRule) -> ExportClass:

@@ -2,44 +2,36 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, read_facts, sourced_file, table
+from crosstie.catalog.reading import read_facts, sourced_file, table
 from crosstie.core.errors import BadData
-from crosstie.core.fact import Fact
+from crosstie.core.fact import Fact, Quantity
 
 _FILE = Path(__file__).parent / "data" / "loading.toml"
 _LINK = Quantity("bytes_per_s", 1e8, 1e13, "from the host's memory to one GPU")
 _USUAL = "usual"
-_REST = {
-    "disk": Quantity("bytes_per_s", 1e6, 1e13, "weights read from a disk, for the whole replica"),
-    "wake": Quantity("seconds", 0.0, 600.0, "waking an engine, beside the copy of its weights"),
-    "start": Quantity("seconds", 0.0, 3600.0, "starting an engine, beside reading its weights"),
-    "cold_start": Quantity(
-        "seconds", 0.0, 3600.0, "starting an engine that keeps no compiled kernels, beside its weights"
-    ),
-    "peer_check": Quantity(
-        "seconds", 0.0, 3600.0, "what a replica of several GPUs adds to look at how they reach each other"
-    ),
-    "first_graphs": Quantity(
-        "seconds", 0.0, 3600.0, "what the first capture on AMD adds, where AITER's kernels are built"
-    ),
-    "remote": Quantity("bytes_per_s", 1e6, 1e13, "from memory that all replicas share to one GPU"),
-    "asleep": Quantity("bytes", 0.0, 1e12, "what a sleeping engine keeps on each GPU"),
-}
 
 
 class LoadingFacts(msgspec.Struct, frozen=True, kw_only=True):
     host_link: dict[str, Fact]
-    disk: Fact
-    wake: Fact
-    start: Fact
-    cold_start: Fact
-    peer_check: Fact
-    first_graphs: Fact
-    remote: Fact
-    asleep: Fact
+    disk: Annotated[Fact, Quantity("bytes_per_s", 1e6, 1e13, "weights read from a disk, for the whole replica")]
+    wake: Annotated[Fact, Quantity("seconds", 0.0, 600.0, "waking an engine, beside the copy of its weights")]
+    start: Annotated[Fact, Quantity("seconds", 0.0, 3600.0, "starting an engine, beside reading its weights")]
+    cold_start: Annotated[
+        Fact, Quantity("seconds", 0.0, 3600.0, "starting an engine that keeps no compiled kernels, beside its weights")
+    ]
+    peer_check: Annotated[
+        Fact,
+        Quantity("seconds", 0.0, 3600.0, "what several GPUs add to look at how they reach each other"),
+    ]
+    first_graphs: Annotated[
+        Fact, Quantity("seconds", 0.0, 3600.0, "what the first capture on AMD adds, where AITER's kernels are built")
+    ]
+    remote: Annotated[Fact, Quantity("bytes_per_s", 1e6, 1e13, "from memory that all replicas share to one GPU")]
+    asleep: Annotated[Fact, Quantity("bytes", 0.0, 1e12, "what a sleeping engine keeps on each GPU")]
 
     def link_of(self, accelerator: str) -> Fact:
         return self.host_link.get(accelerator, self.host_link[_USUAL])
@@ -57,5 +49,5 @@ def read_loading(file: Path) -> LoadingFacts:
             raise BadData(file, f"host_link.{_USUAL}", f"missing: {_LINK.meaning}, where an accelerator has no entry")
         return LoadingFacts(
             host_link=read_facts(file, "host_link", links, dict.fromkeys(links, _LINK), sources),
-            **read_facts(file, "loading", raw.get("loading"), _REST, sources),
+            **read_facts(file, "loading", raw.get("loading"), LoadingFacts, sources),
         )

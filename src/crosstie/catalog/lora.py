@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import msgspec
 
 from crosstie.catalog.popularity import missing_share, shares, zipf
-from crosstie.catalog.reading import Quantity, Sources, number, only_keys, read_fact, read_record, sourced_file, table
+from crosstie.catalog.reading import Sources, number, only_keys, read_fact, read_record, sourced_file, table
 from crosstie.core.errors import BadData
-from crosstie.core.fact import Fact
+from crosstie.core.fact import Fact, Quantity
 from crosstie.core.workload import Lora
 
 _FILE = Path(__file__).parent / "data" / "lora.toml"

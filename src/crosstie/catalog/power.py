@@ -2,31 +2,24 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from crosstie.catalog.reading import Quantity, Sources, read_facts, sourced_file
+from crosstie.catalog.reading import Sources, read_facts, sourced_file
 from crosstie.core.deployment import Accelerator, Deployment
 from crosstie.core.estimate import Estimate
-from crosstie.core.fact import Fact
+from crosstie.core.fact import Fact, Quantity
 
 _SHARE = Quantity("fraction", 0.01, 2.0, "share of the rated power")
-_POWER = {
-    "roofline_exponent": Quantity("fraction", 0.0, 1.0, "how power grows with the share of the roofline"),
-    "load_exponent": Quantity("fraction", 0.0, 1.0, "how power grows with sequences for each GPU"),
-    "low": Quantity("fraction", 0.1, 1.0, "measured over predicted, 10th percentile"),
-    "high": Quantity("fraction", 1.0, 10.0, "measured over predicted, 90th percentile"),
-    "least": _SHARE,
-}
 
 
 class PowerModel(msgspec.Struct, frozen=True, kw_only=True):
-    roofline_exponent: Fact
-    load_exponent: Fact
-    low: Fact
-    high: Fact
-    least: Fact
+    roofline_exponent: Annotated[Fact, Quantity("fraction", 0.0, 1.0, "how power grows with the share of the roofline")]
+    load_exponent: Annotated[Fact, Quantity("fraction", 0.0, 1.0, "how power grows with sequences for each GPU")]
+    low: Annotated[Fact, Quantity("fraction", 0.1, 1.0, "measured over predicted, 10th percentile")]
+    high: Annotated[Fact, Quantity("fraction", 1.0, 10.0, "measured over predicted, 90th percentile")]
+    least: Annotated[Fact, _SHARE]
     scale: dict[str, Fact]
     idle: dict[str, Fact]
 
@@ -66,7 +59,7 @@ def tokens_verified(deployment: Deployment) -> int:
 def read_power(file: Path, accelerators: Mapping[str, Accelerator]) -> PowerModel:
     with sourced_file(file, {"power", "scale", "idle"}) as (raw, sources):
         return PowerModel(
-            **read_facts(file, "power", raw.get("power"), _POWER, sources),
+            **read_facts(file, "power", raw.get("power"), PowerModel, sources),
             scale=_shares(file, "scale", raw, accelerators, sources),
             idle=_shares(file, "idle", raw, accelerators, sources),
         )

@@ -9,16 +9,15 @@ import tomllib
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date as day
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from crosstie.core.errors import BadData, near_names
-from crosstie.core.fact import BASES, Fact, Label, OtherSource
+from crosstie.core.fact import BASES, Fact, Label, OtherSource, Quantity, Word
 from crosstie.core.fleet import KeyRule
 from crosstie.core.units import UNITS, units_of
 
@@ -27,26 +26,6 @@ _DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
 _REVISION = re.compile(r"[\w.-]+/[\w.-]+@([^\s:,;)]*)")
 _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
 _PROVENANCE = {"basis", "source", "note", "chosen_because", "alternatives"}
-
-
-@dataclass(frozen=True, slots=True)
-class Quantity:
-    """A number that a file may give: its dimension, and the SI range outside which it is a slip."""
-
-    dimension: str
-    low: float
-    high: float
-    meaning: str
-    bases: tuple[str, ...] = BASES
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """A word that a file may give, and the choices where they are closed."""
-
-    meaning: str
-    choices: tuple[str, ...] = ()
-    bases: tuple[str, ...] = BASES
 
 
 class Sources:
@@ -362,15 +341,32 @@ def read_fact(file: Path, where: str, raw: object, spec: Quantity | Word, source
     )  # fmt: skip
 
 
+Specs = Mapping[str, Quantity | Word]
+
+
+@cache
+def fact_specs(kind: type[msgspec.Struct]) -> tuple[dict[str, Quantity | Word], frozenset[str]]:
+    """What a struct says of its facts, `Annotated[Fact, Quantity(...)]`; those with a default may be absent."""
+    specs = {
+        name: spec
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        for spec in getattr(hint, "__metadata__", ())
+        if isinstance(spec, Quantity | Word)
+    }
+    return specs, frozenset(name for name in specs if not _fields(kind)[name].required)
+
+
 def read_facts(
     file: Path,
     where: str,
     raw: object,
-    specs: Mapping[str, Quantity | Word],
+    specs: Specs | type[msgspec.Struct],
     sources: Sources,
     optional: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """One table of facts by its specification: nothing missing, nothing unknown."""
+    """One table of facts, as its struct or its specification has them: nothing missing, nothing unknown."""
+    if isinstance(specs, type):
+        specs, optional = fact_specs(specs)
     entries = table(file, where, raw)
     only_keys(file, where, entries, set(specs))
     facts: dict[str, Any] = {}

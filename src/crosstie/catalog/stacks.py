@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from crosstie.catalog.reading import (
-    Quantity,
     date,
+    fact_specs,
     read_facts,
     read_toml,
     read_value,
@@ -19,44 +19,13 @@ from crosstie.catalog.reading import (
 )
 from crosstie.core.deployment import Accelerator, Efficiency, Emulation, Host, SmallGpu, Stack
 from crosstie.core.errors import BadData
-from crosstie.core.fact import Fact
+from crosstie.core.fact import Fact, Quantity
 from crosstie.core.model import COMPUTE_FORMATS, Format
 
-STACK = {
-    "chunk_tokens": Quantity("tokens", 16, 1e6, "tokens that one step may prefill"),
-    "max_sequences": Quantity("count", 1, 1e6, "sequences that may decode at once"),
-    "block_tokens": Quantity("tokens", 1, 4096, "tokens of a block of the KV cache"),
-    "memory_fraction": Quantity("fraction", 0.1, 1.0, "share of GPU memory that the engine takes"),
-    "reserved": Quantity("bytes", 0, 64e9, "activations, graphs and communication buffers per GPU"),
-    "speculative_sequences": Quantity("count", 1, 1e6, "sequences that may decode at once with speculation"),
-}
-_OPTIONAL = frozenset(("block_tokens", "speculative_sequences"))
-HOST = {
-    "step": Quantity("seconds", 0, 0.1, "fixed cost of scheduling a step"),
-    "prompt": Quantity("seconds", 0, 0.1, "what a step that carries prompts costs beyond that"),
-    "sequence": Quantity("seconds", 0, 0.01, "cost per sequence of a step"),
-    "request": Quantity("seconds", 0, 10, "cost of a request before its first token"),
-    "draft": Quantity("seconds", 0, 0.1, "what a drafter's pass costs outside its kernels"),
-}
-SMALL = {
-    "below": Quantity("bytes", 1e9, 1e12, "GPU memory under which these limits hold"),
-    "chunk_tokens": STACK["chunk_tokens"],
-    "max_sequences": STACK["max_sequences"],
-}
 _FRACTION = Quantity("fraction", 0.01, 1.0, "share of the peak that is reached")
 COMPUTE = dict.fromkeys(("bf16", "fp16", "fp8", "fp4", "int8", "fp32"), _FRACTION)
 WEIGHTS = dict.fromkeys(("16", "8", "4"), _FRACTION)
-SINGLE = {
-    "experts": Quantity("fraction", 0.01, 1.5, "rate of grouped products over that of plain ones"),
-    "attention": _FRACTION,
-    "cache": _FRACTION,
-    "elementwise": _FRACTION,
-    "kernel": Quantity("seconds", 0, 1e-3, "time a kernel takes to start, ramp up and drain"),
-    "collective": Quantity("seconds", 0, 1e-2, "time a collective takes with nothing to send"),
-    "link": _FRACTION,
-    "exchange": Quantity("seconds", 0, 1e-2, "time an all-to-all between nodes takes one way with nothing to send"),
-    "network": Quantity("fraction", 0.01, 1.5, "rate of an all-to-all over a GPU's network port"),
-}
+SINGLE, _ = fact_specs(Efficiency)
 _PLAIN = (
     "name", "aliases", "versions", "vendors", "loads", "scheduling", "admission", "memory_of", "serves",
 )  # fmt: skip
@@ -78,12 +47,12 @@ def read_stack(file: Path) -> Stack:
                 read_value(file, f"emulation.{vendor}.{format_id}", how, Emulation)
         return Stack(
             id=identifier,
-            host=Host(overlapped=overlapped, **read_facts(file, "host", host, HOST, sources, frozenset(("draft",)))),
+            host=Host(overlapped=overlapped, **read_facts(file, "host", host, Host, sources)),
             emulation=emulation,
-            small=SmallGpu(**read_facts(file, "small", raw["small"], SMALL, sources)) if "small" in raw else None,
+            small=SmallGpu(**read_facts(file, "small", raw["small"], SmallGpu, sources)) if "small" in raw else None,
             file=str(file),
             **plain,
-            **read_facts(file, "engine", raw.get("engine"), STACK, sources, _OPTIONAL),
+            **read_facts(file, "engine", raw.get("engine"), Stack, sources),
         )
 
 

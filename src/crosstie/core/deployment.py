@@ -10,51 +10,62 @@ import msgspec
 
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import NONE, Correction
-from crosstie.core.fact import Fact, Label
+from crosstie.core.fact import Fact, Label, Quantity, Word
 from crosstie.core.model import Model, Precision
 from crosstie.core.speculation import Speculation
+from crosstie.core.units import UNITS
+
+# What nobody measures: a vendor says it, or it follows.
+_NOT_MEASURED = ("spec", "derived", "claimed", "assumed")
+MATRIX_RATE = Quantity("flop_per_s", 1e12, 1e17, "peak of the matrix units", _NOT_MEASURED)
+_Price = Annotated[Fact, Quantity("usd", 100, 1e6, "what one may cost", _NOT_MEASURED)]
 
 
 class Chip(msgspec.Struct, frozen=True, kw_only=True):
-    architecture: Label
-    isa: Label
-    compute_units: Fact
-    wave_width: Fact
-    lds: Fact
-    tdp: Fact
-    fp8_dialect: Label
-    fp4_dialect: Label
+    architecture: Annotated[Label, Word("the name of the microarchitecture")]
+    isa: Annotated[Label, Word("the compiler's target, such as gfx942 or sm_90")]
+    compute_units: Annotated[
+        Fact, Quantity("count", 1, 2000, "compute units or streaming multiprocessors", _NOT_MEASURED)
+    ]
+    wave_width: Annotated[Fact, Quantity("count", 16, 128, "lanes that execute together", _NOT_MEASURED)]
+    lds: Annotated[Fact, Quantity("bytes", 16e3, 1e6, "LDS or shared memory one workgroup may use", _NOT_MEASURED)]
+    tdp: Annotated[Fact, Quantity("watts", 30, 5000, "board power limit", _NOT_MEASURED)]
+    fp8_dialect: Annotated[Label, Word("which FP8 encoding the matrix units take", ("e4m3fn", "e4m3fnuz", "none"))]
+    fp4_dialect: Annotated[Label, Word("which FP4 encodings they take", ("none", "mxfp4", "nvfp4", "nvfp4+mxfp4"))]
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    kind: Label
-    capacity: Fact
-    bandwidth: Fact
-    usable: Fact | None = None
+    kind: Annotated[Label, Word("memory technology")]
+    capacity: Annotated[Fact, Quantity("bytes", 4e9, 2e12, "memory as sold", _NOT_MEASURED)]
+    usable: Annotated[Fact | None, Quantity("bytes", 4e9, 2e12, "memory that the driver reports", ("measured",))] = None
+    bandwidth: Annotated[Fact, Quantity("bytes_per_s", 5e10, 5e13, "peak memory bandwidth", _NOT_MEASURED)]
 
 
 class ScaleUp(msgspec.Struct, frozen=True, kw_only=True):
-    technology: Label
-    topology: Label
-    bandwidth: Fact
-    domain: Fact
-    # Where it is not the domain's.
-    node: Fact | None = None
+    technology: Annotated[Label, Word("the link between GPUs of one domain")]
+    topology: Annotated[Label, Word("how the links join them", ("switch", "mesh", "bridge", "pcie"))]
+    bandwidth: Annotated[Fact, Quantity("bytes_per_s", 4e9, 2e13, "per GPU, one direction, all links", _NOT_MEASURED)]
+    domain: Annotated[Fact, Quantity("count", 1, 1024, "GPUs joined at that bandwidth", _NOT_MEASURED)]
+    node: Annotated[
+        Fact | None,
+        Quantity("count", 1, 1024, "GPUs of a server or tray, if the domain has several", _NOT_MEASURED),
+    ] = None
 
 
 class ScaleOut(msgspec.Struct, frozen=True, kw_only=True):
-    bandwidth: Fact
+    bandwidth: Annotated[Fact, Quantity("bytes_per_s", 1e8, 1e12, "network per GPU, one direction", _NOT_MEASURED)]
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True):
     """Of an accelerator that nobody can buy yet: when it is said to come, how much later in the mean, its price."""
 
-    # YYYY-MM, as its vendor or somebody close to it says.
-    expected: Label
-    slip: Fact
-    usd: Fact
-    usd_low: Fact
-    usd_high: Fact
+    expected: Annotated[Label, Word("the month in which it is said to come, as YYYY-MM")]
+    slip: Annotated[
+        Fact, Quantity("years_in_s", 0, 5 * UNITS["year"].si, "mean delay beyond that", ("claimed", "assumed"))
+    ]
+    usd: _Price
+    usd_low: _Price
+    usd_high: _Price
 
 
 # Cards that a large workstation holds; servers of cards hold eight.
@@ -126,24 +137,28 @@ _DRAFT = Fact(
 class Host(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine step costs outside the GPU's kernels."""
 
-    step: Fact
-    # What a step that carries prompts adds: graphs do not cover it, so every kernel is launched by hand.
-    prompt: Fact
-    sequence: Fact
-    # What a request adds to its first token: HTTP, tokenising, waiting for the step under way.
-    request: Fact
+    step: Annotated[Fact, Quantity("seconds", 0, 0.1, "fixed cost of scheduling a step")]
+    # Graphs do not cover prompts, so every kernel is launched by hand.
+    prompt: Annotated[Fact, Quantity("seconds", 0, 0.1, "what a step that carries prompts costs beyond that")]
+    sequence: Annotated[Fact, Quantity("seconds", 0, 0.01, "cost per sequence of a step")]
+    # HTTP, tokenising, waiting for the step under way.
+    request: Annotated[Fact, Quantity("seconds", 0, 10, "cost of a request before its first token")]
     # Whether the engine prepares the next step while the GPU runs this one.
     overlapped: bool
-    # What a pass of a drafter adds, which nothing hides: its launch waits for the tokens of the pass before.
-    draft: Fact = _DRAFT
+    # Nothing hides it: a pass's launch waits for the tokens of the pass before.
+    draft: Annotated[Fact, Quantity("seconds", 0, 0.1, "what a drafter's pass costs outside its kernels")] = _DRAFT
+
+
+_ChunkTokens = Annotated[Fact, Quantity("tokens", 16, 1e6, "tokens that one step may prefill")]
+_MaxSequences = Annotated[Fact, Quantity("count", 1, 1e6, "sequences that may decode at once")]
 
 
 class SmallGpu(msgspec.Struct, frozen=True, kw_only=True):
     """Limits that an engine lowers on GPUs with less memory than `below`."""
 
-    below: Fact
-    chunk_tokens: Fact
-    max_sequences: Fact
+    below: Annotated[Fact, Quantity("bytes", 1e9, 1e12, "GPU memory under which these limits hold")]
+    chunk_tokens: _ChunkTokens
+    max_sequences: _MaxSequences
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,18 +172,20 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     scheduling: Scheduling
     admission: Admission
     memory_of: MemoryOf = "gpu"
-    chunk_tokens: Fact
-    max_sequences: Fact
-    memory_fraction: Fact
-    reserved: Fact
-    # What the cache is given out in; None: token by token.
-    block_tokens: Fact | None = None
+    chunk_tokens: _ChunkTokens
+    max_sequences: _MaxSequences
+    # None: the cache is given out token by token.
+    block_tokens: Annotated[Fact | None, Quantity("tokens", 1, 4096, "tokens of a block of the KV cache")] = None
+    memory_fraction: Annotated[Fact, Quantity("fraction", 0.1, 1.0, "share of GPU memory that the engine takes")]
+    reserved: Annotated[Fact, Quantity("bytes", 0, 64e9, "activations, graphs and communication buffers per GPU")]
+    # Of the whole replica; None: as many as without speculation.
+    speculative_sequences: Annotated[
+        Fact | None, Quantity("count", 1, 1e6, "sequences that may decode at once with speculation")
+    ] = None
     host: Host
     # By vendor and format.
     emulation: dict[str, dict[str, Emulation]]
     small: SmallGpu | None = None
-    # Sequences of the whole replica that it runs at once with speculation, where it lowers them.
-    speculative_sequences: Fact | None = None
     # Whether it serves requests; kernels timed by themselves do not.
     serves: bool = True
     file: str = ""
@@ -202,32 +219,23 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True):
-    """The constants between a peak and what kernels reach. Each has a physical meaning.
+    """The constants between a peak and what kernels reach. Each has a physical meaning."""
 
-    compute         dense GEMM rate at large sizes over the dense peak, by compute format
-    experts         rate of grouped products of experts over that of plain ones
-    weights         rate of streaming weights over HBM bandwidth, by stored bits: 16, 8 or 4
-    attention       rate of prefill attention arithmetic over the 16-bit dense peak
-    cache           rate of reading the KV cache over HBM bandwidth
-    elementwise     rate of norms and activations over HBM bandwidth
-    kernel          time that a kernel takes to start, ramp up and drain
-    collective      time that a collective takes with nothing to send
-    link            rate of a collective over the scale-up bandwidth
-    exchange        time that an all-to-all between nodes takes one way with nothing to send
-    network         rate of an all-to-all between nodes over the bandwidth of a GPU's network port
-    """
-
+    # Dense products of large matrices over the dense peak, by compute format.
     compute: dict[str, Fact]
-    experts: Fact
+    experts: Annotated[Fact, Quantity("fraction", 0.01, 1.5, "rate of grouped products over that of plain ones")]
+    # Weights that are streamed over the memory's bandwidth, by stored bits: 16, 8 or 4.
     weights: dict[str, Fact]
-    attention: Fact
-    cache: Fact
-    elementwise: Fact
-    kernel: Fact
-    collective: Fact
-    link: Fact
-    exchange: Fact
-    network: Fact
+    attention: Annotated[Fact, Quantity("fraction", 0.01, 1.0, "prefill attention over the 16-bit dense peak")]
+    cache: Annotated[Fact, Quantity("fraction", 0.01, 1.0, "reading the KV cache over the memory's bandwidth")]
+    elementwise: Annotated[Fact, Quantity("fraction", 0.01, 1.0, "norms and activations over the memory's bandwidth")]
+    kernel: Annotated[Fact, Quantity("seconds", 0, 1e-3, "time a kernel takes to start, ramp up and drain")]
+    collective: Annotated[Fact, Quantity("seconds", 0, 1e-2, "time a collective takes with nothing to send")]
+    link: Annotated[Fact, Quantity("fraction", 0.01, 1.0, "a collective over the scale-up bandwidth")]
+    exchange: Annotated[
+        Fact, Quantity("seconds", 0, 1e-2, "time an all-to-all between nodes takes one way with nothing to send")
+    ]
+    network: Annotated[Fact, Quantity("fraction", 0.01, 1.5, "rate of an all-to-all over a GPU's network port")]
     # Where each constant comes from: an accelerator, its family, or the default.
     scope: dict[str, str]
     # Highest share of the dense peak that a matrix product was measured to reach, by compute format.

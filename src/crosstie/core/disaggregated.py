@@ -1,13 +1,13 @@
 """Prefill and decode on replicas of their own, and how a prompt's cache travels between them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism, Stack
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Correction
-from crosstie.core.fact import Fact, Label
+from crosstie.core.fact import Fact, Label, Quantity, Word
 from crosstie.core.model import Model, Precision
 from crosstie.core.speculation import Speculation
 
@@ -38,15 +38,14 @@ class Connector(msgspec.Struct, frozen=True, kw_only=True):
     room: RoomTaken
     # A recurrent state cannot be cut again for another TP.
     states_need_equal_tp: bool
-    # Where the habits above come from.
-    habits: Label
+    habits: Annotated[Label, Word("when the cache travels and who gives the first token, in words")]
     # A transfer takes start + descriptors x descriptor + bytes / (link x bandwidth).
-    start: Fact
-    descriptor: Fact
-    bandwidth: Fact
-    # Tokens of a block, and descriptors for each block of a layer (keys and values apart: 2).
-    block_tokens: Fact
-    pieces: Fact
+    start: Annotated[Fact, Quantity("seconds", 0, 1, "time that a transfer takes with nothing to send")]
+    descriptor: Annotated[Fact, Quantity("seconds", 0, 1e-3, "time that each piece of memory adds")]
+    bandwidth: Annotated[Fact, Quantity("fraction", 0.01, 1.0, "share of the link's bandwidth that transfers reach")]
+    block_tokens: Annotated[Fact, Quantity("tokens", 1, 1e5, "tokens of a block")]
+    # Keys and values apart: 2.
+    pieces: Annotated[Fact, Quantity("count", 1, 100, "descriptors for each block of a layer")]
 
 
 def check_joined(connector: Connector, prefill: Deployment, decode: Deployment) -> None:

@@ -1,5 +1,6 @@
 """A number with its reason. Nothing enters the catalog without a basis, a source and a date."""
 
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import msgspec
@@ -53,3 +54,23 @@ class Label(Sourced, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """What a `Fact` may be, as the annotation of its field: a dimension, and the SI range beyond which it is a slip."""
+
+    dimension: str
+    low: float
+    high: float
+    meaning: str
+    bases: tuple[str, ...] = BASES
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a `Label` may be, likewise: the choices, where they are closed."""
+
+    meaning: str
+    choices: tuple[str, ...] = ()
+    bases: tuple[str, ...] = BASES
