@@ -37,8 +37,8 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     kind: Annotated[Label, Word("memory technology")]
     capacity: Annotated[Fact, Quantity("bytes", 4e9, 2e12, "memory as sold", _NOT_MEASURED)]
-    usable: Annotated[Fact | None, Quantity("bytes", 4e9, 2e12, "memory that the driver reports", ("measured",))] = None
     bandwidth: Annotated[Fact, Quantity("bytes_per_s", 5e10, 5e13, "peak memory bandwidth", _NOT_MEASURED)]
+    usable: Annotated[Fact | None, Quantity("bytes", 4e9, 2e12, "memory that the driver reports", ("measured",))] = None
 
 
 class ScaleUp(msgspec.Struct, frozen=True, kw_only=True):
