@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
             rows = [(name, self._help_line(name, text, there)) for name, text in listed.items() if name in described]
             named = ", ".join(name for name in listed if name not in described)
             with formatter.section(heading):
-                formatter.write_dl([*rows, *([("more", named)] if named else [])])
+                formatter.write_dl([*rows, *([("also", named)] if named else [])])
 
     def _help_line(self, name: str, text: str, there: Set[str]) -> str:
         package = self.others.get(name)

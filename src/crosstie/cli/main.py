@@ -12,23 +12,23 @@ from crosstie.core.version import __version__
 
 SECTIONS = {
     "Decide": {
-        "fit": "how a model sits in memory on each accelerator",
+        "fit": "how many GPUs hold a model, and what room they leave for requests",
         "compare": "one model under one load on several accelerators, and why one wins",
         "scorecard": "accelerators by axis and scenario: who wins, by how much, how sure, every cell sourced",
         "reconcile": "two saved answers: which assumption makes which part of their difference",
         "schedule": "what to order now, what to rent until it comes, quarter by quarter, with announced parts",
-        "plan": "the cheapest fleet for a workload, who goes where, and what would change it",
-        "simulate": "a fleet, a plan or a workload under traffic: percentiles, cost, queues, policies side by side",
-        "ui": "a page on this machine: change a workload, see the fleet move, two plans side by side",
-        "tco": "what owning each would cost over years, per million tokens, and how sure that is",
+        "plan": "the cheapest fleet for your traffic and latency targets, and what would change it",
+        "simulate": "a fleet under traffic: percentiles, cost, queues, policies side by side, a pool that dies",
+        "ui": "a page on this machine: change a workload and see the fleet change",
+        "tco": "what owning costs over years and per million tokens, beside rent, an API and waiting",
         "catalog": "accelerators, models, stacks and prices, each number with its source",
     },
     "Port": {
-        "doctor": "this machine: GPUs, drivers, limits and software, and what an engine would trip over",
+        "doctor": "what an engine would trip over on this machine: GPUs, drivers, limits, software",
         "preflight": "what breaks on ROCm before anyone rents the GPU: FP8, kernels, graph capture, CUDA source",
         "recipe": "how to start a model's engines, or a fleet's: flags, images and devices, each with its reason",
         "convert": "an FP8 checkpoint from one dialect to the other, exactly",
-        "port": "all of it as one order of work: steps, commands, person-days, ticked off as files come in",
+        "port": "every step of a port in order, with commands, person-days and what is done",
         "diff": "the first module whose numbers differ between two machines, and the likely cause",
     },
     "Run": {
@@ -39,14 +39,14 @@ SECTIONS = {
         "explain": "where a running gateway would send a request, and why",
         "admin": "pools of a running gateway: state, drain, add, remove, weights, decisions",
         "scale": "how many replicas of each pool, by cost and forecast: KEDA, HPA, patches, hooks, a dry run",
-        "emulate": "a fleet's replicas without its accelerators, in the time they would take, with faults",
+        "emulate": "a fleet without its accelerators: replicas that answer in the predicted time, and faults",
     },
     "Prove": {
-        "loop": "a replica predicted, measured where least is known, learnt and planned again: one report",
-        "bench": "load on endpoints: closed, open or a trace's, up to what their targets allow, side by side",
+        "loop": "predict a replica, measure it, learn from that and plan again: one report",
+        "bench": "how much load endpoints carry, side by side: TTFT, TPOT, throughput, limits",
         "parity": "whether two endpoints give the same model: agreement, KL, divergence, noise, a verdict",
         "replay": "recorded requests sent to an endpoint at their times: latencies against targets",
-        "demo": "a mixed fleet planned, emulated and served on this machine, with recorded requests",
+        "demo": "a mixed fleet planned, emulated and served on this machine, in a minute, without a GPU",
         "profile": "where a traced step's time goes, beside its roofline, and what could be had back",
         "probe": "what the GPU of this machine reaches, measured through PyTorch",
         "validate": "predictions against measured results: coverage, error, rank, intervals",
@@ -56,7 +56,7 @@ SECTIONS = {
         "claims": "what public articles assert about AMD and NVIDIA, checked one by one",
     },
     "Assistants": {
-        "mcp": "these answers as read-only tools for an assistant, by the Model Context Protocol",
+        "mcp": "these answers as read-only tools for an AI assistant (Model Context Protocol)",
     },
     "Shell": {
         "completion": "completion of commands, models and accelerators in your shell",
