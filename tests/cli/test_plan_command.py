@@ -235,6 +235,7 @@ def test_every_kind_of_price_works_or_says_what_is_missing(
         )
 
 
+@pytest.mark.slow
 def test_a_second_kind_stands_in_and_is_marked(quick_plan: Command, tmp_path: Path) -> None:
     file = str(small(tmp_path, ONE_FORMAT))
     alone = quick_plan(file, "--on", "mi325x,h200").out
@@ -245,6 +246,7 @@ def test_a_second_kind_stands_in_and_is_marked(quick_plan: Command, tmp_path: Pa
     assert "left out" not in marked
 
 
+@pytest.mark.slow
 def test_buying_costs_what_owning_assumes(quick_document: Callable[..., Any], tmp_path: Path) -> None:
     file = str(small(tmp_path, ONE_FORMAT))
     full = quick_document(file, "--on", "mi300x", "--prices", "buy")["prices"]["mi300x"]

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from tests.conftest import Command
 
+from crosstie.catalog.library import Catalog
+from crosstie.core.progress import OnProgress
+from crosstie.decide.plan.subject import Subject, read_subject
+
 FLEET = str(Path(__file__).parents[2] / "examples" / "fleets" / "two_vendors.toml")
 RULES = """[scale]
 day = "servegen-language"
@@ -24,6 +28,23 @@ usd_per_gpu_hour = 0.7
 lost_per_hour = 0.05
 most = 4
 """
+
+
+_SUBJECTS: dict[str, Subject] = {}
+
+
+@pytest.fixture(autouse=True)
+def subject_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example fleet's capacities, which most tests do not ask about, are worked out once."""
+
+    def read_once(catalog: Catalog, what: Path, on_progress: OnProgress) -> Subject:
+        if str(what) != FLEET:
+            return read_subject(catalog, what, on_progress)
+        if FLEET not in _SUBJECTS:
+            _SUBJECTS[FLEET] = read_subject(catalog, what, on_progress)
+        return _SUBJECTS[FLEET]
+
+    monkeypatch.setattr("crosstie_gateway.cli.scale.read_subject", read_once)
 
 
 @pytest.fixture
