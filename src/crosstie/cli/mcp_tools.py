@@ -25,7 +25,7 @@ from crosstie.cli import (
 )
 from crosstie.cli.explain import asked_of, body_of
 from crosstie.cli.findings_show import to_json as findings_json
-from crosstie.cli.plan import overridden, planned
+from crosstie.cli.plan import Overrides, overridden, planned
 from crosstie.cli.preflight_model import about
 from crosstie.cli.replica import ReplicaOptions, layout_from
 from crosstie.cli.this_machine import folder_in
@@ -201,12 +201,12 @@ class Plan(OnWorkload, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def document(self, gateway: str, on_progress: OnProgress) -> Document:
         catalog, on = Catalog(), _joined(self.on)
         given = self.either("workload", self.workload)
-        asked = overridden(
-            catalog, given if isinstance(given, Workload) else read_workload(catalog, find_workload(given)),
-            _assigned(self.usd_per_gpu_hour), _assigned(self.discount), _joined(self.price_kinds),
-            _assigned(self.reserved_usd_per_gpu_hour), on, self.single_gpus, None, self.sure, self.only_known,
-            self.evidence,
-        )  # fmt: skip
+        workload = given if isinstance(given, Workload) else read_workload(catalog, find_workload(given))
+        asked = overridden(catalog, workload, Overrides(
+            price=_assigned(self.usd_per_gpu_hour), discount=_assigned(self.discount), kinds=_joined(self.price_kinds),
+            reserved=_assigned(self.reserved_usd_per_gpu_hour), accelerators=on, single_gpus=self.single_gpus,
+            sure=self.sure, evidence=self.evidence, only_known=self.only_known,
+        ))  # fmt: skip
         return document(planned(catalog, asked, on_progress, quick=self.quick), mark_of(catalog.calibration))
 
     def shorten(self, whole: Document) -> tuple[Document, list[str]]:

@@ -1,9 +1,9 @@
 """Options that several commands share, so that they read and behave alike."""
 
 from collections.abc import Callable
-from functools import reduce
+from functools import reduce, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
@@ -18,6 +18,20 @@ FILE = click.Path(path_type=Path)
 def option_group(*options: Decorator) -> Decorator:
     """Several options as one decorator, in the order in which help lists them."""
     return lambda function: reduce(lambda made, option: option(made), reversed(options), function)
+
+
+def gathered(name: str, kind: type[NamedTuple], *options: Decorator) -> Decorator:
+    """Options that belong together, which a command gets as one record: its fields are their names."""
+
+    def give(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def called(**given: Any) -> Any:
+            record: Any = kind(*(given.pop(field) for field in kind._fields))
+            return function(**{name: record}, **given)
+
+        return option_group(*options)(called)
+
+    return give
 
 
 def _completed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
@@ -12,7 +13,7 @@ from crosstie.catalog.workloads import example_text, find_workload, read_workloa
 from crosstie.catalog.writing import write_folder, write_text
 from crosstie.cli.assignments import amount, assigned, fraction
 from crosstie.cli.html import check_html, html_option
-from crosstie.cli.options import FILE, json_option, on_option, real_option, verbose_option
+from crosstie.cli.options import FILE, gathered, json_option, on_option, real_option, verbose_option
 from crosstie.cli.plan_page import pools_csv, write_page
 from crosstie.cli.plan_show import DETAILS, show_plan
 from crosstie.cli.progress import progress
@@ -37,6 +38,55 @@ from crosstie.web.chart import check_picture
 from crosstie.web.plan_chart import draw_plan
 
 
+class Overrides(NamedTuple):
+    """What goes before the workload's file, as it was typed."""
+
+    price: tuple[str, ...] = ()
+    discount: tuple[str, ...] = ()
+    kinds: str | None = None
+    reserved: tuple[str, ...] = ()
+    accelerators: str | None = None
+    single_gpus: bool = False
+    sure: float | None = None
+    sizing: str | None = None
+    evidence: str | None = None
+    only_known: bool = False
+
+    @property
+    def flags(self) -> list[str]:
+        """Those that were given."""
+        names = {"kinds": "--prices", "accelerators": "--on"}
+        return [names.get(name, f"--{name.replace('_', '-')}") for name, value in self._asdict().items() if value]
+
+
+_overriding = gathered(
+    "given",
+    Overrides,
+    click.option("--price", multiple=True, metavar="A=USD", help="Your own price of a GPU-hour, such as mi300x=1.99."),
+    click.option(
+        "--discount", multiple=True, metavar="A=SHARE", help="Off the price, by accelerator or vendor: AMD=15%."
+    ),
+    click.option(
+        "--prices",
+        "kinds",
+        metavar="KIND[,KIND]",
+        help=f"Which prices to plan by: {', '.join(PLANNED_BY)}; a second stands in where the first is lacking. "
+        "[default: on-demand]",
+    ),
+    click.option(
+        "--reserved", multiple=True, metavar="A=USD", help="Your price under contract, for the base of a day."
+    ),
+    on_option(f"Only these accelerators; {ON_THIS}."),
+    click.option("--single-gpus", is_flag=True, help="GPUs one by one, not in whole nodes."),
+    real_option("--sure", 50, 99, "How sure it should be. [default: 80]", metavar="PERCENT"),
+    click.option("--sizing", type=click.Choice(["safe", "likely"]), help="The same by name: 80 or 50."),
+    click.option(
+        "--evidence", type=click.Choice(EVIDENCE), help="What must be measured to be preferred. [default: stack]"
+    ),
+    click.option("--only-known", is_flag=True, help="Only what preflight knows to run, or what was measured."),
+)
+
+
 @click.command("plan")
 @click.argument("files", nargs=-1, metavar="WORKLOAD | --watch PLAN...", type=FILE)
 @click.option("--fleet", type=FILE, metavar="FILE", help="Write the fleet that `serve` takes.")
@@ -45,22 +95,7 @@ from crosstie.web.plan_chart import draw_plan
               help="With --manifests: `kubectl get nodes -o json`, to refuse what has no room.")  # fmt: skip
 @click.option("--save", type=FILE, metavar="FILE", help="Keep the plan, for --watch.")
 @click.option("--watch", is_flag=True, help="Make saved plans (files or folders) again and say which have flipped.")
-@click.option("--price", multiple=True, metavar="A=USD", help="Your own price of a GPU-hour, such as mi300x=1.99.")
-@click.option("--discount", multiple=True, metavar="A=SHARE", help="Off the price, by accelerator or vendor: AMD=15%.")
-@click.option(
-    "--prices",
-    "kinds",
-    metavar="KIND[,KIND]",
-    help=f"Which prices to plan by: {', '.join(PLANNED_BY)}; a second stands in where the first is lacking. "
-    "[default: on-demand]",
-)
-@click.option("--reserved", multiple=True, metavar="A=USD", help="Your price under contract, for the base of a day.")
-@on_option(f"Only these accelerators; {ON_THIS}.")
-@click.option("--single-gpus", is_flag=True, help="GPUs one by one, not in whole nodes.")
-@real_option("--sure", 50, 99, "How sure it should be. [default: 80]", metavar="PERCENT")
-@click.option("--sizing", type=click.Choice(["safe", "likely"]), help="The same by name: 80 or 50.")
-@click.option("--evidence", type=click.Choice(EVIDENCE), help="What must be measured to be preferred. [default: stack]")
-@click.option("--only-known", is_flag=True, help="Only what preflight knows to run, or what was measured.")
+@_overriding
 @click.option("--quick", is_flag=True, help="By closed forms alone: the fleet is not confirmed by simulation.")
 @click.option("--simulate", "simulated", is_flag=True, help="As without it: plans are simulated unless --quick.")
 @click.option("--check", "checked", is_flag=True, hidden=True)
@@ -71,12 +106,9 @@ from crosstie.web.plan_chart import draw_plan
 @verbose_option(DETAILS)
 @json_option
 def command(
-    files: tuple[Path, ...], fleet: Path | None, manifests: Path | None, nodes: Path | None,
-    save: Path | None, watch: bool, price: tuple[str, ...],
-    discount: tuple[str, ...], kinds: str | None, reserved: tuple[str, ...], accelerators: str | None,
-    single_gpus: bool, sizing: str | None, sure: float | None, evidence: str | None, only_known: bool,
-    quick: bool, simulated: bool, checked: bool, plot: Path | None, html: Path | None, table: Path | None,
-    example: bool, verbose: bool, as_json: bool,
+    files: tuple[Path, ...], fleet: Path | None, manifests: Path | None, nodes: Path | None, save: Path | None,
+    watch: bool, given: Overrides, quick: bool, simulated: bool, checked: bool, plot: Path | None, html: Path | None,
+    table: Path | None, example: bool, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
@@ -99,19 +131,10 @@ def command(
     outputs = {"--fleet": fleet, "--save": save, "--plot": plot, "--html": html, "--csv": table}
     simulated = simulated or checked
     if watch:
-        given = [
-            flag
-            for flag, value in {
-                **outputs, "--manifests": manifests, "--nodes": nodes,
-                "--price": price, "--discount": discount, "--prices": kinds, "--reserved": reserved,
-                "--on": accelerators, "--single-gpus": single_gpus, "--sure": sure, "--sizing": sizing,
-                "--evidence": evidence, "--only-known": only_known,
-                "--simulate": simulated, "--quick": quick,
-            }.items()
-            if value
-        ]  # fmt: skip
-        if given:
-            raise BadInput(f"--watch makes plans again as they were saved; {', '.join(given)} cannot go with it")
+        others = {**outputs, "--manifests": manifests, "--nodes": nodes, "--simulate": simulated, "--quick": quick}
+        named = [*(flag for flag, value in others.items() if value), *given.flags]
+        if named:
+            raise BadInput(f"--watch makes plans again as they were saved; {', '.join(named)} cannot go with it")
         return _watch(catalog, files, as_json)
     if len(files) != 1:
         raise BadInput("name one workload file; `crosstie plan --example > workload.toml` makes one")
@@ -125,10 +148,7 @@ def command(
     file = find_workload(files[0])
     _check_outputs(file, {flag: target for flag, target in outputs.items() if target})
     workload = read_workload(catalog, file)
-    workload = overridden(
-        catalog, workload, price, discount, kinds, reserved, accelerators, single_gpus, sizing, sure, only_known,
-        evidence,
-    )  # fmt: skip
+    workload = overridden(catalog, workload, given)
     with progress("planning") as on_progress:
         made = planned(catalog, workload, on_progress, quick=quick, simulated=simulated)
     content = document(made, mark_of(catalog.calibration))
@@ -201,11 +221,7 @@ def planned(
     return made
 
 
-def overridden(
-    catalog: Catalog, workload: Workload, price: tuple[str, ...], discount: tuple[str, ...], kinds: str | None,
-    reserved: tuple[str, ...], accelerators: str | None, single_gpus: bool, sizing: str | None, sure: float | None,
-    only_known: bool, evidence: str | None,
-) -> Workload:  # fmt: skip
+def overridden(catalog: Catalog, workload: Workload, given: Overrides) -> Workload:
     """What the command line says goes before what the file says."""
     vendors = {a.vendor.casefold(): a.vendor for a in catalog.accelerators.values()}
 
@@ -215,27 +231,32 @@ def overridden(
     def accelerator_or_vendor(name: str) -> str:
         return vendors.get(name.casefold()) or accelerator(name)
 
-    here = {one.accelerator.id: one.count for one in stock_on(catalog, accelerators)}
+    on, kinds, single_gpus = given.accelerators, given.kinds, given.single_gpus
+    here = {stock.accelerator.id: stock.count for stock in stock_on(catalog, on)}
     if here:
-        workload, accelerators, single_gpus = held(workload, here), None, True
+        workload, on, single_gpus = held(workload, here), None, True
         kinds = kinds or ",".join(dict.fromkeys((*workload.prices.kinds, BUY)))
-    chosen = None if accelerators is None else [_found("--on", name, accelerator) for name in names_in(accelerators)]
+    chosen = None if on is None else [_looked_up("--on", name, accelerator) for name in names_in(on)]
     if chosen == []:
         raise BadInput("--on names no accelerator")
+
+    def usd(text: str) -> float:
+        return checked_gpu_hour(amount(text))
+
     return adjusted(
         workload,
         kinds=_kinds(kinds),
-        usd_per_gpu_hour=_by_name("--price", price, lambda text: checked_gpu_hour(amount(text)), accelerator),
-        discount=_by_name("--discount", discount, lambda text: checked_discount(fraction(text)), accelerator_or_vendor),
-        reserved_usd_per_gpu_hour=_by_name(
-            "--reserved", reserved, lambda text: checked_gpu_hour(amount(text)), accelerator
+        usd_per_gpu_hour=_by_name("--price", given.price, usd, accelerator),
+        discount=_by_name(
+            "--discount", given.discount, lambda text: checked_discount(fraction(text)), accelerator_or_vendor
         ),
+        reserved_usd_per_gpu_hour=_by_name("--reserved", given.reserved, usd, accelerator),
         accelerators=chosen,
         single_gpus=single_gpus,
-        sizing=sizing,
-        sure=None if sure is None else sure / 100.0,
-        only_known=only_known,
-        evidence=evidence,
+        sizing=given.sizing,
+        sure=None if given.sure is None else given.sure / 100.0,
+        only_known=given.only_known,
+        evidence=given.evidence,
     )
 
 
@@ -254,14 +275,14 @@ def _by_name(
 ) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in assigned(option, texts, read).items():
-        whose = _found(option, name, look_up)
+        whose = _looked_up(option, name, look_up)
         if whose in found:
             raise BadInput(f"{option}: {whose} is given twice")
         found[whose] = value
     return found
 
 
-def _found(option: str, name: str, look_up: Callable[[str], str]) -> str:
+def _looked_up(option: str, name: str, look_up: Callable[[str], str]) -> str:
     try:
         return look_up(name)
     except CrosstieError as error:
