@@ -134,7 +134,7 @@ def simplify(problem: Programme, solution: Solution, simplicity: float) -> Solut
     for column in sorted(np.flatnonzero(solution.replicas), key=lambda c: cost[c])[:_MERGED_AT_MOST]:
         others = current.replicas > 0
         others[column] = False
-        if _least_usd_per_hour(problem, others) > most:
+        if least_usd_per_hour(problem, others) > most:
             continue
         fewer = solve(problem, others, quickly=True)
         if fewer is not None and fewer.usd_per_hour <= most:
@@ -142,7 +142,7 @@ def simplify(problem: Programme, solution: Solution, simplicity: float) -> Solut
     return current
 
 
-def _least_usd_per_hour(problem: Programme, columns: Mask) -> float:
+def least_usd_per_hour(problem: Programme, columns: Mask) -> float:
     """What the columns would cost if replicas could be divided: no fleet of them is cheaper."""
     if not columns.any():
         return np.inf

@@ -21,7 +21,6 @@ from crosstie.decide.plan.answer import (
     measured_words,
 )
 from crosstie.decide.plan.capacity import EstimateScale
-from crosstie.decide.plan.confirm import Confirmed, Question, confirmed, confirmed_rival, times_borne
 from crosstie.decide.plan.drafts import DraftingPool, drafting_pools
 from crosstie.decide.plan.evidence import Unmeasured, is_known_apart, with_unmeasured
 from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leaving
@@ -35,6 +34,18 @@ from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, 
 from crosstie.decide.plan.power import FleetPower, fleet_power
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.scaling import WorldScaling, scaling_of
+from crosstie.decide.plan.search import (
+    RIVALS_TOLERANCE,
+    TOLERANCE,
+    Confirmed,
+    Proposal,
+    Question,
+    Search,
+    Shown,
+    budget_of,
+    family_bounds,
+    times_borne,
+)
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
 from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
@@ -376,83 +387,82 @@ def _confirmed(
     catalog: Catalog, workload: Workload, surveyed: list[Survey], asked: Choice, each: float, on_progress: OnProgress,
     with_rivals: bool,
 ) -> tuple[Confirmed, dict[str, Alternative]] | None:  # fmt: skip
-    """The fleet that simulation confirms; and, confirmed as well, the best that each vendor alone has beside it. One of
-    those that turns out to be cheaper is the answer: the search is a short one, and may have gone the wrong way.
+    """The cheapest of all fleets that simulation confirms; and, simulated as well, the best that each vendor alone has
+    beside it.
 
-    Where one is proposed that rests on more estimates than the closed form's did and is less sure for it, the search
-    goes on among others: of all accelerators with each estimate surer, or of one accelerator and stack alone,
-    whichever looks cheaper by then.
+    Where a fleet is proposed that rests on more estimates than the closed form's did and is less sure for it, the
+    search goes on with each estimate surer, and among fleets of one accelerator and stack alone, which need not be.
     """
     by_sureness: dict[float, Offers] = {}
-
-    def every(sure: float, family: tuple[str, str] | None, vendor: str | None) -> Offers:
-        if sure not in by_sureness:
-            by_sureness[sure] = offers(surveyed, WorldScaling(workload, sure), peak=asked.peak)
-        return _only(by_sureness[sure], family, vendor)
+    shown = Shown(catalog, workload, asked.peak)
 
     def put(sure: float, family: tuple[str, str] | None = None, vendor: str | None = None) -> Question:
-        everything = every(sure, family, vendor)
+        if sure not in by_sureness:
+            by_sureness[sure] = offers(surveyed, WorldScaling(workload, sure), peak=asked.peak)
+        everything = _only(by_sureness[sure], family, vendor)
         same = (sure, family, vendor) == (each, None, None)
         question = asked if same else _freed(asked, vendor).with_offers(undominated(everything))
         return Question(everything, question, WorldScaling(workload, sure), sure, family, vendor)
 
-    def cheapest(together: float, question: Question, correction: Mapping[str, float]) -> Question:
-        """By the closed forms: all replicas with each estimate so sure, or those of one accelerator and stack, which
-        need not be surer than the fleet."""
-
-        def usd(way: tuple[float, tuple[str, str] | None]) -> float:
-            offered = every(*way, question.vendor).corrected(correction)
-            found = solve(question.asked.with_offers(undominated(offered)).problem, quickly=True)
-            return found.usd_per_hour if found else np.inf
-
-        families = {family_of(column.deployment.decode) for column in question.asked.offers.columns}
-        ways = [(together, None), *((workload.sureness, family) for family in sorted(families))]
-        return put(*min(ways, key=usd), question.vendor)
-
-    def reconsider(question: Question, corrected: Choice, fleet: Solution) -> Question | None:
+    def surer(question: Question, corrected: Choice, fleet: Solution) -> float | None:
         errors = JointErrors(surveyed, corrected, question.scaling)
         together = errors.each_sure(fleet, workload.sureness)
-        if together <= question.sure or errors.enough(fleet) >= workload.sureness - _NEARLY:
-            return None
-        return cheapest(together, question, corrected.correction)
+        return together if errors.enough(fleet) < workload.sureness - _NEARLY else None
 
-    def first(vendor: str | None = None) -> Question:
-        question = put(each, None, vendor)
-        return cheapest(each, question, {}) if each > workload.sureness and question.everything.columns else question
+    def searched(
+        vendor: str | None = None, below: float = np.inf, tolerance: float = TOLERANCE
+    ) -> tuple[Search, Proposal | None]:
+        left = budget_of(workload) // (2 if vendor else 1)
+        search = Search(
+            shown, put(each, None, vendor), surer=surer, put=lambda sure, _: put(sure, None, vendor),
+            on_progress=on_progress, left=left,
+        )  # fmt: skip
+        best = search.run(below, tolerance)
+        if search.question.sure > workload.sureness:
+            for family, bound in family_bounds(search, put(workload.sureness, None, vendor)):
+                least = min(below, best.usd_per_hour if best else np.inf)
+                if bound < least * (1.0 - tolerance) and (left := search.left) > 0:
+                    alone = Search(shown, put(workload.sureness, family, vendor), on_progress=on_progress, left=left)
+                    alone.run(least, tolerance)
+                    search.left = alone.left
+                    best = shown.answering(search.question)
+        return search, best
 
-    seen = confirmed(catalog, workload, first(), reconsider, on_progress)
-    if seen is None:
-        return None
-    rivals: dict[str, Alternative] = {}
-    used = _vendors(seen)
-    for vendor in asked.market.vendors if with_rivals else ():
-        question = first(vendor) if used != {vendor} else None
-        closed = solve(question.asked.problem, quickly=True) if question and question.everything.columns else None
-        if question is None or closed is None or closed.usd_per_hour > MOST_TIMES * seen.answer.usd_per_hour:
+    search, best = searched()
+    rivals: dict[str, Proposal] = {}
+    for vendor in asked.market.vendors if with_rivals and best else ():
+        if not put(each, None, vendor).everything.columns:
             continue
         on_progress(0, 0, f"{vendor} alone")
-        found = confirmed_rival(catalog, workload, question, reconsider, seen.learnt)
-        if found is None:
-            continue
-        gpus, usd = found
-        rivals[vendor] = Alternative(gpus, usd, 0.0, confirmed=True)
-        if usd < seen.answer.usd_per_hour and not asked.problem.vendor_share.any():
-            other = confirmed(catalog, workload, question, reconsider, on_progress)
-            cheaper = other is not None and other.answer.usd_per_hour < seen.answer.usd_per_hour
-            if other is not None and cheaper and (other.holds or not seen.holds):
-                del rivals[vendor]
-                if len(used) == 1:
-                    before = Alternative(seen.asked.gpus(seen.answer), seen.answer.usd_per_hour, 0.0, confirmed=True)
-                    rivals[used.pop()] = before
-                seen, used = other, {vendor}
+        _, rival = searched(vendor, MOST_TIMES * best.usd_per_hour, RIVALS_TOLERANCE)
+        if rival is not None:
+            rivals[vendor] = rival
+    best = shown.answering(search.question)
+    if best is None:
+        return None
+    seen = search.confirmed(best)
     paid = seen.answer.usd_per_hour
-    rivals = {name: replace(one, dearer=one.usd_per_hour / paid - 1.0) for name, one in rivals.items()}
-    return _beside_others(seen, surveyed) if seen.question.family or seen.question.vendor else seen, rivals
+    beside = {
+        vendor: Alternative(_gpus(one), one.usd_per_hour, one.usd_per_hour / paid - 1.0, confirmed=True)
+        for vendor, one in rivals.items()
+        if one.usd_per_hour >= paid and vendor not in _vendors(seen)
+    }
+    return _beside_others(seen, surveyed) if seen.question.family or seen.question.vendor else seen, beside
+
+
+def _gpus(fleet: Proposal) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for pool in sorted(fleet.pools, key=lambda one: -one.gpus):
+        name = pool.deployment.accelerator.id
+        found[name] = found.get(name, 0) + pool.gpus
+    return found
 
 
 def _vendors(seen: Confirmed) -> set[str]:
+    """Of an answer of one vendor, that one."""
     market = seen.asked.market
-    return {market.items[market.index(name)].vendor for name in seen.asked.gpus(seen.answer)}
+    used = {market.items[market.index(name)].vendor for name in seen.asked.gpus(seen.answer)}
+    return used if len(used) == 1 else set()
 
 
 def _freed(asked: Choice, vendor: str | None) -> Choice:

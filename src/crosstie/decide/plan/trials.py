@@ -1,12 +1,13 @@
-"""Fleets of one model under the traffic of its classes, behind the gateway's own policy: how many requests miss.
+"""Fleets of one model under the traffic of its classes, behind the gateway's own policy: do their percentiles hold?
 
-A run ends when all that it measures has been answered, or as soon as enough of that has missed for the verdict to be
-certain; nothing that comes later can change either.
+There is one kind of run. It is cut off where the fleet fills, looked at piece by piece, and goes on until its looks
+leave no doubt (batch means with Student's t) or its budget of requests is spent. A run that was cut short can be gone
+on with. What a run has shown is shared by all questions of a plan: a fleet that misses rules out all with fewer
+of its replicas.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import msgspec
@@ -27,232 +28,286 @@ from crosstie.perf.hardware import Array
 from crosstie.route.build import Tables
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
-# Simulations of one model's pools, and for each of its classes more; requests of each: at least, at most, and of the
-# class that has fewest.
-_SIMULATIONS, _FOR_A_CLASS, _MANY_CLASSES = 8, 1, 4
-_REQUESTS, _MOST_REQUESTS, _OF_A_CLASS = 1600, 4000, 150
-# A run lasts so many times as long as a request is there; its first part fills the fleet, its last part empties it.
-_LIFETIMES = 4.0
-_FILLED, _EMPTYING = 0.3, 0.9
+# Budgets of requests of the whole fleet: of a run that compares fleets, and of one that confirms the answer.
+SHORT, LONG = 8_000, 60_000
+# A look lasts for so many times as long as a request is there, so that looks know little of one another (choice), and
+# has at least so many requests; the first one, in which the fleet fills, does not count.
+_LIFETIMES, _LEAST_REQUESTS = 2.0, 200
+# Traffic is drawn for so many looks at once, with as many of every length as there are on average.
+_LOOKS_DRAWN = 8
+# Looks before a fleet may be said to hold; and misses over those allowed that no later look makes good.
+_LEAST_LOOKS, _HOPELESS = 3, 2.0
+# Student's t at 97.5%, by degrees of freedom from 1 on (any table); beyond it is about 2.1.
+_STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+_STUDENT_BEYOND = 2.1
+# Requests after which it is asked again whether the look is lost already.
+_LOOKED_AFTER = 50
+# Standard deviations of the number inside by which it must have grown for requests to pile up.
+_PILED = 3.0
 # Of larger fleets a part is simulated with its part of the traffic: by then replicas have pooled what they can.
 _MOST_REPLICAS = 24.0
-# A confirmation lasts so many times as long as a run (choice: 20 times as long as a request, by when a fleet at the
-# edge is over it), and goes on while its looks leave a doubt, with at most so many requests of the whole fleet; in so
-# many looks each time. It ends early after this many looks that each had at most that share of the misses allowed, or
-# with so many times as many. Requests pile up where so many times as many are inside as at the first looks.
-_TIMES_AS_LONG, _LONG, _LOOKS, _LEAST_LOOKS = 5.0, 60_000, 6, 3
-_AT_EASE, _HOPELESS = 0.3, 1.5
-_PILED, _FEW_INSIDE = 1.5, 20
-# Standard errors of the mean look by which a class must be below what it may miss.
-_ERRORS = 2.0
-# The seed by which fleets are found: of usual burstiness (benchmarks/typical_seeds.py).
-_SEED = 57
-# Misses over those allowed up to which a fleet holds; the seed is burstier than the usual one, which is the margin for
-# other traffic. A run that asks how far a fleet is from that goes on until it has this many of them.
+# The seed of all runs, so that fleets are compared under the same arrivals.
+SEED = 57
+# Misses over those allowed up to which a class holds.
 HOLDS = 1.0
-FAR = 2.0
 
-# Which replicas under which promise; pools with their replicas; and of a class the misses over those allowed.
+# Which replicas under which promise; the same with how much slower than estimated they are, and their numbers.
 PoolKey = tuple[Key, Tier]
 FleetKey = tuple[tuple[PoolKey, int], ...]
-Levels = dict[str, float]
+_RunKey = frozenset[tuple[tuple[PoolKey | None, float], int]]
 
 
-class _Tally:
-    """The answers that are measured, by class, and how many of each class missed so far."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a fleet holds, as far as its run went, and its classes as they were served."""
 
-    def __init__(self, classes: Sequence[RequestClass], measured: Sequence[SimulatedRequest], late: float, most: float):
-        """`late`: a factor on TTFT. `most`: misses over those allowed beyond which the verdict is certain."""
-        self.found: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in classes}
-        self.left = len(measured)
-        self.certain = False
-        self._since, self._until = measured[0].arrival_s, measured[-1].arrival_s
-        self._classes, self._late = {one.name: one for one in classes}, late
-        self._misses = {one.name: [0, 0, 0] for one in classes}
-        sent: dict[str, list[SimulatedRequest]] = {one.name: [] for one in classes}
-        for request in measured:
-            sent[str(request.class_name)].append(request)
-        self._most = {one.name: [most * allowed for allowed in _allowed(one, sent[one.name])] for one in classes}
+    holds: bool
+    # By class: misses over those allowed.
+    levels: dict[str, float]
+    classes: list[SimulatedClass]
+    # By pool: the share of its requests that miss.
+    missing: dict[str, float]
 
-    def add(self, answer: SimulatedAnswer) -> None:
-        request = answer.request
-        if not self._since <= request.arrival_s <= self._until:
-            return
-        name = str(request.class_name)
-        self.left -= 1
-        self.found[name].append(answer)
-        misses, most = self._misses[name], self._most[name]
-        for k, missed in enumerate(_missed(self._classes[name], answer, self._late)):
-            if missed:
-                misses[k] += 1
-                self.certain = self.certain or misses[k] > most[k] + 1e-9
+    @property
+    def worst(self) -> float:
+        return max(self.levels.values(), default=0.0)
 
 
 def _missed(one: RequestClass, answer: SimulatedAnswer, late: float) -> tuple[bool, bool, bool]:
     """Whether an answer misses TTFT and TPOT, or never came; without a target of TTFT it may wait, but not be
     parked."""
-    first = answer.ttft_s * late > one.ttft.seconds if one.ttft else answer.ttft_s > PARKED_S
+    first = answer.ttft_s * late > (one.ttft.seconds if one.ttft else PARKED_S)
     never = answer.pool is None
     later = one.tpot is not None and answer.request.output_tokens > 1 and (never or answer.tpot_s > one.tpot.seconds)
     return first, later, never
 
 
-def _allowed(one: RequestClass, requests: Sequence[SimulatedRequest]) -> tuple[float, float, float]:
-    """Of how many of its requests that may be so. Of a single token there is no TPOT."""
+def _allowed(one: RequestClass, request: SimulatedRequest) -> tuple[float, float, float]:
+    """What a request adds to the misses that its class may have. Of a single token there is no TPOT."""
     ttft = 1.0 - one.ttft.percentile if one.ttft else MAY_BE_UNSERVED
-    tpot = 1.0 - one.tpot.percentile if one.tpot else 1.0
-    several = sum(request.output_tokens > 1 for request in requests)
-    return ttft * len(requests), tpot * several, MAY_BE_UNSERVED * len(requests)
+    tpot = (1.0 - one.tpot.percentile if one.tpot else 1.0) if request.output_tokens > 1 else 0.0
+    return ttft, tpot, MAY_BE_UNSERVED
 
 
-def level(one: RequestClass, answers: Sequence[SimulatedAnswer], late: float = 1.0) -> float:
-    """Requests that miss a target, or are turned away, over those that may: above 1 the class misses its percentiles,
-    and `seen` says so, too.
+class Tally:
+    """Answers of each class, with its misses and those allowed, look by look."""
 
-    `late`: on simulated TTFT. Those turned away miss every target.
-    """
-    if not answers:
-        return 0.0
-    allowed = _allowed(one, [answer.request for answer in answers])
-    missed = np.array([_missed(one, answer, late) for answer in answers]).sum(axis=0)
-    over = (float(count) / most for count, most in zip(missed, allowed, strict=True) if count)
-    # Two of twenty are one in ten, which 1 - 0.9 of twenty is not to the last bit.
-    return round(max(over, default=0.0), 9)
+    def __init__(self, classes: Sequence[RequestClass], late: float = 1.0):
+        """`late`: a factor on TTFT."""
+        self.answers: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in classes}
+        # By look, class and kind of miss.
+        self.missed: list[Array] = []
+        self.allowed: list[Array] = []
+        # By pool: requests that it served, and those of them that missed.
+        self.served: dict[str, list[int]] = {}
+        self._classes = {one.name: (place, one) for place, one in enumerate(classes)}
+        self._late = late
+
+    def begin_look(self) -> None:
+        for counts in (self.missed, self.allowed):
+            counts.append(np.zeros((len(self._classes), 3)))
+
+    def is_lost(self, sent: Array) -> bool:
+        """Whether more have missed than `sent` would make hopeless, were all the rest of them answered in time."""
+        return bool((sum(self.missed) > _HOPELESS * np.maximum(sent, sum(self.allowed))).any())
+
+    def allowed_of(self, requests: Sequence[SimulatedRequest]) -> Array:
+        found = np.zeros((len(self._classes), 3))
+        for request in requests:
+            place, one = self._classes[str(request.class_name)]
+            found[place] += _allowed(one, request)
+        return found
+
+    def add(self, answer: SimulatedAnswer) -> None:
+        name = str(answer.request.class_name)
+        place, one = self._classes[name]
+        self.answers[name].append(answer)
+        missed = _missed(one, answer, self._late)
+        self.missed[-1][place] += missed
+        self.allowed[-1][place] += _allowed(one, answer.request)
+        if answer.pool is not None:
+            served = self.served.setdefault(answer.pool, [0, 0])
+            served[0] += 1
+            served[1] += any(missed)
+
+    def levels(self) -> dict[str, float]:
+        """By class: requests that miss a target, or are turned away, over those that may. Above 1 the class misses its
+        percentiles, and `seen` says so, too."""
+        worst = _over(sum(self.missed), sum(self.allowed)).max(axis=1)
+        # Two of twenty are one in ten, which 1 - 0.9 of twenty is not to the last bit.
+        return dict(zip(self._classes, np.round(worst, 9).tolist(), strict=True))
+
+    def _bounds(self, seen_only: bool) -> tuple[Array, Array]:
+        """By class and kind of miss, the least and the most that the level may be. `seen_only`: by how looks differ
+        and by misses that were seen, however few those requests are."""
+        looks, total = len(self.missed), np.asarray(sum(self.missed))
+        allowed = np.asarray(sum(self.allowed))
+        level = _over(total, allowed)
+        each = np.stack([_over(m, a) for m, a in zip(self.missed, self.allowed, strict=True)])
+        spread = each.std(axis=0, ddof=1) / looks**0.5
+        # Misses are counts: of none in a few requests it does not follow that there are none.
+        counted = _over(np.sqrt(total + (0.0 if seen_only else 1.0)), allowed)
+        student = _STUDENT[looks - 2] if looks - 2 < len(_STUDENT) else _STUDENT_BEYOND
+        error = student * np.maximum(spread, counted)
+        return level - error, level + error
+
+    def verdict(self, *, at_end: bool = False) -> Array:
+        """By class: 1 where it holds in another run, too, as far as its looks show, -1 where it does not, 0 where they
+        leave a doubt."""
+        worst = np.array(list(self.levels().values()))
+        if len(self.missed) < _LEAST_LOOKS:
+            return np.where(worst > _HOPELESS, -1, 0)
+        least, most = self._bounds(at_end)
+        misses = (least > HOLDS).any(axis=1) | (worst > _HOPELESS)
+        return np.where(misses, -1, np.where((most <= HOLDS).all(axis=1), 1, 0))
+
+
+def _over(count: Array, allowed: Array) -> Array:
+    """Nothing where there is none of either."""
+    return np.divide(count, allowed, out=np.where(count > 0.0, inf, 0.0), where=allowed > 0.0)
+
+
+def piles_up(inside: Sequence[int]) -> bool:
+    """Whether more requests are inside in the second half of the looks than in the first, beyond chance. `inside`: at
+    the end of each look."""
+    half = len(inside) // 2
+    if not half:
+        return False
+    before, after = float(np.mean(inside[:half])), float(np.mean(inside[-half:]))
+    return after - before > _PILED * max(before, 1.0) ** 0.5
+
+
+class _Run:
+    """One fleet under its traffic. It can be gone on with."""
+
+    def __init__(self, trials: "Trials", pools: Sequence[PoolPlan], seed: int):
+        rates = {one.name: one.requests_per_s * trials.peak * trials.more(pools) for one in trials.classes}
+        self._scale = _scale(pools, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
+        wanted = _LIFETIMES * _inside(pools) / self._scale
+        self._look_of = ceil(max(wanted, _LEAST_REQUESTS))
+        self._traffic, self._simulator = trials.begun(pools, rates, self._look_of * _LOOKS_DRAWN, self._scale, seed)
+        self._classes, self._late, self._seed = trials.classes, trials.late(pools), seed
+        self._tally = Tally(trials.classes, self._late)
+        self._inside: list[int] = []
+        self._verdicts = np.zeros(len(trials.classes))
+        self._drawn: list[SimulatedRequest] = []
+        self._sent = self._budget = 0
+        self._allowed = np.zeros((len(trials.classes), 3))
+        self.verdict = Verdict(False, {}, [], {})
+
+    def go_on(self, budget: int) -> Verdict:
+        """Until its looks leave no doubt, or so many requests of the whole fleet are sent."""
+        if budget <= self._budget or (self._budget and self._is_decided):
+            return self.verdict
+        self._budget = budget
+        most = max(budget / self._scale, (_LEAST_LOOKS + 1) * self._look_of)
+        while not self._is_decided and self._sent + self._look_of <= most:
+            self._look()
+        self.verdict = self._as_seen(budget)
+        return self.verdict
+
+    def _as_seen(self, budget: int) -> Verdict:
+        levels = self._tally.levels()
+        verdicts, grows = self._tally.verdict(at_end=True), piles_up(self._inside)
+        if budget < LONG:
+            # Where a short run leaves a doubt, the likelier of both; it may still be filling the fleet.
+            verdicts = np.where(verdicts == 0, np.where(np.array(list(levels.values())) <= HOLDS, 1, -1), verdicts)
+            grows = False
+        classes = [
+            replace(
+                seen(one, self._tally.answers[one.name], self._late),
+                steady=bool(verdict > 0 and not grows),
+                decided=self._is_decided,
+            )
+            for one, verdict in zip(self._classes, verdicts, strict=True)
+        ]
+        missing = {name: late / count for name, (count, late) in self._tally.served.items()}
+        return Verdict(all(one.holds for one in classes), levels, classes, missing)
+
+    @property
+    def _is_decided(self) -> bool:
+        return bool((self._verdicts < 0).any() or ((self._verdicts > 0).all() and not piles_up(self._inside)))
+
+    def _look(self) -> None:
+        if not self._drawn:
+            self._drawn = self._traffic(self._seed + self._sent // self._look_of, self._simulator.now)
+        now, self._drawn = self._drawn[: self._look_of], self._drawn[self._look_of :]
+        self._simulator.tell = _ignore
+        if self._sent:
+            self._tally.begin_look()
+            self._simulator.tell = self._tally.add
+        sent = self._allowed + self._tally.allowed_of(now) if self._sent else self._allowed
+        for number, request in enumerate(now):
+            self._simulator.advance(request.arrival_s)
+            self._simulator.send(request)
+            if self._sent and number % _LOOKED_AFTER == 0 and self._tally.is_lost(sent):
+                break
+        self._allowed = sent
+        self._sent += len(now)
+        if self._tally.missed:
+            self._inside.append(self._simulator.inside)
+            self._verdicts = self._tally.verdict()
+
+
+def _ignore(answer: SimulatedAnswer) -> None:
+    """Answers while the fleet fills."""
+
+
+def _inside(pools: Sequence[PoolPlan]) -> float:
+    """Requests that are there at once, on average."""
+    return sum(pool.in_flight * min(pool.utilisation, 1.0) * pool.replicas for pool in pools)
 
 
 class Trials:
-    """Simulates the pools of one model, no more often than it may."""
+    """Simulates fleets of one model's pools. `runs`: those of all questions of a plan, which share them."""
 
-    def __init__(self, catalog: Catalog, workload: Workload, model: str, scaling: Reading, peak: float):
+    def __init__(
+        self, catalog: Catalog, workload: Workload, model: str, scaling: Reading, peak: float,
+        runs: "dict[_RunKey, _Run] | None" = None,
+    ):  # fmt: skip
         self.catalog, self.workload, self.scaling, self.peak = catalog, workload, scaling, peak
+        self.model = model
         self.classes = [one for one in workload.classes if one.model == model]
-        self.left = _SIMULATIONS + _FOR_A_CLASS * min(len(self.classes), _MANY_CLASSES)
-        self.made = 0
-        # By fleet and load.
-        self.seen: dict[tuple[FleetKey, float], Levels] = {}
-        self._confirmed: dict[tuple[FleetKey, int], list[SimulatedClass]] = {}
+        self.runs: dict[_RunKey, _Run] = {} if runs is None else runs
         self._tables = Tables()
 
-    def levels(self, pools: Sequence[PoolPlan], load: float = 1.0, most: float = FAR) -> Levels | None:
-        """None where there is no more simulation to be had. `most`: as in `run`."""
-        key = fleet_key(pools), round(load, 6)
-        if key not in self.seen:
-            if not self.left:
-                return None
-            self.left -= 1
-            answers, late = self.run(pools, load, _SEED, most), self.late(pools)
-            self.seen[key] = {one.name: level(one, answers[one.name], late) for one in self.classes}
-        return self.seen[key]
+    def verdict(self, pools: Sequence[PoolPlan], budget: int = SHORT, seed: int = SEED) -> Verdict:
+        key = self._key(pools, seed)
+        if key not in self.runs:
+            self.runs[key] = _Run(self, pools, seed)
+        return self.runs[key].go_on(budget)
 
-    def holds(self, pools: Sequence[PoolPlan], most: float = HOLDS) -> bool:
-        found = self.levels(pools, most=most)
-        return found is not None and max(found.values()) <= HOLDS
+    def is_ruled_out(self, pools: Sequence[PoolPlan], seed: int = SEED) -> bool:
+        """Whether a fleet that has no fewer of any of its replicas was seen to miss."""
+        mine = dict(self._key(pools, seed))
+        return any(
+            not run.verdict.holds and all(dict(key).get(pool, 0) >= number for pool, number in mine.items())
+            for key, run in self.runs.items()
+        )
 
-    def has_missed(self, pools: Sequence[PoolPlan]) -> bool:
-        """Whether a class missed at any load that was tried."""
-        key = fleet_key(pools)
-        return any(max(found.values()) > HOLDS for (fleet, _), found in self.seen.items() if fleet == key)
+    def _key(self, pools: Sequence[PoolPlan], seed: int) -> _RunKey:
+        slower = self.scaling([pool.deployment for pool in pools]).tpot
+        replicas = {
+            (pool_key(pool), round(float(factor), 6)): pool.replicas for pool, factor in zip(pools, slower, strict=True)
+        }
+        return frozenset({**replicas, (None, float(seed)): 1}.items())
 
     def late(self, pools: Sequence[PoolPlan]) -> float:
         """On simulated TTFT, beyond what slower steps make of it, as estimates are scaled."""
         scale = self.scaling([pool.deployment for pool in pools])
         return max(float((scale.ttft / scale.tpot).max()), 1.0)
 
-    def _more(self, pools: Sequence[PoolPlan]) -> float:
+    def more(self, pools: Sequence[PoolPlan]) -> float:
         """Traffic that stands for what replicas take less than slower steps alone would make of them."""
         scale = self.scaling([pool.deployment for pool in pools])
         usd = np.array([pool.usd_per_hour for pool in pools])
         return max(float((usd / (scale.rate * scale.tpot)).sum() / usd.sum()), 1.0)
 
-    def run(
-        self, pools: Sequence[PoolPlan], load: float, seed: int, most: float = inf
-    ) -> dict[str, list[SimulatedAnswer]]:
-        """By class: its requests of the time in which the fleet was full; of these, where more than `most` of what a
-        class may miss has missed, those that were answered by then."""
-        rates = self._rates(pools, load)
-        count, scale = self._size(pools, sum(rates.values()))
-        traffic, simulator = self._begun(pools, rates, count, scale, seed)
-        sent = traffic(seed, 0.0)
-        tally = _Tally(self.classes, sent[int(count * _FILLED) : int(count * _EMPTYING) + 1], self.late(pools), most)
-        simulator.tell = tally.add
-        for request in sent:
-            simulator.advance(request.arrival_s)
-            simulator.send(request)
-            if tally.certain or not tally.left:
-                return tally.found
-        simulator.advance(inf)
-        return tally.found
-
-    def confirm(self, pools: Sequence[PoolPlan], seed: int) -> list[SimulatedClass]:
-        """The classes in a long run, from when the fleet was full.
-
-        A short run begins with idle replicas: of a fleet that is overwhelmed slowly it sees only the beginning. This
-        one lasts for many times as long as a request does, and goes on while its looks differ too much for a verdict.
-        It ends before only where all of them say the same: hardly a miss and no more inside than at first, or far more
-        misses than are allowed.
-        """
-        key = fleet_key(pools), seed
-        if key not in self._confirmed:
-            self._confirmed[key] = self._in_a_long_run(pools, seed)
-        return self._confirmed[key]
-
-    def _in_a_long_run(self, pools: Sequence[PoolPlan], seed: int) -> list[SimulatedClass]:
-        rates = self._rates(pools, 1.0)
-        scale = _scale(pools, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
-        short, most = self._wanted(pools, sum(rates.values())) / scale, max(_LONG / scale, _REQUESTS)
-        count = ceil(min(_TIMES_AS_LONG * short, most))
-        traffic, simulator = self._begun(pools, rates, count, scale, seed)
-        late, looks = self.late(pools), list[dict[str, list[SimulatedAnswer]]]()
-        # By look: the level of the class that misses most, and the requests inside at its end.
-        worst, inside, clear = list[float](), list[int](), False
-        begin = int(min(short * _FILLED, count / _LOOKS))
-        for again in range(max(int(most / count), 1)):
-            sent = traffic(seed + again, simulator.now)
-            self._answers(simulator, sent[:begin])
-            for place in np.array_split(np.arange(begin, count), _LOOKS):
-                looks.append(self._answers(simulator, sent[place[0] : place[-1] + 1]))
-                worst.append(max(level(one, looks[-1][one.name], late) for one in self.classes))
-                inside.append(simulator.inside)
-                clear = _is_clear(worst, inside)
-                if clear:
-                    break
-            piles_up = inside[-1] > _PILED * max(inside[:2]) + _FEW_INSIDE
-            found = [self._in_looks(one, [look[one.name] for look in looks], late, piles_up) for one in self.classes]
-            begin = 0
-            if clear or all(one.decided for one in found):
-                break
-        return found
-
-    def _answers(self, simulator: FleetSimulator, sent: Sequence[SimulatedRequest]) -> dict[str, list[SimulatedAnswer]]:
-        """By class: what is answered while these are sent."""
-        found: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in self.classes}
-        simulator.tell = partial(_keep, found)
-        for request in sent:
-            simulator.advance(request.arrival_s)
-            simulator.send(request)
-        return found
-
-    def _in_looks(
-        self, one: RequestClass, looks: Sequence[Sequence[SimulatedAnswer]], late: float, piles_up: bool
-    ) -> SimulatedClass:
-        """A class over all looks: steady if it would hold in another run, too, as far as looks differ."""
-        levels = np.array([level(one, look, late) for look in looks if look])
-        error = _ERRORS * levels.std(ddof=1) / len(levels) ** 0.5 if len(levels) > 1 else 0.0
-        mean = levels.mean() if len(levels) else 0.0
-        steady, decided = not piles_up and mean + error <= HOLDS, piles_up or abs(mean - HOLDS) >= error
-        found = seen(one, [answer for look in looks for answer in look], late)
-        return replace(found, steady=bool(steady), decided=bool(decided))
-
-    def _rates(self, pools: Sequence[PoolPlan], load: float) -> dict[str, float]:
-        times = self.peak * load * self._more(pools)
-        return {one.name: one.requests_per_s * times for one in self.classes}
-
-    def _begun(
+    def begun(
         self, pools: Sequence[PoolPlan], rates: Mapping[str, float], count: int, scale: float, seed: int
     ) -> tuple[Callable[[int, float], list[SimulatedRequest]], FleetSimulator]:
         """What gives so many requests by a seed from a moment on, and the fleet that they are for: that many times
         smaller, with its part of the traffic."""
-        self.made += 1
         few = [replace(pool, replicas=max(round(pool.replicas / scale), 1)) for pool in pools]
         worth = [pool.usd_per_hour / pool.replicas for pool in pools]
         part = sum(w * pool.replicas for w, pool in zip(worth, few, strict=True)) / sum(
@@ -272,23 +327,6 @@ class Trials:
             for number in range(pool.replicas):
                 simulator.engines[_address(pool, number)].slower = float(factor)
         return traffic, simulator
-
-    def _size(self, pools: Sequence[PoolPlan], rate: float) -> tuple[int, float]:
-        """Requests of a run; and by how much a large fleet is made smaller, with its traffic, to be so many."""
-        wanted = self._wanted(pools, rate)
-        count = int(min(wanted, _MOST_REQUESTS))
-        return count, _scale(pools, wanted / count, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
-
-    def _wanted(self, pools: Sequence[PoolPlan], rate: float) -> float:
-        """Requests of the whole fleet by which each class has some, and the fleet is filled and emptied."""
-        stay = [
-            (one.requests_per_s, pool.estimate.ttft_s + one.part.slice.output_tokens * pool.estimate.tpot_s)
-            for pool in pools
-            for one in pool.carried
-        ]
-        stay_s = sum(r * s for r, s in stay) / max(sum(r for r, _ in stay), 1e-12)
-        rarest = min(one.requests_per_s for one in self.classes) / sum(one.requests_per_s for one in self.classes)
-        return max(_REQUESTS, _LIFETIMES * stay_s * rate, _OF_A_CLASS / rarest)
 
     def _fleet(self, pools: Sequence[PoolPlan]) -> Fleet:
         made = [
@@ -355,18 +393,6 @@ class Trials:
 def _scale(pools: Sequence[PoolPlan], *wanted: float) -> float:
     """By how much a fleet is made smaller, as far as its smallest pool allows."""
     return max(min(max(wanted), min(pool.replicas for pool in pools) / 2.0), 1.0)
-
-
-def _is_clear(worst: Sequence[float], inside: Sequence[int]) -> bool:
-    """Whether all looks say the same: hardly a miss and no more inside than at first, or far too many misses."""
-    # As many as chance brings together, and no more.
-    grows = inside[-1] > inside[0] + 3.0 * inside[0] ** 0.5
-    at_ease = len(worst) >= _LEAST_LOOKS and max(worst) <= _AT_EASE and not grows
-    return at_ease or sum(worst) / len(worst) > _HOPELESS
-
-
-def _keep(into: Mapping[str, list[SimulatedAnswer]], answer: SimulatedAnswer) -> None:
-    into[str(answer.request.class_name)].append(answer)
 
 
 def pool_key(pool: PoolPlan) -> PoolKey:
