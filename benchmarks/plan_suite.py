@@ -35,7 +35,7 @@ from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import of_one_stack, offers, peak_of, surveys
-from crosstie.decide.plan.trials import Trials, level
+from crosstie.decide.plan.trials import Trials
 
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gpt-oss-120b", "deepseek-v3", "llama-3.1-405b")
 ACCELERATORS = ("mi300x", "mi355x", "h200", "b200")
@@ -133,9 +133,9 @@ class Searched:
     def holds(self, pools: list[PoolPlan], seeds: tuple[int, ...] = SEARCH_SEEDS) -> bool:
         """Over all of them together; one that misses as much as all of them may ends it."""
         self.simulations += len(seeds)
-        one, found = self.work.classes[0], []
+        found = []
         for seed in seeds:
-            found.append(level(one, self.trials.run(pools, 1.0, seed, float(len(seeds)))[one.name]))
+            found.append(self.trials.verdict(pools, seed=seed).worst)
             if sum(found) > len(seeds):
                 return False
         return True

@@ -312,6 +312,9 @@ def _show_simulated(out: Output, plan: Plan) -> None:
         how = f"{plan.confirmed.simulations} simulations behind the gateway's policy, the last of {last:,} requests"
         if plan.holds:
             heading(out, f"Simulated: confirmed by {how}")
+            gap = plan.fleet.gap if plan.fleet else 0.0
+            less = f"{gap:.1%} less" if gap >= 1e-3 else "no less"
+            say(out, f"- by the capacities that simulation has shown, the cheapest fleet there is could cost {less}")
         else:
             heading(out, f"Simulated, NOT confirmed: no fleet within the limits was found that holds, in {how}")
     else:

@@ -29,7 +29,7 @@ from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.search import Proposal, Question, Search, Shown, more, resized
 from crosstie.decide.plan.solver import tidied
 from crosstie.decide.plan.survey import offers, surveys, undominated
-from crosstie.decide.plan.trials import HOLDS, LONG, SHORT, Tally, Trials, Verdict, piles_up, seen
+from crosstie.decide.plan.trials import HOLDS, LONG, SHORT, Misses, Trials, Verdict, piles_up, seen
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 CHAT = one_class("chat", 6.0, {"median": 500, "p95": 3000}, {"mean": 150, "p95": 400}, (1.0, 0.9), (0.05, 0.9))
@@ -52,8 +52,8 @@ def answer(ttft_s: float = 0.1, tpot_s: float = 0.01, outputs: int = 10) -> Simu
     return SimulatedAnswer(request, served, served, ttft_s, tpot_s, 1.0, 0.0)
 
 
-def tally(of: RequestClass, *looks: list[SimulatedAnswer], late: float = 1.0) -> Tally:
-    made = Tally([of], late)
+def tally(of: RequestClass, *looks: list[SimulatedAnswer], late: float = 1.0) -> Misses:
+    made = Misses([of], late)
     for look in looks:
         made.begin_look()
         for one in look:
@@ -110,7 +110,7 @@ def test_the_search_and_its_report_agree_on_who_holds(
     assert seen(of, answers).holds == holds
 
 
-def looks(*late: int) -> Tally:
+def looks(*late: int) -> Misses:
     """Looks of a hundred answers, so many of each late: ten of each may be."""
     return tally(CHAT, *[[answer()] * (100 - n) + [answer(2.0)] * n for n in late])
 

@@ -14,7 +14,7 @@ all that decode together. There, in closed form,
                                which averages out over its tokens
 
 and from both the share of each part's requests that keep the class's targets. The highest level at which the shares of
-every class come up to its percentiles is where the pool is run. `plan.confirm` simulates what comes of it.
+every class come up to its percentiles is where the pool is run. `plan.search` simulates what comes of it.
 """
 
 from collections.abc import Sequence

@@ -425,13 +425,14 @@ def _confirmed(
                     alone = Search(shown, put(workload.sureness, family, vendor), on_progress=on_progress, left=left)
                     alone.run(least, tolerance)
                     search.left = alone.left
+                    search.bound_usd_per_hour = min(search.bound_usd_per_hour, alone.bound_usd_per_hour)
                     best = shown.answering(search.question)
         return search, best
 
     search, best = searched()
     rivals: dict[str, Proposal] = {}
-    for vendor in asked.market.vendors if with_rivals and best else ():
-        if not put(each, None, vendor).everything.columns:
+    for vendor in asked.market.vendors if with_rivals else ():
+        if best is None or not put(each, None, vendor).everything.columns:
             continue
         on_progress(0, 0, f"{vendor} alone")
         _, rival = searched(vendor, MOST_TIMES * best.usd_per_hour, RIVALS_TOLERANCE)

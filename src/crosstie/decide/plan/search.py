@@ -29,7 +29,7 @@ from crosstie.decide.plan.scaling import Reading, WorldScaling
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import Column, Offers, Purpose, undominated
-from crosstie.decide.plan.trials import LONG, SHORT, Trials, Verdict, pool_key
+from crosstie.decide.plan.trials import LONG, SHORT, FleetRun, RunKey, Trials, Verdict, pool_key
 from crosstie.decide.plan.uncertainty import family_of
 from crosstie.perf.hardware import Array
 
@@ -112,7 +112,7 @@ class Shown:
     catalog: Catalog
     workload: Workload
     peak: float
-    runs: dict = field(default_factory=dict)  # type: ignore[type-arg]
+    runs: dict[RunKey, FleetRun] = field(default_factory=dict)
     # By pool: how much more it takes than its closed form says.
     capacity: dict[_Meant, float] = field(default_factory=dict)
     holding: list[Proposal] = field(default_factory=list)

@@ -54,7 +54,7 @@ HOLDS = 1.0
 # Which replicas under which promise; the same with how much slower than estimated they are, and their numbers.
 PoolKey = tuple[Key, Tier]
 FleetKey = tuple[tuple[PoolKey, int], ...]
-_RunKey = frozenset[tuple[tuple[PoolKey | None, float], int]]
+RunKey = frozenset[tuple[tuple[PoolKey | None, float], int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _allowed(one: RequestClass, request: SimulatedRequest) -> tuple[float, float
     return ttft, tpot, MAY_BE_UNSERVED
 
 
-class Tally:
+class Misses:
     """Answers of each class, with its misses and those allowed, look by look."""
 
     def __init__(self, classes: Sequence[RequestClass], late: float = 1.0):
@@ -109,7 +109,8 @@ class Tally:
 
     def is_lost(self, sent: Array) -> bool:
         """Whether more have missed than `sent` would make hopeless, were all the rest of them answered in time."""
-        return bool((sum(self.missed) > _HOPELESS * np.maximum(sent, sum(self.allowed))).any())
+        allowed = np.maximum(sent, np.sum(self.allowed, axis=0))
+        return bool((np.sum(self.missed, axis=0) > _HOPELESS * allowed).any())
 
     def allowed_of(self, requests: Sequence[SimulatedRequest]) -> Array:
         found = np.zeros((len(self._classes), 3))
@@ -133,15 +134,15 @@ class Tally:
     def levels(self) -> dict[str, float]:
         """By class: requests that miss a target, or are turned away, over those that may. Above 1 the class misses its
         percentiles, and `seen` says so, too."""
-        worst = _over(sum(self.missed), sum(self.allowed)).max(axis=1)
+        worst = _over(np.sum(self.missed, axis=0), np.sum(self.allowed, axis=0)).max(axis=1)
         # Two of twenty are one in ten, which 1 - 0.9 of twenty is not to the last bit.
         return dict(zip(self._classes, np.round(worst, 9).tolist(), strict=True))
 
     def _bounds(self, seen_only: bool) -> tuple[Array, Array]:
         """By class and kind of miss, the least and the most that the level may be. `seen_only`: by how looks differ
         and by misses that were seen, however few those requests are."""
-        looks, total = len(self.missed), np.asarray(sum(self.missed))
-        allowed = np.asarray(sum(self.allowed))
+        looks, total = len(self.missed), np.sum(self.missed, axis=0)
+        allowed = np.sum(self.allowed, axis=0)
         level = _over(total, allowed)
         each = np.stack([_over(m, a) for m, a in zip(self.missed, self.allowed, strict=True)])
         spread = each.std(axis=0, ddof=1) / looks**0.5
@@ -174,10 +175,10 @@ def piles_up(inside: Sequence[int]) -> bool:
     if not half:
         return False
     before, after = float(np.mean(inside[:half])), float(np.mean(inside[-half:]))
-    return after - before > _PILED * max(before, 1.0) ** 0.5
+    return bool(after - before > _PILED * max(before, 1.0) ** 0.5)
 
 
-class _Run:
+class FleetRun:
     """One fleet under its traffic. It can be gone on with."""
 
     def __init__(self, trials: "Trials", pools: Sequence[PoolPlan], seed: int):
@@ -187,7 +188,7 @@ class _Run:
         self._look_of = ceil(max(wanted, _LEAST_REQUESTS))
         self._traffic, self._simulator = trials.begun(pools, rates, self._look_of * _LOOKS_DRAWN, self._scale, seed)
         self._classes, self._late, self._seed = trials.classes, trials.late(pools), seed
-        self._tally = Tally(trials.classes, self._late)
+        self._tally = Misses(trials.classes, self._late)
         self._inside: list[int] = []
         self._verdicts = np.zeros(len(trials.classes))
         self._drawn: list[SimulatedRequest] = []
@@ -263,18 +264,18 @@ class Trials:
 
     def __init__(
         self, catalog: Catalog, workload: Workload, model: str, scaling: Reading, peak: float,
-        runs: "dict[_RunKey, _Run] | None" = None,
+        runs: dict[RunKey, FleetRun] | None = None,
     ):  # fmt: skip
         self.catalog, self.workload, self.scaling, self.peak = catalog, workload, scaling, peak
         self.model = model
         self.classes = [one for one in workload.classes if one.model == model]
-        self.runs: dict[_RunKey, _Run] = {} if runs is None else runs
+        self.runs: dict[RunKey, FleetRun] = {} if runs is None else runs
         self._tables = Tables()
 
     def verdict(self, pools: Sequence[PoolPlan], budget: int = SHORT, seed: int = SEED) -> Verdict:
         key = self._key(pools, seed)
         if key not in self.runs:
-            self.runs[key] = _Run(self, pools, seed)
+            self.runs[key] = FleetRun(self, pools, seed)
         return self.runs[key].go_on(budget)
 
     def is_ruled_out(self, pools: Sequence[PoolPlan], seed: int = SEED) -> bool:
@@ -285,12 +286,12 @@ class Trials:
             for key, run in self.runs.items()
         )
 
-    def _key(self, pools: Sequence[PoolPlan], seed: int) -> _RunKey:
+    def _key(self, pools: Sequence[PoolPlan], seed: int) -> RunKey:
         slower = self.scaling([pool.deployment for pool in pools]).tpot
-        replicas = {
-            (pool_key(pool), round(float(factor), 6)): pool.replicas for pool, factor in zip(pools, slower, strict=True)
-        }
-        return frozenset({**replicas, (None, float(seed)): 1}.items())
+        replicas: dict[tuple[PoolKey | None, float], int] = {(None, float(seed)): 1}
+        for pool, factor in zip(pools, slower, strict=True):
+            replicas[pool_key(pool), round(float(factor), 6)] = pool.replicas
+        return frozenset(replicas.items())
 
     def late(self, pools: Sequence[PoolPlan]) -> float:
         """On simulated TTFT, beyond what slower steps make of it, as estimates are scaled."""
