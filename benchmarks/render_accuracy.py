@@ -69,8 +69,13 @@ def modes(made: Calibration) -> str:
     titles = [title for title in made.errors if " left out, " in title and ":" not in title]
     return _table(
         ("left out of the fit", *_HEADINGS),
-        ((title, *_cells(made.errors[title]), _rows(made.errors[title])) for title in titles),
+        ((_in_words(title), *_cells(made.errors[title]), _rows(made.errors[title])) for title in titles),
     )
+
+
+def _in_words(mode: str) -> str:
+    """A mode as the documents call it; the calibration's keys keep their older word."""
+    return mode.replace("apart", "disaggregated")
 
 
 def best(made: Calibration) -> str:
@@ -80,7 +85,7 @@ def best(made: Calibration) -> str:
         curves, order = made.errors[f"best of a curve{end}"], made.errors[f"accelerators by it{end}"]
         error, pairs = curves["throughput"], order["pairs"]
         ordered = f"{_share(pairs['right'])} of {pairs['n']:,.0f}"
-        lines.append((words, f"{error['n']:,.0f}", _both(error), ordered))
+        lines.append((_in_words(words), f"{error['n']:,.0f}", _both(error), ordered))
     return _table(("", "curves", "error, median / p90", "accelerators ordered right"), lines)
 
 
@@ -180,7 +185,7 @@ def beside(peer: Path) -> str:
             count = sum(_answered(point, who) for point in points)
             formulas = sum(point["peer_attempt"] == "formulas" for point in points) if who == "AISimulate" else 0
             answered = f"{count} of {len(points)}" + f", {formulas} by formulas" * (formulas > 0)
-            rows.append((kind, who, answered, *_peer_cells(both, who)))
+            rows.append((_in_words(kind), who, answered, *_peer_cells(both, who)))
     return _table(("points", "", "answered", *_HEADINGS[:3]), rows)
 
 
@@ -191,7 +196,7 @@ def alone(peer: Path) -> str:
     return _table(
         ("points", "", *_HEADINGS[:3]),
         (
-            (kind, who, *_peer_cells([point for point in points if _answered(point, who)], who))
+            (_in_words(kind), who, *_peer_cells([point for point in points if _answered(point, who)], who))
             for kind, points in kinds.items()
             for who in _WHO
         ),
