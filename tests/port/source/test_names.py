@@ -24,7 +24,9 @@ USES = [
     ("shared-memory-query", "int n = prop.sharedMemPerBlockOptin;"), ("cub", "cub::WarpReduce<float> r;"), ("thrust", "#include <thrust/sort.h>"),
     ("overload", "cublasHgemm(handle, op, op, m, n, k, a, x, 1, y, 1, b, z, 1);"), ("syncwarp", "__syncwarp();"),
     ("cub-internal", "cub::CTA_SYNC();"), ("cub-internal", "bool whole = lanes == CUB_WARP_THREADS(0);"),
-    ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"),
+    ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"), ("missing-intrinsic", "atomicAdd_block(p, v);"),
+    ("missing-intrinsic", "float f = __fadd_rz(a, b);"), ("hip-release", "#include <hip/hcc_detail/device_library.h>"), ("hip-release", "int t = attributes.memoryType;"),
+    ("hip-release", "hipblasDatatype_t t;"), ("hip-release", "hipMemImportFromShareableHandle(&h, &fd, t);"), ("dlpack-device", "device.set_options<kDLCUDA>();"),
 ]  # fmt: skip
 
 
@@ -132,6 +134,25 @@ def test_fp8_that_the_build_chooses() -> None:
 )  # fmt: skip
 def test_a_library_has_a_capital_behind_its_name(line: str, found: bool) -> None:
     assert (not names(f"void f() {{\n{line}\n}}\n").isdisjoint({"cudnn", "nvml"})) == found
+
+
+def test_names_that_hip_changed_are_other_things_elsewhere() -> None:
+    assert "hip-release" not in names("int memoryType = 1; use(memoryType);") | names("using hip::gcnArchName;")
+    assert "dlpack-device" not in names("device.set_options<kDLCUDA, kDLROCM>();")
+    guarded = "#if hipblasVersionMajor >= 3\nusing T = hipDataType;\n#else\nusing T = hipblasDatatype_t;\n#endif\n"
+    assert "hip-release" not in names(guarded)
+    assert "nvidia-tool" not in names('bool ok = name == "nvidia_peermem" || name == "amdgpu";\n')
+
+
+def test_libraries_and_tools_by_name() -> None:
+    for check, name in (
+        ("cuda-library", "libcuda.so.1"),
+        ("nvidia-tool", "nvidia_peermem"),
+        ("nvidia-tool", "/dev/nvidia0"),
+    ):
+        assert (check, 2) in checks(f'\nvoid* h = open("{name}");\n')
+        assert check not in names(f'#ifndef USE_ROCM\nvoid* h = open("{name}");\n#endif\n')
+    assert names('const char* s = "needs libcuda.so.1, which the driver brings";\n').isdisjoint({"cuda-library"})
 
 
 def test_a_member_that_is_called_after_a_library() -> None:

@@ -28,6 +28,7 @@ USES = [
     ("cuda-home", "from torch.utils import cpp_extension\nnvcc_version(cpp_extension.CUDA_HOME)"), ("half-flags", "flags = ['-O3', '-U__CUDA_NO_HALF_OPERATORS__']"),
     ("extension", "from torch.utils.cpp_extension import load\nload(name='k', sources=['k.cu'])"), ("nvcc-flag", "flags = ['--forward-unknown-opts']"),
     ("nvidia-tool", "subprocess.check_output([home + '/bin/nvcc', '-V'])"), ("nvidia-tool", "subprocess.run(['nvcc', '--version'])"),
+    ("cudnn", "name = 'aten::cudnn_convolution_backward'"),
 ]  # fmt: skip
 
 

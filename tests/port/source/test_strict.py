@@ -79,3 +79,44 @@ def test_a_type_of_data_is_no_type_of_computing() -> None:
     assert overloads(kernel("cudaDataType_t type = pick();\n" + call.format("type"))) == [(3, "error")]
     assert overloads(kernel("cublasComputeType_t type = pick();\n" + call.format("type"))) == []
     assert overloads(kernel(call.format("CUBLAS_COMPUTE_32F"))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "check"),
+    [
+        ("template <class T> __device__ inline T max(T a, T b) { return a > b ? a : b; }", "overload"),
+        ("__device__ void atomicAdd(half* p, half v) { add(p, v); }", "overload"),
+        ("template __device__ double percentile<double>(const double* v);", "device-linking"),
+        ("extern __device__ int counter;", "device-linking"), ("struct Info { __device__ ~Info() { drop(); } };", "clang-strictness"),
+        ("struct It { __device__ It(int* p) {} __device__ It& operator++() { ++at; return *this; } };", "clang-strictness"),
+        ("void f() { cudaLaunchKernel(run, 1, 1, args, 0, s); }", "kernel-attribute"),
+        ("void f() { cudaFuncGetAttributes(&a, run); }", "kernel-attribute"),
+        ("constexpr int kWarpSize = 32;\nvoid f() { dim3 block(kWarpSize, kWarpSize); }", "launch-size"),
+        ("#ifdef __CUDA_ARCH__\n#define CHECK(x) assert(x)\n#else\n#define CHECK(x) refuse(x)\n#endif", "architecture-macro"),
+    ],
+)  # fmt: skip
+def test_what_nvcc_takes_and_hipcc_does_not(text: str, check: str) -> None:
+    assert check in names(text + "\n")
+    assert check not in names(f"#ifndef USE_ROCM\n{text}\n#endif\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "namespace own { template <class T> __device__ T max(T a, T b) { return a; } }", "int max(int a, int b) { return a; }",
+        "#define R HIP_VERSION_MAJOR\n__device__ void atomicAdd(half* p, half v) { add(p, v); }", "extern __shared__ int rows[];",
+        "template <class T> __device__ T twice(T x) { return x; }", "struct Info { __host__ __device__ ~Info() { drop(); } };",
+        "void f() { cudaLaunchKernel((void*)run, 1, 1, args, 0, s); }", "constexpr int kTile = 32;\nvoid f() { dim3 block(kTile, kTile); }",
+        "#ifdef __CUDA_ARCH__\n#define CHECK(x) assert(x)\n#endif",
+    ],
+)  # fmt: skip
+def test_what_both_take(text: str) -> None:
+    unwanted = {
+        "overload",
+        "device-linking",
+        "clang-strictness",
+        "kernel-attribute",
+        "launch-size",
+        "architecture-macro",
+    }
+    assert names(text + "\n").isdisjoint(unwanted)

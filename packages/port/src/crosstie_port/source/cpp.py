@@ -16,7 +16,7 @@ from crosstie_port.source.launches import LAUNCH_RULES
 from crosstie_port.source.lexer import COMPARES, CppToken, closing, number
 from crosstie_port.source.masks import MASK_RULES
 from crosstie_port.source.project import NVIDIA_ONLY, Branch, Macros, Project, holds_under, rocm_defines
-from crosstie_port.source.rules import NameRule, name_rules, passes_for_hopper, ptx_rule
+from crosstie_port.source.rules import NameRule, name_rules, passes_for_hopper, ptx_rule, python_rules
 from crosstie_port.source.shared import SHARED_RULES
 from crosstie_port.source.strict import STRICT_RULES
 from crosstie_port.source.widths import WIDTH_RULES
@@ -56,6 +56,8 @@ _VERSIONS = dict.fromkeys(_RELEASES, "older releases of CUDA")
 _MASKS_SINCE = 9000
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")
 _LINES_OF_REST = 30
+# Longer strings are messages, which may speak of anything.
+_LONGEST_NAME = 40
 
 
 def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
@@ -104,6 +106,10 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
             name = f"{space}::{code.text(at + 2)}"
             is_whole = at + 2 < len(tokens) and code.text(at + 1) == "::" and code.text(at - 1) != "::"
             if is_whole and not rule.qualified.isdisjoint({name, f"{space}::*"}):
+                found.setdefault(tokens[at].line, name)
+    for name in rule.members & code.names.keys():
+        for at in code.names[name]:
+            if code.text(at - 1) in (".", "->"):
                 found.setdefault(tokens[at].line, name)
     if rule.numbers:
         for token in tokens:
@@ -172,6 +178,19 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
     return code.hazard("inline-ptx", "error", what, at, first.remedy)
 
 
+def _texts(code: Code) -> Iterator[SourceHazard]:
+    """Libraries that are loaded and tools that are run by their names: dlopen("libcuda.so.1")."""
+    text = code.project.units[code.path].text
+    named = [one for one in python_rules("string") if one.id in ("cuda-library", "nvidia-tool")]
+    rules = [one for one in named if one.unless is None or not one.unless.search(text)]
+    for at, token in enumerate(code.tokens):
+        if token.kind != "string" or len(token.text) > _LONGEST_NAME or code.is_for_amd(at):
+            continue
+        for rule in rules:
+            if rule.pattern is not None and rule.pattern.search(token.text):
+                yield code.hazard(rule.id, rule.severity, rule.says, at, rule.remedy)
+
+
 def _capabilities(code: Code) -> Iterator[SourceHazard]:
     """`prop.major >= 9`: ROCm answers with the instruction set's version, 9 for gfx942 and gfx950."""
     for at in code.names.get("major", ()):
@@ -199,7 +218,11 @@ def architecture_hazards(code: Code) -> Iterator[SourceHazard]:
         # The same condition speaks of ROCm, or the project sets the macro itself.
         settled = any(map(rocm_defines, names)) or any(code.project.definitions(name, code.path) for name in asked)
         name = "__CUDA_ARCH__" if "__CUDA_ARCH__" in asked else min(asked)
-        found = None if settled else _judge(code, side, name, source) or _unset(code, side, name)
+        found = (
+            None
+            if settled
+            else (_judge(code, side, name, source) or _of_host(code, side, name) or _unset(code, side, name))
+        )
         if found is not None:
             yield code.line_hazard("architecture-macro", found[0], found[1], side.directive.line, found[2])
     yield from _named(code)
@@ -218,6 +241,22 @@ def _unset(code: Code, side: Branch, name: str) -> tuple[Severity, str, str] | N
         return None
     what = f"{_lacks(name)}: {lost[0]} is not set, and what asks for it is left out"
     return "note" if project.is_ported else "unknown", what, f"say for ROCm too whether {lost[0]} holds"
+
+
+def _of_host(code: Code, side: Branch, name: str) -> tuple[Severity, str, str] | None:
+    """`#ifdef __CUDA_ARCH__`, a macro for the device, `#else`, the same for the host."""
+    unit = code.project.units[code.path]
+    if name != "__CUDA_ARCH__" or side.directive.word not in ("ifdef", "if") or side.taken is not False:
+        return None
+    if any(token.text in COMPARES for token in side.directive.tokens) or not side.has_else:
+        return None
+    made = [one for one in unit.directives if one.word == "define"]
+    inside = {one.name for one in made if side.first <= one.line <= side.last}
+    twice = sorted(one.name for one in made if one.name in inside and one.line > side.last)
+    if not twice:
+        return None
+    what = f"HIP never defines __CUDA_ARCH__, so device code gets the host's {twice[0]}"
+    return "unknown", what, "ask for __HIP_DEVICE_COMPILE__ too, or for USE_ROCM where the device's side is right"
 
 
 def _named(code: Code) -> Iterator[SourceHazard]:
@@ -332,7 +371,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 _RULES = (
     *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
-    _capabilities,
+    _capabilities, _texts,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ _REWRITE = frozenset({
 MECHANICAL = frozenset({
     "mask-32-bit", "mask-32-lanes", "lane-bit", "ballot-truncated", "kernel-attribute", "launch-braces",
     "clang-strictness", "warp-size-constant", "nvcc-flag", "cuda-library", "hipify-header", "syncwarp", "half-flags",
+    "hip-release",
 })  # fmt: skip
 
 

@@ -225,6 +225,19 @@ def _is_thread(code: Code, token: CppToken, at: int) -> bool:
     return declaration is not None and any(one.text == "threadIdx" for one in declaration.value)
 
 
+def _blocks(code: Code) -> Iterator[SourceHazard]:
+    """`dim3 block(kWarpSize, kWarpSize)`: 1,024 threads of 32 lanes are 4,096 of 64."""
+    for at in code.names.get("dim3", ()):
+        start = at + 1 if code.text(at + 1) in ("(", "{") else at + 2
+        if code.text(start) in ("(", "{"):
+            given = arguments(code.tokens[start + 1 : closing(code.tokens, start)])
+            sizes = [one for one in given if len(one) == 1 and means_size(one[0].text) and code.value(one, at) == 32]
+            if len(sizes) > 1:
+                what = "a block of a warp's size squared: with 64 lanes it has 4,096 threads, and 1,024 is the most"
+                remedy = "name the tile's 32 apart from the warp's size"
+                yield code.hazard("launch-size", "unknown", what, at, remedy, "wave64")
+
+
 def _loops(code: Code) -> Iterator[SourceHazard]:
     """`for (offset = 16; ...; offset >>= 1)` and `for (mask = 1; mask < 32; mask <<= 1)` around a shuffle."""
     tokens = code.tokens
@@ -326,4 +339,4 @@ def _shuffles_by(code: Code, name: str, at: int, step: int) -> bool:
     return any(_literal(one) == step for given in same for one in given)
 
 
-LANE_RULES = (_sizes, _arithmetic, _loops, _while_loops, _shuffles)
+LANE_RULES = (_sizes, _arithmetic, _blocks, _loops, _while_loops, _shuffles)

@@ -19,10 +19,12 @@ _CAPS = re.compile(
 _PARTS = re.compile(r"(?i)div|ceil|xblock|block_?count|get_?blocks|blocks_?for")
 _THREADS = re.compile(r"(?i)block_?dims?|threads|block_?size")
 _COUNTS = {"numel", "nbytes"}
-_ATTRIBUTES = (
-    "cudaFuncSetAttribute", "cudaFuncSetCacheConfig", "cudaFuncSetSharedMemConfig", "hipFuncSetAttribute",
-    "hipFuncSetCacheConfig",
-)  # fmt: skip
+# Calls that are templates of the kernel's type in CUDA and take const void* in HIP, with the kernel's place.
+_OF_KERNELS = {
+    "cudaFuncSetAttribute": 0, "cudaFuncSetCacheConfig": 0, "cudaFuncSetSharedMemConfig": 0, "hipFuncSetAttribute": 0,
+    "hipFuncSetCacheConfig": 0, "cudaLaunchKernel": 0, "hipLaunchKernel": 0, "cudaFuncGetAttributes": 1,
+    "hipFuncGetAttributes": 1,
+}  # fmt: skip
 _DEEPEST = 3
 _GRID_FIX = "cap the blocks and let the kernel go on by gridDim.x * blockDim.x, or check blocks x threads against 2^32"
 
@@ -99,12 +101,13 @@ def _braces(code: Code) -> Iterator[SourceHazard]:
 
 def _attributes(code: Code) -> Iterator[SourceHazard]:
     """CUDA's functions are templates of the kernel's type, HIP's take a pointer to void."""
-    for name, at, given in code.foreign_calls(_ATTRIBUTES):
-        if len(given) < 2 or code.is_for_amd(at) or _is_void(code, given[0], at):
+    for name, at, given in code.foreign_calls(tuple(_OF_KERNELS)):
+        place = _OF_KERNELS[name]
+        if len(given) < 2 or code.is_for_amd(at) or _is_void(code, given[place], at):
             continue
         what = f"{name} gets a kernel: HIP's takes const void*, to which no function converts by itself"
         # A member may be a pointer to void already.
-        severity: Severity = "unknown" if any(one.text in (".", "->") for one in given[0]) else "error"
+        severity: Severity = "unknown" if any(one.text in (".", "->") for one in given[place]) else "error"
         yield code.hazard("kernel-attribute", severity, what, at, "write reinterpret_cast<const void*>(kernel)")
 
 

@@ -53,6 +53,8 @@ class NameRule(_Rule, frozen=True, kw_only=True):
     # Namespace::name; a star for any name of that namespace.
     qualified: frozenset[str] = frozenset()
     numbers: frozenset[str] = frozenset()
+    # Only behind a dot or an arrow.
+    members: frozenset[str] = frozenset()
     requires: re.Pattern[str] | None = None
     # A row of the catalog's libraries, to which the remedy sends for the rest.
     library: str = ""

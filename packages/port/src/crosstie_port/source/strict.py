@@ -14,6 +14,7 @@ from crosstie_port.source.widths import in_constant
 
 _HALVES = ("half", "__half", "half2", "__half2", "__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162")
 _BFLOAT = re.compile(r"(?i)bf(?:loat)?_?(?:16|2)|bfloat|^bf")
+_ASKS_RELEASE = re.compile(r"HIP_VERSION|ROCM_VERSION")
 _OWN_ADD = re.compile(r"\batomicAdd\s*\(\s*(?:__)?(?:half2?|nv_bfloat16\w*)\s*\*")
 _DOUBLED = {"atomicAdd": ("double",), "atomicMax": ("float", "double"), "atomicMin": ("float", "double")}
 _QUALIFIERS = frozenset({
@@ -90,6 +91,57 @@ def _doubled(code: Code) -> Iterator[SourceHazard]:
         if kind and "*" in words and not code.is_side_for_amd(at) and _is_global(code.tokens, at):
             what = f"HIP has {function.name}({kind}*) itself, so this is there twice"
             yield code.hazard("overload", "error", what, at, "leave it out on ROCm: #ifndef USE_ROCM around it")
+
+
+def _own_extremes(code: Code) -> Iterator[SourceHazard]:
+    """The project's own template `max(T, T)` for the device, beside HIP's overloads and the standard's template."""
+    for function in code.functions if not code.parameters else ():
+        is_own = function.name in ("min", "max") and function.template and "__device__" in function.returns
+        if is_own and not code.is_side_for_amd(function.head) and _is_global(code.tokens, function.head):
+            what = f"a {function.name} of the project's own stands beside HIP's, so a call of it may be ambiguous"
+            remedy = "leave it out on ROCm: #ifndef USE_ROCM around it"
+            yield code.hazard("overload", "unknown", what, function.head, remedy)
+
+
+def _own_half(code: Code) -> Iterator[SourceHazard]:
+    """The project's own atomicAdd of a half, which HIP had not and has now."""
+    for function in code.functions if not code.parameters else ():
+        given = code.tokens[function.head + 2 : closing(code.tokens, function.head + 1)]
+        kind = next((one.text for one in given if one.kind == "name"), "")
+        is_own = function.name == "atomicAdd" and kind in _HALVES and "__device__" in function.returns
+        if is_own and not code.project.sees(code.path, _ASKS_RELEASE):
+            what = f"HIP has atomicAdd({kind}*) itself since ROCm 7.13, so from then on this is there twice"
+            remedy = "leave it out from HIP_VERSION_MAJOR 7 and HIP_VERSION_MINOR 13 on"
+            yield code.hazard("overload", "setting", what, function.head, remedy)
+
+
+def _device_members(code: Code) -> Iterator[SourceHazard]:
+    """A destructor or an iterator's ++ for the device alone: containers and thrust call them on the host as well."""
+    tokens, told = code.tokens, set[str]()
+    for at, token in enumerate(tokens):
+        named = tokens[at - 1].text if token.text == "operator" and code.text(at + 1) == "++" else ""
+        kind = code.text(at + 1) if token.text == "~" and code.text(at + 2) == "(" else code.text(at - 2)
+        if token.text == "~" or named in ("&", "*"):
+            words = [one.text for one in tokens[max(0, at - 5) : at]]
+            alone = "__device__" in words and "__host__" not in words
+            if alone and kind not in told and not code.is_side_for_amd(at):
+                told.add(kind)
+                made = (one for one in code.names.get(kind, ()) if code.text(one - 1) == "__device__")
+                what = f"members of {kind} are for the device alone: clang refuses what uses them on the host"
+                remedy = "declare them __host__ __device__"
+                yield code.hazard("clang-strictness", "unknown", what, next(made, at), remedy)
+
+
+def _linked(code: Code) -> Iterator[SourceHazard]:
+    """Device code that another file is to find when it is linked: hipcc links each file's by itself."""
+    for name in ("__device__", "__constant__"):
+        for at in code.names.get(name, ()):
+            before = code.text(at - 1)
+            is_instance = before == "template"
+            if (before == "extern" and code.text(at - 2) != "static") or is_instance:
+                what = "device code of another file is used here or made for one: hipcc links each file by itself"
+                remedy = "compile and link with -fgpu-rdc, or move the definition into the header"
+                yield code.hazard("device-linking", "setting", what, at, remedy)
 
 
 def _is_global(tokens: Sequence[CppToken], at: int) -> bool:
@@ -205,4 +257,7 @@ def _has_result(function: Function) -> bool:
     return bool(is_type) and (not before.isupper() or len(before) == 1)
 
 
-STRICT_RULES = (_missing, _compute_types, _pairs, _doubled, _dependent, _returns, _operators, _standard, _switched)
+STRICT_RULES = (
+    _missing, _compute_types, _pairs, _doubled, _own_extremes, _own_half, _device_members, _linked, _dependent,
+    _returns, _operators, _standard, _switched,
+)  # fmt: skip
