@@ -186,3 +186,21 @@ def test_libcudacxx_where_the_build_asks_for_its_counterpart(tmp_path: Path) -> 
         builds.write_text(text)
         found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
         assert [one.severity for one in found if one.check == "libcudacxx"] == [severity]
+
+
+def test_files_that_still_speak_of_cuda_where_nothing_converts_them(tmp_path: Path) -> None:
+    (tmp_path / "both.cuh").write_text(
+        "#ifdef USE_ROCM\n#include <hip/hip_runtime.h>\n#define cudaFree hipFree\n#else\n#include <cuda_runtime.h>\n#endif\n"
+    )
+    (tmp_path / "old.cuh").write_text('#include "both.cuh"\n#include <cuda_runtime.h>\n')
+    (tmp_path / "calls.cpp").write_text(
+        '#include "both.cuh"\nvoid f(void* p) {\n  cudaFree(p);\n  cudaMemset(p, 0, 1);\n}\n'
+    )
+
+    def told() -> set[tuple[str | None, int | None]]:
+        report = preflight_source(tmp_path, on="mi300x", hipify=False, use_clang=False)
+        return {(one.where.file, one.where.line) for one in report.findings if one.check == "cuda-header"}
+
+    assert told() == {("old.cuh", 2), ("calls.cpp", 4)}
+    (tmp_path / "setup.py").write_text("from torch.utils.cpp_extension import CUDAExtension\n")
+    assert told() == set()

@@ -43,8 +43,12 @@ class _Listed(msgspec.Struct, frozen=True):
 
 def may_hipify(files: Files) -> bool:
     """Whether PyTorch's HIPIFY may convert the tree: it is asked for, or nothing shows another way to HIP."""
-    texts = (*files.python.values(), *files.build.values())
-    return not hip_builds(files.build) or any(map(_BY_TORCH.search, texts))
+    return not hip_builds(files.build) or by_torch(files)
+
+
+def by_torch(files: Files) -> bool:
+    """Whether anything asks for PyTorch's HIPIFY, or for its extensions, which run it."""
+    return any(map(_BY_TORCH.search, (*files.python.values(), *files.build.values())))
 
 
 def files_left_out(files: Files) -> dict[str, str]:

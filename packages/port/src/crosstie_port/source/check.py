@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding, Location, Severity, worst
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie_port.source.builds import files_left_out, may_hipify
+from crosstie_port.source.builds import by_torch, files_left_out, may_hipify
 from crosstie_port.source.clang import Opinion, find_compiler, second_opinion
-from crosstie_port.source.code import streams
+from crosstie_port.source.code import shorten, streams
 from crosstie_port.source.cpp import hazards_in
 from crosstie_port.source.files import Files, build_hazards, hip_builds, is_nvidia, read_files
 from crosstie_port.source.hazard import SourceHazard, SourceTarget, findings_of, target_of
@@ -34,6 +34,8 @@ _OTHER_BACK_ENDS = frozenset({"cpu", "xpu", "npu", "sycl", "musa", "metal", "vul
 _HALF = re.compile(
     r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]|\b(?:at|c10)::Half\b|\bkHalf\b|AND_HALF", re.MULTILINE
 )
+_HIP_HEADER = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<hip/hip_runtime", re.MULTILINE)
+_CUDA_HEADERS = ("cuda_runtime.h", "cuda_runtime_api.h", "cuda.h", "cuda_fp16.h", "cuda_bf16.h")
 _HALF_FLAGS = re.compile(r"(?:HIP|CUDA)_NO_HALF")
 _HALF_SAYS = "kernels use half: PyTorch compiles them with __HIP_NO_HALF_OPERATORS__ and __HIP_NO_HALF_CONVERSIONS__"
 _HALF_REMEDY = "where half does not compile, add -U__HIP_NO_HALF_OPERATORS__ and -U__HIP_NO_HALF_CONVERSIONS__ on ROCm"
@@ -76,6 +78,7 @@ def preflight_source(
         left_out, names = files_left_out(files), CudaNames()
         project = Project(files.cpp, by_hipify=may_hipify(files), left_out=left_out)
         hazards += _read(files, project, names, on_progress)
+        hazards += _unconverted(files, project, names)
         if hipify and files.cpp:
             on_progress(0, len(files.cpp), "loading HIPIFY")
             if (module := hipify_module()) is None:
@@ -121,6 +124,24 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
     for_hip = hip_builds(files.build)
     for path, text in files.build.items():
         yield from build_hazards(path, text, for_hip)
+
+
+def _unconverted(files: Files, project: Project, names: CudaNames) -> Iterator[SourceHazard]:
+    """Of a tree that includes HIP's headers itself and asks for no HIPIFY: files that still speak of CUDA."""
+    if by_torch(files) or not any(map(_HIP_HEADER.search, files.cpp.values())):
+        return
+    says = "nothing here converts this file, and the tree includes HIP's headers itself elsewhere"
+    remedy = "include HIP's header under #ifdef USE_ROCM, and name HIP's functions there, or macros for both"
+    for path, unit in project.units.items():
+        headers = {one.line: one.header for one in unit.directives if one.header in _CUDA_HEADERS}
+        used = {line: name for name, lines in names.used.get(path, {}).items() for line in lines}
+        calls = {
+            line: name for line, name in used.items() if re.match("cuda[A-Z]", name) and name not in names.declared
+        }
+        spoken = {line: name for line, name in {**calls, **headers}.items() if not unit.is_dead(line)}
+        for line in sorted(spoken)[:1]:
+            evidence = shorten(unit.text.split("\n")[line - 1])
+            yield SourceHazard("cuda-header", "unknown", says, path, evidence, remedy, line, name=spoken[line])
 
 
 def _uses_half(files: Files) -> bool:

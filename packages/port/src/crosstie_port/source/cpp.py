@@ -329,7 +329,9 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
             "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it",
         )
     if side.taken:
-        return None
+        refuses = name in _VERSIONS and any(map(_REFUSAL.search, inside))
+        what = f"{_lacks(name)}: this side is compiled, which refuses to run"
+        return ("unknown", what, "ask for ROCm first: #if !defined(USE_ROCM) && ...") if refuses else None
     if not side.has_else:
         if all(_HINT.search(line) or not _has_code([line]) for line in inside):
             return None

@@ -103,6 +103,32 @@ def _own_extremes(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("overload", "unknown", what, function.head, remedy)
 
 
+def _loads(code: Code) -> Iterator[SourceHazard]:
+    """`__ldg` of a template's type: HIP has it for numbers, vectors and half, not for every type of PyTorch."""
+    for _, at, given in code.foreign_calls(("__ldg",)):
+        function = code.function(at)
+        kinds = {name for name, _ in function.template} if function else set()
+        names = [token.text for token in given[0] if token.kind == "name"] if given else []
+        if names and code.points_to(names[0], at) in kinds:
+            what = f"__ldg of {names[0]}, of a template's type: HIP has none of at::Half, c10::BFloat16 and its like"
+            yield code.hazard("overload", "unknown", what, at, "read it plainly on ROCm, where __ldg is no other load")
+
+
+def _converts(code: Code) -> Iterator[SourceHazard]:
+    """`__nv_bfloat16 f(int v) { return static_cast<float>(v); }`, a conversion that HIP's types may not have."""
+    for function in code.functions if not code.parameters else ():
+        kind = next((one for one in function.returns if one in _HALVES), "")
+        words = [one.text for one in code.tokens[function.start + 1 : function.start + 6]]
+        if (
+            kind
+            and words[:5] == ["return", "static_cast", "<", "float", ">"]
+            and not code.is_side_for_amd(function.head)
+        ):
+            what = f"a float becomes {kind} without a word, which HIP's headers or their flags may refuse"
+            remedy = f"write it out: __float2half or __float2bfloat16, or {kind}(...)"
+            yield code.hazard("half-flags", "unknown", what, function.head, remedy)
+
+
 def _own_half(code: Code) -> Iterator[SourceHazard]:
     """The project's own atomicAdd of a half, which HIP had not and has now."""
     for function in code.functions if not code.parameters else ():
@@ -258,6 +284,6 @@ def _has_result(function: Function) -> bool:
 
 
 STRICT_RULES = (
-    _missing, _compute_types, _pairs, _doubled, _own_extremes, _own_half, _device_members, _linked, _dependent,
-    _returns, _operators, _standard, _switched,
+    _missing, _compute_types, _pairs, _doubled, _own_extremes, _loads, _converts, _own_half, _device_members, _linked,
+    _dependent, _returns, _operators, _standard, _switched,
 )  # fmt: skip
