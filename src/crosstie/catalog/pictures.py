@@ -25,7 +25,7 @@ class Images(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _rule(model: Model) -> ImageRule | None:
-    """What the files of a checkpoint say goes before what is known of its name."""
+    """The files of a checkpoint override what is known of its name."""
     file = Path(model.file)
     own = rule_of_checkpoint(file.parent) if file.suffix == ".json" else None
     return own or image_rule(model.id)

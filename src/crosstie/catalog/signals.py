@@ -24,7 +24,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
     how: str
     source: str
     date: str
-    # Whom it concerns: plans that weigh one of these, or have a pool under this engine; empty: every plan.
+    # Plans that it concerns: those that weigh one of these, or have a pool under this engine; empty: every plan.
     accelerators: tuple[str, ...] = ()
     engine: str = ""
     # A row of preflight.

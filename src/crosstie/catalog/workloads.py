@@ -333,7 +333,7 @@ def _kinds(file: Path, raw: object) -> tuple[str, ...]:
 
 
 def _by_name(reader: ClassReader, where: str, raw: object, known_as: _KnownAs, kind: Any) -> dict[str, Any]:
-    """A table of values by the ids of what its keys name, each once."""
+    """A table whose keys are names of the catalog, by id; each id once."""
     found: dict[str, Any] = {}
     for name, value in table(reader.file, where, raw).items():
         named = known_as(reader, f"{where}.{name}", name)

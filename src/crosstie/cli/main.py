@@ -47,7 +47,7 @@ SECTIONS = {
         "parity": "whether two endpoints give the same model: agreement, KL, divergence, noise, a verdict",
         "replay": "recorded requests sent to an endpoint at their times: latencies against targets",
         "demo": "a mixed fleet planned, emulated and served on this machine, in a minute, without a GPU",
-        "profile": "where a traced step's time goes, beside its roofline, and what could be had back",
+        "profile": "where a traced step's time goes, beside its roofline, and what could be recovered",
         "probe": "what the GPU of this machine reaches, measured through PyTorch",
         "validate": "predictions against measured results: coverage, error, rank, intervals",
         "calibrate": "fit the constants to measured results, with cross-validated errors",

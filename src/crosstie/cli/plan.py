@@ -39,7 +39,7 @@ from crosstie.web.plan_chart import draw_plan
 
 
 class Overrides(NamedTuple):
-    """What goes before the workload's file, as it was typed."""
+    """Options that override the workload file, as typed."""
 
     price: tuple[str, ...] = ()
     discount: tuple[str, ...] = ()
@@ -222,7 +222,7 @@ def planned(
 
 
 def overridden(catalog: Catalog, workload: Workload, given: Overrides) -> Workload:
-    """What the command line says goes before what the file says."""
+    """The command line overrides the file."""
     vendors = {a.vendor.casefold(): a.vendor for a in catalog.accelerators.values()}
 
     def accelerator(name: str) -> str:

@@ -104,7 +104,7 @@ class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def node(self) -> int:
-        """GPUs that are had at once: those of a board or of a rack's tray; cards are had one by one."""
+        """GPUs that come together: those of a board or of a rack's tray; cards come singly."""
         if self.scale_up.topology.value not in ("switch", "mesh"):
             return 1
         return round((self.scale_up.node or self.scale_up.domain).value)

@@ -432,7 +432,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     classes: tuple[ServedClass, ...]
     # Further names that clients may use, and the model that each means.
     aliases: dict[str, str] = {}
-    # By model, those that take its requests, the first first, while nobody who has it can.
+    # By model, the models that take its requests, in this order, while no backend of its own can.
     fallbacks: dict[str, tuple[str, ...]] = {}
     serving: Serving = Serving()
     state: SharedState = SharedState()

@@ -8,7 +8,7 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """A row of an account: the values of what it is listed by, and its sums."""
+    """A row of an account: the values it is grouped by, and its sums."""
 
     of: tuple[str, ...]
     # Those that were let in, those that were refused (by limits, targets, keys), and those let in that failed.

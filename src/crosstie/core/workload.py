@@ -208,7 +208,7 @@ class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     vendor_share: dict[str, float] = {}
     # Capacity kept free: the fleet carries the peak and this share of it more.
     spare: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
-    # Whether GPUs are had in whole nodes, or trays of a rack.
+    # Whether GPUs come in whole nodes, or trays of a rack.
     whole_nodes: bool = True
     # Only what preflight knows to run, or what somebody has measured.
     only_known: bool = False

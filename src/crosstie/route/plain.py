@@ -122,7 +122,7 @@ class Weighted(_Counting):
 
 
 def weight_of(pool: LivePool) -> float:
-    """As the fleet file says, or the requests/s that its replicas carry of what it mostly gets."""
+    """As the fleet file says, or the requests/s that its replicas carry of its usual requests."""
     if pool.pool.weight is not None:
         return pool.pool.weight
     each_s = pool.speed.replica_s(pool.speed.typical_input, 0.0, pool.speed.typical_output)

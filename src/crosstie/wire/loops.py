@@ -1,4 +1,4 @@
-"""The event loop that servers run on: uvloop where it is to be had."""
+"""The event loop that servers run on: uvloop where it is installed."""
 
 import asyncio
 import gc

@@ -2,7 +2,7 @@
 
 A million output tokens cost the price of a GPU-hour over the tokens that it sells. The price and the share that is sold
 are factors of their own; what a GPU gives is the performance model's, which is asked again with lengths, replica and
-load of one answer and the other. These are swapped in every order, and each has the mean of what it changed (Shapley's
+load of one answer and the other. These are swapped in every order, and each gets the mean of what it changed (Shapley's
 value), so that no order is preferred and the parts add up.
 """
 

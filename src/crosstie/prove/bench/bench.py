@@ -108,7 +108,7 @@ class Bench:
     interrupted: bool = False
     # All that was asked for was measured.
     finished: bool = False
-    # By whom the GPUs of each endpoint were watched; empty where by nobody.
+    # What watched the GPUs of each endpoint; empty: nothing.
     gpus: tuple[str, ...] = ()
 
 

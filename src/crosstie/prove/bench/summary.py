@@ -25,7 +25,7 @@ _RESAMPLES = 200
 # Two-sided 95%, by degrees of freedom from 1 on.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _NORMAL = 1.95996
-# The client is a part of what it saw where it came later than this share of what it measured.
+# The client distorts a result if it was later than this share of what it measured.
 _BENT = 0.1
 
 

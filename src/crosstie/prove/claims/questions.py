@@ -352,7 +352,7 @@ def _in_unit(found: Fact | OtherSource | Any, unit: str) -> float | str:
 
 
 def least(names: Iterable[str], of: Callable[[str], Any]) -> Chosen:
-    """Who has least; those for whom the question has no answer are left out."""
+    """The accelerator with the least; those without an answer are left out."""
     return Chosen.of(dict(sorted(_each(names, of), key=lambda pair: pair[1])))
 
 

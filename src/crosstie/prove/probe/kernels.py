@@ -306,7 +306,7 @@ def read_plan(file: Path) -> dict[str, Any]:
 
 
 def ending(document: dict[str, Any], target: Path, cases: int) -> str:
-    """What is said of a run that did not get to its end."""
+    """The message for a run that did not finish."""
     done = len(document["measurements"])
     why = document["provenance"]["partial"]
     return f"{why} after {done} of {cases} measurements; {target} has them, marked as partial"

@@ -96,7 +96,7 @@ class Sizing(NamedTuple):
     overhead: float = 0.0
     # Tokens of every word: lengths are then exact, and `overhead` has the first word's.
     words: tuple[Word, ...] = ()
-    # By whom lengths are counted, in words.
+    # What counts the lengths, in words.
     counted_by: str = "guess"
     # What prompts are cut from; None: words of our own.
     texts: PromptTexts | None = None

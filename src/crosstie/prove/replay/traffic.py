@@ -1,4 +1,4 @@
-"""Requests to replay: when each comes, how long it is, whom it belongs to, and which blocks its prompt begins with."""
+"""Requests to replay: when each comes, its length, its class, and which blocks its prompt begins with."""
 
 import math
 from collections.abc import Iterable

@@ -151,7 +151,7 @@ def _of_class(one: RequestClass) -> dict[str, str]:
 
 
 def _of_accelerator(planned: Planned, name: str, count: int) -> dict[str, str]:
-    """What is to be had, at what one costs then; GPUs on hand need no seller, and their running costs are no price."""
+    """What to buy, at its price; GPUs on hand need no seller, and their running costs are not a price."""
     wanted = planned.plan.to_be_had.get(name, 0)
     paid = planned.saved.prices[name].usd if wanted and name in planned.saved.prices else None
     flips = [one for one in planned.flips if one.accelerator == name and one.at_usd_per_gpu_hour is not None]

@@ -47,7 +47,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class PoolSpeed:
-    """Of a pool: how much it does of what its model does at as many requests in flight."""
+    """A pool's throughput over its model's at the same number of requests in flight."""
 
     pool: str
     ratio: MeasuredValue

@@ -42,7 +42,7 @@ def command(
     trace: Path, model: str | None, accelerator: str | None, batch: int, context: int, prefill: int, tp: int,
     precision: str, kv: str, stack: str | None, steps: int | None, device: str | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Where the time of a traced step goes, and what of it could be had back.
+    """Where the time of a traced step goes, and what of it could be recovered.
 
     \b
     crosstie profile trace.json.gz
