@@ -1,12 +1,11 @@
 """`crosstie claims`: what public articles assert about AMD and NVIDIA, each with a verdict and its reason."""
 
-from dataclasses import asdict
-
 import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.cli.options import json_option
 from crosstie.cli.show import Output, console, heading, print_json, say, show_table
+from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.prove.claims.check import Checked, ClaimsSummary, check_claims, summarise
 from crosstie.prove.claims.page import page, rest_words
@@ -101,18 +100,12 @@ def summary_json(summary: ClaimsSummary) -> dict[str, object]:
 
 
 def claim_json(one: Checked) -> dict[str, object]:
-    claim, finding = one.claim, one.finding
-    names = ("id", "article", "kind", "subject", "value", "unit")
+    finding, several = one.finding, len(one.finding.tried) > 1
     return {
-        **{name: getattr(claim, name) for name in names},
-        "claim": claim.text,
+        **picked(one.claim, "id article kind subject value unit claim=text"),
         "verdict": finding.verdict,
-        "readings_agreeing": finding.agreeing if len(finding.tried) > 1 else None,
-        "readings_tried": len(finding.tried) if len(finding.tried) > 1 else None,
-        "readings": [{"name": one.name, "said": one.said, "agrees": one.agrees} for one in finding.readings],
-        "extrapolated": finding.extrapolated,
-        "computed": finding.computed,
-        "reason": finding.reason,
-        "contradicted_by": list(finding.contradicted_by),
-        "rests_on": [asdict(rest) for rest in finding.rests],
+        "readings_agreeing": finding.agreeing if several else None,
+        "readings_tried": len(finding.tried) if several else None,
+        "readings": [picked(reading, "name said agrees") for reading in finding.readings],
+        **picked(finding, "extrapolated computed reason contradicted_by rests_on=rests"),
     }

@@ -5,7 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-import msgspec
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog
@@ -14,6 +13,7 @@ from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.options import FILE, dark_option, json_option, model_argument, on_option, verbose_option
 from crosstie.cli.replica import ReplicaOptions, replica_options
 from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
+from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import seconds, share, significant
 from crosstie.core.question import USUAL, assumptions
@@ -133,20 +133,14 @@ def rooflines(card: Scorecard) -> list[Roofline]:
 
 
 def roofline_json(one: Roofline) -> dict[str, object]:
+    steps = []
+    for step in one.steps:
+        spots = [{**asdict(spot), **picked(spot, "flop_per_byte flop_per_s")} for spot in step.spots]
+        steps.append({**asdict(step), "spots": spots})
     return {
         "deployment": deployment_json(one.deployment),
-        "memory_bytes_per_s": one.memory_bytes_per_s,
-        "roofs": [asdict(roof) for roof in one.roofs],
-        "steps": [
-            {
-                **asdict(step),
-                "spots": [
-                    {**asdict(spot), "flop_per_byte": spot.flop_per_byte, "flop_per_s": spot.flop_per_s}
-                    for spot in step.spots
-                ],
-            }
-            for step in one.steps
-        ],
+        **picked(one, "memory_bytes_per_s roofs"),
+        "steps": steps,
     }
 
 
@@ -192,14 +186,11 @@ def scaling_json(one: Scaling) -> dict[str, object]:
         "accelerator": one.accelerator.id,
         "sizes": [
             {
-                "gpus": size.gpus,
-                "replicas": size.replicas,
+                **picked(size, "gpus replicas"),
                 "deployment": deployment_json(size.deployment) if size.deployment else None,
-                "estimate": msgspec.to_builtins(size.estimate) if size.estimate else None,
-                "output_tokens_per_s": size.output_tokens_per_s,
+                **picked(size, "estimate output_tokens_per_s"),
                 "output_tokens_per_s_per_gpu": size.output_tokens_per_s / size.gpus,
-                "efficiency": size.efficiency,
-                "problem": size.problem,
+                **picked(size, "efficiency problem"),
             }
             for size in one.sizes
         ],
@@ -263,17 +254,10 @@ def apart_json(one: ApartEntry) -> dict[str, object]:
     service = one.service
     return {
         "accelerator": one.accelerator.id,
-        "layout": service.layout if service else None,
-        "connector": service.connector.id if service else None,
-        "link": service.link if service else None,
-        "gpus": service.gpus if service else None,
+        **picked(one, "layout=service.layout connector=service.connector.id link=service.link gpus=service.gpus"),
         "prefill": deployment_json(service.prefill) if service else None,
         "decode": deployment_json(service.decode) if service else None,
-        "estimate": msgspec.to_builtins(one.estimate) if one.estimate else None,
-        "together": msgspec.to_builtins(one.together) if one.together else None,
-        "transfer_s": one.transfer_s,
-        "prefill_busy": one.prefill_busy,
-        "problem": one.problem,
+        **picked(one, "estimate together transfer_s prefill_busy problem"),
     }
 
 
@@ -389,17 +373,12 @@ def _between(show: Callable[[float], str], ends: tuple[float, float]) -> str:
 
 def to_json(card: Scorecard) -> dict[str, object]:
     return {
-        "model": card.model.id,
-        "load": asdict(card.load),
+        **picked(card, "model=model.id load"),
         "entries": [
             {
                 "accelerator": entry.accelerator.id,
                 "deployment": deployment_json(entry.deployment) if entry.deployment else None,
-                "estimate": msgspec.to_builtins(entry.estimate) if entry.estimate else None,
-                "emulated": list(entry.emulated),
-                "problem": entry.problem,
-                "memory": entry.memory,
-                "preflight": entry.caveat,
+                **picked(entry, "estimate emulated problem memory preflight=caveat"),
                 **({"speculation": asdict(entry.payoff)} if entry.payoff else {}),
             }
             for entry in card.entries

@@ -1,7 +1,6 @@
 """`crosstie fit`: how a model sits in memory."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -14,6 +13,7 @@ from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_
 from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
 from crosstie.core.deployment import Deployment
+from crosstie.core.document import picked, plain
 from crosstie.core.figures import gigabytes, kibibytes, parameters, significant
 from crosstie.core.model import Model
 from crosstie.core.question import USUAL, BuyersQuestion, assumptions, reckoning
@@ -153,11 +153,8 @@ def to_json(result: Fit) -> dict[str, object]:
     rows = [reckoning(p.deployment, result.context, 1) for p in result.placements if p.fewest]
     return {
         "model": result.model.id,
-        "parameters": result.model.parameters,
-        "active_parameters": result.model.active_parameters,
-        "draft_parameters": result.model.draft_parameters,
-        "context": result.context,
-        "sizes": [asdict(sizes) for sizes in result.sizes],
+        **picked(result.model, "parameters active_parameters draft_parameters"),
+        **picked(result, "context sizes"),
         "placements": [placement_json(p) for p in result.placements],
         "problems": result.problems,
         **assumptions(question_of(result), rows),
@@ -173,38 +170,31 @@ def question_of(result: Fit) -> BuyersQuestion:
 
 
 def placement_json(p: Placement) -> dict[str, object]:
+    reserved = p.deployment.stack.reserved
     return {
         **deployment_json(p.deployment),
-        "fits": p.fits,
-        "verdict": p.verdict,
-        "fewest": p.fewest,
-        "memory_bytes": p.plan.capacity_bytes,
-        "engine_bytes_per_gpu": p.plan.engine_bytes,
-        "weight_bytes_per_gpu": p.plan.weight_bytes,
-        "kv_bytes_left_per_gpu": p.plan.cache_bytes,
-        "kv_tokens": p.cache_tokens,
-        "sequences": p.sequences,
-        "sequences_interval": list(p.sequences_interval),
-        "basis": f"{p.deployment.stack.name} keeping half to twice {p.deployment.stack.reserved.si:.3g} bytes a GPU, "
-        f"{p.deployment.stack.reserved.basis}: {p.deployment.stack.reserved.note}",
+        **picked(
+            p,
+            "fits verdict fewest memory_bytes=plan.capacity_bytes engine_bytes_per_gpu=plan.engine_bytes "
+            "weight_bytes_per_gpu=plan.weight_bytes kv_bytes_left_per_gpu=plan.cache_bytes kv_tokens=cache_tokens "
+            "sequences sequences_interval",
+        ),
+        "basis": f"{p.deployment.stack.name} keeping half to twice {reserved.si:.3g} bytes a GPU, "
+        f"{reserved.basis}: {reserved.note}",
     }
 
 
 def deployment_json(deployment: Deployment) -> dict[str, object]:
-    split = deployment.parallelism
     return {
-        "accelerator": deployment.accelerator.id,
-        "gpus": split.gpus,
-        **msgspec.to_builtins(split),
-        "precision": deployment.precision.id,
-        "kv_format": deployment.kv_format,
-        "stack": deployment.stack.id,
+        **picked(deployment, "accelerator=accelerator.id gpus=parallelism.gpus"),
+        **plain(deployment.parallelism),
+        **picked(deployment, "precision=precision.id kv_format stack=stack.id"),
         **({"speculation": speculation_json(deployment.speculation)} if deployment.speculation else {}),
     }
 
 
 def speculation_json(speculation: Speculation) -> dict[str, object]:
     """What matters of it, without the layers that draft."""
-    kept = msgspec.to_builtins(msgspec.structs.replace(speculation, drafter=None))
+    kept = plain(msgspec.structs.replace(speculation, drafter=None))
     del kept["drafter"]
-    return {**kept, "depth": speculation.depth, "acceptance_length": speculation.acceptance_length}
+    return {**kept, **picked(speculation, "depth acceptance_length")}

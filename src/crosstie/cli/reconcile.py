@@ -1,6 +1,5 @@
 """`crosstie reconcile`: why two saved answers differ."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -8,6 +7,7 @@ import click
 from crosstie.catalog.library import Catalog
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.show import console, heading, print_json, say, show_table
+from crosstie.core.document import picked, plain
 from crosstie.core.figures import dollars, significant
 from crosstie.decide.cost.reconcile import (
     LEFT,
@@ -75,9 +75,7 @@ def _times(part: DifferencePart) -> str:
 
 def to_json(found: Reconciled) -> dict[str, object]:
     return {
-        "first": found.first.name,
-        "second": found.second.name,
-        "assumptions_that_differ": found.assumptions,
-        "differences": [{**asdict(one), "left": one.left, "agree": one.agree} for one in found.differences],
+        **picked(found, "first=first.name second=second.name assumptions_that_differ=assumptions"),
+        "differences": [{**plain(one), **picked(one, "left agree")} for one in found.differences],
         "in_one_only": found.alone,
     }

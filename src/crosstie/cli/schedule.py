@@ -11,6 +11,7 @@ from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.cli.options import FILE, dark_option, json_option, on_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, heading, print_json, say, show_table
+from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.schedule import ScheduleRequest
@@ -134,26 +135,17 @@ def _row(one: QuarterPlan) -> list[str]:
 
 def to_json(found: PurchaseSchedule) -> dict[str, Any]:
     return {
-        "workload": found.workload.name,
-        "schedule": msgspec.to_builtins(found.asked),
-        "usd": found.usd,
-        "usd_80": found.usd_80,
-        "standing_usd": found.standing_usd,
-        "now": msgspec.to_builtins(found.orders),
-        "quarters": msgspec.to_builtins(found.quarters),
+        **picked(found, "workload=workload.name schedule=asked usd usd_80 standing_usd now=orders quarters"),
         "others_usd_more": found.beside,
         "announced": [
             {
                 "accelerator": part.id,
                 "in_share_of_worlds": found.announced[part.id],
-                "expected": part.accelerator.announced.expected.value,
-                "slip_months": part.slip_months,
-                "gpus_for_todays_peak": part.likely_gpus,
-                "usd_assumed": part.accelerator.announced.usd.value,
+                **picked(part, "expected=accelerator.announced.expected.value slip_months"),
+                **picked(part, "gpus_for_todays_peak=likely_gpus usd_assumed=accelerator.announced.usd.value"),
             }
             for part in found.parts
             if part.accelerator.announced
         ],
-        "announced_parts_save_usd": found.waiting_saves,
-        "only_rented": found.only_rented,
+        **picked(found, "announced_parts_save_usd=waiting_saves only_rented"),
     }

@@ -13,6 +13,7 @@ from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.options import json_option, on_option, verbose_option
 from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table
 from crosstie.core.deployment import Accelerator
+from crosstie.core.document import picked
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.question import USUAL as QUESTION, assumptions
 from crosstie.decide.cost.prices import BUY
@@ -246,21 +247,14 @@ def _place_sources(one: Contender) -> list[str]:
 
 def contest_json(one: Contest) -> dict[str, object]:
     return {
-        "scenario": one.scenario.name,
-        "load": one.scenario.words,
+        **picked(one, "scenario=scenario.name load=scenario.words"),
         "winner": one.ranking[0].accelerator.id if one.ranking else None,
-        "ratio": one.ratio,
-        "flips_at_usd_per_gpu_hour": one.flips_at,
-        "ratio_at_worst_prices": one.ratio_at_worst,
-        "confidence": one.confidence,
+        **picked(one, "ratio flips_at_usd_per_gpu_hour=flips_at ratio_at_worst_prices=ratio_at_worst confidence"),
         "ranking": [
             {
                 **deployment_json(entry.deployment),
-                "concurrency": entry.concurrency,
-                "output_tokens_per_s_per_gpu": entry.tokens_per_s_per_gpu,
-                "usd_per_gpu_hour": entry.quote.usd,
-                "usd_per_million_tokens": entry.usd_per_mtok,
-                "interval": entry.usd_interval,
+                **picked(entry, "concurrency output_tokens_per_s_per_gpu=tokens_per_s_per_gpu"),
+                **picked(entry, "usd_per_gpu_hour=quote.usd usd_per_million_tokens=usd_per_mtok interval=usd_interval"),
                 "source": _predicted(entry),
             }
             for entry in one.ranking

@@ -7,6 +7,7 @@ import click
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.options import FILE, dark_option, json_option, verbose_option
 from crosstie.cli.show import closing, console, print_json, say, show_table
+from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
 from crosstie.prove.calibration.results import read_results
@@ -132,48 +133,37 @@ def sentence(trend: Trend) -> str:
 
 
 def to_json(found: Tax) -> dict[str, object]:
+    points = [above_json(reading) for reading in found.above_roofline]
     return {
-        "rows": found.rows,
-        "points": found.points,
+        **picked(found, "rows points"),
         "groups": [group_json(group) for group in found.groups],
         "trends": [trend_json(trend) for trend in found.trends],
-        "above_roofline": {
-            "count": len(found.above_roofline),
-            "points": [above_json(reading) for reading in found.above_roofline],
-        },
+        "above_roofline": {"count": len(points), "points": points},
         "left_out": found.left_out,
     }
 
 
 def group_json(group: ReleaseTax) -> dict[str, object]:
-    numbers = {name: getattr(group, name) for name in ("points", "median", "tax", "p10", "p90", "above_roofline")}
-    names = {"release": group.release, "date": group.date or None}
-    return {**group.series._asdict(), **names, **numbers, "models": list(group.models)}
+    made = picked(group, "release date points median tax p10 p90 above_roofline models")
+    return {**group.series._asdict(), **made, "date": group.date or None}
 
 
 def trend_json(trend: Trend) -> dict[str, object]:
     return {
         **trend.series._asdict(),
-        "first": trend.first.release,
-        "last": trend.last.release,
-        "first_date": trend.first.date,
-        "last_date": trend.last.date,
+        **picked(trend, "first=first.release last=last.release first_date=first.date last_date=last.date"),
         "same_operating_points": trend.common_points > 0,
-        "common_points": trend.common_points,
-        "ratio": trend.ratio,
+        **picked(trend, "common_points ratio"),
     }
 
 
 def above_json(reading: RooflineReading) -> dict[str, object]:
     case, point = reading.case, reading.case.point
     return {
-        "fraction": reading.fraction,
-        "file": reading.row.file,
-        "line": reading.row.line,
+        **picked(reading, "fraction file=row.file line=row.line"),
         **{name: point[name] for name in ("accelerator", "engine", "engine_version", "model", "precision")},
         "gpus": case.gpus,
         "layout": str(case.deployment.parallelism),
         **{name: point[name] for name in ("input_len", "output_len", "concurrency", "scenario")},
-        "kind": reading.kind,
-        "likely": reading.likely,
+        **picked(reading, "kind likely"),
     }

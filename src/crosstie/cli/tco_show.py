@@ -1,14 +1,13 @@
 """How `crosstie tco` tells its answer: one table read across, then sentences."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
-import msgspec
 from rich.text import Text
 
 from crosstie.catalog.prices import Price
 from crosstie.cli.fit import deployment_json, describe
 from crosstie.cli.show import Output, closing, console, say, show_scorecard, show_table
+from crosstie.core.document import picked, plain
 from crosstie.core.figures import dollars, many, plural, seconds, share, significant
 from crosstie.core.question import assumptions
 from crosstie.decide.compare.scorecard import Entry
@@ -243,45 +242,29 @@ def wait_sentence(waiting: WaitComparison) -> str:
 
 
 def to_json(answer: Tco) -> dict[str, object]:
-    assessed = answer.assessed
+    assessed, waiting = answer.assessed, answer.waiting
     return {
-        "model": answer.card.model.id,
-        "load": asdict(answer.card.load),
-        "years": assessed.years,
+        **picked(answer, "model=card.model.id load=card.load years=assessed.years"),
         "options": [option_json(answer, entry) for entry in answer.running],
         "problems": {e.accelerator.id: e.problem for e in answer.card.entries if e.problem},
-        "ranking": assessed.ranking,
-        "saving_interval": assessed.risk.saving,
-        "samples": assessed.risk.samples,
-        "seed": assessed.risk.seed,
-        "tornado": [asdict(bar) for bar in assessed.tornado],
-        "break_evens": [asdict(level) for level in assessed.break_evens],
-        "rent_or_buy": [
-            {"accelerator": r.name, "rent": asdict(r.rent), "at": [asdict(choice) for choice in r.choices]}
-            for r in answer.rented
-        ],
+        **picked(
+            assessed, "ranking saving_interval=risk.saving samples=risk.samples seed=risk.seed tornado break_evens"
+        ),
+        "rent_or_buy": [picked(rented, "accelerator=name rent at=choices") for rented in answer.rented],
         "api": sold_json(answer.apis) if answer.apis else None,
-        "buy_or_wait": {
-            **asdict(answer.waiting.choice),
-            "speedup": answer.waiting.successor.speedup,
-            "speedup_by_their_figures": answer.waiting.modelled,
-            "speedup_denied": answer.waiting.is_denied,
-        }
-        if answer.waiting
-        else None,
+        "buy_or_wait": waiting
+        and {
+            **plain(waiting.choice),
+            **picked(waiting, "speedup=successor.speedup speedup_by_their_figures=modelled speedup_denied=is_denied"),
+        },
         "verdicts": [*assessed.verdicts, *choice_sentences(answer)],
         **assumptions(answer.question, [answer.reckoned(entry) for entry in answer.running]),
     }
 
 
 def sold_json(apis: ApiMarket) -> dict[str, object]:
-    return {
-        "price": asdict(apis.quote),
-        "price_sources": [msgspec.to_builtins(price) for price in apis.sources],
-        "host_or_api": [
-            {"accelerator": one.name, "at": [asdict(choice) for choice in one.choices]} for one in apis.options
-        ],
-    }
+    options = [picked(option, "accelerator=name at=choices") for option in apis.options]
+    return {**picked(apis, "price=quote price_sources=sources"), "host_or_api": options}
 
 
 def power_json(bill: Ownership, words: str) -> dict[str, object]:
@@ -302,22 +285,14 @@ def option_json(answer: Tco, entry: Entry) -> dict[str, object]:
     spread = next(s for s in answer.assessed.risk.spreads if s.option == name)
     return {
         "accelerator": name,
-        "gpus": bill.option.gpus,
-        "price": asdict(bill.option.price),
-        "price_sources": [msgspec.to_builtins(price) for price in answer.sources[name]],
-        "discount": bill.option.discount,
-        "engineers": bill.option.engineers,
-        "overrides": dict(bill.option.overrides),
+        **picked(bill.option, "gpus price"),
+        "price_sources": plain(answer.sources[name]),
+        **picked(bill.option, "discount engineers overrides"),
         "deployment": deployment_json(entry.deployment) if entry.deployment else None,
-        "estimate": msgspec.to_builtins(entry.estimate) if entry.estimate else None,
-        "watts_per_gpu": bill.watts_per_gpu,
-        "mean_watts_per_gpu": bill.mean_watts_per_gpu,
+        "estimate": entry.estimate and plain(entry.estimate),
+        **picked(bill, "watts_per_gpu mean_watts_per_gpu"),
         "power": power_json(bill, answer.power_basis[name]),
-        "kwh": bill.kwh,
-        "kwh_per_mtok": bill.kwh_per_mtok,
-        "usd": bill.usd,
-        "total_usd": bill.total_usd,
-        "usd_per_gpu_hour": bill.usd_per_gpu_hour,
+        **picked(bill, "kwh kwh_per_mtok usd total_usd usd_per_gpu_hour"),
         "usd_per_mtok": answer.assessed.usd_per_mtok[name],
         "usd_per_gb_month_of_memory": answer.usd_per_gb_month(name),
         "usd_per_gb_month_of_cache": answer.usd_per_cache_gb_month(name),

@@ -1,12 +1,11 @@
 """How saved plans look beside what would be planned today."""
 
-from dataclasses import asdict
 from typing import Any
 
-from msgspec import to_builtins
 from rich.text import Text
 
 from crosstie.cli.show import console, say
+from crosstie.core.document import picked, plain
 from crosstie.core.figures import dollars, plural
 from crosstie.decide.plan.watch import PriceMove, Watched
 
@@ -50,16 +49,10 @@ def _move(move: PriceMove, newer: bool) -> str:
 
 def watched_json(one: Watched) -> dict[str, Any]:
     return {
-        "file": one.file,
-        "name": one.then.workload.name,
-        "made": one.then.made,
-        "flipped": one.flipped,
-        "because": one.because,
-        "then": {"gpus": one.then.gpus, "usd_per_hour": one.then.usd_per_hour},
+        **picked(one, "file name=then.workload.name made=then.made flipped because"),
+        "then": picked(one.then, "gpus usd_per_hour"),
         "now": {"gpus": one.now.gpus, "usd_per_hour": one.now.usd_per_hour if one.now.answered else None},
-        "prices": [{**asdict(move), "newer_than_plan": move in one.newer_prices} for move in one.moves],
-        "appeared": one.appeared,
-        "gone": one.gone,
-        "recalibrated": one.recalibrated,
-        "signals": [{**to_builtins(sign.signal), "state": sign.state, "now": sign.now} for sign in one.signs],
+        "prices": [{**plain(move), "newer_than_plan": move in one.newer_prices} for move in one.moves],
+        **picked(one, "appeared gone recalibrated"),
+        "signals": [{**plain(sign.signal), **picked(sign, "state now")} for sign in one.signs],
     }

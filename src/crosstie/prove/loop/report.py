@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.core.document import picked
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.plan.plan import Plan
 from crosstie.prove.calibration.own import OWN
@@ -24,15 +25,10 @@ def report_document(found: LoopResult) -> dict[str, Any]:
     return {
         "crosstie_loop": 1,
         "title": f"The loop: {state.prepared.replica}",
-        "emulated": state.prepared.emulated,
-        "replica": state.prepared.replica,
+        **picked(state.prepared, "emulated replica"),
         "conditions": {k: v for k, v in state.prepared.conditions.items() if k != "model_config"},
-        "command": state.prepared.command,
-        "doctor": state.prepared.doctor,
-        "notes": state.prepared.notes,
-        "spent_s": state.spent_s,
-        "starts_s": state.starts_s,
-        "calibration_before": state.calibration,
+        **picked(state, "command=prepared.command doctor=prepared.doctor notes=prepared.notes"),
+        **picked(state, "spent_s starts_s calibration_before=calibration"),
         "inside": sum(row["inside"] for row in rows),
         "rows": len(rows),
         "points": points,
@@ -60,9 +56,9 @@ def _point(found: LoopResult, one: LoopPoint) -> dict[str, Any]:
             "predicted_after": msgspec.to_builtins(after) if after else None,
         }  # fmt: skip
     return {
-        "name": one.name, "short": one.short, "input_tokens": one.input_tokens, "output_tokens": one.output_tokens,
-        "clients": one.clients, "requests": measured["requests"], "failed": measured["failed"],
-        "arrivals": measured["arrivals"], "width_left": one.width_left, "metrics": metrics,
+        **picked(one, "name short input_tokens output_tokens clients"),
+        **{key: measured[key] for key in ("requests", "failed", "arrivals")},
+        "width_left": one.width_left, "metrics": metrics,
     }  # fmt: skip
 
 
@@ -125,18 +121,14 @@ def _plans(found: LoopResult) -> dict[str, Any] | None:
 
 
 def _plan(one: Plan) -> dict[str, Any]:
-    fleet = one.fleet
     return {
-        "answered": one.answered,
-        "holds": one.holds,
+        **picked(one, "answered holds"),
         "usd_per_hour": one.usd_per_hour if one.answered else None,
-        "usd_per_million": fleet.cost.usd_per_million if fleet else None,
-        "gpus": one.gpus,
+        **picked(one, "usd_per_million=fleet.cost.usd_per_million gpus"),
         "pools": {
-            pool.name: f"{pool.replicas} x {pool.deployment.label}, {pool.deployment.model.id}" for pool in fleet.pools
-        }
-        if fleet
-        else {},
+            pool.name: f"{pool.replicas} x {pool.deployment.label}, {pool.deployment.model.id}"
+            for pool in (one.fleet.pools if one.fleet else ())
+        },
         "interval_usd_per_hour": _ends(one),
     }
 

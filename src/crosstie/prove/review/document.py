@@ -6,17 +6,20 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from crosstie.core.document import picked
 from crosstie.prove.review.again import Again
 from crosstie.prove.review.checklist import Demand
 from crosstie.prove.review.figures import LEVEL, ReviewFigure
 from crosstie.prove.review.planned import Planned
 from crosstie.prove.review.review import Review
 
+_PLAN = "file name=workload.name made=saved.made"
+
 
 def review_document(found: Review, learnt: Again | None) -> dict[str, Any]:
     planned, production = found.planned, found.production
     return {
-        "plan": {"file": planned.file, "name": planned.workload.name, "made": planned.saved.made},
+        "plan": picked(planned, _PLAN),
         "today": found.today,
         "age_days": planned.age_days(found.today),
         "recorded": {
@@ -36,28 +39,25 @@ def review_document(found: Review, learnt: Again | None) -> dict[str, Any]:
     }
 
 
-def _figure(one: ReviewFigure) -> dict[str, Any]:
+def _figure(figure: ReviewFigure) -> dict[str, Any]:
+    made = picked(
+        figure,
+        "check of what unit predicted planned seen=seen.value interval=seen.low requests=seen.requests few=seen.few "
+        "difference limit verdict note",
+    )
+    known = figure.difference is not None and math.isfinite(figure.difference)
     return {
-        "check": one.check or None,
-        "of": one.of or None,
-        "what": one.what,
-        "unit": one.unit,
-        "predicted": one.predicted,
-        "planned": one.planned,
-        "seen": one.seen.value,
-        "interval": [one.seen.low, one.seen.high],
-        "requests": one.seen.requests,
-        "few": one.seen.few,
-        "difference": one.difference if one.difference is not None and math.isfinite(one.difference) else None,
-        "limit": None if one.limit is None else {"share": one.limit.share, "side": one.limit.side},
-        "verdict": one.verdict,
-        "note": one.note or None,
+        **made,
+        **{key: made[key] or None for key in ("check", "of", "note")},
+        "interval": [figure.seen.low, figure.seen.high],
+        "difference": figure.difference if known else None,
+        "limit": figure.limit and picked(figure.limit, "share side"),
     }
 
 
 def checklist_document(planned: Planned, items: list[Demand]) -> dict[str, Any]:
     return {
-        "plan": {"file": planned.file, "name": planned.workload.name, "made": planned.saved.made},
+        "plan": picked(planned, _PLAN),
         "demands": to_builtins(items),
         "assumptions": planned.assumptions or None,
     }
