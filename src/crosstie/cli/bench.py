@@ -51,7 +51,7 @@ _NOT_WRITTEN = 2
                     "--let-stop --field --tokenizer",
         "Measuring": "--warmup --repeat --resume --workers --gpu-metrics --speed --seed",
         "What it runs on, for validate and calibrate":
-            "--accelerator --precision --engine --tp --gpus --layout",
+            "--accelerator --precision --engine --tp --gpus --layout --speculation",
     },
 )  # fmt: skip
 @click.argument("urls", nargs=-1, required=True, metavar="[NAME=]URL...")

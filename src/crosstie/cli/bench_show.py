@@ -67,6 +67,9 @@ def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
 
 
 def _phases(out: Output, point: PointResult) -> None:
+    if point.acceptance_length is not None:
+        kept = f"{significant(point.acceptance_length)} tokens a step, of drafts of {point.draft_tokens}"
+        say(out, f"  {point.load.name}: {kept}, by the engine's own counters")
     if not point.phases:
         return
     rows = [

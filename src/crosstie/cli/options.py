@@ -87,6 +87,7 @@ _OF_TOOLS = {
     "tp": ("--tp", "N", "GPUs that a replica was split over."),
     "num_accelerators": ("--gpus", "N", "All GPUs. [default: those of one replica]"),
     "parallelism": ("--layout", "TEXT", "The split where it is more than --tp: TP8EP8, DEP8, TP4PP2."),
+    "spec_decode": ("--speculation", "METHOD:N", "How it drafted: mtp:3, eagle3:3, ngram:3."),
 }
 
 
@@ -99,5 +100,5 @@ tool_options = option_group(*map(_given, _OF_TOOLS))
 # The same for whoever measures: what an endpoint does not say of itself, written beside its results.
 endpoint_options = option_group(
     _given("accelerator", "The accelerator behind it. [default: the endpoint's NAME, where it is one]"),
-    *map(_given, ("precision", "engine", "tp", "num_accelerators", "parallelism")),
+    *map(_given, ("precision", "engine", "tp", "num_accelerators", "parallelism", "spec_decode")),
 )

@@ -13,13 +13,14 @@ from crosstie.core.errors import BadInput
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.bench.counting import texts_by_engine, texts_by_file, words_by_engine
 from crosstie.prove.bench.endpoint import BenchEndpoint
+from crosstie.prove.bench.engine_counters import engine_counts
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
 from crosstie.prove.bench.limit import FoundLimit, find_limit
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, senders_for
 from crosstie.prove.bench.resume import EarlierRun
 from crosstie.prove.bench.schedules import by_phase, phases_of
-from crosstie.prove.bench.sessions import prefix_counters, run_sessions
+from crosstie.prove.bench.sessions import run_sessions
 from crosstie.prove.bench.summary import PointResult, of_runs
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.prompts import Sizing, Wording, cut_text, text
@@ -186,9 +187,21 @@ class _Session:
         giving: bool = False, told: str = "",
     ) -> tuple[BenchRun, list[GpuUse], int]:  # fmt: skip
         """One run, what GPUs did meanwhile, and how many senders there were."""
+        before = engine_counts(endpoint, self.settings.api_key)
+        send = self._conversed if load.turns is not None else self._requested
+        run, senders = send(endpoint, sizing, load, repeat, told, count=count, giving=giving)
+        after = engine_counts(endpoint, self.settings.api_key)
+        if before is not None and after is not None:
+            run = replace(run, counted=after.since(before))
+        watch = self.watches.get(endpoint.url)
+        return run, _serving(endpoint, watch.over(*run.watched(self.settings.speed))) if watch else [], senders
+
+    def _requested(
+        self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, told: str, *,
+        count: int | None, giving: bool,
+    ) -> tuple[BenchRun, int]:  # fmt: skip
+        """Requests that know nothing of each other."""
         settings = self.settings
-        if load.turns is not None:
-            return self._conversed(endpoint, sizing, load, repeat, told)
         count = settings.count(load) if count is None else count
         asked = made(load, settings.lengths, count, settings.run_seconds(load), settings.seed + repeat)
         senders = settings.senders or senders_for(load, asked, settings.speed, self.senders.most + 1)
@@ -200,29 +213,23 @@ class _Session:
         )  # fmt: skip
         if load.schedule:
             run = replace(run, phases=by_phase(phases_of(load.schedule), run.outcomes))
-        watch = self.watches.get(endpoint.url)
-        return run, _serving(endpoint, watch.over(*run.watched(settings.speed))) if watch else [], senders
+        return run, senders
 
     def _conversed(
-        self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, told: str
-    ) -> tuple[BenchRun, list[GpuUse], int]:
-        """Conversations; what the engine counts of its prefix cache belongs to them."""
+        self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, told: str, **_: object
+    ) -> tuple[BenchRun, int]:
+        """Conversations."""
         settings, sessions, turns = self.settings, load.clients or 1, load.turns or 1
         self._runs += 1
         new = made(BenchLoad(clients=1), settings.lengths, sessions * turns, None, settings.seed + repeat)
         job = SenderJob(
             endpoint.url, self._wording(endpoint, sizing), load, [], speed=settings.speed, api_key=settings.api_key
         )  # fmt: skip
-        before = prefix_counters(endpoint, settings.api_key)
         run = run_sessions(
             job, [new[at::sessions] for at in range(sessions)], load.pause_s, lambda: self.interrupt.asked,
             lambda done: self.on_progress(done, len(new), f"{endpoint.name}, {load.name}{told}"),
         )  # fmt: skip
-        after = prefix_counters(endpoint, settings.api_key)
-        if before is not None and after is not None:
-            run = replace(run, prefix=(after.queries - before.queries, after.hits - before.hits))
-        watch = self.watches.get(endpoint.url)
-        return run, _serving(endpoint, watch.over(*run.watched(settings.speed))) if watch else [], 1
+        return run, 1
 
     def _sent(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, asked: Sequence[TimedRequest], told: str, *,

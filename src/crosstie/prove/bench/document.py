@@ -1,7 +1,7 @@
 """The result file of a benchmark: JSON that `validate` and `calibrate` read as it is."""
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 
@@ -74,10 +74,11 @@ def _point(
     watched = len(point.gpus)
     if watched and "power_w" in point.metrics:
         made["metrics"]["power_w_per_gpu"] = {"value": point.metrics["power_w"].value / watched}
-    return {"name": point.load.name, "columns": columns(point, lengths), **made, "over_first": over_first}
+    said = columns(point, lengths, one.endpoint.conditions)
+    return {"name": point.load.name, "columns": said, **made, "over_first": over_first}
 
 
-def columns(point: PointResult, lengths: BenchLengths) -> dict[str, str]:
+def columns(point: PointResult, lengths: BenchLengths, conditions: Mapping[str, str]) -> dict[str, str]:
     """As results have them: what was counted, on average; but of a closed loop that begins all at once, whose schedule
     is predicted request by request, the most of lengths that vary."""
     if not point.metrics:
@@ -97,5 +98,14 @@ def columns(point: PointResult, lengths: BenchLengths) -> dict[str, str]:
         "input_len": str(max(round(inputs), 1)),
         "output_len": str(max(round(outputs), 1)),
         "arrivals": point.arrivals,
+        **_drafts(point, conditions),
         **({"notes": note} if note else {}),
     }
+
+
+def _drafts(point: PointResult, conditions: Mapping[str, str]) -> dict[str, str]:
+    """An engine that drafted serves no plain answers, whether its user said how it drafts or not."""
+    if point.acceptance_length is None:
+        return {}
+    said = conditions.get("spec_decode") or f"drafts of {point.draft_tokens}"
+    return {"spec_decode": said, "spec_accept_len": f"{point.acceptance_length:.3f}"}

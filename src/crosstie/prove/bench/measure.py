@@ -21,6 +21,7 @@ import msgspec
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.progress import OnProgress, no_progress
+from crosstie.prove.bench.engine_counters import EngineCounts
 from crosstie.prove.bench.loads import BenchLoad, shares
 from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
 from crosstie.prove.replay.prompts import Wording, corpus
@@ -101,8 +102,8 @@ class BenchRun:
     staggered: bool = False
     # By the name of each part of the run that is told apart: turns of conversations, phases of a schedule.
     phases: Mapping[str, Sequence[RequestOutcome]] = field(default_factory=dict)
-    # What the engine's prefix cache did meanwhile: tokens looked up and found.
-    prefix: tuple[float, float] | None = None
+    # By the engine's own counters; None where it has none.
+    counted: EngineCounts | None = None
 
     @property
     def settled_outcomes(self) -> list[RequestOutcome]:

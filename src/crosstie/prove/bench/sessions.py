@@ -1,52 +1,18 @@
 """Conversations: each prompt is the last one, the answer to it and something new, so that a prefix cache has work.
 
-Sessions run side by side and wait between their turns, as somebody who reads does. What the cache served is told by
-the engine's own counters, before and after.
+Sessions run side by side and wait between their turns, as somebody who reads does.
 """
 
 import asyncio
 import json
-import math
-import re
 from collections.abc import Callable
 from time import monotonic, perf_counter, process_time
-from typing import NamedTuple
 
-from crosstie.prove.bench.endpoint import BenchEndpoint
 from crosstie.prove.bench.measure import BenchRun, SenderJob
 from crosstie.prove.replay.prompts import text
 from crosstie.prove.replay.replay import CHAT, NOT_AWAITED, Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
-from crosstie.wire.address import Address
-from crosstie.wire.fetch import fetch_once
 from crosstie.wire.loops import run_on_loop
-
-_COUNTER = re.compile(r"^vllm:prefix_cache_(queries|hits)(?:_total)?(?:\{[^}]*\})? ([0-9.eE+]+)$", re.MULTILINE)
-
-
-class PrefixUse(NamedTuple):
-    """Tokens of prompts that the engine looked up in its prefix cache, and those that it found there."""
-
-    queries: float
-    hits: float
-
-    @property
-    def hit_rate(self) -> float:
-        return self.hits / self.queries if self.queries else math.nan
-
-
-def prefix_counters(endpoint: BenchEndpoint, api_key: str | None) -> PrefixUse | None:
-    """Since the engine was started; None where it does not say."""
-    address = Address(endpoint.url)
-    headers = [(b"authorization", f"Bearer {api_key}".encode())] if api_key else []
-    try:
-        answer = run_on_loop(fetch_once(address, "GET", f"{address.root}/metrics", headers=headers, timeout_s=10.0))
-    except OSError:
-        return None
-    found: dict[str, float] = {}
-    for name, value in _COUNTER.findall(answer.body.decode(errors="replace")):
-        found[name] = found.get(name, 0.0) + float(value)
-    return PrefixUse(found["queries"], found["hits"]) if set(found) == {"queries", "hits"} else None
 
 
 def run_sessions(

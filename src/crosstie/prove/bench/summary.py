@@ -9,9 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
+from crosstie.prove.bench.engine_counters import EngineCounts
 from crosstie.prove.bench.gpus import GpuUse
 from crosstie.prove.bench.loads import BenchLoad
 from crosstie.prove.bench.measure import BenchRun
@@ -98,9 +101,12 @@ class PointResult:
     arrivals: str = "lockstep"
     # Turns of conversations, or phases of a schedule; of all repeats together.
     phases: list[PhaseResult] = field(default_factory=list)
-    # Tokens of prompts that the engine looked up in its prefix cache, and found; None where it does not say.
+    # By the engine's own counters, of all repeats; None where it has none. Tokens of prompts that it looked up in its
+    # prefix cache, and found there; tokens of a draft, and those that a step with drafts gives a sequence.
     prefix_queries: float | None = None
     prefix_hits: float | None = None
+    draft_tokens: int | None = None
+    acceptance_length: float | None = None
 
 
 def of_runs(
@@ -150,8 +156,7 @@ def of_runs(
         bent=max(late_p99, lag_p99 * speed) > _BENT * ttft,
         arrivals=_arrivals(load, runs, lockstep),
         phases=_phases(runs),
-        prefix_queries=_counted(runs, 0),
-        prefix_hits=_counted(runs, 1),
+        **_counted(runs),
     )
 
 
@@ -170,9 +175,13 @@ def _phases(runs: Sequence[BenchRun]) -> list[PhaseResult]:
     return found
 
 
-def _counted(runs: Sequence[BenchRun], which: int) -> float | None:
-    known = [run.prefix[which] for run in runs if run.prefix is not None]
-    return sum(known) if len(known) == len(runs) else None
+def _counted(runs: Sequence[BenchRun]) -> dict[str, Any]:
+    known = [run.counted for run in runs if run.counted is not None]
+    if len(known) < len(runs):
+        return {}
+    total = reduce(EngineCounts.plus, known)
+    drafts = {"draft_tokens": total.depth, "acceptance_length": total.acceptance_length} if total.drafts else {}
+    return {"prefix_queries": total.looked_up, "prefix_hits": total.hit, **drafts}
 
 
 def _arrivals(load: BenchLoad, runs: Sequence[BenchRun], lockstep: bool) -> str:

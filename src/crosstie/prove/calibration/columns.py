@@ -93,7 +93,8 @@ def speculation_of(
         return None, ()
     found = _DRAFTS.fullmatch(said)
     if not found:
-        raise NotPredicted(f"speculative decoding '{point['spec_decode'][:40]}' is not known")
+        hint = "; --speculation says how it drafted" if said.startswith("drafts of") else ""
+        raise NotPredicted(f"speculative decoding '{point['spec_decode'][:40]}' is not known{hint}")
     method, depth, assumed = found[1].replace("-", ""), found[2], []
     if settings.speculation and method == "mtp":
         # InferenceX calls every kind of drafting MTP.
