@@ -1,32 +1,31 @@
 """What Crosstie measured itself with vLLM on an H200: the files of bench, and the table that calibration learns from."""
 
+import csv
+import io
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from crosstie.catalog.library import SHIPPED, Catalog
-from crosstie.prove.calibration.results import OperatingPoint, read_results
 from crosstie.prove.calibration.validate import validate
 
-FILES = sorted((Path(__file__).parents[3] / "examples" / "results" / "h200-vllm-0.24").glob("*.json"))
-SMALL = sorted((Path(__file__).parents[3] / "examples" / "results" / "h200-vllm-0.24-small").rglob("*.json"))
-FOURTEEN = sorted((Path(__file__).parents[3] / "examples" / "results" / "h200-vllm-0.24-14b").rglob("*[0-9].json"))
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "examples" / "results"
+FILES = sorted((RESULTS / "h200-vllm-0.24").glob("*.json"))
+SMALL = sorted((RESULTS / "h200-vllm-0.24-small").rglob("*.json"))
+FOURTEEN = sorted((RESULTS / "h200-vllm-0.24-14b").rglob("*[0-9].json"))
+DRAFTING = sorted((RESULTS / "h200-vllm-0.24-mixture").glob("*ngram*.json"))
 TABLE = SHIPPED / "measured" / "h200-vllm-2026-11.csv"
 
 
-def key(point: OperatingPoint) -> tuple[str, ...]:
-    return tuple(point[name] for name in ("model", "input_len", "output_len", "concurrency"))
-
-
 def test_the_table_has_what_bench_measured() -> None:
-    known = {
-        (*key(point), row.metric): row.value for point in read_results(*FILES).points for row in point.rows
-    }  # fmt: skip
-    table = {(*key(point), row.metric): row.value for point in read_results(TABLE).points for row in point.rows}
-    assert len(FILES) == 18
-    assert len(table) == 162
-    for name, value in table.items():
-        assert value == pytest.approx(known[name], rel=1e-5), name
+    made = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "own_results_table.py")], capture_output=True, text=True, check=True
+    ).stdout
+    assert made == TABLE.read_text()
+    assert len({row["source_ref"] for row in csv.DictReader(io.StringIO(made))}) == 44
 
 
 def test_every_file_is_predicted_as_it_was_measured() -> None:
@@ -58,3 +57,12 @@ def test_what_a_loop_measured_of_a_folder_is_predicted() -> None:
     assert len(FOURTEEN) == 3
     assert not found.missed
     assert all(case.point["engine_version"] == "0.24.0" for outcome in found.outcomes for case in outcome.cases)
+
+
+def test_drafts_that_were_counted_are_predicted_as_drafts() -> None:
+    found = validate(Catalog([]), DRAFTING)
+    assert not found.missed
+    for outcome in found.outcomes:
+        for case in outcome.cases:
+            assert case.deployment.speculation is not None
+            assert case.deployment.speculation.acceptance_length == pytest.approx(3.83, abs=0.01)
