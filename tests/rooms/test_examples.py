@@ -68,13 +68,15 @@ def test_the_client_is_answered() -> None:
 
 
 def test_every_example_is_listed_and_run_by_something() -> None:
-    """Files of other folders than those above are in a tutorial, which tests/rooms/test_tutorials.py runs; recorded
-    machines are read whole by tests/port/doctor, and measured runs by tests/prove/calibration."""
+    """Files of other folders than those above are in a tutorial, which tests/rooms/test_tutorials.py runs. The plugin is
+    run by tests/run/service/test_plugins.py; recorded machines are read whole by tests/port/doctor, and measured runs by
+    tests/prove/calibration."""
     listed = (EXAMPLES / "README.md").read_text()
     tutorials = "".join(page.read_text() for page in (ROOT / "docs" / "tutorials").glob("*.md"))
     for file in FILES:
         read_whole = (
             EXAMPLES / "machines",
+            EXAMPLES / "plugin",
             EXAMPLES / "results" / "h200-vllm-0.24",
             EXAMPLES / "results" / "h200-vllm-0.24-14b",
             EXAMPLES / "results" / "h200-vllm-0.24-small",

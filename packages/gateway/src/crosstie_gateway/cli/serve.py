@@ -74,6 +74,10 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
 @click.option("--batches", type=FILE, metavar="DIR", help="Keep /v1/files and /v1/batches there, and run them.")
 @whole_option("--batch-in-flight", 1, 10_000, "Requests of batches that run at once.", default=32)
 @real_option("--batch-max-gib", 0.001, None, "What all files may take.", metavar="G", default=10.0)
+@click.option(
+    "--plugin", "plugins", multiple=True, metavar="NAME",
+    help="A guard, filter or policy of another package: docs/plugins.md. May be repeated.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be served, and end.")
 @click.option("--check", is_flag=True, hidden=True, help="The former name of --dry-run.")
 @click.option("--example", is_flag=True, help="Print a fleet file to start from.")

@@ -15,7 +15,15 @@ from crosstie.route.router import Router
 from crosstie_gateway.gateway.adapters import AdapterLoader
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.guard import Guard
-from crosstie_gateway.gateway.interfaces import Batches, HostedModels, OtherWorkers, OwnPages, Tokenizing, Tracing
+from crosstie_gateway.gateway.interfaces import (
+    Batches,
+    HostedModels,
+    OtherWorkers,
+    OwnPages,
+    Plugins,
+    Tokenizing,
+    Tracing,
+)
 from crosstie_gateway.gateway.metrics import Metrics
 from crosstie_gateway.gateway.responses import KeptResponses
 
@@ -45,6 +53,8 @@ class Context:
         self.workers: OtherWorkers | None = None
         # Who reads prompts as their engines do; None: they are estimated.
         self.tokenizing: Tokenizing | None = None
+        # Other packages' guards, filters and policies; None: there are none.
+        self.plugins: Plugins | None = None
         # Who keeps files and runs batches; None: nobody does.
         self.batches: Batches | None = None
         # Pages for operators at the clients' port; None: there are none.

@@ -106,6 +106,16 @@ class Exchange(ExchangeState):
         self.ask, self.parsed, self.tried = ask, parsed, ask.tried
         self.request.body = self.body = body
 
+    def take_body(self, ask: Ask, parsed: RequestBody) -> None:
+        """Another body than its client's, of which nothing was asked yet."""
+        self.ask, self.parsed, self.tried, self.body = ask, parsed, ask.tried, self.request.body
+
+    def rule_out(self, keys: tuple[str, ...]) -> None:
+        """Whichever model answers in the end, none of these backends does."""
+        self.ruled_out += keys
+        self.ask.tried += keys
+        self.tried = self.ask.tried
+
     # What an attempt tells
 
     def transcribed(self) -> Transcript | None:

@@ -38,11 +38,12 @@ from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_a
 from crosstie_gateway.gateway.exchange import Exchange
 from crosstie_gateway.gateway.health import probe, watch
 from crosstie_gateway.gateway.identity import context_of, is_id
-from crosstie_gateway.gateway.interfaces import CountedPrompt
+from crosstie_gateway.gateway.interfaces import CountedPrompt, PluginVerdict
 from crosstie_gateway.gateway.limits import Grant
 from crosstie_gateway.gateway.messages import error_message
 from crosstie_gateway.gateway.messages_reply import MessagesReply
 from crosstie_gateway.gateway.notices import Notice
+from crosstie_gateway.gateway.plugin_calls import question_of
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.gateway.responses import PATH
 from crosstie_gateway.gateway.roads import FORMS, MESSAGES, SERVED
@@ -391,8 +392,38 @@ class Gateway:
 
     def _begin(self, exchange: Exchange) -> None:
         self.exchanges.add(exchange)
+        if self.context.plugins is not None:
+            question = question_of(self.context, exchange)
+            self.context.plugins.consult(question, lambda verdict: self._obey(exchange, verdict))
+            return
         # It has just been made.
         self._decide_on(exchange, exchange.arrived)
+
+    def _obey(self, exchange: Exchange, verdict: PluginVerdict) -> None:
+        """What plugins say of a request; its client may have gone meanwhile."""
+        if exchange.closed:
+            return
+        try:
+            if verdict.body is not None and not verdict.refusal:
+                request = exchange.request
+                request.body, request.outline = verdict.body, None
+                parsed, ask = self.read(request, exchange.record.key_id)
+                ask.priority, ask.ttft_s, ask.tpot_s = exchange.ask.priority, exchange.ask.ttft_s, exchange.ask.tpot_s
+                exchange.take_body(ask, parsed)
+            if verdict.pools is not None:
+                pools = self.live.by_model.get(exchange.ask.model, ())
+                others = [pool for pool in pools if pool.name not in verdict.pools]
+                exchange.rule_out(tuple(replica.key for pool in others for replica in pool.replicas))
+        except RequestRejected as refused:
+            exchange.refuse(refused.status, str(refused), refused.code)
+        else:
+            if verdict.refusal:
+                status, code = (503, "plugin_failed") if verdict.failed else (400, "plugin_refused")
+                exchange.refuse(status, verdict.refusal, code, retry_after_s=1.0 if verdict.failed else 0.0)
+            elif verdict.pools == ():
+                exchange.refuse(400, "no pool may have this request", "plugin_refused")
+            else:
+                self._decide_on(exchange, self.now())
 
     def _enter(self, exchange: Exchange) -> None:
         """A request that was held."""

@@ -5,7 +5,7 @@ Each is None where there is no such thing. The service derives from these classe
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from crosstie.route.ask import Ask
 from crosstie.route.held import PromptTokens
@@ -91,6 +91,41 @@ class Tokenizing:
     def read(self, request: Request, reply: Reply, go_on: Callable[[CountedPrompt | None], None]) -> None:
         """Calls `go_on` with what a request's prompt is, at once or when it has been read elsewhere; with None where
         nobody here can tell, or not in time. What fails in it later is answered here."""
+        raise NotImplementedError
+
+
+class PluginQuestion(NamedTuple):
+    """What plugins are told of a request, and the pools of its model that could serve it."""
+
+    path: str
+    model: str
+    class_name: str
+    key_id: int
+    body: bytes
+    pools: list[dict[str, Any]]
+
+
+class PluginVerdict(NamedTuple):
+    """`refusal`: in words for its client; `failed`: for want of an answer. `body`: in place of its own; `pools`: those
+    that may have it and no others; None: as it was."""
+
+    refusal: str = ""
+    failed: bool = False
+    body: bytes | None = None
+    pools: tuple[str, ...] | None = None
+
+
+Told = Callable[[PluginVerdict], None]
+
+
+class Plugins:
+    """Guards, filters and policies of other packages; see `service.plugins`."""
+
+    # Whether any of them chooses among pools.
+    wants_pools = False
+
+    def consult(self, question: PluginQuestion, told: Told) -> None:
+        """Calls `told` once, and soon."""
         raise NotImplementedError
 
 

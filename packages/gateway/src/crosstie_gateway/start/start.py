@@ -34,6 +34,7 @@ from crosstie_gateway.service.kv_events import KvEvents
 from crosstie_gateway.service.ledger import Ledger
 from crosstie_gateway.service.logs import Log, Style
 from crosstie_gateway.service.peers import LearntSharing, PeerSharing
+from crosstie_gateway.service.plugins import PluginProcesses
 from crosstie_gateway.service.process import Component, GatewayProcess, check_places
 from crosstie_gateway.service.record import TrafficRecorder
 from crosstie_gateway.service.spending import ProviderSpending
@@ -128,6 +129,8 @@ class ServeOptions:
     batches: Path | None = None
     batch_in_flight: int = 32
     batch_max_gib: float = 10.0
+    # Entry points of other packages' guards, filters and policies, in the order in which they are asked.
+    plugins: tuple[str, ...] = ()
     # End when standard input closes.
     with_parent: bool = False
 
@@ -246,6 +249,7 @@ class _Start:
         self, observers: Observers, ledger: Ledger, before: Sequence[Component], after: Sequence[Component] = (),
         **shared: Any,
     ) -> GatewayProcess:  # fmt: skip
+        plugins: list[Component] = [PluginProcesses(self.options.plugins)] if self.options.plugins else []
         doors: list[Component] = [door for door in (self.edge, self.door, self.ops) if door is not None]
         options, batches = self.options, list[Component]()
         if options.batches is not None:
@@ -255,7 +259,7 @@ class _Start:
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
                 Discovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
-                TokenizerFiles(), KvEvents(), *observers.components(), *batches, *doors, *after,
+                TokenizerFiles(), KvEvents(), *observers.components(), *plugins, *batches, *doors, *after,
             ],
             **shared,
         )  # fmt: skip

@@ -1,0 +1,112 @@
+"""A plugin in a process of its own: questions come over standard input, answers go over standard output, one at a time.
+
+What the plugin prints goes to standard error. It ends when its input closes. docs/plugins.md has the contract.
+"""
+
+import os
+import struct
+import sys
+import threading
+import time
+from importlib.metadata import entry_points
+from typing import Any, BinaryIO
+
+import msgspec
+
+GROUP = "crosstie.plugins"
+LENGTH = struct.Struct(">I")
+# Larger messages are none of a gateway's.
+MOST_BYTES = 2**27
+# How often a plugin's process looks whether its parent is there.
+_CHECK_S = 2.0
+
+
+class PluginHello(msgspec.Struct):
+    """What a plugin says of itself once it is loaded: the methods that it has, and its own settings; or why it was not
+    loaded."""
+
+    methods: list[str] = []
+    patience_s: float = 0.1
+    on_failure: str = "refuse"
+    error: str = ""
+
+
+class PluginRequest(msgspec.Struct):
+    number: int
+    method: str
+    request: dict[str, Any]
+    pools: list[dict[str, Any]]
+
+
+class PluginReply(msgspec.Struct):
+    """`answer`: what the method returned; `error`: how it failed, by the kind of its exception alone."""
+
+    number: int
+    answer: Any = None
+    error: str = ""
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return LENGTH.pack(len(body)) + body
+
+
+def _read(stream: BinaryIO) -> bytes:
+    head = stream.read(LENGTH.size)
+    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
+
+
+def hello_of(plugin: Any) -> PluginHello:
+    """Raises ValueError where it is no plugin."""
+    methods = [name for name in ("check", "pools") if callable(getattr(plugin, name, None))]
+    patience_s, on_failure = getattr(plugin, "patience_s", 0.1), getattr(plugin, "on_failure", "refuse")
+    hello = PluginHello(methods, float(patience_s), str(on_failure))
+    if not methods:
+        raise ValueError("it has neither check nor pools")
+    if not 0.001 <= hello.patience_s <= 60.0:
+        raise ValueError(f"patience_s {hello.patience_s:g} is not from 0.001 to 60")
+    if hello.on_failure not in ("refuse", "pass"):
+        raise ValueError(f"on_failure '{hello.on_failure}' is neither refuse nor pass")
+    return hello
+
+
+def answered(plugin: Any, asked: PluginRequest) -> PluginReply:
+    try:
+        given = (asked.request,) if asked.method == "check" else (asked.request, asked.pools)
+        answer = getattr(plugin, asked.method)(*given)
+        msgspec.msgpack.encode(answer)
+        return PluginReply(asked.number, answer)
+    except Exception as error:  # noqa: BLE001 (whatever a plugin does wrong is its own, and is told)
+        return PluginReply(asked.number, error=type(error).__name__)
+
+
+def _end_with(parent: int) -> None:
+    """However its parent ends, and whatever the plugin is doing then."""
+    while os.getppid() == parent:
+        time.sleep(_CHECK_S)
+    os._exit(0)
+
+
+def main() -> None:
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    # Nothing that the plugin prints may come between the answers.
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    (point,) = entry_points(group=GROUP, name=sys.argv[1])
+    try:
+        plugin = point.load()()
+        hello = hello_of(plugin)
+    except Exception as error:  # noqa: BLE001 (whatever it was: the gateway says it in a line)
+        hello = PluginHello(error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
+    out.write(frame(hello))
+    out.flush()
+    if hello.error:
+        return
+    decode = msgspec.msgpack.Decoder(PluginRequest).decode
+    while body := _read(sys.stdin.buffer):
+        out.write(frame(answered(plugin, decode(body))))
+        out.flush()
+
+
+if __name__ == "__main__":
+    main()
