@@ -1,10 +1,11 @@
 """Recipes of every model of the catalog on every AMD and NVIDIA part with every engine: a recipe, or a reason.
 
     python benchmarks/all_recipes.py [--models a,b] [--on x,y] [--engine vllm] [--json FILE]
-        [--vllm PYTHON] [--sglang PYTHON --sglang-source FOLDER]
+        [--vllm PYTHON] [--sglang PYTHON --sglang-source FOLDER] [--llama PYTHON]
 
 Flags are checked against the table of the engine's release; with the engines' own Pythons also by their parsers
-(tools/engine_flags.py says what those need). Status 1 where a parser refuses a line.
+(tools/engine_flags.py says what those need; for llama.cpp `pip install xllamacpp`). Status 1 where a parser refuses a
+line.
 """
 
 import argparse
@@ -103,7 +104,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("--models", "--on", "--engine"):
         asked.add_argument(name, default="")
-    for name in ("--json", "--vllm", "--sglang", "--sglang-source"):
+    for name in ("--json", "--vllm", "--sglang", "--sglang-source", "--llama"):
         asked.add_argument(name)
     given = asked.parse_args()
     split = [tuple(one for one in said.split(",") if one) for said in (given.models, given.on, given.engine)]
@@ -112,7 +113,8 @@ def main() -> int:
     if given.json:
         Path(given.json).write_bytes(msgspec.json.encode(found))
     refused: list[tuple[Outcome, str]] = []
-    for engine, python, source in (("vllm", given.vllm, ""), ("sglang", given.sglang, given.sglang_source)):
+    parsers = (("vllm", given.vllm, ""), ("sglang", given.sglang, given.sglang_source), ("llama.cpp", given.llama, ""))
+    for engine, python, source in parsers:
         if python:
             against = complaints(found, engine, python, source or "")
             asked_of = sum(one.engine == engine and not one.reason for one in found)

@@ -7,21 +7,25 @@
     ... --parse < lines.json      # a JSON list of argument lists in, a list of complaints ("" for none) out
 
 Runs in the engine's own environment, so it imports nothing of Crosstie's. SGLang's parser is imported from its source;
-what it needs only to serve stands in as an empty module. llama.cpp's has no parser that runs without a build: its flags
-are those that its README lists, which its build writes from the parser.
+what it needs only to serve stands in as an empty module. llama.cpp's flags are those that its README lists, which its
+build writes from the parser; the parser itself is in the wheel of xllamacpp, which carries llama.cpp's own library:
+`/path/to/python-with-xllamacpp tools/engine_flags.py llama.cpp --parse`.
 """
 
 import argparse
 import contextlib
 import csv
+import ctypes
 import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
 import io
 import json
+import os
 import re
 import sys
+import tempfile
 import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -176,6 +180,48 @@ def rows_of_readme(file: Path) -> list[tuple[str, str, str, str]]:
     return [*found.values()]
 
 
+class LlamaParser:
+    """common_params_parse of llama.cpp, called where xllamacpp's extension has it.
+
+    A CommonParams of xllamacpp holds llama.cpp's own right behind the head of a Python object. Which number its server
+    has among llama.cpp's programs changes with the release, so that is tried: only the server takes --port.
+    """
+
+    _NAME = "_Z19common_params_parseiPPcR13common_params13llama_examplePFviS0_E"
+    _MOST_PROGRAMS = 40
+
+    def __init__(self) -> None:
+        self._module = importlib.import_module("xllamacpp")
+        self._parse = getattr(ctypes.CDLL(importlib.import_module("xllamacpp.xllamacpp").__file__), self._NAME)
+        self._parse.restype = ctypes.c_bool
+        self._server = next(one for one in range(self._MOST_PROGRAMS) if self._takes_port(one))
+
+    def _takes_port(self, program: int) -> bool:
+        _, read = self._read(["--ctx-size", "1234", "--port", "8123"], program)
+        return bool(read.n_ctx == 1234 and read.port == 8123)
+
+    def _read(self, line: list[str], program: int) -> tuple[str, Any]:
+        read = self._module.CommonParams()
+        words = [b"llama-server", *(one.encode() for one in line)]
+        given = (ctypes.c_char_p * (len(words) + 1))(*words, None)
+        place = ctypes.c_void_p(id(read) + object.__basicsize__)
+        # It writes to the descriptor, past Python's stderr.
+        with tempfile.TemporaryFile() as said:
+            kept = os.dup(2)
+            os.dup2(said.fileno(), 2)
+            try:
+                taken = self._parse(len(words), given, place, program, None)
+            finally:
+                os.dup2(kept, 2)
+                os.close(kept)
+            said.seek(0)
+            lines = said.read().decode(errors="replace").strip().splitlines()
+        return ("" if taken else next((one for one in lines if one), "refused without a word")), read
+
+    def complaint(self, line: list[str]) -> str:
+        return self._read(line, self._server)[0]
+
+
 def complaint(parser: argparse.ArgumentParser, line: list[str]) -> str:
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
@@ -200,6 +246,10 @@ def main() -> None:
     sys.stdout = sys.stderr
     if asked.keys:
         _written(out, ("flag", "keys"), vllm_keys())
+        return
+    if asked.engine == "llama.cpp" and asked.parse:
+        llama = LlamaParser()
+        json.dump([llama.complaint(line) for line in json.load(sys.stdin)], out)
         return
     if asked.engine == "llama.cpp":
         rows = rows_of_readme(Path(asked.source))

@@ -157,10 +157,15 @@ def test_an_architecture_that_vllm_has_no_class_for_is_run_by_transformers_or_re
         (finding,) = architecture_findings(Config({"architectures": [name]}, "config.json"), engine_from(engine))
         return finding.severity, finding.what
 
-    severity, what = told("XLNetLMHeadModel", "vllm")
-    assert (severity, "does not take vLLM's attention" in what) == ("error", True)
-    severity, what = told("HeliumForCausalLM", "vllm")
-    assert (severity, "through that of transformers" in what) == ("unknown", True)
+    for name, severity, why in (
+        ("XLNetLMHeadModel", "error", "does not take vLLM's attention"),
+        ("BartForCausalLM", "error", "encoder and decoder"),
+        ("xLSTMForCausalLM", "error", "neither full nor sliding"),
+        ("BertLMHeadModel", "unknown", "no tensor-parallel plan"),
+        ("HeliumForCausalLM", "setting", "full or sliding attention"),
+    ):
+        told_severity, what = told(name, "vllm")
+        assert (told_severity, why in what, "through that of transformers" in what) == (severity, True, True)
     # Of another release, another engine or another name nobody has read that.
     for name, engine in (("XLNetLMHeadModel", "vllm==0.27.1"), ("XLNetLMHeadModel", "sglang"), ("Mine", "vllm")):
         severity, what = told(name, engine)

