@@ -195,7 +195,7 @@ def read_target(file: Path, where: str, raw: object) -> Target | None:
     if not isinstance(raw, dict) or len(raw) != 1:
         raise BadData(file, where, "write the percentile and its milliseconds, such as { p90 = 500 }")
     only_keys(file, where, raw, set(PERCENTILES))
-    (key, value), = raw.items()  # fmt: skip
+    ((key, value),) = raw.items()
     milliseconds = number(file, f"{where}.{key}", value, 0.01, 1e8)
     return Target(seconds=milliseconds / 1e3, percentile=PERCENTILES[key])
 

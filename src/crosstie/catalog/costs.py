@@ -42,7 +42,7 @@ COSTS: dict[str, Quantity] = {
     "mean_power_fraction": _spec("fraction", 0.05, 1.0, "mean power over the rated"),
     "engineer_usd_per_year": _spec("USD/person-year", 0.0, 5e6, "what one engineer costs the employer"),
     "utilisation": _spec("fraction", 0.01, 1.0, "mean output over that of the operating point"),
-}  # fmt: skip
+}
 
 
 # What differs for cards that stand in somebody's workstation: these keys are in the table of that name too.

@@ -30,9 +30,7 @@ _CAVEAT = "The checks were read in public sources; who wrote them has tried none
 @click.option("--record", type=FILE, metavar="DIR", help="Write what the machine tells into a new folder, as well.")
 @click.option("--from", "folder", type=FILE, metavar="DIR", help="Look at a machine that was recorded, not at this.")
 @report_options
-def command(
-    engines: str | None, python: str | None, record: Path | None, folder: Path | None, **reporting: Any
-) -> int:  # fmt: skip
+def command(engines: str | None, python: str | None, record: Path | None, folder: Path | None, **reporting: Any) -> int:
     """What this machine has, and what of it an engine would trip over: findings with remedies.
 
     \b

@@ -41,8 +41,7 @@ _INTERRUPTED = 130
 @click.option("--engine", metavar="E", default="", help="vllm, sglang or llama.cpp, with a release or without.")
 @click.option("--engine-command", metavar="WORDS", default="",
               help="How the engine is run: 'python3 -m vllm.entrypoints.cli.main'.")  # fmt: skip
-@click.option("--engine-args", metavar="WORDS", default="",
-              help="Further flags of it, such as '--load-format dummy'.")  # fmt: skip
+@click.option("--engine-args", metavar="WORDS", default="", help="Further flags of it, such as '--load-format dummy'.")
 @click.option("--precision", metavar="P", default="", help=f"{PRECISION_HELP} [default: native]")
 @whole_option("--tp", 1, 1024, "Tensor-parallel ranks. [default: as few as fit]")
 @whole_option("--context", 1, 10**7, "Tokens of a request. [default: as many as fit]")

@@ -114,9 +114,7 @@ def _parts(efforts: Iterable[Effort]) -> dict[str, tuple[float, float, float]]:
     return {what: days for effort in efforts for what, days in effort.parts.items()}
 
 
-def _matrix(
-    model: str, on: list[str], engine: str | None, given: dict[str, Any], reporting: dict[str, Any]
-) -> int:  # fmt: skip
+def _matrix(model: str, on: list[str], engine: str | None, given: dict[str, Any], reporting: dict[str, Any]) -> int:
     """The question is which release to take, so a verdict that is bad somewhere is no failure."""
     for flag in ("sarif_file", "html"):
         if reporting[flag]:

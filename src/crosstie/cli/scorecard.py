@@ -83,7 +83,7 @@ _BRIEF = ("memory", "bandwidth", "dense fp8, TFLOP/s", "power", "on-demand, $/h"
 @json_option
 def command(
     accelerators: str | None, parts: tuple[str, ...], kind: str, html: Path | None, verbose: bool, as_json: bool
-) -> int:  # fmt: skip
+) -> int:
     """Accelerators beside each other: silicon, money, speed, software, export, and who wins which scenario.
 
     \b

@@ -179,9 +179,7 @@ def fit(
     return Fit(model=model, context=context, sizes=sizes, placements=placements, problems=problems)
 
 
-def _within(
-    splits: Sequence[Parallelism], accelerator: Accelerator, at_most: Mapping[str, int]
-) -> list[Parallelism]:  # fmt: skip
+def _within(splits: Sequence[Parallelism], accelerator: Accelerator, at_most: Mapping[str, int]) -> list[Parallelism]:
     limit = at_most.get(accelerator.id)
     found = [split for split in splits if limit is None or split.gpus <= limit]
     if not found:

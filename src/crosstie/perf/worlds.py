@@ -83,9 +83,7 @@ def estimate_in_worlds(one: Servable, found: Estimate, lengths: tuple[int, int])
     else:
         drawn = in_worlds([one], found.concurrency, *lengths)
     every = np.ones((1, WORLDS))
-    return drawn or WorldEstimates(
-        found.ttft_s * every, found.tpot_s * every, found.output_tokens_per_s * every
-    )  # fmt: skip
+    return drawn or WorldEstimates(found.ttft_s * every, found.tpot_s * every, found.output_tokens_per_s * every)
 
 
 def known_worlds(deployments: Sequence[Deployment]) -> list[Worlds] | None:

@@ -18,9 +18,7 @@ LOOKED_AT: Final = 16
 HOLDERS: Final = 8
 
 
-def looked_at(
-    pool: LivePool, ask: Ask, now: float, exclude: Collection[str], panic: bool, turn: int
-) -> list[Replica]:  # fmt: skip
+def looked_at(pool: LivePool, ask: Ask, now: float, exclude: Collection[str], panic: bool, turn: int) -> list[Replica]:
     """Those of a small pool as they are; of a large one those that may be sent a request, brought up to this moment."""
     replicas = pool.replicas
     if pool.holders is None:

@@ -33,9 +33,7 @@ def draw_curves(
     save(_curves(curves, title, published), file, _curves_note(published), dark=dark, which="both")
 
 
-def curves_figure(
-    curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()
-) -> dict[str, Figure]:  # fmt: skip
+def curves_figure(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()) -> dict[str, Figure]:
     if not curves:
         return {}
     says = f"{title}: tokens a second of a GPU over those of a user, for {', '.join(one.label for one in curves)}"

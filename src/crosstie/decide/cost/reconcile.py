@@ -180,9 +180,7 @@ def _difference(catalog: Catalog, one: Reckoning, other: Reckoning) -> FigureDif
     parts.sort(key=lambda part: -abs(math.log(part.factor)))
     left = figures[1] / figures[0] / math.prod(part.factor for part in parts)
     parts.append(DifferencePart(LEFT, "", "", left))
-    return FigureDifference(
-        one.model, one.accelerator, USD if sign < 0 else RATE, *figures, *intervals, parts=parts
-    )  # fmt: skip
+    return FigureDifference(one.model, one.accelerator, USD if sign < 0 else RATE, *figures, *intervals, parts=parts)
 
 
 def _modelled(catalog: Catalog, one: Reckoning, other: Reckoning) -> dict[str, float] | None:

@@ -143,9 +143,7 @@ def _unpriced(catalog: Catalog, accelerator: Accelerator, kind: str) -> str:
 
 def _layouts(catalog: Catalog, scenario: Scenario, accelerator: Accelerator) -> list[Deployment]:
     model = catalog.model(scenario.model)
-    splits = [
-        one for one in candidate_layouts(model, accelerator) if one.pp == 1 and one.gpus <= scenario.most_gpus
-    ]  # fmt: skip
+    splits = [one for one in candidate_layouts(model, accelerator) if one.pp == 1 and one.gpus <= scenario.most_gpus]
     first = catalog.deployment(model, accelerator, Parallelism(), scenario.precision)
     placed = place_each(catalog, first, splits, scenario.input + scenario.output)
     return with_adapters([one.deployment for one in placed if one.verdict == FITS], [_asked(scenario)])

@@ -27,7 +27,7 @@ def run_sessions(
     outcomes = [one for some in by_turn.values() for one in some if one.error != NOT_AWAITED]
     return BenchRun(
         outcomes, began, monotonic(), process_time() - cpu, [], interrupted=stopped(), gave_up=False, phases=by_turn
-    )  # fmt: skip
+    )
 
 
 async def _all(

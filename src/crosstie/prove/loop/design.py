@@ -101,7 +101,7 @@ def candidates(asked: Sequence[LoopPoint], deployment: Deployment, longest: int)
 
 def _crossed(
     lengths: Sequence[tuple[int, int]], clients: Sequence[int], deployment: Deployment, longest: int
-) -> list[LoopPoint]:  # fmt: skip
+) -> list[LoopPoint]:
     """As far as the replica holds them at once; lengths vary around these."""
     found: list[LoopPoint] = []
     for inputs, outputs in lengths:

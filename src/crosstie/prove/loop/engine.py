@@ -71,9 +71,7 @@ def running_engine(
             watchdog.wait()
 
 
-def _healthy(
-    watchdog: subprocess.Popen[bytes], url: str, log: Path, wait_s: float, on_progress: OnProgress
-) -> float:  # fmt: skip
+def _healthy(watchdog: subprocess.Popen[bytes], url: str, log: Path, wait_s: float, on_progress: OnProgress) -> float:
     began, address = time.monotonic(), Address(url)
     while True:
         waited = time.monotonic() - began

@@ -170,9 +170,7 @@ class MachineLoop:
         until_s = self._spent_s + before_s + point.expected_s
         return until_s <= 60.0 * self.state.asked.minutes or point == self.state.design[0]
 
-    def _measure_at(
-        self, url: str, made: PreparedReplica, left: list[LoopPoint], check: Callable[[], object]
-    ) -> bool:  # fmt: skip
+    def _measure_at(self, url: str, made: PreparedReplica, left: list[LoopPoint], check: Callable[[], object]) -> bool:
         """`check`: raises EngineFailed where the engine is no more; what it did not answer is then no measurement."""
         state, settings = self.state, self.settings
         endpoint = described(url, made.asks_for, settings.api_key, True, _given(made), self.catalog)

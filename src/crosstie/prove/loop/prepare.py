@@ -39,7 +39,7 @@ _LONGEST = 32_768
 
 def prepared(
     catalog: Catalog, asked: LoopAsked, folder: Path, api_key: str | None
-) -> tuple[PreparedReplica, Deployment]:  # fmt: skip
+) -> tuple[PreparedReplica, Deployment]:
     """And the replica as the model knows it. Raises BadInput where there is none."""
     if asked.endpoint:
         return _running(catalog, asked, api_key)

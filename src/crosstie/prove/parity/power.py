@@ -59,7 +59,7 @@ def power(noise: Rows, found: Rows, allowed: float, sizes: tuple[float, ...] = S
             nats=size, to_notice=_prompts(size, own, spread, 0.0) or 2, to_differ=_prompts(size, own, spread, allowed)
         )
         for size in sizes
-    ]  # fmt: skip
+    ]
     return Power(
         prompts=len(found), noise=own, spread=spread, noticed=_least(len(found), own, spread, 0.0),
         differs=_least(len(found), own, spread, allowed), is_beyond_noise=is_beyond, beyond_noise=beyond,

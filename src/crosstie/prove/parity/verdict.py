@@ -175,7 +175,7 @@ _DETECTORS: tuple[tuple[str, Callable[[Sample], bool], Callable[[Sample], bool]]
     ("repetition", lambda one: True, lambda one: loops(one.answer)),
     ("garbage", lambda one: True, lambda one: is_garbage(one.answer, one.prompt.text)),
     ("empty answers", lambda one: True, lambda one: not (one.answer.strip() or one.calls)),
-)  # fmt: skip
+)
 
 
 def _worse(
@@ -217,7 +217,7 @@ def _held(name: str, noise: Rows, found: Rows, limit: float) -> Gauge | None:
         says = "unsure"
     return Gauge(
         name=name, floor=floor, value=value, low=low, high=high, allowed=allowed, says=says, prompts=len(found)
-    )  # fmt: skip
+    )
 
 
 def interval(rows: Rows) -> tuple[float, float, float]:

@@ -64,9 +64,7 @@ def again(catalog: Catalog, found: Review, *, quick: bool = False, on_progress: 
     planned = found.planned
     saved = planned.saved
     confirm = saved.confirmed is not None and not quick
-    first = RevisedPlan(
-        "as saved", saved.gpus, saved.usd_per_hour, planned.plan.usd_per_million_tokens.usd_per_million
-    )  # fmt: skip
+    first = RevisedPlan("as saved", saved.gpus, saved.usd_per_hour, planned.plan.usd_per_million_tokens.usd_per_million)
     steps, learnt = [first], list[str]()
 
     def planned_again(what: str, catalog: Catalog, workload: Workload) -> None:

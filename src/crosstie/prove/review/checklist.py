@@ -128,7 +128,7 @@ def _of_pool(planned: Planned, pool: SavedPool, margin: Threshold) -> dict[str, 
         "projected_tokens": significant(tokens),
         "least_tokens": significant(tokens * (1.0 - margin.share)),
         "most_tpot": seconds(float(pool.estimate["tpot_s"]) / (1.0 - margin.share)),
-    }  # fmt: skip
+    }
 
 
 def _lengths(planned: Planned, pool: SavedPool) -> tuple[int, int]:

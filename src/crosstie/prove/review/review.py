@@ -147,7 +147,7 @@ def _lengths(planned: Planned, production: Recorded) -> Iterator[ReviewFigure]:
         for what, plan, mean, seen in (
             ("prompt", inputs, one.input_tokens, trace.input_tokens),
             ("answer", outputs, one.output_tokens, trace.output_tokens),
-        ):  # fmt: skip
+        ):
             values = seen[rows].astype(np.float64)
             found = mean_seen(values)
             assert found is not None
