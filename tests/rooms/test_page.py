@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from pathlib import Path
 
 from tests.packages import ROOT, SOURCES
 from tests.rooms.test_rooms import LISTS, MODULES, ROOMS, dotted, inside, named_rooms, room_of
@@ -106,3 +107,24 @@ def test_nouns_are_where_their_page_says() -> None:
         text = "".join(file.read_text() for file in ([where] if where.is_file() else where.glob("*.py")))
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^(class {name}\b|{name} = )", text, re.MULTILINE), (name, place)
+
+
+def test_the_page_of_what_is_written_by_hand_counts_its_lines() -> None:
+    """Within a tenth, of files that are there."""
+    rows = re.findall(
+        r"^\| [^|]+ \| (`[^|]+`) \| ([\d,]+) \|", (ROOT / "docs" / "by-hand.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) > 10
+    for named, counted in rows:
+        files: list[Path] = []
+        for name in re.findall(r"`([^`]+)`", named):
+            # The second file of a row stands beside the first.
+            places = (
+                ROOT,
+                *SOURCES.values(),
+                *(folder.parent for folder in SOURCES.values()),
+                *(one.parent for one in files[:1]),
+            )
+            files.append(next(place / name for place in places if (place / name).is_file()))
+        lines = sum(len(file.read_text().splitlines()) for file in files)
+        assert abs(int(counted.replace(",", "")) - lines) < 0.1 * lines, f"{named}: {lines:,} lines"
