@@ -79,6 +79,7 @@ def test_every_example_is_listed_and_run_by_something() -> None:
             EXAMPLES / "plugin",
             EXAMPLES / "results" / "h200-vllm-0.24",
             EXAMPLES / "results" / "h200-vllm-0.24-14b",
+            EXAMPLES / "results" / "h200-vllm-0.24-mixture",
             EXAMPLES / "results" / "h200-vllm-0.24-small",
         )
         if file.name == "README.md" or any(map(file.is_relative_to, read_whole)):
