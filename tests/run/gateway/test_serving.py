@@ -330,3 +330,22 @@ async def test_the_urgent_are_let_in_first_and_the_least_urgent_shed() -> None:
             assert [answer.status for answer in answers] == [200, 429, 200, 200]
             order = [request.headers[b"x-request-id"] for request, _ in fake.hit]
             assert order == [b"normal0", b"high3", b"normal2"]
+
+
+@on_loop
+async def test_counters_are_there_before_anything_is_counted() -> None:
+    """So that the increase over a first burst is the burst."""
+    async with fakes() as [fake], running(fleet_of(pool_of("p", fake.url), classes=(CHAT,))) as at:
+        page = (await at.get("/metrics")).body.decode()
+        for sample in (
+            'crosstie_requests_total{pool="p",model="llama-3.1-8b",class="chat",outcome="served",status="200"} 0',
+            'crosstie_targets_total{class="chat",target="ttft",kept="yes"} 0',
+            'crosstie_targets_total{class="chat",target="tpot",kept="no"} 0',
+            'crosstie_tokens_total{pool="p",kind="output"} 0',
+            'crosstie_backend_faults_total{pool="p"} 0',
+            'crosstie_ttft_seconds_count{pool="p"} 0',
+        ):
+            assert f"{sample}\n" in page, sample
+        assert (await at.ask()).status == 200
+        served = {"class": "chat", "outcome": "served", "status": "200"}
+        assert await at.metric("crosstie_requests_total", **served) == 1

@@ -164,6 +164,7 @@ class Gateway:
 
     def _connect(self) -> None:
         """A backend for each replica, those that were there before as they are."""
+        self.metrics.expect(self.live.fleet)
         self._load_adapters()
         now, kept = self.now(), set()
         for replica in self.live.replicas():

@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
+from crosstie.core.fleet import Fleet
 from crosstie.core.histogram import Family, Histogram, Samples, exposition, histogram_samples
 from crosstie.route.ask import Ask
 from crosstie.route.live import Flight, ServedRequest
@@ -60,6 +61,22 @@ class Metrics:
         self.pools: dict[str, _PoolCounts] = {}
         # What the gateway's parts have to add to the page.
         self.sources: list[Callable[[], list[Family]]] = []
+
+    def expect(self, fleet: Fleet) -> None:
+        """Counters of what a healthy gateway will count begin at 0: one that is not there until its first event hides
+        that event from `increase`, and leaves panels empty until then."""
+        for pool in fleet.pools:
+            self._of(pool.name)
+            for counter in (self.retries, self.faults, self.panics, self.resumed):
+                counter[pool.name] += 0
+            for model in [one.model for one in pool.by_model()]:
+                names = [one.name for one in fleet.classes if one.model == model] or [""]
+                for name in names:
+                    self.requests[pool.name, model, name, "served", 200] += 0
+        for one in fleet.classes:
+            for target, promised in (("ttft", one.ttft), ("tpot", one.tpot)):
+                for kept in (True, False) if promised is not None else ():
+                    self.targets[one.name, target, kept] += 0
 
     def part(self, flight: Flight, input_tokens: int, output_tokens: int) -> None:
         """What one of several backends made of an answer."""

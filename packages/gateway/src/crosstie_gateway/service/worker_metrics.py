@@ -21,6 +21,7 @@ _OF_ALL: dict[str, Callable[[float, float], float]] = {
     "crosstie_discovered_addresses": min,
     "crosstie_kv_blocks": min,
     "crosstie_kv_known": min,
+    "crosstie_plugin_up": min,
 }
 # What each has learnt by itself.
 _EACH = ("crosstie_ttft_correction", "crosstie_tpot_correction")
