@@ -92,10 +92,13 @@ async def test_on_a_full_disk_nothing_is_asked_twice_and_no_answer_is_lost(folde
             hangs_at(fake, "")
             fake.held.pop().send(200, b'{"choices": []}')
             await until(lambda: disk.refused > 3)
-            asked = len(fake.hit)
-            await until(lambda: disk.refused > 9)
+            # Those that were handed out before may still be on their way.
+            asked = -1
+            while asked != len(fake.hit):
+                asked, refused = len(fake.hit), disk.refused
+                await until(lambda before=refused: disk.refused > before + 5)  # type: ignore[misc]
             # Nobody is charged for what could not be kept.
-            assert len(fake.hit) == asked < 40
+            assert asked < 40
             disk.full = False
             done = await ended(ours, batch)
             assert (done.status, done.request_counts.completed) == ("completed", 40)

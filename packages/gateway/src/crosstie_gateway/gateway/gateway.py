@@ -355,7 +355,6 @@ class Gateway:
         """What a request asks for, and what that means to the router. Raises RequestRejected."""
         guard, model, live, serving = self.context.guard, None, self.router.fleet, self.context.serving
         names = live.names if guard is None else guard.names_for(key_id, request)
-        tenant = 0 if guard is None else guard.tenant(key_id)
         try:
             if b"content-encoding" in request.headers:
                 _check_encoding(request)
@@ -365,14 +364,15 @@ class Gateway:
                 parsed.model = request.model
                 parsed.find_prompt(request.body)
             model = parsed.model
-            ask = ask_of(live, names, request, parsed, 0 if serving.share_prefixes else tenant, prompt)
+            ask = ask_of(live, names, request, parsed, 0 if serving.share_prefixes else key_id, prompt)
         except UnknownModel as error:
             if guard is not None and names is not live.names:
                 raise guard.not_allowed(key_id, model) from None
             raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
-        ask.patience_s, ask.tenant = serving.queue_s * self.speed, tenant
+        # Its key, 0 without keys: whose turn it is in the queue, and whose responses it may go on from.
+        ask.patience_s, ask.tenant = serving.queue_s * self.speed, key_id
         if live.led:
             check_led(live, request, parsed, ask)
         if parsed.previous is not None and request.path == _PATH:

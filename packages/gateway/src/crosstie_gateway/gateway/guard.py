@@ -171,10 +171,6 @@ class Guard:
         """The same of a request that keeps it: its body is still to come."""
         return self._holder(request).id
 
-    def tenant(self, key_id: int) -> int:
-        holder = self._by_id.get(key_id)
-        return key_id if holder is None else holder.tenant
-
     def may_explain(self, key_id: int, what: str = "explanations") -> None:
         """Raises RequestRejected."""
         if not self._by_id[key_id].explains:

@@ -99,8 +99,6 @@ class Holder(Account):
 
     def set(self, key: Key) -> None:
         self.key, self.id = key, key.id
-        # Prompts that it sent, its sessions and its turns in the queue are its own by this number.
-        self.tenant = key.id
         self.explains, self.max_open = key.explains, key.max_open or 0
         self.digest = bytes.fromhex(key.digest)
         self.old_digest = bytes.fromhex(key.old_digest) if key.old_digest else b""
