@@ -16,6 +16,7 @@ from crosstie.cli.parity_show import DETAILS, show_parity, show_scores
 from crosstie.cli.progress import progress
 from crosstie.cli.show import console, say
 from crosstie.core.errors import BadInput
+from crosstie.port.doctor.machine import gpus_of
 from crosstie.prove.parity.endpoint import WAYS, Asking, Way
 from crosstie.prove.parity.harness import Score, harness_line, scored
 from crosstie.prove.parity.passes import Party, ask_all
@@ -32,6 +33,7 @@ _KEY = "OPENAI_API_KEY"
     groups={
         "What is asked": "--prompts --limit --long --tokens --positions --top --concurrency --way --body",
         "What counts as the same": "--max-kl --min-top1 --fault",
+        "Which GPUs answered": "--machine --machine-b",
         "A pool of a gateway": "--pool --gateway --key-file --admit",
         "lm-eval": "--lm-eval --lm-eval-limit",
     },
@@ -58,6 +60,8 @@ _KEY = "OPENAI_API_KEY"
     "--min-top1", 0, 1, "The share of places with the same likeliest token.", default=1 - Limits().disagreement
 )
 @real_option("--fault", 1e-9, 100, "Say how many prompts a fault of so many nats a token needs.")
+@click.option("--machine", type=FILE, metavar="FILE", help="What `crosstie doctor --json` wrote where A runs.")
+@click.option("--machine-b", type=FILE, metavar="FILE", help="The same of B: the answer then names their GPUs.")
 @click.option("--pool", metavar="NAME", help="B is every backend of this pool; A may then be a pool's name too.")
 @click.option(
     "--gateway",
@@ -77,9 +81,9 @@ _KEY = "OPENAI_API_KEY"
 def command(
     a: str, others: tuple[str, ...], model: str | None, model_b: str | None, key_env: str, key_env_b: str | None,
     file: Path, limit: int | None, long_tokens: int | None, tokens: int, positions: int, top: int, concurrency: int,
-    way: Way | None, body: str, max_kl: float, min_top1: float, fault: float | None, pool: str | None,
-    gateway: str, key_file: Path | None, admit: bool, tasks: str | None, task_limit: int | None, html: Path | None,
-    verbose: bool, as_json: bool,
+    way: Way | None, body: str, max_kl: float, min_top1: float, fault: float | None, machine: Path | None,
+    machine_b: Path | None, pool: str | None, gateway: str, key_file: Path | None, admit: bool, tasks: str | None,
+    task_limit: int | None, html: Path | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Do A and B, two OpenAI-compatible endpoints, give the same model?
 
@@ -95,6 +99,7 @@ def command(
     Exit status: 0 the same, 1 they differ or it is not sure that they are the same, 2 the question was wrong.
     """
     check_html(html)
+    gpus = {end: gpus_of(file) for end, file in (("a", machine), ("b", machine_b)) if file is not None}
     prompts = read_prompts(file).taken(limit, long_tokens)
     asking = Asking(top=top, tokens=tokens, positions=positions, body=_object(body))
     port = reach(gateway, key_file) if pool is not None else None
@@ -129,8 +134,8 @@ def command(
     same = all(one.verdict == "same" for one in found) and not any(one.worse for one in scores)
     admitted = _admitted(port, pool or "") if port is not None and admit and same else None
     give(
-        lambda: document(found, scores) | {"admitted": admitted is not None},
-        lambda details: _show(found, scores, admitted, details, pool if admit else None),
+        lambda: document(found, scores) | {"admitted": admitted is not None, "gpus": gpus},
+        lambda details: _show(found, scores, gpus, admitted, details, pool if admit else None),
         title=f"{party.url} and {', '.join(one.url for one in parties)}: the same model?", html=html, verbose=verbose,
         as_json=as_json,
     )  # fmt: skip
@@ -177,12 +182,18 @@ def _admitted(port: AdminPort, pool: str) -> str:
     return f"pool {pool} is admitted: {done['what']}"
 
 
-def _show(found: list[Parity], scores: list[Score], admitted: str | None, verbose: bool, pool: str | None) -> None:
+def _show(
+    found: list[Parity], scores: list[Score], gpus: dict[str, dict[str, int]], admitted: str | None, verbose: bool,
+    pool: str | None,
+) -> None:  # fmt: skip
     out = console()
     for number, one in enumerate(found):
         if number:
             out.print()
         show_parity(out, one, verbose)
+    for end, counts in gpus.items():
+        held = ", ".join(f"{count} x {name}" for name, count in counts.items())
+        say(out, f"{end.upper()} runs on a machine with {held or 'no GPU of the catalog'}, as its record says")
     if scores:
         show_scores(out, scores)
     if admitted:

@@ -165,7 +165,7 @@ def test_a_whole_port_is_ticked_off_file_by_file(port: Port) -> None:
     assert found["effort"]["left"]["high_days"] == 0
     assert found["effort"]["all"]["high_days"] > 0
     assert "from mi355x itself: machine.json, mi355x.npz, parity.json" in said.out
-    assert "that they are h200 and mi355x is your word" in said.out
+    assert "on which GPUs is your word" in " ".join(said.out.split())
 
 
 def test_without_sources_their_steps_are_left_out_and_said_to_be(port: Port) -> None:
@@ -520,8 +520,40 @@ def test_parity_says_nothing_of_a_gpu_that_no_machine_has(proved: Port) -> None:
     assert proved.steps()["parity"]["status"] == "done"
     (proved.results / "machine.json").unlink()
     assert proved.steps()["parity"]["not_taken"] == [
-        "parity.json names endpoints, not GPUs: only machine.json can say that there is a mi355x"
+        "parity.json names endpoints, not GPUs: give parity --machine-b, or machine.json must show a mi355x"
     ]
+    for gpus, status, says in (
+        ({"b": {"mi355x": 8}}, "done", "B on mi355x, by doctor's records"),
+        ({"a": {"h200": 8}, "b": {"mi355x": 8}}, "done", "A on h200 and B on mi355x"),
+        ({"b": {"mi300x": 8}}, "open", "asked B on a machine with mi300x, and no mi355x"),
+        ({"a": {}, "b": {"mi355x": 8}}, "open", "asked A on a machine with no GPU, and no h200"),
+    ):
+        proved.save("parity.json", {**proved.parity(), "gpus": gpus})
+        step = proved.steps()["parity"]
+        assert step["status"] == status
+        assert says in " ".join([step["says"], *step["not_taken"]])
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"), [("llama-3.1-8b", "float32"), ("llama-3.1-70b", ""), ("qwen3-32b", "bfloat16")]
+)
+def test_a_model_is_recorded_as_one_gpu_holds_it(crosstie: Command, model: str, kind: str) -> None:
+    said = crosstie("port", model, "--from", "h100", "--to", "h200", "--json")
+    command = next(one["command"] for one in json.loads(said.out)["steps"] if one["phase"] == "from")
+    assert command.endswith(f"--dtype {kind}") if kind else "RecordOutputs" in command
+
+
+def test_parity_writes_the_gpus_of_a_record(port: Port, emulated: str, crosstie: Command) -> None:
+    port.save("machine.json", port.machine())
+    record = str(port.results / "machine.json")
+    words = ("parity", emulated, emulated, "--limit", "1", "--tokens", "2")
+    found = json.loads(crosstie(*words, "--machine-b", record, "--json").out)
+    assert found["gpus"] == {"b": {"mi355x": 1}}
+    assert "B runs on a machine with 1 x mi355x, as its record says" in crosstie(*words, "--machine-b", record).out
+    Path(record).write_text("{}")
+    said = crosstie(*words, "--machine", record)
+    assert said.status == 2
+    assert "no document of `crosstie doctor --json`" in said.err
 
 
 @pytest.fixture

@@ -1,9 +1,13 @@
 """A machine as engines will find it: GPUs and what joins them, drivers, software, limits, variables."""
 
 import re
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from crosstie.core.errors import BadInput
 
 
 def whole(said: object) -> int | None:
@@ -155,3 +159,20 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def to_json(self) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    """What is read again of the document that `crosstie doctor --json` writes."""
+
+    machine: Machine
+
+
+def gpus_of(file: Path) -> dict[str, int]:
+    """Accelerators that an engine could use on the machine of doctor's document, and how many of each."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=_Document).machine
+    except OSError as error:
+        raise BadInput(f"{file}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: no document of `crosstie doctor --json`: {error}") from None
+    return dict(Counter(one.accelerator for one in found.usable if one.accelerator))

@@ -178,7 +178,5 @@ def _show_rest(out: Output, work: PortWork, verbose: bool, results: Path | None)
         say(out, f"- from {work.target} itself: {', '.join(ran)}; all else was read, computed or compiled")
     else:
         say(out, f"- nothing here ran on {work.target}")
-    if "parity.json" in ran:
-        say(out, f"- parity.json names endpoints: that they are {work.origin} and {work.target} is your word")
     if not verbose:
         closing(out, _DETAILS)

@@ -100,6 +100,8 @@ class _ComparedScore(msgspec.Struct, frozen=True, kw_only=True):
 class _ParityDocument(msgspec.Struct, frozen=True, kw_only=True):
     comparisons: tuple[_ComparedEndpoints, ...]
     lm_eval: tuple[_ComparedScore, ...]
+    # Of A and B, where a record of their machines was given: accelerators, and how many.
+    gpus: dict[str, dict[str, int]] = {}
 
 
 def _document(file: Path, command: str, kind: type[T]) -> T:
@@ -273,7 +275,8 @@ def diff_evidence(before: Path, after: Path) -> PortEvidence:
 
 
 def parity_evidence(question: PortQuestion, file: Path, names: Iterable[str], has_gpu: bool) -> PortEvidence:
-    """`names`: of the model. Endpoints do not tell their GPUs: that there is one, the machine's record must say."""
+    """`names`: of the model. Endpoints do not tell their GPUs: the records of their machines that the comparison was
+    given say so; without one, machine.json must say that there is such a GPU at all."""
     found, target = _document(file, "parity", _ParityDocument), question.target.id
     known = {_plain(name) for name in names}
     for one in found.comparisons:
@@ -287,15 +290,22 @@ def parity_evidence(question: PortQuestion, file: Path, names: Iterable[str], ha
     if not found.comparisons:
         raise NotTaken("compares nothing")
     _must_be_younger(file, question.newest_weights, question.newest_source)
-    if not has_gpu:
-        raise NotTaken(f"names endpoints, not GPUs: only machine.json can say that there is a {target}")
+    for end, wanted in (("a", question.origin.id), ("b", target)):
+        if end in found.gpus and wanted not in found.gpus[end]:
+            there = ", ".join(found.gpus[end]) or "no GPU"
+            raise NotTaken(f"asked {end.upper()} on a machine with {there}, and no {wanted}")
+    if not has_gpu and "b" not in found.gpus:
+        raise NotTaken(f"names endpoints, not GPUs: give parity --machine-b, or machine.json must show a {target}")
     if any(score.worse for score in found.lm_eval):
         return PortEvidence(status="failed", says="lm-eval: worse than before")
     gravest = max(found.comparisons, key=lambda one: list(_PARITY).index(one.verdict))
     status, said = _PARITY[gravest.verdict]
     counts = f"{plural(gravest.prompts, 'prompt')}, {plural(gravest.positions, 'position')}"
     missing = "more prompts make it surer" if status == "open" else ""
-    return PortEvidence(status=status, says=f"{said}: {gravest.b}, {counts}", missing=missing)
+    shown = {"a": question.origin.id, "b": target}
+    on = " and ".join(f"{end.upper()} on {shown[end]}" for end in found.gpus if end in shown)
+    place = f" ({on}, by doctor's records)" if on else " (on which GPUs is your word)"
+    return PortEvidence(status=status, says=f"{said}: {gravest.b}, {counts}{place}", missing=missing)
 
 
 def _plain(name: str) -> str:

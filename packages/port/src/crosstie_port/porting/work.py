@@ -31,6 +31,12 @@ from crosstie_port.source.files import source_paths
 RESULTS = Path("results")
 _KERNEL = re.compile(rb"^\s*@(?:triton\.)?(?:jit|autotune)\b", re.MULTILINE)
 _IMPORTS = {name: re.compile(rb"^\s*(?:import|from)\s+%b\b" % name, re.MULTILINE) for name in (b"triton", b"torch")}
+# Bytes a parameter; float32 sees most.
+_RECORDED = {"float32": 4, "bfloat16": 2}
+_BY_HOOK = (
+    "vllm serve MODEL --enforce-eager --no-enable-prefix-caching --worker-extension-cls "
+    "crosstie_port.divergence.engines.RecordOutputs"
+)
 _RANK: tuple[Status, ...] = ("done", "open", "failed")
 Seen = tuple[PortEvidence | None, list[str]]
 
@@ -79,6 +85,8 @@ class _Work:
         self.left_out: dict[str, str] = {}
         # As the model may be called where it is served, and GPUs of one machine that a replica takes.
         self.names, self.gpus = [question.stored.name, question.stored.asked], 1
+        # Of the whole model, once the recipe has read it.
+        self.parameters = 0.0
 
     def work(self) -> PortWork:
         self._model()
@@ -182,6 +190,7 @@ class _Work:
             recipes = RecipeBook(self.catalog, RecipeOptions(chosen=chosen)).recipes(pool)
         except CrosstieError as error:
             return PortEvidence(status="failed", says=str(error))
+        self.parameters = model.parameters
         self.names += [model.id, model.name, *model.aliases]
         self.gpus, one = max(each.gpus_on_node for each in recipes), recipes[0]
         says = f"{one.gpus} x {self.to} {one.layout}, {one.engine} {one.release}, {one.precision}"
@@ -200,9 +209,16 @@ class _Work:
         everything = self.catalog.accelerators.values()
         seen = self._seen(file, lambda path: of.recording_evidence(self.question, path, accelerator, everything))
         folder = stored.asked if Path(stored.asked).is_dir() else f"./{stored.name}"
-        words = ("diff", "--record", self.question.results / file, "--model", folder, "--dtype", "float32")
-        what = f"one forward pass, recorded on {accelerator.id}"
-        self._add(f"record-{accelerator.id}", what, phase, crosstie(*words), file, seen, needs=needs)
+        room = accelerator.memory_bytes
+        # `diff --model` loads it onto one GPU.
+        kinds = (kind for kind, size in _RECORDED.items() if self.parameters * size < room)
+        command, what = _BY_HOOK, f"one forward pass, recorded on {accelerator.id}"
+        if (kind := next(kinds, None)) is not None:
+            words = ("diff", "--record", self.question.results / file, "--model", folder, "--dtype", kind)
+            command = crosstie(*words)
+        else:
+            what += f" by the engine's hook, since one GPU does not hold it (docs/diff.md; it writes {file})"
+        self._add(f"record-{accelerator.id}", what, phase, command, file, seen, needs=needs)
 
     def _diff(self) -> None:
         before, after = (self.question.results / f"{name}.npz" for name in (self.origin, self.to))
@@ -216,7 +232,10 @@ class _Work:
     def _parity(self) -> None:
         has_gpu = not self.steps["machine"].waiting
         seen = self._seen("parity.json", lambda file: of.parity_evidence(self.question, file, self.names, has_gpu))
-        words = ("parity", f"http://{self.origin}:8000", f"http://{self.to}:8000")
+        words = (
+            "parity", f"http://{self.origin}:8000", f"http://{self.to}:8000", "--machine-b",
+            self.question.results / "machine.json",
+        )  # fmt: skip
         command, needs = self.question.saved(*words, into="parity.json"), ("machine", "diff")
         what = f"do {self.origin} and {self.to} serve the same model?"
         self._add("parity", what, "to", command, "parity.json", seen, needs=needs)
