@@ -137,7 +137,7 @@ def command(
     warmup: int | None, repeat: int, resume: bool, workers: int | None, gpu_metrics: tuple[str, ...], speed: float,
     seed: int, target: Path | None, verbose: bool, as_json: bool, **given: str,
 ) -> int:  # fmt: skip
-    """Loads endpoints and measures what they stand: TTFT, TPOT and throughput with intervals, and what GPUs drew.
+    """Sends load to endpoints and measures TTFT, TPOT and throughput with intervals, and the GPUs' power.
 
     \b
     crosstie bench http://server:8000 --concurrency 1,8,64 --repeat 3
@@ -148,19 +148,17 @@ def command(
     crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000
     crosstie bench mi300x=http://a:8000 h200=http://b:8000 --tp 1 --repeat 5
 
-    Clients of a closed loop begin one by one over about the time of a request, and what counts is when all of them are
-    at work: steady, as production is and as `compare` predicts it. With --lockstep all begin at once, with equal
-    lengths, as most benchmarks have it; the file says which, and `validate` predicts the same.
+    By default clients of a closed loop start one by one, and only the time counts in which all are at work: steady,
+    as in production and as `compare` predicts. --lockstep starts all at once with equal lengths, as most benchmarks
+    do. The file says which, and `validate` predicts that one.
 
-    Any OpenAI-compatible server will do. Prompts are filler, English words, unless --prompts says what they are cut
-    from: how many drafts are kept depends on the text. The engine's /tokenize (or --tokenizer) counts them to their
-    lengths; they are alike only where a trace has hash_ids, or the texts are. Several endpoints take turns under
-    each load. $OPENAI_API_KEY is sent where set. The file is written after every load, so that Ctrl-C, a crash or a
-    kill keeps what was measured, and --resume goes on from there.
+    Any OpenAI-compatible server will do. Prompts are generated English text; --prompts cuts them from your own,
+    since the number of kept drafts depends on the text. The engine's /tokenize (or --tokenizer) gives them their
+    exact lengths. Several endpoints take turns under each load. $OPENAI_API_KEY is sent if set. The file is written
+    after every load: Ctrl-C, a crash or a kill loses at most one, and --resume continues.
 
-    The result file is for `crosstie validate` and `crosstie calibrate` as it is, if it says what was measured:
-    --accelerator and --tp, and what the endpoint does not say of itself. Closed loops are learnt from; arrivals by the
-    clock are validated.
+    `crosstie validate` and `crosstie calibrate` read the result file; --accelerator, --tp and the like add what the
+    endpoint does not say about itself. `calibrate` learns from closed loops; open ones are only validated.
 
     Exit status 1 if a request failed, or no rate keeps the targets.
     """

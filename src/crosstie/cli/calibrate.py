@@ -44,12 +44,11 @@ def command(
     crosstie calibrate --add bench.json --accelerator mi300x --tp 8
     crosstie calibrate --shipped -o calibration.json
 
-    RESULTS are files as for `validate`, documents of `crosstie probe`, or tables of kernel times. What they change of
-    the calibration that Crosstie comes with is learnt in seconds: estimates of what was measured move and become
-    surer, and those of its neighbours by as much as they have in common. With --full everything is fitted again,
-    together with what Crosstie ships: a few constants of every accelerator and stack move away from the catalog's as
-    far as the measurements of their scope are many, and a scope without any inherits from its family, its stack and
-    its relatives, and is less sure.
+    RESULTS are files as for `validate`, documents of `crosstie probe`, or tables of kernel times. By default it
+    learns in seconds what they change in the shipped calibration: estimates of what you measured move and become
+    surer, and related ones by as much as they have in common. --full fits everything again together with the
+    shipped results: a scope with many measurements moves far from the catalog's constants, one without any follows
+    its family, stack and relatives.
 
     The calibration in your catalog (`crosstie catalog path`) takes the place of the one that Crosstie comes with.
     """

@@ -26,8 +26,8 @@ _ASSUMED = "assumes of each claim the lengths, load, precision and prices that i
 def command(asked: tuple[str, ...], verdict: str | None, article: str | None, markdown: bool, as_json: bool) -> int:
     """What five public articles assert about AMD and NVIDIA for LLM inference, checked one by one.
 
-    Each claim gets a verdict, the value computed or sourced beside it, the reason and what that rests on. A check
-    is a computation on the catalog, so your own catalog files change verdicts.
+    Each claim gets a verdict, the computed or sourced value, the reason and its basis. A check is a computation on
+    the catalog, so your own catalog files can change verdicts.
 
     \b
     crosstie claims --verdict wrong

@@ -31,7 +31,7 @@ _CAVEAT = "The checks were read in public sources; who wrote them has tried none
 @click.option("--from", "folder", type=FILE, metavar="DIR", help="Look at a machine that was recorded, not at this.")
 @report_options
 def command(engines: str | None, python: str | None, record: Path | None, folder: Path | None, **reporting: Any) -> int:
-    """What this machine has, and what of it an engine would trip over: findings with remedies.
+    """What this machine has, and what an engine would trip over: findings with remedies.
 
     \b
     crosstie doctor
@@ -39,10 +39,9 @@ def command(engines: str | None, python: str | None, record: Path | None, folder
     crosstie doctor --record ./node7        # here, then anywhere:
     crosstie doctor --from ./node7 --engine vllm==0.27.1
 
-    Reads amd-smi, rocminfo, nvidia-smi, the drivers' files, limits, the container's, NICs, packages and variables;
-    imports an installed engine in a process of its own, within two minutes, and looks at what it declares that it
-    needs; changes nothing, and starts nothing on a GPU. A record has no serial numbers, UUIDs or host names in it.
-    Where Crosstie is not installed, its source tree is enough to write one:
+    Reads amd-smi, rocminfo, nvidia-smi, driver files, limits, cgroups, NICs, packages and variables, and imports an
+    installed engine in a separate process to see what it requires. It changes nothing and starts nothing on a GPU.
+    A record has no serial numbers, UUIDs or host names. Without Crosstie, its source tree is enough to write one:
 
     \b
     PYTHONPATH=src python3 -m crosstie.port.doctor.record ./node7

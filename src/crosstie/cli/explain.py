@@ -44,12 +44,11 @@ def command(
     crosstie explain --model llama-3.3-70b --input 3000 --output 200
     crosstie explain request.json --class chat --url http://gateway:8080
 
-    A prediction is of this one request at this moment, with what is in flight now: under load it is no median. What
-    each pool's last requests saw stands below, beside what was predicted of the same ones when they were sent.
+    The prediction is for one more request with the present load; it is not a median. Below stands what each pool's
+    last requests took, beside their predictions.
 
-    REQUEST.json is the body of an API call. Nothing is sent to any backend. $OPENAI_API_KEY is sent to the gateway
-    where set, for one that wants a key. Exit status 1 when the request would
-    have to wait or be refused.
+    REQUEST.json is the body of an API call. No backend is asked. $OPENAI_API_KEY is sent to the gateway if set.
+    Exit status 1 if the request would have to wait or be refused.
     """
     said = asked_of(url, _body(request_file, model, input_tokens, output_tokens), hints)
     print_json(said) if as_json else show(said)

@@ -60,7 +60,7 @@ _INTERRUPTED = 130
 @click.option("--quick", is_flag=True, help="Plan by closed forms alone, as `plan --quick`.")
 @json_option
 def command(out: Path, as_json: bool, **options: Any) -> int:
-    """Predicts a replica, measures it where least is known, learns from that and plans again: one report.
+    """Predicts a replica, measures the loads that say most, learns from them and plans again: one report.
 
     \b
     crosstie loop llama-3.1-8b --workload workload.toml --minutes 20
@@ -69,15 +69,14 @@ def command(out: Path, as_json: bool, **options: Any) -> int:
     crosstie loop llama-3.1-8b --emulate h200:1.15     # on a laptop
     crosstie loop --out loop                           # go on with it
 
-    On a machine with a GPU and an engine: doctor and recipe, the engine started by the recipe's command, `bench` at
-    the points that make the intervals of what is asked narrowest, each beside what was predicted of it before,
-    `calibrate`, and `plan` before and after.
-    The folder has report.md, report.json and report.html, every result as a file of `bench`, calibration.json and the
-    engine's log. Your own catalog is left alone: `crosstie calibrate --add DIR/points/*.json` puts it there.
+    On a machine with a GPU and an engine it runs doctor and recipe, starts the engine, runs `bench` at the loads
+    that narrow the intervals most, then `calibrate`, and `plan` before and after. The folder gets report.md,
+    report.json, report.html, a `bench` file for each load, calibration.json and the engine's log. Your own catalog
+    stays as it is: `crosstie calibrate --add DIR/points/*.json` changes it.
 
-    Ctrl-C, kill -9 or a crash loses at most the point that was being measured; the same command, or `crosstie loop
-    --out DIR`, goes on. The engine ends with the loop, however that ends. Exit status 1 where the engine does not
-    start, a request failed, or no point was measured; 130 after Ctrl-C.
+    Ctrl-C, kill -9 or a crash loses at most the load under way; the same command, or `crosstie loop --out DIR`,
+    continues. The engine ends with the loop. Exit status 1 if the engine does not start, a request failed or
+    nothing was measured; 130 after Ctrl-C.
     """
     source = click.get_current_context().get_parameter_source
     given = {name: value for name, value in options.items() if source(name) is not ParameterSource.DEFAULT}

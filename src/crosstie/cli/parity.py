@@ -92,11 +92,11 @@ def command(
     crosstie parity http://h200:8000 http://mi300x:8000 --long 16000 --json
     crosstie parity chat-h200 --pool chat-mi300x --admit
 
-    Both get the same prompts, and answer greedily; both are forced through the same texts, and what they would have
-    said at each place is compared: the likeliest token, and the KL divergence of the likeliest --top. A is asked
-    twice, with another batching: what A differs from itself by is noise. docs/parity.md says what every line means.
+    Both answer the same prompts greedily. Both then read the same texts, and at each place their predictions are
+    compared: the likeliest token, and the KL divergence over the --top likeliest. A is asked twice with another
+    batching: how far A is from itself is the noise. docs/parity.md explains every line.
 
-    Exit status: 0 the same, 1 they differ or it is not sure that they are the same, 2 the question was wrong.
+    Exit status: 0 the same, 1 they differ or it is not sure, 2 the question was wrong.
     """
     check_html(html)
     gpus = {end: gpus_of(file) for end, file in (("a", machine), ("b", machine_b)) if file is not None}

@@ -36,8 +36,8 @@ def command(first: Path, second: Path, as_json: bool) -> int:
     crosstie reconcile a.json b.json
 
     Answers are what compare, scorecard, tco, plan, simulate and fit print with --json. Price and share sold are
-    factors; lengths, replica and load are asked of the performance model in every order, each with the mean of what
-    it changes. Exit status 1 where the intervals of some figure do not overlap and a part of more than a tenth is left.
+    factors; lengths, replica and load are swapped in the performance model in every order, and each gets the mean
+    of its effects. Exit status 1 if intervals do not overlap and more than a tenth stays unexplained.
     """
     found = reconcile(Catalog(), *chosen(read_answers(first), read_answers(second)))
     print_json(to_json(found)) if as_json else show(found)

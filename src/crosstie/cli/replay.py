@@ -44,16 +44,17 @@ def command(
     trace: str, url: str, model: str, class_name: str | None, rate: float | None, speed: float, most: int | None,
     for_s: float | None, start: int, fleet: Path | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Sends the requests of TRACE at their times, whatever has been answered by then, and measures the answers.
+    """Sends the requests of TRACE at their recorded times (an open loop) and measures the answers.
 
     \b
     crosstie replay azure-2023-conversation --model llama-3.1-8b --rate 5 --for 60
     crosstie replay requests.csv --url http://server:8000 --model llama-3.1-8b
 
-    TRACE is the name of a shipped trace (azure-2023-conversation, azure-2023-code, mooncake-conversation) or a file
-    as docs/plan.md has them, or what `crosstie serve --record` wrote. Prompts are filler of the recorded length, and
-    share their beginnings where the trace has hash_ids; answers are as long as recorded (max_tokens and ignore_eos).
-    Times that were recorded in coarse steps, as Mooncake's, are spread within them. $OPENAI_API_KEY is sent where set.
+    TRACE is a shipped trace (azure-2023-conversation, azure-2023-code, mooncake-conversation), a file in a format
+    that docs/catalog.md names, or what `crosstie serve --record` wrote. Prompts are filler of the recorded length
+    and share beginnings where the trace has hash_ids; answers are as long as recorded (max_tokens and ignore_eos).
+    Without --for or --requests the whole trace is sent, an hour or more. Coarse times, as Mooncake's, are spread
+    within their steps. $OPENAI_API_KEY is sent if set.
 
     Exit status 1 if any request failed.
     """

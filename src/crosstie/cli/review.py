@@ -61,9 +61,9 @@ def command(
     crosstie review plan.json trace.jsonl trace.jsonl.1 --store crosstie.db
     crosstie review plan.json --checklist --markdown > contract.md
 
-    RECORDING is what `serve --record` wrote, all its files together. What the fleet should have made of these
-    requests is simulated, so that traffic that changed and a fleet that is slow are told apart. Exit status 1 where a
-    figure is beyond its limit with all of its 95% interval; 0 where none is, unsure ones included.
+    RECORDING: all files that `serve --record` wrote. The planned fleet is simulated under the recorded requests,
+    which separates changed traffic from a slow fleet. Exit status 1 if a figure is beyond its limit with its whole
+    95% interval, else 0.
     """
     check_html(html)
     if as_json and as_markdown:

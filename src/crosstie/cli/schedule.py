@@ -42,11 +42,10 @@ def command(
     crosstie schedule workload.toml --growth 15%,15%,5% --plot schedule.svg
     crosstie schedule workload.toml --on mi355x,b200,mi455x
 
-    WORKLOAD is a file of `plan`; its [schedule] has growth by quarter, lead_time_months, deliveries and contracts that
-    end (docs/schedule.md). Orders are those of least expected cost over worlds in which the traffic grows
-    otherwise, GPUs carry more or less than predicted, and announced parts come later than said. These parts rest
-    on their vendors' figures: nobody has measured them, and their prices are assumed. Exit status 1 when nothing
-    is to be ordered or rented.
+    WORKLOAD is a file of `plan`; its [schedule] has growth by quarter, lead times, deliveries and contracts
+    (docs/schedule.md). The orders have the least expected cost over worlds that differ in traffic growth, in what a
+    GPU carries and in the delays of announced parts. Announced parts rest on their vendors' figures and on assumed
+    prices: nobody has measured them. Exit status 1 when nothing is to be ordered or rented.
     """
     catalog = Catalog()
     if plot:

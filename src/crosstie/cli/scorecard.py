@@ -92,11 +92,11 @@ def command(
     crosstie scorecard --part export --part money
     crosstie scorecard --html scorecard.html
 
-    Every cell has its source: in a page a cell is a link to it, in --json it is `source`. Scenarios are examples
-    (src/crosstie/catalog/data/scenarios.toml): each accelerator runs in its best layout at the most load that keeps
-    the targets, at the price of the middle one of its sellers, one kind of price for all. `sure` is the share of
-    worlds, draws of what the model does not know, in which the first is cheaper than the second; where sellers differ
-    threefold each world draws one of them. For your own load: `crosstie plan`.
+    Every cell has its source: a link in the page, `source` in --json. Scenarios are examples
+    (src/crosstie/catalog/data/scenarios.toml): each accelerator runs in its best layout at the highest load within
+    the targets, at the median seller's price. `sure` is the share of worlds, draws of what the model does not know,
+    in which the first is cheaper than the second; where sellers differ threefold each world draws a price. For your
+    own load: `crosstie plan`.
     """
     check_html(html)
     catalog = Catalog()

@@ -33,17 +33,17 @@ def command(
 ) -> int:  # fmt: skip
     """The software tax over time, from measured RESULTS (by default those that Crosstie ships).
 
-    A result's fraction is the time that its work would take at the datasheet's peak rates with nothing else in the
-    way, over the time that it took. The tax is the rest: what kernels, launches, the host, the network and the
-    scheduler of that release cost on that accelerator.
+    A result's fraction is its ideal time, at the datasheet's peak rates with nothing in the way, over the time
+    measured. The tax is the rest: kernels below peak, launches, host, network and scheduler of that release on that
+    accelerator.
 
     \b
     crosstie tax --accelerator mi300x,h100-sxm
     crosstie tax mine.csv --engine vllm --plot tax.svg
 
-    Trends compare only operating points that both releases have; others are marked as different. Fractions above
-    1 are impossible and mean that a row or the batch assumed for it is wrong: they are counted apart ("above"), and
-    --json lists them. AMD's results are published by others. Exit status 1 when no result is left.
+    Trends compare only operating points that both releases have; others are marked as different. A fraction above 1
+    means that the row, or the batch assumed for it, is wrong: such points are counted under "above", and --json
+    lists them. AMD's results are published by others. Exit status 1 when no result is left.
     """
     catalog = Catalog()
     only = [
