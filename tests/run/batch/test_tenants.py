@@ -87,12 +87,11 @@ async def test_lines_keep_to_the_rate_of_their_key_and_leave_some_of_it(folder: 
         guard = at.at.gateway.context.guard
         assert guard is not None
         await until(lambda: guard.refused["rate_limit_exceeded"])
-        # Two for the file and the batch, and two that are left for others; one refusal a rest, not one a line. Those that
-        # were let in before may still be on their way.
-        await until(lambda: len(at.fake.hit) >= 6)
+        # Two for the file and the batch, and two that are left for others; one refusal a rest, not one a line.
         assert (len(at.fake.hit), guard.refused["rate_limit_exceeded"]) == (6, 1)
         assert (await hers.batches.retrieve(batch.id)).status == "in_progress"
-        assert (await hers.batches.cancel(batch.id)).status == "cancelling"
+        # Whoever runs it may have heard already.
+        assert (await hers.batches.cancel(batch.id)).status in ("cancelling", "finalizing", "cancelled")
 
 
 @in_folder
