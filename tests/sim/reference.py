@@ -51,14 +51,16 @@ class ReferenceEngine:
 
     def run(self, requests: list[tuple[float, int, int]]) -> list[Request]:
         every = [Request(inputs, outputs, at + self.limits.request_s) for at, inputs, outputs in sorted(requests)]
-        coming, clock = list(every), 0.0
+        coming, clock, before = list(every), 0.0, 0.0
         while coming or any(one.running or one.waiting for one in self.replicas):
+            # A step is made ready when the one before it begins.
+            ready = before if self.limits.ready_ahead else clock
             if not any(one.running or one.waiting for one in self.replicas):
-                clock = max(clock, coming[0].arrives_s)
-            while coming and coming[0].arrives_s <= clock:
+                ready = clock = max(clock, coming[0].arrives_s)
+            while coming and coming[0].arrives_s <= ready:
                 emptiest = min(self.replicas, key=lambda one: len(one.running) + len(one.waiting))
                 emptiest.waiting.append(coming.pop(0))
-            clock = self.step(clock)
+            clock, before = self.step(clock), clock
         return every
 
     def step(self, clock: float) -> float:

@@ -8,6 +8,7 @@ from hypothesis import given, settings, strategies as some
 from tests.sim.reference import ReferenceEngine
 from tests.sim.test_arrivals import RANKS, SMALL, TINY, WHOLE, replica
 
+from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.speculation import Speculation
@@ -279,3 +280,22 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(BadInput, match="at least 1"):
         one.add("c", 10, 0, 0.0)
     assert not one.cancel("b")
+
+
+@pytest.mark.parametrize(("stack", "steps"), [("vllm", 2), ("llama.cpp", 1)])
+def test_a_request_waits_for_the_step_that_was_ready_before_it_came(catalog: Catalog, stack: str, steps: int) -> None:
+    """While one sequence decodes, another comes in the middle of a step: an engine that makes steps ready ahead has the
+    next one without it."""
+    deployment = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), stack=stack)
+    engine = Engine(deployment, 1000.0)
+    engine.add("first", 500, 400, 0.0)
+    until = engine.request_s + 0.2
+    engine.advance(until)
+    began, step = engine.made("first"), engine.times.seconds(1, 700.0, 0, 0, 0.0)
+    engine.add("second", 500, 2, until - engine.request_s)
+    done = engine.advance(until + 20 * step)
+    first = next(token for token in done if token.id == "second")
+    prompt = engine.times.seconds(1, 700.0, 500, 500, 0.5 * 500 * 500)
+    waited = first.at - prompt - until
+    assert (steps - 1) * step < waited < steps * step * 1.01
+    assert began > 10

@@ -2,9 +2,10 @@
 
 There is one idea: a step takes every running sequence and, up to its budget of tokens, prompts in the order of their
 arrival; free blocks of the cache and the engine's own limit keep requests out. Attention replicas (DP) have queues,
-budgets and caches of their own and step together. A request that arrives during a step waits for the next one, so
-nothing depends on when the outer clock looks: advancing once to the end or a thousand times on the way gives the same
-tokens.
+budgets and caches of their own and step together. A request that arrives during a step waits for its end; and where
+the engine makes each step ready while the one before it runs, for the end of the next one too, which was ready before
+the request came. So nothing depends on when the outer clock looks: advancing once to the end or a thousand times on the
+way gives the same tokens.
 
 Steps that only decode follow each other until an answer ends, a request comes or the cache is full. Each is longer than
 the one before by what the sequences have added to the cache, so that such a stretch of steps is an arithmetic series,
@@ -124,6 +125,9 @@ class Engine:
         self.tokens_per_step = float(hardware.tokens_per_step[0, 0])
         self.prefill_first = bool(hardware.prefill_first[0, 0])
         self.whole = deployment.stack.admission == "whole"
+        # vLLM's EngineCore.step_with_batch_queue schedules a batch as soon as the one before it has begun; SGLang's
+        # overlap scheduler and TensorRT-LLM's do the same. Seen in the steps of a vLLM 0.24.0 (docs/measurements.md).
+        self.ready_ahead = deployment.stack.host.overlapped
         # What the host does with a request before the engine sees it.
         self.request_s = float(hardware.host_request_s[0, 0])
         self.preemptions = 0
@@ -148,6 +152,8 @@ class Engine:
         self._planned = self._done = 0
         self._looked = -math.inf
         self._start = self._ends = 0.0
+        # When the last step began.
+        self._began_last = -math.inf
         self._first_s = self._half_more_s = 0.0
         # The prompts that it completes, and whether sequences ride along.
         self._completed: list[_Job] = []
@@ -190,7 +196,7 @@ class Engine:
         arrives = now + self.request_s
         self._arriving.append((arrives, job))
         if self._planned > 1 and self._ends > arrives and self._lets_in():
-            self._plan_until(arrives)
+            self._end_to_let_in(arrives)
 
     def cancel(self, id: Key) -> bool:
         """Lets go of a request at once; whether it was there."""
@@ -305,11 +311,16 @@ class Engine:
             steps -= 1
         return steps
 
-    def _plan_until(self, moment: float) -> None:
-        """No step under way begins at that moment or later."""
+    def _end_to_let_in(self, arrives: float) -> None:
+        """The steps under way end where a request that arrives then can be part of the next one."""
+        self._plan_until(arrives, 1 if self.ready_ahead and arrives > self._start else 0)
+
+    def _plan_until(self, moment: float, further: int = 0) -> None:
+        """No step under way begins at that moment or later, but so many further ones."""
         steps = self._steps_by(moment)
         if not steps or self._end_of(steps) < moment:
             steps += 1
+        steps += further
         if steps < self._planned:
             self._planned, self._ends = steps, self._end_of(steps)
 
@@ -326,16 +337,19 @@ class Engine:
         """Begins the next step, or stretch of steps, if there is one and it begins before that moment."""
         arriving = self._arriving
         start = self._ends
+        # Who has arrived by then is part of the step.
+        seen_by = self._began_last if self.ready_ahead else start
         if not self._waiting and not self._decoding:
             if not arriving:
                 return False
             if arriving[0][0] > start:
                 start = arriving[0][0]
+            seen_by = start
         # Who looks at the moment at which a step ends may still add a request to the next one.
         if start >= before:
             return False
         ranks = self._ranks
-        while arriving and arriving[0][0] <= start:
+        while arriving and arriving[0][0] <= seen_by:
             job = arriving.popleft()[1]
             job.rank = min(ranks, key=_load) if len(ranks) > 1 else ranks[0]
             job.rank.waiting.append(job)
@@ -377,7 +391,7 @@ class Engine:
         self._half_more_s = 0.5 * self._slower * self._decoding * self.tokens_per_step / self.pp * self.times.per_cached
         self._ends = self._end_of(steps)
         if self._arriving and self._arriving[0][0] < self._ends and self._lets_in():
-            self._plan_until(self._arriving[0][0])
+            self._end_to_let_in(self._arriving[0][0])
 
     def _seconds(self, riding: int, read: float, tokens: int, largest: int, before: float) -> float:
         """`largest` and `before`: of the attention replica with the most tokens of prompts."""
@@ -390,6 +404,7 @@ class Engine:
     def _complete(self, found: list[Token]) -> None:
         """The end of the steps under way."""
         steps, completed = self._planned, self._completed
+        self._began_last = self._end_of(steps - 1)
         self._pass(steps)
         self._planned = self._done = 0
         if self._rides:
