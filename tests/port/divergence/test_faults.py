@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -210,6 +210,40 @@ def test_another_type_is_no_fault(tmp_path: Path) -> None:
     got = compare(sound(torch.float32), recorded(tmp_path / "b.npz", dtype=torch.bfloat16))
     assert got.verdict == "same"
     assert 0.0 < got.largest_error < got.explained
+
+
+def in_fp8(made: small.Small, wrong: str = "") -> None:
+    """As an engine stores them: e4m3 with a scale a matrix; `wrong`: whose scale is half of what it should be."""
+    for name, module in made.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            weight, bias = module.weight.detach(), module.bias
+            scale = weight.abs().max() / 448.0
+            stored = (weight / scale).to(torch.float8_e4m3fn)
+            module.weight = torch.nn.Parameter(stored, requires_grad=False)
+            used = 0.5 * scale if name == wrong else scale
+            module.forward = partial(scaled_product, stored, used, bias)  # type: ignore[method-assign]
+
+
+def scaled_product(
+    stored: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
+) -> torch.Tensor:
+    made = x @ (stored.to(x.dtype) * scale).t()
+    return made if bias is None else made + bias
+
+
+def test_fp8_beside_bfloat16_is_no_fault_and_a_wrong_scale_is(tmp_path: Path) -> None:
+    """A vLLM in FP8 beside one in BF16 was told to look at its loader: its codes are no values of the checkpoint."""
+    sound_one = found(tmp_path, in_fp8, torch.bfloat16)
+    assert sound_one.verdict == "same"
+    assert sound_one.largest_error > 0.01
+    assert 0.1 < sound_one.hides < sound_one.steps[-1].allowed + 1.0
+    assert found(tmp_path, None, torch.bfloat16).hides == 0.0
+    assert [machine.get("weights") for machine in sound_one.machines] == [None, "weights in float8_e4m3fn"]
+    # In the first layer: roundings so large grow along the model, and hide a factor of two in the third.
+    wrong = found(tmp_path, partial(in_fp8, wrong="layers.0.self_attn.q_proj"), torch.bfloat16)
+    assert wrong.first is not None
+    assert wrong.first.step.module == "layers.0.self_attn.q_proj"
+    assert wrong.first.causes[0].signature == "factor-2"
 
 
 def test_a_fault_between_modules_is_found_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from crosstie.cli.options import FILE, json_option, verbose_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
-from crosstie.core.figures import kibibytes, plural
+from crosstie.core.figures import kibibytes, percent, plural
 from crosstie_port.divergence.comparison import ComparedTensor, Comparison, Divergence, compare
 from crosstie_port.divergence.routing import RoutingFlips
 from crosstie_port.divergence.subject import TYPES, record_directory
@@ -94,6 +94,9 @@ def show(found: Comparison, verbose: bool) -> None:
     if found.not_compared:
         some = ", ".join(found.not_compared[:3]) + (", ..." if len(found.not_compared) > 3 else "")
         say(out, f"  not compared, in one recording only or of other shapes: {len(found.not_compared):,} ({some})")
+    if found.hides:
+        say(out, f"  weights are of two types: their rounding explains errors of up to {percent(found.hides)},")
+        say(out, "  and no fault below that is seen; record both in one type to see more")
     for name, machine in zip("AB", found.machines, strict=True):
         say(out, Text(f"  {name}: {_machine(machine)}", "dim"))
     if verbose:
@@ -141,7 +144,7 @@ def figure(value: float) -> str:
 def _machine(machine: dict[str, str]) -> str:
     parts = [machine.get("device", "?"), machine.get("architecture", ""), machine.get("runtime", "")]
     parts += [f"PyTorch {machine['torch']}" if "torch" in machine else "", machine.get("engine", "")]
-    parts.append(machine.get("model", ""))
+    parts += [machine.get("model", ""), machine.get("weights", "")]
     if machine.get("ranks", "1") != "1":
         parts.append(f"rank {machine.get('rank', '0')} of {machine['ranks']}")
     return ", ".join(part for part in parts if part)

@@ -30,6 +30,9 @@ ROUNDING = {
 # Roundings that a module's own arithmetic may add up to, and by how much it may amplify what came in.
 OWN_ROUNDINGS = 4.0
 AMPLIFIES = 4.0
+# Weights and what they are multiplied with are each rounded once to a narrower type: two of its roundings, which a sum
+# over many products averages down (an H200's vLLM in FP8 beside BF16: 0.85 of one in its first product).
+_NARROW = 2.0
 # Code between two modules does several operations: a rotation, scores, a softmax, a weighted sum. A softmax turns the
 # relative error of its scores into one of its weights that is as many times larger as the scores are.
 BETWEEN = 4
@@ -77,6 +80,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     # Routers that chose other experts for some tokens, scores being equal up to rounding.
     flips: list[RoutingFlips]
     machines: list[dict[str, str]]
+    # Where weights are of other types: the largest error that was allowed for it, and no fault below that is seen.
+    hides: float
     steps: list[ComparedTensor]
 
     def __str__(self) -> str:
@@ -156,6 +161,12 @@ class _Walk:
         # Whether tokens went elsewhere that no sample shows.
         self.flipped = False
         self.explained = 0.0
+        # What modules may differ by whose weights are of another type in the other recording.
+        self.narrowed = {
+            name.rpartition(".")[0]: _NARROW * ROUNDING[a.narrow.get(name) or b.narrow[name]]
+            for name in a.narrow.keys() | b.narrow.keys()
+            if a.narrow.get(name) != b.narrow.get(name) and (a.narrow.get(name) or b.narrow[name]) in ROUNDING
+        }
 
     def result(self) -> Comparison:
         first, modules = None, set()
@@ -189,7 +200,8 @@ class _Walk:
         return Comparison(
             verdict="diverges" if first else "drifts" if drifts else "same", first=first, compared=modules,
             not_compared=self.not_compared, identical=identical, largest_error=largest, explained=self.explained,
-            flips=self.flips, machines=[self.a.machine, self.b.machine], steps=self.steps,
+            flips=self.flips, machines=[_machine(self.a), _machine(self.b)], steps=self.steps,
+            hides=max((step.allowed for step in self.steps), default=0.0) if self.narrowed else 0.0,
         )  # fmt: skip
 
     def _regrouped(self, entry: RecordedTensor) -> bool:
@@ -233,9 +245,11 @@ class _Walk:
             roundings = 1
         else:
             before, roundings = self.inside.get(name, 0.0), max(self.ended[name], 1)
-        own = own_rounding(a, b, width) * math.sqrt(roundings)
+        rounding = own_rounding(a, b, width)
+        own = max(rounding * math.sqrt(roundings), self.narrowed.get(name, 0.0))
         if not a.is_whole:
-            self.explained = max(self.explained, own_rounding(a, b, width) * math.sqrt(1 + self.ended[""]))
+            most = max([rounding, *self.narrowed.values()])
+            self.explained = max(self.explained, most * math.sqrt(1 + self.ended[""]))
         return before, (AMPLIFIES_BETWEEN if entry.side == "in" else AMPLIFIES) * before + own
 
     def _note(self, entry: RecordedTensor, error: float, width: int) -> None:
@@ -303,7 +317,8 @@ class _Walk:
     def _causes(self, entry: RecordedTensor, match: RecordedTensor) -> list[Cause]:
         a, b = self.a.of(entry), self.b.of(match)
         inputs = self.inputs.get((entry.module, entry.call), (0.0, 0))[1]
-        own = relation(entry.module, self.a.sampled, self.b.sampled) if entry.side == "out" else None
+        alike = entry.side == "out" and entry.module not in self.narrowed
+        own = relation(entry.module, self.a.sampled, self.b.sampled) if alike else None
         return cause_of(
             entry, a, b, own_rounding(a, b, inputs), BesideTensors(
                 settings=self.a.settings, seed=self.a.seed, weights=own, suspects=self._suspects(), kind=match.kind,
@@ -317,6 +332,11 @@ class _Walk:
         turned = {step.module for step in self.steps[:-1] if is_rotary(step.kind)}
         turns = any(is_rotary(entry.kind) for entry in self.a.entries)
         return ["the rotary angles"] * (turns and not turned) + ["the mask"] * (True not in agreed)
+
+
+def _machine(recording: Recording) -> dict[str, str]:
+    kinds = sorted(set(recording.narrow.values()))
+    return recording.machine | ({"weights": f"weights in {' and '.join(kinds)}"} if kinds else {})
 
 
 def _ancestors(name: str) -> Iterator[str]:

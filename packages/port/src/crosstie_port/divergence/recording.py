@@ -60,9 +60,11 @@ class TensorRecorder:
             raise BadInput(f"no module is called {' or '.join(modules)}; such as {_some(model)}")
         config = getattr(model, "config", None)
         width = head_width(config) if head is None else head
+        matrices = {name: one for name, one in model.named_parameters() if one.ndim > 1}
         self.recording = Recording(
             seed=seed, head=width, calls=calls, machine=dict(machine or {}) | here(model), settings=settings_of(config),
-            weights={name: list(one.shape) for name, one in model.named_parameters() if one.ndim > 1},
+            weights={name: list(one.shape) for name, one in matrices.items()},
+            narrow={name: str(one.dtype)[6:] for name, one in matrices.items() if one.element_size() < 2},
             sampled=sampled(model, seed),
         )  # fmt: skip
         self.target = target

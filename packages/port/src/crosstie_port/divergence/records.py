@@ -69,6 +69,8 @@ class Recording:
     # Of matrices among the parameters, and whether tensors have names.
     sampled: dict[str, Floats] = field(default_factory=dict)
     has_names: bool = True
+    # The types of matrices that are kept in fewer than 16 bits.
+    narrow: dict[str, str] = field(default_factory=dict)
 
     def of(self, entry: RecordedTensor) -> TensorSummary:
         return self.summaries[entry.summary]
@@ -88,6 +90,7 @@ def write(recording: Recording, path: Path) -> None:
         "entries": [list(asdict(entry).values()) for entry in recording.entries],
         "shapes": [list(one.shape) for one in kept], "dtypes": [one.dtype for one in kept],
         "hashes": [one.hash for one in kept], "sampled": {name: len(one) for name, one in recording.sampled.items()},
+        "narrow": recording.narrow,
     }  # fmt: skip
 
     def joined(name: str) -> NDArray[np.float32]:
@@ -166,7 +169,7 @@ def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
     return Recording(
         seed=int(header["seed"]), head=int(header["head"]), weights=dict(header["weights"]),
         machine=dict(header["machine"]), settings=dict(header["settings"]), calls=int(header["calls"]),
-        entries=entries, summaries=summaries, has_names=header["version"] > 1,
+        entries=entries, summaries=summaries, has_names=header["version"] > 1, narrow=dict(header.get("narrow", {})),
         sampled={str(name): taken("weights", int(count)) for name, count in header.get("sampled", {}).items()},
     )  # fmt: skip
 
