@@ -20,9 +20,9 @@ COMPILED = {
         "core": ["histogram"],
         "perf": ["tabulated"],
         "route": [
-            "adapters", "admission", "apart", "ask", "cheapest", "corrections", "decision", "filters", "held", "learnt",
-            "lengths", "live", "load", "modelled", "observed", "overflow", "plain", "policy", "prefix", "router",
-            "shortlist", "slots", "speed", "spending",
+            "adapters", "admission", "ask", "cheapest", "corrections", "decision", "disaggregated", "filters", "held",
+            "learnt", "lengths", "live", "load", "modelled", "observed", "overflow", "plain", "policy", "prefix",
+            "router", "shortlist", "slots", "speed", "spending",
         ],
         "sim": ["engine", "prefix_cache"],
         "wire": ["client", "sse"],

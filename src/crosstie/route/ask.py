@@ -69,7 +69,7 @@ class Ask:
         self.counted = False
         self.tokens: PromptTokens | None = None
         # The tenant whose prompts alone may be used for it, and told of; 0: everybody's.
-        self.apart = 0
+        self.cache_tenant = 0
         # It is judged with no more margin than predictions need on a fleet that works.
         self.in_doubt = False
         # Its model was loaded nowhere when it came.

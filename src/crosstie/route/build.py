@@ -15,7 +15,7 @@ from crosstie.core.fleet import BackendAccess, Fleet, HostedModel, Pool, ServedC
 from crosstie.core.workload import Target
 from crosstie.perf.memory import memory_plan, sequences_that_fit
 from crosstie.perf.tabulated import StepTimes
-from crosstie.route.apart import ApartSpeed
+from crosstie.route.disaggregated import ApartSpeed
 from crosstie.route.learnt import LearntSpeed
 from crosstie.route.lengths import Lengths
 from crosstie.route.live import LiveFleet, LivePool, Promise, Replica

@@ -399,7 +399,7 @@ class Replica(ReplicaLoad):
             if self.pool.observations is not None:
                 self.pool.observations.was_sent(self.key, ask.prefix)
         if self.held is not None and ask.tokens is not None:
-            self.held.expect(ask.tokens, ask.apart)
+            self.held.expect(ask.tokens, ask.cache_tenant)
         if ask.session is not None:
             self.pool.remember(ask.session, self)
         if not ask.streams:
@@ -420,7 +420,7 @@ class Replica(ReplicaLoad):
         there, in blocks of so many tokens; its last token is computed in any case."""
         held, tokens, found = self.held, ask.tokens, 0.0
         if held is not None and tokens is not None:
-            found = float(held.match(tokens, ask.apart))
+            found = float(held.match(tokens, ask.cache_tenant))
         if held is None or tokens is None or not held.complete:
             sent = self.prefixes.match(ask.prefix) * block_tokens
             found = sent if sent > found else found

@@ -353,7 +353,7 @@ def test_routing_and_prices_are_the_same_for_what_another_has_sent_and_for_what_
 
     def asks(tenant: int, tokens: PromptTokens) -> Ask:
         made = Ask(model=MODEL, class_name=None, input_tokens=float(tokens.count), output_tokens=10.0)
-        made.tokens, made.apart, made.counted = tokens, tenant, True
+        made.tokens, made.cache_tenant, made.counted = tokens, tenant, True
         return made
 
     fleet_.advance(1.0, MODEL)

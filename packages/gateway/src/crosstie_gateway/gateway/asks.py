@@ -96,7 +96,7 @@ def ask_of(
         copies=asked.copies,
         prompts=asked.prompts,
     )
-    ask.apart = tenant
+    ask.cache_tenant = tenant
     if prompt is not None:
         ask.counted, ask.tokens = True, prompt.tokens if prompt.is_plain and adapter is None else None
     ask.adapter = adapter

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from crosstie.core.fleet import HANDING
-from crosstie.route.apart import choose_prefill
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
+from crosstie.route.disaggregated import choose_prefill
 from crosstie.route.live import Flight, LiveFleet, LivePool, Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.client import Connection, Headers

@@ -5,9 +5,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from crosstie.route.apart import choose_prefill
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Considered
+from crosstie.route.disaggregated import choose_prefill
 from crosstie.route.live import Replica
 from crosstie_gateway.gateway.cors import answers_browser
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after

@@ -7,8 +7,8 @@ from tests.route.fleets import CATALOG, ask, fleet, live, load, pool, served
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fleet import Pool, PoolApart, PoolSide
 from crosstie.perf.disaggregated import Sides, disaggregated_state
-from crosstie.route.apart import ApartSpeed, choose_prefill
 from crosstie.route.build import live_fleet, service_of
+from crosstie.route.disaggregated import ApartSpeed, choose_prefill
 from crosstie.route.live import LiveFleet
 from crosstie.route.policy import predict
 from crosstie.route.speed import Prediction
