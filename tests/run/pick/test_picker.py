@@ -9,14 +9,15 @@ import grpc.aio
 import msgspec
 import pytest
 import trustme
-from tests.run.gateway.fakes import CALM, MODEL, fakes, fleet_of, in_folder, pool_of, until
-from tests.run.pick.envoys import picking
+from tests.run.gateway.fakes import CALM, MODEL, Fake, fakes, fleet_of, in_folder, pool_of, until
+from tests.run.pick.envoys import free_port, picking
 from tests.run.pick.proxies import asked, changed, proxy
 from tests.wire.test_server import on_loop
 
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import SharedState
 from crosstie.wire.address import Address
+from crosstie_gateway.gateway import cold_start
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.ledger.keys import Key, digest, new_public_id, new_secret, shown
 from crosstie_gateway.ledger.places import open_store
@@ -490,3 +491,24 @@ async def test_a_fleet_that_is_read_again_is_picked_from() -> None:
         given = changed((await call.says()).request_headers.response.header_mutation)
         assert given[DESTINATION] == f"127.0.0.1:{two.port}"
         call.gone()
+
+
+@on_loop
+async def test_what_is_held_for_a_first_replica_is_told_nothing_until_it_is_picked() -> None:
+    port, serving = free_port(), msgspec.structs.replace(CALM, hold_s=100.0, start_s=60.0, health_every_s=0.05)
+    fleet = fleet_of(pool_of("p", f"http://127.0.0.1:{port}/v1"), serving=serving)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cold_start, "_COMMENT_EVERY_S", 0.0)
+        async with picking(fleet) as picker, proxy(picker.port) as envoy:
+            call = envoy.call()
+            await call.head()
+            await call.body(asked(stream=True))
+            await until(lambda: picker.gateway.exchanges)
+            # As long as comments to clients take.
+            await asyncio.sleep(0.3)
+            fake = Fake("late")
+            await fake.start(port)
+            head = await call.says()
+            assert changed(head.request_headers.response.header_mutation)[DESTINATION] == f"127.0.0.1:{port}"
+            call.gone()
+            fake.crash()

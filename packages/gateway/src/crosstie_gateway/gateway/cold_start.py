@@ -97,9 +97,9 @@ class ColdStarts:
     def _comment(self, model: str, start: ColdStart) -> None:
         said = f"crosstie: a replica of {model} is starting, expected in {self._left_s(model, start):.0f} s"
         text = said.encode("ascii", "replace")
-        for exchange in start.held:
+        # What is picked for Envoy has its head from elsewhere; Anthropic's events have one of their own.
+        for exchange in [one for one in start.held if type(one) is Exchange]:
             reply = exchange.reply
-            # Anthropic's events, and a proxy's calls, have heads of their own.
             if type(reply) is Reply and exchange.parsed.stream and exchange.request.path.endswith("/completions"):
                 lines = b"x-request-id: %b\r\nx-crosstie-reason: held until a replica serves\r\n" % exchange.request_id
                 exchange.reply = reply = ProgressReply(reply, lines)
