@@ -27,6 +27,7 @@ USES = [
     ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"), ("missing-intrinsic", "atomicAdd_block(p, v);"),
     ("missing-intrinsic", "float f = __fadd_rz(a, b);"), ("hip-release", "#include <hip/hcc_detail/device_library.h>"), ("hip-release", "int t = attributes.memoryType;"),
     ("hip-release", "hipblasDatatype_t t;"), ("hip-release", "hipMemImportFromShareableHandle(&h, &fd, t);"), ("dlpack-device", "device.set_options<kDLCUDA>();"),
+    ("device-linking", "extern __device__ int counter;"), ("half-flags", "__device__ half f(int v) { return static_cast<float>(v); }"),
 ]  # fmt: skip
 
 

@@ -4,25 +4,22 @@
 import copy
 
 import torch
-from tests.port.capture.cases.setting import B, State, inputs, registry, seeded
+from tests.port.capture.cases.setting import B, State, collected, inputs, registry, seeded
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
 
 
-@case
 def pinned_non_blocking(s, q, k, v, lens, score):
     s.buf.copy_(s.pinned, non_blocking=True)
     return q + s.buf.sum()
 
 
-@case
 def pageable_copy(s, q, k, v, lens, score):
     s.buf.copy_(s.host_row)
     return q + s.buf.sum()
 
 
-@case
 def pageable_copy_non_blocking(s, q, k, v, lens, score):
     s.buf.copy_(s.host_row, non_blocking=True)
     return q + s.buf.sum()
@@ -31,73 +28,60 @@ def pageable_copy_non_blocking(s, q, k, v, lens, score):
 case("pinned_to_device", lambda s, q, k, v, lens, score: q + s.pinned.to(q.device).sum())
 
 
-@case
 def pinned_to_device_non_blocking(s, q, k, v, lens, score):
     return q + s.pinned.to(q.device, non_blocking=True).sum()
 
 
-@case
 def pinned_slice_non_blocking(s, q, k, v, lens, score):
     return q + s.pinned[2:6].to(q.device, non_blocking=True).sum()
 
 
-@case
 def pinned_view_non_blocking(s, q, k, v, lens, score):
     return q + s.pinned.view(2, 4).to(q.device, non_blocking=True).sum()
 
 
-@case
 def pinned_strided_non_blocking(s, q, k, v, lens, score):
     s.buf[:4].copy_(s.pinned[::2], non_blocking=True)
     return q + s.buf.sum()
 
 
-@case
 def pinned_cast_non_blocking(s, q, k, v, lens, score):
     half = s.pinned.to(q.device, torch.float16, non_blocking=True)
     return q + half.sum()
 
 
-@case
 def pinned_clone_is_pageable(s, q, k, v, lens, score):
     return q + s.pinned.clone().to(q.device, non_blocking=True).sum()
 
 
-@case
 def pinned_arithmetic_is_pageable(s, q, k, v, lens, score):
     return q + (s.pinned * 2).to(q.device, non_blocking=True).sum()
 
 
-@case
 def device_to_pinned_non_blocking(s, q, k, v, lens, score):
     s.pinned_out.copy_(score[0, :8], non_blocking=True)
     return q * 2
 
 
-@case
 def device_to_pinned_blocking(s, q, k, v, lens, score):
     s.pinned_out.copy_(score[0, :8])
     return q * 2
 
 
-@case
 def device_to_pageable(s, q, k, v, lens, score):
     s.host_row.copy_(score[0, :8])
     return q * 2
 
 
-@case
 def device_to_pinned_and_read(s, q, k, v, lens, score):
     s.pinned_out.copy_(score[0, :8], non_blocking=True)
     return q * float(s.pinned_out[0])
 
 
-@case
 def pin_memory_inside(s, q, k, v, lens, score):
     return q + torch.ones(8).pin_memory().to(q.device, non_blocking=True).sum()
 
 
-@case
 def empty_pinned_inside(s, q, k, v, lens, score):
     host = torch.zeros(8, pin_memory=True)
     return q + host.to(q.device, non_blocking=True).sum()
@@ -114,19 +98,16 @@ case("host_scalar_inplace_operand", lambda s, q, k, v, lens, score: q.clone().mu
 case("host_scalar_double", lambda s, q, k, v, lens, score: q * torch.tensor(0.125, dtype=torch.float64))
 
 
-@case
 def host_scalar_copied_in(s, q, k, v, lens, score):
     s.buf.copy_(s.host)
     return q + s.buf.sum()
 
 
-@case
 def host_scalar_fill(s, q, k, v, lens, score):
     s.buf.fill_(s.host)
     return q + s.buf.sum()
 
 
-@case
 def device_scalar_fill(s, q, k, v, lens, score):
     s.buf.fill_(score[0, 0])
     return q + s.buf.sum()
@@ -155,7 +136,6 @@ case("as_tensor_of_list", lambda s, q, k, v, lens, score: q * torch.as_tensor([1
 case("as_tensor_of_device_tensor", lambda s, q, k, v, lens, score: q * torch.as_tensor(score, device=q.device).sum())
 
 
-@case
 def tensor_of_device_scalars(s, q, k, v, lens, score):
     return q * torch.tensor([lens[0], lens[1]], device=q.device).sum()
 
@@ -169,7 +149,6 @@ case("host_arange_to_device", lambda s, q, k, v, lens, score: q * torch.arange(8
 case("device_arange", lambda s, q, k, v, lens, score: q * torch.arange(8, device=q.device).sum())
 
 
-@case
 def host_mask_to_device(s, q, k, v, lens, score):
     mask = torch.ones(4, 4).tril().bool().to(q.device)
     return q * mask.sum()
@@ -178,7 +157,6 @@ def host_mask_to_device(s, q, k, v, lens, score):
 case("device_mask", lambda s, q, k, v, lens, score: q * torch.ones(4, 4, device=q.device).tril().sum())
 
 
-@case
 def host_computed_rope_table(s, q, k, v, lens, score):
     angles = torch.outer(torch.arange(4.0), torch.arange(4.0)).cos()
     return q * angles.to(q.device, non_blocking=True).sum()
@@ -195,13 +173,11 @@ case("mixed_host_vector_operand", lambda s, q, k, v, lens, score: q * s.host_row
 case("broadcast_to_batch", lambda s, q, k, v, lens, score: q * s.buf.new_ones(B, 1, 1, 1))
 
 
-@case
 def device_out_argument(s, q, k, v, lens, score):
     torch.mul(q, 2, out=s.out)
     return s.out + 1
 
 
-@case
 def device_copy_between(s, q, k, v, lens, score):
     s.out.copy_(q)
     return s.out * 2
@@ -210,7 +186,9 @@ def device_copy_between(s, q, k, v, lens, score):
 case("storage_bytes", lambda s, q, k, v, lens, score: q * (score.untyped_storage().nbytes() // 64))
 
 
-@case
 def storage_to_host(s, q, k, v, lens, score):
     score.untyped_storage().cpu()
     return q * 2
+
+
+CASES |= collected(globals())

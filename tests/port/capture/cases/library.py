@@ -3,7 +3,7 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.port.capture.cases.setting import B, D, H, S, State, inputs, registry
+from tests.port.capture.cases.setting import B, D, H, S, State, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -23,7 +23,6 @@ case("linalg_cholesky", lambda s, q, k, v, lens, score: torch.linalg.cholesky(po
 case("linalg_cholesky_ex", lambda s, q, k, v, lens, score: torch.linalg.cholesky_ex(positive(k)).L)
 
 
-@case
 def linalg_qr(s, q, k, v, lens, score):
     a, b = torch.linalg.qr(k[0, 0])
     return a @ b
@@ -35,7 +34,6 @@ case("linalg_det", lambda s, q, k, v, lens, score: torch.linalg.det(positive(k))
 case("linalg_slogdet", lambda s, q, k, v, lens, score: torch.linalg.slogdet(positive(k)).logabsdet)
 
 
-@case
 def linalg_norms(s, q, k, v, lens, score):
     return torch.linalg.vector_norm(k, dim=-1) + torch.linalg.matrix_norm(k)[..., None]
 
@@ -43,7 +41,6 @@ def linalg_norms(s, q, k, v, lens, score):
 case("linalg_matrix_power", lambda s, q, k, v, lens, score: torch.linalg.matrix_power(positive(k) / D, 3))
 
 
-@case
 def linalg_solve_triangular(s, q, k, v, lens, score):
     return torch.linalg.solve_triangular(positive(k).tril(), k[0, 0].t(), upper=False)
 
@@ -51,7 +48,6 @@ def linalg_solve_triangular(s, q, k, v, lens, score):
 case("linalg_lstsq", lambda s, q, k, v, lens, score: torch.linalg.lstsq(k[0, 0], v[0, 0]).solution)
 
 
-@case
 def linalg_lu(s, q, k, v, lens, score):
     p, lower, upper = torch.linalg.lu(positive(k))
     return p @ lower @ upper
@@ -61,7 +57,6 @@ case("matrix_exp", lambda s, q, k, v, lens, score: torch.linalg.matrix_exp(posit
 case("fft_of_rows", lambda s, q, k, v, lens, score: torch.fft.rfft(score).abs())
 
 
-@case
 def fft_convolution(s, q, k, v, lens, score):
     return torch.fft.irfft(torch.fft.rfft(score) * torch.fft.rfft(score.flip(-1)))
 
@@ -78,7 +73,6 @@ case("nanmedian_of_all", lambda s, q, k, v, lens, score: q * score.nanmedian())
 case("quantile_number", lambda s, q, k, v, lens, score: torch.quantile(score, 0.5, dim=-1))
 
 
-@case
 def quantile_device_tensor(s, q, k, v, lens, score):
     return torch.quantile(score, torch.full((1,), 0.5, device=q.device), dim=-1)
 
@@ -88,19 +82,16 @@ case("cummax_of_rows", lambda s, q, k, v, lens, score: score.cummax(-1).values)
 case("logcumsumexp_of_rows", lambda s, q, k, v, lens, score: score.logcumsumexp(-1))
 
 
-@case
 def aminmax_of_all(s, q, k, v, lens, score):
     low, high = torch.aminmax(score)
     return (q - low) / (high - low)
 
 
-@case
 def std_var_mean(s, q, k, v, lens, score):
     var, mean = torch.var_mean(score, -1)
     return var + mean + score.std(-1)
 
 
-@case
 def conv1d_causal(s, q, k, v, lens, score):
     weight = s.w[:4, :4].reshape(4, 1, 4)
     return F.conv1d(F.pad(score.view(B, 4, 16), (3, 0)), weight, groups=4)
@@ -109,7 +100,6 @@ def conv1d_causal(s, q, k, v, lens, score):
 case("conv2d_patch", lambda s, q, k, v, lens, score: F.conv2d(k, s.w.reshape(8, 4, 4, 8)[:, :, :, :4], stride=4))
 
 
-@case
 def interpolate_positions(s, q, k, v, lens, score):
     return F.interpolate(score[:, None], scale_factor=2.0, mode="linear")
 
@@ -118,12 +108,10 @@ case("sdpa_plain", lambda s, q, k, v, lens, score: F.scaled_dot_product_attentio
 case("sdpa_causal", lambda s, q, k, v, lens, score: F.scaled_dot_product_attention(k, k, v, is_causal=True))
 
 
-@case
 def sdpa_float_mask(s, q, k, v, lens, score):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=score.view(B, 1, 1, S))
 
 
-@case
 def sdpa_half(s, q, k, v, lens, score):
     return F.scaled_dot_product_attention(k.half(), k.half(), v.half(), is_causal=True)
 
@@ -131,7 +119,6 @@ def sdpa_half(s, q, k, v, lens, score):
 case("sdpa_gqa", lambda s, q, k, v, lens, score: F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], enable_gqa=True))
 
 
-@case
 def sdpa_math_backend(s, q, k, v, lens, score):
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, k, v)
@@ -141,12 +128,10 @@ case("cross_entropy_plain", lambda s, q, k, v, lens, score: q * F.cross_entropy(
 case("cross_entropy_ignore_index", lambda s, q, k, v, lens, score: q * F.cross_entropy(score, lens, ignore_index=24))
 
 
-@case
 def kl_divergence(s, q, k, v, lens, score):
     return q * F.kl_div(score.log_softmax(-1), score.flip(-1).softmax(-1), reduction="batchmean")
 
 
-@case
 def ctc_loss_device_lengths(s, q, k, v, lens, score):
     logits = k[:, 0].transpose(0, 1).log_softmax(-1)
     targets = (lens.view(B, 1) % 7 + 1).expand(B, 4)
@@ -157,17 +142,14 @@ case("embedding_lookup", lambda s, q, k, v, lens, score: F.embedding(lens, s.emb
 case("embedding_max_norm", lambda s, q, k, v, lens, score: F.embedding(lens, s.emb, max_norm=1.0))
 
 
-@case
 def embedding_bag_offsets(s, q, k, v, lens, score):
     return F.embedding_bag(lens.repeat(4), s.emb, torch.arange(0, 8, 4, device=q.device))
 
 
-@case
 def embedding_bag_two_dim(s, q, k, v, lens, score):
     return F.embedding_bag(lens.view(B, 1).repeat(1, 3), s.emb, mode="mean")
 
 
-@case
 def gru_layer(s, q, k, v, lens, score):
     if s.cache is None:
         torch.manual_seed(0)
@@ -176,7 +158,6 @@ def gru_layer(s, q, k, v, lens, score):
         return s.cache(k[:, 0])[0]
 
 
-@case
 def lstm_packed(s, q, k, v, lens, score):
     if s.cache is None:
         torch.manual_seed(0)
@@ -186,20 +167,17 @@ def lstm_packed(s, q, k, v, lens, score):
         return q * s.cache(packed)[0].data.sum()
 
 
-@case
 def pack_host_lengths(s, q, k, v, lens, score):
     lengths = torch.tensor([64, 32])
     return torch.nn.utils.rnn.pack_padded_sequence(k[:, 0], lengths, batch_first=True).data * 2
 
 
-@case
 def bmm_out(s, q, k, v, lens, score):
     out = torch.empty(B * H, 1, S, device=q.device)
     torch.bmm(q.view(B * H, 1, D), k.view(B * H, S, D).transpose(1, 2), out=out)
     return out
 
 
-@case
 def baddbmm_scaled(s, q, k, v, lens, score):
     base = torch.zeros(B * H, 1, S, device=q.device)
     return torch.baddbmm(base, q.view(B * H, 1, D), k.view(B * H, S, D).transpose(1, 2), beta=0, alpha=0.1)
@@ -211,31 +189,26 @@ case("tensordot_heads", lambda s, q, k, v, lens, score: torch.tensordot(q, s.w, 
 case("half_matmul", lambda s, q, k, v, lens, score: (k.bfloat16() @ s.w.bfloat16()).float())
 
 
-@case
 def int_matmul_emulated(s, q, k, v, lens, score):
     scale = k.abs().amax(-1, keepdim=True) / 127
     return torch.round(k / scale).clamp(-128, 127).to(torch.int8).float() @ s.w * scale
 
 
-@case
 def fp8_quantise_dynamic(s, q, k, v, lens, score):
     scale = k.abs().amax() / 448
     return (k / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-@case
 def fp8_quantise_item_scale(s, q, k, v, lens, score):
     scale = (k.abs().amax() / 448).item()
     return (k / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-@case
 def fake_quantise_device_scale(s, q, k, v, lens, score):
     scale, zero = score.abs().amax().view(1)[0] / 127, torch.zeros((), dtype=torch.int32, device=q.device)
     return torch.fake_quantize_per_tensor_affine(q, scale, zero, -128, 127)
 
 
-@case
 def quantize_per_tensor_number(s, q, k, v, lens, score):
     return torch.fake_quantize_per_tensor_affine(q, 0.1, 0, -128, 127)
 
@@ -245,26 +218,22 @@ case("vander_and_polyval", lambda s, q, k, v, lens, score: torch.vander(score[0,
 case("trapezoid_rule", lambda s, q, k, v, lens, score: torch.trapezoid(score, dx=0.5))
 
 
-@case
 def grid_sample_rows(s, q, k, v, lens, score):
     grid = k[:, :1, :8, :2].reshape(B, 1, 8, 2).tanh()
     return F.grid_sample(k, grid, align_corners=False)
 
 
-@case
 def backward_inside(s, q, k, v, lens, score):
     x = q.detach().clone().requires_grad_()
     ((x @ s.w) ** 2).sum().backward()
     return x.grad
 
 
-@case
 def autograd_grad_inside(s, q, k, v, lens, score):
     x = q.detach().requires_grad_()
     return torch.autograd.grad((x.tanh() @ s.w).sum(), x)[0]
 
 
-@case
 def backward_into_kept_grad(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = torch.ones(D, device=q.device, requires_grad=True)
@@ -272,14 +241,12 @@ def backward_into_kept_grad(s, q, k, v, lens, score):
     return s.cache.grad * 1
 
 
-@case
 def checkpointed(s, q, k, v, lens, score):
     x = q.detach().requires_grad_()
     y = torch.utils.checkpoint.checkpoint(lambda t: (t @ s.w).tanh(), x, use_reentrant=False)
     return torch.autograd.grad(y.sum(), x)[0]
 
 
-@case
 def checkpointed_without_rng(s, q, k, v, lens, score):
     x = q.detach().requires_grad_()
     y = torch.utils.checkpoint.checkpoint(lambda t: (t @ s.w).tanh(), x, use_reentrant=False, preserve_rng_state=False)
@@ -299,25 +266,21 @@ class Straight(torch.autograd.Function):
 case("custom_function", lambda s, q, k, v, lens, score: Straight.apply(q) * 2)
 
 
-@case
 def no_grad_scope(s, q, k, v, lens, score):
     with torch.no_grad():
         return q @ s.w
 
 
-@case
 def inference_mode_scope(s, q, k, v, lens, score):
     with torch.inference_mode():
         return (q @ s.w) * 2
 
 
-@case
 def autocast_scope(s, q, k, v, lens, score):
     with torch.autocast(q.device.type, torch.bfloat16):
         return (q @ s.w).float()
 
 
-@case
 def clip_grad_norm(s, q, k, v, lens, score):
     x = q.detach().clone().requires_grad_()
     (x**2).sum().backward()
@@ -325,7 +288,6 @@ def clip_grad_norm(s, q, k, v, lens, score):
     return x.grad * 1
 
 
-@case
 def clip_grad_norm_error_check(s, q, k, v, lens, score):
     x = q.detach().clone().requires_grad_()
     (x**2).sum().backward()
@@ -333,7 +295,6 @@ def clip_grad_norm_error_check(s, q, k, v, lens, score):
     return x.grad * 1
 
 
-@case
 def foreach_ops(s, q, k, v, lens, score):
     a, b = torch._foreach_mul([q, score], 2.0)
     return a * b.sum()
@@ -344,7 +305,6 @@ case("corrcoef_rows", lambda s, q, k, v, lens, score: torch.corrcoef(score))
 case("cov_rows", lambda s, q, k, v, lens, score: torch.cov(score[:, :8]))
 
 
-@case
 def histogram_by_buckets(s, q, k, v, lens, score):
     edges = torch.linspace(-3, 3, 9, device=q.device)
     bucket = torch.bucketize(score, edges)
@@ -356,7 +316,6 @@ def histogram_by_buckets(s, q, k, v, lens, score):
     )
 
 
-@case
 def multi_head_attention_module(s, q, k, v, lens, score):
     if s.cache is None:
         torch.manual_seed(0)
@@ -365,7 +324,6 @@ def multi_head_attention_module(s, q, k, v, lens, score):
         return s.cache(q[:, 0], k[:, 0], v[:, 0])[0]
 
 
-@case
 def encoder_layer_padding_mask(s, q, k, v, lens, score):
     if s.cache is None:
         torch.manual_seed(0)
@@ -375,7 +333,6 @@ def encoder_layer_padding_mask(s, q, k, v, lens, score):
         return s.cache(k[:, 0], src_key_padding_mask=pad).sum(-1)
 
 
-@case
 def encoder_layer_plain(s, q, k, v, lens, score):
     if s.cache is None:
         torch.manual_seed(0)
@@ -384,7 +341,6 @@ def encoder_layer_plain(s, q, k, v, lens, score):
         return s.cache(k[:, 0])
 
 
-@case
 def module_built_inside(s, q, k, v, lens, score):
     layer = torch.nn.Linear(D, D, device=q.device)
     torch.nn.init.eye_(layer.weight)
@@ -392,21 +348,21 @@ def module_built_inside(s, q, k, v, lens, score):
     return layer(q).detach()
 
 
-@case
 def module_moved_inside(s, q, k, v, lens, score):
     layer = torch.nn.LayerNorm(D).to(q.device)
     return layer(q).detach()
 
 
-@case
 def load_state_dict_inside(s, q, k, v, lens, score):
     layer = torch.nn.Linear(D, D, bias=False, device=q.device)
     layer.load_state_dict({"weight": s.w})
     return layer(q).detach()
 
 
-@case
 def complex_rope(s, q, k, v, lens, score):
     angle = lens.view(B, 1, 1, 1) * torch.linspace(0, 1, D // 2, device=q.device)
     turned = torch.view_as_complex(q.view(B, H, 1, D // 2, 2)) * torch.polar(torch.ones_like(angle), angle)
     return torch.view_as_real(turned).flatten(-2)
+
+
+CASES |= collected(globals())

@@ -5,7 +5,7 @@ import random
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.port.capture.cases.setting import B, S, State, inputs, registry
+from tests.port.capture.cases.setting import B, S, State, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -119,7 +119,6 @@ def normal_distribution_validated(s, q, k, v, lens, score):
 case("host_rand_to_device", lambda s, q, k, v, lens, score: q * torch.rand(q.shape).to(q.device))
 
 
-@case
 def host_rand_pinned(s, q, k, v, lens, score):
     torch.rand(8, out=s.pinned)
     s.buf.copy_(s.pinned, non_blocking=True)
@@ -130,14 +129,12 @@ case("host_randint_item", lambda s, q, k, v, lens, score: q * torch.randint(0, 1
 case("host_randperm_index", lambda s, q, k, v, lens, score: k[:, :, torch.randperm(S)])
 
 
-@case
 def host_shuffle_of_list(s, q, k, v, lens, score):
     order = list(range(8))
     random.shuffle(order)
     return torch.cat([score[:, i : i + 1] for i in order], 1)
 
 
-@case
 def manual_seed_inside(s, q, k, v, lens, score):
     torch.manual_seed(0)
     return q * 2
@@ -162,26 +159,22 @@ def generator_kept_unregistered(s, q, k, v, lens, score):
     return q * torch.rand(q.shape, device=q.device, generator=s.cache)
 
 
-@case
 def host_generator_kept(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = torch.Generator().manual_seed(3)
     return q * torch.rand((), generator=s.cache)
 
 
-@case
 def host_generator_reseeded(s, q, k, v, lens, score):
     generator = torch.Generator().manual_seed(3)
     return q * torch.rand((), generator=generator)
 
 
-@case
 def rng_state_read(s, q, k, v, lens, score):
     torch.get_rng_state()
     return q * 2
 
 
-@case
 def device_rng_state_read(s, q, k, v, lens, score):
     if s.dev == "cuda":
         torch.cuda.get_rng_state()
@@ -192,13 +185,11 @@ case("greedy_argmax", lambda s, q, k, v, lens, score: score.argmax(-1))
 case("greedy_argmax_tolist", lambda s, q, k, v, lens, score: q * sum(score.argmax(-1).tolist()))
 
 
-@case
 def top_k_filter(s, q, k, v, lens, score):
     kth = score.topk(8).values[:, -1:]
     return score.masked_fill(score < kth, float("-inf")).softmax(-1)
 
 
-@case
 def top_k_filter_bool_assign(s, q, k, v, lens, score):
     logits = score.clone()
     logits[logits < logits.topk(8).values[:, -1:]] = float("-inf")
@@ -208,7 +199,6 @@ def top_k_filter_bool_assign(s, q, k, v, lens, score):
 case("top_k_of_data", lambda s, q, k, v, lens, score: q * score.topk(int(lens[0])).values.sum())
 
 
-@case
 def top_p_filter(s, q, k, v, lens, score):
     values, index = score.sort(-1, descending=True)
     drop = values.softmax(-1).cumsum(-1) - values.softmax(-1) > 0.9
@@ -216,7 +206,6 @@ def top_p_filter(s, q, k, v, lens, score):
     return torch.empty_like(score).scatter_(-1, index, kept).softmax(-1)
 
 
-@case
 def top_p_filter_bool_index(s, q, k, v, lens, score):
     values, index = score.sort(-1, descending=True)
     drop = values.softmax(-1).cumsum(-1) > 0.9
@@ -226,25 +215,21 @@ def top_p_filter_bool_index(s, q, k, v, lens, score):
     return q * logits.exp().sum()
 
 
-@case
 def min_p_filter(s, q, k, v, lens, score):
     p = score.softmax(-1)
     return torch.where(p < 0.1 * p.amax(-1, keepdim=True), 0.0, p)
 
 
-@case
 def repetition_penalty(s, q, k, v, lens, score):
     seen = score.gather(1, lens.view(B, 1))
     return score.scatter(1, lens.view(B, 1), torch.where(seen > 0, seen / 1.2, seen * 1.2))
 
 
-@case
 def finished_all_check(s, q, k, v, lens, score):
     finished = score.argmax(-1) == 3
     return q if finished.all() else q * 2
 
 
-@case
 def finished_padded(s, q, k, v, lens, score):
     finished = score.argmax(-1) == 3
     return torch.where(finished, 0, score.argmax(-1))
@@ -253,7 +238,6 @@ def finished_padded(s, q, k, v, lens, score):
 case("logprobs_of_chosen", lambda s, q, k, v, lens, score: score.log_softmax(-1).gather(-1, lens.view(B, 1)))
 
 
-@case
 def logits_processor_dict(s, q, k, v, lens, score):
     bias = {3: 1.5, 7: -2.0}
     logits = score.clone()
@@ -262,19 +246,16 @@ def logits_processor_dict(s, q, k, v, lens, score):
     return logits.softmax(-1)
 
 
-@case
 def draft_accept_length(s, q, k, v, lens, score):
     agree = (score[0, :8] > 0).int()
     return q * agree.cumprod(0).sum()
 
 
-@case
 def draft_accept_item(s, q, k, v, lens, score):
     accepted = (score[0, :8] > 0).int().cumprod(0).sum().item()
     return q * score[:, : accepted + 1].sum()
 
 
-@case
 def draft_accept_gathered(s, q, k, v, lens, score):
     accepted = (score[:, :8] > 0).int().cumprod(1).sum(1, keepdim=True)
     return score.gather(1, accepted)
@@ -286,48 +267,44 @@ def draft_accept_random(s, q, k, v, lens, score):
     return (torch.rand_like(ratio) < ratio).int().cumprod(1).float() + torch.rand_like(ratio)
 
 
-@case
 def stop_token_in_list(s, q, k, v, lens, score):
     token = score.argmax(-1)[0]
     return q if token in [3, 5] else q * 2
 
 
-@case
 def stop_token_isin(s, q, k, v, lens, score):
     stops = torch.arange(3, 5, device=q.device)
     return q * torch.isin(score.argmax(-1), stops).sum()
 
 
-@case
 def numpy_random_scalar(s, q, k, v, lens, score):
     import numpy as np
 
     return q * np.random.rand()
 
 
-@case
 def numpy_generator_reseeded(s, q, k, v, lens, score):
     import numpy as np
 
     return q * float(np.random.default_rng(7).random())
 
 
-@case
 def numpy_random_vector_to_device(s, q, k, v, lens, score):
     import numpy as np
 
     return q * torch.from_numpy(np.random.rand(4)).to(q.device).sum()
 
 
-@case
 def numpy_view_of_pinned_written(s, q, k, v, lens, score):
     s.pinned.numpy()[:] += 1
     s.buf.copy_(s.pinned, non_blocking=True)
     return q + s.buf.sum()
 
 
-@case
 def numpy_constant_scalar(s, q, k, v, lens, score):
     import numpy as np
 
     return q * float(np.sqrt(q.shape[-1]))
+
+
+CASES |= collected(globals())

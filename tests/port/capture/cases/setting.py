@@ -1,6 +1,8 @@
 """What every case file shares: the sizes, the state a module would keep between calls, and the inputs."""
 # mypy: allow-untyped-defs, allow-untyped-calls
 
+import inspect
+
 import torch
 
 B, S, H, D = 2, 64, 4, 32
@@ -20,6 +22,15 @@ def registry():
         return function
 
     return cases, case
+
+
+def collected(names):
+    """The functions of a module that take what every case takes."""
+    return {
+        name: one
+        for name, one in names.items()
+        if inspect.isfunction(one) and ",".join(inspect.signature(one).parameters) == "s,q,k,v,lens,score"
+    }
 
 
 def seeded(seed, *shape):

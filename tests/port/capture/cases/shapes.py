@@ -3,18 +3,16 @@
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from tests.port.capture.cases.setting import B, D, H, S, State, inputs, registry
+from tests.port.capture.cases.setting import B, D, H, S, State, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
 
 
-@case
 def repeat_interleave_int(s, q, k, v, lens, score):
     return q @ k[:, :2].repeat_interleave(2, dim=1).transpose(-1, -2)
 
 
-@case
 def repeat_interleave_output_size(s, q, k, v, lens, score):
     rows = torch.arange(B, device=q.device)
     return q * torch.repeat_interleave(rows, torch.clamp(lens, 8, 8), output_size=16).sum()
@@ -24,34 +22,28 @@ case("repeat_interleave_one_argument", lambda s, q, k, v, lens, score: q * torch
 case("expand_instead_of_repeat", lambda s, q, k, v, lens, score: q @ k[:, :1].expand(B, H, S, D).transpose(-1, -2))
 
 
-@case
 def token_to_request_searchsorted(s, q, k, v, lens, score):
     ends = lens.cumsum(0)
     return q * torch.searchsorted(ends, torch.arange(80, device=q.device), right=True).sum()
 
 
-@case
 def bucketize_positions(s, q, k, v, lens, score):
     return q * torch.bucketize(torch.arange(80, device=q.device), lens.cumsum(0)).sum()
 
 
-@case
 def split_by_python(s, q, k, v, lens, score):
     return torch.cat([part * 2 for part in torch.split(score, [24, 40], dim=1)], 1)
 
 
-@case
 def chunk_by_python(s, q, k, v, lens, score):
     a, b = score.chunk(2, dim=-1)
     return F.silu(a) * b
 
 
-@case
 def tensor_split_by_host_tensor(s, q, k, v, lens, score):
     return torch.tensor_split(score, s.host_lens, dim=1)[1] * 2
 
 
-@case
 def tensor_split_by_device_tensor(s, q, k, v, lens, score):
     return q * torch.tensor_split(score, lens, dim=1)[0].sum()
 
@@ -61,7 +53,6 @@ case("arange_python_bound", lambda s, q, k, v, lens, score: q * torch.arange(0, 
 case("arange_item_bound", lambda s, q, k, v, lens, score: q * torch.arange(lens.max().item(), device=q.device).sum())
 
 
-@case
 def arange_host_tensor_bound(s, q, k, v, lens, score):
     return q * torch.arange(s.host_lens[0], device=q.device).sum()
 
@@ -70,7 +61,6 @@ case("arange_size_bound", lambda s, q, k, v, lens, score: q * torch.arange(k.siz
 case("linspace_python", lambda s, q, k, v, lens, score: q * torch.linspace(0, 1, D, device=q.device))
 
 
-@case
 def linspace_device_ends(s, q, k, v, lens, score):
     return q * torch.linspace(score[0, 0], score[0, 1], D, device=q.device)
 
@@ -81,13 +71,11 @@ case("zeros_of_python_size", lambda s, q, k, v, lens, score: q + torch.zeros(B *
 case("eye_matrix", lambda s, q, k, v, lens, score: q @ torch.eye(D, device=q.device))
 
 
-@case
 def tril_indices(s, q, k, v, lens, score):
     rows, columns = torch.tril_indices(D, D, device=q.device)
     return q * s.w[rows, columns].sum()
 
 
-@case
 def causal_mask_from_lens(s, q, k, v, lens, score):
     mask = torch.arange(S, device=q.device) < lens.view(B, 1, 1, 1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -97,12 +85,10 @@ case("pad_by_python", lambda s, q, k, v, lens, score: F.pad(score, (0, 3)) * 2)
 case("pad_by_data", lambda s, q, k, v, lens, score: q * F.pad(score, (0, S - int(lens.min()))).sum())
 
 
-@case
 def pad_sequence_of_rows(s, q, k, v, lens, score):
     return torch.nn.utils.rnn.pad_sequence([score[0, :10], score[1, :20]], batch_first=True)
 
 
-@case
 def pad_sequence_by_lens(s, q, k, v, lens, score):
     rows = [row[:n] for row, n in zip(score, lens, strict=True)]
     return q * torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).sum()
@@ -118,32 +104,27 @@ case("data_ptr_alignment", lambda s, q, k, v, lens, score: q * 2 if k.data_ptr()
 case("data_attribute", lambda s, q, k, v, lens, score: q.data * 2)
 
 
-@case
 def data_attribute_replaced(s, q, k, v, lens, score):
     s.out.data = q * 2
     return s.out + 1
 
 
-@case
 def set_to_other_storage(s, q, k, v, lens, score):
     s.out.set_(q * 2)
     return s.out + 1
 
 
-@case
 def resize_within(s, q, k, v, lens, score):
     buffer = torch.zeros(16, device=q.device)
     return q + buffer.resize_(8).sum()
 
 
-@case
 def resize_growing(s, q, k, v, lens, score):
     buffer = torch.zeros(8, device=q.device)
     buffer.resize_(1024).fill_(0.5)
     return q + buffer.sum()
 
 
-@case
 def out_resized(s, q, k, v, lens, score):
     out = torch.empty(0, device=q.device)
     torch.mul(q, 2, out=out)
@@ -155,13 +136,11 @@ case("flip_and_roll", lambda s, q, k, v, lens, score: score.flip(-1).roll(3, -1)
 case("contiguous_transpose", lambda s, q, k, v, lens, score: k.transpose(1, 2).contiguous().view(B, S, H * D).sum(1))
 
 
-@case
 def inplace_on_input(s, q, k, v, lens, score):
     q.mul_(2)
     return q + 1
 
 
-@case
 def inplace_copy_of_lens(s, q, k, v, lens, score):
     lens.add_(1)
     return q * lens.sum()
@@ -170,7 +149,6 @@ def inplace_copy_of_lens(s, q, k, v, lens, score):
 case("returns_input_itself", lambda s, q, k, v, lens, score: q)
 
 
-@case
 def returns_view_of_state(s, q, k, v, lens, score):
     s.buf[:2].copy_(score[:, 0])
     return s.buf[:2]
@@ -181,21 +159,18 @@ case("returns_dict", lambda s, q, k, v, lens, score: {"out": q * 2, "mass": scor
 case("cu_seqlens_pad", lambda s, q, k, v, lens, score: F.pad(lens.cumsum(0), (1, 0)).to(torch.int32))
 
 
-@case
 def cu_seqlens_zeros_copy(s, q, k, v, lens, score):
     cu = torch.zeros(B + 1, dtype=torch.int32, device=q.device)
     torch.cumsum(lens, 0, out=cu[1:])
     return q * cu.sum()
 
 
-@case
 def cu_seqlens_assigned(s, q, k, v, lens, score):
     cu = torch.zeros(B + 1, dtype=torch.long, device=q.device)
     cu[1:] = lens.cumsum(0)
     return q * cu[-1]
 
 
-@case
 def cu_seqlens_first_element_zeroed(s, q, k, v, lens, score):
     cu = torch.empty(B + 1, dtype=torch.long, device=q.device)
     cu[0] = 0
@@ -203,7 +178,6 @@ def cu_seqlens_first_element_zeroed(s, q, k, v, lens, score):
     return q * cu[-1]
 
 
-@case
 def cu_seqlens_host_list(s, q, k, v, lens, score):
     ends = [0]
     for n in lens.tolist():
@@ -215,7 +189,6 @@ case("num_blocks_ceil", lambda s, q, k, v, lens, score: q * ((lens + 15) // 16).
 case("floor_divide_by_zero_dim", lambda s, q, k, v, lens, score: q * torch.div(lens, 16, rounding_mode="floor").sum())
 
 
-@case
 def meshgrid_positions(s, q, k, v, lens, score):
     a, b = torch.meshgrid(torch.arange(4, device=q.device), torch.arange(8, device=q.device), indexing="ij")
     return q * (a * b).sum()
@@ -225,19 +198,16 @@ case("cartesian_product", lambda s, q, k, v, lens, score: q * torch.cartesian_pr
 case("combinations_of_lens", lambda s, q, k, v, lens, score: q * torch.combinations(lens).sum())
 
 
-@case
 def nested_tensor_from_list(s, q, k, v, lens, score):
     nested = torch.nested.nested_tensor([score[0, :10], score[1, :20]])
     return q * nested.to_padded_tensor(0.0).sum()
 
 
-@case
 def nested_as_tensor_jagged(s, q, k, v, lens, score):
     nested = torch.nested.as_nested_tensor([score[0, :10], score[1, :20]], layout=torch.jagged)
     return q * nested.values().sum()
 
 
-@case
 def jagged_from_offsets(s, q, k, v, lens, score):
     offsets = F.pad(lens.cumsum(0), (1, 0))
     nested = torch.nested.nested_tensor_from_jagged(k.reshape(-1, D)[:80], offsets)
@@ -247,20 +217,17 @@ def jagged_from_offsets(s, q, k, v, lens, score):
 case("to_sparse_coo", lambda s, q, k, v, lens, score: q * torch.sparse.sum(score.relu().to_sparse()))
 
 
-@case
 def sparse_coo_coalesced(s, q, k, v, lens, score):
     index = torch.stack([lens % 4, lens % 8])
     sparse = torch.sparse_coo_tensor(index, score[:, 0], (4, 8)).coalesce()
     return q + sparse.to_dense().sum()
 
 
-@case
 def sparse_coo_to_dense(s, q, k, v, lens, score):
     index = torch.stack([lens % 4, lens % 8])
     return q + torch.sparse_coo_tensor(index, score[:, 0], (4, 8)).to_dense().sum()
 
 
-@case
 def sparse_csr_matmul(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = s.w.relu().to_sparse_csr()
@@ -270,3 +237,6 @@ def sparse_csr_matmul(s, q, k, v, lens, score):
 case("block_diag_of_rows", lambda s, q, k, v, lens, score: torch.block_diag(score[0, :4], score[1, :4]) * 2)
 case("tensor_of_shape", lambda s, q, k, v, lens, score: q * torch.tensor(k.shape, device=q.device).prod())
 case("python_prod_of_shape", lambda s, q, k, v, lens, score: q * k.shape.numel())
+
+
+CASES |= collected(globals())

@@ -11,7 +11,7 @@ import time
 import weakref
 
 import torch
-from tests.port.capture.cases.setting import B, D, S, State, inputs, registry
+from tests.port.capture.cases.setting import B, D, S, State, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -41,82 +41,69 @@ class Layer(torch.nn.Module):
 LAYER = Layer()
 
 
-@case
 def counter_multiplier(s, q, k, v, lens, score):
     s.calls += 1
     return q * s.calls
 
 
-@case
 def counter_not_used(s, q, k, v, lens, score):
     s.calls += 1
     return q * 2
 
 
-@case
 def counter_on_device(s, q, k, v, lens, score):
     s.step += 1
     return q * s.step
 
 
-@case
 def counter_as_index(s, q, k, v, lens, score):
     s.calls += 1
     return q * score[0, s.calls]
 
 
-@case
 def counter_as_device_index(s, q, k, v, lens, score):
     s.step += 1
     return q * score[0].gather(0, s.step)
 
 
-@case
 def counter_as_slice_bound(s, q, k, v, lens, score):
     s.calls += 1
     return q * score[:, : s.calls].sum()
 
 
-@case
 def counter_as_mask_bound(s, q, k, v, lens, score):
     s.step += 1
     return q * torch.where(torch.arange(S, device=q.device) < s.step, score, 0.0).sum()
 
 
-@case
 def counter_as_kv_slot(s, q, k, v, lens, score):
     s.kv[s.calls : s.calls + 1] = k[:1, :, 0]
     s.calls += 1
     return q + s.kv.sum()
 
 
-@case
 def device_counter_as_kv_slot(s, q, k, v, lens, score):
     s.kv.index_copy_(0, s.step, k[:1, :, 0])
     s.step += 1
     return q + s.kv.sum()
 
 
-@case
 def counter_as_rope_position(s, q, k, v, lens, score):
     s.calls += 1
     angle = torch.arange(D, device=q.device) * (s.calls / 100)
     return q * angle.cos()
 
 
-@case
 def counter_parity_double_buffer(s, q, k, v, lens, score):
     s.calls += 1
     return q + score[s.calls % 2].sum()
 
 
-@case
 def counter_once_only_branch(s, q, k, v, lens, score):
     s.calls += 1
     return q * 3 if s.calls == 1 else q * 2
 
 
-@case
 def counter_every_other_call(s, q, k, v, lens, score):
     s.calls += 1
     if s.calls % 2 == 0:
@@ -124,20 +111,17 @@ def counter_every_other_call(s, q, k, v, lens, score):
     return q + s.buf[0]
 
 
-@case
 def counter_in_added_constant(s, q, k, v, lens, score):
     s.calls += 1
     s.buf.fill_(s.calls)
     return q + s.buf.sum()
 
 
-@case
 def class_counter(s, q, k, v, lens, score):
     Counter.total += 1
     return q * Counter.total
 
 
-@case
 def class_flag_toggled(s, q, k, v, lens, score):
     Counter.toggled = not Counter.toggled
     return q if Counter.toggled else -q
@@ -146,19 +130,16 @@ def class_flag_toggled(s, q, k, v, lens, score):
 case("global_iterator", lambda s, q, k, v, lens, score: q * next(TICKS))
 
 
-@case
 def global_list_length(s, q, k, v, lens, score):
     SEEN.append(1)
     return q * len(SEEN)
 
 
-@case
 def global_list_unused(s, q, k, v, lens, score):
     SEEN.append(q.shape)
     return q * 2
 
 
-@case
 def global_dict_value(s, q, k, v, lens, score):
     SCALE["value"] *= 1.5
     return q * SCALE["value"]
@@ -174,14 +155,12 @@ def default_argument_list(s, q, k, v, lens, score, seen=[]):  # noqa: B006 - the
     return q * len(seen)
 
 
-@case
 def generator_object(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = itertools.cycle([1.0, 2.0, 3.0, 4.0, 5.0])
     return q * next(s.cache)
 
 
-@case
 def closure_counter(s, q, k, v, lens, score):
     if s.cache is None:
         count = 0
@@ -195,7 +174,6 @@ def closure_counter(s, q, k, v, lens, score):
     return q + s.cache()
 
 
-@case
 def deque_of_python_numbers(s, q, k, v, lens, score):
     s.cache = s.cache or collections.deque([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0])
     s.cache.rotate(1)
@@ -218,14 +196,12 @@ def table_of(size, device):
 case("lru_cached_device_table", lambda s, q, k, v, lens, score: q * table_of(D, q.device))
 
 
-@case
 def dict_cache_by_shape(s, q, k, v, lens, score):
     if q.shape not in s.table:
         s.table[q.shape] = torch.arange(float(D)).to(q.device)
     return q * s.table[q.shape]
 
 
-@case
 def dict_cache_by_call(s, q, k, v, lens, score):
     s.calls += 1
     if s.calls not in s.table:
@@ -233,42 +209,36 @@ def dict_cache_by_call(s, q, k, v, lens, score):
     return q * s.table[s.calls]
 
 
-@case
 def dict_cache_by_pointer(s, q, k, v, lens, score):
     if q.data_ptr() not in s.table:
         s.table[q.data_ptr()] = torch.zeros_like(q)
     return q + s.table[q.data_ptr()]
 
 
-@case
 def cached_constant_host_to_device(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = torch.linspace(0, 1, D).to(q.device)
     return q * s.cache
 
 
-@case
 def cached_from_first_input(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = q.abs().amax()
     return q / s.cache
 
 
-@case
 def cached_item_from_first_input(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = q.abs().amax().item()
     return q / s.cache
 
 
-@case
 def cached_lens_list(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = lens.tolist()
     return q * s.cache[0]
 
 
-@case
 def cached_per_pair_of_calls(s, q, k, v, lens, score):
     if s.calls % 2 == 0:
         s.cache = score.sum()
@@ -276,21 +246,18 @@ def cached_per_pair_of_calls(s, q, k, v, lens, score):
     return q * s.cache
 
 
-@case
 def cached_reference_to_input(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = score
     return q * s.cache.sum()
 
 
-@case
 def rebind_to_fresh(s, q, k, v, lens, score):
     previous = s.cache if s.cache is not None else torch.zeros_like(q)
     s.cache = previous * 0.5 + q
     return s.cache * 2
 
 
-@case
 def rebind_in_place(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = torch.zeros_like(q)
@@ -298,58 +265,49 @@ def rebind_in_place(s, q, k, v, lens, score):
     return s.cache * 2
 
 
-@case
 def rebind_previous_output(s, q, k, v, lens, score):
     last = s.cache if s.cache is not None else q
     s.cache = q.clone()
     return q + last
 
 
-@case
 def copy_previous_output(s, q, k, v, lens, score):
     r = q + s.out
     s.out.copy_(q)
     return r
 
 
-@case
 def rebind_write_only(s, q, k, v, lens, score):
     s.cache = q * 2
     return s.cache + 1
 
 
-@case
 def cat_growing_cache(s, q, k, v, lens, score):
     s.cache = k[:, :, :1] if s.cache is None else torch.cat([s.cache, k[:, :, :1]], 2)
     return q + s.cache.sum()
 
 
-@case
 def roll_fixed_cache(s, q, k, v, lens, score):
     s.kv.copy_(s.kv.roll(-1, 0))
     s.kv[-1:].copy_(k[:1, :, 0])
     return q + (s.kv.sum((1, 2)) * torch.arange(S, device=q.device)).sum()
 
 
-@case
 def rebind_rolled_cache(s, q, k, v, lens, score):
     s.kv = torch.cat([s.kv[1:], k[:1, :, 0]])
     return q + (s.kv.sum((1, 2)) * torch.arange(S, device=q.device)).sum()
 
 
-@case
 def augmented_assign_in_place(s, q, k, v, lens, score):
     s.buf += score.sum()
     return q + s.buf[0]
 
 
-@case
 def plain_assign_rebinds(s, q, k, v, lens, score):
     s.buf = s.buf + score.sum()
     return q + s.buf[0]
 
 
-@case
 def swap_two_buffers(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = torch.zeros_like(s.buf)
@@ -358,25 +316,21 @@ def swap_two_buffers(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
 def list_of_outputs_summed(s, q, k, v, lens, score):
     s.history.append(q * 1)
     return torch.stack(s.history).sum(0)
 
 
-@case
 def list_of_outputs_last(s, q, k, v, lens, score):
     s.history.append(q * 2)
     return s.history[-1] + 1
 
 
-@case
 def list_of_shapes(s, q, k, v, lens, score):
     s.history.append(tuple(q.shape))
     return q * len(s.history[-1])
 
 
-@case
 def fixed_list_of_layers(s, q, k, v, lens, score):
     r = q
     for expert in s.experts:
@@ -384,7 +338,6 @@ def fixed_list_of_layers(s, q, k, v, lens, score):
     return r
 
 
-@case
 def host_scalar_mutated(s, q, k, v, lens, score):
     s.host += 1
     return q * s.host
@@ -393,33 +346,28 @@ def host_scalar_mutated(s, q, k, v, lens, score):
 case("host_scalar_constant", lambda s, q, k, v, lens, score: q * (s.host + 1))
 
 
-@case
 def host_row_mutated_item(s, q, k, v, lens, score):
     s.host_row[2] += 1
     return q * s.host_row[2].item()
 
 
-@case
 def host_row_mutated_zero_dim(s, q, k, v, lens, score):
     s.host_row += 1
     return q * s.host_row[2]
 
 
-@case
 def pinned_mutated_by_host(s, q, k, v, lens, score):
     s.pinned += 1
     s.buf.copy_(s.pinned, non_blocking=True)
     return q + s.buf.sum()
 
 
-@case
 def pinned_filled_same_value(s, q, k, v, lens, score):
     s.pinned.fill_(3.0)
     s.buf.copy_(s.pinned, non_blocking=True)
     return q + s.buf.sum()
 
 
-@case
 def pinned_feedback_loop(s, q, k, v, lens, score):
     s.buf.copy_(s.pinned, non_blocking=True)
     s.buf.add_(score[0, :8])
@@ -427,7 +375,6 @@ def pinned_feedback_loop(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
 def pinned_result_read_next_call(s, q, k, v, lens, score):
     scale = float(s.pinned_out[0])
     s.pinned_out.copy_(score[0, :8], non_blocking=True)
@@ -444,57 +391,48 @@ case("host_torch_random_zero_dim", lambda s, q, k, v, lens, score: q * torch.ran
 case("host_bernoulli_branch", lambda s, q, k, v, lens, score: q * 2 if torch.rand(1) < 0.5 else q * 3)
 
 
-@case
 def annealed_temperature(s, q, k, v, lens, score):
     s.calls += 1
     return (score / (1.0 + 0.1 * s.calls)).softmax(-1)
 
 
-@case
 def temperature_in_device_buffer(s, q, k, v, lens, score):
     s.step += 1
     return (score / (1.0 + 0.1 * s.step)).softmax(-1)
 
 
-@case
 def running_mean_momentum(s, q, k, v, lens, score):
     s.buf.lerp_(score[0, :8], 0.1)
     return q + s.buf.mean()
 
 
-@case
 def running_mean_by_count(s, q, k, v, lens, score):
     s.calls += 1
     s.buf += (score[0, :8] - s.buf) / s.calls
     return q + s.buf.sum()
 
 
-@case
 def running_mean_by_device_count(s, q, k, v, lens, score):
     s.step += 1
     s.buf += (score[0, :8] - s.buf) / s.step
     return q + s.buf.sum()
 
 
-@case
 def batch_norm_training_stats(s, q, k, v, lens, score):
     torch.nn.functional.batch_norm(score[:, :8], s.buf, torch.ones_like(s.buf), training=True)
     return q + s.buf.sum()
 
 
-@case
 def weakref_alive(s, q, k, v, lens, score):
     ref = weakref.ref(score)
     return q * 2 if ref() is not None else q
 
 
-@case
 def gc_collect(s, q, k, v, lens, score):
     gc.collect()
     return q * 2
 
 
-@case
 def thread_host_only(s, q, k, v, lens, score):
     done: list[object] = []
     thread = threading.Thread(target=done.append, args=(2.0,))
@@ -503,7 +441,6 @@ def thread_host_only(s, q, k, v, lens, score):
     return q * done[0]
 
 
-@case
 def thread_device_work(s, q, k, v, lens, score):
     done: list[torch.Tensor] = []
     thread = threading.Thread(target=lambda: done.append(score * 2))
@@ -512,7 +449,6 @@ def thread_device_work(s, q, k, v, lens, score):
     return q * done[0].sum()
 
 
-@case
 def lock_around(s, q, k, v, lens, score):
     with threading.Lock():
         return q * 2
@@ -521,12 +457,10 @@ def lock_around(s, q, k, v, lens, score):
 case("shape_baked_in", lambda s, q, k, v, lens, score: q * (B * k.shape[2]) ** -0.5)
 
 
-@case
 def training_flag_constant(s, q, k, v, lens, score):
     return torch.nn.functional.dropout(q, 0.5, training=LAYER.first and False)
 
 
-@case
 def flag_cleared_on_first_call(s, q, k, v, lens, score):
     if LAYER.first:
         LAYER.first = False
@@ -534,7 +468,9 @@ def flag_cleared_on_first_call(s, q, k, v, lens, score):
     return q * s.buf[0]
 
 
-@case
 def none_then_allocated_every_second(s, q, k, v, lens, score):
     s.cache = None if s.cache is not None else torch.ones_like(q)
     return q if s.cache is None else q + s.cache
+
+
+CASES |= collected(globals())

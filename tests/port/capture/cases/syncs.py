@@ -8,7 +8,7 @@ import time
 import warnings
 
 import torch
-from tests.port.capture.cases.setting import State, inputs, registry
+from tests.port.capture.cases.setting import State, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -18,7 +18,6 @@ case("item_of_max", lambda s, q, k, v, lens, score: k[:, :, : lens.max().item()]
 case("max_kept_on_device", lambda s, q, k, v, lens, score: q * lens.max())
 
 
-@case
 def float_of_scale(s, q, k, v, lens, score):
     scale = float(score.abs().max())
     return q / scale
@@ -32,13 +31,11 @@ case("tolist_of_shape", lambda s, q, k, v, lens, score: q * sum(list(score.shape
 case("numpy_of_score", lambda s, q, k, v, lens, score: q * float(score.detach().cpu().numpy().mean()))
 
 
-@case
 def cpu_of_lens(s, q, k, v, lens, score):
     lens.cpu()
     return q * 2
 
 
-@case
 def to_cpu_non_blocking(s, q, k, v, lens, score):
     lens.to("cpu", non_blocking=True)
     return q * 2
@@ -49,7 +46,6 @@ case("numel_and_size", lambda s, q, k, v, lens, score: q * score.numel() / score
 case("iterate_rows", lambda s, q, k, v, lens, score: q * sum(row.sum() for row in score))
 
 
-@case
 def iterate_and_compare(s, q, k, v, lens, score):
     total = q
     for n in lens:
@@ -58,7 +54,6 @@ def iterate_and_compare(s, q, k, v, lens, score):
     return total
 
 
-@case
 def unpack_two(s, q, k, v, lens, score):
     first, second = lens
     return q * first + second
@@ -73,7 +68,6 @@ case("builtin_any", lambda s, q, k, v, lens, score: q * 2 if any(lens > 30) else
 case("tensor_in_tensor", lambda s, q, k, v, lens, score: q * 2 if 24 in lens else q)
 
 
-@case
 def eos_while(s, q, k, v, lens, score):
     n = lens.clone()
     while (n > 20).all():
@@ -81,7 +75,6 @@ def eos_while(s, q, k, v, lens, score):
     return q * n.sum()
 
 
-@case
 def for_range_fixed(s, q, k, v, lens, score):
     n = lens.clone()
     for _ in range(3):
@@ -89,7 +82,6 @@ def for_range_fixed(s, q, k, v, lens, score):
     return q * n.sum()
 
 
-@case
 def short_circuit_and(s, q, k, v, lens, score):
     keep = (score.sum() > 0) and (lens.sum() > 0)
     return q * keep
@@ -102,62 +94,52 @@ case("chained_compare", lambda s, q, k, v, lens, score: q if 0 < lens[0] < 30 el
 case("none_check", lambda s, q, k, v, lens, score: q * 2 if score is not None else q)
 
 
-@case
 def shape_check(s, q, k, v, lens, score):
     if score.shape[0] != q.shape[0]:
         raise ValueError("batch")
     return q * 2
 
 
-@case
 def assert_shape(s, q, k, v, lens, score):
     assert k.shape == v.shape
     return q * 2
 
 
-@case
 def assert_max_len(s, q, k, v, lens, score):
     assert lens.max() <= k.shape[2], "too long"
     return q * 2
 
 
-@case
 def fstring_of_tensor(s, q, k, v, lens, score):
     len(f"scores {score[0, :2]}")
     return q * 2
 
 
-@case
 def fstring_of_shape(s, q, k, v, lens, score):
     len(f"scores {tuple(score.shape)} {score.dtype} {score.device}")
     return q * 2
 
 
-@case
 def repr_of_tensor(s, q, k, v, lens, score):
     repr(lens)
     return q * 2
 
 
-@case
 def print_value(s, q, k, v, lens, score):
     print(lens.sum(), file=sys.stderr)
     return q * 2
 
 
-@case
 def print_shape(s, q, k, v, lens, score):
     print(lens.shape, file=sys.stderr)
     return q * 2
 
 
-@case
 def format_spec(s, q, k, v, lens, score):
     len(f"{score.mean():.3f}")
     return q * 2
 
 
-@case
 def warn_on_nan(s, q, k, v, lens, score):
     if not torch.isfinite(q).all():
         warnings.warn("not finite", stacklevel=2)
@@ -174,7 +156,6 @@ case("math_sqrt_of_tensor", lambda s, q, k, v, lens, score: q / math.sqrt(lens.s
 case("math_sqrt_of_size", lambda s, q, k, v, lens, score: q / math.sqrt(q.size(-1)))
 
 
-@case
 def try_around_item(s, q, k, v, lens, score):
     try:
         n = lens[0].item()
@@ -183,41 +164,35 @@ def try_around_item(s, q, k, v, lens, score):
     return q * n
 
 
-@case
 def suppress_around_cpu(s, q, k, v, lens, score):
     with contextlib.suppress(RuntimeError):
         lens.cpu()
     return q * 2
 
 
-@case
 def synchronize(s, q, k, v, lens, score):
     r = q * 2
     torch.cuda.synchronize()
     return r
 
 
-@case
 def stream_synchronize(s, q, k, v, lens, score):
     r = q * 2
     torch.cuda.current_stream().synchronize()
     return r
 
 
-@case
 def stream_query(s, q, k, v, lens, score):
     r = q * 2
     torch.cuda.current_stream().query()
     return r
 
 
-@case
 def current_stream_only(s, q, k, v, lens, score):
     torch.cuda.current_stream()
     return q * 2
 
 
-@case
 def event_record(s, q, k, v, lens, score):
     event = torch.cuda.Event()
     r = q * 2
@@ -225,7 +200,6 @@ def event_record(s, q, k, v, lens, score):
     return r
 
 
-@case
 def event_synchronize(s, q, k, v, lens, score):
     event = torch.cuda.Event()
     r = q * 2
@@ -234,7 +208,6 @@ def event_synchronize(s, q, k, v, lens, score):
     return r
 
 
-@case
 def event_timing(s, q, k, v, lens, score):
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -245,7 +218,6 @@ def event_timing(s, q, k, v, lens, score):
     return r
 
 
-@case
 def side_stream_joined(s, q, k, v, lens, score):
     side, main = torch.cuda.Stream(), torch.cuda.current_stream()
     side.wait_stream(main)
@@ -255,7 +227,6 @@ def side_stream_joined(s, q, k, v, lens, score):
     return r + 1
 
 
-@case
 def side_stream_not_joined(s, q, k, v, lens, score):
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -264,58 +235,52 @@ def side_stream_not_joined(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def side_stream_not_forked(s, q, k, v, lens, score):
     with torch.cuda.stream(torch.cuda.Stream()):
         k * 2
     return q * 2
 
 
-@case
 def empty_cache(s, q, k, v, lens, score):
     r = q * 2
     torch.cuda.empty_cache()
     return r
 
 
-@case
 def memory_allocated(s, q, k, v, lens, score):
     torch.cuda.memory_allocated()
     return q * 2
 
 
-@case
 def mem_get_info(s, q, k, v, lens, score):
     torch.cuda.mem_get_info()
     return q * 2
 
 
-@case
 def device_properties(s, q, k, v, lens, score):
     torch.cuda.get_device_properties(0)
     return q * torch.cuda.device_count()
 
 
-@case
 def is_capturing_branch(s, q, k, v, lens, score):
     if not torch.cuda.is_current_stream_capturing():
         lens.max().item()
     return q * 2
 
 
-@case
 def clock_without_use(s, q, k, v, lens, score):
     time.perf_counter()
     return q * 2
 
 
-@case
 def record_function_scope(s, q, k, v, lens, score):
     with torch.profiler.record_function("attention"):
         return q * 2
 
 
-@case
 def nvtx_range(s, q, k, v, lens, score):
     with torch.cuda.nvtx.range("attention"):
         return q * 2
+
+
+CASES |= collected(globals())

@@ -6,7 +6,7 @@ import zlib
 
 import torch
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import BLOCK, B, D, H, S, inputs, registry, seeded
+from tests.port.capture.cases.setting import BLOCK, B, D, H, S, collected, inputs, registry, seeded
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -31,7 +31,6 @@ class State(setting.State):
         self.offset = 0
 
 
-@case
 def ring_slot_from_free_list(s, q, k, v, lens, score):
     slot = s.free.pop(0)
     s.free.append(slot)
@@ -39,47 +38,40 @@ def ring_slot_from_free_list(s, q, k, v, lens, score):
     return s.ring * 2
 
 
-@case
 def ring_slot_reserved_once(s, q, k, v, lens, score):
     slot = s.table.setdefault("request", 2)
     s.ring[slot].copy_(k[0, :, 0])
     return s.ring * 2
 
 
-@case
 def ring_head_on_device(s, q, k, v, lens, score):
     s.ring.index_copy_(0, s.head, k[:1, :, 0])
     torch.remainder(s.head + 1, RING, out=s.head)
     return s.ring * 2
 
 
-@case
 def ring_head_on_device_sliced(s, q, k, v, lens, score):
     s.ring[s.head : s.head + 1] = k[:1, :, 0]
     s.head.add_(1).remainder_(RING)
     return s.ring * 2
 
 
-@case
 def blocks_of_request_uploaded(s, q, k, v, lens, score):
     table = torch.as_tensor(list(s.owned.values()), device=q.device)
     return s.pages[table].sum((1, 2))
 
 
-@case
 def blocks_of_request_by_ints(s, q, k, v, lens, score):
     return torch.stack([torch.cat([s.pages[b] for b in blocks]) for blocks in s.owned.values()]).sum(1) + lens.view(
         B, 1
     )
 
 
-@case
 def blocks_of_request_grow(s, q, k, v, lens, score):
     s.owned["a"].append(len(s.owned["a"]) % 8)
     return q + torch.stack([s.pages[b].sum() for b in s.owned["a"]]).sum()
 
 
-@case
 def copy_on_write_fixed_pairs(s, q, k, v, lens, score):
     for source, target in ((0, 3), (1, 2)):
         s.pages[target].copy_(s.pages[source])
@@ -87,20 +79,17 @@ def copy_on_write_fixed_pairs(s, q, k, v, lens, score):
     return s.pages.sum((1, 2))
 
 
-@case
 def copy_on_write_device_pairs(s, q, k, v, lens, score):
     for source, target in s.moves:
         s.pages[target] = s.pages[source]
     return s.pages.sum((1, 2))
 
 
-@case
 def copy_on_write_batched(s, q, k, v, lens, score):
     s.pages[s.moves[:, 1]] = s.pages[s.moves[:, 0]] + score[:, :1, None]
     return s.pages.sum((1, 2))
 
 
-@case
 def prefix_shared_by_expand(s, q, k, v, lens, score):
     shared = s.pages[:2].reshape(1, 1, -1, D).expand(B, H, -1, D)
     keys = torch.cat([shared, k], 2)
@@ -108,7 +97,6 @@ def prefix_shared_by_expand(s, q, k, v, lens, score):
     return (q @ keys.transpose(-1, -2)).masked_fill(~seen, -1e9).softmax(-1) @ keys
 
 
-@case
 def static_cache_position_from_counter(s, q, k, v, lens, score):
     position = torch.arange(s.calls, s.calls + 1, device=q.device)
     s.calls += 1
@@ -116,7 +104,6 @@ def static_cache_position_from_counter(s, q, k, v, lens, score):
     return q + s.kv.sum((0, 2)).view(1, H, 1, 1)
 
 
-@case
 def static_cache_position_kept(s, q, k, v, lens, score):
     position = torch.arange(1, device=q.device) + s.step
     s.step.add_(k[:, :, :1].shape[2])
@@ -124,7 +111,6 @@ def static_cache_position_kept(s, q, k, v, lens, score):
     return q + (s.kv.sum((1, 2)) * torch.arange(S, device=q.device)).sum()
 
 
-@case
 def window_fills_during_replays(s, q, k, v, lens, score):
     full = s.calls >= 5
     s.calls += 1
@@ -134,7 +120,6 @@ def window_fills_during_replays(s, q, k, v, lens, score):
     return s.ring * 2
 
 
-@case
 def window_full_since_warm_up(s, q, k, v, lens, score):
     full = s.calls >= 1
     s.calls += 1
@@ -144,21 +129,18 @@ def window_full_since_warm_up(s, q, k, v, lens, score):
     return s.ring * 2
 
 
-@case
 def eviction_by_top_scores(s, q, k, v, lens, score):
     kept = score.topk(16, sorted=False).indices.sort(-1).values
     index = kept.view(B, 1, 16, 1).expand(-1, H, -1, D)
     return k.gather(2, index).sum(2), v.gather(2, index).sum(2)
 
 
-@case
 def offload_and_back_pinned(s, q, k, v, lens, score):
     s.pinned_pool.copy_(q * 2, non_blocking=True)
     s.out.copy_(s.pinned_pool, non_blocking=True)
     return s.out + 1
 
 
-@case
 def offload_to_pageable_pool(s, q, k, v, lens, score):
     s.host_pool.copy_(q, non_blocking=True)
     return q * 2
@@ -167,7 +149,6 @@ def offload_to_pageable_pool(s, q, k, v, lens, score):
 case("block_checksum_on_host", lambda s, q, k, v, lens, score: q * (zlib.crc32(k[0, 0, 0].cpu().numpy().tobytes()) % 7))
 
 
-@case
 def latent_cache_absorbed(s, q, k, v, lens, score):
     latent = s.kv[:, 0]
     s.kv[:, 0].index_copy_(0, lens, k[:, 0, 0])
@@ -175,21 +156,18 @@ def latent_cache_absorbed(s, q, k, v, lens, score):
     return torch.einsum("bhqe,se->bhqs", absorbed, latent).softmax(-1) @ latent
 
 
-@case
 def lengths_advanced_in_input(s, q, k, v, lens, score):
     s.kv.index_add_(0, lens, k[:, :, 0])
     lens += 1
     return q + s.kv.sum() + lens.sum()
 
 
-@case
 def buffer_by_setdefault(s, q, k, v, lens, score):
     total = s.table.setdefault("total", torch.zeros_like(q))
     total.add_(q)
     return total * 1
 
 
-@case
 def buffer_copied_before_write(s, q, k, v, lens, score):
     total = s.table.get("total", torch.zeros_like(q)).clone()
     total.add_(q)
@@ -197,21 +175,18 @@ def buffer_copied_before_write(s, q, k, v, lens, score):
     return total * 1
 
 
-@case
 def beams_reordered_into_new_list(s, q, k, v, lens, score):
     order = score.sum(-1).argsort()
     s.layers = [(layer + q[:, :, 0]).index_select(0, order) for layer in s.layers]
     return torch.stack(s.layers)
 
 
-@case
 def beams_reordered_through_spare(s, q, k, v, lens, score):
     torch.index_select(s.layers[0] + q[:, :, 0], 0, score.sum(-1).argsort(), out=s.spare)
     s.layers[0], s.spare = s.spare, s.layers[0]
     return s.layers[0] * 1
 
 
-@case
 def beams_reordered_where_they_lie(s, q, k, v, lens, score):
     order = score.sum(-1).argsort()
     for layer in s.layers:
@@ -219,13 +194,11 @@ def beams_reordered_where_they_lie(s, q, k, v, lens, score):
     return torch.stack(s.layers)
 
 
-@case
 def view_of_filled_part_returned(s, q, k, v, lens, score):
     s.calls += 1
     return s.kv[: s.calls]
 
 
-@case
 def rotary_table_grown_by_shape(s, q, k, v, lens, score):
     if s.cache is None or s.cache.shape[0] < k.shape[2]:
         turns = torch.outer(torch.arange(k.shape[2]).float(), torch.logspace(0, -4, D // 2))
@@ -234,7 +207,6 @@ def rotary_table_grown_by_shape(s, q, k, v, lens, score):
     return torch.view_as_real(turned).flatten(3)
 
 
-@case
 def rotary_table_grown_by_step(s, q, k, v, lens, score):
     s.offset += 1
     if s.cache is None or s.cache.shape[0] < s.offset:
@@ -242,7 +214,6 @@ def rotary_table_grown_by_step(s, q, k, v, lens, score):
     return q * s.cache[-1:]
 
 
-@case
 def rotary_table_grown_in_advance(s, q, k, v, lens, score):
     s.offset += 1
     if s.cache is None or s.cache.shape[0] < s.offset:
@@ -250,14 +221,12 @@ def rotary_table_grown_in_advance(s, q, k, v, lens, score):
     return q * s.cache[lens].view(B, 1, 1, 1)
 
 
-@case
 def rotary_table_polar_from_host(s, q, k, v, lens, score):
     turns = torch.linspace(0, 1, D // 2)
     wave = torch.polar(torch.ones_like(turns), turns).to(q.device)
     return torch.view_as_real(torch.view_as_complex(q.reshape(B, H, 1, -1, 2)) * wave).flatten(3)
 
 
-@case
 def rotary_base_scaled_on_device(s, q, k, v, lens, score):
     base = 10000 * torch.clamp(lens.max() / 32, min=1.0) ** (D / (D - 2))
     angle = lens.view(B, 1) * base ** (-torch.arange(0, D, 2, device=q.device) / D)
@@ -267,27 +236,23 @@ def rotary_base_scaled_on_device(s, q, k, v, lens, score):
 case("rotary_scale_by_logarithm", lambda s, q, k, v, lens, score: q * (0.1 * math.log(lens.amax()) + 1.0))
 
 
-@case
 def rotary_sections_interleaved(s, q, k, v, lens, score):
     angle = torch.stack([lens, lens // 2, lens % 4]).view(3, B, 1, 1, 1) * torch.linspace(0, 1, D, device=q.device)
     parts = angle.cos().split([8, 12, 12], -1)
     return q * torch.cat([part[i % 3] for i, part in enumerate(parts)], -1)
 
 
-@case
 def position_offset_python_sum(s, q, k, v, lens, score):
     positions = torch.arange(s.offset, s.offset + q.shape[2], device=q.device)
     s.offset += q.shape[2]
     return q * (1 + positions).log1p()
 
 
-@case
 def position_ids_from_mask(s, q, k, v, lens, score):
     mask = (torch.arange(S, device=q.device) >= S - lens.view(B, 1)).long()
     return (mask.cumsum(-1) - 1).masked_fill_(mask == 0, 1)
 
 
-@case
 def mask_cached_by_key(s, q, k, v, lens, score):
     key = (S, q.dtype, q.device)
     if key not in MASKS:
@@ -295,18 +260,15 @@ def mask_cached_by_key(s, q, k, v, lens, score):
     return MASKS[key][lens] * score
 
 
-@case
 def mask_diagonal_from_length(s, q, k, v, lens, score):
     return torch.ones(S, S, device=q.device).tril(diagonal=lens[0]).sum(0)
 
 
-@case
 def mask_diagonal_from_step(s, q, k, v, lens, score):
     s.calls += 1
     return torch.ones(S, S, device=q.device).triu(s.calls) @ k[0, 0]
 
 
-@case
 def mask_none_on_first_step(s, q, k, v, lens, score):
     seen = torch.arange(S, device=q.device) < lens.view(B, 1, 1, 1)
     mask = seen if s.calls else None
@@ -314,21 +276,21 @@ def mask_none_on_first_step(s, q, k, v, lens, score):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@case
 def documents_told_apart(s, q, k, v, lens, score):
     document = (score > 1.5).cumsum(-1)
     return (document.unsqueeze(2) == document.unsqueeze(1)).tril().sum(-1)
 
 
-@case
 def distance_buckets(s, q, k, v, lens, score):
     distance = (lens.view(B, 1) - torch.arange(S, device=q.device)).clamp_min(0)
     far = 8 + (distance.clamp_min(1).float() / 8).log().mul(4).long()
     return s.emb[torch.where(distance < 8, distance, far.clamp(0, 15))].sum(-1)
 
 
-@case
 def slopes_with_host_base(s, q, k, v, lens, score):
     base = torch.tensor(2.0 ** (-8 / H))
     slopes = torch.pow(base, torch.arange(1, H + 1, device=q.device))
     return q * slopes.view(1, H, 1, 1)
+
+
+CASES |= collected(globals())

@@ -6,7 +6,7 @@ import math
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import EXPERTS, B, D, H, inputs, registry, seeded
+from tests.port.capture.cases.setting import EXPERTS, B, D, H, collected, inputs, registry, seeded
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -38,7 +38,6 @@ def route(s, q):
     return x, weight / weight.sum(-1, keepdim=True), chosen
 
 
-@case
 def experts_aligned_to_blocks(s, q, k, v, lens, score):
     _x, _weight, chosen = route(s, q)
     load = F.one_hot(chosen.flatten(), EXPERTS).sum(0)
@@ -46,7 +45,6 @@ def experts_aligned_to_blocks(s, q, k, v, lens, score):
     return padded.cumsum(0) - padded, padded.sum()
 
 
-@case
 def experts_permuted_and_back(s, q, k, v, lens, score):
     x, weight, chosen = route(s, q)
     order = chosen.flatten().sort(stable=True).indices
@@ -55,14 +53,12 @@ def experts_permuted_and_back(s, q, k, v, lens, score):
     return (moved[back].view(-1, 2, D) * weight.unsqueeze(-1)).sum(1)
 
 
-@case
 def experts_skipped_when_empty(s, q, k, v, lens, score):
     x, _weight, chosen = route(s, q)
     load = F.one_hot(chosen.flatten(), EXPERTS).sum(0)
     return sum((x @ s.experts[e] for e in range(EXPERTS) if load[e] != 0), torch.zeros_like(x))
 
 
-@case
 def experts_hit_listed(s, q, k, v, lens, score):
     x, _weight, chosen = route(s, q)
     mask = F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
@@ -71,7 +67,6 @@ def experts_hit_listed(s, q, k, v, lens, score):
     return x
 
 
-@case
 def experts_iterated_by_unique(s, q, k, v, lens, score):
     x, _weight, chosen = route(s, q)
     for e in chosen.unique():
@@ -79,7 +74,6 @@ def experts_iterated_by_unique(s, q, k, v, lens, score):
     return x
 
 
-@case
 def experts_limited_to_groups(s, q, k, v, lens, score):
     logits = (q.reshape(-1, D) @ s.emb[:16].t()).sigmoid()
     best = logits.view(-1, 4, 4).topk(2, dim=-1).values.sum(-1).topk(2, sorted=False).indices
@@ -88,7 +82,6 @@ def experts_limited_to_groups(s, q, k, v, lens, score):
     return weight / weight.sum(-1, keepdim=True), chosen
 
 
-@case
 def experts_balanced_in_place(s, q, k, v, lens, score):
     _x, weight, chosen = route(s, q)
     load = F.one_hot(chosen, EXPERTS).sum((0, 1)).float()
@@ -96,7 +89,6 @@ def experts_balanced_in_place(s, q, k, v, lens, score):
     return weight, s.bias * 1
 
 
-@case
 def experts_balanced_by_new_bias(s, q, k, v, lens, score):
     _x, weight, chosen = route(s, q)
     load = F.one_hot(chosen, EXPERTS).sum((0, 1)).float()
@@ -104,7 +96,6 @@ def experts_balanced_by_new_bias(s, q, k, v, lens, score):
     return weight, s.bias * 1
 
 
-@case
 def experts_capacity_of_shape(s, q, k, v, lens, score):
     _x, weight, chosen = route(s, q)
     capacity = math.ceil(1.25 * weight.numel() / EXPERTS)
@@ -115,14 +106,12 @@ def experts_capacity_of_shape(s, q, k, v, lens, score):
     return table.index_add_(0, slot, q.reshape(-1, D).repeat_interleave(2, 0))[:-1]
 
 
-@case
 def experts_capacity_of_load(s, q, k, v, lens, score):
     _x, _weight, chosen = route(s, q)
     capacity = F.one_hot(chosen.flatten(), EXPERTS).sum(0).max()
     return torch.zeros(EXPERTS, capacity, device=q.device).sum() + q
 
 
-@case
 def experts_rearranged_now_and_then(s, q, k, v, lens, score):
     s.calls += 1
     if s.calls % 3 == 0:
@@ -131,13 +120,11 @@ def experts_rearranged_now_and_then(s, q, k, v, lens, score):
     return sum((i + 1) * (x @ s.experts[e]) for i, e in enumerate(s.order))
 
 
-@case
 def experts_load_by_histc(s, q, k, v, lens, score):
     _x, _weight, chosen = route(s, q)
     return torch.histc(chosen.float(), bins=EXPERTS, min=0, max=EXPERTS - 1)
 
 
-@case
 def experts_local_shard_masked(s, q, k, v, lens, score):
     x, weight, chosen = route(s, q)
     local = (chosen >= 1) & (chosen < 3)
@@ -146,14 +133,12 @@ def experts_local_shard_masked(s, q, k, v, lens, score):
     return (out * (weight * local).unsqueeze(-1)).sum(1)
 
 
-@case
 def adapter_by_request_or_none(s, q, k, v, lens, score):
     which = lens % 3 - 1
     delta = torch.bmm(q.view(B, H, D), s.stacked[which.clamp_min(0)])
     return q + (delta * (which >= 0).view(B, 1, 1)).view_as(q)
 
 
-@case
 def adapter_loop_over_set(s, q, k, v, lens, score):
     out = q.clone()
     for which in set((lens % 2).tolist()):
@@ -161,20 +146,17 @@ def adapter_loop_over_set(s, q, k, v, lens, score):
     return out
 
 
-@case
 def adapter_by_name(s, q, k, v, lens, score):
     down, up = s.adapters[s.active]
     return q + (q @ down @ up) * (16 / down.shape[1])
 
 
-@case
 def adapter_switched_after_each_step(s, q, k, v, lens, score):
     down, up = s.adapters[s.active]
     s.active = "code" if s.active == "law" else "law"
     return q + q @ down @ up
 
 
-@case
 def adapter_merged_then_unmerged(s, q, k, v, lens, score):
     down, up = s.adapters["code"]
     s.w.addmm_(down, up)
@@ -183,78 +165,66 @@ def adapter_merged_then_unmerged(s, q, k, v, lens, score):
     return out
 
 
-@case
 def adapter_skipped_if_zero(s, q, k, v, lens, score):
     down, up = s.adapters["law"]
     return q + q @ down @ up if up.count_nonzero() else q
 
 
-@case
 def quantised_unless_all_zero(s, q, k, v, lens, score):
     amax = k.abs().amax()
     return k if amax == 0 else (k / amax * 127).round()
 
 
-@case
 def quantised_shared_exponent(s, q, k, v, lens, score):
     blocks = k.reshape(-1, 16)
     _mantissa, exponent = torch.frexp(blocks.abs().amax(-1, keepdim=True))
     return torch.ldexp(torch.ldexp(blocks, 3 - exponent).round(), exponent - 3)
 
 
-@case
 def quantised_power_of_two_by_math(s, q, k, v, lens, score):
     scale = 2.0 ** math.floor(math.log2(448 / k.abs().max()))
     return (k * scale).to(torch.float8_e4m3fn).float() / scale
 
 
-@case
 def amax_history_python_slot(s, q, k, v, lens, score):
     s.amax[s.calls % 4 : s.calls % 4 + 1].copy_(q.abs().amax().view(1))
     s.calls += 1
     return q / s.amax.amax(), s.amax + 0
 
 
-@case
 def amax_history_device_slot(s, q, k, v, lens, score):
     s.amax.index_copy_(0, s.head, q.abs().amax().view(1))
     s.head.add_(1).remainder_(4)
     return q / s.amax.amax(), s.amax + 0
 
 
-@case
 def scale_tracked_by_out(s, q, k, v, lens, score):
     torch.maximum(s.scale, score.abs().amax(), out=s.scale)
     return q / s.scale
 
 
-@case
 def scale_tracked_by_builtin_max(s, q, k, v, lens, score):
     s.scale = max(s.scale, score.abs().amax())
     return q / s.scale
 
 
-@case
 def scale_smoothed_and_rebound(s, q, k, v, lens, score):
     s.scale = torch.lerp(s.scale, score.abs().amax(), 0.25)
     return q / s.scale
 
 
-@case
 def nibbles_unpacked(s, q, k, v, lens, score):
     packed = (score * 40).to(torch.int32).bitwise_and(255).to(torch.uint8)
     nibbles = torch.stack([packed & 15, packed >> 4], -1).flatten(1)
     return s.codebook[nibbles.int()]
 
 
-@case
 def negative_zero_codes_cleared(s, q, k, v, lens, score):
     codes = (score * 0.001).to(torch.float8_e4m3fn).view(torch.uint8)
     clean = codes.masked_fill(codes == 0x80, 0)
     return clean, (codes == 0x80).sum()
 
 
-@case
 def int8_matmul_native(s, q, k, v, lens, score):
     left = (k[0, 0] * 20).round().clamp(-128, 127).to(torch.int8)
     right = (s.w * 20).round().clamp(-128, 127).to(torch.int8)
@@ -264,8 +234,10 @@ def int8_matmul_native(s, q, k, v, lens, score):
 case("scale_as_python_argument", lambda s, q, k, v, lens, score: torch.add(q, q * q, alpha=score.abs().amax()))
 
 
-@case
 def outlier_columns_zeroed(s, q, k, v, lens, score):
     outlier = k.abs().amax((0, 1, 2)) > 3.0
     low = k * ~outlier
     return low @ s.w + (k * outlier) @ s.w
+
+
+CASES |= collected(globals())

@@ -5,7 +5,7 @@ import random
 
 import torch
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import B, D, inputs, registry, seeded
+from tests.port.capture.cases.setting import B, D, collected, inputs, registry, seeded
 from torch import nn
 
 __all__ = ["CASES", "State", "inputs"]
@@ -48,68 +48,57 @@ class State(setting.State):
         self.saved = {"weight": seeded(51, D, D)}
 
 
-@case
 def buffer_reassigned(s, q, k, v, lens, score):
     s.tracker.mean = s.tracker.mean * 0.9 + q.mean((0, 1, 2)) * 0.1
     return q - s.tracker.mean
 
 
-@case
 def buffer_updated_in_place(s, q, k, v, lens, score):
     s.tracker.mean.mul_(0.9).add_(q.mean((0, 1, 2)), alpha=0.1)
     return q - s.tracker.mean
 
 
-@case
 def buffer_registered_again_same_value(s, q, k, v, lens, score):
     s.tracker.register_buffer("ones", torch.ones(D, device=q.device))
     return q + s.tracker.ones
 
 
-@case
 def parameter_data_swapped(s, q, k, v, lens, score):
     s.tracker.gain.data = s.tracker.gain.data * 0.9 + q.mean((0, 1, 2))
     return q * s.tracker.gain
 
 
-@case
 def parameter_averaged_in_place(s, q, k, v, lens, score):
     s.tracker.gain.lerp_(q.mean((0, 1, 2)), 0.1)
     return q * s.tracker.gain
 
 
-@case
 def attribute_counter_scales(s, q, k, v, lens, score):
     s.tracker.steps += 1
     return q / (1 + s.tracker.steps) ** 0.5
 
 
-@case
 def attribute_counter_saturates(s, q, k, v, lens, score):
     s.tracker.steps = min(s.tracker.steps + 1, 2)
     return q * s.tracker.steps
 
 
-@case
 def residual_of_last_step_kept(s, q, k, v, lens, score):
     last = s.tracker.last
     s.tracker.last = s.linear(q)
     return s.tracker.last if last is None else s.tracker.last + last
 
 
-@case
 def mode_toggled_every_step(s, q, k, v, lens, score):
     s.tracker.train(not s.tracker.training)
     return s.tracker(q)
 
 
-@case
 def mode_set_to_eval_every_step(s, q, k, v, lens, score):
     s.tracker.eval()
     return s.tracker(q)
 
 
-@case
 def mode_toggled_and_restored(s, q, k, v, lens, score):
     before = s.tracker.training
     s.tracker.train(False)
@@ -122,28 +111,24 @@ def mode_toggled_and_restored(s, q, k, v, lens, score):
 case("dropout_module_in_training", lambda s, q, k, v, lens, score: nn.Dropout1d(0.5).train()(k.flatten(1, 2)))
 
 
-@case
 def batch_norm_cumulative_average(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = nn.BatchNorm1d(D, momentum=None).to(q.device).requires_grad_(False)
     return s.cache(k[:, 0].transpose(1, 2))
 
 
-@case
 def batch_norm_with_momentum(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = nn.BatchNorm1d(D).to(q.device).requires_grad_(False)
     return s.cache(k[:, 0].transpose(1, 2)), s.cache.running_mean * 1, s.cache.num_batches_tracked + 0
 
 
-@case
 def weight_made_on_first_forward(s, q, k, v, lens, score):
     if s.tracker.late is None:
         s.tracker.late = nn.Parameter(torch.tensor([[2.0]]).expand(D, D).triu().to(q.device), requires_grad=False)
     return q @ s.tracker.late
 
 
-@case
 def layer_dropped_by_python_random(s, q, k, v, lens, score):
     x = q
     for layer in s.stack:
@@ -153,19 +138,16 @@ def layer_dropped_by_python_random(s, q, k, v, lens, score):
     return x
 
 
-@case
 def hook_that_logs_the_norm(s, q, k, v, lens, score):
     with s.linear.register_forward_hook(lambda module, given, out: s.history.append(out.norm().item())):
         return s.linear(q)
 
 
-@case
 def hook_that_keeps_the_output(s, q, k, v, lens, score):
     with s.linear.register_forward_hook(lambda module, given, out: s.history.append(out)):
         return s.linear(q) * 2
 
 
-@case
 def hook_that_counts(s, q, k, v, lens, score):
     def count(module, given):
         module.seen = getattr(module, "seen", 0) + 1
@@ -175,7 +157,6 @@ def hook_that_counts(s, q, k, v, lens, score):
         return s.linear(q)
 
 
-@case
 def hook_removed_after_first_step(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = s.linear.register_forward_hook(lambda module, given, out: s.history.append(out.sum().item()))
@@ -184,19 +165,16 @@ def hook_removed_after_first_step(s, q, k, v, lens, score):
     return s.linear(q)
 
 
-@case
 def weights_reloaded_from_host(s, q, k, v, lens, score):
     s.linear.load_state_dict(s.saved)
     return s.linear(q)
 
 
-@case
 def state_dict_looked_at(s, q, k, v, lens, score):
     weights = s.stack.state_dict()
     return q * sum(weights[name].sum() for name in weights) * len(weights)
 
 
-@case
 def weight_norm_reported(s, q, k, v, lens, score):
     report = {name: round(float(weight.norm()), 2) for name, weight in s.linear.named_parameters()}
     return q * len(report)
@@ -206,19 +184,16 @@ case("module_moved_where_it_is", lambda s, q, k, v, lens, score: s.linear.to(q.d
 case("module_cast_on_first_step", lambda s, q, k, v, lens, score: s.linear.bfloat16()(q.bfloat16()).float())
 
 
-@case
 def recurrent_state_rebound(s, q, k, v, lens, score):
     s.hidden = s.cell(q[:, 0, 0], s.hidden)
     return s.hidden * 2
 
 
-@case
 def recurrent_state_copied(s, q, k, v, lens, score):
     s.hidden.copy_(s.cell(q[:, 0, 0], s.hidden))
     return s.hidden * 2
 
 
-@case
 def spectral_norm_in_training(s, q, k, v, lens, score):
     if s.cache is None:
         layer = nn.Linear(D, D, bias=False)
@@ -229,7 +204,6 @@ def spectral_norm_in_training(s, q, k, v, lens, score):
         return s.cache(q)
 
 
-@case
 def gradient_step_on_adapter(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = nn.Parameter(torch.ones(D, device=q.device))
@@ -240,6 +214,8 @@ def gradient_step_on_adapter(s, q, k, v, lens, score):
     return s.cache.detach() * 1
 
 
-@case
 def functional_call_with_scaled_weight(s, q, k, v, lens, score):
     return torch.func.functional_call(s.linear, {"weight": s.linear.weight * score.mean()}, (q,))
+
+
+CASES |= collected(globals())

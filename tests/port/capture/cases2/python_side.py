@@ -19,7 +19,7 @@ import warnings
 import numpy as np
 import torch
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import B, D, S, inputs, registry
+from tests.port.capture.cases.setting import B, D, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -127,31 +127,26 @@ def decorator_times_on_host(s, q, k, v, lens, score):
     return q + 1
 
 
-@case
 def log_debug_lazily(s, q, k, v, lens, score):
     LOG.debug("scores %s", score)
     return q * 2
 
 
-@case
 def log_debug_by_fstring(s, q, k, v, lens, score):
     LOG.debug(f"longest {lens.max()}")  # formatted although nobody reads it
     return q * 2
 
 
-@case
 def log_warning_of_value(s, q, k, v, lens, score):
     LOG.warning("mass %s", score.sum())
     return q * 2
 
 
-@case
 def log_warning_of_shape(s, q, k, v, lens, score):
     LOG.warning("batch %s on %s, %d tokens", tuple(score.shape), score.device.type, score.numel())
     return q * 2
 
 
-@case
 def warn_once_of_dtype(s, q, k, v, lens, score):
     if not s.warned:
         warnings.warn(f"{q.dtype} is slow", stacklevel=1)
@@ -159,44 +154,37 @@ def warn_once_of_dtype(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def scale_from_environment(s, q, k, v, lens, score):
     return q * float(os.environ.get("ATTENTION_SCALE_OF_NO_ONE", "0.125"))
 
 
-@case
 def deadline_never_reached(s, q, k, v, lens, score):
     if time.monotonic() > s.deadline:
         return q
     return q * 2
 
 
-@case
 def phase_alternates(s, q, k, v, lens, score):
     PHASE["now"] = "decode" if PHASE["now"] == "prefill" else "prefill"
     return q * 2 if PHASE["now"] == "decode" else q + 2
 
 
-@case
 def phase_moves_on_once(s, q, k, v, lens, score):
     first = PHASE["now"] == "prefill"
     PHASE["now"] = "decode"
     return q + 2 if first else q * 2
 
 
-@case
 def context_variable_counts(s, q, k, v, lens, score):
     DEPTH.set(DEPTH.get() + 1)
     return q * DEPTH.get()
 
 
-@case
 def context_manager_restores(s, q, k, v, lens, score):
     with gain(3.0):
         return q * GAIN[-1]
 
 
-@case
 def frozen_record_replaced(s, q, k, v, lens, score):
     s.progress = dataclasses.replace(s.progress, step=s.progress.step + 1)
     return q * (s.progress.scale + s.progress.step)
@@ -205,14 +193,12 @@ def frozen_record_replaced(s, q, k, v, lens, score):
 case("property_that_counts", lambda s, q, k, v, lens, score: q * s.meter.value)
 
 
-@case
 def counter_in_shallow_copy(s, q, k, v, lens, score):
     mine = copy.copy(s)
     mine.calls += 1
     return q * mine.calls
 
 
-@case
 def cached_function_of_step(s, q, k, v, lens, score):
     s.calls += 1
     return q * warmed(s.calls)
@@ -223,7 +209,6 @@ case("cached_function_of_length", lambda s, q, k, v, lens, score: q * warmed(int
 case("generator_of_levels", lambda s, q, k, v, lens, score: torch.cat(list(halves(score)), -1))
 
 
-@case
 def calibrated_on_first_call(s, q, k, v, lens, score):
     if s.calls < 1:
         s.cache = score.abs().max().item()
@@ -231,7 +216,6 @@ def calibrated_on_first_call(s, q, k, v, lens, score):
     return q / s.cache
 
 
-@case
 def calibrated_every_fourth_call(s, q, k, v, lens, score):
     if s.calls % 4 in (0, 3):
         s.cache = score.abs().max().item()
@@ -239,7 +223,6 @@ def calibrated_every_fourth_call(s, q, k, v, lens, score):
     return q / s.cache
 
 
-@case
 def key_error_fills_the_table(s, q, k, v, lens, score):
     try:
         table = s.table[q.shape[-1]]
@@ -248,14 +231,12 @@ def key_error_fills_the_table(s, q, k, v, lens, score):
     return q * table.sum()
 
 
-@case
 def index_error_falls_back(s, q, k, v, lens, score):
     with contextlib.suppress(IndexError):
         return q * score[:, S + 3].sum()
     return q * 3
 
 
-@case
 def shape_mismatch_falls_back(s, q, k, v, lens, score):
     try:
         return q @ s.w[:5]
@@ -263,7 +244,6 @@ def shape_mismatch_falls_back(s, q, k, v, lens, score):
         return q @ s.w
 
 
-@case
 def broad_except_hides_the_read(s, q, k, v, lens, score):
     try:
         limit = int(lens.max())
@@ -272,21 +252,18 @@ def broad_except_hides_the_read(s, q, k, v, lens, score):
     return q * limit
 
 
-@case
 def exact_type_demanded(s, q, k, v, lens, score):
     if type(q) is not torch.Tensor:
         raise TypeError("a plain tensor")
     return q * 2
 
 
-@case
 def fast_path_on_gpu_only(s, q, k, v, lens, score):
     if q.is_cuda:
         return q * (score > 0).sum()
     return q * int((score > 0).sum())
 
 
-@case
 def slow_path_if_device_is_gpu(s, q, k, v, lens, score):
     if q.device.type == "cpu":
         return q * 2
@@ -298,18 +275,15 @@ case("numpy_scalar_on_left", lambda s, q, k, v, lens, score: s.weights_np[1] * q
 case("numpy_generator_kept", lambda s, q, k, v, lens, score: q * s.rng.normal())
 
 
-@case
 def numpy_row_changed_in_place(s, q, k, v, lens, score):
     s.weights_np += 0.25
     return q * float(s.weights_np.mean())
 
 
-@case
 def numpy_weights_as_tensor(s, q, k, v, lens, score):
     return k[:, :, :4] * torch.as_tensor(s.weights_np).to(q.device)[:, None]
 
 
-@case
 def numpy_of_shapes(s, q, k, v, lens, score):
     rows = np.array_split(np.arange(k.shape[2]), 3)
     return sum(k[:, :, int(part[0]) : int(part[-1]) + 1].amax(2) for part in rows)
@@ -319,7 +293,6 @@ case("operator_index_of_length", lambda s, q, k, v, lens, score: k[:, :, operato
 case("python_list_by_tensor", lambda s, q, k, v, lens, score: q * [1.0, 2.0, 3.0][lens[0] % 3])
 
 
-@case
 def range_over_length(s, q, k, v, lens, score):
     total = q
     for _ in range(lens[0] // 16):
@@ -327,13 +300,11 @@ def range_over_length(s, q, k, v, lens, score):
     return total
 
 
-@case
 def longest_by_key(s, q, k, v, lens, score):
     row = max(range(B), key=lambda i: lens[i])
     return k[row]
 
 
-@case
 def match_on_value(s, q, k, v, lens, score):
     match (lens.sum() % 3).item():
         case 0:
@@ -342,7 +313,6 @@ def match_on_value(s, q, k, v, lens, score):
             return q * 2
 
 
-@case
 def match_on_rank(s, q, k, v, lens, score):
     match q.shape:
         case (_, heads, 1, _):
@@ -354,7 +324,6 @@ def match_on_rank(s, q, k, v, lens, score):
 case("reversed_tensor", lambda s, q, k, v, lens, score: reversed(score) + 1)
 
 
-@case
 def tensors_as_dictionary_keys(s, q, k, v, lens, score):
     names = {q: 2.0, k: 3.0}
     return q * names[q] + len({q, k, v})
@@ -364,12 +333,10 @@ case("pickled_for_a_peer", lambda s, q, k, v, lens, score: q * (2 if pickle.dump
 case("named_tuple_returned", lambda s, q, k, v, lens, score: Scored(q * 2, score.sum()))
 
 
-@case
 def python_values_returned(s, q, k, v, lens, score):
     return {"out": q * 2, "heads": q.shape[1], "name": "decode", "rest": None}
 
 
-@case
 def step_number_returned(s, q, k, v, lens, score):
     s.calls += 1
     return q * 2, s.calls
@@ -378,26 +345,25 @@ def step_number_returned(s, q, k, v, lens, score):
 case("python_float_returned", lambda s, q, k, v, lens, score: (q * 2, float(score.mean())))
 
 
-@case
 def outputs_of_all_steps_returned(s, q, k, v, lens, score):
     s.history.append(q * 2)
     return s.history[-2:] if len(s.history) < 5 else s.history[:5]
 
 
-@case
 def nothing_returned(s, q, k, v, lens, score):
     s.out.copy_(q)
 
 
-@case
 def schedule_from_iterator(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = iter([0.1 * i for i in range(40)])
     return q * (1 + next(s.cache, 0.0))
 
 
-@case
 def schedule_that_has_run_out(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = iter([0.1, 0.2])
     return q * (1 + next(s.cache, 0.5))
+
+
+CASES |= collected(globals())

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import torch
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import B, S, inputs, registry
+from tests.port.capture.cases.setting import B, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -32,14 +32,12 @@ class State(setting.State):
         self.generators = {0: torch.Generator(dev).manual_seed(11)}
 
 
-@case
 def penalty_from_lists_of_ids(s, q, k, v, lens, score):
     width = max(map(len, s.said))
     ids = torch.tensor([row + [row[-1]] * (width - len(row)) for row in s.said], device=q.device)
     return score.scatter_add(1, ids, torch.full(ids.shape, -1.0, device=q.device))
 
 
-@case
 def penalty_by_loop_over_ids(s, q, k, v, lens, score):
     logits = score.clone()
     for row, ids in enumerate(s.said):
@@ -48,14 +46,12 @@ def penalty_by_loop_over_ids(s, q, k, v, lens, score):
     return logits
 
 
-@case
 def penalty_by_list_index(s, q, k, v, lens, score):
     logits = score.clone()
     logits[:, s.said[0]] -= 1.0
     return logits
 
 
-@case
 def penalty_over_growing_list(s, q, k, v, lens, score):
     logits = score.clone()
     s.said[0].append(len(s.said[0]))
@@ -64,7 +60,6 @@ def penalty_over_growing_list(s, q, k, v, lens, score):
     return logits
 
 
-@case
 def frequency_counts_on_device(s, q, k, v, lens, score):
     logits = score - 0.5 * s.counts
     token = logits.argmax(-1, keepdim=True)
@@ -72,13 +67,11 @@ def frequency_counts_on_device(s, q, k, v, lens, score):
     return token
 
 
-@case
 def frequency_counts_on_host(s, q, k, v, lens, score):
     tally = collections.Counter(score.argmax(-1).tolist())
     return q * max(tally.values())
 
 
-@case
 def banned_columns_by_python_int(s, q, k, v, lens, score):
     logits = score.clone()
     for token in (EOS, 11, 30):
@@ -86,14 +79,12 @@ def banned_columns_by_python_int(s, q, k, v, lens, score):
     return logits.softmax(-1)
 
 
-@case
 def banned_entry_of_one_row(s, q, k, v, lens, score):
     logits = score.clone()
     logits[1, EOS] = float("-inf")
     return logits.softmax(-1)
 
 
-@case
 def minimum_length_by_host_step(s, q, k, v, lens, score):
     logits = score.clone()
     if s.calls < 5:
@@ -102,7 +93,6 @@ def minimum_length_by_host_step(s, q, k, v, lens, score):
     return logits.softmax(-1)
 
 
-@case
 def minimum_length_by_device_step(s, q, k, v, lens, score):
     eos = torch.arange(S, device=q.device) == EOS
     logits = score.masked_fill(eos & (s.step < 5), -1e9)
@@ -110,7 +100,6 @@ def minimum_length_by_device_step(s, q, k, v, lens, score):
     return logits.softmax(-1)
 
 
-@case
 def top_k_of_each_request(s, q, k, v, lens, score):
     ordered = score.sort(-1, descending=True).values
     floor = ordered.gather(1, (s.top_k - 1).unsqueeze(1))
@@ -120,27 +109,23 @@ def top_k_of_each_request(s, q, k, v, lens, score):
 case("top_k_widest_request", lambda s, q, k, v, lens, score: score.topk(s.top_k.max()).values.sum(-1))
 
 
-@case
 def settings_uploaded_pinned(s, q, k, v, lens, score):
     top_p = torch.tensor([0.9, 0.5], pin_memory=q.is_cuda).to(q.device, non_blocking=True)
     ordered = score.softmax(-1).sort(-1).values
     return (ordered.cumsum(-1) > 1 - top_p.view(B, 1)).sum(-1)
 
 
-@case
 def greedy_if_any_cold(s, q, k, v, lens, score):
     if (s.temperature < EPS).any():
         return score.argmax(-1)
     return (score / s.temperature.view(B, 1)).argmin(-1)
 
 
-@case
 def greedy_where_cold(s, q, k, v, lens, score):
     safe = torch.where(s.temperature < EPS, 1.0, s.temperature).view(B, 1)
     return torch.where(s.temperature < EPS, score.argmax(-1), (score / safe).softmax(-1).cumsum(-1).lt(0.5).sum(-1))
 
 
-@case
 def noise_from_request_generators(s, q, k, v, lens, score):
     noise = torch.empty_like(score).fill_(1.0)
     for row, generator in s.generators.items():
@@ -148,54 +133,46 @@ def noise_from_request_generators(s, q, k, v, lens, score):
     return (score.softmax(-1) / noise).sum()
 
 
-@case
 def noise_of_whole_batch(s, q, k, v, lens, score):
     noise = torch.empty_like(score)
     noise.exponential_()
     return score.softmax(-1).div_(noise)
 
 
-@case
 def grammar_bits_unpacked(s, q, k, v, lens, score):
     allowed = (s.bits.unsqueeze(-1) >> torch.arange(32, device=q.device)) & 1
     return score.masked_fill(allowed.view(B, S) == 0, -1e9).argmax(-1)
 
 
-@case
 def grammar_bits_from_numpy(s, q, k, v, lens, score):
     allowed = np.zeros((B, S), dtype=bool)
     allowed[:, ::3] = True
     return score.masked_fill(~torch.from_numpy(allowed).to(q.device, non_blocking=True), -1e9).argmax(-1)
 
 
-@case
 def rank_of_sampled_token(s, q, k, v, lens, score):
     logprobs = score.log_softmax(-1)
     chosen = logprobs.gather(1, lens.view(B, 1))
     return torch.cat([chosen, logprobs.topk(5).values], 1), (logprobs >= chosen).sum(-1)
 
 
-@case
 def stop_ids_kept_on_device(s, q, k, v, lens, score):
     token = score.argmax(-1)
     s.finished |= (token.view(B, 1) == s.stops).any(-1)
     return torch.where(s.finished, 0, token)
 
 
-@case
 def stop_ids_in_python_set(s, q, k, v, lens, score):
     token = score.argmax(-1)
     done = [t.item() in {3, 17, 40} for t in token]
     return token * (2 if all(done) else 1)
 
 
-@case
 def stop_ids_by_tensor_key(s, q, k, v, lens, score):
     weight = [0.5 if t == EOS else 1.0 for t in score.argmax(-1)]
     return q * weight[0]
 
 
-@case
 def rejection_sampler_on_device(s, q, k, v, lens, score):
     draft, uniform = score[:, :5].softmax(-1), score[:, 5:10].sigmoid()
     accepted = (uniform <= score[:, 10:15].softmax(-1) / draft).int().cumprod(1)
@@ -204,26 +181,22 @@ def rejection_sampler_on_device(s, q, k, v, lens, score):
     return torch.cat([ids, bonus.view(B, 1)], 1)
 
 
-@case
 def rejection_output_parsed(s, q, k, v, lens, score):
     ids = torch.where(score[:, :5] > 0, lens.view(B, 1), -1)
     rows = [row[row != -1] for row in ids]
     return q * sum(row.numel() for row in rows)
 
 
-@case
 def tree_path_by_index_select(s, q, k, v, lens, score):
     agreed = (score[0][s.paths] > 0).int().cumprod(1).sum(1)
     return s.paths.index_select(0, agreed.argmax(0, keepdim=True))
 
 
-@case
 def tree_path_by_zero_dim_index(s, q, k, v, lens, score):
     agreed = (score[0][s.paths] > 0).int().cumprod(1).sum(1)
     return s.paths[agreed.argmax()] * 2
 
 
-@case
 def ngram_ban_by_windows(s, q, k, v, lens, score):
     windows = s.past.unfold(1, 3, 1)
     match = (windows[:, :, :2] == s.past[:, None, -2:]).all(-1)
@@ -231,7 +204,6 @@ def ngram_ban_by_windows(s, q, k, v, lens, score):
     return score - 10 * ban
 
 
-@case
 def ngram_ban_by_dictionary(s, q, k, v, lens, score):
     seen = collections.defaultdict(list)
     tokens = s.past[0].tolist()
@@ -240,21 +212,18 @@ def ngram_ban_by_dictionary(s, q, k, v, lens, score):
     return score - len(seen)
 
 
-@case
 def beam_step_flat_topk(s, q, k, v, lens, score):
     total = score.log_softmax(-1) + score[:, :1]
     value, flat = total.view(1, -1).topk(2 * B)
     return value, flat // S, flat % S
 
 
-@case
 def beam_step_finished_list(s, q, k, v, lens, score):
     value, flat = score.view(-1).topk(4)
     kept = [v_ for v_, f in zip(value, flat, strict=True) if f % S != EOS]
     return torch.stack(kept[:2])
 
 
-@case
 def surprise_target_in_place(s, q, k, v, lens, score):
     p = score.softmax(-1)
     surprise = -(p * p.log()).sum(-1, keepdim=True)
@@ -262,7 +231,6 @@ def surprise_target_in_place(s, q, k, v, lens, score):
     return score.masked_fill(-p.log() > s.mu, -1e9)
 
 
-@case
 def surprise_target_rebound(s, q, k, v, lens, score):
     p = score.softmax(-1)
     surprise = -(p * p.log()).sum(-1, keepdim=True)
@@ -270,7 +238,9 @@ def surprise_target_rebound(s, q, k, v, lens, score):
     return score + s.mu
 
 
-@case
 def surprise_target_python_float(s, q, k, v, lens, score):
     mu = 5.0 - 0.1 * float(score.logsumexp(-1).mean())
     return score + mu
+
+
+CASES |= collected(globals())

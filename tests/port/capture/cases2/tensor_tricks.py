@@ -6,7 +6,7 @@ import io
 import torch
 import torch.nn.functional as F  # noqa: N812
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import B, D, H, S, inputs, registry
+from tests.port.capture.cases.setting import B, D, H, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -44,7 +44,6 @@ def custom_clipped(x: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
     return x.clamp(max=limit.max().item())
 
 
-@case
 def strided_relative_shift(s, q, k, v, lens, score):
     wide = F.pad(score[0, :16].view(4, 4).repeat(1, 2), (0, 1))
     return wide.flatten()[:32].as_strided((4, 4), (7, 1), 3) * 2
@@ -53,13 +52,11 @@ def strided_relative_shift(s, q, k, v, lens, score):
 case("strided_offset_from_length", lambda s, q, k, v, lens, score: score.as_strided((8,), (1,), int(lens[0])))
 
 
-@case
 def strided_offset_from_step(s, q, k, v, lens, score):
     s.offset += 2
     return score.as_strided((2, 8), (S, 1), s.offset) * 2
 
 
-@case
 def rolled_by_step(s, q, k, v, lens, score):
     s.calls += 1
     return score.roll(s.calls, -1)
@@ -68,60 +65,50 @@ def rolled_by_step(s, q, k, v, lens, score):
 case("rolled_by_length", lambda s, q, k, v, lens, score: torch.roll(score, lens[0], -1))
 
 
-@case
 def rolled_by_gather(s, q, k, v, lens, score):
     index = (torch.arange(S, device=q.device) - lens.view(B, 1)) % S
     return score.gather(1, index)
 
 
-@case
 def repeated_by_step(s, q, k, v, lens, score):
     s.calls += 1
     return torch.cat([q] * s.calls, 2).sum(2)
 
 
-@case
 def half_seen_as_integers(s, q, k, v, lens, score):
     bits = score.half().view(torch.int16)
     return (bits & 0x3FF).view(torch.float16).float() + (bits >> 10)
 
 
-@case
 def top_scores_spread_back(s, q, k, v, lens, score):
     value, index = score.topk(8)
     return torch.zeros_like(score).scatter_(1, index, value.softmax(-1)) @ k[:, 0]
 
 
-@case
 def mean_by_bucket(s, q, k, v, lens, score):
     bucket = torch.arange(S, device=q.device) // lens.view(B, 1)
     return torch.zeros(B, 8, device=q.device).scatter_reduce(1, bucket, score, "mean", include_self=False)
 
 
-@case
 def index_reduced_maximum(s, q, k, v, lens, score):
     return torch.full((4, D), -9.0, device=q.device).index_reduce_(0, lens % 4, k[:, 0, 0], "amax")
 
 
-@case
 def masked_reductions(s, q, k, v, lens, score):
     keep = torch.arange(S, device=q.device) < lens.view(B, 1)
     return torch.masked.mean(score, -1, mask=keep), torch.masked.softmax(score, -1, mask=keep).nan_to_num()
 
 
-@case
 def searchsorted_through_sorter(s, q, k, v, lens, score):
     order = score.argsort(-1)
     return torch.searchsorted(score, score[:, :4].contiguous(), sorter=order)
 
 
-@case
 def flat_index_unravelled(s, q, k, v, lens, score):
     row, column = torch.unravel_index(score.argmax(), score.shape)
     return q * row + column
 
 
-@case
 def bounds_from_host_lengths(s, q, k, v, lens, score):
     first, second = s.host_lens.tolist()
     return F.pad(score, [first, second]).split([first + 8, S + second - 8], 1)[1] * 2
@@ -130,31 +117,26 @@ def bounds_from_host_lengths(s, q, k, v, lens, score):
 case("leaky_slope_from_tensor", lambda s, q, k, v, lens, score: F.leaky_relu(q, lens[0] / 100))
 
 
-@case
 def exponent_from_lengths(s, q, k, v, lens, score):
     return torch.ldexp(q, -(lens // 16).view(B, 1, 1, 1)) + torch.pow(2, -(lens % 4)).sum()
 
 
-@case
 def results_into_kept_outputs(s, q, k, v, lens, score):
     torch.topk(score, 8, out=(s.values, s.indices))
     torch.matmul(q, s.w, out=s.out)
     return s.out * s.values.sum(), s.indices
 
 
-@case
 def nonzero_into_kept_output(s, q, k, v, lens, score):
     torch.nonzero(score > 2, out=s.indices)
     return q * s.indices.shape[1]
 
 
-@case
 def alpha_from_step(s, q, k, v, lens, score):
     s.calls += 1
     return torch.add(q, v[:, :, :1], alpha=s.calls)
 
 
-@case
 def input_overwritten(s, q, k, v, lens, score):
     k[:, :, -1:] = q
     score[0] = score[1]
@@ -162,14 +144,12 @@ def input_overwritten(s, q, k, v, lens, score):
     return (q @ k.transpose(-1, -2)).sum() + score + v.sum()
 
 
-@case
 def alias_scaled_in_place(s, q, k, v, lens, score):
     flat = q.view(-1)
     flat.mul_(2)
     return q, flat[:4], q.transpose(0, 1)
 
 
-@case
 def layout_repaired_if_needed(s, q, k, v, lens, score):
     heads_last = k.transpose(1, 2)
     if not heads_last.is_contiguous() or heads_last.stride(-1) != 1:
@@ -177,12 +157,10 @@ def layout_repaired_if_needed(s, q, k, v, lens, score):
     return heads_last.view(B, S, H * D)[:, ::8]
 
 
-@case
 def exchanged_by_dlpack(s, q, k, v, lens, score):
     return torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(score)) * 2
 
 
-@case
 def saved_to_memory(s, q, k, v, lens, score):
     file = io.BytesIO()
     torch.save(score, file)
@@ -196,7 +174,6 @@ case("custom_operator_with_a_read", lambda s, q, k, v, lens, score: custom_clipp
 case("pseudo_inverse", lambda s, q, k, v, lens, score: q @ torch.linalg.pinv(s.w + k[0, 0, :D]))
 
 
-@case
 def streams_shared_experts_beside(s, q, k, v, lens, score):
     if s.stream is None:
         return q @ s.w + q @ s.experts[0]
@@ -212,7 +189,6 @@ def streams_shared_experts_beside(s, q, k, v, lens, score):
     return routed + beside
 
 
-@case
 def streams_event_of_last_step(s, q, k, v, lens, score):
     if s.event is not None:
         torch.cuda.current_stream().wait_event(s.event)
@@ -222,7 +198,6 @@ def streams_event_of_last_step(s, q, k, v, lens, score):
     return out
 
 
-@case
 def streams_event_polled(s, q, k, v, lens, score):
     out = q * 2
     if s.event is not None:
@@ -231,7 +206,6 @@ def streams_event_polled(s, q, k, v, lens, score):
     return out
 
 
-@case
 def streams_side_synchronised(s, q, k, v, lens, score):
     if s.stream is None:
         return q * 2
@@ -242,7 +216,6 @@ def streams_side_synchronised(s, q, k, v, lens, score):
     return out
 
 
-@case
 def streams_prefetch_pinned(s, q, k, v, lens, score):
     if s.stream is None:
         return q + s.pinned.sum()
@@ -254,7 +227,6 @@ def streams_prefetch_pinned(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
 def streams_scope_of_current(s, q, k, v, lens, score):
     if not q.is_cuda:
         return q * 2
@@ -262,7 +234,6 @@ def streams_scope_of_current(s, q, k, v, lens, score):
         return q * 2
 
 
-@case
 def streams_default_waits(s, q, k, v, lens, score):
     out = q * 2
     if q.is_cuda:
@@ -270,13 +241,11 @@ def streams_default_waits(s, q, k, v, lens, score):
     return out
 
 
-@case
 def accelerator_asked_about(s, q, k, v, lens, score):
     wide = q.is_cuda and torch.cuda.get_device_capability()[0] >= 8
     return q.to(torch.bfloat16 if wide else torch.float32).float() * 2
 
 
-@case
 def accelerator_synchronised(s, q, k, v, lens, score):
     out = q * 2
     if q.is_cuda:
@@ -284,9 +253,11 @@ def accelerator_synchronised(s, q, k, v, lens, score):
     return out
 
 
-@case
 def peak_memory_reset(s, q, k, v, lens, score):
     if q.is_cuda:
         torch.cuda.reset_peak_memory_stats()
         s.history.append(torch.cuda.max_memory_allocated())
     return q * 2
+
+
+CASES |= collected(globals())

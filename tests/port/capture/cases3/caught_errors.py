@@ -7,17 +7,16 @@ import logging
 
 import torch
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import B, D, inputs, registry
+from tests.port.capture.cases.setting import B, D, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry()
 State = setting.State
 LOG = logging.getLogger("cases3")
 LOG.addHandler(logging.NullHandler())
 LOG.propagate = False
 
 
-@case
 def caught_pageable_upload(s, q, k, v, lens, score):
     try:
         scale = s.host_row.to(q.device).sum()
@@ -26,7 +25,6 @@ def caught_pageable_upload(s, q, k, v, lens, score):
     return q * scale
 
 
-@case
 def caught_pageable_upload_other_value(s, q, k, v, lens, score):
     try:
         scale = s.host_row.to(q.device).sum()
@@ -35,7 +33,6 @@ def caught_pageable_upload_other_value(s, q, k, v, lens, score):
     return q * scale
 
 
-@case
 def caught_constant_upload(s, q, k, v, lens, score):
     try:
         bias = torch.tensor([1.0, 2.0], device=q.device).sum()
@@ -45,7 +42,6 @@ def caught_constant_upload(s, q, k, v, lens, score):
     return q + bias
 
 
-@case
 def caught_download(s, q, k, v, lens, score):
     try:
         s.history.append(score.cpu())
@@ -54,7 +50,6 @@ def caught_download(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def caught_download_by_base_exception(s, q, k, v, lens, score):
     try:
         s.table["seen"] = lens.tolist()
@@ -63,14 +58,12 @@ def caught_download_by_base_exception(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def caught_item(s, q, k, v, lens, score):
     with contextlib.suppress(Exception):
         s.table["max"] = score.max().item()
     return q * 2
 
 
-@case
 def caught_float(s, q, k, v, lens, score):
     try:
         s.table["norm"] = float(score.norm())
@@ -79,7 +72,6 @@ def caught_float(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def caught_synchronize(s, q, k, v, lens, score):
     out = q * 2
     with contextlib.suppress(RuntimeError):
@@ -87,7 +79,6 @@ def caught_synchronize(s, q, k, v, lens, score):
     return out
 
 
-@case
 def caught_nonzero(s, q, k, v, lens, score):
     try:
         s.table["hits"] = (score > 0).nonzero().shape[0]
@@ -96,7 +87,6 @@ def caught_nonzero(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def caught_mask_index(s, q, k, v, lens, score):
     try:
         s.table["rows"] = score[score > 0].sum()
@@ -105,14 +95,12 @@ def caught_mask_index(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def caught_blocking_pinned(s, q, k, v, lens, score):
     with contextlib.suppress(RuntimeError):
         s.buf.copy_(s.pinned)
     return q + s.buf[0]
 
 
-@case
 def caught_generator(s, q, k, v, lens, score):
     try:
         generator = torch.Generator(device=q.device).manual_seed(3)
@@ -122,7 +110,6 @@ def caught_generator(s, q, k, v, lens, score):
     return q + 0 * noise
 
 
-@case
 def caught_numpy_refusal(s, q, k, v, lens, score):
     try:
         values = score.numpy()
@@ -131,7 +118,6 @@ def caught_numpy_refusal(s, q, k, v, lens, score):
     return q * 2 if values is None else q
 
 
-@case
 def caught_numpy_of_cpu(s, q, k, v, lens, score):
     try:
         s.table["values"] = score.cpu().numpy()
@@ -140,7 +126,6 @@ def caught_numpy_of_cpu(s, q, k, v, lens, score):
     return q - 1
 
 
-@case
 def finally_after_upload(s, q, k, v, lens, score):
     try:
         return q * torch.tensor(2.0).to(q.device)
@@ -148,7 +133,6 @@ def finally_after_upload(s, q, k, v, lens, score):
         s.calls += 1
 
 
-@case
 def finally_swallows_upload(s, q, k, v, lens, score):
     out = q * 2
     try:
@@ -157,7 +141,6 @@ def finally_swallows_upload(s, q, k, v, lens, score):
         return out  # noqa: B012
 
 
-@case
 def raised_again_as_other(s, q, k, v, lens, score):
     try:
         return q * torch.tensor([2.0] * D, device=q.device)
@@ -165,7 +148,6 @@ def raised_again_as_other(s, q, k, v, lens, score):
         raise ValueError("no scale") from error
 
 
-@case
 def caught_shape_error_each_call(s, q, k, v, lens, score):
     try:
         return q @ score
@@ -173,7 +155,6 @@ def caught_shape_error_each_call(s, q, k, v, lens, score):
         return q @ s.w
 
 
-@case
 def caught_missing_attribute(s, q, k, v, lens, score):
     try:
         return s.no_such(q)
@@ -181,7 +162,6 @@ def caught_missing_attribute(s, q, k, v, lens, score):
         return q * 4
 
 
-@case
 def caught_index_put_number(s, q, k, v, lens, score):
     row = torch.zeros(8, device=q.device)
     with contextlib.suppress(RuntimeError):
@@ -190,7 +170,6 @@ def caught_index_put_number(s, q, k, v, lens, score):
     return q + row[1]
 
 
-@case
 def caught_list_index(s, q, k, v, lens, score):
     try:
         part = k[:, :, [0, 1]].sum()
@@ -199,7 +178,6 @@ def caught_list_index(s, q, k, v, lens, score):
     return q + part
 
 
-@case
 def context_manager_swallows_item(s, q, k, v, lens, score):
     class Quiet:
         def __enter__(self):
@@ -213,7 +191,6 @@ def context_manager_swallows_item(s, q, k, v, lens, score):
     return q + 1
 
 
-@case
 def context_manager_swallows_cpu(s, q, k, v, lens, score):
     @contextlib.contextmanager
     def best_effort():
@@ -227,7 +204,6 @@ def context_manager_swallows_cpu(s, q, k, v, lens, score):
     return q + 1
 
 
-@case
 def retried_with_pinned(s, q, k, v, lens, score):
     try:
         s.buf.copy_(s.host_row, non_blocking=True)
@@ -236,7 +212,6 @@ def retried_with_pinned(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
 def retried_with_same_pinned(s, q, k, v, lens, score):
     s.pinned_out.copy_(s.host_row)
     try:
@@ -246,20 +221,17 @@ def retried_with_same_pinned(s, q, k, v, lens, score):
     return q + s.buf.sum()
 
 
-@case
 def logged_shape_and_device(s, q, k, v, lens, score):
     LOG.info("shape %s on %s of %s", q.shape, q.device, q.dtype)
     LOG.debug("value %s", q.sum())
     return q * 2
 
 
-@case
 def logged_tensor_without_listener(s, q, k, v, lens, score):
     LOG.warning("value %s", q.sum())
     return q * 2
 
 
-@case
 def caught_equal(s, q, k, v, lens, score):
     try:
         same = torch.equal(q, q.clone())
@@ -268,7 +240,6 @@ def caught_equal(s, q, k, v, lens, score):
     return q * (2 if same else 3)
 
 
-@case
 def caught_cholesky(s, q, k, v, lens, score):
     try:
         factor = torch.linalg.cholesky(s.w @ s.w.T + 100 * torch.eye(D, device=q.device))
@@ -277,7 +248,6 @@ def caught_cholesky(s, q, k, v, lens, score):
     return q @ factor
 
 
-@case
 def caught_event_query(s, q, k, v, lens, score):
     event = torch.cuda.Event()
     event.record()
@@ -286,7 +256,6 @@ def caught_event_query(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def nested_try_around_upload(s, q, k, v, lens, score):
     try:
         try:
@@ -296,3 +265,6 @@ def nested_try_around_upload(s, q, k, v, lens, score):
     except KeyError:
         pass
     return q * B
+
+
+CASES |= collected(globals())

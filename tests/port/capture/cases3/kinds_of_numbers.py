@@ -3,7 +3,7 @@
 
 import torch
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import B, D, S, inputs, registry
+from tests.port.capture.cases.setting import B, D, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -19,13 +19,11 @@ class State(setting.State):
         self.f8 = torch.randn(D, D).to(torch.float8_e4m3fn).to(dev)
 
 
-@case
 def number_scaled_mm(s, q, k, v, lens, score):
     x = k[0, 0].to(torch.float8_e4m3fn)
     return torch._scaled_mm(x, s.f8.t(), scale_a=s.one, scale_b=s.one, out_dtype=torch.bfloat16)
 
 
-@case
 def number_scaled_mm_rowwise(s, q, k, v, lens, score):
     top = k[0, 0].abs().amax(-1, keepdim=True) / 448
     x = (k[0, 0] / top).to(torch.float8_e4m3fn)
@@ -34,14 +32,12 @@ def number_scaled_mm_rowwise(s, q, k, v, lens, score):
     )
 
 
-@case
 def number_scaled_mm_scale_made_inside(s, q, k, v, lens, score):
     x = k[0, 0].to(torch.float8_e4m3fn)
     unit = torch.tensor(1.0, device=q.device)
     return torch._scaled_mm(x, s.f8.t(), scale_a=unit, scale_b=unit, out_dtype=torch.bfloat16)
 
 
-@case
 def number_fp8_round_trip(s, q, k, v, lens, score):
     return k.to(torch.float8_e5m2).to(torch.float16) + k.to(torch.float8_e4m3fn).half()
 
@@ -49,20 +45,17 @@ def number_fp8_round_trip(s, q, k, v, lens, score):
 case("number_int_mm", lambda s, q, k, v, lens, score: torch._int_mm((k[0, 0] * 10).to(torch.int8), s.w8))
 
 
-@case
 def number_bfloat16_ops(s, q, k, v, lens, score):
     x = k.bfloat16()
     return torch.softmax(x @ x.transpose(-1, -2), -1).cumsum(-1) + x.std() + x.var(-1, keepdim=True)
 
 
-@case
 def number_complex_rotation(s, q, k, v, lens, score):
     pairs = torch.view_as_complex(k.reshape(*k.shape[:-1], D // 2, 2))
     turn = torch.polar(torch.ones_like(score), score)
     return torch.view_as_real(pairs * turn[:, None, :, None]).flatten(-2)
 
 
-@case
 def number_complex_reductions(s, q, k, v, lens, score):
     z = torch.complex(score, score * 2)
     return z.abs().sum() + z.angle().mean() + (z * z.conj()).real.sum() + z.sum().imag
@@ -71,13 +64,11 @@ def number_complex_reductions(s, q, k, v, lens, score):
 case("number_double", lambda s, q, k, v, lens, score: (k.double() @ v.double().transpose(-1, -2)).float())
 
 
-@case
 def number_uint8_bits(s, q, k, v, lens, score):
     packed = (score * 100).to(torch.uint8)
     return (packed >> 4) * 16 + (packed & 15) + (packed ^ 3)
 
 
-@case
 def number_bool_sums(s, q, k, v, lens, score):
     hit = score > 0
     return hit.sum(-1) + hit.any(-1) + hit.all(-1) + hit.float().mean(-1) + torch.count_nonzero(hit, dim=-1)
@@ -86,13 +77,11 @@ def number_bool_sums(s, q, k, v, lens, score):
 case("number_count_nonzero_all", lambda s, q, k, v, lens, score: q * torch.count_nonzero(score))
 
 
-@case
 def number_frexp_ldexp(s, q, k, v, lens, score):
     m, e = torch.frexp(score)
     return torch.ldexp(m, e) + torch.nextafter(score, score + 1) + torch.copysign(score, -score)
 
 
-@case
 def number_integer_division(s, q, k, v, lens, score):
     return (
         torch.div(lens, 3, rounding_mode="floor")
@@ -110,7 +99,6 @@ case("algebra_solve_ex", lambda s, q, k, v, lens, score: torch.linalg.solve_ex(s
 case("algebra_lu_factor_ex", lambda s, q, k, v, lens, score: torch.linalg.lu_factor_ex(s.spd + score[0, 0])[0])
 
 
-@case
 def algebra_lu_solve(s, q, k, v, lens, score):
     factor, pivots, _ = torch.linalg.lu_factor_ex(s.spd)
     return torch.linalg.lu_solve(factor, pivots, k[0, 0].T)
@@ -126,7 +114,6 @@ case("algebra_cond", lambda s, q, k, v, lens, score: torch.linalg.cond(s.spd + s
 case("algebra_cond_one", lambda s, q, k, v, lens, score: torch.linalg.cond(s.spd + score[0, 0].abs(), 1))
 
 
-@case
 def algebra_norms(s, q, k, v, lens, score):
     return torch.linalg.vector_norm(k, dim=-1).sum() + torch.linalg.matrix_norm(k).sum() + k.norm(p=1)
 
@@ -134,23 +121,19 @@ def algebra_norms(s, q, k, v, lens, score):
 case("algebra_matrix_two_norm", lambda s, q, k, v, lens, score: torch.linalg.matrix_norm(k[0, 0], 2))
 
 
-@case
 def algebra_triangular(s, q, k, v, lens, score):
     return torch.linalg.solve_triangular(s.spd.tril(), k[0, 0].T, upper=False)
 
 
-@case
 def algebra_cholesky_solve(s, q, k, v, lens, score):
     return torch.cholesky_solve(k[0, 0].T, torch.linalg.cholesky_ex(s.spd)[0])
 
 
-@case
 def algebra_orthogonal(s, q, k, v, lens, score):
     factors, tau = torch.geqrf(k[0, 0])
     return torch.linalg.householder_product(factors, tau)
 
 
-@case
 def algebra_multi_dot(s, q, k, v, lens, score):
     return torch.linalg.multi_dot([k[0, 0], s.w, s.w]) + torch.chain_matmul(k[0, 0], s.w)
 
@@ -158,7 +141,6 @@ def algebra_multi_dot(s, q, k, v, lens, score):
 case("algebra_ldl", lambda s, q, k, v, lens, score: torch.linalg.ldl_factor_ex(s.spd)[0])
 
 
-@case
 def algebra_kron_and_trace(s, q, k, v, lens, score):
     return (
         torch.kron(s.w[:2, :2], s.w[:3, :3]).trace()
@@ -170,7 +152,6 @@ def algebra_kron_and_trace(s, q, k, v, lens, score):
 case("reduced_quantile", lambda s, q, k, v, lens, score: torch.quantile(score, 0.9, dim=-1))
 
 
-@case
 def reduced_quantile_list(s, q, k, v, lens, score):
     return torch.quantile(score, torch.tensor([0.1, 0.9], device=q.device), dim=-1)
 
@@ -182,7 +163,6 @@ case("reduced_bincount_minlength", lambda s, q, k, v, lens, score: torch.bincoun
 case("reduced_unique", lambda s, q, k, v, lens, score: q * torch.unique(lens).numel())
 
 
-@case
 def reduced_topk_sort(s, q, k, v, lens, score):
     values, where = score.topk(8)
     return values + score.sort(-1)[0][:, :8] + score.argsort(-1)[:, :8] + where + score.msort()[:, :8]
@@ -191,12 +171,10 @@ def reduced_topk_sort(s, q, k, v, lens, score):
 case("reduced_sort_long", lambda s, q, k, v, lens, score: k.flatten().sort()[0] + k.flatten().argsort(stable=True))
 
 
-@case
 def reduced_median_and_mode(s, q, k, v, lens, score):
     return score.median(-1)[0] + score.mode(-1)[0] + score.nanmedian() + score.kthvalue(3)[0]
 
 
-@case
 def reduced_cumulative(s, q, k, v, lens, score):
     return (
         score.cumprod(-1)
@@ -214,24 +192,20 @@ case("reduced_masked_select", lambda s, q, k, v, lens, score: q + score.masked_s
 case("reduced_masked_scatter", lambda s, q, k, v, lens, score: score.masked_scatter(score > 0, score.abs()))
 
 
-@case
 def reduced_take_put(s, q, k, v, lens, score):
     return score.take(lens) + score.put(lens, lens.float()).sum() + score.take_along_dim(lens.view(B, 1), 1).sum()
 
 
-@case
 def reduced_scatter_reduce(s, q, k, v, lens, score):
     return score.scatter_reduce(1, lens.view(B, 1), score[:, :1], "amax") + score.index_reduce(
         1, lens, score[:, :2], "mean"
     )
 
 
-@case
 def reduced_index_copy(s, q, k, v, lens, score):
     return score.index_copy(1, lens, score[:, :2]) + score.index_add(1, lens, score[:, :2], alpha=2)
 
 
-@case
 def reduced_bucketize(s, q, k, v, lens, score):
     edges = torch.linspace(-2, 2, 9, device=q.device)
     return torch.bucketize(score, edges) + torch.searchsorted(edges, score, right=True) + torch.bucketize(0.3, edges)
@@ -240,18 +214,15 @@ def reduced_bucketize(s, q, k, v, lens, score):
 case("reduced_multinomial", lambda s, q, k, v, lens, score: torch.multinomial(score.softmax(-1), 1).shape[0] * q)
 
 
-@case
 def reduced_multinomial_many(s, q, k, v, lens, score):
     return torch.multinomial(score.softmax(-1), 4, replacement=True).shape[1] * q
 
 
-@case
 def reduced_distribution(s, q, k, v, lens, score):
     chosen = torch.distributions.Categorical(logits=score)
     return chosen.log_prob(lens) + chosen.entropy()
 
 
-@case
 def reduced_distribution_unchecked(s, q, k, v, lens, score):
     chosen = torch.distributions.Categorical(logits=score, validate_args=False)
     return chosen.log_prob(lens) + chosen.entropy()
@@ -261,18 +232,18 @@ case("reduced_randperm", lambda s, q, k, v, lens, score: q * torch.randperm(8, d
 case("reduced_bernoulli", lambda s, q, k, v, lens, score: q * torch.bernoulli(score.sigmoid()).shape[0])
 
 
-@case
 def reduced_fft(s, q, k, v, lens, score):
     return torch.fft.irfft(torch.fft.rfft(score) * 2) + torch.fft.fftshift(score)
 
 
-@case
 def reduced_stft(s, q, k, v, lens, score):
     window = torch.hann_window(16, device=q.device)
     return torch.stft(score, 16, window=window, return_complex=True).abs()
 
 
-@case
 def reduced_istft(s, q, k, v, lens, score):
     window = torch.hann_window(16, device=q.device)
     return torch.istft(torch.stft(score, 16, window=window, return_complex=True), 16, window=window)
+
+
+CASES |= collected(globals())

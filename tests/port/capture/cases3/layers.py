@@ -4,7 +4,7 @@
 
 import torch
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import VOCAB, B, D, H, S, inputs, registry
+from tests.port.capture.cases.setting import VOCAB, B, D, H, S, collected, inputs, registry
 from torch import nn
 from torch.nn import functional
 
@@ -41,13 +41,11 @@ class State(setting.State):
         self.linear8 = (torch.randn(D, D) * 10).to(torch.int8).to(dev)
 
 
-@case
 def layer_attention_need_weights(s, q, k, v, lens, score):
     out, weights = s.nn["attention"](q[:, 0], k[:, 0], v[:, 0])
     return out, weights
 
 
-@case
 def layer_attention_padding(s, q, k, v, lens, score):
     padded = torch.arange(S, device=q.device) >= lens.view(B, 1)
     return s.nn["attention"](q[:, 0], k[:, 0], v[:, 0], key_padding_mask=padded, need_weights=False)[0]
@@ -56,32 +54,27 @@ def layer_attention_padding(s, q, k, v, lens, score):
 case("layer_encoder_eval", lambda s, q, k, v, lens, score: s.nn["encoder"](k[:, 0]))
 
 
-@case
 def layer_encoder_eval_no_grad(s, q, k, v, lens, score):
     with torch.no_grad():
         return s.nn["encoder"](k[:, 0])
 
 
-@case
 def layer_encoder_eval_masked_no_grad(s, q, k, v, lens, score):
     padded = torch.arange(S, device=q.device) >= lens.view(B, 1)
     with torch.no_grad():
         return s.nn["encoder"](k[:, 0], src_key_padding_mask=padded)
 
 
-@case
 def layer_encoder_causal_mask(s, q, k, v, lens, score):
     mask = nn.Transformer.generate_square_subsequent_mask(S, device=q.device)
     return s.nn["encoder"](k[:, 0], src_mask=mask, is_causal=True)
 
 
-@case
 def layer_encoder_mask_made_on_host(s, q, k, v, lens, score):
     mask = nn.Transformer.generate_square_subsequent_mask(S)
     return s.nn["encoder"](k[:, 0], src_mask=mask.to(q.device))
 
 
-@case
 def layer_encoder_causality_detected(s, q, k, v, lens, score):
     stack = nn.TransformerEncoder(s.nn["encoder"], 1, enable_nested_tensor=False)
     mask = nn.Transformer.generate_square_subsequent_mask(S, device=q.device)
@@ -94,7 +87,6 @@ case("layer_gru", lambda s, q, k, v, lens, score: s.nn["gru"](k[:, 0, :8]))
 case("layer_rnn", lambda s, q, k, v, lens, score: s.nn["rnn"](k[:, 0, :8])[1])
 
 
-@case
 def layer_lstm_cell_loop(s, q, k, v, lens, score):
     state = None
     for t in range(4):
@@ -105,7 +97,6 @@ def layer_lstm_cell_loop(s, q, k, v, lens, score):
 case("layer_conv1d", lambda s, q, k, v, lens, score: s.nn["conv"](k[:, 0].transpose(1, 2)))
 
 
-@case
 def layer_conv2d_and_pool(s, q, k, v, lens, score):
     return functional.max_pool2d(functional.relu(s.nn["conv2d"](k)), 2)
 
@@ -116,12 +107,10 @@ case("layer_batch_norm_eval", lambda s, q, k, v, lens, score: s.nn["batch"](k[:,
 case("layer_embedding_bag", lambda s, q, k, v, lens, score: s.nn["bag"](lens.view(B, 1).expand(B, 3).contiguous()))
 
 
-@case
 def layer_embedding_bag_offsets(s, q, k, v, lens, score):
     return s.nn["bag"](torch.cat([lens, lens]), torch.tensor([0, 2], device=q.device))
 
 
-@case
 def layer_embedding_bag_kept_offsets(s, q, k, v, lens, score):
     return s.nn["bag"](torch.cat([lens, lens]), torch.arange(0, 4, 2, device=q.device))
 
@@ -129,7 +118,6 @@ def layer_embedding_bag_kept_offsets(s, q, k, v, lens, score):
 case("layer_embedding_padded", lambda s, q, k, v, lens, score: s.nn["padded"](lens))
 
 
-@case
 def layer_embedding_normed(s, q, k, v, lens, score):
     with torch.no_grad():
         return s.nn["normed"](lens)
@@ -141,25 +129,21 @@ case("layer_bilinear", lambda s, q, k, v, lens, score: s.nn["bilinear"](q, q * 2
 case("layer_half_mlp", lambda s, q, k, v, lens, score: s.half(q.half()))
 
 
-@case
 def layer_autocast_bfloat16(s, q, k, v, lens, score):
     with torch.autocast("cuda", dtype=torch.bfloat16):
         return s.nn["encoder"](k[:, 0])
 
 
-@case
 def layer_autocast_without_cache(s, q, k, v, lens, score):
     with torch.autocast("cuda", dtype=torch.float16, cache_enabled=False):
         return functional.linear(q, s.w) @ s.w
 
 
-@case
 def layer_inference_mode(s, q, k, v, lens, score):
     with torch.inference_mode():
         return s.nn["decoder"](q[:, 0], k[:, 0])
 
 
-@case
 def layer_pools(s, q, k, v, lens, score):
     a = functional.adaptive_avg_pool2d(k, (4, 4)).mean()
     b, where = functional.max_pool1d(k[:, 0], 4, return_indices=True)
@@ -168,34 +152,28 @@ def layer_pools(s, q, k, v, lens, score):
     ).sum(), where
 
 
-@case
 def layer_unpool(s, q, k, v, lens, score):
     pooled, where = functional.max_pool1d(k[:, 0], 4, return_indices=True)
     return functional.max_unpool1d(pooled, where, 4)
 
 
-@case
 def layer_fold_unfold(s, q, k, v, lens, score):
     return functional.fold(functional.unfold(k, 2, stride=2), (S, D), 2, stride=2)
 
 
-@case
 def layer_pixel_shuffle(s, q, k, v, lens, score):
     return functional.pixel_shuffle(k, 2) + functional.interpolate(k[:, :1], scale_factor=2, mode="bilinear")
 
 
-@case
 def layer_resized_bicubic(s, q, k, v, lens, score):
     return functional.interpolate(k, size=(8, 8), mode="bicubic", antialias=True)
 
 
-@case
 def layer_grid_and_affine(s, q, k, v, lens, score):
     grid = functional.affine_grid(torch.eye(2, 3, device=q.device).expand(B, 2, 3), [B, H, 8, 8], align_corners=False)
     return functional.grid_sample(k, grid, align_corners=False)
 
 
-@case
 def layer_losses(s, q, k, v, lens, score):
     a = (
         functional.smooth_l1_loss(score, score * 2)
@@ -213,23 +191,19 @@ def layer_losses(s, q, k, v, lens, score):
     )
 
 
-@case
 def layer_binary_cross_entropy(s, q, k, v, lens, score):
     return functional.binary_cross_entropy(score.sigmoid(), (score > 0).float())
 
 
-@case
 def layer_margin_losses(s, q, k, v, lens, score):
     target = torch.arange(B, device=q.device)
     return functional.multi_margin_loss(score, target) + functional.triplet_margin_loss(score, score + 1, score * 2)
 
 
-@case
 def layer_nll_weighted(s, q, k, v, lens, score):
     return functional.nll_loss(score.log_softmax(-1), lens, weight=torch.ones(S, device=q.device))
 
 
-@case
 def layer_label_smoothing(s, q, k, v, lens, score):
     return functional.cross_entropy(score, lens, label_smoothing=0.1, reduction="none")
 
@@ -237,7 +211,6 @@ def layer_label_smoothing(s, q, k, v, lens, score):
 case("layer_gumbel_hard", lambda s, q, k, v, lens, score: functional.gumbel_softmax(score, hard=True).shape[0] * q)
 
 
-@case
 def layer_activations(s, q, k, v, lens, score):
     x = (
         functional.glu(score)
@@ -254,12 +227,10 @@ def layer_activations(s, q, k, v, lens, score):
     )
 
 
-@case
 def layer_local_response(s, q, k, v, lens, score):
     return functional.local_response_norm(k, 2) + functional.normalize(k, dim=-1) + functional.rms_norm(k, (D,))
 
 
-@case
 def layer_pairwise(s, q, k, v, lens, score):
     return (
         functional.pdist(k[0, 0]).sum()
@@ -268,51 +239,43 @@ def layer_pairwise(s, q, k, v, lens, score):
     )
 
 
-@case
 def layer_sdpa_flash(s, q, k, v, lens, score):
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION):
         return functional.scaled_dot_product_attention(k.half(), k.half(), v.half(), is_causal=True)
 
 
-@case
 def layer_sdpa_efficient_masked(s, q, k, v, lens, score):
     mask = (torch.arange(S, device=q.device) < lens.view(B, 1, 1, 1)).expand(B, H, 1, S)
     with nn.attention.sdpa_kernel([nn.attention.SDPBackend.EFFICIENT_ATTENTION, nn.attention.SDPBackend.MATH]):
         return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-@case
 def layer_sdpa_cudnn_or_other(s, q, k, v, lens, score):
     order = [nn.attention.SDPBackend.CUDNN_ATTENTION, nn.attention.SDPBackend.FLASH_ATTENTION]
     with nn.attention.sdpa_kernel(order, set_priority=True):
         return functional.scaled_dot_product_attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
 
 
-@case
 def layer_sdpa_grouped(s, q, k, v, lens, score):
     return functional.scaled_dot_product_attention(
         q.bfloat16(), k[:, :2].bfloat16(), v[:, :2].bfloat16(), enable_gqa=True
     )
 
 
-@case
 def layer_sdpa_causal_bias(s, q, k, v, lens, score):
     bias = nn.attention.bias.causal_lower_right(1, S)
     return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
-@case
 def layer_parameter_list(s, q, k, v, lens, score):
     with torch.no_grad():
         return sum((p.sum() for p in s.nn["encoder"].parameters()), q)
 
 
-@case
 def layer_state_dict_summed(s, q, k, v, lens, score):
     return q + sum(t.float().sum() for t in s.nn["batch"].state_dict().values())
 
 
-@case
 def layer_optimizer_step(s, q, k, v, lens, score):
     weight = s.table.setdefault("weight", nn.Parameter(s.w.clone()))
     optimizer = s.table.setdefault("optimizer", torch.optim.SGD([weight], lr=0.01))
@@ -323,7 +286,6 @@ def layer_optimizer_step(s, q, k, v, lens, score):
     return loss.detach()
 
 
-@case
 def layer_adam_step(s, q, k, v, lens, score):
     weight = s.table.setdefault("weight", nn.Parameter(s.w.clone()))
     optimizer = s.table.setdefault("optimizer", torch.optim.Adam([weight], lr=0.01))
@@ -334,7 +296,6 @@ def layer_adam_step(s, q, k, v, lens, score):
     return loss.detach()
 
 
-@case
 def layer_adam_step_capturable(s, q, k, v, lens, score):
     weight = s.table.setdefault("weight", nn.Parameter(s.w.clone()))
     optimizer = s.table.setdefault("optimizer", torch.optim.AdamW([weight], lr=0.01, capturable=True))
@@ -343,3 +304,6 @@ def layer_adam_step_capturable(s, q, k, v, lens, score):
     loss.backward()
     optimizer.step()
     return loss.detach()
+
+
+CASES |= collected(globals())

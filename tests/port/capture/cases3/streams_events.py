@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import inputs, registry
+from tests.port.capture.cases.setting import collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry()
 
 
 class State(setting.State):
@@ -21,7 +21,6 @@ class State(setting.State):
         self.begin, self.end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
 
-@case
 def events_fork_and_join(s, q, k, v, lens, score):
     s.event.record()
     with torch.cuda.stream(s.side):
@@ -33,7 +32,6 @@ def events_fork_and_join(s, q, k, v, lens, score):
     return out + part.unsqueeze(2)
 
 
-@case
 def events_waited_by_other_stream_only(s, q, k, v, lens, score):
     main = torch.cuda.current_stream()
     s.side.wait_stream(main)
@@ -46,7 +44,6 @@ def events_waited_by_other_stream_only(s, q, k, v, lens, score):
     return q + part.unsqueeze(2)
 
 
-@case
 def events_two_branches_one_joined(s, q, k, v, lens, score):
     main = torch.cuda.current_stream()
     s.side.wait_stream(main)
@@ -59,20 +56,17 @@ def events_two_branches_one_joined(s, q, k, v, lens, score):
     return q + a.unsqueeze(2)
 
 
-@case
 def events_fork_without_work(s, q, k, v, lens, score):
     s.side.wait_stream(torch.cuda.current_stream())
     return q * 2
 
 
-@case
 def events_recorded_never_waited(s, q, k, v, lens, score):
     out = q * 2
     s.event.record()
     return out
 
 
-@case
 def events_recorded_before_capture_waited_inside(s, q, k, v, lens, score):
     if not torch.cuda.is_current_stream_capturing():
         s.event.record()
@@ -80,13 +74,11 @@ def events_recorded_before_capture_waited_inside(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def events_never_recorded_waited(s, q, k, v, lens, score):
     torch.cuda.Event().wait()
     return q * 2
 
 
-@case
 def events_made_each_call(s, q, k, v, lens, score):
     event = torch.cuda.Event(blocking=True)
     out = q * 2
@@ -95,7 +87,6 @@ def events_made_each_call(s, q, k, v, lens, score):
     return out
 
 
-@case
 def events_timed_inside(s, q, k, v, lens, score):
     s.begin.record()
     out = q * 2
@@ -103,7 +94,6 @@ def events_timed_inside(s, q, k, v, lens, score):
     return out
 
 
-@case
 def events_timed_and_read(s, q, k, v, lens, score):
     s.begin.record()
     out = q * 2
@@ -113,7 +103,6 @@ def events_timed_and_read(s, q, k, v, lens, score):
     return out
 
 
-@case
 def events_elapsed_without_sync(s, q, k, v, lens, score):
     out = q * 2
     if torch.cuda.is_current_stream_capturing():
@@ -125,7 +114,6 @@ def events_elapsed_without_sync(s, q, k, v, lens, score):
     return out
 
 
-@case
 def events_of_last_step_synchronised(s, q, k, v, lens, score):
     s.event.synchronize()
     out = q * 2
@@ -133,7 +121,6 @@ def events_of_last_step_synchronised(s, q, k, v, lens, score):
     return out
 
 
-@case
 def events_of_last_step_queried(s, q, k, v, lens, score):
     done = s.event.query()
     out = q * (2 if done else 3)
@@ -141,20 +128,17 @@ def events_of_last_step_queried(s, q, k, v, lens, score):
     return out
 
 
-@case
 def streams_side_queried(s, q, k, v, lens, score):
     s.side.query()
     return q * 2
 
 
-@case
 def streams_side_waits_for_nobody(s, q, k, v, lens, score):
     with torch.cuda.stream(s.side):
         s.buf.add_(1)
     return q * 2
 
 
-@case
 def streams_side_writes_then_main_waits(s, q, k, v, lens, score):
     with torch.cuda.stream(s.side):
         s.buf.add_(1)
@@ -162,14 +146,12 @@ def streams_side_writes_then_main_waits(s, q, k, v, lens, score):
     return q + s.buf[0]
 
 
-@case
 def streams_default_used_inside(s, q, k, v, lens, score):
     with torch.cuda.stream(torch.cuda.default_stream()):
         s.buf.add_(1)
     return q * 2
 
 
-@case
 def streams_default_forked_in(s, q, k, v, lens, score):
     main, default = torch.cuda.current_stream(), torch.cuda.default_stream()
     default.wait_stream(main)
@@ -179,14 +161,12 @@ def streams_default_forked_in(s, q, k, v, lens, score):
     return q + s.buf[0]
 
 
-@case
 def streams_waits_for_itself(s, q, k, v, lens, score):
     now = torch.cuda.current_stream()
     now.wait_stream(now)
     return q * 2
 
 
-@case
 def streams_new_each_call(s, q, k, v, lens, score):
     side = torch.cuda.Stream(priority=-1)
     side.wait_stream(torch.cuda.current_stream())
@@ -197,13 +177,11 @@ def streams_new_each_call(s, q, k, v, lens, score):
     return out
 
 
-@case
 def streams_none_context(s, q, k, v, lens, score):
     with torch.cuda.stream(None):
         return q * 2
 
 
-@case
 def streams_joined_then_used_again(s, q, k, v, lens, score):
     main = torch.cuda.current_stream()
     s.side.wait_stream(main)
@@ -215,7 +193,6 @@ def streams_joined_then_used_again(s, q, k, v, lens, score):
     return q + a.unsqueeze(2)
 
 
-@case
 def streams_copy_out_beside(s, q, k, v, lens, score):
     main = torch.cuda.current_stream()
     s.side.wait_stream(main)
@@ -226,28 +203,24 @@ def streams_copy_out_beside(s, q, k, v, lens, score):
     return out
 
 
-@case
 def streams_sync_outside_capture_only(s, q, k, v, lens, score):
     if not torch.cuda.is_current_stream_capturing():
         torch.cuda.current_stream().synchronize()
     return q * 2
 
 
-@case
 def threads_pool_on_host(s, q, k, v, lens, score):
     with ThreadPoolExecutor(1) as pool:
         n = pool.submit(sum, [1, 2, 3]).result()
     return q * n
 
 
-@case
 def threads_pool_reads_device(s, q, k, v, lens, score):
     with ThreadPoolExecutor(1) as pool:
         n = pool.submit(lambda: torch.ones(3).sum().item()).result()
     return q * n
 
 
-@case
 def threads_launch_and_write(s, q, k, v, lens, score):
     worker = threading.Thread(target=lambda: s.buf.add_(1))
     worker.start()
@@ -255,7 +228,6 @@ def threads_launch_and_write(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def threads_read_item(s, q, k, v, lens, score):
     worker = threading.Thread(target=lambda: s.table.update(x=score.max().item()))
     worker.start()
@@ -263,27 +235,26 @@ def threads_read_item(s, q, k, v, lens, score):
     return q * 2
 
 
-@case
 def accelerator_stream_context(s, q, k, v, lens, score):
     now = torch.accelerator.current_stream()
     return q * (2 if now.device.type == "cuda" else 3)
 
 
-@case
 def device_context_entered(s, q, k, v, lens, score):
     with torch.cuda.device(0):
         return torch.arange(4, device="cuda").sum() + q
 
 
-@case
 def device_as_default(s, q, k, v, lens, score):
     with torch.device("cuda"):
         table = torch.arange(32) * torch.ones(32)
     return q + table
 
 
-@case
 def device_as_default_from_list(s, q, k, v, lens, score):
     with torch.device("cuda"):
         table = torch.tensor([1.0] * 32)
     return q + table
+
+
+CASES |= collected(globals())

@@ -6,7 +6,7 @@ import math
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import BLOCK, EXPERTS, VOCAB, B, D, H, S, inputs, registry
+from tests.port.capture.cases.setting import BLOCK, EXPERTS, VOCAB, B, D, H, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -26,38 +26,32 @@ class State(setting.State):
         self.finished = torch.zeros(B, dtype=torch.bool, device=dev)
 
 
-@case
 def alibi_bias_built_each_step(s, q, k, v, lens, score):
     slopes = torch.tensor([2 ** -(h + 1) for h in range(H)]).to(q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=slopes[:, None, None] * torch.arange(S, device=q.device))
 
 
-@case
 def alibi_bias_by_exp2(s, q, k, v, lens, score):
     slopes = torch.exp2(-(torch.arange(H, device=q.device) + 1.0))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=slopes[:, None, None] * torch.arange(S, device=q.device))
 
 
-@case
 def sliding_window_mask_of_lengths(s, q, k, v, lens, score):
     at = torch.arange(S, device=q.device)
     live = (at < lens[:, None]) & (at >= lens[:, None] - s.window)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=live[:, None, None])
 
 
-@case
 def sliding_window_by_slice(s, q, k, v, lens, score):
     start = int(lens.min()) - s.window
     return k[:, :, max(start, 0) :].sum()
 
 
-@case
 def lora_by_adapter_gather(s, q, k, v, lens, score):
     chosen = s.adapters[s.adapter_of]
     return torch.einsum("bhd,bdr->bhr", q[:, :, 0], chosen)
 
 
-@case
 def lora_loop_over_adapters(s, q, k, v, lens, score):
     out = torch.zeros(B, H, 4, device=q.device)
     for adapter in range(3):
@@ -67,32 +61,27 @@ def lora_loop_over_adapters(s, q, k, v, lens, score):
     return out
 
 
-@case
 def beam_reorder_in_place(s, q, k, v, lens, score):
     s.beams.copy_(score.argmax(-1) % B)
     return k.index_select(0, s.beams)
 
 
-@case
 def beam_reorder_rebound(s, q, k, v, lens, score):
     s.kv = s.kv.roll(1, 0) + 1
     return s.kv[:2] + q[0, :, 0]
 
 
-@case
 def draft_acceptance_mask(s, q, k, v, lens, score):
     wanted = score[:, :3].argsort(-1)
     accepted = (wanted == s.draft % 3).cumprod(-1)
     return accepted.sum(-1)
 
 
-@case
 def draft_acceptance_sliced(s, q, k, v, lens, score):
     count = (score[0, :3] > 0).sum().item()
     return s.draft[:, :count]
 
 
-@case
 def stop_when_all_finished(s, q, k, v, lens, score):
     s.finished |= score.argmax(-1) == 3
     if s.finished.all():
@@ -100,7 +89,6 @@ def stop_when_all_finished(s, q, k, v, lens, score):
     return score * 2
 
 
-@case
 def finished_rows_masked(s, q, k, v, lens, score):
     s.finished |= score.argmax(-1) == 3
     return score.masked_fill(s.finished[:, None], float("-inf"))
@@ -112,37 +100,31 @@ case("host_scale_in_where", lambda s, q, k, v, lens, score: torch.where(score > 
 case("temperature_as_python_float", lambda s, q, k, v, lens, score: (score / (0.7 + 0.1 * math.sin(1.0))).softmax(-1))
 
 
-@case
 def request_ids_in_a_set(s, q, k, v, lens, score):
     s.seen.add(len(s.seen))
     return score + len(s.seen)
 
 
-@case
 def block_table_lookup(s, q, k, v, lens, score):
     at = lens - 1
     block = s.blocks.gather(1, (at // BLOCK)[:, None].clamp(max=s.blocks.shape[1] - 1)).squeeze(1)
     return s.pages[block.long(), at % BLOCK]
 
 
-@case
 def block_table_python_loop(s, q, k, v, lens, score):
     return torch.stack([s.pages[int(row[0]), 0] for row in s.blocks])
 
 
-@case
 def block_table_unbind(s, q, k, v, lens, score):
     return torch.stack([s.pages.index_select(0, row[:1])[0, 0] for row in s.blocks.unbind()])
 
 
-@case
 def slot_write_index_copy(s, q, k, v, lens, score):
     s.kv.index_copy_(0, s.step, q[:1, :, 0])
     s.step.add_(1).remainder_(S)
     return s.kv.sum((0, 1))
 
 
-@case
 def slot_write_python_position(s, q, k, v, lens, score):
     s.kv[s.calls] = q[0, :, 0]
     s.calls += 1
@@ -153,17 +135,14 @@ case("cu_seqlens_from_lengths", lambda s, q, k, v, lens, score: F.pad(lens.cumsu
 case("ragged_rows_packed", lambda s, q, k, v, lens, score: torch.cat([score[row, : lens[row]] for row in range(B)]))
 
 
-@case
 def positions_repeat_interleave(s, q, k, v, lens, score):
     return torch.repeat_interleave(torch.arange(B, device=q.device), lens % 4 + 1)
 
 
-@case
 def positions_repeat_interleave_sized(s, q, k, v, lens, score):
     return torch.repeat_interleave(torch.arange(B, device=q.device), torch.full_like(lens, 3), output_size=3 * B)
 
 
-@case
 def logits_bad_words(s, q, k, v, lens, score):
     score = score.clone()
     score[:, [1, 5, 9]] = float("-inf")
@@ -173,27 +152,23 @@ def logits_bad_words(s, q, k, v, lens, score):
 case("logits_bad_words_index_fill", lambda s, q, k, v, lens, score: score.index_fill(1, s.draft[0], float("-inf")))
 
 
-@case
 def logits_bias_element(s, q, k, v, lens, score):
     score = score.clone()
     score[0, 3] += 1.5
     return score
 
 
-@case
 def logits_bias_element_set(s, q, k, v, lens, score):
     score = score.clone()
     score[0, 3] = 1.5
     return score
 
 
-@case
 def repetition_penalty_gather(s, q, k, v, lens, score):
     old = score.gather(1, s.draft)
     return score.scatter(1, s.draft, torch.where(old > 0, old / 1.2, old * 1.2))
 
 
-@case
 def min_p_filter_of_scores(s, q, k, v, lens, score):
     probs = score.softmax(-1)
     return score.masked_fill(probs < 0.1 * probs.amax(-1, keepdim=True), float("-inf"))
@@ -202,48 +177,41 @@ def min_p_filter_of_scores(s, q, k, v, lens, score):
 case("top_k_by_device_k", lambda s, q, k, v, lens, score: score.topk(int(lens[0] % 4) + 1).values)
 
 
-@case
 def gumbel_noise_sampling(s, q, k, v, lens, score):
     return (score - torch.empty_like(score).exponential_().log()).argmax(-1)
 
 
-CASES["gumbel_noise_sampling"].random = True
+gumbel_noise_sampling.random = True
 
 
-@case
 def entropy_logged(s, q, k, v, lens, score):
     probs = score.softmax(-1)
     s.history.append(float(-(probs * probs.log()).sum()))
     return probs
 
 
-@case
 def router_losses_kept_on_device(s, q, k, v, lens, score):
     logits = s.gates(q[:, 0, 0])
     s.buf[:EXPERTS].add_(logits.softmax(-1).sum(0).detach())
     return logits.topk(2).indices
 
 
-@case
 def router_capacity_bincount(s, q, k, v, lens, score):
     chosen = s.gates(k[:, 0]).argmax(-1).flatten()
     return torch.bincount(chosen, minlength=EXPERTS)
 
 
-@case
 def router_histc(s, q, k, v, lens, score):
     chosen = s.gates(k[:, 0]).argmax(-1).flatten().float()
     return torch.histc(chosen, EXPERTS, 0, EXPERTS - 1)
 
 
-@case
 def experts_loop_over_all(s, q, k, v, lens, score):
     x = k[:, 0].reshape(-1, D)
     weights = s.gates(x).softmax(-1)
     return sum(weights[:, e, None] * (x @ s.experts[e]) for e in range(EXPERTS))
 
 
-@case
 def experts_where_one_argument(s, q, k, v, lens, score):
     x = k[:, 0].reshape(-1, D)
     chosen = s.gates(x).argmax(-1)
@@ -254,19 +222,16 @@ def experts_where_one_argument(s, q, k, v, lens, score):
     return out
 
 
-@case
 def quantised_per_row_int8(s, q, k, v, lens, score):
     scale = score.abs().amax(-1, keepdim=True) / 127
     return (score / scale).round().clamp(-128, 127).to(torch.int8), scale
 
 
-@case
 def quantised_to_fp8_dynamic(s, q, k, v, lens, score):
     scale = score.abs().max() / 448
     return (score / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-@case
 def rope_table_longer_when_needed(s, q, k, v, lens, score):
     need = int(lens.max())
     if s.cache is None or s.cache.shape[0] < need:
@@ -274,14 +239,12 @@ def rope_table_longer_when_needed(s, q, k, v, lens, score):
     return s.cache[:1] * q
 
 
-@case
 def rope_by_position_tensor(s, q, k, v, lens, score):
     inverse = 1.0 / 10000 ** (torch.arange(0, D, 2, device=q.device) / D)
     angles = lens[:, None] * inverse
     return torch.cat([q[:, 0, 0, ::2] * angles.cos(), q[:, 0, 0, 1::2] * angles.sin()], -1)
 
 
-@case
 def warnings_only_in_first_call(s, q, k, v, lens, score):
     if s.calls == 0:
         print("first call, mean", float(score.mean()))
@@ -289,22 +252,22 @@ def warnings_only_in_first_call(s, q, k, v, lens, score):
     return score * 2
 
 
-@case
 def vocabulary_shard_masked(s, q, k, v, lens, score):
     inside = (lens >= 10) & (lens < VOCAB)
     rows = F.embedding(torch.where(inside, lens - 10, 0), s.emb)
     return rows * inside[:, None]
 
 
-@case
 def vocabulary_shard_boolean(s, q, k, v, lens, score):
     rows = F.embedding(lens.clamp(max=VOCAB - 1), s.emb)
     rows[lens < 20] = 0
     return rows
 
 
-@case
 def vocabulary_shard_boolean_rows(s, q, k, v, lens, score):
     rows = F.embedding(lens.clamp(max=VOCAB - 1), s.emb)
     rows[lens < 20] = s.emb[0]
     return rows
+
+
+CASES |= collected(globals())

@@ -8,7 +8,7 @@ import numpy
 import torch
 import torch.nn.functional as F  # noqa: N812 - its name everywhere
 from tests.port.capture.cases import setting
-from tests.port.capture.cases.setting import EXPERTS, VOCAB, B, D, S, inputs, registry
+from tests.port.capture.cases.setting import EXPERTS, VOCAB, B, D, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
 CASES, case = registry()
@@ -30,19 +30,16 @@ class State(setting.State):
 # Copies between pageable host memory and the device.
 
 
-@case
 def upload_foreach_copy(s, q, k, v, lens, score):
     torch._foreach_copy_([s.buf, s.w], [s.host_row, s.host_matrix])
     return q @ s.w
 
 
-@case
 def upload_foreach_copy_pageable_non_blocking(s, q, k, v, lens, score):
     torch._foreach_copy_([s.buf], [s.host_row], non_blocking=True)
     return q + s.buf.sum()
 
 
-@case
 def upload_under_device_context(s, q, k, v, lens, score):
     with torch.device(q.device):
         scale = torch.tensor([0.5] * D)
@@ -52,33 +49,27 @@ def upload_under_device_context(s, q, k, v, lens, score):
 case("upload_numpy_as_tensor", lambda s, q, k, v, lens, score: q * torch.as_tensor(s.numpy_row, device=q.device))
 
 
-@case
 def upload_numpy_pageable_non_blocking(s, q, k, v, lens, score):
     return q * torch.from_numpy(s.numpy_row).to(q.device, non_blocking=True)
 
 
-@case
 def upload_static_buffer_non_blocking(s, q, k, v, lens, score):
     s.buf.copy_(s.host_row, non_blocking=True)
     return q + s.buf[0]
 
 
-@case
 def upload_pinned_then_cloned(s, q, k, v, lens, score):
     return q + s.pinned.clone().to(q.device, non_blocking=True).sum()
 
 
-@case
 def upload_pinned_after_arithmetic(s, q, k, v, lens, score):
     return q + (s.pinned * 2).to(q.device, non_blocking=True).sum()
 
 
-@case
 def upload_pinned_through_numpy(s, q, k, v, lens, score):
     return q + torch.from_numpy(s.pinned.numpy()).to(q.device, non_blocking=True).sum()
 
 
-@case
 def upload_pinned_index_selected(s, q, k, v, lens, score):
     return q + s.pinned[torch.tensor([0, 2])].to(q.device, non_blocking=True).sum()
 
@@ -87,14 +78,12 @@ case("upload_like_another_tensor", lambda s, q, k, v, lens, score: q @ s.host_ma
 case("upload_type_as", lambda s, q, k, v, lens, score: q + s.host_row.type_as(q).sum())
 
 
-@case
 def upload_into_out_argument(s, q, k, v, lens, score):
     staged = torch.empty(8, device=q.device)
     staged.copy_(s.host_row[None].expand(1, 8)[0])
     return q + staged.sum()
 
 
-@case
 def upload_state_dict_of_layer(s, q, k, v, lens, score):
     s.norm.load_state_dict(s.host_norm)
     return s.norm(q)
@@ -104,26 +93,22 @@ case("upload_one_element", lambda s, q, k, v, lens, score: q * torch.ones(1).to(
 case("upload_nothing", lambda s, q, k, v, lens, score: torch.cat([q.flatten(), torch.ones(0).to(q.device)]))
 
 
-@case
 def upload_padded_rows(s, q, k, v, lens, score):
     rows = torch.nn.utils.rnn.pad_sequence([torch.ones(2), torch.ones(D)], batch_first=True)
     return q[:, 0, 0] * rows.cuda()
 
 
-@case
 def upload_cached_after_first(s, q, k, v, lens, score):
     if "row" not in s.table:
         s.table["row"] = s.host_row.to(q.device)
     return q + s.table["row"].sum()
 
 
-@case
 def download_non_blocking_pageable_target(s, q, k, v, lens, score):
     s.host_row.copy_(s.buf, non_blocking=True)
     return q * 2
 
 
-@case
 def download_list_of_last(s, q, k, v, lens, score):
     s.tokens.append(score.argmax(-1)[0].tolist())
     return score.softmax(-1)
@@ -136,13 +121,11 @@ case("solver_inv", lambda s, q, k, v, lens, score: q @ torch.linalg.inv(s.spd))
 case("solver_inv_batched", lambda s, q, k, v, lens, score: torch.linalg.inv(s.batch))
 
 
-@case
 def solver_inv_ex(s, q, k, v, lens, score):
     inverse, info = torch.linalg.inv_ex(s.spd)
     return q @ inverse, info
 
 
-@case
 def solver_inv_ex_batched_of_inputs(s, q, k, v, lens, score):
     gram = k[:, 0].transpose(1, 2) @ k[:, 0] + torch.eye(D, device=q.device)
     return torch.linalg.inv_ex(gram).inverse
@@ -152,7 +135,6 @@ case("solver_inverse_method", lambda s, q, k, v, lens, score: s.spd.inverse() @ 
 case("solver_slogdet", lambda s, q, k, v, lens, score: torch.linalg.slogdet(s.batch).logabsdet)
 
 
-@case
 def solver_cholesky_ex_then_solve(s, q, k, v, lens, score):
     low = torch.linalg.cholesky_ex(s.spd).L
     return torch.cholesky_solve(s.w, low)
@@ -170,57 +152,48 @@ case("solver_lu_factor_ex", lambda s, q, k, v, lens, score: torch.linalg.lu_fact
 case("counted_by_iterator", lambda s, q, k, v, lens, score: q + next(s.ticket))
 
 
-@case
 def counted_in_python_and_printed(s, q, k, v, lens, score):
     s.calls += 1
     return q * (1 + s.calls), s.calls
 
 
-@case
 def counted_and_returned_alone(s, q, k, v, lens, score):
     s.calls += 1
     return q * 2, s.calls
 
 
-@case
 def counted_into_host_tensor(s, q, k, v, lens, score):
     s.host += 1
     return q * s.host
 
 
-@case
 def counted_into_full(s, q, k, v, lens, score):
     s.calls += 1
     return q + torch.full((D,), float(s.calls), device=q.device)
 
 
-@case
 def counted_by_list_length(s, q, k, v, lens, score):
     s.history.append(None)
     return q.roll(len(s.history), -1)
 
 
-@case
 def counted_as_scalar_tensor(s, q, k, v, lens, score):
     s.calls += 1
     return q * torch.scalar_tensor(s.calls, device=q.device)
 
 
-@case
 def counted_as_position_arange(s, q, k, v, lens, score):
     s.calls += 1
     positions = torch.arange(s.calls, s.calls + S, device=q.device)
     return k * positions[:, None].cos()
 
 
-@case
 def counted_and_assigned_to_slice(s, q, k, v, lens, score):
     s.calls += 1
     s.buf[:1] = s.calls
     return q * s.buf[0]
 
 
-@case
 def counted_and_assigned_to_element(s, q, k, v, lens, score):
     s.calls += 1
     s.buf[0] = s.calls
@@ -238,7 +211,6 @@ case("cached_angles", lambda s, q, k, v, lens, score: k * _angles(S, q.device).c
 # What engines do.
 
 
-@case
 def experts_over_unique(s, q, k, v, lens, score):
     chosen = (score[:, :D] @ s.w).argmax(-1) % EXPERTS
     out = torch.zeros(B, D, device=q.device)
@@ -247,20 +219,17 @@ def experts_over_unique(s, q, k, v, lens, score):
     return out
 
 
-@case
 def experts_all_weighted(s, q, k, v, lens, score):
     gates = F.one_hot((score[:, :D] @ s.w).argmax(-1) % EXPERTS, EXPERTS).to(score.dtype)
     return torch.einsum("be,bd,edf->bf", gates, score[:, :D], s.experts)
 
 
-@case
 def experts_grouped_bf16(s, q, k, v, lens, score):
     rows = k.reshape(-1, D).bfloat16()
     ends = torch.arange(1, EXPERTS + 1, device=q.device, dtype=torch.int32) * (rows.shape[0] // EXPERTS)
     return F.grouped_mm(rows, s.experts.bfloat16(), offs=ends)
 
 
-@case
 def experts_sorted_tokens(s, q, k, v, lens, score):
     chosen = score[:, :EXPERTS].topk(2).indices.flatten()
     order = chosen.argsort(stable=True)
@@ -268,23 +237,20 @@ def experts_sorted_tokens(s, q, k, v, lens, score):
     return order, counts.cumsum(0)
 
 
-@case
 def sampled_top_p(s, q, k, v, lens, score):
     probs, order = score.softmax(-1).sort(descending=True)
     probs = probs.masked_fill(probs.cumsum(-1) - probs > 0.9, 0.0)
     return order.gather(-1, torch.multinomial(probs, 1))
 
 
-CASES["sampled_top_p"].random = True
+sampled_top_p.random = True
 
 
-@case
 def penalty_by_bincount(s, q, k, v, lens, score):
     seen = torch.bincount(lens, minlength=S)[:S]
     return score - seen
 
 
-@case
 def masked_mean_by_length(s, q, k, v, lens, score):
     live = torch.arange(S, device=q.device) < lens[:, None]
     return (score * live).sum(-1) / lens
@@ -293,7 +259,6 @@ def masked_mean_by_length(s, q, k, v, lens, score):
 case("longest_row_sliced", lambda s, q, k, v, lens, score: k[:, :, : lens.max()] * 2)
 
 
-@case
 def assert_inside(s, q, k, v, lens, score):
     assert (lens > 0).all()
     return q * 2
@@ -302,7 +267,6 @@ def assert_inside(s, q, k, v, lens, score):
 case("embedding_of_clamped", lambda s, q, k, v, lens, score: F.embedding(lens.clamp(0, VOCAB - 1), s.emb))
 
 
-@case
 def tensor_split_by_device_sizes(s, q, k, v, lens, score):
     return torch.split(score, [*lens.tolist()[:1], S - int(lens[0])], dim=-1)[0].sum()
 
@@ -311,6 +275,8 @@ case("quantile_of_scores", lambda s, q, k, v, lens, score: torch.quantile(score,
 case("combinations_of_row", lambda s, q, k, v, lens, score: torch.combinations(score[0, :5]))
 
 
-@case
 def index_add_by_expert(s, q, k, v, lens, score):
     return torch.zeros(EXPERTS, S, device=q.device).index_add_(0, lens % EXPERTS, score)
+
+
+CASES |= collected(globals())

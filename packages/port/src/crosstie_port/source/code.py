@@ -4,7 +4,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise, takewhile
+from itertools import accumulate, pairwise, takewhile
 
 import msgspec
 
@@ -192,6 +192,20 @@ class Code:
                 made = self.project.definitions(self.tokens[index - 1].text, self.path)
                 return [_uses(one.directive, commas) for one in made]
         return []
+
+    def matches(self, pattern: re.Pattern[str]) -> Iterator[int]:
+        """Where a pattern begins in the tokens, joined by single spaces."""
+        if self.parameters:
+            return
+        text, starts = self._joined
+        for found in pattern.finditer(text):
+            yield bisect_right(starts, found.start()) - 1
+
+    @cached_property
+    def _joined(self) -> tuple[str, list[int]]:
+        # What a string says is no code.
+        texts = ['""' if token.kind == "string" else token.text for token in self.tokens]
+        return " ".join(texts), list(accumulate((len(text) + 1 for text in texts), initial=0))
 
     def line_text(self, line: int) -> str:
         return shorten(self._source[line - 1]) if 0 < line <= len(self._source) else ""

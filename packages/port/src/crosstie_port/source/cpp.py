@@ -107,6 +107,9 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
             is_whole = at + 2 < len(tokens) and code.text(at + 1) == "::" and code.text(at - 1) != "::"
             if is_whole and not rule.qualified.isdisjoint({name, f"{space}::*"}):
                 found.setdefault(tokens[at].line, name)
+    for at in code.matches(rule.pattern) if rule.pattern is not None else ():
+        if rule.for_amd or not code.is_side_for_amd(at):
+            found.setdefault(tokens[at].line, rule.id)
     for name in rule.members & code.names.keys():
         for at in code.names[name]:
             if code.text(at - 1) in (".", "->"):

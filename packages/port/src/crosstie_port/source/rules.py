@@ -55,6 +55,10 @@ class NameRule(_Rule, frozen=True, kw_only=True):
     numbers: frozenset[str] = frozenset()
     # Only behind a dot or an arrow.
     members: frozenset[str] = frozenset()
+    # Of the code with one space between its tokens.
+    pattern: re.Pattern[str] | None = None
+    # Whether the pattern counts on sides for AMD alone too.
+    for_amd: bool = False
     requires: re.Pattern[str] | None = None
     # A row of the catalog's libraries, to which the remedy sends for the rest.
     library: str = ""

@@ -14,8 +14,8 @@ from crosstie_port.source.widths import in_constant
 
 _HALVES = ("half", "__half", "half2", "__half2", "__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162")
 _BFLOAT = re.compile(r"(?i)bf(?:loat)?_?(?:16|2)|bfloat|^bf")
-_ASKS_RELEASE = re.compile(r"HIP_VERSION|ROCM_VERSION")
 _OWN_ADD = re.compile(r"\batomicAdd\s*\(\s*(?:__)?(?:half2?|nv_bfloat16\w*)\s*\*")
+_EXTREMES = ("min", "max")
 _DOUBLED = {"atomicAdd": ("double",), "atomicMax": ("float", "double"), "atomicMin": ("float", "double")}
 _QUALIFIERS = frozenset({
     "__device__", "__host__", "__forceinline__", "__inline__", "__noinline__", "inline", "static", "constexpr",
@@ -78,29 +78,22 @@ def _kind(code: Code, pointer: Sequence[CppToken], at: int) -> str:
     return code.points_to(names[0], at) if names and simple else ""
 
 
-def _doubled(code: Code) -> Iterator[SourceHazard]:
-    """The project's own atomicMax of a float, which HIP has as well."""
-    for function in code.functions:
-        kinds = _DOUBLED.get(function.name, ())
-        if not kinds or "__device__" not in function.returns or function.template or code.parameters:
-            continue
+def _own(code: Code) -> Iterator[SourceHazard]:
+    """The project's own atomicMax of a float, which HIP has as well; its template `max(T, T)` beside HIP's."""
+    for function in code.functions if not code.parameters else ():
         at = function.head
         given = arguments(code.tokens[at + 2 : closing(code.tokens, at + 1)]) if code.text(at + 1) == "(" else []
         words = [token.text for token in given[0]] if given else []
-        kind = next((one for one in kinds if one in words), "")
-        if kind and "*" in words and not code.is_side_for_amd(at) and _is_global(code.tokens, at):
-            what = f"HIP has {function.name}({kind}*) itself, so this is there twice"
-            yield code.hazard("overload", "error", what, at, "leave it out on ROCm: #ifndef USE_ROCM around it")
-
-
-def _own_extremes(code: Code) -> Iterator[SourceHazard]:
-    """The project's own template `max(T, T)` for the device, beside HIP's overloads and the standard's template."""
-    for function in code.functions if not code.parameters else ():
-        is_own = function.name in ("min", "max") and function.template and "__device__" in function.returns
-        if is_own and not code.is_side_for_amd(function.head) and _is_global(code.tokens, function.head):
-            what = f"a {function.name} of the project's own stands beside HIP's, so a call of it may be ambiguous"
+        kind = next((one for one in _DOUBLED.get(function.name, ()) if one in words and "*" in words), "")
+        is_twice, is_beside = bool(kind) and not function.template, function.name in _EXTREMES and function.template
+        if "__device__" not in function.returns or not (is_twice or is_beside):
+            continue
+        if not code.is_side_for_amd(at) and _is_global(code.tokens, at):
+            says = f"HIP has {function.name}({kind}*) itself, so this is there twice"
+            beside = f"a {function.name} of the project's own stands beside HIP's, so a call of it may be ambiguous"
+            severity: Severity = "error" if is_twice else "unknown"
             remedy = "leave it out on ROCm: #ifndef USE_ROCM around it"
-            yield code.hazard("overload", "unknown", what, function.head, remedy)
+            yield code.hazard("overload", severity, says if is_twice else beside, at, remedy)
 
 
 def _loads(code: Code) -> Iterator[SourceHazard]:
@@ -112,33 +105,6 @@ def _loads(code: Code) -> Iterator[SourceHazard]:
         if names and code.points_to(names[0], at) in kinds:
             what = f"__ldg of {names[0]}, of a template's type: HIP has none of at::Half, c10::BFloat16 and its like"
             yield code.hazard("overload", "unknown", what, at, "read it plainly on ROCm, where __ldg is no other load")
-
-
-def _converts(code: Code) -> Iterator[SourceHazard]:
-    """`__nv_bfloat16 f(int v) { return static_cast<float>(v); }`, a conversion that HIP's types may not have."""
-    for function in code.functions if not code.parameters else ():
-        kind = next((one for one in function.returns if one in _HALVES), "")
-        words = [one.text for one in code.tokens[function.start + 1 : function.start + 6]]
-        if (
-            kind
-            and words[:5] == ["return", "static_cast", "<", "float", ">"]
-            and not code.is_side_for_amd(function.head)
-        ):
-            what = f"a float becomes {kind} without a word, which HIP's headers or their flags may refuse"
-            remedy = f"write it out: __float2half or __float2bfloat16, or {kind}(...)"
-            yield code.hazard("half-flags", "unknown", what, function.head, remedy)
-
-
-def _own_half(code: Code) -> Iterator[SourceHazard]:
-    """The project's own atomicAdd of a half, which HIP had not and has now."""
-    for function in code.functions if not code.parameters else ():
-        given = code.tokens[function.head + 2 : closing(code.tokens, function.head + 1)]
-        kind = next((one.text for one in given if one.kind == "name"), "")
-        is_own = function.name == "atomicAdd" and kind in _HALVES and "__device__" in function.returns
-        if is_own and not code.project.sees(code.path, _ASKS_RELEASE):
-            what = f"HIP has atomicAdd({kind}*) itself since ROCm 7.13, so from then on this is there twice"
-            remedy = "leave it out from HIP_VERSION_MAJOR 7 and HIP_VERSION_MINOR 13 on"
-            yield code.hazard("overload", "setting", what, function.head, remedy)
 
 
 def _device_members(code: Code) -> Iterator[SourceHazard]:
@@ -156,18 +122,6 @@ def _device_members(code: Code) -> Iterator[SourceHazard]:
                 what = f"members of {kind} are for the device alone: clang refuses what uses them on the host"
                 remedy = "declare them __host__ __device__"
                 yield code.hazard("clang-strictness", "unknown", what, next(made, at), remedy)
-
-
-def _linked(code: Code) -> Iterator[SourceHazard]:
-    """Device code that another file is to find when it is linked: hipcc links each file's by itself."""
-    for name in ("__device__", "__constant__"):
-        for at in code.names.get(name, ()):
-            before = code.text(at - 1)
-            is_instance = before == "template"
-            if (before == "extern" and code.text(at - 2) != "static") or is_instance:
-                what = "device code of another file is used here or made for one: hipcc links each file by itself"
-                remedy = "compile and link with -fgpu-rdc, or move the definition into the header"
-                yield code.hazard("device-linking", "setting", what, at, remedy)
 
 
 def _is_global(tokens: Sequence[CppToken], at: int) -> bool:
@@ -284,6 +238,6 @@ def _has_result(function: Function) -> bool:
 
 
 STRICT_RULES = (
-    _missing, _compute_types, _pairs, _doubled, _own_extremes, _loads, _converts, _own_half, _device_members, _linked,
-    _dependent, _returns, _operators, _standard, _switched,
+    _missing, _compute_types, _pairs, _own, _loads, _device_members, _dependent, _returns, _operators, _standard,
+    _switched,
 )  # fmt: skip
