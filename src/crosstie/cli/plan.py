@@ -79,7 +79,8 @@ _overriding = gathered(
     on_option(f"Only these accelerators; {ON_THIS}."),
     click.option("--single-gpus", is_flag=True, help="GPUs one by one, not in whole nodes."),
     real_option("--sure", 50, 99, "How sure it should be. [default: 80]", metavar="PERCENT"),
-    click.option("--sizing", type=click.Choice(["safe", "likely"]), help="The same by name: 80 or 50."),
+    # An older name: 80 or 50.
+    click.option("--sizing", type=click.Choice(["safe", "likely"]), hidden=True),
     click.option(
         "--evidence", type=click.Choice(EVIDENCE), help="What must be measured to be preferred. [default: stack]"
     ),
@@ -97,7 +98,8 @@ _overriding = gathered(
 @click.option("--watch", is_flag=True, help="Make saved plans (files or folders) again and say which have flipped.")
 @_overriding
 @click.option("--quick", is_flag=True, help="By closed forms alone: the fleet is not confirmed by simulation.")
-@click.option("--simulate", "simulated", is_flag=True, help="As without it: plans are simulated unless --quick.")
+# As without it: plans are simulated unless --quick.
+@click.option("--simulate", "simulated", is_flag=True, hidden=True)
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
 @html_option
