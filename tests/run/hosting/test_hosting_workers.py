@@ -18,8 +18,8 @@ from crosstie_gateway.service.worker_link import (
     WorkerRequest,
     decode_answer,
     decode_request,
-    encode,
 )
+from crosstie_gateway.wire.frames import encode
 
 A, B, *_ = MODELS
 

@@ -30,8 +30,8 @@ from crosstie_gateway.service.worker_link import (
     WorkerRequest,
     decode_answer,
     decode_request,
-    encode,
 )
+from crosstie_gateway.wire.frames import encode
 
 KEY = "an-administrators-own-key"
 

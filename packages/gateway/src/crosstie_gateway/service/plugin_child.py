@@ -4,19 +4,17 @@ What the plugin prints goes to standard error. It ends when its input closes. do
 """
 
 import os
-import struct
 import sys
 import threading
 import time
 from importlib.metadata import entry_points
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
+from crosstie_gateway.wire.frames import framed, read_frame_now
+
 GROUP = "crosstie.plugins"
-LENGTH = struct.Struct(">I")
-# Larger messages are none of a gateway's.
-MOST_BYTES = 2**27
 # How often a plugin's process looks whether its parent is there.
 _CHECK_S = 2.0
 
@@ -44,16 +42,6 @@ class PluginReply(msgspec.Struct):
     number: int
     answer: Any = None
     error: str = ""
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    body = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
-def _read(stream: BinaryIO) -> bytes:
-    head = stream.read(LENGTH.size)
-    return stream.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
 
 
 def hello_of(plugin: Any) -> PluginHello:
@@ -98,13 +86,13 @@ def main() -> None:
         hello = hello_of(plugin)
     except Exception as error:  # noqa: BLE001 (whatever it was: the gateway says it in a line)
         hello = PluginHello(error=f"{type(error).__name__}: {' '.join(str(error).split())}"[:500])
-    out.write(frame(hello))
+    out.write(framed(hello))
     out.flush()
     if hello.error:
         return
     decode = msgspec.msgpack.Decoder(PluginRequest).decode
-    while body := _read(sys.stdin.buffer):
-        out.write(frame(answered(plugin, decode(body))))
+    while body := read_frame_now(sys.stdin.buffer):
+        out.write(framed(answered(plugin, decode(body))))
         out.flush()
 
 

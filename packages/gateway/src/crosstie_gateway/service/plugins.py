@@ -22,16 +22,9 @@ from crosstie.core.errors import BadInput, did_you_mean, near_names
 from crosstie.core.histogram import Family
 from crosstie_gateway.gateway.interfaces import PluginQuestion, Plugins, PluginVerdict, Told
 from crosstie_gateway.gateway.notices import Notice
-from crosstie_gateway.service.plugin_child import (
-    GROUP,
-    LENGTH,
-    MOST_BYTES,
-    PluginHello,
-    PluginReply,
-    PluginRequest,
-    frame,
-)
+from crosstie_gateway.service.plugin_child import GROUP, PluginHello, PluginReply, PluginRequest
 from crosstie_gateway.service.process import Component, GatewayProcess
+from crosstie_gateway.wire.frames import framed, read_frame
 
 # How long a plugin may take to be loaded; models of moderation are large.
 _LOAD_S = 120.0
@@ -57,10 +50,7 @@ class PluginLink:
 
     async def read(self) -> bytes:
         """Raises EOFError."""
-        (length,) = LENGTH.unpack(await self._reader.readexactly(LENGTH.size))
-        if length > MOST_BYTES:
-            raise EOFError(f"{length} bytes are no message")
-        return await self._reader.readexactly(length)
+        return await read_frame(self._reader)
 
     def write(self, message: bytes) -> None:
         self._writer.write(message)
@@ -173,7 +163,7 @@ class PluginProcess:
         if link is None or hello is None:
             raise PluginFailed("down")
         self._number += 1
-        message = frame(PluginRequest(self._number, method, request, pools))
+        message = framed(PluginRequest(self._number, method, request, pools))
         if len(self._waiting) >= _MOST_WAITING or self._bytes + len(message) > _MOST_WAITING_BYTES:
             raise PluginFailed("busy")
         if not self._waiting:

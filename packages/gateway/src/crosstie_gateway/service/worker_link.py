@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import monotonic
@@ -19,13 +18,12 @@ from crosstie.route.load import State
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.service.admin_view import DecisionView, FleetView
 from crosstie_gateway.service.overlay import Change
+from crosstie_gateway.wire.frames import framed, read_frame
 
 # What a worker may take to answer; one that is busy for longer is left out.
 _PATIENCE_S = 2.0
 # How long a change waits for that of another worker, and how often it tries.
 _TURN_S, _TRY_S = 15.0, 0.005
-_MOST_BYTES = 64 * 2**20
-_LENGTH = struct.Struct(">I")
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, tag_field="kind", forbid_unknown_fields=True):
@@ -156,8 +154,6 @@ WorkerRequest = (
 WorkerAnswer = MetricsPage | Changes | FleetAnswer | Decisions | LeaderState | FollowerLoad | Done | Failed
 # What a worker can be asked, by the class of the request.
 Handlers = dict[type, Callable[[Any], WorkerAnswer]]
-# Not JSON, which has no infinity.
-encode = msgspec.msgpack.Encoder().encode
 decode_request: Callable[[bytes], WorkerRequest] = msgspec.msgpack.Decoder(WorkerRequest).decode
 decode_answer: Callable[[bytes], WorkerAnswer] = msgspec.msgpack.Decoder(WorkerAnswer).decode
 
@@ -212,32 +208,20 @@ class WorkerLink:
             async with asyncio.timeout(_PATIENCE_S):
                 reader, writer = await asyncio.open_unix_connection(self._at(row))
                 with contextlib.closing(writer):
-                    writer.write(_framed(request))
-                    return decode_answer(await _read(reader))
+                    writer.write(framed(request))
+                    return decode_answer(await read_frame(reader))
         except (OSError, EOFError, TimeoutError, msgspec.DecodeError):
             # Not there yet, gone, or not to be woken.
             return None
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.closing(writer), contextlib.suppress(OSError, EOFError, msgspec.DecodeError):
-            request = decode_request(await _read(reader))
+            request = decode_request(await read_frame(reader))
             handler = self._handlers.get(type(request))
             answer: WorkerAnswer
             try:
                 answer = Failed(f"no {type(request).__name__} here") if handler is None else handler(request)
             except CrosstieError as error:
                 answer = Failed(str(error))
-            writer.write(_framed(answer))
+            writer.write(framed(answer))
             await writer.drain()
-
-
-def _framed(message: WorkerRequest | WorkerAnswer) -> bytes:
-    body = encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-    if length > _MOST_BYTES:
-        raise EOFError(f"{length} bytes are no message")
-    return await reader.readexactly(length)
