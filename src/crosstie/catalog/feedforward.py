@@ -7,7 +7,7 @@ from crosstie.core.model import Tensor
 
 # Small kernels around the experts of a layer: top-k, sorting and alignment, quantising what goes into the
 # two products, gathering, summing. Eight rather than four brings published serving results of mixtures
-# from 6% too fast to even (see docs/measurements.md).
+# from 6% too fast to even (see docs/notes/measurements.md).
 ROUTING_KERNELS = 8
 
 

@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 # Shares of a peak that calibration may not exceed, however well that would fit: bandwidths end at the datasheet's,
-# and nobody has been seen above 0.82 of a dense peak (docs/measurements.md). Attention's peak is the 16-bit one,
+# and nobody has been seen above 0.82 of a dense peak (docs/notes/measurements.md). Attention's peak is the 16-bit one,
 # and engines may compute it in 8 bits.
 CEILINGS = {"compute": 0.85, "weights": 1.0, "cache": 1.0, "attention": 1.5, "link": 1.0}
 

@@ -126,7 +126,7 @@ class Engine:
         self.prefill_first = bool(hardware.prefill_first[0, 0])
         self.whole = deployment.stack.admission == "whole"
         # vLLM's EngineCore.step_with_batch_queue schedules a batch as soon as the one before it has begun; SGLang's
-        # overlap scheduler and TensorRT-LLM's do the same. Seen in the steps of a vLLM 0.24.0 (docs/measurements.md).
+        # overlap scheduler and TensorRT-LLM's do the same. Seen in steps of vLLM 0.24.0 (docs/notes/measurements.md).
         self.ready_ahead = deployment.stack.host.overlapped
         # What the host does with a request before the engine sees it.
         self.request_s = float(hardware.host_request_s[0, 0])
