@@ -92,6 +92,7 @@ def test_a_type_of_data_is_no_type_of_computing() -> None:
         ("void f() { cudaLaunchKernel(run, 1, 1, args, 0, s); }", "kernel-attribute"),
         ("void f() { cudaFuncGetAttributes(&a, run); }", "kernel-attribute"),
         ("constexpr int kWarpSize = 32;\nvoid f() { dim3 block(kWarpSize, kWarpSize); }", "launch-size"),
+        ("__device__ int f(int n) { return std::clamp(n, 0, 9); }", "clang-strictness"), ("auto size = rocprim::detail::align_size(n);", "cub-internal"),
         ("template <class T> __global__ void k(const T* rows) { float f = __ldg(&rows[0]); }", "overload"),
         ("__device__ __nv_bfloat16 cast(int v) { return static_cast<float>(v); }", "half-flags"),
         ("#if !defined(CUDA_VERSION) || CUDA_VERSION < 12040\nvoid f() { throw 1; }\n#else\nvoid f() { run(); }\n#endif", "architecture-macro"),
@@ -111,7 +112,7 @@ def test_what_nvcc_takes_and_hipcc_does_not(text: str, check: str) -> None:
         "template <class T> __device__ T twice(T x) { return x; }", "struct Info { __host__ __device__ ~Info() { drop(); } };",
         "void f() { cudaLaunchKernel((void*)run, 1, 1, args, 0, s); }", "constexpr int kTile = 32;\nvoid f() { dim3 block(kTile, kTile); }",
         "#ifdef __CUDA_ARCH__\n#define CHECK(x) assert(x)\n#endif", "template <class T> __global__ void k(const float* rows) { float f = __ldg(&rows[0]); }",
-        "__device__ float cast(int v) { return static_cast<float>(v); }", "#if CUDA_VERSION < 12040\nvoid f() { run(); }\n#endif",
+        "int f(int n) { return std::clamp(n, 0, 9); }", "__device__ float cast(int v) { return static_cast<float>(v); }", "#if CUDA_VERSION < 12040\nvoid f() { run(); }\n#endif",
     ],
 )  # fmt: skip
 def test_what_both_take(text: str) -> None:

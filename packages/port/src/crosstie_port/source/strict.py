@@ -196,6 +196,10 @@ def _standard(code: Code) -> Iterator[SourceHazard]:
         if code.text(at + 1 + named) in ("{", "(", "=") and _on_device(code, at):
             what = "arguments of a template are deduced: to clang before December 2025 the guide is the host's"
             yield code.hazard("clang-strictness", "unknown", what, at, "write them out: std::tuple<int, int>(a, b)")
+    for at in _of_std(code, "clamp"):
+        if code.text(at + 1) == "(" and _on_device(code, at):
+            what = "std::clamp asserts its bounds by a function of the host's where libstdc++ does (GCC 14 and later)"
+            yield code.hazard("clang-strictness", "unknown", what, at, "write a < lo ? lo : a > hi ? hi : a")
     for at in _of_std(code, "min", "max") if code.path.endswith(_DEVICE_FILES) else ():
         if in_constant(code.tokens, at):
             what = f"std::{code.text(at)} in a constant: HIP puts its own before the standard's, and ports wrote it out"
