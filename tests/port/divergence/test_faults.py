@@ -221,7 +221,7 @@ def in_fp8(made: small.Small, wrong: str = "") -> None:
             stored = (weight / scale).to(torch.float8_e4m3fn)
             module.weight = torch.nn.Parameter(stored, requires_grad=False)
             used = 0.5 * scale if name == wrong else scale
-            module.forward = partial(scaled_product, stored, used, bias)  # type: ignore[method-assign]
+            module.forward = partial(scaled_product, stored, used, bias)
 
 
 def scaled_product(
