@@ -243,9 +243,6 @@ def sampled_top_p(s, q, k, v, lens, score):
     return order.gather(-1, torch.multinomial(probs, 1))
 
 
-sampled_top_p.random = True
-
-
 def penalty_by_bincount(s, q, k, v, lens, score):
     seen = torch.bincount(lens, minlength=S)[:S]
     return score - seen
@@ -280,3 +277,4 @@ def index_add_by_expert(s, q, k, v, lens, score):
 
 
 CASES |= collected(globals())
+CASES["sampled_top_p"].random = True
