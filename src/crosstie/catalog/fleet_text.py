@@ -40,7 +40,7 @@ def fleet_text(fleet: Fleet) -> str:
         *_jwt(fleet.jwt),
     ]
     for pool in fleet.pools:
-        lines += ["", "[[pool]]", *_pool(pool)]
+        lines += ["", "[[pool]]", *_pool(pool, fleet.folders)]
     for one in fleet.classes:
         lines += ["", "[[class]]", *_class(one)]
     return "\n".join(lines) + "\n"
@@ -81,7 +81,7 @@ def _jwt(jwt: JwtIdentity | None) -> list[str]:
     return [*_table("jwt", table_lines(jwt, {"teams": []})), *_names("jwt.teams", jwt.teams)]
 
 
-def _pool(pool: Pool) -> list[str]:
+def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
     known = pool.accelerator is not None
     plural = "" if pool.replicas == 1 else "s"
     hint = f'  # {pool.replicas} base URL{plural}, such as "http://host:8000/v1"'
@@ -111,6 +111,8 @@ def _pool(pool: Pool) -> list[str]:
     for key in ("kv_events", "kv_replay"):
         if len(addresses := getattr(pool, key)) == 1:
             own[key] = [f"{key} = {toml_value(addresses[0])}"]
+    if pool.model in folders:
+        own["model"] = [f"model = {toml_value(folders[pool.model])}"]
     if pool.hosts:
         own["model"] = []
         if pool.max_context >= UNLIMITED_CONTEXT:

@@ -256,6 +256,11 @@ class Catalog:
                 raise
             return model
 
+    def folders(self, ids: Iterable[str]) -> dict[str, str]:
+        """Of those that were read by their paths, and that no catalog has: where each lies."""
+        known = {id: self._by_path.get(id) for id in ids if id not in self.models}
+        return {id: str(Path(model.source).absolute()) for id, model in known.items() if model}
+
     def _met(self, model: Model) -> Model:
         same = self._by_path.get(model.id, model) == model
         self._by_path[model.id] = model if same else None

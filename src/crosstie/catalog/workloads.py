@@ -101,6 +101,7 @@ def read_workload(catalog: Catalog, file: Path, content: str | None = None) -> W
         prices=_prices(reader, raw.get("prices", {})),
         sharing=_sharing(reader, raw["hosting"], classes) if "hosting" in raw else None,
         schedule=_schedule(reader, raw.get("schedule", {})),
+        folders=catalog.folders(sorted({one.model for one in classes})),
         file=str(file),
         notes=tuple(reader.notes),
         day=day or read_day(file, "", USUAL, values.get("mean_over_peak", _HALF)),

@@ -437,6 +437,8 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving = Serving()
     state: SharedState = SharedState()
     jwt: JwtIdentity | None = None
+    # Where models lie that no catalog has, by id.
+    folders: dict[str, str] = {}
 
     @property
     def usd_per_hour(self) -> float:

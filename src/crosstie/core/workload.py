@@ -265,6 +265,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     sharing: Sharing | None = None
     # How it is bought over time: `crosstie schedule`.
     schedule: ScheduleRequest = ScheduleRequest()
+    # Where models lie that no catalog has, by id: what is written of this workload is read elsewhere.
+    folders: dict[str, str] = {}
     # Where it was read from, and what had to be assumed on the way.
     file: str = ""
     notes: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ def fleet_of(plan: Plan) -> Fleet:
     shared_models = plan.workload.sharing.models if plan.workload.sharing else ()
     return Fleet(
         name=plan.workload.name,
+        folders=plan.workload.folders,
         planned=plan.made,
         policy="cheapest-meeting-target",
         pools=(

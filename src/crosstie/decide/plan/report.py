@@ -10,10 +10,11 @@ import msgspec
 from msgspec import to_builtins
 
 from crosstie.catalog.calibration import Calibration
+from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import is_date
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated
-from crosstie.core.errors import BadData
+from crosstie.core.errors import BadData, CrosstieError
 from crosstie.core.question import assumptions
 from crosstie.core.units import HOURS_PER_MONTH, HOURS_PER_YEAR
 from crosstie.core.workload import Workload
@@ -363,6 +364,15 @@ def read_saved(file: Path) -> Saved:
     if not is_date(saved.made):
         raise BadData(file, "made", f"'{saved.made}' is not a date")
     return saved
+
+
+def meet_folders(catalog: Catalog, file: Path, workload: Workload) -> None:
+    """The catalog knows the models that a saved plan found in folders."""
+    for id, folder in workload.folders.items():
+        try:
+            catalog.model(folder)
+        except CrosstieError as error:
+            raise BadData(file, f"workload.folders.{id}", str(error)) from None
 
 
 def _drafts(one: DraftingPool) -> dict[str, object]:

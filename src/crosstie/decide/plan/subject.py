@@ -16,7 +16,7 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, plan
-from crosstie.decide.plan.report import FORMAT
+from crosstie.decide.plan.report import FORMAT, meet_folders
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _SavedPlan(msgspec.Struct, frozen=True):
 def read_subject(catalog: Catalog, file: Path, on_progress: OnProgress = no_progress) -> Subject:
     """By what the file says; a name without a file is that of a shipped workload."""
     if file.is_file() and _begins_as_json(file):
-        return _saved(file)
+        return _saved(catalog, file)
     if file.is_file() and "pool" in read_toml(file):
         fleet = read_fleet(catalog, file)
         own, notes = _without_providers(fleet)
@@ -92,7 +92,7 @@ def _begins_as_json(file: Path) -> bool:
         raise BadData(file, "", f"cannot be read: {error.strerror}") from None
 
 
-def _saved(file: Path) -> Subject:
+def _saved(catalog: Catalog, file: Path) -> Subject:
     try:
         saved = msgspec.json.decode(file.read_bytes(), type=_SavedPlan)
     except msgspec.MsgspecError as error:
@@ -102,6 +102,7 @@ def _saved(file: Path) -> Subject:
     if saved.fleet_file is None:
         why = "has no fleet: it was infeasible, or saved by an earlier version; `crosstie plan --save` makes it again"
         raise BadData(file, "fleet_file", why)
+    meet_folders(catalog, file, saved.workload)
     correction = saved.confirmed.correction if saved.confirmed else {}
     return Subject(file.stem, _addressed(saved.fleet_file), saved.workload, correction=correction)
 

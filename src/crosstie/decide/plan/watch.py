@@ -10,7 +10,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput, CrosstieError
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.plan import Plan, plan
-from crosstie.decide.plan.report import DIGEST, Saved, SavedPrice, mark_of, read_saved
+from crosstie.decide.plan.report import DIGEST, Saved, SavedPrice, mark_of, meet_folders, read_saved
 from crosstie.decide.plan.signals import Sign, signs
 
 # A price that moved less is the same.
@@ -77,6 +77,7 @@ def saved_plans(given: Sequence[Path]) -> list[Path]:
 
 def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
     saved = read_saved(file)
+    meet_folders(catalog, file, saved.workload)
     try:
         now = plan(catalog, saved.workload, today=today, confirm=saved.confirmed is not None)
     except CrosstieError as error:
