@@ -35,6 +35,7 @@ from crosstie.decide.plan.power import FleetPower, fleet_power
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.scaling import WorldScaling, scaling_of
 from crosstie.decide.plan.search import (
+    REQUESTS,
     RIVALS_TOLERANCE,
     TOLERANCE,
     Confirmed,
@@ -42,7 +43,6 @@ from crosstie.decide.plan.search import (
     Question,
     Search,
     Shown,
-    budget_of,
     family_bounds,
     times_borne,
 )
@@ -412,7 +412,7 @@ def _confirmed(
     def searched(
         vendor: str | None = None, below: float = np.inf, tolerance: float = TOLERANCE
     ) -> tuple[Search, Proposal | None]:
-        left = budget_of(workload) // (2 if vendor else 1)
+        left = REQUESTS // (2 if vendor else 1)
         search = Search(
             shown, put(each, None, vendor), surer=surer, put=lambda sure, _: put(sure, None, vendor),
             on_progress=on_progress, left=left,

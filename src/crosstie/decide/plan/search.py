@@ -33,12 +33,12 @@ from crosstie.decide.plan.trials import LONG, SHORT, FleetRun, RunKey, Trials, V
 from crosstie.decide.plan.uncertainty import family_of
 from crosstie.perf.hardware import Array
 
-# Budgets: simulations of a question, with so many more for each of its classes; and fleets of the master's that they
-# are spent on.
-_SIMULATIONS, _FOR_A_CLASS, _PROPOSALS = 14, 2, 5
+# Budgets: requests that a question's simulations send, by the end of which no other begins; and fleets of the master's
+# that they are spent on.
+REQUESTS, _PROPOSALS = 120_000, 12
 # Tolerances: an answer, and a rival that stands beside it, may cost so much more than the master's next proposal.
 TOLERANCE, RIVALS_TOLERANCE = 0.01, 0.05
-# What pools that were not simulated may be better than those that were, so that one of them is looked at.
+# What a pool of which no smaller one was tried may be better than seen, so that others like it are looked at.
 _HOPE = 1.05
 # A fleet that misses grows by this share, then by twice as much each time. The last step is beyond any error of closed
 # forms: what misses then, or does not miss half as often after two steps, does so however many replicas there are.
@@ -113,9 +113,14 @@ class Shown:
     workload: Workload
     peak: float
     runs: dict[RunKey, FleetRun] = field(default_factory=dict)
-    # By pool: how much more it takes than its closed form says.
-    capacity: dict[_Meant, float] = field(default_factory=dict)
+    # By pool: how much more it takes than its closed form says; at the least, and at most.
+    capacity: dict[_Meant, tuple[float, float]] = field(default_factory=dict)
     holding: list[Proposal] = field(default_factory=list)
+
+    @property
+    def sent(self) -> int:
+        """Requests of all simulations."""
+        return sum(run.sent for run in self.runs.values())
 
     def trials(self, model: str, scaling: Reading) -> Trials:
         return Trials(self.catalog, self.workload, model, scaling, self.peak, self.runs)
@@ -149,12 +154,12 @@ class Search:
     def __init__(
         self, shown: Shown, question: Question, *, surer: Surer | None = None,
         put: Callable[[float, Question], Question] | None = None, on_progress: OnProgress = no_progress,
-        left: int | None = None,
+        left: int = REQUESTS,
     ):  # fmt: skip
-        """`left`: simulations, instead of what an answer has."""
+        """`left`: requests that its simulations may send."""
         self.shown, self.question, self.on_progress = shown, question, on_progress
         self._surer, self._put = surer, put
-        self.left = budget_of(shown.workload) if left is None else left
+        self.left = left
         # What no fleet costs less than, as far as capacities are known.
         self.bound_usd_per_hour = 0.0
 
@@ -186,7 +191,7 @@ class Search:
         return self._master()
 
     def _master(self) -> Proposal | None:
-        asked = corrected(self.question, self.factors(_HOPE))
+        asked = corrected(self.question, self.factors())
         answer = solve(asked.problem, quickly=self.question.vendor is not None)
         if answer is None:
             return None
@@ -195,21 +200,22 @@ class Search:
         by_pool = {_pool_of(asked.offers.columns[i]): asked.offers.columns[i] for i in np.flatnonzero(simple.replicas)}
         return Proposal(self.question, asked, simple, pools, [by_pool[pool_key(pool)] for pool in pools])
 
-    def factors(self, hope: float = 1.0) -> Array:
-        """By column; those that were not simulated as others of their model that are meant for the same."""
+    def factors(self) -> Array:
+        """By column; those that were not simulated as the best that others of their model, meant for the same, may
+        be."""
         usual: dict[object, list[float]] = {}
-        for (key, tier, purpose), factor in self.shown.capacity.items():
-            if factor > _NONE:
+        for (key, tier, purpose), (_, most) in self.shown.capacity.items():
+            if most > _NONE:
                 for kind in ((key[0], tier, purpose), (key[0], purpose.is_open), key[0]):
-                    usual.setdefault(kind, []).append(factor)
+                    usual.setdefault(kind, []).append(most)
         middle = {kind: float(np.median(values)) for kind, values in usual.items()}
 
         def factor_of(column: Column) -> float:
             known, model = self.shown.capacity.get(_meant(column)), column.deployment.model.id
             if known is not None:
-                return known
+                return known[0]
             alike = middle.get((model, column.purpose.is_open), middle.get(model, 1.0))
-            return (hope if middle else 1.0) * middle.get((model, column.tier, column.purpose), alike)
+            return middle.get((model, column.tier, column.purpose), alike)
 
         return np.array([factor_of(column) for column in self.question.everything.columns])
 
@@ -221,9 +227,12 @@ class Search:
             if grown is None:
                 return None
             pools = grown
+        missed = [0] * len(pools)
         for trials in self._trials(proposed):
-            pools = self._fewest(trials, proposed, pools, budget)
-        self._learn(proposed, pools)
+            pools = self._fewest(trials, proposed, pools, missed, budget)
+        for place, pool in enumerate(pools):
+            if pool.replicas:
+                self._set(proposed, place, pool.replicas, missed[place])
         kept = [(pool, column) for pool, column in zip(pools, proposed.columns, strict=True) if pool.replicas]
         sized = replace(proposed, pools=[pool for pool, _ in kept], columns=[column for _, column in kept])
         self.shown.holding.append(sized)
@@ -234,9 +243,9 @@ class Search:
             yield self.shown.trials(model, proposed.question.scaling)
 
     def verdict(self, trials: Trials, pools: Sequence[PoolPlan], budget: int = SHORT) -> Verdict:
-        known = len(self.shown.runs)
+        before = self.shown.sent
         found = trials.verdict(_of(trials, pools), budget)
-        self.left -= len(self.shown.runs) - known
+        self.left -= self.shown.sent - before
         return found
 
     def _grown(self, trials: Trials, proposed: Proposal, pools: list[PoolPlan], budget: int) -> list[PoolPlan] | None:
@@ -261,19 +270,21 @@ class Search:
             if _usd_per_hour(proposed.asked, larger) == inf:
                 # Limits keep it from growing: it takes more than it was thought to.
                 for place in short or mine:
-                    self._set(proposed, place, tried[place].replicas + 1)
+                    self._set(proposed, place, tried[place].replicas + 1, tried[place].replicas)
                 return None
             tried = larger
         # More replicas do not help: those that miss most are not offered again.
         late = {place: verdict.missing.get(pools[place].name, 0.0) for place in short} if short else {}
         for place in short or mine:
             if not late or late[place] >= max(late.values()):
-                self.shown.capacity[_meant(proposed.columns[place])] = _NONE
+                self.shown.capacity[_meant(proposed.columns[place])] = _NONE, _NONE
         return None
 
-    def _fewest(self, trials: Trials, proposed: Proposal, pools: list[PoolPlan], budget: int) -> list[PoolPlan]:
+    def _fewest(
+        self, trials: Trials, proposed: Proposal, pools: list[PoolPlan], missed: list[int], budget: int
+    ) -> list[PoolPlan]:
         """With as few replicas as hold: small pools that the others can do without go first, then replicas of the
-        dearest."""
+        dearest. `missed`: by pool the most replicas with which it missed."""
         mine = [place for place, pool in enumerate(pools) if pool.deployment.model.id == trials.model]
         for place in sorted(mine, key=lambda i: pools[i].usd_per_hour)[:-1]:
             without = _with(pools, place, 0)
@@ -282,10 +293,9 @@ class Search:
             if may and self._saves(proposed, without, pools) and self._holds(trials, proposed, without, budget):
                 pools = without
         for place in sorted(mine, key=lambda i: -pools[i].usd_per_hour):
-            missed = 0
             while True:
                 now = pools[place].replicas
-                least = max(missed + 1, ceil(pools[place].utilisation * now / _FAR))
+                least = max(missed[place] + 1, ceil(pools[place].utilisation * now / _FAR))
                 fewer = [n for n in range(least, now) if self._saves(proposed, _with(pools, place, n), pools)]
                 if not fewer:
                     break
@@ -295,7 +305,7 @@ class Search:
                 if self._holds(trials, proposed, _with(pools, place, number), budget):
                     pools = _with(pools, place, number)
                 else:
-                    missed = number
+                    missed[place] = number
         return pools
 
     def _saves(self, proposed: Proposal, fewer: Sequence[PoolPlan], pools: Sequence[PoolPlan]) -> bool:
@@ -306,37 +316,53 @@ class Search:
             return False
         return self.left > 0 and self.verdict(trials, pools, budget).holds
 
-    def _learn(self, proposed: Proposal, pools: Sequence[PoolPlan]) -> None:
-        """What each pool takes, by what it was thought to carry and the replicas that it needed."""
-        for place, pool in enumerate(pools):
-            if pool.replicas:
-                self._set(proposed, place, pool.replicas)
-
-    def _set(self, proposed: Proposal, place: int, replicas: int) -> None:
-        """A pool needs so many replicas for what it was meant to carry; one alone may bear more than it was given."""
+    def _set(self, proposed: Proposal, place: int, replicas: int, missed: int) -> None:
+        """What a pool takes, by what it was thought to carry and the replicas that it needed: at least what so many
+        carry, at most what those would have that missed. One alone may bear more than it was given."""
         pool, column = proposed.pools[place], proposed.columns[place]
         used = _factor_used(proposed, column)
-        needed = pool.utilisation * pool.replicas * (1.0 + self.shown.workload.constraints.spare)
-        times = needed / replicas * (1.0 + 1e-6)
-        self.shown.capacity[_meant(column)] = used * (max(times, 1.0) if replicas == 1 else times)
+        needed = pool.utilisation * pool.replicas * (1.0 + self.shown.workload.constraints.spare) * (1.0 + 1e-6)
+        least = max(needed / replicas, 1.0 if replicas == 1 else 0.0)
+        most = needed / missed if missed else max(least, 1.0) * _HOPE
+        self.shown.capacity[_meant(column)] = used * least, used * max(most, least)
 
     def confirmed(self, best: Proposal) -> Confirmed:
         """In a long run. Where it does not hold there it grows; the cheapest of all that hold is the answer."""
         for _ in range(_PROPOSALS):
             self.on_progress(0, 0, "confirming the fleet in a long run")
-            verdicts = [self.verdict(trials, best.pools, LONG) for trials in self._trials(best)]
+            verdicts = self._in_a_long_run(best)
             if all(one.holds for one in verdicts):
                 break
             self.shown.holding = [one for one in self.shown.holding if _numbers(one) != _numbers(best)]
-            self.left = max(self.left, _SIMULATIONS // 2)
-            larger = self.size(best, LONG) or self.run()
+            self.left = max(self.left, REQUESTS // 2)
+            larger = self._one_more(best)
+            if larger is not None:
+                self.shown.holding.append(larger)
+            else:
+                self.size(best, LONG)
             answering = self.shown.answering(self.question)
-            if larger is None or answering is None:
+            if answering is None:
                 break
             best = answering
         classes = [one for verdict in verdicts for one in verdict.classes]
         asked, answer = self._as_solved(best)
         return Confirmed(best.question, asked, answer, classes, len(self.shown.runs))
+
+    def _in_a_long_run(self, fleet: Proposal) -> list[Verdict]:
+        return [self.verdict(trials, fleet.pools, LONG) for trials in self._trials(fleet)]
+
+    def _one_more(self, missed: Proposal) -> Proposal | None:
+        """With one replica more of a pool that it takes to hold, the cheapest; as long as no other fleet is cheaper."""
+        answering = self.shown.answering(self.question)
+        most = answering.usd_per_hour if answering else inf
+        larger = [
+            replace(missed, pools=_with(missed.pools, place, pool.replicas + 1))
+            for place, pool in enumerate(missed.pools)
+        ]
+        for fleet in sorted(larger, key=lambda one: one.usd_per_hour):
+            if fleet.usd_per_hour < most and all(one.holds for one in self._in_a_long_run(fleet)):
+                return fleet
+        return None
 
     def _as_solved(self, best: Proposal) -> tuple[Choice, Solution]:
         """The fleet as an answer to its question with capacities as simulated: what holds there can be carried."""
@@ -360,11 +386,6 @@ class Search:
         raise AssertionError("a fleet that holds can be carried")
 
 
-def budget_of(workload: Workload) -> int:
-    """Simulations of one question."""
-    return _SIMULATIONS + _FOR_A_CLASS * len(workload.classes)
-
-
 def corrected(question: Question, factors: Array, keep: Sequence[int] = ()) -> Choice:
     """The question with capacities corrected, and some columns that must be in it. Those that take nothing are not
     offered: billions of them would."""
@@ -379,7 +400,7 @@ def family_bounds(search: Search, wide: Question) -> list[tuple[tuple[str, str],
     """Accelerators and stacks with what no fleet of one alone costs less than, as far as capacities are known; the
     cheapest first."""
     alike = Search(search.shown, wide)
-    asked = corrected(wide, alike.factors(_HOPE))
+    asked = corrected(wide, alike.factors())
     families = [family_of(column.deployment.decode) for column in asked.offers.columns]
     bounds = {
         family: least_usd_per_hour(asked.problem, np.array([one == family for one in families])) for family in families

@@ -192,7 +192,7 @@ class FleetRun:
         self._inside: list[int] = []
         self._verdicts = np.zeros(len(trials.classes))
         self._drawn: list[SimulatedRequest] = []
-        self._sent = self._budget = 0
+        self.sent = self._budget = 0
         self._allowed = np.zeros((len(trials.classes), 3))
         self.verdict = Verdict(False, {}, [], {})
 
@@ -202,7 +202,7 @@ class FleetRun:
             return self.verdict
         self._budget = budget
         most = max(budget / self._scale, (_LEAST_LOOKS + 1) * self._look_of)
-        while not self._is_decided and self._sent + self._look_of <= most:
+        while not self._is_decided and self.sent + self._look_of <= most:
             self._look()
         self.verdict = self._as_seen(budget)
         return self.verdict
@@ -231,20 +231,20 @@ class FleetRun:
 
     def _look(self) -> None:
         if not self._drawn:
-            self._drawn = self._traffic(self._seed + self._sent // self._look_of, self._simulator.now)
+            self._drawn = self._traffic(self._seed + self.sent // self._look_of, self._simulator.now)
         now, self._drawn = self._drawn[: self._look_of], self._drawn[self._look_of :]
         self._simulator.tell = _ignore
-        if self._sent:
+        if self.sent:
             self._tally.begin_look()
             self._simulator.tell = self._tally.add
-        sent = self._allowed + self._tally.allowed_of(now) if self._sent else self._allowed
+        sent = self._allowed + self._tally.allowed_of(now) if self.sent else self._allowed
         for number, request in enumerate(now):
             self._simulator.advance(request.arrival_s)
             self._simulator.send(request)
-            if self._sent and number % _LOOKED_AFTER == 0 and self._tally.is_lost(sent):
+            if self.sent and number % _LOOKED_AFTER == 0 and self._tally.is_lost(sent):
                 break
         self._allowed = sent
-        self._sent += len(now)
+        self.sent += len(now)
         if self._tally.missed:
             self._inside.append(self._simulator.inside)
             self._verdicts = self._tally.verdict()
