@@ -72,6 +72,8 @@ from crosstie.port.preflight.readiness import Readiness
 _MOST_TO_BE_SURE = 5.0
 # How far below what was asked a fleet may be before it is confirmed once more.
 _NEARLY = 0.03
+# A vendor alone has all simulations, not half of them, where its fleet costs so many times what it might.
+_LOOSE = 1.25
 # How sure a fleet may be asked to be: what that costs is told.
 _SURE = (0.5, 0.8, 0.95)
 # Prompts so many times as long: what the fleet would then be.
@@ -418,6 +420,10 @@ def _confirmed(
             on_progress=on_progress, left=left,
         )  # fmt: skip
         best = search.run(below, tolerance)
+        if vendor and (best is None or best.usd_per_hour > _LOOSE * search.bound_usd_per_hour):
+            # A rival that may be far too dear would mislead.
+            search.left += REQUESTS // 2
+            best = search.run(below, tolerance)
         if search.question.sure > workload.sureness:
             for family, bound in family_bounds(search, put(workload.sureness, None, vendor)):
                 least = min(below, best.usd_per_hour if best else np.inf)

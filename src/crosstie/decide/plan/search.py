@@ -251,7 +251,7 @@ class Search:
     def _grown(self, trials: Trials, proposed: Proposal, pools: list[PoolPlan], budget: int) -> list[PoolPlan] | None:
         """With more replicas of the pools whose classes miss, until none does."""
         mine = {place for place, pool in enumerate(pools) if pool.deployment.model.id == trials.model}
-        tried, short, levels = pools, set[int](), list[float]()
+        tried, short, carrying, levels = pools, set[int](), set[int](), list[float]()
         for again in range(_GROWN + 1):
             if not trials.is_ruled_out(_of(trials, tried)):
                 verdict = self.verdict(trials, tried, budget)
@@ -259,7 +259,8 @@ class Search:
                     return tried
                 levels.append(verdict.worst)
                 missing = {one.name for one in verdict.classes if not one.holds}
-                short |= {place for place in mine if _serves(pools[place], missing)} or mine
+                carrying |= {place for place in mine if _serves(pools[place], missing)}
+                short |= carrying or mine
                 if len(levels) > 2 and levels[-1] > levels[-3] / 2.0:
                     if short == mine:
                         break
@@ -273,9 +274,9 @@ class Search:
                     self._set(proposed, place, tried[place].replicas + 1, tried[place].replicas)
                 return None
             tried = larger
-        # More replicas do not help: those that miss most are not offered again.
-        late = {place: verdict.missing.get(pools[place].name, 0.0) for place in short} if short else {}
-        for place in short or mine:
+        # More replicas do not help: of those meant for what misses, the ones that miss most are not offered again.
+        late = {place: verdict.missing.get(pools[place].name, 0.0) for place in carrying or mine} if levels else {}
+        for place in carrying or mine:
             if not late or late[place] >= max(late.values()):
                 self.shown.capacity[_meant(proposed.columns[place])] = _NONE, _NONE
         return None

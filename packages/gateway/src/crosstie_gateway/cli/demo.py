@@ -30,7 +30,7 @@ _DETAILS = "the traces, medians, and where requests went"
 @verbose_option(_DETAILS)
 @json_option
 def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bool) -> int:
-    """Plans a small fleet of MI300X and H200, emulates and serves it, and replays recorded requests through it.
+    """Plans a small fleet of MI300X, H200 and GH200, emulates and serves it, and replays recorded requests through it.
 
     Twice the same requests: routed by the fleet's own policy, then round-robin. No GPU is needed and none runs. Where
     this machine is too slow for the speed, they are sent again at half of it.
@@ -89,12 +89,21 @@ def _show_fleet(out: Output, demo: Demo) -> None:
     if plan.fleet is None:
         return
     gpus = ", ".join(f"{number} {name}" for name, number in plan.fleet.gpus.items())
-    say(out, f"Cheapest fleet of both MI300X and H200: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
+    offered = ", ".join(item.id for item in plan.market.items)
+    say(out, f"Cheapest fleet of {offered}: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
     for vendor, one in plan.single_vendor.items():
         if one is not None:
             cost = f"{dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})"
             how = "simulated" if one.confirmed else "by closed forms alone"
             say(out, f"- {vendor} alone: {one.label}, {cost}, {how}")
+    own, rival = demo.runs
+    worth = 1.0 - own.usd_per_good_million / rival.usd_per_good_million if rival.usd_per_good_million else 0.0
+    kept_by = f"{kept(own.result.kept)} of requests within targets, {kept(rival.result.kept)} by {rival.policy}"
+    say(
+        out,
+        f"Routing on top of it: {kept_by}; a million tokens within targets cost {share(abs(worth))} "
+        f"{'less' if worth >= 0 else 'more'}",
+    )
 
 
 def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
