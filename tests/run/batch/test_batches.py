@@ -180,7 +180,8 @@ async def test_a_cancelled_batch_stops_and_keeps_what_it_has(folder: Path) -> No
         hangs_at(fake, "b")
         batch = await begun(ours, file_of("a", "b", "c"))
         await until(lambda: fake.held)
-        assert (await ours.batches.cancel(batch.id)).status == "cancelling"
+        # Whoever runs it may have heard already.
+        assert (await ours.batches.cancel(batch.id)).status in ("cancelling", "finalizing", "cancelled")
         done = await ended(ours, batch)
         assert done.status == "cancelled"
         assert list(await lines_of(ours, done.output_file_id)) == ["a"]
