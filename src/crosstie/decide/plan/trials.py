@@ -35,8 +35,9 @@ SHORT, LONG = 8_000, 60_000
 _LIFETIMES, _LEAST_REQUESTS = 2.0, 200
 # Traffic is drawn for so many looks at once, with as many of every length as there are on average.
 _LOOKS_DRAWN = 8
-# Looks before a fleet may be said to hold; and misses over those allowed that no later look makes good.
-_LEAST_LOOKS, _HOPELESS = 3, 2.0
+# Looks before a fleet may be said to hold, in a short run and in a long one, which lasts for twenty lifetimes (choice:
+# by then a fleet at the edge is over it); and misses over those allowed that no later look makes good.
+_LEAST_LOOKS, _LONG_LOOKS, _HOPELESS = 3, 10, 2.0
 # Student's t at 97.5%, by degrees of freedom from 1 on (any table); beyond it is about 2.1.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _STUDENT_BEYOND = 2.1
@@ -198,10 +199,11 @@ class FleetRun:
 
     def go_on(self, budget: int) -> Verdict:
         """Until its looks leave no doubt, or so many requests of the whole fleet are sent."""
-        if budget <= self._budget or (self._budget and self._is_decided):
+        if budget <= self._budget or (self._budget and (self._verdicts < 0).any()):
             return self.verdict
         self._budget = budget
-        most = max(budget / self._scale, (_LEAST_LOOKS + 1) * self._look_of)
+        least = _LEAST_LOOKS if budget < LONG else _LONG_LOOKS
+        most = max(budget / self._scale, (least + 1) * self._look_of)
         while not self._is_decided and self.sent + self._look_of <= most:
             self._look()
         self.verdict = self._as_seen(budget)
@@ -227,7 +229,9 @@ class FleetRun:
 
     @property
     def _is_decided(self) -> bool:
-        return bool((self._verdicts < 0).any() or ((self._verdicts > 0).all() and not piles_up(self._inside)))
+        misses, holds = bool((self._verdicts < 0).any()), bool((self._verdicts > 0).all())
+        long_enough = self._budget < LONG or len(self._inside) >= _LONG_LOOKS
+        return misses or (holds and long_enough and not piles_up(self._inside))
 
     def _look(self) -> None:
         if not self._drawn:
