@@ -29,7 +29,7 @@ from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, m
 from crosstie.prove.calibration.predict import BY_THE_CLOCK, Predictor, quantity_of
 from crosstie.prove.calibration.regression import Measurements, Regression, gather
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, read_results
-from crosstie.prove.calibration.sureness import LearntSureness, joint_errors
+from crosstie.prove.calibration.sureness import Fitted, LearntSureness
 from crosstie.prove.calibration.tools import is_emulated
 from crosstie.prove.probe.document import Measurement, Probe, is_probe, read_probe
 
@@ -268,9 +268,8 @@ def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progres
         points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
         found, *more = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
         fits += more
-    sure = LearntSureness(catalog, found, inputs.cases, inputs.kernels, on_progress)
-    coverage = sure.coverage(joint_errors(sure.evidence, fits), TITLES)
-    found = msgspec.structs.replace(found, posterior=sure.posterior(), coverage=coverage)
+    sure = LearntSureness(catalog, found, inputs.cases, inputs.kernels, fits, on_progress)
+    found = msgspec.structs.replace(found, posterior=sure.posterior(), coverage=sure.coverage(TITLES))
     return _with_clock(catalog.calibrated_by(found), inputs.cases)
 
 
@@ -304,13 +303,9 @@ def _shipped_calibration() -> Calibration:
     return Catalog([one for one in update_and_user_directories() if one not in own]).calibration
 
 
-# The rows of a fit, and their errors by what was left out.
-Fitted = tuple[Measurements, dict[str, Array]]
-
-
 def learn_mode(
     catalog: Catalog, mode: str, points: Sequence[OperatingPoint], on_progress: OnProgress = no_progress
-) -> "tuple[Calibration] | tuple[Calibration, Fitted]":
+) -> tuple[Calibration] | tuple[Calibration, Fitted]:
     """The catalog's calibration with what these points change of it where they are alike, and nowhere else."""
     resolve = Cases(catalog)
     evidence = gather(catalog, [case for point in points for case in resolve.of(point)])

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.catalog.calibration import ALL_LEVELS, Calibration, points_key
+from crosstie.catalog.calibration import ALL_LEVELS, MODE_LEVELS, Calibration, points_key
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.posterior import FREEDOM, NEW_LAYOUT, Cells, Posterior, pack, scale_name
 from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS
@@ -57,7 +57,7 @@ _CHANCES, _ODD = 400, 0.01
 # Times that a variance, or a scale, may be learnt to be of what it was.
 _TIMES, _MORE = np.linspace(0.1, 2.0, 39), np.linspace(1.0, 1.6, 25)
 # Of fewer models, or publishers, that are left out chance decides how many lie within their intervals.
-_FEWEST_LEFT_OUT = 5
+_FEWEST_LEFT_OUT = 3
 # Words of levels that are scaled by leaving out, each with what is.
 _SCALED = {"model": "stack", "source": "source"}
 # The smallest group that a share of rows within intervals is told of.
@@ -65,6 +65,8 @@ _GROUP = 40
 
 
 CoverageTables = dict[str, dict[str, dict[str, float]]]
+# The rows of a fit, and their errors by what was left out.
+Fitted = tuple[Measurements, dict[str, Array]]
 
 
 def _kind(constant: str) -> int:
@@ -135,9 +137,13 @@ def _drawn(rng: np.random.Generator, covariance: Array, count: int) -> Array:
 class LearntSureness(LeftOutRows):
     """The rows around the corrections of a calibration, and what leaving some of them out says."""
 
-    def __init__(self, catalog: Catalog, calibration: Calibration, cases: Sequence[MeasuredCase],
-                 kernels: Sequence[MeasuredKernel], on_progress: OnProgress = no_progress):  # fmt: skip
+    def __init__(
+        self, catalog: Catalog, calibration: Calibration, cases: Sequence[MeasuredCase],
+        kernels: Sequence[MeasuredKernel], fits: Sequence[Fitted] = (), on_progress: OnProgress = no_progress,
+    ):  # fmt: skip
+        """`fits`: with errors of the product itself, each of a part of the rows; the linear problem's elsewhere."""
         self.evidence = gather(catalog, cases, kernels)
+        self._errors = joint_errors(self.evidence, fits)
         self.fit = Regression(catalog, self.evidence, ALL_LEVELS)
         parts = np.zeros((len(self.fit.scopes), len(CONSTANTS)))
         for scope, place in self.fit.scopes.items():
@@ -161,7 +167,6 @@ class LearntSureness(LeftOutRows):
         self._solve()
         self._learn_new_layouts()
         self._scale_widths()
-        self._solve()
 
     def _solve(self) -> None:
         rows = np.arange(len(self.evidence.logs))
@@ -189,26 +194,41 @@ class LearntSureness(LeftOutRows):
                     times = (over[moved].sum() + _PRIOR_SCOPES) / (moved.sum() + _PRIOR_SCOPES)
                     self.variance[moved] = times * first[moved]
 
+    def missed(self, grouping: str, chances: NDArray[np.float32] | None = None) -> tuple[Array, Array]:
+        """As `left_out`, with the product's own errors where they are known, and none of what is no metric."""
+        error, sd = self.left_out(self.groups[grouping], chances)
+        known = self._errors.get(grouping, error)
+        return np.where(self.metrics == "", np.nan, np.where(np.isnan(known), error, known)), sd
+
     def _scale_widths(self) -> None:
-        """What a new model or publisher brings, so much that the intervals of all that were left out hold LEVEL."""
-        _, near = self.left_out(self.groups["curve"])
-        for word, grouping in _SCALED.items():
-            error, sd = self.left_out(self.groups[grouping])
-            rows = ~np.isnan(error) & ~np.isnan(near) & (self.metrics != "")
-            if len(set(self.groups[grouping][rows].tolist())) < _FEWEST_LEFT_OUT:
-                continue
-            more = np.maximum(sd**2 - near**2, 0.0)
-            predicted = self._predicted(grouping)
-            shares = [
-                float((np.abs(error) <= half_width(np.sqrt(near**2 + times * more), predicted))[rows].mean())
-                for times in _TIMES
-            ]
-            times = float(np.interp(LEVEL, shares, _TIMES))
-            self.variance[np.array([word in level.split(" / ") for level in self.fit.levels])] *= times
+        """What a new model or publisher brings, and what a mode of serving does, so much that the intervals of all that
+        were left out hold LEVEL."""
+        levels = [level.split(" / ") for level in self.fit.levels]
+        self._scale({word: [word in words for words in levels] for word in _SCALED}, "")
+        self._solve()
+        for mode, (level, *_) in MODE_LEVELS.items():
+            self._scale({"": [words[0] == level.name for words in levels]}, mode)
+        self._solve()
+
+    def _scale(self, scaled: Mapping[str, Sequence[bool]], mode: str) -> None:
+        _, near = self.missed("curve")
+        for word, scopes in scaled.items():
+            groupings = [grouping for other, grouping in _SCALED.items() if word in ("", other)]
+            held_by: list[NDArray[np.bool_]] = []
+            fewest = 0
+            for grouping in groupings:
+                error, sd = self.missed(grouping)
+                rows = ~np.isnan(error) & ~np.isnan(near) & (self.modes == mode)
+                fewest = max(fewest, len(set(self.groups[grouping][rows].tolist())))
+                variance = near[rows, None] ** 2 + np.maximum(sd**2 - near**2, 0.0)[rows, None] * _TIMES
+                half = half_width(np.sqrt(variance), self._predicted(grouping)[rows, None])
+                held_by.append(np.abs(error[rows, None]) <= half)
+            if fewest >= _FEWEST_LEFT_OUT:
+                times = np.interp(LEVEL, np.concatenate(held_by).mean(axis=0), _TIMES)
+                self.variance[np.array(scopes)] *= times
 
     def _learn_noise(self) -> None:
-        error, sd = self.left_out(self.groups["curve"])
-        error = np.where(self.metrics == "", np.nan, error)
+        error, sd = self.missed("curve")
         modes = np.array([f"{kind} {mode}" for kind, mode in zip(self.evidence.kind, self.modes, strict=True)])
 
         def named(*words: str) -> Labels:
@@ -236,7 +256,7 @@ class LearntSureness(LeftOutRows):
         noise.own, noise.curve = alone, np.sqrt(total**2 - alone**2)
 
     def _learn_new_layouts(self) -> None:
-        error, sd = self.left_out(self.groups["layout"])
+        error, sd = self.missed("layout")
         for metric in METRICS:
             rows = ~np.isnan(error) & (self.metrics == metric)
             if rows.sum() >= FEWEST:
@@ -285,10 +305,9 @@ class LearntSureness(LeftOutRows):
             found.setdefault(name, {})[metric] = round(float(np.median(own)), 4)
         return found
 
-    def coverage(self, errors: Mapping[str, Array], titles: Mapping[str, str]) -> CoverageTables:
+    def coverage(self, titles: Mapping[str, str]) -> CoverageTables:
         """By what was left out, and among that by accelerator, stack, source and mode: rows, the share of them within
-        their 80% intervals, how wide these are, and what share might be by chance. `errors`: of the product itself
-        where they were worked out."""
+        their 80% intervals, how wide these are, and what share might be by chance."""
         labels = {
             "": np.array([""] * len(self.subjects)),
             "mode": np.array([subject.mode or "plain serving" for subject in self.subjects]),
@@ -298,8 +317,7 @@ class LearntSureness(LeftOutRows):
         found: CoverageTables = {}
         for grouping, title in titles.items():
             chances = np.zeros((len(self.subjects), _CHANCES), np.float32)
-            error, sd = self.left_out(self.groups[grouping], chances)
-            error = np.where(np.isnan(errors[grouping]), error, errors[grouping]) if grouping in errors else error
+            error, sd = self.missed(grouping, chances)
             half = half_width(sd, predicted := self._predicted(grouping))
             by_chance = np.abs(chances + self._noise_by_chance(predicted)) <= half[:, None]
             for kind, names in labels.items():
@@ -350,7 +368,7 @@ def held(error: Array, half: Array, by_chance: Array) -> dict[str, float]:
     }
 
 
-def joint_errors(joint: Measurements, fits: Sequence[tuple[Measurements, Mapping[str, Array]]]) -> dict[str, Array]:
+def joint_errors(joint: Measurements, fits: Sequence[Fitted]) -> dict[str, Array]:
     """Errors of fits that had a part of the rows each, by the rows of all."""
     places = {_row_key(joint, row): row for row in range(len(joint.logs))}
     found: dict[str, Array] = {}
