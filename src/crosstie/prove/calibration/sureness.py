@@ -173,6 +173,7 @@ class LearntSureness(LeftOutRows):
         self.linear = self.fit.linear(self.tangent, rows, self.noise.fitted, self.variance, _TOLD)
         self.inverse = np.asarray(np.linalg.inv(self.linear.covariance), np.float64)
         self.pull = np.asarray(self.inverse @ self.linear.target, np.float64)
+        self._missed: dict[str, tuple[Array, Array]] = {}
 
     def _learn_widths(self) -> None:
         """EM: the mean square of a level's parts, as far as they are known."""
@@ -196,9 +197,12 @@ class LearntSureness(LeftOutRows):
 
     def missed(self, grouping: str, chances: NDArray[np.float32] | None = None) -> tuple[Array, Array]:
         """As `left_out`, with the product's own errors where they are known, and none of what is no metric."""
-        error, sd = self.left_out(self.groups[grouping], chances)
-        known = self._errors.get(grouping, error)
-        return np.where(self.metrics == "", np.nan, np.where(np.isnan(known), error, known)), sd
+        if chances is not None or grouping not in self._missed:
+            error, sd = self.left_out(self.groups[grouping], chances)
+            known = self._errors.get(grouping, error)
+            error = np.where(self.metrics == "", np.nan, np.where(np.isnan(known), error, known))
+            self._missed[grouping] = error, sd
+        return self._missed[grouping]
 
     def _scale_widths(self) -> None:
         """What a new model or publisher brings, and what a mode of serving does, so much that the intervals of all that
