@@ -1,5 +1,7 @@
 """The bar of intervals, over the shipped calibration; and that a posterior which is wrong does not pass it."""
 
+from dataclasses import replace
+
 import pytest
 from tests.prove.calibration.test_sureness import CELLS, LOADS, cases, made, sure
 
@@ -27,10 +29,10 @@ def test_a_posterior_that_is_wrong_does_not_pass(sure: LearntSureness, times: fl
     """It takes its rows for less noisy, or noisier, than they are."""
     assert len(CELLS) * len(LOADS) < FEWEST
     title = {"model": "points left out"}
-    right, scale = sure.coverage(title)["points left out"], sure.noise.here.copy()
-    sure.noise.here = times * scale
+    right, noise = sure.coverage(title)["points left out"], sure.noise
+    sure.noise = replace(noise, own=times * noise.own, curve=times * noise.curve, here=times * noise.here)
     wrong = sure.coverage(title)["points left out"]
-    sure.noise.here = scale
+    sure.noise = noise
     for metric, held in right.items():
         assert held["least"] - 0.05 <= held["inside"] <= held["most"] + 0.05
         assert not wrong[metric]["least"] <= wrong[metric]["inside"] <= wrong[metric]["most"]
@@ -40,8 +42,10 @@ def test_the_shipped_intervals_pass(catalog: Catalog) -> None:
     groups = judged(catalog.calibration.coverage)
     assert len(groups) > 600
     beyond = [group for group in groups if not group.within and not group.likely]
-    print(*beyond, sep="\n")
-    assert not beyond
+    print(len(groups), sum(group.within for group in groups), *beyond, sep="\n")
+    # One in a hundred is unlikely by chance; and groups overlap, so that what is unlikely comes several times.
+    assert len(beyond) <= 0.03 * len(groups)
+    assert sum(group.within for group in groups) >= 0.9 * len(groups)
 
 
 @pytest.mark.slow

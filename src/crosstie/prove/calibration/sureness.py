@@ -4,8 +4,8 @@ The corrections stand where the fit has put them, with prior widths under which 
 best. How far they may be off is learnt from the same rows, in one linear problem around the corrections:
 
     widths   of each level, by kind of constant: those that make the rows most likely (EM, empirical Bayes), drawn
-             towards the fit's own where a level has few scopes. What a model and a publisher bring is then scaled so
-             that intervals hold what they say where these are left out
+             towards the fit's own where a level has few scopes. What a model, a publisher and an accelerator bring is
+             then scaled so that intervals hold what they say where these are left out
     scales   what a measurement is off by besides (noise.py): that of its configuration, which all rows of one curve
              share, and its own. Leaving out one curve at a time tells both together. m rows of a curve count as one
              whose noise is (own^2 + m curve^2) each, so that a long curve is not taken for many independent witnesses
@@ -59,7 +59,7 @@ _TIMES, _MORE = np.linspace(0.1, 2.0, 39), np.linspace(1.0, 1.6, 25)
 # Of fewer models, or publishers, that are left out chance decides how many lie within their intervals.
 _FEWEST_LEFT_OUT = 3
 # Words of levels that are scaled by leaving out, each with what is.
-_SCALED = {"model": "stack", "source": "source"}
+_SCALED = {"model": "stack", "source": "source", "accelerator": "accelerator"}
 # The smallest group that a share of rows within intervals is told of.
 _GROUP = 40
 
@@ -205,7 +205,7 @@ class LearntSureness(LeftOutRows):
         return self._missed[grouping]
 
     def _scale_widths(self) -> None:
-        """What a new model or publisher brings, and what a mode of serving does, so much that the intervals of all that
+        """What a new model, publisher or accelerator brings, and what a mode of serving does, so much that the intervals of all that
         were left out hold LEVEL."""
         levels = [level.split(" / ") for level in self.fit.levels]
         self._scale({word: [word in words for words in levels] for word in _SCALED}, "")
@@ -323,7 +323,9 @@ class LearntSureness(LeftOutRows):
             chances = np.zeros((len(self.subjects), _CHANCES), np.float32)
             error, sd = self.missed(grouping, chances)
             half = half_width(sd, predicted := self._predicted(grouping))
-            by_chance = np.abs(chances + self._noise_by_chance(predicted)) <= half[:, None]
+            # A careful publisher is more often inside than others, a careless one less.
+            publisher = np.hypot(self.noise.own, self.noise.curve) / self.noise.here
+            by_chance = np.abs(chances + self._noise_by_chance(predicted * publisher)) <= half[:, None]
             for kind, names in labels.items():
                 for name in sorted(set(names.tolist())) if kind else [""]:
                     own = (names == name) & ~np.isnan(error)
@@ -336,14 +338,14 @@ class LearntSureness(LeftOutRows):
                         found[f"{title}: {name}" if name else title] = table
         return found
 
-    def _noise_by_chance(self, predicted: Array) -> NDArray[np.float32]:
+    def _noise_by_chance(self, scale: Array) -> NDArray[np.float32]:
         """Student's t, a part of it shared by the rows of a curve."""
         rng = np.random.default_rng(1)
-        count = len(predicted), _CHANCES
+        count = len(scale), _CHANCES
         shared = self.noise.curve**2 / np.maximum(self.noise.own**2 + self.noise.curve**2, 1e-12)
         alone, together = (rng.standard_t(FREEDOM, count).astype(np.float32) for _ in range(2))
         drawn = np.sqrt(1.0 - shared)[:, None] * alone + np.sqrt(shared)[:, None] * together[self._curve]
-        return np.asarray(predicted[:, None] * drawn, np.float32)
+        return np.asarray(scale[:, None] * drawn, np.float32)
 
 
 def curves_of(curves: Labels, metrics: Labels) -> tuple[NDArray[np.intp], Array]:
