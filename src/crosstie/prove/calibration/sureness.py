@@ -205,8 +205,8 @@ class LearntSureness(LeftOutRows):
         return self._missed[grouping]
 
     def _scale_widths(self) -> None:
-        """What a new model, publisher or accelerator brings, and what a mode of serving does, so much that the intervals of all that
-        were left out hold LEVEL."""
+        """What a new model, publisher or accelerator brings, and what a mode of serving does, so much that the
+        intervals of all that were left out hold LEVEL."""
         levels = [level.split(" / ") for level in self.fit.levels]
         self._scale({word: [word in words for words in levels] for word in _SCALED}, "")
         self._solve()
