@@ -17,6 +17,7 @@ from crosstie.catalog.calibration import MODE_LEVELS, Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
+from crosstie.prove.calibration.bar import LEAST, MOST, judged
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS
 from crosstie.prove.calibration.validate import Validation, document, summary, validate
 
@@ -52,6 +53,8 @@ def tables(catalog: Catalog, peer: Path) -> dict[str, Callable[[], str]]:
         "models": lambda: listed(made, "a model left out", sorted(catalog.models)),
         "new_accelerators": lambda: listed(made, "an accelerator left out", sorted(catalog.accelerators)),
         "intervals": lambda: intervals(made),
+        "bar": lambda: bar(made),
+        "worst": lambda: worst(made),
         "shipped": lambda: shipped(catalog),
         "peer": lambda: beside(peer),
         "peer_alone": lambda: alone(peer),
@@ -100,6 +103,27 @@ def left_out(made: Calibration) -> str:
 def listed(made: Calibration, title: str, names: Sequence[str]) -> str:
     found = [(name, made.errors[f"{title}: {name}"]) for name in names if f"{title}: {name}" in made.errors]
     return _table((title, *_HEADINGS), ((name, *_cells(errors), _rows(errors)) for name, errors in found))
+
+
+def bar(made: Calibration) -> str:
+    """By what was left out: how many groups of rows hold what they should, and how many of the others it makes odd."""
+    groups = judged(made.coverage)
+    lines = []
+    for title in ("", *(title for title in made.coverage if ": " not in title)):
+        own = [group for group in groups if not title or group.title.partition(": ")[0] == title]
+        odd = sum(not group.within and not group.likely for group in own)
+        lines.append((title or "all", f"{len(own)}", f"{sum(group.within for group in own)}", f"{odd}"))
+    heads = ("left out of the fit", "groups", f"{LEAST:.0%} to {MOST:.0%} inside", "not, and odd by chance")
+    return _table(heads, lines)
+
+
+def worst(made: Calibration) -> str:
+    lines = [
+        (group.title, group.metric, f"{group.rows}", f"{group.inside:.0%}", f"{group.width:.2f}x",
+         f"{group.least:.0%} to {group.most:.0%}")
+        for group in judged(made.coverage)[:8]
+    ]  # fmt: skip
+    return _table(("left out, and of it", "metric", "rows", "inside", "width", "in 99 of 100 cases"), lines)
 
 
 def intervals(made: Calibration) -> str:

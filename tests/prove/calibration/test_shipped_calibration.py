@@ -119,6 +119,7 @@ def test_its_intervals_hold_what_they_say_near_and_far(catalog: Catalog, metric:
         least = 0.65 if title == far else 0.7
         assert least <= one["inside"] <= 0.9, title
     # And they are wider for what is less known, not wide for all.
+    assert metric == "ttft" or held["a curve left out"]["width"] <= 1.6
     assert held[near]["width"] < held["a source left out"]["width"] < held[far]["width"]
 
 

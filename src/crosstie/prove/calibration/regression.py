@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import LEVELS, CalibrationSubject, Level, scopes_of
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.posterior import FREEDOM, SharedScopes, covariance
+from crosstie.catalog.posterior import FREEDOM, AlikeConstants, SharedScopes, covariance
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.hardware import Array, Mask
@@ -231,7 +231,7 @@ class Regression:
             targets.append(left.T @ target[own])
             owners += [cell] * left.shape[1]
         found, where = np.concatenate(entries), np.array(owners, dtype=np.intp)
-        return Linear(np.concatenate(targets), found, covariance(found, where, shared), where, shares)
+        return Linear(np.concatenate(targets), found, covariance(found, where, shared), where, shares, shared)
 
     def left_out(
         self, parts: Array, *groupings: NDArray[np.str_], on_progress: OnProgress = no_progress,
@@ -247,7 +247,8 @@ class Regression:
         around = self._around(parts, np.arange(len(self.evidence.logs)))
         inverse: Array = np.asarray(np.linalg.inv(around.covariance), np.float64)
         pull: Array = np.asarray(inverse @ around.target, np.float64)
-        whole, whole_linear = self.corrections(parts), self.corrections(self._parts(around, pull))
+        whole, every = self.corrections(parts), np.arange(len(self.belongs))
+        whole_linear = self._corrected(around, pull, every)
         found = []
         for done, grouping in enumerate(groupings):
             on_progress(done, len(groupings), "cross-validation")
@@ -255,11 +256,12 @@ class Regression:
             told = np.ones(len(self.evidence.cases), dtype=bool)
             for name in sorted(set(grouping.tolist()) - {""}):
                 out = grouping == name
-                change = whole_linear - self.corrections(self._parts(around, self._without(around, inverse, pull, out)))
-                # As far as a round of the fit would go: beyond that the tangent says nothing.
-                change = np.clip(change, -_FURTHEST_MOVE, _FURTHEST_MOVE)
                 subjects = np.unique(self.evidence.origin[out])
-                kept[subjects] = (whole - change)[self.cell[subjects]]
+                cells, place = np.unique(self.cell[subjects], return_inverse=True)
+                without = self._corrected(around, self._without(around, inverse, pull, out), cells)
+                # As far as a round of the fit would go: beyond that the tangent says nothing.
+                change = np.clip(whole_linear[cells] - without, -_FURTHEST_MOVE, _FURTHEST_MOVE)
+                kept[subjects] = (whole[cells] - change)[place]
                 told[self._told_alone(subjects)] = False
             found.append(self._missed(kept, grouping))
             if untold is not None:
@@ -313,6 +315,14 @@ class Regression:
         inner = np.eye(len(where)) - absent @ (np.eye(len(where)) - inverse[np.ix_(where, where)])
         return np.asarray(without + columns @ np.linalg.solve(inner, absent @ rest))
 
+    def _corrected(self, around: "Linear", pull: Array, cells: Rows) -> Array:
+        """What the pull of the entries makes of some cells' corrections."""
+        found = np.zeros((len(cells), _CONSTANTS))
+        for same in around.shared:
+            told = around.entries[:, same.constants] * pull[:, None]
+            found[:, same.constants] = same.between[np.ix_(cells, around.owners)] @ told
+        return found
+
     def _parts(self, around: "Linear", pull: Array) -> Array:
         """What the pull of the entries makes of every scope's parts."""
         gathered = np.zeros((len(self.belongs), _CONSTANTS))
@@ -344,3 +354,4 @@ class Linear(NamedTuple):
     covariance: Array
     owners: Rows
     shares: dict[int, CellShare]
+    shared: list[AlikeConstants]
