@@ -52,6 +52,8 @@ _RATES, _LINKS = ("compute", "experts", "weights", "attention", "cache"), ("coll
 END, TAIL = 1.2816, 1.5332
 # How far the logarithms of scales differ between engines, and between accelerators and publishers of one engine.
 _ENGINES, _PLACES = 0.4, 0.3
+# The root mean square of a scale over its median, of an engine, an accelerator and neither that are not known.
+_UNKNOWN = (float(np.exp(_ENGINES**2 + _PLACES**2)), float(np.exp(_PLACES**2)), 1.0)
 # What a share within intervals might be by chance: drawn so often, and all but one draw in a hundred of those.
 _CHANCES, _ODD = 400, 0.01
 # Times that a variance, or a scale, may be learnt to be of what it was.
@@ -297,16 +299,20 @@ class LearntSureness(LeftOutRows):
         return found
 
     def scales(self) -> dict[str, dict[str, float]]:
-        """By mode, and by mode and stack and accelerator, and by metric: the median over its rows of what an estimate
-        is off by besides."""
-        rows: dict[tuple[str, str], list[float]] = {}
-        for subject, metric, scale in zip(self.subjects, self.metrics.tolist(), self.noise.here.tolist(), strict=True):
+        """By mode, and by mode and stack and accelerator, and by metric: what an estimate is off by besides, the median
+        over the rows that were served, if any were. What nobody measured may be noisier than the rest."""
+        rows: dict[tuple[str, str], list[tuple[bool, float]]] = {}
+        kinds = self.evidence.kind.tolist()
+        for subject, metric, kind, scale in zip(
+            self.subjects, self.metrics.tolist(), kinds, self.noise.here.tolist(), strict=True
+        ):
             words = subject.mode, subject.stack, subject.accelerator
-            for count in range(1, 4) if metric else ():
-                rows.setdefault((scale_name(*words[:count]), metric), []).append(scale)
+            for count, wider in enumerate(_UNKNOWN, start=1) if metric else ():
+                rows.setdefault((scale_name(*words[:count]), metric), []).append((kind == metric, wider * scale))
         found: dict[str, dict[str, float]] = {NEW_LAYOUT: self._new_layout}
         for (name, metric), own in sorted(rows.items()):
-            found.setdefault(name, {})[metric] = round(float(np.median(own)), 4)
+            served = [scale for is_served, scale in own if is_served] or [scale for _, scale in own]
+            found.setdefault(name, {})[metric] = round(float(np.median(served)), 4)
         return found
 
     def coverage(self, titles: Mapping[str, str]) -> CoverageTables:
