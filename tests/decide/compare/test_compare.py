@@ -150,7 +150,7 @@ def test_a_verdict_whose_intervals_overlap_says_so() -> None:
 def test_the_layout_is_in_the_answer_and_a_flip_by_another_is_said() -> None:
     """70B in FP8 at 64 in flight: B200 wins on one GPU each, MI350X against B200 on two."""
     shipped = Catalog([])
-    load = Load(64, 4096, 1024)
+    load = Load(64, 1024, 1024)
     found = card(shipped, "llama-3.1-70b", "mi350x b200", load, precision="fp8")
     assert found.layouts == "fp8 on mi350x TP1, b200 TP1 (the fewest GPUs that hold model and load)"
     assert found.verdicts[0].startswith("b200 gives 1.")
