@@ -72,8 +72,9 @@ from crosstie.port.preflight.readiness import Readiness
 _MOST_TO_BE_SURE = 5.0
 # How far below what was asked a fleet may be before it is confirmed once more.
 _NEARLY = 0.03
-# A vendor alone has all simulations, not half of them, where its fleet costs so many times what it might.
-_LOOSE = 1.25
+# A vendor alone has all simulations, not half of them, where its fleet costs so many times what it might, and that is
+# less than so many times what the answer costs.
+_LOOSE, _NEAR = 1.25, 1.5
 # How sure a fleet may be asked to be: what that costs is told.
 _SURE = (0.5, 0.8, 0.95)
 # Prompts so many times as long: what the fleet would then be.
@@ -420,8 +421,10 @@ def _confirmed(
             on_progress=on_progress, left=left,
         )  # fmt: skip
         best = search.run(below, tolerance)
-        if vendor and (best is None or best.usd_per_hour > _LOOSE * search.bound_usd_per_hour):
-            # A rival that may be far too dear would mislead.
+        least = search.bound_usd_per_hour
+        near = least < _NEAR * below / MOST_TIMES
+        if vendor and near and (best is None or best.usd_per_hour > _LOOSE * least):
+            # A rival that comes near the answer and may be far too dear would mislead.
             search.left += REQUESTS // 2
             best = search.run(below, tolerance)
         if search.question.sure > workload.sureness:
