@@ -115,6 +115,9 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
         late = f"; in {share(doubt.unmet)} a pool cannot keep its targets" if doubt.unmet >= 0.005 else ""
         asked = f"{plan.workload.sureness:.0%} sure"
         sized = "Sized by the estimates themselves" if plan.too_dear else f"Sized to be {asked}"
+        if not plan.too_dear and doubt.enough < plan.workload.sureness - 0.005:
+            # One accelerator's errors go together, and are not sized as if they did not.
+            sized = f"Each pool sized to be {asked}, not all of them together"
         say(out, f"{sized}; these replicas suffice in {share(doubt.enough)} of cases{late}")
         say(out, f"80% interval of what the same pools would need: {ends}")
         if plan.too_dear and not plan.too_dear.gpus:

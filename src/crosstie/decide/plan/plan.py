@@ -72,9 +72,12 @@ from crosstie.port.preflight.readiness import Readiness
 _MOST_TO_BE_SURE = 5.0
 # How far below what was asked a fleet may be before it is confirmed once more.
 _NEARLY = 0.03
-# A vendor alone has all simulations, not half of them, where its fleet costs so many times what it might, and that is
+# A vendor alone has half of the simulations and not a quarter where its fleet costs so many times what it might, and that is
 # less than so many times what the answer costs.
 _LOOSE, _NEAR = 1.25, 1.5
+# Accelerators of a vendor alone, the cheapest by their bounds, that are simulated by themselves: of NVIDIA's for the
+# shipped `assistant` the third of them makes the cheapest fleet, and mixtures cost a third more where one looks as long.
+_FAMILIES = 3
 # How sure a fleet may be asked to be: what that costs is told.
 _SURE = (0.5, 0.8, 0.95)
 # Prompts so many times as long: what the fleet would then be.
@@ -415,7 +418,8 @@ def _confirmed(
     def searched(
         vendor: str | None = None, below: float = np.inf, tolerance: float = TOLERANCE
     ) -> tuple[Search, Proposal | None]:
-        left = REQUESTS // (2 if vendor else 1)
+        # Of a vendor's fleets those of one accelerator, below, are the likelier ones.
+        left = REQUESTS // (4 if vendor else 1)
         search = Search(
             shown, put(each, None, vendor), surer=surer, put=lambda sure, _: put(sure, None, vendor),
             on_progress=on_progress, left=left,
@@ -425,12 +429,14 @@ def _confirmed(
         near = least < _NEAR * below / MOST_TIMES
         if vendor and near and (best is None or best.usd_per_hour > _LOOSE * least):
             # A rival that comes near the answer and may be far too dear would mislead.
-            search.left += REQUESTS // 2
+            search.left += REQUESTS // 4
             best = search.run(below, tolerance)
-        if search.question.sure > workload.sureness:
-            for family, bound in family_bounds(search, put(workload.sureness, None, vendor)):
+        if vendor or search.question.sure > workload.sureness:
+            for number, (family, bound) in enumerate(family_bounds(search, put(workload.sureness, None, vendor))):
                 least = min(below, best.usd_per_hour if best else np.inf)
-                if bound < least * (1.0 - tolerance) and (left := search.left) > 0:
+                # A rival's fleet of one accelerator is looked for whatever the mixtures before have cost.
+                left = max(search.left, REQUESTS // 4 if vendor and number < _FAMILIES else 0)
+                if bound < least * (1.0 - tolerance) and left > 0:
                     alone = Search(shown, put(workload.sureness, family, vendor), on_progress=on_progress, left=left)
                     alone.run(least, tolerance)
                     search.left = alone.left

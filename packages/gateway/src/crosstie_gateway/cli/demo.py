@@ -25,7 +25,7 @@ _DETAILS = "the traces, medians, and where requests went"
 
 @click.command("demo", epilog="Example: crosstie demo --speed 20 --seconds 100 --keep")
 @real_option("--speed", 0.1, 100, "Emulated seconds to each second.", default=10.0)
-@real_option("--seconds", 5, 3600, "Emulated seconds of traffic.", metavar="S", default=200.0)
+@real_option("--seconds", 5, 3600, "Emulated seconds of traffic.", metavar="S", default=150.0)
 @click.option("--keep", is_flag=True, help="Leave the gateway running until Ctrl-C.")
 @verbose_option(_DETAILS)
 @json_option
@@ -96,6 +96,9 @@ def _show_fleet(out: Output, demo: Demo) -> None:
             cost = f"{dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})"
             how = "simulated" if one.confirmed else "by closed forms alone"
             say(out, f"- {vendor} alone: {one.label}, {cost}, {how}")
+    vendors = {pool.deployment.accelerator.vendor for pool in demo.plan.fleet.pools} if demo.plan.fleet else set()
+    if len(vendors) == 1:
+        say(out, f"{min(vendors)} alone is the cheapest for this traffic: no mixture that was simulated costs less")
     own, rival = demo.runs
     worth = 1.0 - own.usd_per_good_million / rival.usd_per_good_million if rival.usd_per_good_million else 0.0
     kept_by = f"{kept(own.result.kept)} of requests within targets, {kept(rival.result.kept)} by {rival.policy}"

@@ -148,6 +148,7 @@ def demo_document(demo: Demo) -> dict[str, Any]:
         "traces": {name: CREDITS[name] for name in TRACES.values()},
         "fleet": plain(demo.fleet),
         "usd_per_hour": demo.fleet.usd_per_hour,
+        "single_vendor": plain(demo.plan.single_vendor),
         "expected": plain(demo.expected),
         "requests": demo.requests,
         "seconds": demo.seconds,
