@@ -316,7 +316,8 @@ class Told(Trials):
     """Verdicts by a rule over the replicas, in the order of the pools."""
 
     def __init__(self, model: str, rule: Callable[..., float], runs: dict[Any, Any]):
-        self.model, self.rule, self.runs, self.asked = model, rule, runs, list[tuple[int, ...]]()
+        self.model, self.rule, self.asked = model, rule, list[tuple[int, ...]]()
+        self.runs: dict[Any, Any] = runs
         self.classes, self.scaling = [CHAT], EstimateScale.none
 
     def verdict(self, pools: Sequence[PoolPlan], budget: int = SHORT, seed: int = 0) -> Verdict:
@@ -457,7 +458,8 @@ def test_a_fleet_that_fails_in_the_long_run_grows_and_is_the_answer_no_more(
     monkeypatch.setattr(Search, "_as_solved", lambda self, fleet: (fleet.asked, fleet))
     confirmed = search.confirmed(best)
     assert confirmed.holds
-    assert [pool.replicas for pool in confirmed.answer.pools] == [5]
+    answered: Any = confirmed.answer
+    assert [pool.replicas for pool in answered.pools] == [5]
 
 
 def test_a_fleet_with_fewer_replicas_than_one_that_missed_is_ruled_out(catalog: Catalog, small: Plan) -> None:

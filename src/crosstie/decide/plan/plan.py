@@ -72,11 +72,11 @@ from crosstie.port.preflight.readiness import Readiness
 _MOST_TO_BE_SURE = 5.0
 # How far below what was asked a fleet may be before it is confirmed once more.
 _NEARLY = 0.03
-# A vendor alone has half of the simulations and not a quarter where its fleet costs so many times what it might, and that is
-# less than so many times what the answer costs.
+# A vendor alone has half of the simulations and not a quarter where its fleet costs so many times what it might, and
+# that is less than so many times what the answer costs.
 _LOOSE, _NEAR = 1.25, 1.5
-# Accelerators of a vendor alone, the cheapest by their bounds, that are simulated by themselves: of NVIDIA's for the
-# shipped `assistant` the third of them makes the cheapest fleet, and mixtures cost a third more where one looks as long.
+# Accelerators of a vendor alone, the cheapest by their bounds, that are simulated by themselves: for `assistant` the
+# third of NVIDIA's makes its cheapest fleet, and mixtures cost up to 64% more where one looks as long.
 _FAMILIES = 3
 # How sure a fleet may be asked to be: what that costs is told.
 _SURE = (0.5, 0.8, 0.95)
