@@ -70,7 +70,7 @@ def test_a_copy_elsewhere_has_the_same_store(catalog: Catalog, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("text", "key", "words"),
     [
-        ("keys = true", "state.keys", "neither 'off' nor 'required'"),
+        ("keys = true", "state.keys", "is not one of off, required"),
         ('keys = "required"', "state.store", "missing"),
         ('store = "mysql://db/x"', "state.store", "postgresql"),
         ('redis = "localhost:6379"', "state.redis", "redis://"),

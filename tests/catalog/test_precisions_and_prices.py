@@ -89,11 +89,12 @@ def test_a_partial_file_of_constants_overrides_what_it_has(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("group = 0", "out of range"),
-        ("element_bits = nan", "out of range"),
-        ('runs_as = ["fp3"]', "must be one or more"),
+        ("group = 0", "mine.group: 0 must be a whole number from 1 to 1,000,000"),
+        ("element_bits = nan", "mine.element_bits: nan must be a number from 1 to 64"),
+        ('runs_as = ["fp3"]', "mine.runs_as: 'fp3' is not one of fp32, bf16"),
+        ("runs_as = []", "mine.runs_as: must be one or more"),
         ('date = "2026-99"', "not a date"),
-        ("colour = 1", "unknown field"),
+        ("colour = 1", "mine.colour: unknown key"),
     ],
 )
 def test_a_bad_format_is_refused(line: str, reason: str, tmp_path: Path) -> None:

@@ -61,20 +61,26 @@ def test_settings_over_one_another() -> None:
 @pytest.mark.parametrize(
     ("body", "key"),
     [
-        ('[[rule]]\nname = "a"\nsource = "me"\nset = {}\n', "rule 1.when: missing"),
-        ('[[rule]]\nname = "a"\nsource = "me"\nwhen = {}\n', "rule 1.set: missing"),
-        ('[[rule]]\nsource = "me"\nwhen = {}\nset = {}\n', "rule 1.name: missing"),
-        ('[[rule]]\nname = "a"\nwhen = {}\nset = {}\n', "rule 1.source"),
-        ('[[rule]]\nname = "a"\nsource = "you"\nwhen = {}\nset = {}\n', "rule 1.source: 'you' is not in [sources]"),
-        (RULE.format("a", '{ engine = ["vllm"] }', "{}"), "rule 1.when.engine: unknown key; did you mean engines?"),
-        (RULE.format("a", '{ engines = "vllm" }', "{}"), "rule 1.when.engines: must be a list of texts"),
-        (RULE.format("a", "{ engines = [1] }", "{}"), "rule 1.when.engines: must be a list of texts"),
-        (RULE.format("a", "{}", "{ chunk = 5 }"), "rule 1.set.chunk"),
-        (RULE.format("a", "{}", '{ chunk_tokens = "many" }'), "rule 1.set: Expected"),
-        (RULE.format("a", "{}", "{ receive_every = 1.5 }"), "rule 1.set: Expected `int"),
-        (RULE.format("a", "{}", "{}") + RULE.format("b", "{}", "[]"), "rule 2.set: must be a table"),
-        (RULE.format("a", "{}", "{}") + "extra = 1\n", "rule 1.extra: unknown key"),
-        ("rule = 3\n", "rule: must be a list of tables"),
+        ('[[rule]]\nname = "a"\nsource = "me"\nset = {}\n', "rule[0].when: missing"),
+        ('[[rule]]\nname = "a"\nsource = "me"\nwhen = {}\n', "rule[0].set: missing"),
+        ('[[rule]]\nsource = "me"\nwhen = {}\nset = {}\n', "rule[0].name: missing"),
+        ('[[rule]]\nname = "a"\nwhen = {}\nset = {}\n', "rule[0].source"),
+        ('[[rule]]\nname = "a"\nsource = "you"\nwhen = {}\nset = {}\n', "rule[0].source: 'you' is not in [sources]"),
+        (RULE.format("a", '{ engine = ["vllm"] }', "{}"), "rule[0].when.engine: unknown key; did you mean engines?"),
+        (RULE.format("a", '{ engines = "vllm" }', "{}"), "rule[0].when.engines: must be a list of strings"),
+        (RULE.format("a", "{ engines = [1] }", "{}"), "rule[0].when.engines: must be a list of strings"),
+        (RULE.format("a", "{}", "{ chunk = 5 }"), "rule[0].set.chunk"),
+        (
+            RULE.format("a", "{}", '{ chunk_tokens = "many" }'),
+            "rule[0].set.chunk_tokens: 'many' must be a number above 0, up to 1e+07",
+        ),
+        (
+            RULE.format("a", "{}", "{ receive_every = 1.5 }"),
+            "rule[0].set.receive_every: 1.5 must be a whole number from 1 to 1,000",
+        ),
+        (RULE.format("a", "{}", "{}") + RULE.format("b", "{}", "[]"), "rule[1].set: must be a table"),
+        (RULE.format("a", "{}", "{}") + "extra = 1\n", "rule[0].extra: unknown key"),
+        ("rule = 3\n", "rule: is no list of tables"),
         ("rules = []\n", "rules: unknown key"),
         ("[[rule]\n", "not valid TOML"),
     ],
@@ -203,5 +209,5 @@ def test_a_bad_table_of_layouts_is_named(tmp_path: Path, text: str | None) -> No
     "body", ["{ shortest = -3.0 }", "{ memory_fraction = 9.0 }", '{ kv_format = "fp3" }', "{ receive_every = 0 }"]
 )
 def test_a_setting_beyond_reason_is_refused(tmp_path: Path, body: str) -> None:
-    with pytest.raises(BadData, match="rule 1"):
+    with pytest.raises(BadData, match=r"rule\[0\]"):
         _ = protocols(tmp_path, ("a", "{}", body)).rules

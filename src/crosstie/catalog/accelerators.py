@@ -1,50 +1,28 @@
 """Accelerator files: facts as the structs of `core.deployment` have them, and what no single field shows."""
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from crosstie.catalog.reading import file_id, one_of, read_facts, sourced_file, text, texts
-from crosstie.core.deployment import MATRIX_RATE, Accelerator, Announced, Chip, Memory, ScaleOut, ScaleUp
+from crosstie.catalog.reading import file_id, read_facts, read_record, sourced_file
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Quantity
 from crosstie.core.model import COMPUTE_FORMATS
 
 _MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
-RATES = dict.fromkeys(COMPUTE_FORMATS, MATRIX_RATE)
 _ACHIEVED = Quantity("flop_per_s", 1e12, 1e17, "matrix product rate reached", ("measured",))
-MEASURED = {
+_MEASURED = {
     "copy_bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "device copy, read plus write", ("measured",)),
     "read_bandwidth": Quantity("bytes_per_s", 5e10, 5e13, "reading alone", ("measured",)),
     **{f"matmul_{name}": _ACHIEVED for name in COMPUTE_FORMATS},
 }
-_TABLES = {"announced", "chip", "memory", "dense", "sparse", "scale_up", "scale_out", "measured"}
-VENDORS = ("AMD", "NVIDIA", "Intel", "other")
 
 
 def read_accelerator(file: Path) -> Accelerator:
-    with sourced_file(file, {"id", "name", "aliases", "vendor", "family"} | _TABLES) as (raw, sources):
-
-        def facts(key: str, specs: Any, optional: Iterable[str] = ()) -> dict[str, Any]:
-            return read_facts(file, key, raw.get(key), specs, sources, frozenset(optional))
-
-        accelerator = Accelerator(
-            id=file_id(file, raw.get("id")),
-            name=text(file, "name", raw.get("name")),
-            aliases=texts(file, "aliases", raw.get("aliases", [])),
-            vendor=one_of(file, "vendor", text(file, "vendor", raw.get("vendor")), VENDORS),
-            family=text(file, "family", raw.get("family")),
-            chip=Chip(**facts("chip", Chip)),
-            memory=Memory(**facts("memory", Memory)),
-            dense=facts("dense", RATES, RATES),
-            sparse=facts("sparse", RATES, RATES) if "sparse" in raw else {},
-            scale_up=ScaleUp(**facts("scale_up", ScaleUp)),
-            scale_out=ScaleOut(**facts("scale_out", ScaleOut)),
-            measured=facts("measured", MEASURED, MEASURED) if "measured" in raw else {},
-            announced=Announced(**facts("announced", Announced)) if "announced" in raw else None,
-            file=str(file),
-        )
+    with sourced_file(file, Accelerator.__struct_fields__) as (raw, sources):
+        measured = read_facts(file, "measured", raw.get("measured", {}), _MEASURED, sources, frozenset(_MEASURED))
+        own = {"id": file_id(file, raw.get("id")), "measured": measured}
+        accelerator = read_record(file, "", raw, Accelerator, sources, **own)
         _check_against_itself(file, accelerator)
     return accelerator
 

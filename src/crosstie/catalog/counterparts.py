@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from crosstie.catalog.reading import only_keys, read_record, read_toml, sourced_file, table
+from crosstie.catalog.reading import read_record, sourced_file
 from crosstie.core.errors import BadData
 
 State = Literal["same", "alike", "other", "none"]
@@ -33,19 +33,10 @@ class Counterpart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_counterparts(file: Path) -> dict[str, Counterpart]:
-    names = [name for name in read_toml(file) if name != "sources"]
-    found = {}
-    with sourced_file(file, names) as (raw, sources):
-        for name in names:
-            entry = table(file, name, raw[name])
-            source, day = sources.cite(name, entry.get("source"))
-            counted = None
-            if (said := entry.get("hipify")) is not None:
-                where = f"{name}.hipify"
-                only_keys(file, where, table(file, where, said), {"converted", "of", "source"})
-                by, when = sources.cite(where, said.get("source"))
-                counted = read_record(file, where, said, HipifyCoverage, source=by, date=when)
-                if not 0 <= counted.converted <= counted.of:
-                    raise BadData(file, where, f"{counted.converted} of {counted.of} names")
-            found[name] = read_record(file, name, entry, Counterpart, id=name, source=source, date=day, hipify=counted)
+    with sourced_file(file) as (raw, sources):
+        found = {name: read_record(file, name, entry, Counterpart, sources, id=name) for name, entry in raw.items()}
+    for name, library in found.items():
+        counted = library.hipify
+        if counted and not 0 <= counted.converted <= counted.of:
+            raise BadData(file, f"{name}.hipify", f"{counted.converted} of {counted.of} names")
     return found

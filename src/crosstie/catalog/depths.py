@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.reading import cited_tables, read_record, sourced_file
+from crosstie.catalog.reading import read_records, sourced_file
 from crosstie.core.fact import Basis
 from crosstie.core.speculation import DEEPEST, Method
 
@@ -38,10 +38,4 @@ def default_depth(engine: str, method: str) -> DefaultDepth | None:
 
 def read_depths(file: Path) -> tuple[DefaultDepth, ...]:
     with sourced_file(file, ["default"]) as (raw, sources):
-        return tuple(
-            read_record(
-                file, where, {key: said for key, said in entry.items() if key != "source"}, DefaultDepth,
-                source=reference, date=dated,
-            )
-            for where, entry, reference, dated in cited_tables(file, raw, "default", sources)
-        )  # fmt: skip
+        return read_records(file, "default", raw.get("default"), DefaultDepth, sources)

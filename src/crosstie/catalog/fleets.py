@@ -8,7 +8,9 @@ import re
 from collections.abc import Iterable
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal
+
+import msgspec
 
 from crosstie.catalog.classes import read_target
 from crosstie.catalog.jwt import read_jwt
@@ -16,6 +18,7 @@ from crosstie.catalog.kube import KUBE
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import (
+    check_unique,
     date,
     only_keys,
     optional_text,
@@ -43,9 +46,7 @@ _SHARES_MISS = 0.01
 def read_fleet(catalog: Catalog, file: Path) -> Fleet:
     raw = read_toml(file)
     _check_kind(file, raw)
-    policy = raw.get("policy", "cheapest-meeting-target")
-    if policy not in get_args(Policy):
-        raise BadData(file, "policy", f"'{policy}' is not one of {', '.join(get_args(Policy))}")
+    policy: Policy = read_value(file, "policy", raw.get("policy", "cheapest-meeting-target"), Policy)
     entries = _many(file, "pool", raw.get("pool"))
     if not entries:
         raise BadData(file, "pool", "missing: write [[pool]]")
@@ -55,7 +56,7 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         _class(catalog, file, f"class[{i}]", entry, pools, models)
         for i, entry in enumerate(_many(file, "class", raw.get("class", [])))
     )
-    _unique(file, "class", [one.name for one in classes])
+    check_unique(file, "class", "name", [one.name for one in classes])
     planned, state = raw.get("planned", ""), _state(file, raw.get("state", {}))
     return Fleet(
         name=text(file, "name", raw.get("name", file.stem)),
@@ -74,7 +75,7 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
 def check_pools(file: Path, pools: Iterable[Pool], policy: Policy) -> dict[str, str]:
     """Whether pools go together; the model that clients mean by each name. Raises BadData."""
     pools = tuple(pools)
-    _unique(file, "pool", [pool.name for pool in pools])
+    check_unique(file, "pool", "name", [pool.name for pool in pools])
     _check_addresses(file, pools)
     if policy == "weighted":
         _check_weights(file, pools)
@@ -97,12 +98,6 @@ def _many(file: Path, key: str, raw: object) -> list[dict[str, Any]]:
     if not isinstance(raw, list):
         raise BadData(file, key, f"{'missing' if raw is None else 'is no list of tables'}: write [[{key}]]")
     return [table(file, f"{key}[{i}]", entry) for i, entry in enumerate(raw)]
-
-
-def _unique(file: Path, key: str, names: list[str]) -> None:
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            raise BadData(file, f"{key}[{index}].name", f"'{name}' is there twice")
 
 
 def _check_addresses(file: Path, pools: Iterable[Pool]) -> None:
@@ -273,16 +268,13 @@ def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
 
 
 def _state(file: Path, raw: object) -> SharedState:
-    entry = table(file, "state", raw)
-    only_keys(file, "state", entry, {"keys", "store", "redis"})
-    keys = entry.get("keys", "off")
-    if keys not in ("off", "required"):
-        raise BadData(file, "state.keys", f"{keys!r} is neither 'off' nor 'required'")
-    given = {key: text(file, f"state.{key}", entry[key]) for key in ("store", "redis") if key in entry}
-    store, redis = given.get("store"), given.get("redis")
-    if store is None and keys == "required":
+    entry = dict(table(file, "state", raw))
+    keys = read_value(file, "state.keys", entry.pop("keys", "off"), Literal["off", "required"]) == "required"
+    state = read_record(file, "state", entry, SharedState, keys=keys)
+    store = state.store
+    if store is None and keys:
         raise BadData(file, "state.store", 'missing: where keys are kept, such as store = "crosstie.db"')
-    if redis is not None and not redis.startswith(("redis://", "rediss://", "unix://", "${")):
+    if state.redis is not None and not state.redis.startswith(("redis://", "rediss://", "unix://", "${")):
         raise BadData(file, "state.redis", "is no address such as redis://127.0.0.1:6379/0, or ${VARIABLE}")
     if store is not None:
         if "://" in store and not store.startswith(("postgresql://", "postgres://", "sqlite://")):
@@ -291,8 +283,8 @@ def _state(file: Path, raw: object) -> SharedState:
             # A file's name is meant from where the fleet file lies, wherever the command was given and wherever a copy
             # of the fleet is written to.
             store = str(file.parent.absolute() / Path(store).expanduser())
-    for key, place in given.items():
-        if _PASSWORD.search(place):
+    for key in ("store", "redis"):
+        if _PASSWORD.search(getattr(state, key) or ""):
             # Not repeated: it would be in logs.
             raise BadData(file, f"state.{key}", "has a password in it: put the address into a variable, as ${DATABASE}")
-    return SharedState(keys=keys == "required", store=store, redis=redis)
+    return msgspec.structs.replace(state, store=store)

@@ -6,17 +6,16 @@ from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.reading import read_facts, sourced_file, table
+from crosstie.catalog.reading import read_facts, read_record, sourced_file
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact, Quantity
 
 _FILE = Path(__file__).parent / "data" / "loading.toml"
-_LINK = Quantity("bytes_per_s", 1e8, 1e13, "from the host's memory to one GPU")
 _USUAL = "usual"
 
 
 class LoadingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    host_link: dict[str, Fact]
+    host_link: Annotated[dict[str, Fact], Quantity("bytes_per_s", 1e8, 1e13, "from the host's memory to one GPU")]
     disk: Annotated[Fact, Quantity("bytes_per_s", 1e6, 1e13, "weights read from a disk, for the whole replica")]
     wake: Annotated[Fact, Quantity("seconds", 0.0, 600.0, "waking an engine, beside the copy of its weights")]
     start: Annotated[Fact, Quantity("seconds", 0.0, 3600.0, "starting an engine, beside reading its weights")]
@@ -43,11 +42,9 @@ def shipped_loading() -> LoadingFacts:
 
 
 def read_loading(file: Path) -> LoadingFacts:
-    with sourced_file(file, ["host_link", "loading"]) as (raw, sources):
-        links = table(file, "host_link", raw.get("host_link"))
-        if _USUAL not in links:
-            raise BadData(file, f"host_link.{_USUAL}", f"missing: {_LINK.meaning}, where an accelerator has no entry")
-        return LoadingFacts(
-            host_link=read_facts(file, "host_link", links, dict.fromkeys(links, _LINK), sources),
-            **read_facts(file, "loading", raw.get("loading"), LoadingFacts, sources),
-        )
+    with sourced_file(file) as (raw, sources):
+        facts = read_facts(file, "loading", raw.pop("loading", None), LoadingFacts, sources)
+        found = read_record(file, "", raw, LoadingFacts, sources, **facts)
+    if _USUAL not in found.host_link:
+        raise BadData(file, f"host_link.{_USUAL}", "missing: the link of accelerators that have no entry")
+    return found

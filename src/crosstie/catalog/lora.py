@@ -3,19 +3,17 @@
 import math
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from crosstie.catalog.popularity import missing_share, shares, zipf
-from crosstie.catalog.reading import Sources, number, only_keys, read_fact, read_record, sourced_file, table
+from crosstie.catalog.reading import read_facts, read_record, read_records, sourced_file, table
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact, Quantity
 from crosstie.core.workload import Lora
 
 _FILE = Path(__file__).parent / "data" / "lora.toml"
-_SPEED = Quantity("fraction", 0.01, 1.0, "speed with adapters over that without")
-_LOAD = Quantity("seconds", 0.0, 600.0, "an adapter into the host's memory")
 _ANY = "any"
 # Slots of a GPU where nobody says: all adapters, up to this many.
 _MOST_SLOTS = 64
@@ -28,13 +26,13 @@ class LoraSpeed(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     moe: bool
     rank: Annotated[int, msgspec.Meta(ge=1, le=4096)]
-    speed: Fact
+    speed: Annotated[Fact, Quantity("fraction", 0.01, 1.0, "speed with adapters over that without")]
     low: _Share
     high: _Share
 
 
 class LoraFacts(msgspec.Struct, frozen=True, kw_only=True):
-    load: Fact
+    load: Annotated[Fact, Quantity("seconds", 0.0, 600.0, "an adapter into the host's memory")]
     speeds: tuple[LoraSpeed, ...]
 
     def speed(self, engine: str, *, moe: bool, rank: int) -> tuple[float, float, float]:
@@ -66,42 +64,23 @@ def shipped_lora() -> LoraFacts:
 
 def read_lora_facts(file: Path) -> LoraFacts:
     with sourced_file(file, ["loading", "speed"]) as (raw, sources):
-        loading = table(file, "loading", raw.get("loading"))
-        only_keys(file, "loading", loading, {"load"})
-        given = raw.get("speed")
-        if not isinstance(given, list):
-            raise BadData(file, "speed", "missing: a [[speed]] for each engine and kind of model that was measured")
-        speeds = tuple(_speed(file, f"speed[{index}]", entry, sources) for index, entry in enumerate(given))
-        for moe in (False, True):
-            if not any(one.engine == _ANY and one.moe == moe for one in speeds):
-                raise BadData(file, "speed", f"missing: engine = 'any' with moe = {str(moe).lower()}")
-        return LoraFacts(load=read_fact(file, "loading.load", loading.get("load"), _LOAD, sources), speeds=speeds)
-
-
-def _speed(file: Path, where: str, raw: object, sources: Sources) -> LoraSpeed:
-    entry = table(file, where, raw)
-    speed = read_fact(file, f"{where}.speed", entry.get("speed"), _SPEED, sources)
-    found = read_record(file, where, entry, LoraSpeed, speed=speed)
-    if not found.low <= found.speed.value <= found.high:
-        raise BadData(file, f"{where}.low", "the speed must lie between low and high")
-    return found
+        facts = read_facts(file, "loading", raw.get("loading"), LoraFacts, sources)
+        speeds = read_records(file, "speed", raw.get("speed"), LoraSpeed, sources)
+    for index, one in enumerate(speeds):
+        if not one.low <= one.speed.value <= one.high:
+            raise BadData(file, f"speed[{index}].low", "the speed must lie between low and high")
+    for moe in (False, True):
+        if not any(one.engine == _ANY and one.moe == moe for one in speeds):
+            raise BadData(file, "speed", f"missing: engine = 'any' with moe = {str(moe).lower()}")
+    return LoraFacts(speeds=speeds, **facts)
 
 
 def read_lora(file: Path, where: str, raw: object) -> Lora:
-    entry = table(file, where, raw)
-    weights = entry.get("popularity")
-    given: dict[str, Any] = {}
-    if weights is not None:
-        if not isinstance(weights, list) or not weights:
-            raise BadData(file, f"{where}.popularity", "must be a list of weights, one an adapter")
-        found = [number(file, f"{where}.popularity[{i}]", one, 0, 1e12) for i, one in enumerate(weights)]
-        if not sum(found):
-            raise BadData(file, f"{where}.popularity", "the weights add up to nothing")
-        for key in ("zipf", "adapters"):
-            if key in entry:
-                raise BadData(file, f"{where}.{key}", "has no meaning beside popularity, which has a weight an adapter")
-        given = {"popularity": tuple(found), "adapters": len(found)}
-    lora = read_record(file, where, entry, Lora, **given)
+    weights = table(file, where, raw).get("popularity")
+    counted = {"adapters": len(weights)} if isinstance(weights, list) else {}
+    lora = read_record(file, where, raw, Lora, **counted)
+    if weights is not None and not sum(lora.popularity):
+        raise BadData(file, f"{where}.popularity", "must be weights of which one is above 0, one an adapter")
     if lora.slots and lora.host_slots and lora.host_slots < lora.slots:
         raise BadData(file, f"{where}.host_slots", f"{lora.host_slots} are fewer than the {lora.slots} slots of a GPU")
     return lora

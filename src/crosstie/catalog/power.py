@@ -1,13 +1,14 @@
 """What accelerators draw while they serve and while they idle, as a share of their rated power."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.reading import Sources, read_facts, sourced_file
+from crosstie.catalog.reading import only_keys, read_facts, read_record, sourced_file
 from crosstie.core.deployment import Accelerator, Deployment
+from crosstie.core.errors import BadData
 from crosstie.core.estimate import Estimate
 from crosstie.core.fact import Fact, Quantity
 
@@ -20,8 +21,9 @@ class PowerModel(msgspec.Struct, frozen=True, kw_only=True):
     low: Annotated[Fact, Quantity("fraction", 0.1, 1.0, "measured over predicted, 10th percentile")]
     high: Annotated[Fact, Quantity("fraction", 1.0, 10.0, "measured over predicted, 90th percentile")]
     least: Annotated[Fact, _SHARE]
-    scale: dict[str, Fact]
-    idle: dict[str, Fact]
+    # By accelerator, and "other".
+    scale: Annotated[dict[str, Fact], _SHARE]
+    idle: Annotated[dict[str, Fact], _SHARE]
 
     def knows(self, accelerator: Accelerator) -> bool:
         """Whether its power was measured while it served; others have the middle of those."""
@@ -56,18 +58,13 @@ def tokens_verified(deployment: Deployment) -> int:
     return deployment.speculation.queries if deployment.speculation else 1
 
 
-def read_power(file: Path, accelerators: Mapping[str, Accelerator]) -> PowerModel:
-    with sourced_file(file, {"power", "scale", "idle"}) as (raw, sources):
-        return PowerModel(
-            **read_facts(file, "power", raw.get("power"), PowerModel, sources),
-            scale=_shares(file, "scale", raw, accelerators, sources),
-            idle=_shares(file, "idle", raw, accelerators, sources),
-        )
-
-
-def _shares(
-    file: Path, key: str, raw: Mapping[str, Any], accelerators: Mapping[str, Accelerator], sources: Sources
-) -> dict[str, Fact]:
-    shares = raw.get(key, {})
-    known = {name: _SHARE for name in (*accelerators, "other") if name in shares} or {"other": _SHARE}
-    return read_facts(file, key, shares, known | {"other": _SHARE}, sources)
+def read_power(file: Path, accelerators: Collection[str]) -> PowerModel:
+    """`accelerators`: the ids that there are."""
+    with sourced_file(file) as (raw, sources):
+        facts = read_facts(file, "power", raw.pop("power", None), PowerModel, sources)
+        power = read_record(file, "", raw, PowerModel, sources, **facts)
+    for key, shares in (("scale", power.scale), ("idle", power.idle)):
+        only_keys(file, key, shares, {"other", *accelerators})
+        if "other" not in shares:
+            raise BadData(file, f"{key}.other", f"missing: {_SHARE.meaning}")
+    return power

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.acceptance import TEXTS, parse_speculation
-from crosstie.catalog.reading import Sources, only_keys, read_toml, table, text, text_of
+from crosstie.catalog.acceptance import Text, parse_speculation
+from crosstie.catalog.reading import Sources, only_keys, read_records, read_toml, table, text, text_of
 from crosstie.core.deployment import kv_bytes_per_element
 from crosstie.core.errors import BadData, BadInput
+from crosstie.core.fact import Word
 
-_WHEN = ("rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention", "sides", "load")
-
-
+_COLUMNS = ("rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention", "sides", "load")
+_Column = Annotated[str, Word("what a rule may be narrowed by", _COLUMNS)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
 Steps = Annotated[int, msgspec.Meta(ge=1, le=1000)]
@@ -42,7 +42,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     few_clients: Amount | None = None
     # How rows that speculate did so, such as mtp:3, and on which kind of text.
     speculation: str | None = None
-    text: str | None = None
+    text: Text | None = None
     # What the first request of each client waits for beside its prompt: kernels that are compiled when they are met.
     first_wave_s: Amount | None = None
 
@@ -54,7 +54,7 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProtocolRule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
-    when: dict[str, tuple[str, ...]]
+    when: dict[_Column, tuple[str, ...]]
     set: BenchmarkSettings
     source: str
     date: str
@@ -122,42 +122,16 @@ def read_rules(file: Path) -> tuple[ProtocolRule, ...]:
     raw = read_toml(file)
     only_keys(file, "", raw, {"sources", "rule"})
     sources = Sources(file, raw.get("sources"))
-    entries = raw.get("rule", [])
-    if not isinstance(entries, list):
-        raise BadData(file, "rule", "must be a list of tables, [[rule]]")
-    return tuple(_rule(file, f"rule {number}", entry, sources) for number, entry in enumerate(entries, start=1))
-
-
-def _rule(file: Path, where: str, raw: Any, sources: Sources) -> ProtocolRule:
-    entry = table(file, where, raw)
-    only_keys(file, where, entry, {"name", "source", "when", "set"})
-    when = table(file, f"{where}.when", entry.get("when"))
-    only_keys(file, f"{where}.when", when, set(_WHEN))
-    for key, allowed in when.items():
-        if not isinstance(allowed, list) or not all(isinstance(value, str) for value in allowed):
-            raise BadData(file, f"{where}.when.{key}", "must be a list of texts")
-    settings = table(file, f"{where}.set", entry.get("set"))
-    only_keys(file, f"{where}.set", settings, set(BenchmarkSettings.__struct_fields__))
-    try:
-        chosen = msgspec.convert(dict(settings), BenchmarkSettings)
-        if chosen.kv_format:
-            kv_bytes_per_element(chosen.kv_format)
-        if chosen.speculation:
-            parse_speculation(chosen.speculation)
-        if chosen.text not in (None, *TEXTS):
-            raise BadInput(f"text '{chosen.text}' is not one of {', '.join(TEXTS)}")
-    except BadInput as error:
-        raise BadData(file, f"{where}.set", str(error)) from None
-    except msgspec.ValidationError as error:
-        raise BadData(file, f"{where}.set", str(error)) from None
-    reference, day = sources.cite(where, entry.get("source"))
-    return ProtocolRule(
-        name=text(file, f"{where}.name", entry.get("name")),
-        when={key: tuple(allowed) for key, allowed in when.items()},
-        set=chosen,
-        source=reference,
-        date=day,
-    )
+    rules = read_records(file, "rule", raw["rule"], ProtocolRule, sources) if "rule" in raw else ()
+    for index, rule in enumerate(rules):
+        try:
+            if rule.set.kv_format:
+                kv_bytes_per_element(rule.set.kv_format)
+            if rule.set.speculation:
+                parse_speculation(rule.set.speculation)
+        except BadInput as error:
+            raise BadData(file, f"rule[{index}].set", str(error)) from None
+    return rules
 
 
 _DATASET = {"dataset", "samples", "input_mean", "input_min", "input_max", "output_mean", "output_mean_submitted",

@@ -7,18 +7,18 @@ import json
 import re
 import tomllib
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date as day
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
-from crosstie.core.errors import BadData, near_names
-from crosstie.core.fact import BASES, Fact, Label, OtherSource, Quantity, Word
-from crosstie.core.fleet import KeyRule
+from crosstie.core.errors import BadData, CrosstieError, near_names
+from crosstie.core.fact import BASES, Fact, KeyRule, Label, NounKind, NounName, OtherSource, Quantity, Word
 from crosstie.core.units import UNITS, units_of
 
 _DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
@@ -93,11 +93,14 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def sourced_file(file: Path, known: Collection[str]) -> Iterator[tuple[dict[str, Any], Sources]]:
-    """A TOML file of these keys and its [sources], each of which the block must have cited by its end."""
+def sourced_file(file: Path, known: Collection[str] | None = None) -> Iterator[tuple[dict[str, Any], Sources]]:
+    """A TOML file less its [sources], each of which the block must have cited by its end. `known`: its keys, where the
+    block does not look for others itself."""
     raw = read_toml(file)
-    only_keys(file, "", raw, {"sources", *known})
-    sources = Sources(file, raw.get("sources"))
+    cited = raw.pop("sources", None)
+    if known is not None:
+        only_keys(file, "", raw, set(known))
+    sources = Sources(file, cited)
     yield raw, sources
     sources.check_all_cited()
 
@@ -211,22 +214,61 @@ def whole(file: Path, where: str, raw: object, low: int, high: int) -> int:
 
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+# Of a kind of noun and any name of it, the id; raises CrosstieError.
+Names = Callable[[NounKind, str], str]
+# What fields of a file are read beside: the sources that it cites, or the names of the catalog.
+Beside = Sources | Names | None
 
 
-def read_record(file: Path, where: str, raw: object, kind: type[Record], **read: Any) -> Record:
+def read_record(
+    file: Path, where: str, raw: object, kind: type[Record], beside: Beside = None, /, **read: Any
+) -> Record:
     """A table as the struct that has its keys; `read` are those that the caller has read itself.
 
-    The struct says what each key may be: types, `msgspec.Meta(ge=..., le=...)`, literals, defaults.
+    The struct says what each key may be: types, `msgspec.Meta(ge=..., le=...)`, literals, defaults, further structs,
+    `Quantity` and `Word` of what has a source, `NounName`; and by `rules` which keys go together. Where it has a
+    `source` and a `date` of its own and there are sources, its table cites one.
     """
     entry = table(file, where, raw)
-    fields = _fields(kind)
-    only_keys(file, where, entry, set(fields))
+    fields, at = _fields(kind), f"{where}." if where else ""
+    known = set(fields)
+    if "file" in known:
+        # Where it was read from is no key of it.
+        known.remove("file")
+        read["file"] = str(file)
+    if isinstance(beside, Sources) and {"source", "date"} <= known:
+        read["source"], read["date"] = beside.cite(where, entry.get("source"))
+        known.remove("date")
+    only_keys(file, where, entry, known)
+    check_rules(file, where, entry, getattr(kind, "rules", ()))
     for key, field in fields.items():
-        if key in entry and key not in read:
-            read[key] = read_value(file, f"{where}.{key}", entry[key], field.type)
-        elif key not in read and field.required:
-            raise BadData(file, f"{where}.{key}", "missing")
+        if key in read:
+            continue
+        if key in entry:
+            read[key] = read_value(file, f"{at}{key}", entry[key], field.type, beside)
+        elif field.required:
+            spec = _unwrapped(field.type)[1]
+            meaning = f": {spec.meaning}" if isinstance(spec, Quantity | Word) else ""
+            raise BadData(file, f"{at}{key}", f"missing{meaning}")
     return kind(**read)
+
+
+def read_records(
+    file: Path, key: str, raw: object, kind: type[Record], beside: Beside = None, **read: Any
+) -> tuple[Record, ...]:
+    """A list of tables, [[key]]; at least one, whose names or ids differ."""
+    if not isinstance(raw, list) or not raw:
+        raise BadData(file, key, f"{'is no list of tables' if raw else 'missing'}: write [[{key}]]")
+    found = tuple(read_record(file, f"{key}[{i}]", entry, kind, beside, **read) for i, entry in enumerate(raw))
+    for named in {"id", "name"} & set(_fields(kind)):
+        check_unique(file, key, named, [getattr(one, named) for one in found])
+    return found
+
+
+def check_unique(file: Path, where: str, key: str, names: Sequence[str]) -> None:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise BadData(file, f"{where}[{index}].{key}", f"'{name}' is there twice")
 
 
 def read_values(
@@ -240,15 +282,89 @@ def read_values(
     return {key: read_value(file, f"{at}{key}", raw[key], fields[key].type) for key in keys if key in raw}
 
 
-def read_value(file: Path, where: str, raw: object, kind: Any) -> Any:
+def read_value(file: Path, where: str, raw: object, kind: Any, beside: Beside = None) -> Any:
     """One value of a type, held to what the type says."""
+    bare, spec = _unwrapped(kind)
+    outer, inner = get_origin(bare), get_args(bare)
+    if isinstance(spec, NounName):
+        assert callable(beside)
+        return _id_of(file, where, text(file, where, raw), spec, beside)
+    if spec is not None and outer is None:
+        assert isinstance(beside, Sources)
+        return read_fact(file, where, raw, spec, beside)
+    if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
+        return read_record(file, where, raw, bare, beside)
+    if outer is dict:
+        key_kind, of = inner
+        return _read_dict(file, where, raw, key_kind, Annotated[of, spec] if spec else of, beside)
+    if outer is tuple and not _is_text(inner[0]):
+        if not isinstance(raw, list):
+            raise BadData(file, where, "must be a list")
+        return tuple(read_value(file, f"{where}[{i}]", one, inner[0], beside) for i, one in enumerate(raw))
     try:
-        found = msgspec.convert(raw, kind)
+        value = msgspec.convert(raw, kind)
     except msgspec.ValidationError:
         raise BadData(file, where, _mismatch(raw, kind)) from None
-    if isinstance(found, str):
-        return text(file, where, found)
-    return texts(file, where, raw) if isinstance(found, tuple) else found
+    if isinstance(value, str):
+        return text(file, where, value)
+    if not isinstance(value, tuple):
+        return value
+    value = texts(file, where, raw)
+    name = _unwrapped(inner[0])[1]
+    if isinstance(name, NounName):
+        assert callable(beside)
+        return tuple(dict.fromkeys(_id_of(file, where, one, name, beside) for one in value))
+    return value
+
+
+def _read_dict(file: Path, where: str, raw: object, key_kind: Any, kind: Any, beside: Beside) -> dict[str, Any]:
+    """A table of values of one kind; of names of the catalog, each noun once."""
+    entries = table(file, where, raw)
+    name = _unwrapped(key_kind)[1]
+    if isinstance(name, Word):
+        only_keys(file, where, entries, set(name.choices))
+        entries = {key: entries[key] for key in name.choices if key in entries}
+    found: dict[str, Any] = {}
+    for key, value in entries.items():
+        at = f"{where}.{key}"
+        if isinstance(name, NounName):
+            assert callable(beside)
+            key = _id_of(file, at, key, name, beside)
+            check_once(file, at, key, found)
+        found[key] = read_value(file, at, value, kind, beside)
+    return found
+
+
+def check_once(file: Path, where: str, name: str, others: Collection[str]) -> None:
+    """Names have aliases and any case, so that one thing can be there twice."""
+    if name in others:
+        raise BadData(file, where, f"{name} is there already, under another spelling")
+
+
+def _id_of(file: Path, where: str, name: str, spec: NounName, names: Names) -> str:
+    try:
+        return names(spec.kind, name)
+    except CrosstieError as error:
+        raise BadData(file, where, str(error)) from None
+
+
+@cache
+def _unwrapped(kind: Any) -> tuple[Any, Quantity | Word | NounName | None]:
+    """A type without None and without annotations, and what one of these says of it."""
+    spec = next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, Quantity | Word | NounName)), None)
+    bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    if get_origin(bare) not in (Union, UnionType):
+        return bare, spec
+    members = [member for member in get_args(bare) if member is not NoneType]
+    if len(members) > 1:
+        return bare, spec
+    within, inner = _unwrapped(members[0])
+    return within, spec or inner
+
+
+def _is_text(kind: Any) -> bool:
+    bare = _unwrapped(kind)[0]
+    return bare is str or get_origin(bare) is Literal
 
 
 @cache
@@ -257,18 +373,30 @@ def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
 
 
 def _mismatch(raw: object, expected: Any) -> str:
-    if get_origin(expected) is Literal:
-        return f"{raw!r} is not one of {', '.join(get_args(expected))}"
+    bare = _unwrapped(expected)[0]
+    words = get_args(get_args(bare)[0] if get_origin(bare) is tuple else bare)
+    if get_origin(bare) is Literal:
+        return f"{raw!r} is not one of {', '.join(words)}"
+    if get_origin(bare) is tuple and words and isinstance(raw, list):
+        wrong = next((one for one in raw if one not in words), raw)
+        return f"{wrong!r} is not one of {', '.join(words)}"
     kind = msgspec.inspect.type_info(expected)
     if isinstance(kind, msgspec.inspect.UnionType):
         kind = next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
     if isinstance(kind, msgspec.inspect.IntType):
-        return f"{raw!r} must be a whole number from {kind.ge} to {kind.le:,}"
+        return f"{raw!r} must be a whole number{_limits(kind, ',')}"
     if isinstance(kind, msgspec.inspect.FloatType):
-        return f"{raw!r} must be a number from {kind.ge:g} to {kind.le:g}"
+        return f"{raw!r} must be a number{_limits(kind, 'g')}"
     if isinstance(kind, msgspec.inspect.BoolType):
         return f"{raw!r} is neither true nor false"
     return "must be a non-empty string" if isinstance(kind, msgspec.inspect.StrType) else "must be a list of strings"
+
+
+def _limits(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType, form: str) -> str:
+    if kind.le is None:
+        return ""
+    low = f"above {kind.gt:g}, up" if kind.ge is None else f"from {kind.ge:g}"
+    return f" {low} to {kind.le:{form}}"
 
 
 def file_id(file: Path, raw: object) -> str:
@@ -347,11 +475,11 @@ Specs = Mapping[str, Quantity | Word]
 @cache
 def fact_specs(kind: type[msgspec.Struct]) -> tuple[dict[str, Quantity | Word], frozenset[str]]:
     """What a struct says of its facts, `Annotated[Fact, Quantity(...)]`; those with a default may be absent."""
+    of_fields = {name: _unwrapped(field.type) for name, field in _fields(kind).items()}
     specs = {
         name: spec
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-        for spec in getattr(hint, "__metadata__", ())
-        if isinstance(spec, Quantity | Word)
+        for name, (bare, spec) in of_fields.items()
+        if bare in (Fact, Label) and isinstance(spec, Quantity | Word)
     }
     return specs, frozenset(name for name in specs if not _fields(kind)[name].required)
 

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.reading import only_keys, read_record, read_toml
-from crosstie.core.errors import BadData
+from crosstie.catalog.reading import only_keys, read_records, read_toml
 
 _FILE = Path(__file__).parent / "data" / "scenarios.toml"
 _Tokens = Annotated[int, msgspec.Meta(ge=1, le=10_000_000)]
@@ -52,12 +51,4 @@ def shipped_scenarios() -> tuple[Scenario, ...]:
 def read_scenarios(file: Path) -> tuple[Scenario, ...]:
     raw = read_toml(file)
     only_keys(file, "", raw, {"scenario"})
-    given = raw.get("scenario")
-    if not isinstance(given, list) or not given:
-        raise BadData(file, "scenario", "missing: a [[scenario]] each")
-    found = tuple(read_record(file, f"scenario[{i}]", entry, Scenario) for i, entry in enumerate(given))
-    names = [one.name for one in found]
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise BadData(file, f"scenario[{i}].name", f"'{name}' is there twice")
-    return found
+    return read_records(file, "scenario", raw.get("scenario"), Scenario)

@@ -1,11 +1,11 @@
 """Signals to watch: what would change a decision, how it is looked at, and who says so, as rows of a file."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from crosstie.catalog.reading import cited_tables, read_record, sourced_file, text
+from crosstie.catalog.reading import read_records, sourced_file
 from crosstie.core.errors import BadData
 
 Kind = Literal["price", "release", "kernel", "by-hand"]
@@ -34,15 +34,11 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_signals(file: Path) -> dict[str, Signal]:
-    found: dict[str, Signal] = {}
     with sourced_file(file, ["signal"]) as (raw, sources):
-        for where, entry, reference, dated in cited_tables(file, raw, "signal", sources):
-            kept: dict[str, Any] = {key: value for key, value in entry.items() if key != "source"}
-            one = read_record(file, where, kept, Signal, source=reference, date=dated)
-            for key in _NEEDS[one.kind]:
-                if not getattr(one, key):
-                    raise BadData(file, f"{where}.{key}", f"missing: a signal of kind {one.kind} is looked at by it")
-            if text(file, f"{where}.id", one.id) in found:
-                raise BadData(file, f"{where}.id", f"'{one.id}' is there twice")
-            found[one.id] = one
-    return found
+        found = read_records(file, "signal", raw.get("signal", []), Signal, sources)
+    for index, signal in enumerate(found):
+        for key in _NEEDS[signal.kind]:
+            if not getattr(signal, key):
+                reason = f"missing: a signal of kind {signal.kind} is looked at by it"
+                raise BadData(file, f"signal[{index}].{key}", reason)
+    return {signal.id: signal for signal in found}

@@ -4,20 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from crosstie.catalog.reading import (
-    date,
-    fact_specs,
-    read_facts,
-    read_toml,
-    read_value,
-    read_values,
-    sourced_file,
-    table,
-    text,
-)
-from crosstie.core.deployment import Accelerator, Efficiency, Emulation, Host, SmallGpu, Stack
+from crosstie.catalog.reading import date, fact_specs, file_id, read_facts, read_record, read_toml, sourced_file
+from crosstie.core.deployment import Accelerator, Efficiency, Stack
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact, Quantity
 from crosstie.core.model import COMPUTE_FORMATS, Format
@@ -26,34 +14,15 @@ _FRACTION = Quantity("fraction", 0.01, 1.0, "share of the peak that is reached")
 COMPUTE = dict.fromkeys(("bf16", "fp16", "fp8", "fp4", "int8", "fp32"), _FRACTION)
 WEIGHTS = dict.fromkeys(("16", "8", "4"), _FRACTION)
 SINGLE, _ = fact_specs(Efficiency)
-_PLAIN = (
-    "name", "aliases", "versions", "vendors", "loads", "scheduling", "admission", "memory_of", "serves",
-)  # fmt: skip
 
 
 def read_stack(file: Path) -> Stack:
-    with sourced_file(file, {"id", "engine", "host", "emulation", "small", *_PLAIN}) as (raw, sources):
-        identifier = text(file, "id", raw.get("id"))
-        if identifier != file.stem:
-            raise BadData(file, "id", f"'{identifier}' must match the file name '{file.stem}'")
-        plain = read_values(file, "", raw, Stack, _PLAIN)
-        if not plain["vendors"]:
-            raise BadData(file, "vendors", "must name at least one vendor, or 'any'")
-        host = dict(table(file, "host", raw.get("host")))
-        overlapped = read_value(file, "host.overlapped", host.pop("overlapped", None), bool)
-        emulation = table(file, "emulation", raw.get("emulation", {}))
-        for vendor, formats in emulation.items():
-            for format_id, how in table(file, f"emulation.{vendor}", formats).items():
-                read_value(file, f"emulation.{vendor}.{format_id}", how, Emulation)
-        return Stack(
-            id=identifier,
-            host=Host(overlapped=overlapped, **read_facts(file, "host", host, Host, sources)),
-            emulation=emulation,
-            small=SmallGpu(**read_facts(file, "small", raw["small"], SmallGpu, sources)) if "small" in raw else None,
-            file=str(file),
-            **plain,
-            **read_facts(file, "engine", raw.get("engine"), Stack, sources),
-        )
+    with sourced_file(file, {"engine", *Stack.__struct_fields__}) as (raw, sources):
+        engine = read_facts(file, "engine", raw.pop("engine", None), Stack, sources)
+        stack = read_record(file, "", raw, Stack, sources, id=file_id(file, raw.get("id")), **engine)
+    if not stack.vendors:
+        raise BadData(file, "vendors", "must name at least one vendor, or 'any'")
+    return stack
 
 
 def read_efficiency(file: Path) -> dict[str, Any]:
@@ -78,19 +47,11 @@ def merge_efficiency(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
 
 
 def read_formats(file: Path) -> dict[str, Format]:
-    formats = {}
-    for key, raw in read_toml(file).items():
-        try:
-            format = msgspec.convert({"id": key, **table(file, key, raw)}, Format)
-        except msgspec.ValidationError as error:
-            raise BadData(file, key, str(error)) from None
-        if format.group < 1 or not 1 <= format.element_bits <= 64 or not 0 <= format.scale_bits <= 4096:
-            raise BadData(file, key, "element_bits, scale_bits or group is out of range")
-        if not format.runs_as or not set(format.runs_as) <= set(COMPUTE_FORMATS):
+    formats = {key: read_record(file, key, raw, Format, id=key) for key, raw in read_toml(file).items()}
+    for key, format in formats.items():
+        if not format.runs_as:
             raise BadData(file, f"{key}.runs_as", f"must be one or more of {', '.join(COMPUTE_FORMATS)}")
-        text(file, f"{key}.source", format.source)
         date(file, f"{key}.date", format.date)
-        formats[key] = format
     return formats
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from crosstie.catalog.reading import optional_text, read_record, sourced_file, table, texts
 from crosstie.core.errors import BadData
-from crosstie.core.images import Encoder, ImageRule
+from crosstie.core.images import ImageRule
 
 _FILE = Path(__file__).parent / "data" / "vision.toml"
 # What each kind must say of itself, since a default would be a guess.
@@ -56,9 +56,8 @@ def read_vision(file: Path) -> tuple[VisionRule, ...]:
                 raise BadData(file, where, "needs models and sources")
             references = tuple(sources.cite(where, key)[0] for key in cited)
             note = optional_text(file, f"{where}.note", own.pop("note", ""))
-            encoder = read_record(file, f"{where}.encoder", own.get("encoder"), Encoder)
-            rule = read_record(file, where, own, ImageRule, encoder=encoder)
-            for key in _NEEDS[rule.kind]:
+            rule = read_record(file, where, own, ImageRule)
+            for key in ("encoder", *_NEEDS[rule.kind]):
                 if key not in own:
                     raise BadData(file, f"{where}.{key}", f"missing: a rule of kind '{rule.kind}' needs it")
             found.append(VisionRule(models=models, rule=rule, sources=references, note=note))

@@ -2,24 +2,24 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from crosstie.catalog.acceptance import NO_SPECULATION, TEXTS
+from crosstie.catalog.acceptance import NO_SPECULATION, Text
 from crosstie.catalog.classes import ClassReader, look_up, read_classes
 from crosstie.catalog.days import USUAL, read_day
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reading import (
+    Names,
+    check_once,
     number,
-    one_of,
     only_keys,
     read_record,
     read_toml,
-    read_value,
     read_values,
     table,
     text,
@@ -27,35 +27,19 @@ from crosstie.catalog.reading import (
     toml_in,
 )
 from crosstie.catalog.writing import in_words
-from crosstie.core.deployment import KV_FORMATS, Accelerator
+from crosstie.core.deployment import kv_bytes_per_element
 from crosstie.core.errors import BadData, BadInput
+from crosstie.core.fact import KeyRule, NounKind
 from crosstie.core.model import Model
 from crosstie.core.schedule import ScheduleRequest, quarter_number
 from crosstie.core.speculation import DEEPEST
-from crosstie.core.workload import (
-    Constraints,
-    Gpus,
-    ModelChoice,
-    Prices,
-    RequestClass,
-    Sharing,
-    UsdPerGpuHour,
-    Workload,
-)
+from crosstie.core.workload import Constraints, ModelChoice, Prices, RequestClass, Sharing, Workload
 
 _WORKLOAD = {"name", "sizing", "sure", "traffic", "models", "class", "constraints", "prices", "hosting", "schedule"}
 _TRAFFIC = ("mean_over_peak", "growth_per_year", "horizon_years")
 # Of the peak: what mean traffic is taken as.
 _HALF = 0.5
-# Off a price; what is free is no price.
-MOST_DISCOUNT = 0.99
 _RELEASE = re.compile(r"^b?\d[\w.+-]{0,39}$")
-_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
-_Discount = Annotated[float, msgspec.Meta(ge=0, le=MOST_DISCOUNT)]
-# The id that a name at some place of the file stands for.
-_KnownAs = Callable[[ClassReader, str, str], str]
-
-
 # Workloads to start from, by name.
 EXAMPLES = Path(__file__).parent / "data" / "workloads"
 
@@ -93,14 +77,15 @@ def read_workload(catalog: Catalog, file: Path, content: str | None = None) -> W
     elif "mean_over_peak" not in traffic:
         reader.notes.append("mean traffic is taken as half the peak (traffic.mean_over_peak)")
     classes = read_classes(reader, raw.get("class"), traffic)
+    names = _names(catalog)
     return Workload(
         name=text(file, "name", raw.get("name", file.stem)),
         classes=classes,
         models=_models(reader, raw.get("models", {}), {one.model for one in classes}),
-        constraints=_constraints(reader, raw.get("constraints", {})),
-        prices=_prices(reader, raw.get("prices", {})),
+        constraints=_constraints(file, raw.get("constraints", {}), names),
+        prices=_prices(file, raw.get("prices", {}), names),
         sharing=_sharing(reader, raw["hosting"], classes) if "hosting" in raw else None,
-        schedule=_schedule(reader, raw.get("schedule", {})),
+        schedule=_schedule(file, raw.get("schedule", {}), names),
         folders=catalog.folders(sorted({one.model for one in classes})),
         file=str(file),
         notes=tuple(reader.notes),
@@ -120,75 +105,72 @@ def _sure(file: Path, raw: dict[str, Any]) -> float | None:
     return number(file, "sure", raw["sure"], 50, 99) / 100.0
 
 
+class _ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A [models."NAME"] as a file has it."""
+
+    rules: ClassVar[tuple[KeyRule, ...]] = (
+        KeyRule("needs", ("acceptance",), ("speculation",), "is of a way to draft, which `speculation` must name"),
+    )
+
+    precisions: tuple[str, ...] = ModelChoice().precisions
+    kv: tuple[str, ...] = ModelChoice().kv_formats
+    # With releases, such as vllm==0.32.0.
+    stacks: tuple[str, ...] = ()
+    apart: bool | None = None
+    speculation: tuple[str, ...] | None = None
+    text: Text = "chat"
+    acceptance: Annotated[float, msgspec.Meta(ge=1, le=1 + DEEPEST)] | None = None
+
+
 def _models(reader: ClassReader, raw: object, asked: set[str]) -> dict[str, ModelChoice]:
     found: dict[str, ModelChoice] = {}
-    for name, entry in table(reader.file, "models", raw).items():
+    for name, said in table(reader.file, "models", raw).items():
         where = f'models."{name}"'
-        entry = table(reader.file, where, entry)
-        only_keys(reader.file, where, entry, {"precisions", "kv", "stacks", "apart", *_DRAFTS})
+        entry = read_record(reader.file, where, said, _ModelEntry)
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name))
-        _once(reader.file, where, model.id, found)
+        check_once(reader.file, where, model.id, found)
         if model.id not in asked:
             reader.notes.append(f"{where} changes nothing: no class asks for {model.id}")
-        choice = ModelChoice()
-        kv = _list(reader.file, f"{where}.kv", entry.get("kv"), choice.kv_formats)
-        for format in kv:
-            one_of(reader.file, f"{where}.kv", format, KV_FORMATS)
-        precisions = _list(reader.file, f"{where}.precisions", entry.get("precisions"), choice.precisions)
-        for key, listed in (("precisions", precisions), ("kv", kv)):
-            if not listed:
-                raise BadData(reader.file, f"{where}.{key}", "is empty: leave the key out for the usual ones")
-        for precision in precisions:
-            look_up(reader.file, f"{where}.precisions", lambda p=precision, m=model: reader.catalog.precision(m, p))
-        stacks: list[str] = []
-        releases: dict[str, str] = {}
-        for said in _list(reader.file, f"{where}.stacks", entry.get("stacks"), ()):
-            stack, _, release = said.partition("==")
-            stacks.append(look_up(reader.file, f"{where}.stacks", lambda s=stack: reader.catalog.stack(s)).id)
-            if "==" in said:
-                releases[stacks[-1]] = release_text(reader.file, f"{where}.stacks", release)
-        if entry.get("apart") is True:
+        if entry.apart:
             # No result and no code of an engine says otherwise (catalog/data/connectors.toml).
             why = "no engine is known to hand a cache from one vendor's GPUs to another's"
             reader.notes.append(f"disaggregated prefill and decode of {model.id} are offered on one accelerator: {why}")
-        found[model.id] = ModelChoice(
-            precisions=precisions,
-            kv_formats=kv,
-            stacks=tuple(dict.fromkeys(stacks)),
-            releases=releases,
-            **_speculation(reader, where, entry, model),
-            **read_values(reader.file, where, entry, ModelChoice, ("apart",)),
-        )
+        found[model.id] = _choice(reader, where, entry, model)
     return found
 
 
-_DRAFTS = ("speculation", "text", "acceptance")
-
-
-def _speculation(reader: ClassReader, where: str, entry: dict[str, Any], model: Model) -> dict[str, Any]:
-    """Ways to draft, each tried on the model."""
-    file, found = reader.file, dict[str, Any]()
-    if "text" in entry:
-        found["text"] = one_of(file, f"{where}.text", text(file, f"{where}.text", entry["text"]), TEXTS)
-    if "acceptance" in entry:
-        found["acceptance"] = number(file, f"{where}.acceptance", entry["acceptance"], 1, 1 + DEEPEST)
-    if "speculation" in entry:
-        ways = _list(file, f"{where}.speculation", entry["speculation"], ())
-        if not ways:
-            raise BadData(file, f"{where}.speculation", 'is empty: write ["none"] for none')
-        for way in ways:
-            if way != NO_SPECULATION:
-                look_up(
-                    file,
-                    f"{where}.speculation",
-                    lambda w=way: reader.catalog.speculation(
-                        model, w, text=found.get("text", "chat"), length=found.get("acceptance")
-                    ),
-                )
-        found["speculation"] = tuple(dict.fromkeys(ways))
-    elif "acceptance" in entry:
-        raise BadData(file, f"{where}.acceptance", "is of a way to draft, which `speculation` must name")
-    return found
+def _choice(reader: ClassReader, where: str, entry: _ModelEntry, model: Model) -> ModelChoice:
+    """What a model's table offers, each of it tried on the model."""
+    file, catalog = reader.file, reader.catalog
+    for key in ("precisions", "kv", "speculation"):
+        if getattr(entry, key) == ():
+            instead = 'write ["none"] for none' if key == "speculation" else "leave the key out for the usual ones"
+            raise BadData(file, f"{where}.{key}", f"is empty: {instead}")
+    for kv_format in entry.kv:
+        look_up(file, f"{where}.kv", partial(kv_bytes_per_element, kv_format))
+    for precision in entry.precisions:
+        look_up(file, f"{where}.precisions", partial(catalog.precision, model, precision))
+    for way in entry.speculation or ():
+        if way != NO_SPECULATION:
+            tried = partial(catalog.speculation, model, way, text=entry.text, length=entry.acceptance)
+            look_up(file, f"{where}.speculation", tried)
+    stacks: list[str] = []
+    releases: dict[str, str] = {}
+    for said in entry.stacks:
+        name, _, release = said.partition("==")
+        stacks.append(look_up(file, f"{where}.stacks", partial(catalog.stack, name)).id)
+        if "==" in said:
+            releases[stacks[-1]] = release_text(file, f"{where}.stacks", release)
+    return ModelChoice(
+        precisions=entry.precisions,
+        kv_formats=entry.kv,
+        stacks=tuple(dict.fromkeys(stacks)),
+        releases=releases,
+        speculation=tuple(dict.fromkeys(entry.speculation)) if entry.speculation else None,
+        text=entry.text,
+        acceptance=entry.acceptance,
+        apart=entry.apart,
+    )
 
 
 def release_text(file: Path, where: str, raw: object) -> str:
@@ -202,10 +184,9 @@ def release_text(file: Path, where: str, raw: object) -> str:
 def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]) -> Sharing:
     """[hosting]: which models share replicas, and what that may cost in cold loads."""
     entry, asked = table(reader.file, "hosting", raw), tuple(dict.fromkeys(one.model for one in classes))
-    only_keys(reader.file, "hosting", entry, set(Sharing.__struct_fields__))
     models = _hosted(reader, "hosting.models", entry.get("models"), asked) or asked
     pinned = _hosted(reader, "hosting.pinned", entry.get("pinned"), models)
-    found = read_record(reader.file, "hosting", raw, Sharing, models=models, pinned=pinned)
+    sharing = read_record(reader.file, "hosting", raw, Sharing, models=models, pinned=pinned)
     for index, one in enumerate(classes):
         if one.lora is not None and one.model in models:
             raise BadData(
@@ -214,53 +195,25 @@ def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]
                 f"{one.model} shares replicas by [hosting]: adapters need their own",
             )
     for key, needs in (("host_gb_per_s", ("host",)), ("disk_gb_per_s", ("disk", "start")), ("start_s", ("start",))):
-        if key in entry and found.load_from not in needs:
-            raise BadData(reader.file, f"hosting.{key}", f"has no meaning with load_from = '{found.load_from}'")
-    return found
+        if key in entry and sharing.load_from not in needs:
+            raise BadData(reader.file, f"hosting.{key}", f"has no meaning with load_from = '{sharing.load_from}'")
+    return sharing
 
 
-def _schedule(reader: ClassReader, raw: object) -> ScheduleRequest:
-    """[schedule]: what `crosstie schedule` asks for; accelerators by any of their names, announced ones too."""
-    file, known = reader.file, reader.catalog.with_announced
-
-    def named(where: str, name: str) -> str:
-        found: Accelerator = look_up(file, where, lambda: known.accelerator(name))
-        return found.id
-
-    try:
-        found = msgspec.convert(table(file, "schedule", raw), ScheduleRequest)
-    except msgspec.ValidationError as error:
-        said, _, at = str(error).partition(" - at `$")
-        raise BadData(file, f"schedule{at.rstrip('`')}", said[:1].lower() + said[1:]) from None
-    for place, one in enumerate(found.deliveries):
-        _check_quarter(file, f"schedule.deliveries[{place}].quarter", one.quarter)
-    for place, other in enumerate(found.contracts):
-        _check_quarter(file, f"schedule.contracts[{place}].until", other.until)
-    replaced = msgspec.structs.replace
-    return replaced(
-        found,
-        lead_time_months={
-            named(f"schedule.lead_time_months.{name}", name): months for name, months in found.lead_time_months.items()
-        },
-        deliveries=tuple(
-            replaced(one, accelerator=named(f"schedule.deliveries[{place}].accelerator", one.accelerator))
-            for place, one in enumerate(found.deliveries)
-        ),
-        contracts=tuple(
-            replaced(one, accelerator=named(f"schedule.contracts[{place}].accelerator", one.accelerator))
-            for place, one in enumerate(found.contracts)
-        ),
-    )
-
-
-def _check_quarter(file: Path, where: str, name: str) -> None:
-    if quarter_number(name) is None:
-        raise BadData(file, where, f"'{name}' is no quarter, such as 2027Q1")
+def _schedule(file: Path, raw: object, names: Names) -> ScheduleRequest:
+    """[schedule]: what `crosstie schedule` asks for."""
+    asked = read_record(file, "schedule", raw, ScheduleRequest, names)
+    quarters = [(f"deliveries[{i}].quarter", one.quarter) for i, one in enumerate(asked.deliveries)]
+    quarters += [(f"contracts[{i}].until", one.until) for i, one in enumerate(asked.contracts)]
+    for where, quarter in quarters:
+        if quarter_number(quarter) is None:
+            raise BadData(file, f"schedule.{where}", f"'{quarter}' is no quarter, such as 2027Q1")
+    return asked
 
 
 def _hosted(reader: ClassReader, where: str, raw: object, among: tuple[str, ...]) -> tuple[str, ...]:
     found: list[str] = []
-    for name in _list(reader.file, where, raw, ()):
+    for name in () if raw is None else texts(reader.file, where, raw):
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name)).id
         if model not in among:
             whose = "asked for by no class" if where.endswith("models") else "not among hosting.models"
@@ -274,97 +227,41 @@ def _hosted(reader: ClassReader, where: str, raw: object, among: tuple[str, ...]
     return tuple(found)
 
 
-def _constraints(reader: ClassReader, raw: object) -> Constraints:
-    file, at = reader.file, "constraints"
-    entry = table(file, at, raw)
-    found = read_record(
-        file, at, raw, Constraints,
-        accelerators=_listed(reader, f"{at}.accelerators", entry.get("accelerators"), _accelerator),
-        vendors=_listed(reader, f"{at}.vendors", entry.get("vendors"), _vendor),
-        inventory=_by_name(reader, f"{at}.inventory", entry.get("inventory", {}), _accelerator, Gpus),
-        at_most=_by_name(reader, f"{at}.at_most", entry.get("at_most", {}), _accelerator, Gpus),
-        vendor_share=_vendor_shares(reader, f"{at}.vendor_share", entry.get("vendor_share", {})),
-    )  # fmt: skip
-    for name in found.inventory:
-        if found.accelerators and name not in found.accelerators:
-            raise BadData(file, f"{at}.inventory.{name}", f"is not among {at}.accelerators")
-    return found
-
-
-def _listed(reader: ClassReader, where: str, raw: object, known_as: _KnownAs) -> tuple[str, ...]:
-    """Names by their ids, each once."""
-    return tuple(dict.fromkeys(known_as(reader, where, name) for name in _list(reader.file, where, raw, ())))
-
-
-def _vendor_shares(reader: ClassReader, where: str, raw: object) -> dict[str, float]:
-    shares = _by_name(reader, where, raw, _vendor, _Share)
-    total = math.fsum(shares.values())
+def _constraints(file: Path, raw: object, names: Names) -> Constraints:
+    asked = read_record(file, "constraints", raw, Constraints, names)
+    total = math.fsum(asked.vendor_share.values())
     if total > 1 + 1e-9:
-        raise BadData(reader.file, where, f"the least shares add up to {total:g}, more than 1")
-    if total > 1 - 1e-9 and sum(share > 0 for share in shares.values()) > 1:
+        raise BadData(file, "constraints.vendor_share", f"the least shares add up to {total:g}, more than 1")
+    if total > 1 - 1e-9 and sum(share > 0 for share in asked.vendor_share.values()) > 1:
         # Only numbers of GPUs whose prices match to the cent would do, however many it takes.
-        raise BadData(reader.file, where, "the least shares add up to 1, which leaves nothing to choose: give less")
-    return shares
+        reason = "the least shares add up to 1, which leaves nothing to choose: give less"
+        raise BadData(file, "constraints.vendor_share", reason)
+    for name in asked.inventory:
+        if asked.accelerators and name not in asked.accelerators:
+            raise BadData(file, f"constraints.inventory.{name}", "is not among constraints.accelerators")
+    return asked
 
 
-def _prices(reader: ClassReader, raw: object) -> Prices:
-    file = reader.file
-    entry = table(file, "prices", raw)
-    only_keys(file, "prices", entry, {"kind", "usd_per_gpu_hour", "reserved_usd_per_gpu_hour", "discount"})
-
-    def vendor_or_accelerator(reader: ClassReader, where: str, name: str) -> str:
-        return _vendors(reader.catalog).get(name.casefold()) or _accelerator(reader, where, name)
-
-    return Prices(
-        kinds=_kinds(file, entry.get("kind", "on-demand")),
-        **{
-            key: _by_name(reader, f"prices.{key}", entry.get(key, {}), _accelerator, UsdPerGpuHour)
-            for key in ("usd_per_gpu_hour", "reserved_usd_per_gpu_hour")
-        },
-        discount=_by_name(reader, "prices.discount", entry.get("discount", {}), vendor_or_accelerator, _Discount),
-    )
-
-
-def _kinds(file: Path, raw: object) -> tuple[str, ...]:
-    """One kind, or several of which the first that an accelerator has a price of is taken."""
-    found = texts(file, "prices.kind", [raw] if isinstance(raw, str) else raw)
-    if not found:
+def _prices(file: Path, raw: object, names: Names) -> Prices:
+    entry = dict(table(file, "prices", raw))
+    only_keys(file, "prices", entry, {"kind", *Prices.__struct_fields__} - {"kinds"})
+    # One kind, or several of which the first that an accelerator has a price of is taken.
+    kind = entry.pop("kind", "on-demand")
+    kinds = texts(file, "prices.kind", [kind] if isinstance(kind, str) else kind)
+    if not kinds:
         raise BadData(file, "prices.kind", "is empty: leave the key out for on-demand")
-    return tuple(dict.fromkeys(found))
+    return read_record(file, "prices", entry, Prices, names, kinds=tuple(dict.fromkeys(kinds)))
 
 
-def _by_name(reader: ClassReader, where: str, raw: object, known_as: _KnownAs, kind: Any) -> dict[str, Any]:
-    """A table whose keys are names of the catalog, by id; each id once."""
-    found: dict[str, Any] = {}
-    for name, value in table(reader.file, where, raw).items():
-        named = known_as(reader, f"{where}.{name}", name)
-        _once(reader.file, f"{where}.{name}", named, found)
-        found[named] = read_value(reader.file, f"{where}.{name}", value, kind)
-    return found
+def _names(catalog: Catalog) -> Names:
+    """What a name in a workload stands for, as the structs of `core.workload` say what it is of."""
 
+    def id_of(kind: NounKind, name: str) -> str:
+        vendors = {one.vendor.casefold(): one.vendor for one in catalog.accelerators.values()}
+        if kind.startswith("vendor") and name.casefold() in vendors:
+            return vendors[name.casefold()]
+        if kind == "vendor":
+            raise BadInput(f"'{name}' is no vendor; known: {', '.join(sorted(vendors.values()))}")
+        return (catalog.with_announced if kind == "announced accelerator" else catalog).accelerator(name).id
 
-def _once(file: Path, where: str, name: str, others: Mapping[str, object]) -> None:
-    """Names have aliases and any case, so that one thing can be there twice."""
-    if name in others:
-        raise BadData(file, where, f"{name} is there already, under another spelling")
-
-
-def _accelerator(reader: ClassReader, where: str, name: str) -> str:
-    found: str = look_up(reader.file, where, lambda: reader.catalog.accelerator(name)).id
-    return found
-
-
-def _vendors(catalog: Catalog) -> dict[str, str]:
-    """By their names in lower case."""
-    return {accelerator.vendor.casefold(): accelerator.vendor for accelerator in catalog.accelerators.values()}
-
-
-def _vendor(reader: ClassReader, where: str, name: str) -> str:
-    known = _vendors(reader.catalog)
-    if name.casefold() not in known:
-        raise BadData(reader.file, where, f"'{name}' is no vendor; known: {', '.join(sorted(known.values()))}")
-    return known[name.casefold()]
-
-
-def _list(file: Path, where: str, raw: object, default: tuple[str, ...]) -> tuple[str, ...]:
-    return default if raw is None else texts(file, where, raw)
+    return id_of

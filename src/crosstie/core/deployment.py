@@ -11,13 +11,16 @@ import msgspec
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import NONE, Correction
 from crosstie.core.fact import Fact, Label, Quantity, Word
-from crosstie.core.model import Model, Precision
+from crosstie.core.model import COMPUTE_FORMATS, Model, Precision
 from crosstie.core.speculation import Speculation
 from crosstie.core.units import UNITS
 
 # What nobody measures: a vendor says it, or it follows.
 _NOT_MEASURED = ("spec", "derived", "claimed", "assumed")
-MATRIX_RATE = Quantity("flop_per_s", 1e12, 1e17, "peak of the matrix units", _NOT_MEASURED)
+_Rates = Annotated[
+    dict[Annotated[str, Word("a format of the matrix units", COMPUTE_FORMATS)], Fact],
+    Quantity("flop_per_s", 1e12, 1e17, "peak of the matrix units", _NOT_MEASURED),
+]
 _Price = Annotated[Fact, Quantity("usd", 100, 1e6, "what one may cost", _NOT_MEASURED)]
 
 
@@ -75,16 +78,16 @@ _WORKSTATION_CARDS = 4
 class Accelerator(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     name: str
-    aliases: tuple[str, ...]
-    vendor: str
+    aliases: tuple[str, ...] = ()
+    vendor: Literal["AMD", "NVIDIA", "Intel", "other"]
     family: str
     chip: Chip
     memory: Memory
-    dense: dict[str, Fact]
-    sparse: dict[str, Fact]
+    dense: _Rates
+    sparse: _Rates = {}
     scale_up: ScaleUp
     scale_out: ScaleOut
-    measured: dict[str, Fact]
+    measured: dict[str, Fact] = {}
     # None: it is sold.
     announced: Announced | None = None
     file: str = ""
@@ -184,7 +187,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     host: Host
     # By vendor and format.
-    emulation: dict[str, dict[str, Emulation]]
+    emulation: dict[str, dict[str, Emulation]] = {}
     small: SmallGpu | None = None
     # Whether it serves requests; kernels timed by themselves do not.
     serves: bool = True

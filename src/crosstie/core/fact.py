@@ -1,7 +1,7 @@
 """A number with its reason. Nothing enters the catalog without a basis, a source and a date."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -69,8 +69,29 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a `Label` may be, likewise: the choices, where they are closed."""
+    """What a `Label` or a key may be, likewise: the choices, where they are closed."""
 
     meaning: str
     choices: tuple[str, ...] = ()
     bases: tuple[str, ...] = BASES
+
+
+NounKind = Literal["accelerator", "announced accelerator", "vendor", "vendor or accelerator"]
+
+
+@dataclass(frozen=True, slots=True)
+class NounName:
+    """What a string may be, likewise: any name that the catalog has of such a noun, which is read as its id."""
+
+    kind: NounKind
+
+
+class KeyRule(NamedTuple):
+    """Keys of a file's table that need another (`needs`), do not go with others (`excludes`), or leave something to be
+    said (`demands`: one of them is there, so the other must be)."""
+
+    kind: Literal["needs", "excludes", "demands"]
+    keys: tuple[str, ...]
+    others: tuple[str, ...]
+    # OTHER: the one that is there; at `demands` it stands behind "missing: ".
+    reason: str

@@ -3,11 +3,12 @@
 `plan` writes it to a file, `serve` keeps to that file.
 """
 
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
 from crosstie.core.deployment import Parallelism
+from crosstie.core.fact import KeyRule
 from crosstie.core.workload import Target
 
 # What a file may say; outside of it, a slip of unit.
@@ -127,17 +128,6 @@ class TokenPrice(msgspec.Struct, frozen=True, kw_only=True):
     # In any hour, and in any day; None: no limit.
     max_usd_per_hour: _Spending | None = None
     max_usd_per_day: _Spending | None = None
-
-
-class KeyRule(NamedTuple):
-    """Keys of a file's table that need another (`needs`), do not go with others (`excludes`), or leave something to be
-    said (`demands`: one of them is there, so the other must be)."""
-
-    kind: Literal["needs", "excludes", "demands"]
-    keys: tuple[str, ...]
-    others: tuple[str, ...]
-    # OTHER: the one that is there; at `demands` it stands behind "missing: ".
-    reason: str
 
 
 SIDE_KEYS = ("prefill", "decode", "connector")

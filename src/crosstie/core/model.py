@@ -6,26 +6,27 @@ so a new attention kind is a new reader and nothing else.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from crosstie.core.errors import BadInput
 
 # The formats that matrix units compute in; an accelerator file gives a dense rate for each it has.
-COMPUTE_FORMATS = ("fp32", "bf16", "fp16", "fp8", "fp4", "int8")
+ComputeFormat = Literal["fp32", "bf16", "fp16", "fp8", "fp4", "int8"]
+COMPUTE_FORMATS: tuple[str, ...] = get_args(ComputeFormat)
 
 
-class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Format(msgspec.Struct, frozen=True, kw_only=True):
     """One storage format. `runs_as` lists compute formats in order of preference."""
 
     id: str
     title: str
-    element_bits: float
+    element_bits: Annotated[float, msgspec.Meta(ge=1, le=64)]
     # Bits of scale and zero-point metadata, and the weights that share them.
-    scale_bits: float = 0.0
-    group: int = 1
-    runs_as: tuple[str, ...]
+    scale_bits: Annotated[float, msgspec.Meta(ge=0, le=4096)] = 0.0
+    group: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 1
+    runs_as: tuple[ComputeFormat, ...]
     # The FP4 dialect that the matrix unit must have ("" where any will do).
     dialect: str = ""
     source: str

@@ -5,11 +5,12 @@ short ones, and so that a target at a percentile knows which requests it may mis
 """
 
 import math
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 
 from crosstie.core.deployment import LoraTargets
+from crosstie.core.fact import KeyRule, NounName
 from crosstie.core.images import Encoder
 from crosstie.core.question import USUAL
 from crosstie.core.schedule import ScheduleRequest
@@ -25,8 +26,13 @@ _Cached = Annotated[float, msgspec.Meta(ge=0)]
 _WholeTokens = Annotated[int, msgspec.Meta(ge=1)]
 _Rate = Annotated[float, msgspec.Meta(ge=1e-6)]
 _Years = Annotated[int, msgspec.Meta(ge=1, le=10)]
-Gpus = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
-UsdPerGpuHour = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
+_Gpus = Annotated[int, msgspec.Meta(ge=0, le=10**7)]
+_UsdPerGpuHour = Annotated[float, msgspec.Meta(ge=0.001, le=1000)]
+_Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+_Accelerator = Annotated[str, NounName("accelerator")]
+_Vendor = Annotated[str, NounName("vendor")]
+# Off a price; what is free is no price.
+MOST_DISCOUNT = 0.99
 _Some = msgspec.Meta(min_length=1)
 
 # Where the weights of a model that shares replicas come from: the host's memory (vLLM's sleep, level 1), a disk into an
@@ -100,13 +106,22 @@ class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
 class Lora(msgspec.Struct, frozen=True, kw_only=True):
     """Adapters that the requests of a class ask for, one each."""
 
+    rules: ClassVar[tuple[KeyRule, ...]] = (
+        KeyRule(
+            "excludes",
+            ("zipf", "adapters"),
+            ("popularity",),
+            "has no meaning beside popularity, which has a weight an adapter",
+        ),
+    )
+
     adapters: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
     # The largest rank, which every slot has room for.
     rank: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
     targets: LoraTargets = "all"
     # The n-th most popular is asked for in proportion to n^-zipf, unless each has a weight of its own.
     zipf: Annotated[float, msgspec.Meta(ge=0, le=5)] = 1.0
-    popularity: tuple[_Cached, ...] = ()
+    popularity: tuple[Annotated[float, msgspec.Meta(ge=0, le=1e12)], ...] = ()
     # Adapters that a step may have (vLLM's max_loras; 0: all, up to 64), and that hosts keep (max_cpu_loras; 0: all).
     slots: Annotated[int, msgspec.Meta(ge=0, le=1024)] = 0
     host_slots: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
@@ -197,15 +212,15 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 class Constraints(msgspec.Struct, frozen=True, kw_only=True):
     # Empty: all that the catalog has a price for.
-    accelerators: tuple[str, ...] = ()
-    vendors: tuple[str, ...] = ()
+    accelerators: tuple[_Accelerator, ...] = ()
+    vendors: tuple[_Vendor, ...] = ()
     # GPUs on hand, which cost only their running; and the most of a kind that can be had.
-    inventory: dict[str, Gpus] = {}
-    at_most: dict[str, Gpus] = {}
+    inventory: dict[_Accelerator, _Gpus] = {}
+    at_most: dict[_Accelerator, _Gpus] = {}
     budget_usd_per_month: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
     power_kw: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
     # Least share of the fleet by value, each GPU at its price, by vendor.
-    vendor_share: dict[str, float] = {}
+    vendor_share: dict[_Vendor, _Share] = {}
     # Capacity kept free: the fleet carries the peak and this share of it more.
     spare: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     # Whether GPUs come in whole nodes, or trays of a rack.
@@ -223,10 +238,12 @@ class Prices(msgspec.Struct, frozen=True, kw_only=True):
 
     # Of each accelerator the first of these that it has a price of.
     kinds: Annotated[tuple[str, ...], _Some] = (USUAL.price,)
-    usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
+    usd_per_gpu_hour: dict[_Accelerator, _UsdPerGpuHour] = {}
     # Under contract, for the base of a day.
-    reserved_usd_per_gpu_hour: dict[str, UsdPerGpuHour] = {}
-    discount: dict[str, float] = {}
+    reserved_usd_per_gpu_hour: dict[_Accelerator, _UsdPerGpuHour] = {}
+    discount: dict[
+        Annotated[str, NounName("vendor or accelerator")], Annotated[float, msgspec.Meta(ge=0, le=MOST_DISCOUNT)]
+    ] = {}
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):

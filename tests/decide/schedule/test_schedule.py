@@ -100,8 +100,8 @@ def test_quarters_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("text", "where", "why"),
     [
-        ("[schedule]\nquarter = 8", "schedule", "unknown field"),
-        ("[schedule]\ngrowth = [0.01]", "schedule.growth", ">= 0.1"),
+        ("[schedule]\nquarter = 8", "schedule.quarter", "unknown key"),
+        ("[schedule]\ngrowth = [0.01]", "schedule.growth", "from 0.1"),
         ("[schedule.lead_time_months]\nmi999 = 4", "schedule.lead_time_months.mi999", "unknown accelerator"),
         ('[[schedule.deliveries]]\naccelerator = "h200"\ngpus = 8\nquarter = "soon"', "deliveries[0].quarter", "2027Q1"),
         ('[[schedule.contracts]]\naccelerator = "h200"\ngpus = 8\nusd_per_gpu_hour = 2\nuntil = "27Q1"',

@@ -8,10 +8,9 @@ import msgspec
 
 from crosstie.catalog.costs import watts
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.workloads import MOST_DISCOUNT
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData, BadInput
-from crosstie.core.workload import Workload
+from crosstie.core.workload import MOST_DISCOUNT, Workload
 from crosstie.decide.cost.energy import owned_draw
 from crosstie.decide.cost.ownership import by_the_hour, running_usd_per_hour
 from crosstie.decide.cost.prices import BUY, GIVEN, MODELLED, PURCHASE, Quote, quotes
