@@ -14,7 +14,7 @@ from tests.run.service.processes import comes_true, environment, gone
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.errors import BadInput
-from crosstie_gateway.start.start import Observers, ServeOptions, serve, would_serve
+from crosstie_gateway.start.start import ServeOptions, serve, would_serve
 
 MODEL = "llama-3.1-8b"
 FLEET = fleet_of(pool_of("one", model=MODEL, accelerator="mi300x", precision="fp8", stack="vllm", replicas=1))
@@ -83,7 +83,7 @@ def test_it_ends_with_whoever_started_it(tmp_path: Path) -> None:
 def test_a_dry_run_starts_nothing(tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(FLEET))
-    served = would_serve(ServeOptions(file=file, emulate=True, policy="round-robin"), Observers())
+    served = would_serve(ServeOptions(file=file, emulate=True, policy="round-robin"))
     assert (served.url, served.fleet.policy, served.fleet.pools[0].backends) == (None, "round-robin", ())
     with pytest.raises(BadInput, match="--dry-run needs a fleet file"):
-        would_serve(ServeOptions(), Observers())
+        would_serve(ServeOptions())

@@ -88,11 +88,11 @@ class BatchApi(Batches):
         headers = record.grant.headers if record.grant is not None else b""
         try:
             async with self._doors.setdefault(key_id, asyncio.Semaphore(_OF_ONE)):
-                found = await self._in_thread(self._road(request, key_id))
-            if isinstance(found, Path):
-                await self._send_file(reply, found, headers)
+                answer = await self._in_thread(self._road(request, key_id))
+            if isinstance(answer, Path):
+                await self._send_file(reply, answer, headers)
             else:
-                reply.send(200, found, headers)
+                reply.send(200, answer, headers)
         except RequestRejected as refused:
             self._refuse(reply, refused, headers)
         except BadInput as error:
@@ -188,9 +188,9 @@ class BatchApi(Batches):
         limit, after = min(int(given), _MOST_LISTED), asked.get("after", [""])[0]
         index, page = self._store.index, list[dict[str, Any]]()
         if kind == "files":
-            page = [one.shown(self._keep_s) for one in index.files(key_id, after, limit + 1)]
+            page = [file.shown(self._keep_s) for file in index.files(key_id, after, limit + 1)]
         else:
-            page = [one.shown() for one in index.batches(key_id, after, limit + 1)]
+            page = [batch.shown() for batch in index.batches(key_id, after, limit + 1)]
         more, page = len(page) > limit, page[:limit]
         ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
         return _encode({"object": "list", "data": page, **ends, "has_more": more})

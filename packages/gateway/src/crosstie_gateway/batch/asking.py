@@ -135,9 +135,9 @@ async def ask(gateway: Gateway, server: Server, batch: Batch, line: BatchLine) -
 
 def _parsed(answer: bytes) -> LineAnswer:
     """One that was cut off is the gateway's failure."""
-    head, found, body = answer.partition(b"\r\n\r\n")
+    head, blank, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
-    if not found or headers.get(b"content-length") != b"%d" % len(body):
+    if not blank or headers.get(b"content-length") != b"%d" % len(body):
         return LineAnswer(502, {}, _CUT)
     return LineAnswer(int(first[9:12]), headers, body)

@@ -123,8 +123,8 @@ class Index:
             _insert_file(connection, file)
 
     def file(self, key_id: int, name: str) -> StoredFile | None:
-        found = self._rows(f"SELECT {_FILE} FROM files WHERE id = ? AND key_id = ?", name, key_id)
-        return _file(found[0]) if found else None
+        rows = self._rows(f"SELECT {_FILE} FROM files WHERE id = ? AND key_id = ?", name, key_id)
+        return _file(rows[0]) if rows else None
 
     def files(self, key_id: int, after: str, limit: int) -> list[StoredFile]:
         """The latest first."""
@@ -146,11 +146,11 @@ class Index:
                 "SELECT id FROM files WHERE created_at < ? AND id NOT IN"
                 " (SELECT input_file_id FROM batches WHERE ended_at = 0) LIMIT ?"
             )
-            found = [name for (name,) in connection.execute(old, (before, _MOST_DELETED))]
-            connection.executemany("DELETE FROM files WHERE id = ?", [(name,) for name in found])
+            names = [name for (name,) in connection.execute(old, (before, _MOST_DELETED))]
+            connection.executemany("DELETE FROM files WHERE id = ?", [(name,) for name in names])
             old = "SELECT id FROM batches WHERE ended_at > 0 AND ended_at < ? LIMIT ?"
             connection.execute(f"DELETE FROM batches WHERE id IN ({old})", (before, _MOST_DELETED))
-        return found
+        return names
 
     def known(self) -> tuple[set[str], set[str]]:
         """The ids of all files, and of the batches that have not ended."""
@@ -187,18 +187,21 @@ class Index:
                 _insert_file(connection, file)
             connection.executemany(
                 "UPDATE batches SET ended_at = ?, answer_bytes = ?, record = ? WHERE id = ?",
-                [(one.ended_at, 0 if one.ended_at else one.answer_bytes, _encode(one), one.id) for one in batches],
+                [
+                    (batch.ended_at, 0 if batch.ended_at else batch.answer_bytes, _encode(batch), batch.id)
+                    for batch in batches
+                ],
             )
 
     def batch(self, key_id: int, name: str) -> Batch | None:
         """None where there is none of that key's."""
-        found = self._rows("SELECT cancelled, record FROM batches WHERE id = ? AND key_id = ?", name, key_id)
-        return _batch(*found[0]) if found else None
+        rows = self._rows("SELECT cancelled, record FROM batches WHERE id = ? AND key_id = ?", name, key_id)
+        return _batch(*rows[0]) if rows else None
 
     def record(self, name: str) -> Batch | None:
         """As it was saved, whosever it is."""
-        found = self._rows("SELECT 0, record FROM batches WHERE id = ?", name)
-        return _batch(*found[0]) if found else None
+        rows = self._rows("SELECT 0, record FROM batches WHERE id = ?", name)
+        return _batch(*rows[0]) if rows else None
 
     def batches(self, key_id: int, after: str, limit: int) -> list[Batch]:
         return [_batch(*row) for row in self._page("batches", "cancelled, record", key_id, after, limit)]
@@ -218,11 +221,11 @@ class Index:
             where, values = "key_id = ?", list[int | str]((key_id,))
             if after:
                 at = f"SELECT created_at FROM {table} WHERE id = ? AND key_id = ?"
-                found = connection.execute(at, (after, key_id)).fetchone()
-                if found is None:
+                place = connection.execute(at, (after, key_id)).fetchone()
+                if place is None:
                     return []
                 where += " AND (created_at < ? OR created_at = ? AND id > ?)"
-                values += [found[0], found[0], after]
+                values += [place[0], place[0], after]
             query = f"SELECT {columns} FROM {table} WHERE {where} ORDER BY created_at DESC, id LIMIT ?"
             return connection.execute(query, (*values, limit)).fetchall()
 
@@ -257,7 +260,7 @@ def _file(row: tuple[Any, ...]) -> StoredFile:
 
 
 def _batch(cancelled: int, record: bytes) -> Batch:
-    found = _decode(record)
-    if cancelled and found.status not in ENDED and found.status != "finalizing":
-        found.status = "cancelling"
-    return found
+    batch = _decode(record)
+    if cancelled and batch.status not in ENDED and batch.status != "finalizing":
+        batch.status = "cancelling"
+    return batch

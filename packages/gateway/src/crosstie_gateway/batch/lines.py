@@ -66,11 +66,11 @@ class LineReader:
         self.at_end = False
 
     def more(self) -> list[BatchLine]:
-        found: list[BatchLine] = []
+        lines: list[BatchLine] = []
         size = 0
         with self._file.open("rb") as opened:
             opened.seek(self._offset)
-            while len(found) < _AHEAD and size < _AHEAD_BYTES:
+            while len(lines) < _AHEAD and size < _AHEAD_BYTES:
                 line = opened.readline()
                 if not line:
                     self.at_end = True
@@ -78,10 +78,10 @@ class LineReader:
                 self._offset += len(line)
                 if line.strip():
                     if not self._done[self._number]:
-                        found.append(BatchLine(self._number, line, self._limits))
+                        lines.append(BatchLine(self._number, line, self._limits))
                         size += len(line)
                     self._number += 1
-        return found
+        return lines
 
 
 def custom_ids(file: Path, limits: RequestLimits) -> Iterator[str]:
@@ -140,19 +140,19 @@ def _fault(line: bytes, endpoint: str, seen: set[str], limits: RequestLimits) ->
         said = f"more than a request may have: {limits.body_bytes:,} bytes, {limits.body_values:,} strings, objects and"
         return "line_too_large", f"{said} lists, {limits.body_plain_bytes:,} bytes of numbers between them"
     try:
-        one = _decode(line if outline is None else outline.text)
-        body = _decode_body(one.body)
+        read = _decode(line if outline is None else outline.text)
+        body = _decode_body(read.body)
     except _WRONG as error:
         return "invalid_json_line", f"not as a line of a batch is: {error}"
-    if len(one.custom_id) > LONG or left_out(one.custom_id.encode(errors="replace")):
+    if len(read.custom_id) > LONG or left_out(read.custom_id.encode(errors="replace")):
         return "invalid_custom_id", f"a custom_id of more than {LONG} characters"
-    if one.custom_id in seen:
-        return "duplicate_custom_id", f"custom_id '{one.custom_id}' was there before"
-    seen.add(one.custom_id)
-    if one.method != "POST":
-        return "invalid_method", f"method '{one.method[:LONG]}': only POST is taken"
-    if one.url != endpoint:
-        return "mismatched_endpoint", f"url '{one.url[:LONG]}', and this batch is for {endpoint}"
+    if read.custom_id in seen:
+        return "duplicate_custom_id", f"custom_id '{read.custom_id}' was there before"
+    seen.add(read.custom_id)
+    if read.method != "POST":
+        return "invalid_method", f"method '{read.method[:LONG]}': only POST is taken"
+    if read.url != endpoint:
+        return "mismatched_endpoint", f"url '{read.url[:LONG]}', and this batch is for {endpoint}"
     if body.stream:
         return "invalid_request", "stream: answers of a batch are not streamed"
     return None

@@ -240,10 +240,10 @@ class BatchRunner:
         loop = self._gateway.loop
         for _ in range(self._turns.most):
             stands = self._gateway.draining or not self._has_room or loop.time() < self._still_until
-            found = None if stands else self._turns.next(loop.time())
-            if found is None:
+            turn = None if stands else self._turns.next(loop.time())
+            if turn is None:
                 return False
-            run, line = found
+            run, line = turn
             self._turns.count(run, 1)
             task = loop.create_task(self._request(run, line))
             run.tasks.add(task)
@@ -292,7 +292,7 @@ class BatchRunner:
         tries = line.attempts if not answer.is_full else 0 if answer.is_about_key else run.waits
         after_s = min(max(answer.again_after_s, self.soonest_s * 2.0 ** min(tries, 6)), _LATEST_S)
         if answer.is_about_key:
-            run.tenant.rests_until = now + after_s
+            run.of_key.rests_until = now + after_s
         elif answer.is_full:
             run.waits += 1
             run.rests_until = now + after_s

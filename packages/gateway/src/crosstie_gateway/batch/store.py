@@ -46,8 +46,8 @@ class BatchStore:
         self.index = Index(folder / _INDEX)
 
     def free_bytes(self) -> int:
-        found = os.statvfs(self.folder)
-        return found.f_bavail * found.f_frsize
+        space = os.statvfs(self.folder)
+        return space.f_bavail * space.f_frsize
 
     # Files
 
@@ -85,8 +85,8 @@ class BatchStore:
         files, batches = self.index.known()
         wanted = files | batches | {_adopted_id(name, kind) for name in batches for kind in ("output", "error")}
         for path in self.folder.iterdir():
-            found = _OURS.fullmatch(path.name)
-            if found is not None and found[1] not in wanted and path.stat().st_mtime < time() - _ORPHAN_S:
+            ours = _OURS.fullmatch(path.name)
+            if ours is not None and ours[1] not in wanted and path.stat().st_mtime < time() - _ORPHAN_S:
                 path.unlink(missing_ok=True)
 
     # Batches
@@ -116,13 +116,13 @@ class BatchStore:
 
     def _told(self, batch: Batch, kind: str) -> set[str]:
         """The requests that have their line. Half a line is cut off."""
-        path, found, whole = self._beside(batch, kind), set[str](), 0
+        path, told, whole = self._beside(batch, kind), set[str](), 0
         for custom_id, end in told_ids(path):
-            found.add(custom_id)
+            told.add(custom_id)
             whole = end
         if path.exists() and path.stat().st_size > whole:
             os.truncate(path, whole)
-        return found
+        return told
 
     def mark(self, batch: Batch, line: BatchLine) -> None:
         handle = _opened(self._beside(batch, "asked"))

@@ -16,7 +16,7 @@ from crosstie_gateway.batch.records import Batch
 _FEW = 8
 
 
-class Tenant:
+class KeyRuns:
     """A key with batches that run."""
 
     def __init__(self, key_id: int):
@@ -33,7 +33,7 @@ class BatchRun:
     def __init__(self, batch: Batch):
         self.batch = batch
         # Whose it is, once it has joined the others.
-        self.tenant = Tenant(batch.key_id)
+        self.of_key = KeyRuns(batch.key_id)
         self.reader: LineReader | None = None
         self.read: deque[BatchLine] = deque()
         # Those that are asked again, and when.
@@ -91,38 +91,38 @@ class Turns:
         # In all, and of one key.
         self.most = self.most_of_one = in_flight
         self.in_flight = 0
-        self._tenants: deque[Tenant] = deque()
-        self._by_key: dict[int, Tenant] = {}
+        self._keys: deque[KeyRuns] = deque()
+        self._by_key: dict[int, KeyRuns] = {}
 
     def join(self, run: BatchRun) -> None:
-        found = self._by_key.get(run.batch.key_id)
-        if found is None:
-            found = self._by_key[run.batch.key_id] = run.tenant
-            self._tenants.append(found)
-        run.tenant = found
-        found.runs.append(run)
+        of_key = self._by_key.get(run.batch.key_id)
+        if of_key is None:
+            of_key = self._by_key[run.batch.key_id] = run.of_key
+            self._keys.append(of_key)
+        run.of_key = of_key
+        of_key.runs.append(run)
 
     def leave(self, run: BatchRun) -> None:
-        run.tenant.runs.remove(run)
-        if not run.tenant.runs:
-            self._tenants.remove(run.tenant)
-            del self._by_key[run.tenant.key_id]
+        run.of_key.runs.remove(run)
+        if not run.of_key.runs:
+            self._keys.remove(run.of_key)
+            del self._by_key[run.of_key.key_id]
 
     def count(self, run: BatchRun, more: int) -> None:
         self.in_flight += more
-        run.tenant.in_flight += more
+        run.of_key.in_flight += more
 
     def next(self, now: float) -> tuple[BatchRun, BatchLine] | None:
         if self.in_flight >= self.most:
             return None
-        for _ in range(len(self._tenants)):
-            tenant = self._tenants[0]
-            self._tenants.rotate(-1)
-            if tenant.in_flight >= self.most_of_one or tenant.rests_until > now:
+        for _ in range(len(self._keys)):
+            of_key = self._keys[0]
+            self._keys.rotate(-1)
+            if of_key.in_flight >= self.most_of_one or of_key.rests_until > now:
                 continue
-            for _ in range(len(tenant.runs)):
-                run = tenant.runs[0]
-                tenant.runs.rotate(-1)
+            for _ in range(len(of_key.runs)):
+                run = of_key.runs[0]
+                of_key.runs.rotate(-1)
                 line = run.next(now, self.most)
                 if line is not None:
                     return run, line

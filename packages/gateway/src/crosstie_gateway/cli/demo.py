@@ -67,9 +67,9 @@ def _show(out: Output, demo: Demo, verbose: bool) -> None:
     rate = f"{significant(demo.seconds)} emulated seconds, {significant(demo.speed)} to each second"
     say(out, f"{demo.requests:,} recorded requests over {rate}, at the rate that the fleet was planned for")
     if verbose:
-        for one in demo.fleet.classes:
-            trace = TRACES[one.name]
-            say(out, f"- {one.name}, {significant(one.requests_per_s)} a second: {trace} ({CREDITS[trace]})")
+        for served in demo.fleet.classes:
+            trace = TRACES[served.name]
+            say(out, f"- {served.name}, {significant(served.requests_per_s)} a second: {trace} ({CREDITS[trace]})")
     _show_latencies(out, demo, verbose)
     if verbose:
         _show_places(out, demo)
@@ -91,11 +91,11 @@ def _show_fleet(out: Output, demo: Demo) -> None:
     gpus = ", ".join(f"{number} {name}" for name, number in plan.fleet.gpus.items())
     offered = ", ".join(item.id for item in plan.market.items)
     say(out, f"Cheapest fleet of {offered}: {gpus}, {dollars(demo.fleet.usd_per_hour)} an hour")
-    for vendor, one in plan.single_vendor.items():
-        if one is not None:
-            cost = f"{dollars(one.usd_per_hour)} an hour ({one.dearer:+.0%})"
-            how = "simulated" if one.confirmed else "by closed forms alone"
-            say(out, f"- {vendor} alone: {one.label}, {cost}, {how}")
+    for vendor, alone in plan.single_vendor.items():
+        if alone is not None:
+            cost = f"{dollars(alone.usd_per_hour)} an hour ({alone.dearer:+.0%})"
+            how = "simulated" if alone.confirmed else "by closed forms alone"
+            say(out, f"- {vendor} alone: {alone.label}, {cost}, {how}")
     vendors = {pool.deployment.accelerator.vendor for pool in demo.plan.fleet.pools} if demo.plan.fleet else set()
     if len(vendors) == 1:
         say(out, f"{min(vendors)} alone is the cheapest for this traffic: no mixture that was simulated costs less")
@@ -140,16 +140,16 @@ def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) 
 
 
 def _in_order(demo: Demo, run: PolicyRun) -> list[ReplayedClass]:
-    found = {one.seen.name: one for one in run.result.classes}
-    return [found[one.name] for one in demo.expected]
+    by_name = {replayed.seen.name: replayed for replayed in run.result.classes}
+    return [by_name[expected.name] for expected in demo.expected]
 
 
 def _show_outcomes(out: Output, demo: Demo) -> None:
-    columns = ["policy", *(f">{one.name} within targets" for one in demo.expected), ">all", ">failed"]
+    columns = ["policy", *(f">{expected.name} within targets" for expected in demo.expected), ">all", ">failed"]
     columns += [">attributed $/M tokens", ">fleet $/M tokens within targets"]
     rows = [
         (
-            run.policy, *(kept(one.kept) for one in _in_order(demo, run)), kept(run.result.kept),
+            run.policy, *(kept(replayed.kept) for replayed in _in_order(demo, run)), kept(run.result.kept),
             f"{run.result.failed:,}", dollars(run.spent.usd_per_million), dollars(run.usd_per_good_million),
         )
         for run in demo.runs
@@ -171,7 +171,7 @@ def _show_places(out: Output, demo: Demo) -> None:
 
 
 def _taken(run: PolicyRun, pool: str) -> Sequence[str]:
-    seen: RequestGroup | None = next((one for one in run.result.pools if one.name == pool), None)
+    seen: RequestGroup | None = next((group for group in run.result.pools if group.name == pool), None)
     if seen is None or not run.result.tokens:
         return ["0", "-"]
     return [f"{seen.requests:,}", share((seen.input_tokens + seen.output_tokens) / run.result.tokens)]

@@ -92,12 +92,12 @@ def _show(running: EmulatedFleet, speed: float) -> None:
         say(out, f"  {significant(speed)} emulated seconds to each second")
     rows = [
         (
-            one.replica.emulated.pool,
-            one.name.partition("/")[2] if one.role else str(one.index),
-            one.url,
-            one.replica.emulated.label,
+            replica.replica.emulated.pool,
+            replica.name.partition("/")[2] if replica.role else str(replica.index),
+            replica.url,
+            replica.replica.emulated.label,
         )
-        for one in running.replicas
+        for replica in running.replicas
     ]
     show_table(out, ["pool", ">replica", "URL", "~emulates"], rows)
     out.print("ready")
@@ -111,16 +111,16 @@ def _document(running: EmulatedFleet, speed: float) -> dict[str, Any]:
         "speed": speed,
         "replicas": [
             {
-                "pool": one.replica.emulated.pool,
-                "replica": one.index,
-                "url": one.url,
-                "model": one.model,
-                "hosted": one.hosted,
-                "role": one.role or None,
-                "kv_events": one.replica.publisher.events if one.replica.publisher else None,
-                "kv_replay": one.replica.publisher.replay if one.replica.publisher else None,
-                "emulates": one.replica.emulated.label,
+                "pool": replica.replica.emulated.pool,
+                "replica": replica.index,
+                "url": replica.url,
+                "model": replica.model,
+                "hosted": replica.hosted,
+                "role": replica.role or None,
+                "kv_events": replica.replica.publisher.events if replica.replica.publisher else None,
+                "kv_replay": replica.replica.publisher.replay if replica.replica.publisher else None,
+                "emulates": replica.replica.emulated.label,
             }
-            for one in running.replicas
+            for replica in running.replicas
         ],
     }

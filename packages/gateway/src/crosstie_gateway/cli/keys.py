@@ -99,9 +99,9 @@ def show(name: str, store: str | None, fleet: Path | None, as_json: bool) -> int
     """One key; NAME may also be its public id."""
     now = time()
     with opened(store, fleet) as at:
-        found = named_key(at.all_keys(), name)
-        spent = at.spent(now).get(found.id, (0.0, 0.0))
-    said = _document(found, spent, now)
+        key = named_key(at.all_keys(), name)
+        spent = at.spent(now).get(key.id, (0.0, 0.0))
+    said = _document(key, spent, now)
     if as_json:
         print_json(said)
         return 0
@@ -118,7 +118,7 @@ def show(name: str, store: str | None, fleet: Path | None, as_json: bool) -> int
 @click.option("--any-model", is_flag=True, help="No longer limited to models.")
 @click.option("--any-class", is_flag=True, help="No longer limited to classes.")
 @click.option("--no-team", is_flag=True, help="No longer of a team.")
-@click.option("--no-limit", "lifted", multiple=True, type=click.Choice([*(one.replace("_", "-") for one in _LIMITS),
+@click.option("--no-limit", "lifted", multiple=True, type=click.Choice([*(limit.replace("_", "-") for limit in _LIMITS),
               "expires"]), help="Lift this limit; may be repeated.")  # fmt: skip
 @store_options
 @json_option
@@ -128,9 +128,9 @@ def update(
 ) -> int:  # fmt: skip
     """Changes what a key may do; what is not named stays. Models and classes are replaced by those given here."""
     changes = _changes(given)
-    for flag, field, one in ((any_model, "models", "model"), (any_class, "classes", "class")):
+    for flag, field, option in ((any_model, "models", "model"), (any_class, "classes", "class")):
         if flag and field in changes:
-            raise BadInput(f"--any-{one} and --{one} contradict each other")
+            raise BadInput(f"--any-{option} and --{option} contradict each other")
         if flag:
             changes[field] = ()
     lifted_limits(lifted, changes)

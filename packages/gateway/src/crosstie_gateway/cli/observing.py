@@ -1,16 +1,13 @@
 """Options that `serve` and `pick` share: which policy, without GPUs, where operators look, and what is kept of their
 work: records, logs and traces."""
 
-import functools
-from collections.abc import Callable
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
 from crosstie.cli.options import FILE, option_group, real_option, whole_option
 from crosstie.core.fleet import Policy
 from crosstie_gateway.service.logs import STYLES
-from crosstie_gateway.start.start import Observers
 
 GROUPS = {
     "Without GPUs": "--emulate --speed",
@@ -28,7 +25,7 @@ emulate_options = option_group(
 ops_host_option = click.option("--ops-host", default="127.0.0.1", show_default=True, metavar="A", help="Where that is.")
 with_parent_option = click.option("--with-parent", is_flag=True, hidden=True, help="End when standard input closes.")
 
-_options = option_group(
+observing_options = option_group(
     click.option(
         "--record", type=FILE, metavar="FILE",
         help="Append a trace of what is served, without any text: docs/recording.md.",
@@ -46,15 +43,3 @@ _options = option_group(
         help="Export traces by OpenTelemetry. [default: where OTEL_EXPORTER_OTLP_ENDPOINT is set]",
     ),
 )  # fmt: skip
-_NAMES = ("record", "record_max_mib", "record_keep", "log_format", "log_requests", "log_prompts", "otel")
-
-
-def observed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a command the options, and their `observers` in the place of them."""
-
-    @functools.wraps(function)
-    def wrapped(**given: Any) -> Any:
-        observers = Observers(**{name: given.pop(name) for name in _NAMES})
-        return function(observers=observers, **given)
-
-    return _options(wrapped)

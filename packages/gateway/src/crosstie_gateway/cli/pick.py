@@ -12,14 +12,14 @@ from crosstie.core.figures import plural
 from crosstie_gateway.cli.observing import (
     GROUPS,
     emulate_options,
-    observed,
+    observing_options,
     ops_host_option,
     policy_option,
     with_parent_option,
 )
 from crosstie_gateway.pick.process import run_picker, would_pick
 from crosstie_gateway.pick.stream import PickSettings
-from crosstie_gateway.start.start import Observers, Served, ServeOptions
+from crosstie_gateway.start.start import Served, ServeOptions
 
 
 @click.command(
@@ -58,11 +58,9 @@ from crosstie_gateway.start.start import Observers, Served, ServeOptions
 @ops_host_option
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be picked from, and end.")
 @with_parent_option
-@observed
+@observing_options
 @json_option
-def command(
-    dry_run: bool, fallbacks: int, objectives: tuple[str, ...], as_json: bool, observers: Observers, **given: Any
-) -> int:
+def command(dry_run: bool, fallbacks: int, objectives: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Tell Envoy where each request goes: the cheapest pool of FLEET.toml that is fast enough.
 
     \b
@@ -79,9 +77,9 @@ def command(
     """
     options, settings = ServeOptions(grpc=True, **given), PickSettings(fallbacks, dict(map(_objective, objectives)))
     if dry_run:
-        _show(would_pick(options, observers), as_json)
+        _show(would_pick(options), as_json)
         return 0
-    return 0 if run_picker(options, observers, lambda served: _show(served, as_json), settings) else 1
+    return 0 if run_picker(options, lambda served: _show(served, as_json), settings) else 1
 
 
 def _objective(said: str) -> tuple[str, int]:
@@ -97,7 +95,7 @@ def _objective(said: str) -> tuple[str, int]:
 def _show(served: Served, as_json: bool) -> None:
     fleet, options, url = served.fleet, served.options, served.url
     at = None if url is None else url.removesuffix("/v1").partition("://")[2]
-    pools = {pool.name: [url for one in pool.by_model() for url in one.backends] for pool in fleet.pools}
+    pools = {pool.name: [url for model_pool in pool.by_model() for url in model_pool.backends] for pool in fleet.pools}
     if as_json:
         said = {"address": at, "tls": options.tls_cert is not None, "fleet": fleet.name, "policy": fleet.policy}
         print_json({**said, "emulated": options.emulate, "ops_url": served.ops_url, "pools": pools})

@@ -107,9 +107,9 @@ def command(
     known = capacities(catalog, subject)
     days = {part.class_name: read.of(part.class_name) for part in known.parts}
     scaler = Scaler(read.rules, known, days)
-    planned = {one.name: 0 for one in read.rules.supplies}
+    planned = {supply.name: 0 for supply in read.rules.supplies}
     for pool in subject.fleet.pools:
-        first = next((one for one in read.rules.supplies if one.pool == pool.name), None)
+        first = next((supply for supply in read.rules.supplies if supply.pool == pool.name), None)
         if first is not None:
             planned[first.name] = min(pool.replicas, first.most)
     if state is not None:
@@ -161,36 +161,38 @@ def _drainer(urls: tuple[str, ...], key_file: Path | None, rules: ScaleRules, *,
         raise BadInput(f"--admin needs the gateway's key: set {_KEY}, or give --key-file")
     for url in urls:
         Address(url)
-    shared = Counter(one.pool for one in rules.supplies if not one.backends)
-    for one in rules.supplies:
-        if shared[one.pool] > 1 and not by_platform:
-            raise BadInput(f"supply {one.name}: others are of pool {one.pool} too; say which `backends` are its own")
+    shared = Counter(supply.pool for supply in rules.supplies if not supply.backends)
+    for supply in rules.supplies:
+        if shared[supply.pool] > 1 and not by_platform:
+            raise BadInput(
+                f"supply {supply.name}: others are of pool {supply.pool} too; say which `backends` are its own"
+            )
     return Drainer(urls, key)
 
 
 def _rehearse(subject: Subject, scaler: Scaler, planned: dict[str, int], plot: Path | None, as_json: bool) -> int:
-    rates = {one.name: one.requests_per_s for one in (subject.workload or subject.fleet).classes}
+    rates = {served.name: served.requests_per_s for served in (subject.workload or subject.fleet).classes}
     if not any(scaler.days.values()):
         raise BadInput("--day: no day is known; give `day` or `recording` in --rules, or traffic.day in the workload")
     with progress("deciding") as on_progress:
-        found = rehearse(scaler, rates, planned, on_progress)
+        day = rehearse(scaler, rates, planned, on_progress)
     if plot is not None:
-        gpus = {one.name: scaler.known.gpus[one.pool] for one in scaler.rules.supplies}
-        draw_day(found.days[SCALED], gpus, found.fewest, found.fixed_gpus, f"{subject.label}: a day", plot)
+        gpus = {supply.name: scaler.known.gpus[supply.pool] for supply in scaler.rules.supplies}
+        draw_day(day.days[SCALED], gpus, day.fewest, day.fixed_gpus, f"{subject.label}: a day", plot)
         click.echo(f"drawn as {plot}", err=True)
-    print_json(found.document()) if as_json else show_day(console(), subject.label, found)
+    print_json(day.document()) if as_json else show_day(console(), subject.label, day)
     return 0
 
 
 def _counted(scaler: Scaler, given: tuple[str, ...], planned: dict[str, int]) -> dict[str, int]:
-    found = assigned("--replicas", given, amount)
-    most = {one.name: one.most for one in scaler.rules.supplies}
-    for name, count in found.items():
+    counts = assigned("--replicas", given, amount)
+    most = {supply.name: supply.most for supply in scaler.rules.supplies}
+    for name, count in counts.items():
         if name not in most:
             raise BadInput(f"--replicas {name}: no such supply; there are {', '.join(most)}")
         if count != int(count) or not 0 <= count <= most[name]:
             raise BadInput(f"--replicas {name}={count:g}: a whole number up to {most[name]}, its most")
-    return {**planned, **{name: int(count) for name, count in found.items()}}
+    return {**planned, **{name: int(count) for name, count in counts.items()}}
 
 
 def _moment(at: str | None) -> float:
@@ -208,13 +210,13 @@ def _given(
 ) -> FleetObservation:
     at_s -= 3600.0 * scaler.rules.utc_offset_hours
     if rates:
-        found = assigned("--rate", rates, amount)
-        for name, rate in found.items():
+        asked = assigned("--rate", rates, amount)
+        for name, rate in asked.items():
             if name not in scaler.state.forecasts:
                 raise BadInput(f"--rate {name}: no such class; there are {', '.join(scaler.state.forecasts)}")
             if rate < 0:
                 raise BadInput(f"--rate {name}={rate:g}: must not be below 0")
-        return FleetObservation(at_s=at_s, requests_per_s=found, over_s=_GIVEN_S, ready=dict(there), wanted=dict(there))
+        return FleetObservation(at_s=at_s, requests_per_s=asked, over_s=_GIVEN_S, ready=dict(there), wanted=dict(there))
     if not gateways:
         raise BadInput("--dry-run needs what comes: --gateway URL, or --rate CLASS=X")
     return run_on_loop(_looked(scaler, gateways, there))

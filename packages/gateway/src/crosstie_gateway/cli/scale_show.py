@@ -33,35 +33,35 @@ def show_decision(out: Console, label: str, scaler: Scaler, seen: FleetObservati
         ("supply", "price", "$/h each", "starts in", "serving", "to have", "of them to empty"),
         [
             (
-                one.name, one.kind, dollars(scaler.known.usd_per_hour(one)),
-                f"{state[one.name].start.likely_s / 60:.0f} min", str(seen.ready.get(one.name, 0)),
-                str(decision.orders[one.name].replicas), str(decision.orders[one.name].draining),
+                supply.name, supply.kind, dollars(scaler.known.usd_per_hour(supply)),
+                f"{state[supply.name].start.likely_s / 60:.0f} min", str(seen.ready.get(supply.name, 0)),
+                str(decision.orders[supply.name].replicas), str(decision.orders[supply.name].draining),
             )
-            for one in scaler.rules.supplies
+            for supply in scaler.rules.supplies
         ],
     )  # fmt: skip
-    for one in scaler.rules.supplies:
-        say(out, f"- {one.name}: {decision.orders[one.name].why}")
+    for supply in scaler.rules.supplies:
+        say(out, f"- {supply.name}: {decision.orders[supply.name].why}")
     say(out, f"Together {dollars(decision.usd_per_hour)} an hour")
     if decision.short:
         say(out, f"Short: {decision.short}")
-    learnt = [f"{name} {one.factor:.2f}" for name, one in scaler.state.reach.items() if one.factor != 1.0]
+    learnt = [f"{name} {reach.factor:.2f}" for name, reach in scaler.state.reach.items() if reach.factor != 1.0]
     if learnt:
         say(out, f"Learnt: replicas take so many times what the plan says: {', '.join(learnt)}")
 
 
-def show_day(out: Console, label: str, found: Rehearsal) -> None:
+def show_day(out: Console, label: str, rehearsal: Rehearsal) -> None:
     say(out, f"{label}: a day in virtual time, traffic as a fluid; nothing was done")
-    fixed = found.days[PLANNED]
+    fixed = rehearsal.days[PLANNED]
     rows = [
         (
             name, f"{day.share:.1%}", f"{day.worst_hour[1]:.1%} at {day.worst_hour[0]:02d} h", number(day.gpu_hours),
             f"{day.gpu_hours / fixed.gpu_hours:.0%}" if fixed.gpu_hours else "", dollars(day.bill.usd),
             str(day.bill.flaps),
         )
-        for name, day in found.days.items()
+        for name, day in rehearsal.days.items()
     ]  # fmt: skip
-    least = found.fewest_gpu_hours
+    least = rehearsal.fewest_gpu_hours
     rows.append(
         (
             "the least there is",

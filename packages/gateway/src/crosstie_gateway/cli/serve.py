@@ -13,12 +13,12 @@ from crosstie.core.fleet import Pool
 from crosstie_gateway.cli.observing import (
     GROUPS,
     emulate_options,
-    observed,
+    observing_options,
     ops_host_option,
     policy_option,
     with_parent_option,
 )
-from crosstie_gateway.start.start import Observers, Served, ServeOptions, run, would_serve
+from crosstie_gateway.start.start import Served, ServeOptions, run, would_serve
 
 
 def _mode(context: click.Context, option: click.Parameter, given: str | None) -> int | None:
@@ -85,9 +85,9 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
     "--workers", 1, 256, "Processes that serve together; one for each core that the gateway may use.", default=1
 )
 @with_parent_option
-@observed
+@observing_options
 @json_option
-def command(dry_run: bool, check: bool, example: bool, as_json: bool, observers: Observers, **given: Any) -> int:
+def command(dry_run: bool, check: bool, example: bool, as_json: bool, **given: Any) -> int:
     """One OpenAI-compatible endpoint over the pools of FLEET.toml; each request to the cheapest that is fast enough.
 
     \b
@@ -109,9 +109,9 @@ def command(dry_run: bool, check: bool, example: bool, as_json: bool, observers:
         return 0
     options = ServeOptions(**given)
     if dry_run or check:
-        _show(would_serve(options, observers), as_json)
+        _show(would_serve(options), as_json)
         return 0
-    return 0 if run(options, observers, lambda served: _show(served, as_json)) else 1
+    return 0 if run(options, lambda served: _show(served, as_json)) else 1
 
 
 def _show(served: Served, as_json: bool) -> None:
@@ -120,7 +120,7 @@ def _show(served: Served, as_json: bool) -> None:
         pools = {
             pool.name: {
                 "model": None if pool.hosts else pool.model,
-                **({"hosts": [one.model for one in pool.hosts], "loading": pool.loading} if pool.hosts else {}),
+                **({"hosts": [host.model for host in pool.hosts], "loading": pool.loading} if pool.hosts else {}),
                 "accelerator": pool.accelerator,
                 "stack": pool.stack,
                 "release": pool.release,
@@ -152,7 +152,7 @@ def _show(served: Served, as_json: bool) -> None:
             " ".join(filter(None, (pool.stack, pool.release))) or "any",
             str(pool.replicas),
             f"{pool.max_in_flight:,}",
-            f"{max(one.max_context for one in pool.by_model()):,}",
+            f"{max(part.max_context for part in pool.by_model()):,}",
             _shown(_addresses(pool)),
         ]
         for pool in fleet.pools
@@ -160,7 +160,7 @@ def _show(served: Served, as_json: bool) -> None:
     columns = ["pool", "model", "replica", "engine", ">replicas", ">in flight", ">context", "~backends"]
     show_table(out, columns, rows)
     if url is not None:
-        places = [str(one) for one in (None if options.no_tcp else url, options.unix) if one is not None]
+        places = [str(place) for place in (None if options.no_tcp else url, options.unix) if place is not None]
         workers = f", {options.workers} workers" if options.workers > 1 else ""
         say(out, f"serving at {' and '.join(places)}{workers}")
         if served.admin_url is not None:
@@ -173,7 +173,7 @@ def _show(served: Served, as_json: bool) -> None:
 
 
 def _addresses(pool: Pool) -> list[str]:
-    return [*pool.backends, *pool.led_backends] or [address for one in pool.hosts for address in one.backends]
+    return [*pool.backends, *pool.led_backends] or [address for host in pool.hosts for address in host.backends]
 
 
 def _shown(addresses: list[str]) -> str:

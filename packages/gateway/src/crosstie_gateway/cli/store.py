@@ -40,10 +40,10 @@ def _place(store: str | None, fleet: Path | None) -> str:
     if store is not None:
         return store
     if fleet is not None:
-        found = _read(fleet).state.store
-        if found is None:
+        place = _read(fleet).state.store
+        if place is None:
             raise BadInput(f"{fleet}: state.store: missing: where keys and usage are kept")
-        return found
+        return place
     said = os.environ.get(VARIABLE, "").strip()
     if not said:
         raise BadInput(f"say which store: --store crosstie.db, --fleet fleet.toml or ${VARIABLE}")
@@ -62,8 +62,10 @@ def named_key(keys: list[Key], name: str) -> Key:
 def names_in(fleet: Path) -> tuple[set[str], set[str]]:
     """What a fleet's models may be called, and its classes."""
     read = _read(fleet)
-    served = [one for pool in read.pools for one in pool.by_model()]
-    return {name for one in served for name in (one.model, one.served_as) if name}, {one.name for one in read.classes}
+    served = [part for pool in read.pools for part in pool.by_model()]
+    return {name for part in served for name in (part.model, part.served_as) if name}, {
+        each.name for each in read.classes
+    }
 
 
 def _read(fleet: Path) -> "Fleet":

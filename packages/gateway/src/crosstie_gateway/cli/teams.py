@@ -26,17 +26,17 @@ limit_options = option_group(
 
 def lifted_limits(lifted: tuple[str, ...], changes: dict[str, Any]) -> None:
     """Adds to the changes the limits that are to be no more."""
-    for one in lifted:
-        field = "expires_at" if one == "expires" else one.replace("-", "_")
+    for limit in lifted:
+        field = "expires_at" if limit == "expires" else limit.replace("-", "_")
         if field in changes:
-            raise BadInput(f"--no-limit {one} and --{one} contradict each other")
+            raise BadInput(f"--no-limit {limit} and --{limit} contradict each other")
         changes[field] = None
 
 
 @click.command("team", epilog="Example: crosstie keys team research --usd-per-month 500")
 @click.argument("name")
 @limit_options
-@click.option("--no-limit", "lifted", multiple=True, type=click.Choice([one.replace("_", "-") for one in LIMITS]),
+@click.option("--no-limit", "lifted", multiple=True, type=click.Choice([limit.replace("_", "-") for limit in LIMITS]),
               help="Lift this limit; may be repeated.")  # fmt: skip
 @store_options
 @json_option
@@ -45,8 +45,8 @@ def team(name: str, lifted: tuple[str, ...], store: str | None, fleet: Path | No
     changes = {limit: value for limit, value in given.items() if value is not None}
     lifted_limits(lifted, changes)
     with opened(store, fleet, create=True) as at:
-        known = any(one.name == name for one in at.all_teams())
-        made = at.put_team(name, lambda one: msgspec.structs.replace(one, **changes))
+        known = any(known_team.name == name for known_team in at.all_teams())
+        made = at.put_team(name, lambda before: msgspec.structs.replace(before, **changes))
     what = "changed" if known else "made"
     print_json(_document(made, [], None)) if as_json else click.echo(f"team '{name}' was {what}")
     return 0
@@ -58,20 +58,24 @@ def team(name: str, lifted: tuple[str, ...], store: str | None, fleet: Path | No
 def teams(store: str | None, fleet: Path | None, as_json: bool) -> int:
     """All teams, with their keys and what they have spent today and this month."""
     with opened(store, fleet) as at:
-        found, keys, spent = at.all_teams(), at.all_keys(), at.spent(time())
+        known_teams, keys, spent = at.all_teams(), at.all_keys(), at.spent(time())
     documents = [
-        _document(one, [key for key in keys if key.team_id == one.id], spent.get(one.account_id, (0.0, 0.0)))
-        for one in found
+        _document(
+            known_team,
+            [key for key in keys if key.team_id == known_team.id],
+            spent.get(known_team.account_id, (0.0, 0.0)),
+        )
+        for known_team in known_teams
     ]
     if as_json:
         print_json(documents)
         return 0
     rows = [
         [
-            one["name"], number(one["rpm"]), number(one["tpm"]), _of(one["usd_today"], one["usd_per_day"]),
-            _of(one["usd_this_month"], one["usd_per_month"]), ", ".join(one["keys"]) or "-",
+            said["name"], number(said["rpm"]), number(said["tpm"]), _of(said["usd_today"], said["usd_per_day"]),
+            _of(said["usd_this_month"], said["usd_per_month"]), ", ".join(said["keys"]) or "-",
         ]
-        for one in documents
+        for said in documents
     ]  # fmt: skip
     show_table(console(), ["team", ">requests/min", ">tokens/min", ">today", ">this month", "~keys"], rows)
     return 0

@@ -69,10 +69,10 @@ def command(
 
 
 def _bys(given: tuple[str, ...]) -> list[By]:
-    said = [one.strip() for part in given for one in part.split(",")] or ["key"]
-    for one in said:
-        if one not in BYS:
-            raise BadInput(f"--by: '{one}' is not one of {', '.join(BYS)}")
+    said = [word.strip() for part in given for word in part.split(",")] or ["key"]
+    for word in said:
+        if word not in BYS:
+            raise BadInput(f"--by: '{word}' is not one of {', '.join(BYS)}")
     return cast(list[By], list(dict.fromkeys(said)))
 
 
@@ -90,7 +90,7 @@ def _until(text: str) -> int:
 def _budget_shares(store: Store, keys: list[Key]) -> dict[str, str]:
     """By the name of each key with a budget: how much of it is spent now."""
     spent = store.spent(time())
-    found = {}
+    shares = {}
     for key in keys:
         today, month = spent.get(key.id, (0.0, 0.0))
         said = [
@@ -99,8 +99,8 @@ def _budget_shares(store: Store, keys: list[Key]) -> dict[str, str]:
             if budget
         ]
         if said:
-            found[key.name] = ", ".join(said)
-    return found
+            shares[key.name] = ", ".join(said)
+    return shares
 
 
 def _document(by: list[By], row: Used) -> dict[str, object]:

@@ -64,14 +64,14 @@ class _PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
 def pod_endpoints(pods: Iterable[ClusterObject], ports: tuple[int, ...]) -> tuple[Endpoint, ...]:
     """Of those that are ready. One that is to go takes nothing new from the moment that is said: its engine is told to
     end at the same time."""
-    found = []
+    ends = []
     for pod in pods:
         status = msgspec.json.decode(pod.status, type=_PodStatus)
-        ready = any(one.type == "Ready" and one.status == "True" for one in status.conditions)
+        ready = any(condition.type == "Ready" and condition.status == "True" for condition in status.conditions)
         if not ready or not status.pod_ip or status.phase != "Running" or pod.metadata.deletion_timestamp:
             continue
         labels = pod.metadata.labels or {}
-        found += [
+        ends += [
             Endpoint(
                 url=_url(status.pod_ip, port),
                 pod=pod.metadata.name,
@@ -80,32 +80,32 @@ def pod_endpoints(pods: Iterable[ClusterObject], ports: tuple[int, ...]) -> tupl
             )
             for port in ports
         ]
-    return tuple(sorted(found))
+    return tuple(sorted(ends))
 
 
 def slice_endpoints(slices: Iterable[ClusterObject], port: int) -> tuple[Endpoint, ...]:
     """Port 0: the one named http, or the only one there is."""
-    whole = [one for one in slices if not one.metadata.deletion_timestamp]
+    whole = [each for each in slices if not each.metadata.deletion_timestamp]
     # Of one family: where a pod has an address of each, both are the same replica.
-    family = "IPv4" if any(one.address_type == "IPv4" for one in whole) else "IPv6"
-    found: dict[str, Endpoint] = {}
-    for one in whole:
-        if one.address_type != family:
+    family = "IPv4" if any(each.address_type == "IPv4" for each in whole) else "IPv6"
+    ends: dict[str, Endpoint] = {}
+    for each in whole:
+        if each.address_type != family:
             continue
-        at = port or _slice_port(msgspec.json.decode(one.ports, type=tuple[_SlicePort, ...] | None) or ())
-        for end in msgspec.json.decode(one.endpoints, type=tuple[_SliceEndpoint, ...] | None) or ():
+        at = port or _slice_port(msgspec.json.decode(each.ports, type=tuple[_SlicePort, ...] | None) or ())
+        for end in msgspec.json.decode(each.endpoints, type=tuple[_SliceEndpoint, ...] | None) or ():
             # Unknown means ready, by the definition of the field.
             if end.conditions.ready is False or end.conditions.terminating or not end.addresses or not at:
                 continue
             # One pod may stand in two slices while it is moved from one to the other; its first address is it.
             url = _url(end.addresses[0], at)
-            found[url] = Endpoint(url=url, pod=end.target_ref.name if end.target_ref else "")
-    return tuple(sorted(found.values()))
+            ends[url] = Endpoint(url=url, pod=end.target_ref.name if end.target_ref else "")
+    return tuple(sorted(ends.values()))
 
 
 def _slice_port(ports: tuple[_SlicePort, ...]) -> int:
-    named = [one.port for one in ports if one.name == "http" and one.port]
-    every = [one.port for one in ports if one.port]
+    named = [port.port for port in ports if port.name == "http" and port.port]
+    every = [port.port for port in ports if port.port]
     return named[0] if named else every[0] if len(every) == 1 else 0
 
 
@@ -113,7 +113,7 @@ def pool_pods(pool: ClusterObject) -> tuple[str, tuple[int, ...]]:
     """The labels of an InferencePool's pods, and the ports at which each of them answers."""
     spec = msgspec.json.decode(pool.spec, type=_PoolSpec)
     labels = ",".join(f"{key}={value}" for key, value in sorted(spec.selector.match_labels.items()))
-    return labels, tuple(one.number for one in spec.target_ports if one.number)
+    return labels, tuple(port.number for port in spec.target_ports if port.number)
 
 
 def _url(address: str, port: int) -> str:

@@ -33,9 +33,9 @@ class EndpointSource:
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
-            for one in (self._first, self._pods):
-                if one is not None:
-                    one.stop()
+            for watcher in (self._first, self._pods):
+                if watcher is not None:
+                    watcher.stop()
 
     def _of_pods(self) -> Watcher:
         return self._watch_pods(self.source.name, (self.source.port,))
@@ -67,8 +67,8 @@ class EndpointSource:
         if pools is None:
             self._tell(fault, ())
             return
-        found = pools.get(self.source.name)
-        chosen = pool_pods(found) if found is not None else None
+        pool = pools.get(self.source.name)
+        chosen = pool_pods(pool) if pool is not None else None
         if chosen is not None and self.source.port:
             chosen = chosen[0], (self.source.port,)
         with self._lock:

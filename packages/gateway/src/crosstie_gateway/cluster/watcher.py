@@ -63,9 +63,9 @@ class Watcher:
     def _list(self) -> None:
         if self._version:
             return
-        found = self._api.list(self.asked)
-        self._objects = {one.metadata.name: one for one in found.items or ()}
-        self._version = found.metadata.resource_version
+        listed = self._api.list(self.asked)
+        self._objects = {item.metadata.name: item for item in listed.items or ()}
+        self._version = listed.metadata.resource_version
         self._told()
 
     def _follow(self, stream: WatchStream) -> None:

@@ -76,10 +76,10 @@ def demo_requests(fleet: Fleet, seconds: float) -> list[TimedRequest]:
     """Each class's part of its trace, at the rate that the fleet was planned for."""
     longest = min(pool.max_context for pool in fleet.pools)
     parts = []
-    for one in fleet.classes:
-        trace = read_trace(find_trace(TRACES[one.name], Path()))
-        rate = one.requests_per_s
-        parts.append(from_trace(trace, class_name=one.name, requests_per_s=rate, seconds=seconds, longest=longest))
+    for served in fleet.classes:
+        trace = read_trace(find_trace(TRACES[served.name], Path()))
+        rate = served.requests_per_s
+        parts.append(from_trace(trace, class_name=served.name, requests_per_s=rate, seconds=seconds, longest=longest))
     return merged(*parts)
 
 
@@ -101,7 +101,7 @@ def run_demo(
         with ExitStack() as serving:
             last = slower == _MOST_HALVINGS
             runs, url = _runs(serving, file, fleet, requests, speed, on_progress, last)
-            if last or not any(one.result.disturbed for one in runs):
+            if last or not any(run.result.disturbed for run in runs):
                 held.push(serving.pop_all())
                 break
         speed /= 2

@@ -171,8 +171,8 @@ class Embeddings(AnswerShape):
 
     def whole(self, text: str, usage: AnswerUsage) -> bytes:
         data = []
-        for index, one in enumerate(self._texts):
-            vector = _vector(one, self._dimensions)
+        for index, text_bytes in enumerate(self._texts):
+            vector = _vector(text_bytes, self._dimensions)
             value = base64.b64encode(vector.tobytes()).decode() if self._as_base64 else vector.tolist()
             data.append({"object": "embedding", "index": index, "embedding": value})
         counted = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
@@ -197,18 +197,18 @@ def models(
     model: str, deployment: Deployment, created: int, max_context: int, adapters: Mapping[str, str]
 ) -> bytes:  # fmt: skip
     """`adapters`: by name, where each was loaded from."""
-    one = {
+    entry = {
         "id": model, "object": "model", "created": created, "owned_by": FINGERPRINT, "root": deployment.model.id,
         "parent": None, "max_model_len": max_context, "emulates": _conditions(deployment),
     }  # fmt: skip
-    loaded = [{**one, "id": name, "root": path, "parent": model} for name, path in adapters.items()]
-    return json.dumps({"object": "list", "data": [one, *loaded]}).encode()
+    loaded = [{**entry, "id": name, "root": path, "parent": model} for name, path in adapters.items()]
+    return json.dumps({"object": "list", "data": [entry, *loaded]}).encode()
 
 
 def _conditions(deployment: Deployment) -> dict[str, str]:
     """As columns of results name them, so that a benchmark of it need not be told."""
     split = deployment.parallelism
-    found = {
+    said = {
         "accelerator": deployment.accelerator.id, "precision": deployment.precision.id, "engine": deployment.stack.id
     }  # fmt: skip
-    return {**found, "tp": str(split.tp)} if split.gpus == split.tp else found
+    return {**said, "tp": str(split.tp)} if split.gpus == split.tp else said

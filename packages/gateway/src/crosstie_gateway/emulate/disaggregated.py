@@ -44,7 +44,7 @@ class CacheHandover:
         self._waiting: dict[int, Generating] = {}
 
     def offer(self, name: str, now: float, prompt: bytes = b"") -> str:
-        self._handles = {one: kept for one, kept in self._handles.items() if kept[1] > now}
+        self._handles = {name_of: kept for name_of, kept in self._handles.items() if kept[1] > now}
         self._made += 1
         handle = f"{name}-{self._made}"
         self._handles[handle] = (name, now + LEASE_S, prompt)
@@ -57,40 +57,40 @@ class CacheHandover:
 
     def compute(self, name: str, room: int, prompt: bytes, now: float) -> None:
         """A prefill replica has a room's prompt."""
-        self._computed = {one: kept for one, kept in self._computed.items() if kept[1] > now}
+        self._computed = {key: kept for key, kept in self._computed.items() if kept[1] > now}
         self._computed[room] = (name, now + WAITING_S, prompt)
         waiting = self._waiting.pop(room, None)
         if waiting is not None:
             self._meet(room, waiting)
 
-    def wait(self, room: int, one: Generating) -> None:
+    def wait(self, room: int, request: Generating) -> None:
         if room in self._waiting:
             raise bad_request(f"room {room} is taken", "bootstrap_room")
-        self._waiting[room] = one
+        self._waiting[room] = request
         if room in self._computed:
             self._meet(room, self._waiting.pop(room))
 
-    def _meet(self, room: int, one: Generating) -> None:
+    def _meet(self, room: int, request: Generating) -> None:
         _, _, prompt = self._computed.pop(room)
-        if prompt != one.wanted.prompt:
-            one.fail(_failed("the cache in this room is another prompt's"))
+        if prompt != request.wanted.prompt:
+            request.fail(_failed("the cache in this room is another prompt's"))
         else:
-            one.arrive(self.seconds(one.wanted.prompt_tokens))
+            request.arrive(self.seconds(request.wanted.prompt_tokens))
 
     def time_out(self, room: int) -> None:
-        one = self._waiting.pop(room, None)
-        if one is not None:
-            one.fail(_failed(f"Request {room} timed out waiting for its cache"))
+        request = self._waiting.pop(room, None)
+        if request is not None:
+            request.fail(_failed(f"Request {room} timed out waiting for its cache"))
 
     @property
     def waiting(self) -> int:
         """Requests whose clients are there that wait for their prompts."""
-        return sum(not one.reply.gone for one in self._waiting.values())
+        return sum(not request.reply.gone for request in self._waiting.values())
 
     def lose(self, name: str) -> None:
         """All that a prefill replica held."""
-        self._handles = {one: kept for one, kept in self._handles.items() if kept[0] != name}
-        self._computed = {one: kept for one, kept in self._computed.items() if kept[0] != name}
+        self._handles = {key: kept for key, kept in self._handles.items() if kept[0] != name}
+        self._computed = {key: kept for key, kept in self._computed.items() if kept[0] != name}
 
     def seconds(self, tokens: int) -> float:
         moved = transfer(self._sides, float(tokens))
@@ -154,8 +154,8 @@ class PrefillServer(SideServer):
                 return {}
 
             # However many tokens are asked for, it makes the first.
-            one = replace(wanted, output_tokens=1, written=min(wanted.written, 1))
-            super()._begin(reply, _Finishing(shape, meet), one)
+            first_token = replace(wanted, output_tokens=1, written=min(wanted.written, 1))
+            super()._begin(reply, _Finishing(shape, meet), first_token)
         elif not (wanted.handover or {}).get("do_remote_decode"):
             super()._begin(reply, shape, wanted)
         elif wanted.streams or wanted.output_tokens != 1:
@@ -193,8 +193,8 @@ class DecodeServer(SideServer):
             raise _failed("KV load failed: the blocks are not there, or no longer")
         else:
             self._check_room()
-            one = Generating(self, reply, shape, wanted, waits=True)
-            one.arrive(self.handover.seconds(wanted.prompt_tokens))
+            request = Generating(self, reply, shape, wanted, waits=True)
+            request.arrive(self.handover.seconds(wanted.prompt_tokens))
 
 
 def sides(
@@ -208,11 +208,11 @@ def sides(
     connector = service.connector
     handover, block = CacheHandover(service), int(connector.block_tokens.value)
     handing = HANDING.get(connector.id, "nixl")
-    found: list[EmulatedServer] = []
+    servers: list[EmulatedServer] = []
     for made, kind, count in zip((PrefillServer, DecodeServer), kinds, counts, strict=True):
         for n in range(count):
             at = n if index is None else index
-            one = made(EmulatedReplica(loop, kind, **made_of), at, handover, block, handing, seed=seed)
-            one.rename(f"{name}/{one.role}/{n}")
-            found.append(one)
-    return found
+            server = made(EmulatedReplica(loop, kind, **made_of), at, handover, block, handing, seed=seed)
+            server.rename(f"{name}/{server.role}/{n}")
+            servers.append(server)
+    return servers

@@ -76,10 +76,10 @@ class ScriptedFault:
 
 def read_fault(body: bytes) -> Fault:
     try:
-        found = msgspec.json.decode(body, type=Fault)
+        fault = msgspec.json.decode(body, type=Fault)
     except msgspec.DecodeError as error:
         raise BadInput(f"no fault: {error}") from None
-    return _checked(found)
+    return _checked(fault)
 
 
 def read_script(line: str) -> ScriptedFault:

@@ -43,13 +43,13 @@ class EmulatedFleet:
     def replica(self, pool: str, index: int = 0, model: str | None = None) -> EmulatedServer:
         """`model`: of a pool whose models have servers of their own."""
         name = f"{pool}/{index}" if model is None else f"{pool}/{index}/{model}"
-        return next(one for one in self.replicas if one.name == name)
+        return next(server for server in self.replicas if server.name == name)
 
     async def close(self) -> None:
         for timer in self._timers:
             timer.cancel()
-        for one in self.replicas:
-            one.close()
+        for server in self.replicas:
+            server.close()
         # Connections that were aborted are told so in the loop's next rounds.
         await asyncio.sleep(0)
 
@@ -71,7 +71,7 @@ async def start(
     if not 0.001 <= speed <= _FASTEST:
         raise BadInput(f"speed {speed:g}: must be from 0.001 to {_FASTEST:g}")
     _check_faults(fleet, faults)
-    emulated = [[_emulated(catalog, fleet, one) for one in pool.by_model()] for pool in fleet.pools]
+    emulated = [[_emulated(catalog, fleet, part) for part in pool.by_model()] for pool in fleet.pools]
     loop = asyncio.get_running_loop()
     servers: list[EmulatedServer] = []
     pools, port = [], first_port
@@ -93,9 +93,9 @@ async def start(
             made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
             if pool.apart is not None and pool.apart.is_led:
                 engines = _led(loop, pool, what[0], seed, made_of)
-                for one in engines:
-                    side = pool.apart.prefill if one.role == "prefill" else pool.apart.decode
-                    await open_door(one, _kept(msgspec.structs.replace(pool, backends=side.backends), one.index))
+                for server in engines:
+                    side = pool.apart.prefill if server.role == "prefill" else pool.apart.decode
+                    await open_door(server, _kept(msgspec.structs.replace(pool, backends=side.backends), server.index))
                 pools.append(placed_sides(pool, *(_urls(engines, role) for role in ("prefill", "decode"))))
                 continue
             for index in range(pool.replicas):
@@ -111,20 +111,22 @@ async def start(
                 machines.append(doors)
                 for engine in _sides(loop, what[0], index, seed, made_of) if pool.apart else ():
                     await open_door(engine, None)
-            told = [one for doors in machines for one in [doors[0].replica.publisher] if one is not None]
+            told = [
+                publisher for doors in machines for publisher in [doors[0].replica.publisher] if publisher is not None
+            ]
             addresses = list(zip(*([door.url for door in doors] for doors in machines), strict=True))
-            pools.append(placed(telling(pool, [(one.events, one.replay) for one in told]), addresses))
+            pools.append(placed(telling(pool, [(publisher.events, publisher.replay) for publisher in told]), addresses))
     except BaseException:
         for server in servers:
             server.close()
         raise
     timers = [
-        loop.call_later(one.start_s / speed, server.inject, one.fault)
-        for one in faults
+        loop.call_later(scripted.start_s / speed, server.inject, scripted.fault)
+        for scripted in faults
         for server in servers
-        if server.replica.emulated.pool == one.pool
-        and one.replica in (None, server.index)
-        and one.role in ("", server.role)
+        if server.replica.emulated.pool == scripted.pool
+        and scripted.replica in (None, server.index)
+        and scripted.role in ("", server.role)
     ]
     return EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, timers)
 
@@ -159,7 +161,7 @@ def _kinds(what: Emulated, service: Disaggregated) -> tuple[Emulated, Emulated]:
 
 
 def _urls(engines: list[EmulatedServer], role: str) -> tuple[str, ...]:
-    return tuple(one.url for one in engines if one.role == role)
+    return tuple(server.url for server in engines if server.role == role)
 
 
 def placed_sides(pool: Pool, prefill: tuple[str, ...], decode: tuple[str, ...]) -> Pool:
@@ -183,9 +185,9 @@ def _hosted(
     routed = pool.loading == "llamacpp-router"
     engines = [
         (HostedEngine if routed else SleepingServer)(
-            SharedReplica(loop, one, **made_of), index, machine, size, seed=seed
+            SharedReplica(loop, model, **made_of), index, machine, size, seed=seed
         )
-        for one, size in zip(what, takes, strict=True)
+        for model, size in zip(what, takes, strict=True)
     ]
     return [EmulatedRouter(engines, index)] if routed else [*engines]
 
@@ -205,7 +207,9 @@ def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
     and wake whatever the file would have done."""
     if not pool.hosts or pool.loading == "llamacpp-router":
         return msgspec.structs.replace(pool, backends=addresses[0], reach=BackendAccess())
-    hosts = tuple(msgspec.structs.replace(one, backends=at) for one, at in zip(pool.hosts, addresses, strict=True))
+    hosts = tuple(
+        msgspec.structs.replace(hosted, backends=at) for hosted, at in zip(pool.hosts, addresses, strict=True)
+    )
     return msgspec.structs.replace(
         pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None, reach=BackendAccess()
     )
@@ -251,10 +255,12 @@ def _tokenizer(pool: Pool) -> Tokenizer | None:
 def _usual_lengths(fleet: Fleet, pool: Pool) -> tuple[float, float]:
     """Mean tokens in and out of the requests that the fleet sends to a pool."""
     total = inputs = outputs = 0.0
-    for one in fleet.classes:
-        weight = sum(route.share for route in one.routes if route.pool == pool.name) * max(one.requests_per_s, 1e-9)
-        total, inputs = total + weight, inputs + weight * one.input_tokens
-        outputs += weight * one.output_tokens
+    for served in fleet.classes:
+        weight = sum(route.share for route in served.routes if route.pool == pool.name) * max(
+            served.requests_per_s, 1e-9
+        )
+        total, inputs = total + weight, inputs + weight * served.input_tokens
+        outputs += weight * served.output_tokens
     return (inputs / total, outputs / total) if total else (_USUAL_INPUT, _USUAL_OUTPUT)
 
 
@@ -286,20 +292,21 @@ async def _listen(server: EmulatedServer, host: str, port: int) -> None:
 
 def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:
     pools = {pool.name: pool for pool in fleet.pools}
-    for one in faults:
-        if one.pool not in pools:
-            raise BadInput(f"--fault {one.pool}: no such pool; there are {', '.join(pools)}")
-        pool = pools[one.pool]
+    for scripted in faults:
+        if scripted.pool not in pools:
+            raise BadInput(f"--fault {scripted.pool}: no such pool; there are {', '.join(pools)}")
+        pool = pools[scripted.pool]
         count, what = pool.replicas, "replicas"
-        if one.role:
+        if scripted.role:
             if not pool.led_backends or pool.apart is None:
-                raise BadInput(f"--fault {one.pool}/{one.role}: the pool has no prefill and decode backends")
-            count = len((pool.apart.prefill if one.role == "prefill" else pool.apart.decode).backends)
-            what = f"{one.role} backends"
-        elif pool.led_backends and one.replica is not None:
-            raise BadInput(f"--fault {one.pool}/{one.replica}: which side? write {one.pool}/prefill/{one.replica}")
-        if one.replica is not None and one.replica >= count:
-            raise BadInput(f"--fault {one.pool}/{one.replica}: the pool has {count} {what}, from 0")
+                raise BadInput(f"--fault {scripted.pool}/{scripted.role}: the pool has no prefill and decode backends")
+            count = len((pool.apart.prefill if scripted.role == "prefill" else pool.apart.decode).backends)
+            what = f"{scripted.role} backends"
+        elif pool.led_backends and scripted.replica is not None:
+            where, index = scripted.pool, scripted.replica
+            raise BadInput(f"--fault {where}/{index}: which side? write {where}/prefill/{index}")
+        if scripted.replica is not None and scripted.replica >= count:
+            raise BadInput(f"--fault {scripted.pool}/{scripted.replica}: the pool has {count} {what}, from 0")
 
 
 # In a process of their own, so that their arithmetic takes no time from whoever asks for them
@@ -325,12 +332,12 @@ class EmulatedChild(Child):
         if pool.apart is not None and pool.apart.is_led:
             there = [self.backends.get((pool.name, f"/{role}"), ()) for role in ("prefill", "decode")]
             wanted = [len(side.backends) for side in (pool.apart.prefill, pool.apart.decode)]
-            if [len(one) for one in there] != wanted:
+            if [len(urls) for urls in there] != wanted:
                 raise BadInput(f"pool {pool.name}: its engines are not all being emulated; start again for that")
             return placed_sides(pool, there[0], there[1])
         own = pool.hosts and pool.loading != "llamacpp-router"
-        addresses = [self.backends.get((pool.name, one.model if own else None), ()) for one in pool.by_model()]
-        if any(len(one) != pool.replicas for one in addresses):
+        addresses = [self.backends.get((pool.name, part.model if own else None), ()) for part in pool.by_model()]
+        if any(len(urls) != pool.replicas for urls in addresses):
             raise BadInput(f"pool {pool.name}: {pool.replicas} replicas are not being emulated; start again for that")
         if pool.kv_events and not pool.apart and len(self._told.get(pool.name, ())) != pool.replicas:
             raise BadInput(f"pool {pool.name}: kv_events are not being emulated; start again for that")
@@ -343,10 +350,10 @@ def start_emulated(file: Path, *, speed: float = 1.0, options: tuple[str, ...] =
     process, said = start_crosstie(arguments, "the fleet cannot be emulated")
     backends: dict[tuple[str, str | None], tuple[str, ...]] = {}
     told: dict[str, list[tuple[str, str]]] = {}
-    for one in said["replicas"]:
+    for replica in said["replicas"]:
         # Those behind the proxy of a service are not asked for: it is asked in their place.
-        key = one["pool"], f"/{one['role']}" if one["role"] else one["hosted"]
-        backends[key] = (*backends.get(key, ()), one["url"])
-        if one["kv_events"] is not None:
-            told.setdefault(one["pool"], []).append((one["kv_events"], one["kv_replay"]))
+        key = replica["pool"], f"/{replica['role']}" if replica["role"] else replica["hosted"]
+        backends[key] = (*backends.get(key, ()), replica["url"])
+        if replica["kv_events"] is not None:
+            told.setdefault(replica["pool"], []).append((replica["kv_events"], replica["kv_replay"]))
     return EmulatedChild(process, backends, told)

@@ -31,17 +31,19 @@ class EmulatedMachine:
         self.engines: list[HostedEngine] = []
         self._crowd = 1
 
-    def fits(self, one: "HostedEngine") -> bool:
-        used = sum(other.takes.taken_bytes for other in self.engines if other.state != "unloaded" and other is not one)
-        return used + one.takes.taken_bytes <= self.capacity_bytes
+    def fits(self, engine: "HostedEngine") -> bool:
+        used = sum(
+            other.takes.taken_bytes for other in self.engines if other.state != "unloaded" and other is not engine
+        )
+        return used + engine.takes.taken_bytes <= self.capacity_bytes
 
     def share_time(self) -> None:
         """Who computes beside others is so many times as slow."""
-        crowd = max(sum(one.replica.busy for one in self.engines), 1)
+        crowd = max(sum(engine.replica.busy for engine in self.engines), 1)
         if crowd != self._crowd:
             self._crowd = crowd
-            for one in self.engines:
-                one.replica.pace(crowd=float(crowd))
+            for engine in self.engines:
+                engine.replica.pace(crowd=float(crowd))
 
 
 class SharedReplica(EmulatedReplica):
@@ -49,12 +51,12 @@ class SharedReplica(EmulatedReplica):
 
     machine: EmulatedMachine | None = None
 
-    def submit(self, one: Sequence, *, handed_over: bool = False) -> None:
-        super().submit(one, handed_over=handed_over)
+    def submit(self, sequence: Sequence, *, handed_over: bool = False) -> None:
+        super().submit(sequence, handed_over=handed_over)
         self._tell_machine()
 
-    def _forget(self, one: Sequence) -> None:
-        super()._forget(one)
+    def _forget(self, sequence: Sequence) -> None:
+        super()._forget(sequence)
         self._tell_machine()
 
     def _tell_machine(self) -> None:
@@ -169,10 +171,10 @@ class EmulatedRouter(EmulatedServer):
 
     def __init__(self, engines: list[HostedEngine], index: int):
         super().__init__(engines[0].replica, index)
-        self.engines = {one.model: one for one in engines}
+        self.engines = {engine.model: engine for engine in engines}
         self.model = ", ".join(self.engines)
-        for one in engines:
-            one.faults = self.faults
+        for engine in engines:
+            engine.faults = self.faults
         self._generating = {path: self._passing(path) for path in self._generating}
         self._telling |= {"/models": self._list, "/v1/models": self._list, "/metrics": self._no_model}
 
@@ -193,12 +195,12 @@ class EmulatedRouter(EmulatedServer):
     def _named(self, request: Request) -> tuple[object, HostedEngine | None]:
         """The model that a request names, and its engine if there is one."""
         try:
-            found = msgspec.json.decode(request.body)
+            body = msgspec.json.decode(request.body)
         except msgspec.DecodeError:
-            found = None
-        if not isinstance(found, dict):
+            body = None
+        if not isinstance(body, dict):
             raise EngineError(400, "BadRequestError", "the body is no JSON object")
-        name = found.get("model")
+        name = body.get("model")
         return name, self.engines.get(name) if isinstance(name, str) else None
 
     def _passing(self, path: str) -> Handler:
@@ -214,9 +216,9 @@ class EmulatedRouter(EmulatedServer):
 
     def _list(self, reply: Reply) -> None:
         data = []
-        for name, one in self.engines.items():
-            status: dict[str, object] = {"value": one.state}
-            if one.failed:
+        for name, engine in self.engines.items():
+            status: dict[str, object] = {"value": engine.state}
+            if engine.failed:
                 status |= {"failed": True, "exit_code": 1}
             data.append({"id": name, "aliases": [], "object": "model", "owned_by": "llamacpp", "status": status})
         reply.send(200, json.dumps({"data": data, "object": "list"}).encode(), self.headers)
@@ -226,13 +228,13 @@ class EmulatedRouter(EmulatedServer):
 
     def inject(self, fault: Fault) -> None:
         super().inject(fault)
-        for one in self.engines.values():
+        for engine in self.engines.values():
             if fault.kind == "crash":
-                one.unload()
+                engine.unload()
             elif fault.kind == "slow":
-                one.replica.pace(slower=fault.factor or 1.0)
+                engine.replica.pace(slower=fault.factor or 1.0)
 
     def close(self) -> None:
         super().close()
-        for one in self.engines.values():
-            one.replica.close()
+        for engine in self.engines.values():
+            engine.replica.close()

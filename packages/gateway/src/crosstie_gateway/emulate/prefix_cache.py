@@ -16,11 +16,11 @@ ID_BLOCK_BYTES = ENGINE_BLOCK * 4
 
 def block_keys(text: bytes, after: int = 0, size: int = BLOCK_BYTES) -> list[int]:
     """Those of the whole blocks of a text that follows the block of the key `after`."""
-    found, key = [], after
+    keys, key = [], after
     for start in range(0, len(text) - size + 1, size):
         key = hash((key, text[start : start + size]))
-        found.append(key)
-    return found
+        keys.append(key)
+    return keys
 
 
 class TellingCache:

@@ -78,8 +78,8 @@ class Emulated:
 
     @property
     def label(self) -> str:
-        one = self.service or self.deployment
-        return f"{self.deployment.model.id} on {one.label} with {self.deployment.stack.name}"
+        emulates = self.service or self.deployment
+        return f"{self.deployment.model.id} on {emulates.label} with {self.deployment.stack.name}"
 
 
 class EmulatedReplica:
@@ -113,15 +113,17 @@ class EmulatedReplica:
     def restart(self) -> None:
         """Empty, as after a crash: nothing running, nothing cached, nothing counted."""
         self._began: dict[Sequence, float] = {}
-        one = self.emulated
+        emulated = self.emulated
         self.engine: Engine | DisaggregatedEngine
         slower = self._slower * self._crowd
-        if one.service is not None:
-            self.engine = DisaggregatedEngine(one.service, one.mean_input_tokens, one.mean_output_tokens, slower)
+        if emulated.service is not None:
+            self.engine = DisaggregatedEngine(
+                emulated.service, emulated.mean_input_tokens, emulated.mean_output_tokens, slower
+            )
             self.cache_tokens = self.engine.cache_tokens
         else:
-            self.engine = Engine(one.deployment, one.context, slower, times=one.times, began=self._began)
-            self.cache_tokens = self.engine.cache_tokens * one.deployment.parallelism.dp
+            self.engine = Engine(emulated.deployment, emulated.context, slower, times=emulated.times, began=self._began)
+            self.cache_tokens = self.engine.cache_tokens * emulated.deployment.parallelism.dp
         self.empty_cache()
         self.metrics = ReplicaCounts()
         self._active: dict[Sequence, None] = {}
@@ -153,31 +155,37 @@ class EmulatedReplica:
         self._catch_up()
         return self.engine.waiting >= self.max_waiting
 
-    def submit(self, one: Sequence, *, handed_over: bool = False) -> None:
+    def submit(self, sequence: Sequence, *, handed_over: bool = False) -> None:
         """`handed_over`: another replica has computed the prompt, and its cache is here."""
-        one.arrived = self.now()
-        found = self.cache.blocks.look_up(one.keys, one.wanted.prompt_tokens)
-        one.cached_tokens = one.wanted.prompt_tokens - 1 if handed_over else found
-        self._active[one] = None
-        self.engine.add(one, one.wanted.prompt_tokens, one.wanted.output_tokens, one.arrived, one.cached_tokens)
+        sequence.arrived = self.now()
+        cached = self.cache.blocks.look_up(sequence.keys, sequence.wanted.prompt_tokens)
+        sequence.cached_tokens = sequence.wanted.prompt_tokens - 1 if handed_over else cached
+        self._active[sequence] = None
+        self.engine.add(
+            sequence,
+            sequence.wanted.prompt_tokens,
+            sequence.wanted.output_tokens,
+            sequence.arrived,
+            sequence.cached_tokens,
+        )
         self._arm()
 
-    def cancel(self, one: Sequence) -> None:
+    def cancel(self, sequence: Sequence) -> None:
         """Frees what a request holds; nothing if it has ended."""
-        if one not in self._active:
+        if sequence not in self._active:
             return
-        self.metrics.generation_tokens += self.engine.made(one)
+        self.metrics.generation_tokens += self.engine.made(sequence)
         self.metrics.endings["abort"] += 1
-        self.engine.cancel(one)
-        self._forget(one)
+        self.engine.cancel(sequence)
+        self._forget(sequence)
         # Without it, steps are shorter.
         self._arm()
 
     def drop(self) -> None:
         """Everything that it has is cut off."""
-        for one in list(self._active):
-            self.cancel(one)
-            one.cut_off()
+        for sequence in list(self._active):
+            self.cancel(sequence)
+            sequence.cut_off()
 
     def hold(self) -> None:
         """Nobody is told anything until `release`; the engine goes on."""
@@ -247,28 +255,33 @@ class EmulatedReplica:
     # Tokens
 
     def _tell(self, token: Token) -> None:
-        one: Sequence = token.id
+        sequence: Sequence = token.id
         if token.tokens == 1:
-            one.first = token.at
-            self.metrics.prompt_tokens += one.wanted.prompt_tokens
-            self.metrics.first_token_s.add(token.at - one.arrived)
-            self.metrics.queue_s.add(max(self._began.pop(one, one.arrived) - one.arrived, 0.0))
-            self.cache.keep(one.keys, one.wanted.prompt)
-            if one.wanted.streams and not token.finished:
+            sequence.first = token.at
+            self.metrics.prompt_tokens += sequence.wanted.prompt_tokens
+            self.metrics.first_token_s.add(token.at - sequence.arrived)
+            self.metrics.queue_s.add(max(self._began.pop(sequence, sequence.arrived) - sequence.arrived, 0.0))
+            self.cache.keep(sequence.keys, sequence.wanted.prompt)
+            if sequence.wanted.streams and not token.finished:
                 if not self._streams:
                     self._last_tick = token.at
-                self._streams[one] = None
+                self._streams[sequence] = None
         if token.finished:
             per_step = self.engine.tokens_per_step
-            self.metrics.finished(one.wanted.ending, one.arrived, one.first, token.at, token.tokens, per_step)
+            self.metrics.finished(
+                sequence.wanted.ending, sequence.arrived, sequence.first, token.at, token.tokens, per_step
+            )
             # The next turn of a conversation begins with this answer.
-            answer = one.tail + self._answer(token.tokens)
-            keys = [*one.keys, *block_keys(answer, one.keys[-1] if one.keys else 0, self.cache.block_bytes)]
-            self.cache.keep(keys, one.wanted.prompt + answer[len(one.tail) :])
-            self._forget(one)
-        if token.finished or one.wanted.streams:
-            one.passed_on = token.tokens
-            one.on_tokens(token.tokens, token.finished)
+            answer = sequence.tail + self._answer(token.tokens)
+            keys = [
+                *sequence.keys,
+                *block_keys(answer, sequence.keys[-1] if sequence.keys else 0, self.cache.block_bytes),
+            ]
+            self.cache.keep(keys, sequence.wanted.prompt + answer[len(sequence.tail) :])
+            self._forget(sequence)
+        if token.finished or sequence.wanted.streams:
+            sequence.passed_on = token.tokens
+            sequence.on_tokens(token.tokens, token.finished)
 
     def _answer(self, tokens: int) -> bytes:
         """As it will be read when it comes back in a prompt."""
@@ -277,14 +290,14 @@ class EmulatedReplica:
 
     def _pass_on(self) -> None:
         made = self.engine.made
-        for one in list(self._streams):
-            tokens = made(one)
+        for sequence in list(self._streams):
+            tokens = made(sequence)
             # Whoever reads slowly gets more at a time.
-            if tokens > one.passed_on and not one.slow:
-                one.passed_on = tokens
-                one.on_tokens(tokens, False)
+            if tokens > sequence.passed_on and not sequence.slow:
+                sequence.passed_on = tokens
+                sequence.on_tokens(tokens, False)
 
-    def _forget(self, one: Sequence) -> None:
-        self._active.pop(one, None)
-        self._streams.pop(one, None)
-        self._began.pop(one, None)
+    def _forget(self, sequence: Sequence) -> None:
+        self._active.pop(sequence, None)
+        self._streams.pop(sequence, None)
+        self._began.pop(sequence, None)

@@ -165,15 +165,15 @@ class PromptText:
             self.add(said)
 
     def messages(self, messages: Iterable[Message]) -> None:
-        for one in messages:
-            self.mark(one.role + "\n")
-            for content in (one.content, one.arguments, one.output):
+        for message in messages:
+            self.mark(message.role + "\n")
+            for content in (message.content, message.arguments, message.output):
                 if isinstance(content, str):
                     self.add(content)
                 elif content is not None:
                     for part in content:
                         self.part(part)
-            self.json(one.tool_calls)
+            self.json(message.tool_calls)
             self.mark("\n")
 
     def part(self, part: ContentPart) -> None:
@@ -249,18 +249,18 @@ def prompts(given: Prompt, param: str) -> list[PromptText]:
         several: list[Any] = [given]
     else:
         several = [given] if isinstance(given[0], int) else given
-    found = []
-    for one in several:
+    texts = []
+    for prompt in several:
         text = PromptText()
-        if isinstance(one, str):
-            text.add(one)
-        elif isinstance(one, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in one):
+        if isinstance(prompt, str):
+            text.add(prompt)
+        elif isinstance(prompt, list) and all(isinstance(token, int) and 0 <= token < 2**31 for token in prompt):
             # Four bytes a token, as text has.
-            text.add(array("i", one).tobytes())
+            text.add(array("i", prompt).tobytes())
         else:
             raise bad_request(f"{param} mixes texts and numbers of tokens, or has numbers that are none", param)
-        found.append(text)
-    return found
+        texts.append(text)
+    return texts
 
 
 def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: float, seed: int) -> GenerationRequest:

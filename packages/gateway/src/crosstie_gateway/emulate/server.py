@@ -258,21 +258,21 @@ class EmulatedServer:
 
     def clear(self, kind: Kind | None = None) -> None:
         """Ends a fault, or all of them."""
-        for one in KINDS if kind is None else (kind,):
-            timer = self._timers.pop(one, None)
+        for ending in KINDS if kind is None else (kind,):
+            timer = self._timers.pop(ending, None)
             if timer is not None:
                 timer.cancel()
-            if self.faults.pop(one, None) is None:
+            if self.faults.pop(ending, None) is None:
                 continue
-            if one == "slow":
+            if ending == "slow":
                 self.replica.pace(slower=1.0)
-            elif one == "hang":
+            elif ending == "hang":
                 self.replica.release()
                 hung, self._hung = self._hung, []
                 self._handle_again(hung)
-            elif one == "lose-events" and self.replica.publisher is not None:
+            elif ending == "lose-events" and self.replica.publisher is not None:
                 self.replica.publisher.losing = False
-            elif one == "crash":
+            elif ending == "crash":
                 self._reopening = self.loop.create_task(self._reopen())
 
     def _handle_again(self, waiting: list[tuple[Request, Reply]]) -> None:

@@ -21,8 +21,6 @@ from crosstie_gateway.gateway.notices import Notice
 # How long an adapter that could not be loaded on a replica is not tried there again.
 _AGAIN_S = 10.0
 _MOST_SAID = 200
-# None: it is loaded; else why not.
-Done = Callable[[str | None], None]
 
 
 class _Listed(msgspec.Struct):
@@ -33,33 +31,6 @@ class _Models(msgspec.Struct):
     data: list[_Listed] = []
 
 
-class AdapterLoad:
-    """One adapter on its way to one backend, and who waits for it."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, Done] = {}
-        self._numbers = 0
-
-    def wait(self, done: Done) -> "Waiting":
-        self._numbers += 1
-        self.waiting[self._numbers] = done
-        return Waiting(self, self._numbers)
-
-    def tell(self, why: str | None) -> None:
-        waiting, self.waiting = self.waiting, {}
-        for done in waiting.values():
-            done(why)
-
-
-class Waiting:
-    def __init__(self, load: AdapterLoad, number: int):
-        self._load, self._number = load, number
-
-    def cancel(self) -> None:
-        """The load goes on: whoever comes next has use for it."""
-        self._load.waiting.pop(self._number, None)
-
-
 class AdapterLoader:
     """`now` is the router's clock, which runs `speed` times as fast as the loop's."""
 
@@ -67,28 +38,26 @@ class AdapterLoader:
         self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], speed: float, notify: Callable[[str], None]
     ):
         self._loop, self._now, self._speed, self._notify = loop, now, speed, notify
-        self._loads: dict[tuple[str, str], AdapterLoad] = {}
+        # By replica and adapter; what comes of one is why it could not be loaded, None if it could.
+        self._loads: dict[tuple[str, str], asyncio.Task[str | None]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
         # By pool and by what came of it: loaded, unloaded, failed.
         self.counts: Counter[tuple[str, str]] = Counter()
 
-    def load(self, backend: Backend, adapter: str, patience_s: float, done: Done) -> Waiting:
-        """`done` is called once, unless what is returned is cancelled before."""
+    def load(self, backend: Backend, adapter: str, patience_s: float) -> "asyncio.Task[str | None]":
+        """One load for all who wait for it. It goes on when nobody does any more: whoever comes next has use for it."""
         key = (backend.replica.key, adapter)
         load = self._loads.get(key)
         if load is None:
-            load = self._loads[key] = AdapterLoad()
-            task = self._loop.create_task(self._run(backend, adapter, patience_s, load))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        return load.wait(done)
+            load = self._loads[key] = self._loop.create_task(self._run(backend, adapter, patience_s))
+            load.add_done_callback(lambda _: self._loads.pop(key))
+        return load
 
     def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
+        for load in self._loads.values():
+            load.cancel()
 
-    async def _run(self, backend: Backend, adapter: str, patience_s: float, load: AdapterLoad) -> None:
+    async def _run(self, backend: Backend, adapter: str, patience_s: float) -> str | None:
         replica, pool = backend.replica, backend.pool
         why: str | None
         try:
@@ -99,25 +68,24 @@ class AdapterLoader:
             why = f"not within {patience_s:g} s"
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             why = without_address(error)
-        self._loads.pop((replica.key, adapter), None)
         if why is not None:
             self.counts[pool.name, "failed"] += 1
             if replica.adapters is not None:
                 replica.adapters.failed(adapter, self._now() + _AGAIN_S * self._speed)
             line = f"pool {pool.name}: adapter {adapter} could not be loaded on {backend.origin.address.url}: {why}"
             self._notify(Notice("adapter_failed", "warning", line, pool=pool.name, adapter=adapter, why=why))
-        load.tell(why)
+        return why
 
     async def _loaded(self, backend: Backend, replica: Replica, adapter: str, patience_s: float) -> str | None:
         """None: it is there; else why not."""
         slots, pool = replica.adapters, backend.pool
-        paths = {one.name: one.path for one in pool.adapters}
+        paths = {known.name: known.path for known in pool.adapters}
         if slots is None or adapter not in paths:
             return "the fleet file has it no longer"
         answer = await self._ask(backend, "GET", f"{backend.base.decode()}/models", None, patience_s)
         if answer.status == 200:
             listed = msgspec.json.decode(answer.body, type=_Models).data
-            slots.found([one.id for one in listed if one.id in paths])
+            slots.found([model.id for model in listed if model.id in paths])
         if slots.has(adapter):
             return None
         while slots.full:

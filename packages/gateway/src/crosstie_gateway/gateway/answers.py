@@ -19,11 +19,11 @@ _MOST_ERROR: Final = 2**16
 _CLIENTS: Final[tuple[int, ...]] = (400, 405, 406, 409, 410, 411, 412, 413, 414, 415, 422)
 
 
-def oddity(path: str, content: bytes, found: AnswerFields | None) -> tuple[str, int]:
+def oddity(path: str, content: bytes, answer: AnswerFields | None) -> tuple[str, int]:
     """Of an answer with a status of success: what is wrong with it, in words; or the status that it should have had,
-    where the fault is the client's. Neither: nothing. `found`: what was read of it, None where it cannot be."""
+    where the fault is the client's. Neither: nothing. `answer`: what was read of it, None where it cannot be."""
     chosen = path.endswith("/completions")
-    if found is not None and _is_absent(found.error) and (found.choices is not _ABSENT or not chosen):
+    if answer is not None and _is_absent(answer.error) and (answer.choices is not _ABSENT or not chosen):
         # What nearly every answer is.
         return "", 0
     if _ERROR.search(content):
@@ -60,5 +60,5 @@ def lacks_model(path: str, content: bytes) -> bool:
         return True
     if path.endswith("/responses"):
         return False
-    found = [one.start() for one in _NOT_FOUND.finditer(content)]
-    return any(content[max(at - _NEAR, 0) : at].lower().find(b"model") >= 0 for at in found)
+    places = [match.start() for match in _NOT_FOUND.finditer(content)]
+    return any(content[max(at - _NEAR, 0) : at].lower().find(b"model") >= 0 for at in places)

@@ -41,10 +41,10 @@ def _attached_tokens(lengths: Lengths, model: str, attached: Attached) -> float:
 
 
 def ask_of(
-    live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody, tenant: int = 0,
+    live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody, key_id: int = 0,
     prompt: CountedPrompt | None = None,
 ) -> Ask:  # fmt: skip
-    """`names`: what clients may call a model, and what the pools call it. `tenant`: whose prefixes and sessions it
+    """`names`: what clients may call a model, and what the pools call it. `key_id`: whose prefixes and sessions it
     may meet again; 0: everybody's. `prompt`: what it is to its engine, where that is known."""
     if asked.model is None:
         raise BadInput("the body names no model")
@@ -53,7 +53,7 @@ def ask_of(
         raise UnknownModel(f"no pool serves '{asked.model}'; there are {', '.join(sorted(names))}")
     adapter = asked.model if live.adapters and asked.model in live.adapters else None
     # What an adapter has computed is of no use to another.
-    salt = tenant if adapter is None else crc32(adapter.encode()) << _ADAPTER_AT | tenant
+    salt = key_id if adapter is None else crc32(adapter.encode()) << _ADAPTER_AT | key_id
     headers = request.headers
     head = request.head
     hinted = head.hinted if head is not None else None
@@ -96,15 +96,15 @@ def ask_of(
         copies=asked.copies,
         prompts=asked.prompts,
     )
-    ask.cache_tenant = tenant
+    ask.cache_tenant = key_id
     if prompt is not None:
         ask.counted, ask.tokens = True, prompt.tokens if prompt.is_plain and adapter is None else None
     ask.adapter = adapter
     if hinted:
         _take_hints(live, headers, ask)
-    if tenant and ask.session is not None:
+    if key_id and ask.session is not None:
         # Nobody's conversation is another's by the same name.
-        ask.session = f"{tenant} {ask.session}"
+        ask.session = f"{key_id} {ask.session}"
     return ask
 
 

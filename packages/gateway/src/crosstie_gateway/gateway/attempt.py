@@ -13,7 +13,6 @@ from crosstie.route.speed import Prediction
 from crosstie.wire.client import Connection, Headers
 from crosstie.wire.files import is_exhausted
 from crosstie.wire.way import TlsRefused
-from crosstie_gateway.gateway.adapters import Waiting
 from crosstie_gateway.gateway.answers import lacks_model, oddity
 from crosstie_gateway.gateway.asks import HINTS
 from crosstie_gateway.gateway.backend import Backend
@@ -83,7 +82,7 @@ class Attempt:
         self.sent_at = self.last_at = context.clock
         self.asked_at = self.flight.started
         # For a LoRA adapter, which is given to its engine again once if that has lost it.
-        self.loading: Waiting | None = None
+        self.loading: asyncio.Task[str | None] | None = None
         self.loaded_again = False
 
     def start(self) -> None:
@@ -107,11 +106,15 @@ class Attempt:
         # Nobody is waited for yet.
         self.sent_at = inf
         patience_s = self.context.serving.adapter_load_s
-        self.loading = loader.load(self.backend, adapter, patience_s, self._adapter_loaded)
+        self.loading = loader.load(self.backend, adapter, patience_s)
+        self.loading.add_done_callback(self._adapter_loaded)
         return True
 
-    def _adapter_loaded(self, why: str | None) -> None:
-        self.loading = None
+    def _adapter_loaded(self, load: "asyncio.Task[str | None]") -> None:
+        if load is not self.loading or load.cancelled():
+            # It was given up, or the gateway ends.
+            return
+        self.loading, why = None, load.result()
         self.sent_at = self.last_at = self.context.clock
         if why is not None:
             said = f"{self.who} could not load the adapter {self.exchange.ask.adapter}"
@@ -450,9 +453,8 @@ class Attempt:
 
     def drop(self) -> None:
         """Ends it upstream too: the engine sees its client go, and stops."""
-        if self.loading is not None:
-            self.loading.cancel()
-            self.loading = None
+        # An adapter's load goes on for others.
+        self.loading = None
         if self.connecting is not None:
             self.connecting.cancel()
             self.connecting = None

@@ -139,7 +139,7 @@ class Backend:
             why = f": {self.wrong}" if self.wrong else ""
             self.replica.went_down(f"its circuit breaker is open{why}", suspected=not self.wrong)
         elif self.replica.pool.prefill is not None and (why := self.replica.pool.prefill.why_out()):
-            suspected = any(one.suspected for one in self.replica.pool.prefill.replicas)
+            suspected = any(replica.suspected for replica in self.replica.pool.prefill.replicas)
             self.replica.went_down(f"its pool's prefill side is out: {why}", suspected=suspected)
         elif not self.replica.up:
             self.replica.came_up(now)
@@ -198,7 +198,7 @@ def engine_load(page: bytes) -> EngineLoad | None:
 
 def _values(names: tuple[bytes, ...], page: bytes) -> list[float]:
     """Pages are long, and of each replica one is read every second: names are searched for, lines are not."""
-    found = []
+    values = []
     for name in names:
         at = page.find(name)
         while at >= 0:
@@ -208,6 +208,6 @@ def _values(names: tuple[bytes, ...], page: bytes) -> list[float]:
                 with contextlib.suppress(ValueError):
                     value = float(match[1])
                     if 0.0 <= value <= _MOST:
-                        found.append(value)
+                        values.append(value)
             at = page.find(name, end)
-    return found
+    return values

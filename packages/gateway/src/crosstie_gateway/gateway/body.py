@@ -232,7 +232,7 @@ def _leniently(body: bytes) -> Fields:
         options.continuous_usage_stats = _means_yes(given.get("continuous_usage_stats"))
     # Options that are none at all make the engine refuse: nothing will be streamed, and nothing can be added to them.
     streams = given is msgspec.UNSET or given is None or isinstance(given, dict)
-    found = Fields(
+    lenient = Fields(
         model=decode_name(parts["model"]) if "model" in parts else None,
         stream=streams and "stream" in parts and _means_yes(msgspec.json.decode(parts["stream"])),
         stream_options=options,
@@ -244,8 +244,8 @@ def _leniently(body: bytes) -> Fields:
     )
     for name in RAW:
         if name in parts:
-            setattr(found, name, parts[name])
-    return found
+            setattr(lenient, name, parts[name])
+    return lenient
 
 
 def _means_yes(value: object) -> bool:
@@ -278,15 +278,15 @@ def _restored(name: str | None, body: bytes) -> str | None:
 def _attached(prompt: bytes, body: bytes) -> Attached:
     """`prompt`: out of the body, or of its outline."""
     counts, keys = Counter[str](), Counter[str]()
-    for found in _MARK.finditer(prompt):
-        kind = _KINDS[found[1]]
+    for mark in _MARK.finditer(prompt):
+        kind = _KINDS[mark[1]]
         counts[kind] += 1
-        keys[kind] += bool(found[2])
+        keys[kind] += bool(mark[2])
     # A part names its kind twice, as its type and as its key, and may leave out the first.
     numbers = {kind: max(count // 2, keys[kind], 1) for kind, count in counts.items()}
     size, sizes = 0, []
-    for found in _ALONG.finditer(prompt):
-        at = found.start(1) - len(b"data:")
+    for along in _ALONG.finditer(prompt):
+        at = along.start(1) - len(b"data:")
         end = prompt.find(b'"', at)
         if end < 0:
             break
@@ -296,7 +296,7 @@ def _attached(prompt: bytes, body: bytes) -> Attached:
             begun, start, more = missing
             length, url = begun + more, body[start - begun : start - begun + MOST_URL_BYTES]
         size += length
-        if found[1] == b"image":
+        if along[1] == b"image":
             known = size_of_data_url(url)
             if known is not None:
                 sizes.append(known)
@@ -354,14 +354,14 @@ def read_answer(answer: bytes) -> AnswerFields | None:
 
 def usage_of(answer: bytes) -> Usage | None:
     """What an answer, or an event of one, says of its tokens."""
-    found = read_answer(answer)
-    return None if found is None else usage_in(found)
+    fields = read_answer(answer)
+    return None if fields is None else usage_in(fields)
 
 
-def usage_in(found: AnswerFields) -> Usage | None:
-    usage = found.usage
-    if usage is None and found.response is not None:
-        usage = found.response.usage
+def usage_in(fields: AnswerFields) -> Usage | None:
+    usage = fields.usage
+    if usage is None and fields.response is not None:
+        usage = fields.response.usage
     return usage_of_fields(usage) if usage is not None else None
 
 

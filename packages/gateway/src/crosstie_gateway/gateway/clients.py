@@ -9,7 +9,7 @@ class Clients:
     """`trusted`: addresses and networks of proxies whose X-Forwarded-For is believed; anybody can send one."""
 
     def __init__(self, trusted: tuple[str, ...]):
-        self._trusted = [ip_network(one, strict=False) for one in trusted]
+        self._trusted = [ip_network(network, strict=False) for network in trusted]
 
     def address(self, request: Request) -> str:
         """From the right, where the nearest proxy has written, to the first whom nobody vouches for."""
@@ -17,8 +17,8 @@ class Clients:
         if not self._trusted or not self._trusts(_address(known)):
             return known
         forwarded = request.headers.get(b"x-forwarded-for", b"").decode("latin-1")
-        for one in reversed(forwarded.split(",")):
-            address = _address(one)
+        for hop in reversed(forwarded.split(",")):
+            address = _address(hop)
             if address is None:
                 break
             known = str(address)
@@ -38,7 +38,7 @@ def _address(said: str) -> IPv4Address | IPv6Address | None:
     elif said.count(":") == 1:
         said = said.partition(":")[0]
     try:
-        found = ip_address(said)
+        address = ip_address(said)
     except ValueError:
         return None
-    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address

@@ -57,7 +57,7 @@ class ColdStarts:
             hint_s = hinted_ttft_s(exchange.request)
             exchange.held_until = now + (serving.hold_s if hint_s is None else min(serving.hold_s, hint_s))
         left_s = self._left_s(model, start)
-        full = sum(len(one.held) for one in self._starts.values()) >= serving.max_held
+        full = sum(len(other.held) for other in self._starts.values()) >= serving.max_held
         if full or now + left_s > exchange.held_until:
             why = (
                 f"{serving.max_held} requests are held already (serve.max_held)" if full else "longer than it may wait"
@@ -85,7 +85,7 @@ class ColdStarts:
                 for exchange in start.held:
                     self._enter(exchange)
                 continue
-            for exchange in [one for one in start.held if now >= one.held_until]:
+            for exchange in [exchange for exchange in start.held if now >= exchange.held_until]:
                 del start.held[exchange]
                 self._refuse(exchange, "expired", self._left_s(model, start), "longer than it could wait")
             if now - start.told_at >= _COMMENT_EVERY_S:
@@ -98,7 +98,7 @@ class ColdStarts:
         said = f"crosstie: a replica of {model} is starting, expected in {self._left_s(model, start):.0f} s"
         text = said.encode("ascii", "replace")
         # What is picked for Envoy has its head from elsewhere; Anthropic's events have one of their own.
-        for exchange in [one for one in start.held if type(one) is Exchange]:
+        for exchange in [exchange for exchange in start.held if type(exchange) is Exchange]:
             reply = exchange.reply
             if type(reply) is Reply and exchange.parsed.stream and exchange.request.path.endswith("/completions"):
                 lines = b"x-request-id: %b\r\nx-crosstie-reason: held until a replica serves\r\n" % exchange.request_id
@@ -108,7 +108,9 @@ class ColdStarts:
 
     def _serves(self, model: str) -> bool:
         pools = self._context.router.fleet.by_model.get(model, ())
-        return any(one.up and not one.draining and not pool.draining for pool in pools for one in pool.replicas)
+        return any(
+            replica.up and not replica.draining and not pool.draining for pool in pools for replica in pool.replicas
+        )
 
     def _expected_s(self, model: str) -> float:
         return self._learnt.get(model, self._context.serving.start_s)
@@ -126,7 +128,9 @@ class ColdStarts:
         if not self._counts:
             return []
         held = Counter(
-            (one.ask.model, one.ask.class_name or "") for start in self._starts.values() for one in start.held
+            (exchange.ask.model, exchange.ask.class_name or "")
+            for start in self._starts.values()
+            for exchange in start.held
         )
         self._seen |= held.keys()
         counts = [({"model": model, "outcome": how}, float(n)) for (model, how), n in self._counts.items()]

@@ -214,13 +214,13 @@ class LedAttempt(Attempt):
             return
         now, tokens = context.now(), context.router.fleet.lengths.block_tokens(exchange.ask.model)
         side = self.pool.prefill
-        found = choose_prefill(side, exchange.ask, now, tokens, exchange.tried) if side is not None else None
-        if found is None:
+        choice = choose_prefill(side, exchange.ask, now, tokens, exchange.tried) if side is not None else None
+        if choice is None:
             exchange.tried += tuple(replica.key for replica in self.pool.replicas)
             why = f"no prefill backend of pool {self.backend.pool.name} is left to ask"
             exchange.on_attempt_failed(why, 503, fault=False)
             return
-        replica, cached = found
+        replica, cached = choice
         backend = context.backends[replica.key]
         flight = replica.start(exchange.ask, _holding(self.prediction, cached), now)
         self.leg = leg = PrefillLeg(self, backend, flight)
@@ -400,7 +400,7 @@ class LedAttempt(Attempt):
         if backend.healthy is not False or now - self.sent_at <= self.context.serving.health_every_s:
             return ""
         side = self.pool.prefill if self._prompts else self.pool
-        others = side is not None and any(one.up for one in side.replicas if one is not backend.replica)
+        others = side is not None and any(replica.up for replica in side.replicas if replica is not backend.replica)
         return f"{self.who} is down ({backend.why})" if others else ""
 
     def touch(self) -> None:

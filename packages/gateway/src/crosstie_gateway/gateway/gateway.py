@@ -146,11 +146,11 @@ class Gateway:
     def _check(self, fleet: Fleet) -> dict[str, Way]:
         ways = {}
         for pool in fleet.pools:
-            if not all(one.backends for one in pool.by_model()):
+            if not all(part.backends for part in pool.by_model()):
                 raise BadInput(f"pool {pool.name} has no backends: add their addresses, or use --emulate")
             if pool.api_key_env and not os.environ.get(pool.api_key_env):
                 raise BadInput(f"pool {pool.name}: api_key_env names {pool.api_key_env}, which is not set")
-            urls = [url for one in pool.by_model() for url in one.backends]
+            urls = [url for part in pool.by_model() for url in part.backends]
             addresses = [Address(url) for url in (*urls, *pool.led_backends)]
             ways[pool.name] = way_of(pool, addresses, self._ways.get(pool.name))
             if pool.hosts:
@@ -249,8 +249,8 @@ class Gateway:
         if self.draining:
             return False
         replicas = [replica for pool in self.live.pools for replica in pool.replicas]
-        return any(one.up for one in replicas) or any(
-            one.suspected and self.live.panics(one.pool.pool.model) for one in replicas
+        return any(replica.up for replica in replicas) or any(
+            replica.suspected and self.live.panics(replica.pool.pool.model) for replica in replicas
         )
 
     # Requests
@@ -529,8 +529,8 @@ class Gateway:
     def _admit(self) -> None:
         """Lets in whoever can be sent now, in the order of the waiting room."""
         now = self.now()
-        while (found := self.waiting.take(self._decide, now)) is not None:
-            ticket, decision = found
+        while (let_in := self.waiting.take(self._decide, now)) is not None:
+            ticket, decision = let_in
             try:
                 self._follow(ticket.item, decision, now)
             except Exception:
@@ -612,46 +612,35 @@ class Gateway:
 
     def _gauges(self) -> list[Family]:
         now = self.now()
-        backends = [(_labels(key, one), one) for key, one in self.backends.items()]
-        reported = [(at, one.replica.reported) for at, one in backends if one.replica.reported is not None]
+        backends = [(_labels(key, backend), backend) for key, backend in self.backends.items()]
+        reported = [(at, backend.replica.reported) for at, backend in backends if backend.replica.reported is not None]
         promised = [
-            ({"class": one.name, "target": name}, target.percentile)
-            for one in self.live.fleet.classes
-            for name, target in (("ttft", one.ttft), ("tpot", one.tpot))
+            ({"class": served.name, "target": name}, target.percentile)
+            for served in self.live.fleet.classes
+            for name, target in (("ttft", served.ttft), ("tpot", served.tpot))
             if target is not None
         ]
-        by_backend: tuple[tuple[str, str, Callable[[Backend], float]], ...] = (
-            ("backend_up", "1 where a backend may be chosen.", lambda one: int(one.replica.up)),
-            ("in_flight", "Requests of this gateway in flight.", lambda one: one.replica.in_flight),
-            ("connections", "Open connections to backends.", lambda one: one.origin.connections),
-            (
-                "breaker_open",
-                "1 where a backend's circuit breaker keeps requests away.",
-                lambda one: int(one.breaker.state == "open"),
-            ),
-            (
-                "ttft_correction",
-                "What a backend's TTFT is over the model's prediction.",
-                lambda one: one.replica.ttft.factor(now),
-            ),
-            (
-                "tpot_correction",
-                "What a backend's TPOT is over the model's prediction.",
-                lambda one: one.replica.tpot.factor(now),
-            ),
-        )
+
+        def of_each(name: str, what: str, value: Callable[[Backend], float]) -> Family:
+            return f"crosstie_{name}", "gauge", what, [(at, value(backend)) for at, backend in backends]
+
         return [
-            *(
-                (f"crosstie_{name}", "gauge", what, [(at, value(one)) for at, one in backends])
-                for name, what, value in by_backend
-            ),
+            of_each("backend_up", "1 where a backend may be chosen.", lambda backend: int(backend.replica.up)),
+            of_each("in_flight", "Requests of this gateway in flight.", lambda backend: backend.replica.in_flight),
+            of_each("connections", "Open connections to backends.", lambda backend: backend.origin.connections),
+            of_each("breaker_open", "1 where a backend's circuit breaker keeps requests away.",
+                    lambda backend: int(backend.breaker.state == "open")),
+            of_each("ttft_correction", "What a backend's TTFT is over the model's prediction.",
+                    lambda backend: backend.replica.ttft.factor(now)),
+            of_each("tpot_correction", "What a backend's TPOT is over the model's prediction.",
+                    lambda backend: backend.replica.tpot.factor(now)),
             (
                 "crosstie_engine_running", "gauge", "Requests that an engine says it runs, others' included.",
-                [(at, one.running) for at, one in reported],
+                [(at, load.running) for at, load in reported],
             ),
             (
                 "crosstie_engine_waiting", "gauge", "Requests that an engine says wait for it, others' included.",
-                [(at, one.waiting) for at, one in reported],
+                [(at, load.waiting) for at, load in reported],
             ),
             (
                 "crosstie_target_promised", "gauge", "The share of a class's requests that are to keep its target.",

@@ -106,7 +106,7 @@ class Guard:
                 holder.join(None if team_id is None else teams.get(team_id))
         by_id.update(self._subjects)
         self._by_public, self._by_id = by_public, by_id
-        self._budgeted = [one for one in (*by_id.values(), *teams.values()) if one.budgeted]
+        self._budgeted = [account for account in (*by_id.values(), *teams.values()) if account.budgeted]
 
     @property
     def keys(self) -> int:
@@ -205,15 +205,15 @@ class Guard:
             credential = _credential(request.headers)
             if head is not None:
                 head.credential = credential
-        token, public_id, found = credential
+        token, public_id, digest = credential
         if not token:
             raise self._refuse(401, "no API key: send it as 'Authorization: Bearer ct-...'", "missing_api_key")
         tokens = self.tokens
         if tokens is not None and token.count(b".") == 2:
             return self._subject(tokens, token.strip())
         holder = self._by_public.get(public_id) if public_id else None
-        right = compare_digest(found, _NOBODY if holder is None else holder.digest)
-        if holder is None or not (right or holder.had(found)):
+        right = compare_digest(digest, _NOBODY if holder is None else holder.digest)
+        if holder is None or not (right or holder.had(digest)):
             raise self._refuse(401, "this is no API key of this gateway", "invalid_api_key")
         self._check_valid(holder)
         return holder
@@ -222,36 +222,36 @@ class Guard:
 
     def _subject(self, tokens: TokenVerifier, token: bytes) -> Holder:
         try:
-            found = tokens.verified(token)
+            whose = tokens.verified(token)
         except TokenRefused as refused:
             raise self._refuse(refused.status, str(refused), refused.code) from None
-        team = self._team_of(found, tokens.config.team_claim is not None)
-        holder = self._subjects.get(found.id)
+        team = self._team_of(whose, tokens.config.team_claim is not None)
+        holder = self._subjects.get(whose.id)
         if holder is None:
-            holder = self._new_subject(found)
+            holder = self._new_subject(whose)
         elif holder.team is team:
-            holder.explains = found.explains
+            holder.explains = whose.explains
             return holder
         holder.join(team)
-        holder.explains = found.explains
-        self._untold[found.id] = (found.id, found.subject, None if team is None else team.id - TEAMS_FROM)
+        holder.explains = whose.explains
+        self._untold[whose.id] = (whose.id, whose.subject, None if team is None else team.id - TEAMS_FROM)
         return holder
 
-    def _team_of(self, found: Verified, claimed: bool) -> TeamAccount | None:
+    def _team_of(self, whose: Verified, claimed: bool) -> TeamAccount | None:
         """The first team that its token names and that there is. Raises RequestRejected."""
-        for name in found.teams:
+        for name in whose.teams:
             team = self._teams_by_name.get(name)
             if team is not None:
                 return team
-        if found.teams or claimed:
+        if whose.teams or claimed:
             raise self._refuse(403, "this token names no team that has access here", "unknown_team")
         return None
 
-    def _new_subject(self, found: Verified) -> Holder:
+    def _new_subject(self, whose: Verified) -> Holder:
         if len(self._subjects) >= _MOST_SUBJECTS:
             self._forget_subject()
-        holder = _subject(found.id, found.subject)
-        self._subjects[found.id] = self._by_id[found.id] = holder
+        holder = _subject(whose.id, whose.subject)
+        self._subjects[whose.id] = self._by_id[whose.id] = holder
         return holder
 
     def _forget_subject(self) -> None:
@@ -316,7 +316,7 @@ class Guard:
     def may_see(self, key_id: int, pool: str) -> bool:
         """Whether a pool serves any model of this key."""
         models = self.names(key_id).values()
-        return any(one.name == pool for model in models for one in self.router.fleet.by_model.get(model, ()))
+        return any(served.name == pool for model in models for served in self.router.fleet.by_model.get(model, ()))
 
     def not_allowed(self, key_id: int, model: str | None) -> RequestRejected:
         """For a model that is not among a key's, whether or not there is one of that name."""
@@ -335,12 +335,12 @@ class Guard:
     def _own_class(self, holder: Holder, ask: Ask) -> None:
         live = self.router.fleet
         of_model = [live.classes[name] for name in holder.key.classes if name in live.classes]
-        of_model = [one for one in of_model if one.model == ask.model]
+        of_model = [served for served in of_model if served.model == ask.model]
         if not of_model:
             why = f"this key is for class {_listed(holder.classes)}, and none of them is of {ask.model}"
             raise self._refuse(403, why, "class_not_allowed")
         before_ttft_s, before_tpot_s = live.targets.get(ask.class_name or "", (None, None))
-        chosen = min(of_model, key=lambda one: abs(one.input_tokens - ask.input_tokens))
+        chosen = min(of_model, key=lambda served: abs(served.input_tokens - ask.input_tokens))
         ttft_s, tpot_s = live.targets[chosen.name]
         # Targets that are not those of the class it had been put in are the request's own.
         if ask.ttft_s == before_ttft_s:
@@ -444,7 +444,7 @@ class Guard:
         first. Raises RequestRejected where one is spent."""
         if now >= self._day_ends:
             self._next_day(now)
-        found = [
+        budgets = [
             (budget, recorded + account.own_usd, ends, period)
             for budget, recorded, ends, period in (
                 (account.usd_per_month, account.month_usd, self._month_ends, "month"),
@@ -452,11 +452,11 @@ class Guard:
             )
             if budget
         ]
-        for budget, spent, ends, period in found:
+        for budget, spent, ends, period in budgets:
             if spent >= budget:
                 why = f"{account.whose}'s budget of {budget:g} USD a {period} (UTC) is spent"
                 raise self._refuse(429, why, "insufficient_quota", ends - now, _IN_VAIN)
-        return found
+        return budgets
 
     def _is_too_dear(
         self, account: Account, usd: float, budget: float, left: float, period: str, ends_s: float

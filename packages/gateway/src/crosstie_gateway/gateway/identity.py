@@ -46,10 +46,10 @@ def is_tracestate(value: bytes) -> bool:
         member = member.strip(b" \t")
         if not member:
             continue
-        found = _MEMBER.fullmatch(member)
-        if found is None or found[1] in keys or len(keys) == _MOST_MEMBERS:
+        match = _MEMBER.fullmatch(member)
+        if match is None or match[1] in keys or len(keys) == _MOST_MEMBERS:
             return False
-        keys.add(found[1])
+        keys.add(match[1])
     return bool(keys)
 
 

@@ -134,7 +134,7 @@ def chat_of(body: bytes, *, counting: bool = False, filled: Filled = bytes) -> J
     if asked.get("stop_sequences"):
         chat["stop"] = asked["stop_sequences"]
     if asked.get("tools"):
-        chat["tools"] = [_tool(one, f"tools.{at}") for at, one in enumerate(_list(asked["tools"], "tools"))]
+        chat["tools"] = [_tool(tool, f"tools.{at}") for at, tool in enumerate(_list(asked["tools"], "tools"))]
     chat.update(_tool_choice(asked.get("tool_choice")))
     thinking = _object(asked.get("thinking") or {}, "thinking").get("type")
     if thinking in _THINKING:
@@ -169,25 +169,25 @@ def _system(system: Any) -> list[Json]:
     if system is None or system == "":
         return []
     if isinstance(system, list):
-        blocks = [_object(one, f"system.{at}") for at, one in enumerate(system)]
-        system = "\n".join(_text(one.get("text"), f"system.{at}.text") for at, one in enumerate(blocks))
+        blocks = [_object(block, f"system.{at}") for at, block in enumerate(system)]
+        system = "\n".join(_text(block.get("text"), f"system.{at}.text") for at, block in enumerate(blocks))
     return [{"role": "system", "content": _text(system, "system")}]
 
 
 def _messages(messages: Any, filled: Filled) -> list[Json]:
-    found: list[Json] = []
-    for at, one in enumerate(_list(messages, "messages")):
+    chat: list[Json] = []
+    for at, given in enumerate(_list(messages, "messages")):
         where = f"messages.{at}"
-        message = _object(one, where)
+        message = _object(given, where)
         role, content = message.get("role"), message.get("content")
         if role not in ("user", "assistant", "system"):
             raise BadInput(f"{where}.role: user or assistant is expected")
         if isinstance(content, str):
-            found.append({"role": role, "content": content})
+            chat.append({"role": role, "content": content})
             continue
         blocks = [_object(block, f"{where}.content.{n}") for n, block in enumerate(_list(content, f"{where}.content"))]
-        found += _assistant(blocks, where, filled) if role == "assistant" else _others(role, blocks, where)
-    return found
+        chat += _assistant(blocks, where, filled) if role == "assistant" else _others(role, blocks, where)
+    return chat
 
 
 def _assistant(blocks: list[Json], where: str, filled: Filled) -> list[Json]:
@@ -227,11 +227,11 @@ def _others(role: str, blocks: list[Json], where: str) -> list[Json]:
         content = block.get("content", "")
         if isinstance(content, list):
             inner = [
-                _part(_object(one, f"{place}.content.{n}"), f"{place}.content.{n}") for n, one in enumerate(content)
+                _part(_object(block, f"{place}.content.{n}"), f"{place}.content.{n}") for n, block in enumerate(content)
             ]
             # A tool's message is text; its pictures are shown as the user's.
-            content = "\n".join(one["text"] for one in inner if one["type"] == "text")
-            parts += [one for one in inner if one["type"] != "text"]
+            content = "\n".join(part["text"] for part in inner if part["type"] == "text")
+            parts += [part for part in inner if part["type"] != "text"]
         called = _text(block.get("tool_use_id"), f"{place}.tool_use_id")
         results.append({"role": "tool", "tool_call_id": called, "content": _text(content, f"{place}.content")})
     if parts and all(part["type"] == "text" for part in parts):
@@ -287,19 +287,19 @@ def _tool_choice(choice: Any) -> Json:
 
 
 def _output(config: Json) -> Json:
-    found: Json = {}
+    said: Json = {}
     if config.get("format") is not None:
         form = _object(config["format"], "output_config.format")
         if form.get("type") != "json_schema":
             raise BadInput("output_config.format.type: json_schema is expected")
         schema = _object(form.get("schema"), "output_config.format.schema")
-        found["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+        said["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     if config.get("effort") is not None:
         effort = _EFFORTS.get(_text(config["effort"], "output_config.effort"))
         if effort is None:
             raise BadInput(f"output_config.effort: {', '.join(_EFFORTS)} are known")
-        found["reasoning_effort"] = effort
-    return found
+        said["reasoning_effort"] = effort
+    return said
 
 
 def usage_fields(usage: ChatUsage | None) -> Json:
@@ -352,9 +352,9 @@ def error_message(status: int, answer: bytes) -> bytes:
     """An engine's or the gateway's error, as the other API's clients know it."""
     said = ""
     try:
-        found = msgspec.json.decode(answer)
-        if isinstance(found, dict):
-            inner = found.get("error", found)
+        error = msgspec.json.decode(answer)
+        if isinstance(error, dict):
+            inner = error.get("error", error)
             said = str(inner.get("message", inner) if isinstance(inner, dict) else inner)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = answer.decode(errors="replace")

@@ -78,9 +78,9 @@ class MessagesReply(Reply):
             else:
                 self._kept.append(data)
             return
-        found = [self._said(payload) for payload in payloads(data)]
+        events = [self._said(payload) for payload in payloads(data)]
         # Without any data it is a comment, which keeps the connection alive and means nothing.
-        super().write(b"".join(found) if found else data)
+        super().write(b"".join(events) if events else data)
 
     def end(self) -> None:
         if self.done:

@@ -42,7 +42,10 @@ class _PoolCounts:
         columns = [sorted(column) for column in zip(*self.lately, strict=True)]
         half = len(self.lately) // 2
         names = ("ttft_predicted_p50_s", "ttft_seen_p50_s", "tpot_predicted_p50_s", "tpot_seen_p50_s")
-        return {"requests": len(self.lately), **{name: one[half] for name, one in zip(names, columns, strict=True)}}
+        return {
+            "requests": len(self.lately),
+            **{name: column[half] for name, column in zip(names, columns, strict=True)},
+        }
 
 
 class Metrics:
@@ -69,14 +72,14 @@ class Metrics:
             self._of(pool.name)
             for counter in (self.retries, self.faults, self.panics, self.resumed):
                 counter[pool.name] += 0
-            for model in [one.model for one in pool.by_model()]:
-                names = [one.name for one in fleet.classes if one.model == model] or [""]
+            for model in [part.model for part in pool.by_model()]:
+                names = [served.name for served in fleet.classes if served.model == model] or [""]
                 for name in names:
                     self.requests[pool.name, model, name, "served", 200] += 0
-        for one in fleet.classes:
-            for target, promised in (("ttft", one.ttft), ("tpot", one.tpot)):
+        for served in fleet.classes:
+            for target, promised in (("ttft", served.ttft), ("tpot", served.tpot)):
                 for kept in (True, False) if promised is not None else ():
-                    self.targets[one.name, target, kept] += 0
+                    self.targets[served.name, target, kept] += 0
 
     def part(self, flight: Flight, input_tokens: int, output_tokens: int) -> None:
         """What one of several backends made of an answer."""
@@ -134,11 +137,11 @@ class Metrics:
         ]
         tokens: Samples = [
             ({"pool": pool, "kind": kind}, count)
-            for pool, one in pools
-            for kind, count in (("input", one.input_tokens), ("output", one.output_tokens))
+            for pool, counts in pools
+            for kind, count in (("input", counts.input_tokens), ("output", counts.output_tokens))
         ]
-        usd: Samples = [({"pool": pool}, one.charged_usd) for pool, one in pools]
-        found: list[tuple[str, str, Samples]] = [
+        usd: Samples = [({"pool": pool}, counts.charged_usd) for pool, counts in pools]
+        rows: list[tuple[str, str, Samples]] = [
             ("requests", "Requests by how they ended.", requests),
             ("refused", "Requests refused before any decision, by code.", _counted("code", self.refused)),
             ("targets", "Requests with a target, by whether it was kept.", targets),
@@ -154,11 +157,11 @@ class Metrics:
             ("tokens", "Tokens that were served, as engines count them, or as they were seen to pass.", tokens),
             ("usd", "What served requests cost at their pools' prices and design loads.", usd),
         ]
-        counters: list[Family] = [(f"crosstie_{name}_total", "counter", what, samples) for name, what, samples in found]
+        counters: list[Family] = [(f"crosstie_{name}_total", "counter", what, samples) for name, what, samples in rows]
         for field, (name, what) in _HISTOGRAMS.items():
             seen: Samples = []
-            for pool, one in pools:
-                seen += histogram_samples(name, {"pool": pool}, getattr(one, field))
+            for pool, counts in pools:
+                seen += histogram_samples(name, {"pool": pool}, getattr(counts, field))
             counters.append((name, "histogram", what, seen))
         return counters
 

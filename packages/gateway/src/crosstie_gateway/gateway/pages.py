@@ -158,7 +158,7 @@ def _ready(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     for pool in gateway.live.pools:
         if pool.prefill is not None:
             # Of a side, those that are well; a pool has none up while either side has none.
-            well = [gateway.backends[one.key].is_well for one in pool.replicas]
+            well = [gateway.backends[replica.key].is_well for replica in pool.replicas]
             sides = {"prefill": _up(pool.prefill.replicas), "decode": {"up": sum(well), "of": len(well)}}
             pools[pool.name] |= sides
     said = "draining" if gateway.draining else "ready" if gateway.ready else "no backend is up"
@@ -166,15 +166,15 @@ def _ready(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 
 def _up(replicas: list[Replica]) -> dict[str, object]:
-    return {"up": sum([one.up for one in replicas]), "of": len(replicas)}
+    return {"up": sum([replica.up for replica in replicas]), "of": len(replicas)}
 
 
 def _by_pool(gateway: Gateway) -> dict[str, list[Replica]]:
     """A pool that hosts several models has a replica for each of them on each of its machines."""
-    found: dict[str, list[Replica]] = {}
+    pools: dict[str, list[Replica]] = {}
     for pool in gateway.live.pools:
-        found.setdefault(pool.pool.name, []).extend(pool.replicas)
-    return found
+        pools.setdefault(pool.pool.name, []).extend(pool.replicas)
+    return pools
 
 
 def _metrics(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
@@ -187,21 +187,21 @@ def _models(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
 
 def _model(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
     name = unquote(request.path.removeprefix("/v1/models/"))
-    found = next((model for model in _listed(gateway, _key_id(gateway, request)) if model["id"] == name), None)
-    if found is None:
+    listed = next((model for model in _listed(gateway, _key_id(gateway, request)) if model["id"] == name), None)
+    if listed is None:
         return 404, error_body(404, f"no pool serves '{name}'", "model_not_found"), _JSON
-    return 200, _encode(found), _JSON
+    return 200, _encode(listed), _JSON
 
 
 def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
     live = gateway.live
     names = live.names if gateway.context.guard is None else gateway.context.guard.names(key_id)
-    found = []
+    listed = []
     for name, model in names.items():
         having, adapter = [pool.pool for pool in live.pools if pool.pool.model == model], live.adapters.get(name)
         if adapter is not None:
             having = [pool for pool in having if pool.name in adapter]
-        found.append(
+        listed.append(
             {
                 "id": name,
                 "object": "model",
@@ -213,7 +213,7 @@ def _listed(gateway: Gateway, key_id: int) -> list[dict[str, object]]:
                 **({"parent": model} if adapter is not None else {}),
             }
         )
-    return found
+    return listed
 
 
 def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -> tuple[int, bytes, bytes]:
@@ -247,9 +247,9 @@ def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -
             "modalities": sorted(ask.modalities),
         },
         "considered": [
-            _considered(one, names) | _of_late(gateway, one)
-            for one in decision.considered
-            if guard is None or guard.may_see(key_id, one.pool)
+            _considered(considered, names) | _of_late(gateway, considered)
+            for considered in decision.considered
+            if guard is None or guard.may_see(key_id, considered.pool)
         ],
     }
     return 200, _encode(said), _JSON
@@ -260,11 +260,11 @@ def _prompt_goes_to(gateway: Gateway, replica: Replica | None, ask: Ask) -> dict
     if replica is None or replica.pool.prefill is None:
         return {}
     tokens = gateway.live.lengths.block_tokens(ask.model)
-    found = choose_prefill(replica.pool.prefill, ask, gateway.now(), tokens, ask.tried)
-    if found is None:
+    choice = choose_prefill(replica.pool.prefill, ask, gateway.now(), tokens, ask.tried)
+    if choice is None:
         return {"prefill": None}
-    place = replica.pool.prefill.replicas.index(found[0]) + 1
-    return {"prefill": {"replica": f"{replica.pool.name}/prefill/{place}", "cached_tokens": found[1]}}
+    place = replica.pool.prefill.replicas.index(choice[0]) + 1
+    return {"prefill": {"replica": f"{replica.pool.name}/prefill/{place}", "cached_tokens": choice[1]}}
 
 
 def _charge(gateway: Gateway, key_id: int, request: Request, ask: Ask) -> None:
@@ -286,17 +286,19 @@ def _count_tokens(gateway: Gateway, request: Request, prompt: CountedPrompt | No
 
 def _names(gateway: Gateway) -> dict[str, str]:
     """What replicas are called to clients: by their pool and place in it. Where they are is not for them to know."""
-    return {one.key: f"{pool.name}/{n}" for pool in gateway.live.pools for n, one in enumerate(pool.replicas, 1)}
-
-
-def _considered(one: Considered, names: dict[str, str]) -> dict[str, object]:
-    seen = one.prediction
     return {
-        "pool": one.pool,
-        "replica": None if one.backend is None else names[one.backend],
-        "planned": one.planned,
-        "dropped": one.dropped,
-        "score": one.score,
+        replica.key: f"{pool.name}/{n}" for pool in gateway.live.pools for n, replica in enumerate(pool.replicas, 1)
+    }
+
+
+def _considered(considered: Considered, names: dict[str, str]) -> dict[str, object]:
+    seen = considered.prediction
+    return {
+        "pool": considered.pool,
+        "replica": None if considered.backend is None else names[considered.backend],
+        "planned": considered.planned,
+        "dropped": considered.dropped,
+        "score": considered.score,
         "predicted": None
         if seen is None
         else {
@@ -304,15 +306,15 @@ def _considered(one: Considered, names: dict[str, str]) -> dict[str, object]:
             "tpot_s": seen.tpot_s,
             "usd": seen.predicted_usd,
             "cached_tokens": seen.cached_tokens,
-            "joules": one.joules,
+            "joules": considered.joules,
         },
     }
 
 
-def _of_late(gateway: Gateway, one: Considered) -> dict[str, object]:
+def _of_late(gateway: Gateway, considered: Considered) -> dict[str, object]:
     """A prediction is of one request at this moment; what the pool's last requests saw is beside what was predicted of
     each of them, at its own moment."""
-    counts = gateway.metrics.pools.get(one.pool)
+    counts = gateway.metrics.pools.get(considered.pool)
     return {"of_late": counts.of_late() if counts is not None else None}
 
 

@@ -22,6 +22,8 @@ def tidy_path(request: Request) -> str:
         request.path = path
         return path
     # Azure's own, of which no engine knows.
-    request.query = "&".join(one for one in request.query.split("&") if not one.startswith("api-version="))
+    request.query = "&".join(
+        parameter for parameter in request.query.split("&") if not parameter.startswith("api-version=")
+    )
     request.path = path
     return path

@@ -14,13 +14,15 @@ def question_of(context: Context, exchange: Exchange) -> PluginQuestion:
     if plugins is not None and plugins.wants_pools:
         decision = context.router.decide(ask, context.now(), exclude=ask.tried, explain=True)
         known = {pool.name: pool for pool in context.router.fleet.by_model.get(ask.model, ())}
-        pools = [_view(known[one.pool], one) for one in decision.considered if one.pool in known]
+        pools = [
+            _view(known[considered.pool], considered) for considered in decision.considered if considered.pool in known
+        ]
     path, key_id = exchange.request.path, exchange.record.key_id
     return PluginQuestion(path, ask.model, ask.class_name or "", key_id, exchange.request.body, pools)
 
 
-def _view(pool: LivePool, one: Considered) -> dict[str, Any]:
-    seen = one.prediction
+def _view(pool: LivePool, considered: Considered) -> dict[str, Any]:
+    seen = considered.prediction
     return {
         "name": pool.name,
         "accelerator": pool.pool.accelerator,
@@ -29,7 +31,7 @@ def _view(pool: LivePool, one: Considered) -> dict[str, Any]:
         "up": sum(replica.up for replica in pool.replicas),
         "in_flight": sum(replica.in_flight for replica in pool.replicas),
         # Why the fleet's own policy would not send it there; None: it may.
-        "dropped": one.dropped,
+        "dropped": considered.dropped,
         "ttft_s": None if seen is None else seen.ttft_s,
         "tpot_s": None if seen is None else seen.tpot_s,
         "usd": None if seen is None else seen.predicted_usd,

@@ -162,9 +162,9 @@ class StreamRelay:
         opening = self._opening
         if self.has_error or _has_error(data):
             self.has_error = True
-            found = None if self.client_error_status or _is_full(opening) else _CLIENT_ERROR.search(data)
-            if found is not None:
-                self.client_error_status = int(found[1])
+            match = None if self.client_error_status or _is_full(opening) else _CLIENT_ERROR.search(data)
+            if match is not None:
+                self.client_error_status = int(match[1])
         elif self.unsaid is opening or _ABORTED.search(data):
             # Its first token and its end at once: somebody else may have more time.
             self.unsaid = opening
@@ -295,20 +295,20 @@ def _says_nothing(events: bytes) -> bool:
 def _beginning(event: bytes) -> bytes:
     """Up to its first choice; empty where that holds something that is looked for in every event."""
     end = max(event.find(b'"choices":[{') + 12, event.find(b'"choices": [{') + 13)
-    found = event[:end] if end > 13 else b""
-    return b"" if b"\n" in found or b"error" in found or b'"abort"' in found or _USAGE in found else found
+    begun = event[:end] if end > 13 else b""
+    return b"" if b"\n" in begun or b"error" in begun or b'"abort"' in begun or _USAGE in begun else begun
 
 
 def _events(data: bytes) -> list[bytes]:
     if b"\r" in data:
         return _EVENTS.findall(data)
-    found, at = [], 0
+    events, at = [], 0
     while at < len(data):
         end = data.find(b"\n\n", at) + 2
         end = end if end > 1 else len(data)
-        found.append(data[at:end])
+        events.append(data[at:end])
         at = end
-    return found
+    return events
 
 
 def _only_usage(event: bytes) -> bool:
@@ -402,8 +402,8 @@ class WholeRelay:
 
     def end(self) -> None:
         if self.reply.started:
-            found = _LAST_USAGE.match(self._tail)
-            self.usage = usage_of(b"{" + found[1]) if found is not None and self.status < 300 else None
+            match = _LAST_USAGE.match(self._tail)
+            self.usage = usage_of(b"{" + match[1]) if match is not None and self.status < 300 else None
             self.reply.end()
             return
         content = self.content

@@ -9,42 +9,42 @@ from crosstie_gateway.gateway.fields import decode_named
 from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
 
 PATH = "/v1/responses"
-# Of all tenants; the oldest are forgotten first.
+# Of all keys; the oldest are forgotten first.
 _MOST = 100_000
 _LONGEST_ID = 256
 
 
 class KeptResponses:
-    """By tenant, so that nobody goes on from another's."""
+    """By key, so that nobody goes on from another's."""
 
     def __init__(self) -> None:
         self._homes: dict[tuple[int, str], str] = {}
         # Called with what other workers are to know.
-        self.on_kept: Callable[[int, str, str], None] = lambda tenant, response, home: None
+        self.on_kept: Callable[[int, str, str], None] = lambda key_id, response, home: None
 
-    def keep(self, tenant: int, relay: StreamRelay | WholeRelay | None, home: str) -> None:
+    def keep(self, key_id: int, relay: StreamRelay | WholeRelay | None, home: str) -> None:
         """A response has been served by a backend."""
         response = _id_of(relay)
         if response and len(response) <= _LONGEST_ID:
-            self.learn(tenant, response, home)
-            self.on_kept(tenant, response, home)
+            self.learn(key_id, response, home)
+            self.on_kept(key_id, response, home)
 
-    def learn(self, tenant: int, response: str, home: str) -> None:
-        self._homes.pop((tenant, response), None)
-        self._homes[tenant, response] = home
+    def learn(self, key_id: int, response: str, home: str) -> None:
+        self._homes.pop((key_id, response), None)
+        self._homes[key_id, response] = home
         if len(self._homes) > _MOST:
             del self._homes[next(iter(self._homes))]
 
-    def home(self, tenant: int, response: str) -> str | None:
-        return self._homes.get((tenant, response))
+    def home(self, key_id: int, response: str) -> str | None:
+        return self._homes.get((key_id, response))
 
 
 def _id_of(relay: StreamRelay | WholeRelay | None) -> str:
     if isinstance(relay, WholeRelay):
         return _named(relay.content)
     # The last event has the whole response.
-    found = [_named(payload) for payload in payloads(relay.latest)] if relay is not None else []
-    return next(filter(None, found), "")
+    ids = [_named(payload) for payload in payloads(relay.latest)] if relay is not None else []
+    return next(filter(None, ids), "")
 
 
 def _named(said: bytes) -> str:

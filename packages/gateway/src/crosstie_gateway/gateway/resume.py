@@ -247,7 +247,7 @@ def _one_prompt(prompt: Any) -> str | list[int]:
 
 
 def _whole_numbers(value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(one) is int for one in value):
+    if not isinstance(value, list) or not all(type(number) is int for number in value):
         raise TypeError("no list of tokens")
     return value
 
@@ -262,5 +262,5 @@ async def _post(backend: Backend, timeout_s: float, path: str, asked: Json | Par
     )  # fmt: skip
     if answer.status != 200:
         raise ValueError(f"{path} answered {answer.status}")
-    found: Json = msgspec.json.decode(answer.body, type=dict[str, Any])
-    return found
+    said: Json = msgspec.json.decode(answer.body, type=dict[str, Any])
+    return said

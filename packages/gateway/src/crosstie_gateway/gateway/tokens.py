@@ -73,35 +73,35 @@ class TokenVerifier:
     def know(self, keys: Iterable[Mapping[str, Any]]) -> int:
         """These JWKs and no others, from now on; how many of them are of use. What was verified with one that is gone
         is not believed any longer."""
-        found: dict[str, list[Any]] = {}
-        for one in keys:
-            made = self._usable(one)
+        known: dict[str, list[Any]] = {}
+        for said in keys:
+            made = self._usable(said)
             if made is not None:
-                kid = one.get("kid")
-                found.setdefault(kid if isinstance(kid, str) else "", []).append(made)
-        if {kid: [one[1] for one in made] for kid, made in found.items()} != {
-            kid: [one[1] for one in made] for kid, made in self._keys.items()
+                kid = said.get("kid")
+                known.setdefault(kid if isinstance(kid, str) else "", []).append(made)
+        if {kid: [key[1] for key in made] for kid, made in known.items()} != {
+            kid: [key[1] for key in made] for kid, made in self._keys.items()
         }:
             self._remembered.clear()
-        self._keys = found
+        self._keys = known
         return self.keys
 
-    def _usable(self, one: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    def _usable(self, said: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
         """The key, and what was said of it. None: a secret, one for something else, or one that is broken or weak.
         Some issuers write null for what they do not say."""
-        one = {name: value for name, value in one.items() if value is not None}
-        if one.get("kty") not in _KINDS.values() or one.get("use", "sig") != "sig":
+        said = {name: value for name, value in said.items() if value is not None}
+        if said.get("kty") not in _KINDS.values() or said.get("use", "sig") != "sig":
             return None
-        operations = one.get("key_ops", ["verify"])
+        operations = said.get("key_ops", ["verify"])
         if not isinstance(operations, list) or "verify" not in operations:
             return None
-        public = {name: value for name, value in one.items() if name not in ("d", "p", "q", "dp", "dq", "qi", "oth")}
+        public = {name: value for name, value in said.items() if name not in ("d", "p", "q", "dp", "dq", "qi", "oth")}
         try:
             # Without an algorithm PyJWT goes by the kind of key.
             key = self._jwt.PyJWK({name: value for name, value in public.items() if name != "alg"}).key
         except (self._jwt.PyJWTError, ValueError, TypeError, KeyError):
             return None
-        if one["kty"] == "RSA" and key.key_size < _LEAST_RSA:
+        if said["kty"] == "RSA" and key.key_size < _LEAST_RSA:
             return None
         return key, public
 
@@ -113,11 +113,11 @@ class TokenVerifier:
             if now < known.ends_at:
                 return known
             del self._remembered[mark]
-        found = self._verify(token)
-        self._remembered[mark] = found
+        whose = self._verify(token)
+        self._remembered[mark] = whose
         if len(self._remembered) > _MOST_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
-        return found
+        return whose
 
     def _verify(self, token: bytes) -> Verified:
         jwt, config = self._jwt, self.config
@@ -148,7 +148,7 @@ class TokenVerifier:
         if not self._keys:
             raise TokenRefused("token_keys_unavailable", "the issuer's keys are not known yet: try again", 503)
         # Who names no key may be meant only where there is one of that kind.
-        named = self._keys.get(head.kid, []) if head.kid else [one for some in self._keys.values() for one in some]
+        named = self._keys.get(head.kid, []) if head.kid else [key for some in self._keys.values() for key in some]
         able = [key for key, said in named if said["kty"] == kind and said.get("alg", head.alg) == head.alg]
         if len(able) != 1:
             if not named:
@@ -188,14 +188,14 @@ def _head(token: bytes) -> _Head:
 
 def _scopes(claims: dict[str, Any]) -> list[str]:
     """As RFC 9068 has them, or Azure, or as a list."""
-    found: list[str] = []
+    scopes: list[str] = []
     for name in ("scope", "scp"):
         given = claims.get(name)
-        found += given.split() if isinstance(given, str) else _values(given)
-    return found
+        scopes += given.split() if isinstance(given, str) else _values(given)
+    return scopes
 
 
 def _values(given: object) -> list[str]:
     if isinstance(given, str):
         return [given]
-    return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+    return [value for value in given if isinstance(value, str)] if isinstance(given, list) else []

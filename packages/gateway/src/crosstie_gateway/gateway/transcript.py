@@ -83,7 +83,7 @@ class Transcript:
 
     def read(self) -> None:
         """Makes text of the events that were kept."""
-        kept = [*(zlib.decompress(one) for one in self._compressed), *self._events]
+        kept = [*(zlib.decompress(piece) for piece in self._compressed), *self._events]
         self._events, self._compressed, self._size = [], [], 0
         events = b"".join(kept)
         if not events:

@@ -53,13 +53,13 @@ class Role:
 
     def waiting(self) -> set[str]:
         """Hosted models that somebody waits for because they are not loaded."""
-        tickets = [(one.ticket, one.ask.model) for one in self.gateway.exchanges]
+        tickets = [(exchange.ticket, exchange.ask.model) for exchange in self.gateway.exchanges]
         return {model for ticket, model in tickets if ticket is not None and ticket.there and model in self.models}
 
     def is_loaded(self, model: str) -> bool:
         """In any pool that serves it, shared or not."""
         pools = self.gateway.live.by_model.get(model, ())
-        return any(one.presence is None or one.presence.there for pool in pools for one in pool.replicas)
+        return any(replica.presence is None or replica.presence.there for pool in pools for replica in pool.replicas)
 
 
 class Leader(Role, LoadGuard):
@@ -101,7 +101,11 @@ class Leader(Role, LoadGuard):
     def serve(self, fleet: Fleet) -> None:
         """A pool that the file has not changed goes on as it is."""
         before, self.pools, self._of_model = self.pools, {}, {}
-        self._names = {one.key: known_as(one.key) for one in self.gateway.live.replicas() if one.presence is not None}
+        self._names = {
+            replica.key: known_as(replica.key)
+            for replica in self.gateway.live.replicas()
+            if replica.presence is not None
+        }
         for pool in fleet.pools:
             if not pool.hosts:
                 continue
@@ -147,7 +151,7 @@ class Leader(Role, LoadGuard):
                 away = "the gateway that loads models is being found" if self.share.up else "Redis is away"
                 return f"{model} is not loaded, and {away}", 1.0
             return leader.absent.get(model, (f"{model} is not loaded", 1.0))
-        return min((pool.absent(model) for pool in self._of_model[model]), key=lambda found: found[1])
+        return min((pool.absent(model) for pool in self._of_model[model]), key=lambda absent: absent[1])
 
     def doubted(self, replica: Replica, *, surely: bool) -> None:
         pool = self.pools.get(replica.pool.name)
@@ -205,24 +209,28 @@ class Leader(Role, LoadGuard):
         """What other gateways are told."""
         assert self.share is not None
         lease = self.share.lease
-        presences = {one.key: one.presence for one in self.gateway.live.replicas() if one.presence is not None}
+        presences = {
+            replica.key: replica.presence for replica in self.gateway.live.replicas() if replica.presence is not None
+        }
         in_flight = {
-            self._names[one.key]: one.in_flight + self._elsewhere.get(one.key, 0)
-            for one in self.gateway.live.replicas()
-            if one.key in self._names and (one.in_flight or self._elsewhere.get(one.key, 0))
+            self._names[replica.key]: replica.in_flight + self._elsewhere.get(replica.key, 0)
+            for replica in self.gateway.live.replicas()
+            if replica.key in self._names and (replica.in_flight or self._elsewhere.get(replica.key, 0))
         }
         waiting = sorted(self.waiting().union(*(models for _, models in self._waiting_elsewhere.values())))
         own = (self.share.residents.machine, self.leads and self._led)
         if not own[1]:
             return HostReport(*own, *self._obeys, dict(self._asked), waiting, in_flight)
         states = {name: presences[key] for key, name in self._names.items() if key in presences}
-        told: dict[str, tuple[State, str]] = {name: (one.state, one.why[:200]) for name, one in states.items()}
+        told: dict[str, tuple[State, str]] = {
+            name: (presence.state, presence.why[:200]) for name, presence in states.items()
+        }
         if told != self._told:
             self._told, self._revision = told, self._revision + 1
         now = self.share.residents.clock()
         # Those of a lead before this one were told under its number.
-        own_claims = {slot: one for slot, one in lease.claimed.items() if one.number == lease.number}
-        claims = {slot: one.until - now for slot, one in own_claims.items() if one.until > now}
+        own_claims = {slot: claim for slot, claim in lease.claimed.items() if claim.number == lease.number}
+        claims = {slot: claim.until - now for slot, claim in own_claims.items() if claim.until > now}
         absent = {model: self.absent(model) for model in self.models if not self.is_loaded(model)}
         bounded = {model: (why[:200], min(max(retry_s, 0.0), 3600.0)) for model, (why, retry_s) in absent.items()}
         return HostReport(
@@ -254,13 +262,13 @@ class Leader(Role, LoadGuard):
         """Tells followers what is where, and hears what they have in flight after they have heard."""
         if self.process.link is None:
             return
-        found: Counter[str] = Counter()
+        loads: Counter[str] = Counter()
         for answer in await self.process.ask_others(self.state()):
             if isinstance(answer, FollowerLoad):
-                found.update(answer.in_flight)
+                loads.update(answer.in_flight)
         # At once: loads that wait for others to finish read it at any time.
         self._elsewhere.clear()
-        self._elsewhere.update(found)
+        self._elsewhere.update(loads)
 
     def hear(self, report: FollowerReport) -> None:
         for model, times in report.asked.items():
@@ -271,7 +279,9 @@ class Leader(Role, LoadGuard):
             self._wake()
 
     def state(self) -> LeaderState:
-        presences = {one.key: one.presence for one in self.gateway.live.replicas() if one.presence is not None}
+        presences = {
+            replica.key: replica.presence for replica in self.gateway.live.replicas() if replica.presence is not None
+        }
         states = {key: (presence.state, presence.why) for key, presence in presences.items()}
         return LeaderState(states, {model: self.absent(model) for model in self.models if not self.is_loaded(model)})
 
@@ -301,8 +311,8 @@ class Follower(Role):
     def serve(self, fleet: Fleet) -> None:
         self._load_s = {}
         for pool in fleet.pools:
-            for one in sizes(self.process.catalog, pool)[0] if pool.hosts else ():
-                self._load_s[one.model] = min(one.load_s, self._load_s.get(one.model, one.load_s))
+            for hosted in sizes(self.process.catalog, pool)[0] if pool.hosts else ():
+                self._load_s[hosted.model] = min(hosted.load_s, self._load_s.get(hosted.model, hosted.load_s))
 
     def asked(self, model: str) -> None:
         self._asked[model] += 1
@@ -320,7 +330,7 @@ class Follower(Role):
         report = FollowerReport(os.getpid(), dict(self._asked), sorted(self.waiting()))
         self._asked.clear()
         answers = await self.process.ask_others(report)
-        leader = next((one for one in answers if isinstance(one, LeaderState)), None)
+        leader = next((answer for answer in answers if isinstance(answer, LeaderState)), None)
         if leader is not None:
             self.obey(leader)
         return leader is not None
@@ -475,5 +485,5 @@ class Hosting(HostedModels, Component):
     def _on_leader_state(self, state: LeaderState) -> WorkerAnswer:
         if isinstance(self.role, Follower):
             self.role.obey(state)
-        hosted = [one for one in self.gateway.live.replicas() if one.presence is not None]
-        return FollowerLoad({one.key: one.in_flight for one in hosted if one.in_flight})
+        hosted = [replica for replica in self.gateway.live.replicas() if replica.presence is not None]
+        return FollowerLoad({replica.key: replica.in_flight for replica in hosted if replica.in_flight})

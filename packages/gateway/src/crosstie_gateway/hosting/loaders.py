@@ -35,8 +35,8 @@ class Loader:
 
     def __init__(self, gateway: Gateway, pool: Pool):
         self.gateway, self.pool = gateway, pool
-        self.entries: dict[str, HostedModel] = {one.model: one for one in pool.hosts}
-        self._keys = {one.model: one.backends for one in pool.by_model()}
+        self.entries: dict[str, HostedModel] = {host.model: host for host in pool.hosts}
+        self._keys = {part.model: part.backends for part in pool.by_model()}
         # Held on to, because what a reload takes out of the file has still to be put away.
         self._backends = {key: gateway.backends[key] for keys in self._keys.values() for key in keys}
 
@@ -51,7 +51,9 @@ class Loader:
     async def resident(self, index: int) -> dict[str, bool | None]:
         """Whether each model can be served by that replica; None: it does not say."""
         models = list(self.entries)
-        return dict(zip(models, await asyncio.gather(*(self._is_loaded(index, one) for one in models)), strict=True))
+        return dict(
+            zip(models, await asyncio.gather(*(self._is_loaded(index, model) for model in models)), strict=True)
+        )
 
     async def _is_loaded(self, index: int, model: str) -> bool | None:
         raise NotImplementedError
@@ -118,12 +120,12 @@ class VllmSleep(Loader):
     async def _sleeps_after(self, path: str, backend: Backend, patience_s: float) -> bool:
         await self._do(backend, path, patience_s)
         try:
-            found = await self._sleeping(backend, patience_s)
+            sleeps = await self._sleeping(backend, patience_s)
         except OSError as error:
             raise LoadFailed(f"/is_sleeping: {error}") from None
-        if found is None:
+        if sleeps is None:
             raise LoadFailed("/is_sleeping does not say whether it sleeps")
-        return found
+        return sleeps
 
     async def _sleeping(self, backend: Backend, patience_s: float | None) -> bool | None:
         answer = await self._ask(backend, "GET", f"{backend.origin.address.root}/is_sleeping", patience_s)
@@ -132,17 +134,17 @@ class VllmSleep(Loader):
                 f"{backend.origin.address.url} has no /is_sleeping: start vLLM with VLLM_SERVER_DEV_MODE=1 and "
                 "--enable-sleep-mode"
             )
-        found = _object(answer).get("is_sleeping")
-        return found if isinstance(found, bool) else None
+        sleeps = _object(answer).get("is_sleeping")
+        return sleeps if isinstance(sleeps, bool) else None
 
     async def _is_loaded(self, index: int, model: str) -> bool | None:
         try:
-            found = await self._sleeping(self.backend(index, model), None)
+            sleeps = await self._sleeping(self.backend(index, model), None)
         except ConnectionRefusedError:
             return False
         except OSError:
             return None
-        return None if found is None else not found
+        return None if sleeps is None else not sleeps
 
 
 class LlamaRouter(Loader):
@@ -195,12 +197,12 @@ class LlamaRouter(Loader):
             raise LoadFailed(f"/models: {error}") from None
         if answer.status != 200:
             raise LoadFailed(_refused(answer, "/models"))
-        found: dict[str, dict[str, Any]] = {}
-        for one in _listed(answer):
-            status = one.get("status", {"value": "loaded"})
-            for name in (one.get("id"), *(one.get("aliases") or ())):
-                found[str(name)] = status if isinstance(status, dict) else {}
-        return found
+        states: dict[str, dict[str, Any]] = {}
+        for listed in _listed(answer):
+            status = listed.get("status", {"value": "loaded"})
+            for name in (listed.get("id"), *(listed.get("aliases") or ())):
+                states[str(name)] = status if isinstance(status, dict) else {}
+        return states
 
     def _name(self, model: str) -> str:
         return self.entries[model].served_as or model
@@ -245,20 +247,20 @@ class HookLoader(Loader):
             return None
         if answer.status != 200:
             return False if answer.status == 503 else None
-        return any(one.get("id") == backend.model for one in _listed(answer))
+        return any(listed.get("id") == backend.model for listed in _listed(answer))
 
 
 def _object(answer: Answer) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(answer.body)
+        said = msgspec.json.decode(answer.body)
     except msgspec.DecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return said if isinstance(said, dict) else {}
 
 
 def _listed(answer: Answer) -> list[dict[str, Any]]:
     data = _object(answer).get("data")
-    return [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
+    return [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
 
 
 def loader_of(gateway: Gateway, pool: Pool) -> Loader:

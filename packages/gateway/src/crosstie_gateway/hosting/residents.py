@@ -85,9 +85,9 @@ class ReplicaClaim(NamedTuple):
     def released(self) -> bytes:
         return b"%b %d" % (_FREE, self.number)
 
-    def is_over(self, found: bytes | None) -> bool:
+    def is_over(self, value: bytes | None) -> bool:
         """By what Redis has there: it was released, or one that came after it was."""
-        mark, _, number = (found or b"").partition(b" ")
+        mark, _, number = (value or b"").partition(b" ")
         return mark == _FREE and number.isdigit() and int(number) >= self.number
 
 
@@ -122,7 +122,7 @@ class Residents:
         if report.leads and report.number >= self.number:
             self.number, self._leader = report.number, (now, report)
             # Those that it has released are gone; those of a leader before it stay until their time is over.
-            of_others = {slot: one for slot, one in self._claims.items() if one.number != report.number}
+            of_others = {slot: claim for slot, claim in self._claims.items() if claim.number != report.number}
             told = {slot: ReplicaClaim(now + for_s, report.number) for slot, for_s in report.claims.items()}
             self._claims = {**of_others, **told}
         # Of one that was never heard of it is not known when it was asked.
@@ -136,7 +136,7 @@ class Residents:
         for machine in [name for name, (at, _) in self._heard.items() if at < heard]:
             del self._heard[machine]
             self._asked.pop(machine, None)
-        self._claims = {slot: one for slot, one in self._claims.items() if one.until > self.clock()}
+        self._claims = {slot: claim for slot, claim in self._claims.items() if claim.until > self.clock()}
 
     @property
     def claims(self) -> dict[str, ReplicaClaim]:
@@ -154,14 +154,14 @@ class Residents:
         return [report for at, report in self._heard.values() if at >= heard]
 
     def in_flight(self, name: str) -> int:
-        return sum(one.in_flight.get(name, 0) for one in self.others())
+        return sum(other.in_flight.get(name, 0) for other in self.others())
 
     def waiting(self) -> set[str]:
-        return {model for one in self.others() for model in one.waiting}
+        return {model for other in self.others() for model in other.waiting}
 
     def all_obey(self, number: int, revision: int) -> bool:
         """Whether all that are heard of have heard this much, and said since what they have in flight."""
-        return all((one.number, one.revision) >= (number, revision) for one in self.others())
+        return all((other.number, other.revision) >= (number, revision) for other in self.others())
 
 
 class Lease:
@@ -205,17 +205,17 @@ class Lease:
             self._until = began + self._hold_s - _margin(self._hold_s) if renewed else -inf
             await self._put_back(client, self.claimed)
             return
-        found = await client.get(self._at)
-        if found is not None:
+        value = await client.get(self._at)
+        if value is not None:
             self._absent_since = None
         elif self._absent_since is None:
             self._absent_since = began
         await self._put_back(client, claims)
         watched_s = began - self._absent_since if self._absent_since is not None else 0.0
-        if found == _FREE or (found is None and watched_s >= self._hold_s):
-            await self._take(client, found, known, hold_ms)
+        if value == _FREE or (value is None and watched_s >= self._hold_s):
+            await self._take(client, value, known, hold_ms)
 
-    async def _take(self, client: Any, found: bytes | None, known: int, hold_ms: int) -> None:
+    async def _take(self, client: Any, value: bytes | None, known: int, hold_ms: int) -> None:
         number = await client.incr(f"{self._at}:number")
         before = max(known, self.number)
         if number <= before:
@@ -224,7 +224,7 @@ class Lease:
             await client.set(f"{self._at}:number", number)
         self.number = number
         began = self._clock()
-        if found is None:
+        if value is None:
             taken = await client.set(self._at, self._value, nx=True, px=hold_ms)
         else:
             taken = await client.eval(_SWAP, 1, self._at, _FREE, self._value, hold_ms)
@@ -250,21 +250,21 @@ class Lease:
             for slot in slots:
                 # By the clock of before it asked.
                 claim = ReplicaClaim(self._clock() + for_s, self.number)
-                found = await client.get(self._claim_at(slot))
-                if not self.held or not self._may_claim(slot, found, known.get(slot)):
+                value = await client.get(self._claim_at(slot))
+                if not self.held or not self._may_claim(slot, value, known.get(slot)):
                     return False
-                if not await client.eval(_SWAP, 1, self._claim_at(slot), found or b"", claim.value, int(1000 * for_s)):
+                if not await client.eval(_SWAP, 1, self._claim_at(slot), value or b"", claim.value, int(1000 * for_s)):
                     return False
                 self.claimed[slot] = claim
                 self._released.pop(slot, None)
             return self.held
 
-    def _may_claim(self, slot: str, found: bytes | None, known: ReplicaClaim | None) -> bool:
+    def _may_claim(self, slot: str, value: bytes | None, known: ReplicaClaim | None) -> bool:
         """By what Redis has of that slot, and what was heard of it."""
         own = self.claimed.get(slot)
         if known is not None and known.until > self._clock():
-            return known.is_over(found)
-        return found is None or found.startswith(_FREE) or (own is not None and found == own.value)
+            return known.is_over(value)
+        return value is None or value.startswith(_FREE) or (own is not None and value == own.value)
 
     async def release(self, client: Any, slots: Collection[str]) -> None:
         async with self._claiming:

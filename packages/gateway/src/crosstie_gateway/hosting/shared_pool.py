@@ -95,7 +95,7 @@ class SharedPool:
 
     def bind(self) -> None:
         """To the live replicas, which a reload may have exchanged; what they are believed to have is kept."""
-        live = {one.pool.model: one for one in self.gateway.live.pools if one.name == self.pool.name}
+        live = {pool.pool.model: pool for pool in self.gateway.live.pools if pool.name == self.pool.name}
         self.replicas: dict[tuple[int, str], Replica] = {
             (index, model): live[model].replicas[index]
             for model in self.loader.entries
@@ -104,7 +104,11 @@ class SharedPool:
         for index, slot in enumerate(self.slots):
             if index not in self._moves:
                 presences = {m: self.replicas[index, m].presence for m in self.loader.entries}
-                there = [m for m, one in presences.items() if one is not None and one.state in ("resident", "leaving")]
+                there = [
+                    m
+                    for m, presence in presences.items()
+                    if presence is not None and presence.state in ("resident", "leaving")
+                ]
                 self.residency.observed(slot.key, there, self.gateway.now())
 
     def close(self) -> list[asyncio.Task[None]]:
@@ -205,8 +209,8 @@ class SharedPool:
 
     def doubt(self, replica: Replica, surely: bool) -> None:
         """Its machine is asked what it has; where the model is surely gone, nothing is sent there until then."""
-        for (index, model), one in self.replicas.items():
-            if one is replica and index not in self._moves:
+        for (index, model), other in self.replicas.items():
+            if other is replica and index not in self._moves:
                 slot = self.slots[index]
                 if surely:
                     self.residency.observed(slot.key, [m for m in slot.resident if m != model], self.gateway.now())
@@ -226,7 +230,7 @@ class SharedPool:
         if index in self._moves or self._before is not None:
             return
         try:
-            found = await self.loader.resident(index)
+            loaded = await self.loader.resident(index)
         except LoadFailed as error:
             if self._fault != str(error):
                 self._fault = str(error)
@@ -236,10 +240,10 @@ class SharedPool:
             return
         self._fault = ""
         slot, now = self.slots[index], self.gateway.now()
-        there = [m for m, has in found.items() if has or (has is None and m in slot.resident)]
+        there = [m for m, has in loaded.items() if has or (has is None and m in slot.resident)]
         if set(there) != set(slot.resident):
             self.residency.observed(slot.key, there, now)
-        if any(has is not None for has in found.values()):
+        if any(has is not None for has in loaded.values()):
             self.unsure.discard(index)
         self.show()
 
@@ -380,16 +384,14 @@ def families(pools: Iterable[SharedPool]) -> list[Family]:
         for pool in pools
         for (_, model), replica in pool.replicas.items()
     ]
-    found: list[Family] = [
-        ("crosstie_model_resident", "gauge", "1 where a model of a shared pool is loaded.", resident)
-    ]
+    made: list[Family] = [("crosstie_model_resident", "gauge", "1 where a model of a shared pool is loaded.", resident)]
     tallies = [
         ({"pool": pool.pool.name, "model": model}, tally)
         for pool in pools
         for model, tally in pool.residency.counts.by_model.items()
     ]
     for name, field, what in _COUNTERS:
-        found.append((name, "counter", what, [(dict(at), float(getattr(tally, field))) for at, tally in tallies]))
+        made.append((name, "counter", what, [(dict(at), float(getattr(tally, field))) for at, tally in tallies]))
     took = [sample for at, tally in tallies for sample in histogram_samples(_LOAD_SECONDS, at, tally.load_s)]
-    found.append((_LOAD_SECONDS, "histogram", "How long loads took, with what they put away.", took))
-    return found
+    made.append((_LOAD_SECONDS, "histogram", "How long loads took, with what they put away.", took))
+    return made

@@ -46,8 +46,8 @@ class Transaction:
         self._connection, self._mark = connection, mark
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._connection.execute(sql.replace("?", self._mark), values).fetchall()
-        return found
+        rows: list[tuple[Any, ...]] = self._connection.execute(sql.replace("?", self._mark), values).fetchall()
+        return rows
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> int:
         """How many rows it was that changed."""
@@ -110,10 +110,10 @@ MIGRATIONS: dict[int, Callable[[Transaction], None]] = {
 
 def behind(session: Transaction) -> list[int]:
     """The steps that a store still has before it. Raises BadInput where it is ahead of this Crosstie."""
-    found = meta(session)["schema"]
-    if found > SCHEMA:
-        raise BadInput(f"the store was made by a later Crosstie: its format is {found}, this one reads {SCHEMA}")
-    return list(range(found + 1, SCHEMA + 1))
+    format = meta(session)["schema"]
+    if format > SCHEMA:
+        raise BadInput(f"the store was made by a later Crosstie: its format is {format}, this one reads {SCHEMA}")
+    return list(range(format + 1, SCHEMA + 1))
 
 
 def migrate(session: Transaction, steps: Sequence[int]) -> None:

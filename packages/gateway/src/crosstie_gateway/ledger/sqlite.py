@@ -62,12 +62,12 @@ class SqliteStore(Store):
 
     def _connected(self) -> sqlite3.Connection:
         try:
-            found = self.file.stat()
+            stat = self.file.stat()
         except OSError as error:
             # Its inode may live on under an open connection, and all that is written there would be lost.
             self.close()
             raise StoreFailed(f"{self.file}: cannot be opened: {error.strerror}") from None
-        at = (found.st_dev, found.st_ino)
+        at = (stat.st_dev, stat.st_ino)
         if self._connection is not None and at != self._opened:
             # Replaced, as by a backup that was put back.
             self.close()

@@ -101,14 +101,14 @@ class Store:
     def _check_same(self, session: Transaction) -> dict[str, int]:
         """What the store says of itself. Raises StoreFailed where it is not the one that was opened, but one made anew
         in its place (numbers of keys mean others there), or one whose tables are others by now."""
-        found = meta(session)
-        if found["store"] != self._number:
+        said = meta(session)
+        if said["store"] != self._number:
             raise StoreFailed(
                 "another store is in the place of the one that was there at the start, which takes a new start"
             )
-        if found["schema"] != SCHEMA:
-            raise StoreFailed(f"a later Crosstie has brought the store to format {found['schema']}: start that one")
-        return found
+        if said["schema"] != SCHEMA:
+            raise StoreFailed(f"a later Crosstie has brought the store to format {said['schema']}: start that one")
+        return said
 
     # Keys
 
@@ -149,7 +149,7 @@ class Store:
             if not rows:
                 raise unknown_key(name, [row[0] for row in session.rows("SELECT name FROM crosstie_keys")])
             # A name may be another's public id.
-            key = next((one for one in map(_key, rows) if one.name == name), _key(rows[0]))
+            key = next((key for key in map(_key, rows) if key.name == name), _key(rows[0]))
             changed = check(edit(key))
             columns = ", ".join(f"{column} = ?" for column in _COLUMNS[1:])
             session.change(f"UPDATE crosstie_keys SET {columns} WHERE id = ?", (*_values(changed), key.id))
@@ -166,9 +166,9 @@ class Store:
         """Changes a team, or makes it: of one that has no limits."""
         with self.session(writes=True) as session:
             known = _teams(session)
-            before = next((one for one in known if one.name == name), None)
+            before = next((team for team in known if team.name == name), None)
             # None is ever taken away, so the next number is nobody's.
-            team = before or Team(id=max((one.id for one in known), default=0) + 1, name=name, created_at=time())
+            team = before or Team(id=max((team.id for team in known), default=0) + 1, name=name, created_at=time())
             changed = check_team(edit(team))
             if before is not None:
                 session.change("DELETE FROM crosstie_teams WHERE id = ?", (before.id,))
@@ -187,7 +187,7 @@ class Store:
         with self.session(writes=True) as session:
             self._check_same(session)
             known = set(_subjects(session))
-            new = sorted(one for one in subjects if one not in known)
+            new = sorted(subject for subject in subjects if subject not in known)
             if new:
                 session.each(_NAME_SUBJECT, new)
                 # Other processes may be asked to go on with what they began here.
@@ -230,7 +230,7 @@ class Store:
         """Sums by these, in the order of their values; `since` and `until` are hours, the latter not included."""
         asked = {"u.key_id = ?": key_id, "u.hour >= ?": since, "u.hour < ?": until}
         where = {condition: value for condition, value in asked.items() if value is not None}
-        groups = [_GROUPS[one] for one in by]
+        groups = [_GROUPS[group] for group in by]
         sums = (
             "SUM(CASE WHEN u.outcome = 'refused' THEN 0 ELSE u.requests END), "
             "SUM(CASE WHEN u.outcome = 'refused' THEN u.requests ELSE 0 END), "
@@ -249,17 +249,17 @@ class Store:
             )
             sql = f"SELECT k.id, t.name FROM ({_TEAMS_OF}) AS k JOIN crosstie_teams AS t ON t.id = k.team_id"
             teams = dict(session.rows(sql)) if "team" in by else {}
-        found: dict[tuple[str, ...], list[Used]] = {}
+        merged: dict[tuple[str, ...], list[Used]] = {}
         for row in rows:
             if row[len(by)] is None:
                 # Sums over nothing.
                 continue
-            of = tuple(_said(one, value, names, teams) for one, value in zip(by, row, strict=False))
+            of = tuple(_said(group, value, names, teams) for group, value in zip(by, row, strict=False))
             requests, refused, failed, inputs, outputs, usd = row[len(by) :]
-            one = Used(of, int(requests), int(refused), int(failed), int(inputs), int(outputs), float(usd))
-            found.setdefault(of, []).append(one)
+            used = Used(of, int(requests), int(refused), int(failed), int(inputs), int(outputs), float(usd))
+            merged.setdefault(of, []).append(used)
         # Several rows are one where two of the store's values are said alike: days of a month, keys of a team.
-        return [replace(total(alike), of=of) for of, alike in sorted(found.items())]
+        return [replace(total(alike), of=of) for of, alike in sorted(merged.items())]
 
 
 def named_team(teams: Sequence[Team], name: str) -> Team:
@@ -310,11 +310,11 @@ def _spent(session: Transaction, at: float, *, with_budget: bool) -> dict[int, t
         f"SELECT key_id, period, usd FROM crosstie_spent WHERE period IN (?, ?) {those if with_budget else ''}",
         (day, month),
     )
-    found: dict[int, tuple[float, float]] = {}
+    spent: dict[int, tuple[float, float]] = {}
     for key_id, period, usd in rows:
-        before = found.get(key_id, (0.0, 0.0))
-        found[key_id] = (usd, before[1]) if period == day else (before[0], usd)
-    return found
+        before = spent.get(key_id, (0.0, 0.0))
+        spent[key_id] = (usd, before[1]) if period == day else (before[0], usd)
+    return spent
 
 
 def _bump(session: Transaction) -> None:

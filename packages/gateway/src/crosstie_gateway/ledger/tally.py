@@ -32,7 +32,7 @@ class LocalTally:
         keys = self._minutes.get(minute)
         if keys is None:
             keys = self._minutes[minute] = {}
-            for old in [one for one in self._minutes if one <= minute - _KEPT]:
+            for old in [known for known in self._minutes if known <= minute - _KEPT]:
                 del self._minutes[old]
         before = keys.get(key_id, (0, 0))
         keys[key_id] = (before[0] + requests, before[1] + tokens)

@@ -43,10 +43,10 @@ class UsageBatch:
         return sum(counts.requests for counts in self.lines.values())
 
     def usd_by_key(self) -> dict[int, float]:
-        found: dict[int, float] = defaultdict(float)
+        usd: dict[int, float] = defaultdict(float)
         for (_, key_id, *_), counts in self.lines.items():
-            found[key_id] += counts.usd
-        return found
+            usd[key_id] += counts.usd
+        return usd
 
 
 def day_name(at: float) -> str:

@@ -69,14 +69,14 @@ class _Reader:
 
     def _varint(self) -> int:
         data, at, end = self.data, self._at, self._end
-        found = shift = 0
+        number = shift = 0
         while at < end and shift < 70:
             byte = data[at]
             at += 1
-            found |= (byte & 0x7F) << shift
+            number |= (byte & 0x7F) << shift
             if byte < 0x80:
                 self._at = at
-                return found
+                return number
             shift += 7
         raise Malformed
 
@@ -127,11 +127,11 @@ class Said:
             elif number == 9:
                 _, value = _entry(reader.inside())
                 if value is not None:
-                    for name, one in _struct(value):
+                    for name, entry in _struct(value):
                         if name == _DETAILS:
-                            self.details = _text(one)
+                            self.details = _text(entry)
                         elif name == _UPSTREAM:
-                            upstream = _text(one)
+                            upstream = _text(entry)
             elif number == 11:
                 self._read_modes(reader.inside())
         self.served = self.served or upstream
@@ -159,13 +159,13 @@ class Said:
         if value is None:
             return
         if name == NAMESPACE:
-            for key, one in _struct(value):
+            for key, entry in _struct(value):
                 if key == SERVED:
-                    self.served = _text(one)
+                    self.served = _text(entry)
         elif name == SUBSET_NAMESPACE:
-            for key, one in _struct(value):
+            for key, entry in _struct(value):
                 if key == SUBSET:
-                    self.subset = _texts(one)
+                    self.subset = _texts(entry)
 
     def _read_modes(self, reader: _Reader) -> None:
         request = response = 0
@@ -202,13 +202,13 @@ def _entry(reader: _Reader) -> tuple[bytes, _Reader | None]:
 
 
 def _struct(reader: _Reader) -> list[tuple[bytes, _Reader]]:
-    found = []
+    fields = []
     while key := reader.next():
         if key == 10:
             name, value = _entry(reader.inside())
             if value is not None:
-                found.append((name, value))
-    return found
+                fields.append((name, value))
+    return fields
 
 
 def _text(value: _Reader) -> str:
@@ -230,7 +230,7 @@ def _texts(value: _Reader) -> tuple[str, ...]:
             while within := inside.next():
                 if within == 10:
                     said.append(_text(inside.inside()))
-    return tuple([one.strip() for one in said if one.strip()])
+    return tuple([text.strip() for text in said if text.strip()])
 
 
 def service_of(message: bytes) -> str:
@@ -253,12 +253,12 @@ def _sized(key: bytes, value: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    varint = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        varint.append(number & 0x7F | 0x80)
         number >>= 7
-    found.append(number)
-    return bytes(found)
+    varint.append(number)
+    return bytes(varint)
 
 
 def _mutation(given: Fields, removed: Iterable[bytes] = ()) -> bytes:

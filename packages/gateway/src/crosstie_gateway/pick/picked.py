@@ -49,7 +49,7 @@ def check_endpoints(fleet: Fleet) -> None:
         if pool.led_backends:
             why = "a proxy cannot drive prefill and decode engines; crosstie serve can"
             raise BadInput(f"pool {pool.name}: is disaggregated: {why}")
-        for url in (one for each in pool.by_model() for one in each.backends):
+        for url in (url_of for each in pool.by_model() for url_of in each.backends):
             address = Address(url)
             if address.socket:
                 raise BadInput(f"pool {pool.name}: {url} is a socket of this machine; a proxy needs an address")
@@ -73,7 +73,7 @@ class PickedExchange(Exchange):
             # Only to what the data plane has left.
             left = frozenset(subset)
             backends = context.backends.items()
-            self.ruled_out = tuple(key for key, one in backends if endpoint_of(one.origin.address) not in left)
+            self.ruled_out = tuple(key for key, backend in backends if endpoint_of(backend.origin.address) not in left)
             ask.tried += self.ruled_out
             self.tried = ask.tried
 
@@ -191,7 +191,7 @@ class PickedAttempt(Attempt):
         if replica is None or prediction is None or backend is None:
             # The fleet has been read again since.
             return
-        keys = [one.replica.key for _, one in self.others[:at] if one.replica is not None]
+        keys = [other.replica.key for _, other in self.others[:at] if other.replica is not None]
         passed_over = [self.backend, *(backends[key] for key in keys if key in backends)]
         self.flight.end(now, output_tokens=None, input_tokens=None, completed=False)
         self.moved, self.decision, self.prediction, self.backend = True, decision, prediction, backend
@@ -199,8 +199,8 @@ class PickedAttempt(Attempt):
         # It is under way already, since nobody knows when.
         self.flight.decode_from(now)
         self.flight.seen = True
-        for one in passed_over:
-            exchange.passed_over(one)
+        for passed in passed_over:
+            exchange.passed_over(passed)
 
     def on_end(self) -> None:
         said = self._envoys_own()

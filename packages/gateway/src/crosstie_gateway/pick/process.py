@@ -10,7 +10,7 @@ from crosstie_gateway.pick.picked import PickedExchange, check_endpoints
 from crosstie_gateway.pick.server import PickCalls
 from crosstie_gateway.pick.stream import PickSettings, PickStream
 from crosstie_gateway.service.process import GatewayProcess
-from crosstie_gateway.start.start import Observers, Served, ServeOptions, run, would_serve
+from crosstie_gateway.start.start import Served, ServeOptions, run, would_serve
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
 
@@ -42,13 +42,11 @@ def _handle(handler: Callable[[Request, Reply], None], request: Request, reply: 
         reply.send(404, error_body(404, _NOT_HERE))
 
 
-def run_picker(
-    options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None], settings: PickSettings
-) -> bool:
+def run_picker(options: ServeOptions, on_ready: Callable[[Served], None], settings: PickSettings) -> bool:
     """Picks until a signal ends it; whether every request was answered. Raises CrosstieError."""
-    return run(options, observers, on_ready, partial(PickProcess, settings=settings), check_endpoints)
+    return run(options, on_ready, partial(PickProcess, settings=settings), check_endpoints)
 
 
-def would_pick(options: ServeOptions, observers: Observers) -> Served:
+def would_pick(options: ServeOptions) -> Served:
     """What would be picked from; nothing is started. Raises CrosstieError where it could not be."""
-    return would_serve(options, observers, check_endpoints)
+    return would_serve(options, check_endpoints)

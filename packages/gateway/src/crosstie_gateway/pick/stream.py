@@ -273,12 +273,12 @@ class PickStream(ServerConnection):
 
 
 def _fields(lines: bytes) -> Fields:
-    found = []
+    fields = []
     for line in lines.split(b"\r\n"):
         if line:
             name, _, value = line.partition(b":")
-            found.append((name.strip().lower(), value.strip()))
-    return found
+            fields.append((name.strip().lower(), value.strip()))
+    return fields
 
 
 class _NoTransport:

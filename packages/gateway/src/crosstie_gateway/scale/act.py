@@ -50,13 +50,13 @@ class Moves:
 
 
 class Actor(Protocol):
-    async def there(self, one: Supply) -> int | None:
+    async def there(self, supply: Supply) -> int | None:
         """Replicas that were asked for; None: it does not know."""
 
-    async def hosts(self, one: Supply) -> set[str] | None:
+    async def hosts(self, supply: Supply) -> set[str] | None:
         """Addresses of its replicas' hosts; None: it does not know."""
 
-    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
+    async def obey(self, supply: Supply, order: Order, before: int, moves: Moves | None) -> None:
         """`moves`: which ones, where gateways are told what to empty."""
 
 
@@ -82,13 +82,15 @@ class Kubernetes:
             raise BadInput("--patch: this is no pod with a service account; name the API server: --patch URL")
         return cls(f"https://{host}:{port}", namespace, token, str(_POD / "ca.crt"))
 
-    def path(self, one: Supply) -> str:
-        kind, slash, name = (one.target or f"deployments/{one.name}").partition("/")
+    def path(self, supply: Supply) -> str:
+        kind, slash, name = (supply.target or f"deployments/{supply.name}").partition("/")
         if not slash or not name or kind not in _GROUPS:
-            raise BadInput(f"supply {one.name}: target '{one.target}' is not one of {', '.join(_GROUPS)}, then /NAME")
+            raise BadInput(
+                f"supply {supply.name}: target '{supply.target}' is not one of {', '.join(_GROUPS)}, then /NAME"
+            )
         return f"{_GROUPS[kind]}/namespaces/{self.namespace}/{kind}/{name}/scale"
 
-    async def _ask(self, one: Supply, path: str, method: str = "GET", body: object = None) -> dict[str, Any]:
+    async def _ask(self, supply: Supply, path: str, method: str = "GET", body: object = None) -> dict[str, Any]:
         at = Address(self.url)
         headers = [(b"accept", b"application/json")]
         if self.token:
@@ -107,49 +109,49 @@ class Kubernetes:
         what = path.partition("/namespaces/")[2]
         if answer.status == 404:
             raise ScaleFailed(
-                f"supply {one.name}: the API server has no {what}; apply its manifest, or name what is scaled as its "
-                "`target`"
+                f"supply {supply.name}: the API server has no {what}; apply its manifest, or name what is scaled as "
+                "its `target`"
             )
         if answer.status == 403:
             verb = "patch" if method == "PATCH" else "get"
             raise ScaleFailed(
-                f"supply {one.name}: 403: {_message(answer)}; docs/scaling.md has the Role to {verb} {what}"
+                f"supply {supply.name}: 403: {_message(answer)}; docs/scaling.md has the Role to {verb} {what}"
             )
         if answer.status not in (200, 201):
-            raise ScaleFailed(f"supply {one.name}: the API server answers {answer.status}: {_message(answer)}")
+            raise ScaleFailed(f"supply {supply.name}: the API server answers {answer.status}: {_message(answer)}")
         try:
-            found = json.loads(answer.body)
+            said = json.loads(answer.body)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ScaleFailed(f"supply {one.name}: the API server's answer is no object")
-        return found
+            said = None
+        if not isinstance(said, dict):
+            raise ScaleFailed(f"supply {supply.name}: the API server's answer is no object")
+        return said
 
-    async def there(self, one: Supply) -> int | None:
+    async def there(self, supply: Supply) -> int | None:
         """The subresource counts replicas that exist, not those that serve: the gateway knows of these."""
-        return int((await self._ask(one, self.path(one))).get("spec", {}).get("replicas", 0))
+        return int((await self._ask(supply, self.path(supply))).get("spec", {}).get("replicas", 0))
 
-    async def _pods(self, one: Supply) -> list[dict[str, Any]]:
-        selector = (await self._ask(one, self.path(one))).get("status", {}).get("selector", "")
-        listed = await self._ask(one, f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={quote(selector)}")
+    async def _pods(self, supply: Supply) -> list[dict[str, Any]]:
+        selector = (await self._ask(supply, self.path(supply))).get("status", {}).get("selector", "")
+        listed = await self._ask(supply, f"/api/v1/namespaces/{self.namespace}/pods?labelSelector={quote(selector)}")
         return [pod for pod in listed.get("items", []) if pod.get("status", {}).get("podIP")]
 
-    async def hosts(self, one: Supply) -> set[str] | None:
-        return {pod["status"]["podIP"] for pod in await self._pods(one)}
+    async def hosts(self, supply: Supply) -> set[str] | None:
+        return {pod["status"]["podIP"] for pod in await self._pods(supply)}
 
-    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
+    async def obey(self, supply: Supply, order: Order, before: int, moves: Moves | None) -> None:
         if moves is not None:
-            await self._mark(one, {Address(at).dials for at in (*moves.stop, *moves.emptying)})
+            await self._mark(supply, {Address(at).dials for at in (*moves.stop, *moves.emptying)})
         if order.replicas != before:
-            await self._ask(one, self.path(one), "PATCH", {"spec": {"replicas": order.replicas}})
+            await self._ask(supply, self.path(supply), "PATCH", {"spec": {"replicas": order.replicas}})
 
-    async def _mark(self, one: Supply, leaving: Iterable[str]) -> None:
+    async def _mark(self, supply: Supply, leaving: Iterable[str]) -> None:
         """Those being emptied are the ones that a smaller number then takes away."""
-        for pod in await self._pods(one):
+        for pod in await self._pods(supply):
             cost = "-100" if pod["status"]["podIP"] in leaving else "0"
             if (pod["metadata"].get("annotations") or {}).get(_COST, "0") != cost:
                 path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
-                await self._ask(one, path, "PATCH", {"metadata": {"annotations": {_COST: cost}}})
+                await self._ask(supply, path, "PATCH", {"metadata": {"annotations": {_COST: cost}}})
 
 
 def _message(answer: Answer) -> str:
@@ -167,28 +169,28 @@ class ScaleHook:
     command: str
     say: Callable[[str], object]
 
-    async def there(self, one: Supply) -> int | None:
+    async def there(self, supply: Supply) -> int | None:
         return None
 
-    async def hosts(self, one: Supply) -> set[str] | None:
+    async def hosts(self, supply: Supply) -> set[str] | None:
         return None
 
-    async def obey(self, one: Supply, order: Order, before: int, moves: Moves | None) -> None:
+    async def obey(self, supply: Supply, order: Order, before: int, moves: Moves | None) -> None:
         if order.replicas == before:
             return
         given = {
-            "SUPPLY": one.name, "POOL": one.pool, "KIND": one.kind, "REPLICAS": str(order.replicas),
+            "SUPPLY": supply.name, "POOL": supply.pool, "KIND": supply.kind, "REPLICAS": str(order.replicas),
             "BEFORE": str(before), "DRAINING": str(order.draining), "WHY": order.why,
             "STOP": " ".join(moves.stop if moves else ()), "START": " ".join(moves.start if moves else ()),
         }  # fmt: skip
         try:
             await run_hook(self.command, given, _HOOK_S, lambda said: self.say(f"hook: {said}"))
         except HookFailed as error:
-            raise ScaleFailed(f"supply {one.name}: {error}") from None
+            raise ScaleFailed(f"supply {supply.name}: {error}") from None
 
 
 def actors(rules: ScaleRules, kubernetes: Kubernetes | None, hook: ScaleHook | None) -> list[Actor]:
     """Those that were asked for; what they could not do is found here."""
-    for one in rules.supplies if kubernetes else ():
-        kubernetes.path(one)  # type: ignore[union-attr]
-    return [one for one in (kubernetes, hook) if one is not None]
+    for supply in rules.supplies if kubernetes else ():
+        kubernetes.path(supply)  # type: ignore[union-attr]
+    return [actor for actor in (kubernetes, hook) if actor is not None]

@@ -36,59 +36,59 @@ class Drainer:
 
     async def refresh(self) -> None:
         """Raises OSError where a gateway does not answer, and Failed where it does not let us in."""
-        found: dict[str, SeenBackend] = {}
+        seen: dict[str, SeenBackend] = {}
         for url in self.urls:
             for pool in (await self._ask(url, "GET", "pools"))["pools"]:
-                for one in pool["backends"]:
-                    mine = found.setdefault(one["backend"], SeenBackend(pool["pool"], True, False, 0))
-                    mine.up = mine.up and one["up"]
-                    mine.draining = mine.draining or one["draining"] or pool["draining"]
-                    mine.in_flight += one["in_flight"]
-        self.backends = found
-        for address in [one for one in self.stopped if one not in found or not found[one].up]:
+                for backend in pool["backends"]:
+                    mine = seen.setdefault(backend["backend"], SeenBackend(pool["pool"], True, False, 0))
+                    mine.up = mine.up and backend["up"]
+                    mine.draining = mine.draining or backend["draining"] or pool["draining"]
+                    mine.in_flight += backend["in_flight"]
+        self.backends = seen
+        for address in [address for address in self.stopped if address not in seen or not seen[address].up]:
             self.stopped.discard(address)
-            if address in found and found[address].draining:
+            if address in seen and seen[address].draining:
                 await self._tell("undrain", address)
 
     def empty(self, supplies: Sequence[Supply], hosts: Mapping[str, set[str]]) -> dict[str, int]:
         """By supply: of those being emptied, how many are."""
         return {
-            one.name: sum(not self.backends[at].in_flight for at in self._leaving(one, hosts.get(one.name)))
-            for one in supplies
+            supply.name: sum(not self.backends[at].in_flight for at in self._leaving(supply, hosts.get(supply.name)))
+            for supply in supplies
         }
 
-    async def obey(self, one: Supply, order: Order, before: int, hosts: set[str] | None = None) -> Moves:
+    async def obey(self, supply: Supply, order: Order, before: int, hosts: set[str] | None = None) -> Moves:
         """`hosts`: of its pods, where the platform knows them."""
-        leaving = self._leaving(one, hosts)
+        leaving = self._leaving(supply, hosts)
         stop = leaving[: max(before - order.replicas, 0)]
         self.stopped.update(stop)
         stays = leaving[len(stop) :]
         for address in stays[order.draining :]:
             await self._tell("undrain", address)
-        serving = [at for at in self._of(one, hosts) if self.backends[at].up and not self.backends[at].draining]
+        serving = [at for at in self._of(supply, hosts) if self.backends[at].up and not self.backends[at].draining]
         # The last of its addresses first where they are equally busy: hooks start the first ones first.
-        serving.sort(key=lambda at: (self.backends[at].in_flight, -self._place(one, at)))
+        serving.sort(key=lambda at: (self.backends[at].in_flight, -self._place(supply, at)))
         more = serving[: max(order.draining - len(stays), 0)]
         for address in more:
             await self._tell("drain", address)
-        down = [at for at in self._of(one, hosts) if not self.backends[at].up and at not in self.stopped]
+        down = [at for at in self._of(supply, hosts) if not self.backends[at].up and at not in self.stopped]
         emptying = (*stays[: order.draining], *more)
         return Moves(tuple(stop), emptying, tuple(down[: max(order.replicas - before, 0)]))
 
-    def _of(self, one: Supply, hosts: set[str] | None) -> list[str]:
+    def _of(self, supply: Supply, hosts: set[str] | None) -> list[str]:
         """Its own addresses, its pods', or all of its pool."""
-        if one.backends:
-            return [address for address in one.backends if address in self.backends]
-        mine = [address for address, seen in self.backends.items() if seen.pool == one.pool]
+        if supply.backends:
+            return [address for address in supply.backends if address in self.backends]
+        mine = [address for address, seen in self.backends.items() if seen.pool == supply.pool]
         return mine if hosts is None else [address for address in mine if Address(address).dials in hosts]
 
-    def _leaving(self, one: Supply, hosts: set[str] | None) -> list[str]:
+    def _leaving(self, supply: Supply, hosts: set[str] | None) -> list[str]:
         """Those being emptied: empty ones first."""
-        mine = [at for at in self._of(one, hosts) if self.backends[at].draining and self.backends[at].up]
+        mine = [at for at in self._of(supply, hosts) if self.backends[at].draining and self.backends[at].up]
         return sorted((at for at in mine if at not in self.stopped), key=lambda at: self.backends[at].in_flight)
 
-    def _place(self, one: Supply, address: str) -> int:
-        return (one.backends or list(self.backends)).index(address)
+    def _place(self, supply: Supply, address: str) -> int:
+        return (supply.backends or list(self.backends)).index(address)
 
     async def _tell(self, action: str, address: str) -> None:
         for url in self.urls:
@@ -104,11 +104,11 @@ class Drainer:
         path = f"{at.base}/admin/v1/{name}"
         answer = await fetch_once(at, method, path, headers=headers, body=data, timeout_s=30.0)
         try:
-            found = json.loads(answer.body)
+            said = json.loads(answer.body)
         except ValueError:
-            found = None
-        if answer.status != 200 or not isinstance(found, dict):
-            error = found.get("error") if isinstance(found, dict) else None
+            said = None
+        if answer.status != 200 or not isinstance(said, dict):
+            error = said.get("error") if isinstance(said, dict) else None
             why = error.get("message") if isinstance(error, dict) else "is it a gateway's --admin-port?"
             raise ScaleFailed(f"{url}: {name} is answered {answer.status}: {why}")
-        return found
+        return said

@@ -72,7 +72,7 @@ class ExternalScaler:
 
     def __init__(self, service: ScaleService):
         self.service, self.messages = service, messages()
-        self.supplies = [one.name for one in service.scaler.rules.supplies]
+        self.supplies = [supply.name for supply in service.scaler.rules.supplies]
 
     async def _supply(self, ref: Any, context: Any) -> str:
         import grpc
@@ -86,13 +86,13 @@ class ExternalScaler:
     async def _decision(self, context: Any) -> ScaleDecision:
         import grpc
 
-        found = self.service.current()
-        if found is None:
+        made = self.service.current()
+        if made is None:
             # KEDA then keeps what there is, or what its `fallback` says.
             why = self.service.trouble or "nothing was decided yet"
             await context.abort(grpc.StatusCode.UNAVAILABLE, why)
-        assert found is not None
-        return found
+        assert made is not None
+        return made
 
     async def is_active(self, request: Any, context: Any) -> Any:
         supply = await self._supply(request, context)

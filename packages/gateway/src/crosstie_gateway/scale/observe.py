@@ -45,7 +45,7 @@ class GatewayCounts:
 
 async def read_gateways(urls: Sequence[str]) -> GatewayCounts:
     """Of all gateways together; raises OSError where one does not answer."""
-    found, up = GatewayCounts(), Counter[str]()
+    counts, up = GatewayCounts(), Counter[str]()
     for url in urls:
         at = Address(url)
         answer = await fetch_once(at, "GET", f"{at.root}/metrics", timeout_s=5.0)
@@ -53,12 +53,12 @@ async def read_gateways(urls: Sequence[str]) -> GatewayCounts:
             keyed = "where clients have keys, give the address of its --ops-port"
             why = keyed if answer.status == 401 else "is it a gateway of crosstie's?"
             raise BadInput(f"{url}/metrics: status {answer.status}; {why}")
-        found.up = Counter()
-        found.add(answer.body.decode("utf-8", "replace"))
+        counts.up = Counter()
+        counts.add(answer.body.decode("utf-8", "replace"))
         # Each gateway sees all backends: the one that sees fewest may be cut off from some.
-        up |= found.up
-    found.up = up
-    return found
+        up |= counts.up
+    counts.up = up
+    return counts
 
 
 @dataclass(slots=True)
@@ -89,11 +89,11 @@ class CounterWatch:
         )  # fmt: skip
 
     def _ready(self, counts: GatewayCounts, wanted: Mapping[str, int]) -> dict[str, int]:
-        left, found = Counter(counts.up), {}
-        for one in self.rules.supplies:
-            found[one.name] = min(wanted.get(one.name, 0), left[one.pool])
-            left[one.pool] -= found[one.name]
-        return found
+        left, ready = Counter(counts.up), {}
+        for supply in self.rules.supplies:
+            ready[supply.name] = min(wanted.get(supply.name, 0), left[supply.pool])
+            left[supply.pool] -= ready[supply.name]
+        return ready
 
 
 def _grown(now: float, before: float) -> float:
@@ -102,7 +102,7 @@ def _grown(now: float, before: float) -> float:
 
 def _ended(counts: GatewayCounts, before: GatewayCounts, came: Mapping[str, float]) -> dict[str, tuple[int, float]]:
     """Both targets are counted apart: no more requests can have kept both than the one that fewer kept."""
-    found = {}
+    ended = {}
     for name, count in came.items():
         shares = [
             _grown(counts.kept[key], before.kept[key]) / judged
@@ -110,5 +110,5 @@ def _ended(counts: GatewayCounts, before: GatewayCounts, came: Mapping[str, floa
             if key[0] == name and (judged := _grown(counts.judged[key], before.judged[key])) > 0
         ]
         if shares and count > 0:
-            found[name] = (int(count), max(sum(shares) - len(shares) + 1.0, 0.0))
-    return found
+            ended[name] = (int(count), max(sum(shares) - len(shares) + 1.0, 0.0))
+    return ended

@@ -94,45 +94,45 @@ class ScaleService:
         return decision
 
     async def _asked(self) -> dict[str, int]:
-        found = dict(self.wanted)
+        asked = dict(self.wanted)
         for actor in self.actors:
-            for one in self.scaler.rules.supplies:
-                there = await actor.there(one)
+            for supply in self.scaler.rules.supplies:
+                there = await actor.there(supply)
                 if there is not None:
-                    found[one.name] = there
-        return found
+                    asked[supply.name] = there
+        return asked
 
     async def _hosts(self) -> dict[str, set[str]]:
         """By supply, where a platform knows them: which of a pool's backends are its own."""
-        found = {}
+        by_supply = {}
         for actor in self.actors if self.drainer is not None else ():
-            for one in self.scaler.rules.supplies:
-                hosts = await actor.hosts(one)
+            for supply in self.scaler.rules.supplies:
+                hosts = await actor.hosts(supply)
                 if hosts is not None:
-                    found[one.name] = hosts
-        return found
+                    by_supply[supply.name] = hosts
+        return by_supply
 
     async def _obey(
         self, decision: ScaleDecision, asked: Mapping[str, int], hosts: Mapping[str, set[str]]
     ) -> list[str]:  # fmt: skip
         problems = []
-        for one in self.scaler.rules.supplies:
-            order, before = decision.orders[one.name], asked.get(one.name, 0)
+        for supply in self.scaler.rules.supplies:
+            order, before = decision.orders[supply.name], asked.get(supply.name, 0)
             if order.replicas != before:
-                self.say(f"{one.name}: {before} -> {order.replicas}: {order.why}")
+                self.say(f"{supply.name}: {before} -> {order.replicas}: {order.why}")
             try:
-                moves = await self._moves(one, order, before, hosts.get(one.name))
+                moves = await self._moves(supply, order, before, hosts.get(supply.name))
                 for actor in self.actors:
-                    await actor.obey(one, order, before, moves)
-                self.wanted[one.name] = order.replicas
+                    await actor.obey(supply, order, before, moves)
+                self.wanted[supply.name] = order.replicas
             except (OSError, ScaleFailed) as error:
                 # It is as it was, and is tried again.
-                self.wanted[one.name] = before
+                self.wanted[supply.name] = before
                 problems.append(str(error))
         return problems
 
-    async def _moves(self, one: Supply, order: Order, before: int, hosts: set[str] | None) -> Moves | None:
-        return None if self.drainer is None else await self.drainer.obey(one, order, before, hosts)
+    async def _moves(self, supply: Supply, order: Order, before: int, hosts: set[str] | None) -> Moves | None:
+        return None if self.drainer is None else await self.drainer.obey(supply, order, before, hosts)
 
     def _stand(self, trouble: str) -> None:
         self.failures += bool(trouble)
@@ -164,7 +164,7 @@ class ScaleService:
             ("crosstie_scale_failures_total", "counter", "Looks that were hindered.", [({}, self.failures)]),
         ]
         if made is not None:
-            orders = [({"supply": one.name, "pool": one.pool}, made.orders[one.name]) for one in supplies]
+            orders = [({"supply": supply.name, "pool": supply.pool}, made.orders[supply.name]) for supply in supplies]
             desired: Samples = [(labels, order.replicas) for labels, order in orders]
             draining: Samples = [(dict(labels), order.draining) for labels, order in orders]
             traffic = [
@@ -172,8 +172,8 @@ class ScaleService:
                 for name, need in made.needs.items()
                 for what, value in (("now", need.now), ("forecast", need.peak), ("provided", need.provided))
             ]
-            reach = [({"class": name}, one.factor) for name, one in state.reach.items()]
-            starts = [({"supply": name}, one.start.likely_s) for name, one in state.supplies.items()]
+            reach = [({"class": name}, reach.factor) for name, reach in state.reach.items()]
+            starts = [({"supply": name}, supply.start.likely_s) for name, supply in state.supplies.items()]
             families += [
                 ("crosstie_scale_desired_replicas", "gauge", "Replicas to have.", desired),
                 ("crosstie_scale_draining_replicas", "gauge", "Of these, those to be emptied.", draining),

@@ -30,29 +30,29 @@ def rules_of(subject: Subject) -> ScaleRules:
     """Of a fleet for which nobody wrote any: each pool is one supply, at its price, up to twice what was planned, or
     what there is of its accelerator."""
     planned: Counter[str] = Counter()
-    for one in subject.fleet.pools:
-        planned[one.accelerator or ""] += one.gpus
+    for pool in subject.fleet.pools:
+        planned[pool.accelerator or ""] += pool.gpus
     there = _there_are(subject)
 
-    def most(one: Pool) -> int:
-        kind = one.accelerator or ""
+    def most(pool: Pool) -> int:
+        kind = pool.accelerator or ""
         times = min(_MOST_TIMES, there.get(kind, math.inf) / max(planned[kind], 1))
-        return max(math.floor(one.replicas * times), one.replicas)
+        return max(math.floor(pool.replicas * times), pool.replicas)
 
     return ScaleRules(
-        supplies=tuple(Supply(name=one.name, pool=one.name, most=most(one)) for one in subject.fleet.pools)
+        supplies=tuple(Supply(name=pool.name, pool=pool.name, most=most(pool)) for pool in subject.fleet.pools)
     )
 
 
 def check_inventory(rules: ScaleRules, subject: Subject) -> None:
     """Nothing may be asked for that the plan's workload says cannot be had."""
-    pools = {one.name: one for one in subject.fleet.pools}
+    pools = {pool.name: pool for pool in subject.fleet.pools}
     for accelerator, gpus in _there_are(subject).items():
-        mine = [one for one in rules.supplies if pools[one.pool].accelerator == accelerator]
-        asked = sum(one.most * pools[one.pool].replica_gpus for one in mine)
+        mine = [supply for supply in rules.supplies if pools[supply.pool].accelerator == accelerator]
+        asked = sum(supply.most * pools[supply.pool].replica_gpus for supply in mine)
         if asked > gpus:
             raise BadInput(
-                f"supply {', '.join(one.name for one in mine)}: `most` comes to {asked} {accelerator}, and by "
+                f"supply {', '.join(supply.name for supply in mine)}: `most` comes to {asked} {accelerator}, and by "
                 f"constraints.at_most of the workload there are {gpus}: lower the one or raise the other"
             )
 
@@ -68,12 +68,12 @@ def capacities(catalog: Catalog, subject: Subject) -> Capacities:
     offered = _offers(catalog, fleet, workload).corrected(subject.correction)
     demand = np.array([part.requests_per_s for part in parts])
     rate = {pool.name: _rates(catalog, offered, pool, fleet, demand) for pool in fleet.pools}
-    unserved = [part for part in parts if not any(one[part.index] > 0 for one in rate.values())]
+    unserved = [part for part in parts if not any(rates[part.index] > 0 for rates in rate.values())]
     if unserved:
-        one = unserved[0]
+        part = unserved[0]
         raise BadInput(
-            f"no pool of fleet '{fleet.name}' keeps the targets of class {one.request_class.name} for prompts of up to "
-            f"{one.slice.longest_input} tokens, at any load: plan the workload again"
+            f"no pool of fleet '{fleet.name}' keeps the targets of class {part.request_class.name} for prompts of up "
+            f"to {part.slice.longest_input} tokens, at any load: plan the workload again"
         )
     facts, deployments = shipped_loading(), {pool.name: deployment_of(catalog, pool) for pool in fleet.pools}
     return Capacities(
@@ -81,7 +81,9 @@ def capacities(catalog: Catalog, subject: Subject) -> Capacities:
         rate=rate,
         gpus={pool.name: pool.replica_gpus for pool in fleet.pools},
         usd_per_gpu_hour={pool.name: pool.usd_per_gpu_hour for pool in fleet.pools},
-        start_s={name: start_s(facts, one) for name, one in deployments.items() if one is not None},
+        start_s={
+            name: start_s(facts, deployment) for name, deployment in deployments.items() if deployment is not None
+        },
     )
 
 
@@ -91,16 +93,16 @@ def _offers(catalog: Catalog, fleet: Fleet, workload: Workload) -> Offers:
     for model in dict.fromkeys(part.request_class.model for part in parts):
         mine = [part for part in parts if part.request_class.model == model]
         served = [_servable(catalog, pool) for pool in fleet.pools if pool.model == model]
-        known = {key_of(one): one for one in served}
+        known = {key_of(servable): servable for servable in served}
         surveyed.append(survey(list(known.values()), mine))
     return offers(surveyed, scaling_of(workload), peak=peak_of(workload))
 
 
 def _servable(catalog: Catalog, pool: Pool) -> Servable:
-    found = service_of(catalog, pool) or deployment_of(catalog, pool)
-    if found is None:
+    known = service_of(catalog, pool) or deployment_of(catalog, pool)
+    if known is None:
         raise BadInput(f"pool {pool.name} names no accelerator, so nothing says what a replica carries")
-    return found
+    return known
 
 
 def _rates(catalog: Catalog, offered: Offers, pool: Pool, fleet: Fleet, demand: Array) -> Array:
@@ -108,7 +110,7 @@ def _rates(catalog: Catalog, offered: Offers, pool: Pool, fleet: Fleet, demand: 
     does not take, as the best of the others would."""
     key = key_of(_servable(catalog, pool))
     rows = [i for i, column in enumerate(offered.columns) if key_of(column.deployment) == key]
-    routed = {one.name for one in fleet.classes if any(route.pool == pool.name for route in one.routes)}
+    routed = {asks.name for asks in fleet.classes if any(route.pool == pool.name for route in asks.routes)}
     mine = np.array([part.request_class.name in routed for part in offered.parts]) if routed else demand > 0
     rate = offered.requests_per_s[rows]
     takes = np.divide(demand, rate, out=np.full_like(rate, np.inf), where=rate > 0)[:, mine]

@@ -49,7 +49,7 @@ class Day:
 
     @property
     def worst_hour(self) -> tuple[int, float]:
-        return min(((hour, self.within[hour] / n) for hour, n in self.requests.items()), key=lambda one: one[1])
+        return min(((hour, self.within[hour] / n) for hour, n in self.requests.items()), key=lambda hour: hour[1])
 
     @property
     def gpu_hours(self) -> float:
@@ -63,14 +63,14 @@ def fluid_day(
     """`begin`: replicas that serve at the start."""
     chance = np.random.default_rng(0)
 
-    def start_s(one: Supply) -> float:
-        return float((one.start_s or known.start_s[one.pool]) * np.exp(_SCATTER * chance.standard_normal()))
+    def start_s(supply: Supply) -> float:
+        return float((supply.start_s or known.start_s[supply.pool]) * np.exp(_SCATTER * chance.standard_normal()))
 
-    price = {one.name: known.usd_per_hour(one) for one in rules.supplies}
+    price = {supply.name: known.usd_per_hour(supply) for supply in rules.supplies}
     platform = Platform(rules, known.gpus, price, start_s)
     platform.begin(begin)
     day, every = Day(platform.bill), controller.every_s
-    losing = sorted(losses, key=lambda one: -one.at_s)
+    losing = sorted(losses, key=lambda loss: -loss.at_s)
     for step in range(int(DAY_S / every)):
         at = (step + 1) * every
         platform.advance(at)
@@ -80,7 +80,7 @@ def fluid_day(
         middle = at - 0.5 * every
         came = {name: float(chance.poisson(x * shape_at(d, middle) * every)) for name, (x, d) in traffic.items()}
         demand = _demand(known, traffic, middle)
-        there = np.array([sum(o.state == "ready" for o in platform.there[one.name]) for one in rules.supplies])
+        there = np.array([sum(o.state == "ready" for o in platform.there[supply.name]) for supply in rules.supplies])
         serving = _choices(rules, known, there)
         carried = 1.0 if serving.carries(demand) else serving.carried(demand)
         hour, total = int(at // 3600.0), round(sum(came.values()))
@@ -96,22 +96,22 @@ def fluid_day(
 def fewest_gpus(rules: ScaleRules, known: Capacities, traffic: Traffic) -> list[float]:
     """What nobody can go below: for every ten minutes the fewest GPUs that carry them, had and given back at once, by
     someone who knows the day beforehand."""
-    gpus = np.array([float(known.gpus[one.pool]) for one in rules.supplies])
+    gpus = np.array([float(known.gpus[supply.pool]) for supply in rules.supplies])
     moments = [(window + 0.5) * DAY_S / _WINDOWS for window in range(_WINDOWS)]
     return [float(_for(rules, known, _demand(known, traffic, at), gpus) @ gpus) for at in moments]
 
 
 def replicas_for(rules: ScaleRules, known: Capacities, traffic: Traffic, at_s: float) -> dict[str, int]:
     """By supply, the cheapest that carry what comes then; all that can be had where they do not."""
-    price = np.array([known.usd_per_hour(one) for one in rules.supplies])
-    found = _for(rules, known, _demand(known, traffic, at_s), price)
-    return dict(zip((one.name for one in rules.supplies), map(int, found), strict=True))
+    price = np.array([known.usd_per_hour(supply) for supply in rules.supplies])
+    counts = _for(rules, known, _demand(known, traffic, at_s), price)
+    return dict(zip((supply.name for supply in rules.supplies), map(int, counts), strict=True))
 
 
 def _for(rules: ScaleRules, known: Capacities, demand: Array, price: Array) -> Indices:
-    most = np.array([one.most for one in rules.supplies], np.int64)
-    found = _choices(rules, known, most, price).cheapest(demand)
-    return most if found is None else found
+    most = np.array([supply.most for supply in rules.supplies], np.int64)
+    fewest = _choices(rules, known, most, price).cheapest(demand)
+    return most if fewest is None else fewest
 
 
 def _demand(known: Capacities, traffic: Traffic, at_s: float) -> Array:
@@ -122,6 +122,6 @@ def _demand(known: Capacities, traffic: Traffic, at_s: float) -> Array:
 def _choices(rules: ScaleRules, known: Capacities, most: Indices, price: Array | None = None) -> SupplyChoices:
     none = np.zeros(len(most))
     return SupplyChoices(
-        rate=np.array([known.rate[one.pool] for one in rules.supplies]), usd_per_hour=none if price is None else price,
-        floor=none.astype(np.int64), have=most, most=most, starting=none,
+        rate=np.array([known.rate[supply.pool] for supply in rules.supplies]),
+        usd_per_hour=none if price is None else price, floor=none.astype(np.int64), have=most, most=most, starting=none,
     )  # fmt: skip

@@ -66,10 +66,10 @@ class SupplyChoices:
             vendor_share=np.zeros(1),
             budget_usd_per_hour=left,
         )
-        found = solve(problem)
-        if found is None:
+        solved = solve(problem)
+        if solved is None:
             return None
-        taken = np.bincount(supply[there], found.replicas, minlength=len(floor)).astype(np.int64)
+        taken = np.bincount(supply[there], solved.replicas, minlength=len(floor)).astype(np.int64)
         return np.maximum(taken, floor)
 
     def load(self, demand: Array) -> float:

@@ -49,10 +49,10 @@ class Platform:
     gpus: Mapping[str, int]
     usd_per_hour: Mapping[str, float]
     start_s: Callable[[Supply], float]
-    came: Callable[[Instance], None] = lambda one: None
-    drains: Callable[[Instance, bool], None] = lambda one, on: None
-    goes: Callable[[Instance], None] = lambda one: None
-    is_empty: Callable[[Instance], bool] = lambda one: True
+    came: Callable[[Instance], None] = lambda instance: None
+    drains: Callable[[Instance, bool], None] = lambda instance, on: None
+    goes: Callable[[Instance], None] = lambda instance: None
+    is_empty: Callable[[Instance], bool] = lambda instance: True
     now: float = 0.0
     bill: Bill = field(default_factory=Bill)
     there: dict[str, list[Instance]] = field(default_factory=dict)
@@ -62,16 +62,18 @@ class Platform:
 
     def begin(self, replicas: Mapping[str, int]) -> None:
         """With so many that serve already."""
-        for one in self.rules.supplies:
-            self.there[one.name] = []
-            for _ in range(replicas.get(one.name, 0)):
-                self._serves(self._add(one, self.now))
+        for supply in self.rules.supplies:
+            self.there[supply.name] = []
+            for _ in range(replicas.get(supply.name, 0)):
+                self._serves(self._add(supply, self.now))
 
     def advance(self, until: float) -> None:
         """Replicas that come by then, in order."""
         while True:
-            coming = [one for mine in self.there.values() for one in mine if one.state == "starting"]
-            soonest = min(coming, key=lambda one: (one.ready_s, one.supply, one.number), default=None)
+            coming = [instance for mine in self.there.values() for instance in mine if instance.state == "starting"]
+            soonest = min(
+                coming, key=lambda instance: (instance.ready_s, instance.supply, instance.number), default=None
+            )
             if soonest is None or soonest.ready_s > until:
                 break
             self._pass(soonest.ready_s)
@@ -85,36 +87,37 @@ class Platform:
 
     def _pass(self, until: float) -> None:
         passed = max(until - self.now, 0.0)
-        for one in self.rules.supplies:
+        for supply in self.rules.supplies:
             # Nobody pays for what a supply that is out does not have.
-            counted = 0 if self.out_until.get(one.name, 0.0) > self.now else len(self.there[one.name])
-            self.bill.gpu_s += passed * counted * self.gpus[one.pool]
-            self.bill.usd += passed / 3600.0 * counted * self.usd_per_hour[one.name]
+            counted = 0 if self.out_until.get(supply.name, 0.0) > self.now else len(self.there[supply.name])
+            self.bill.gpu_s += passed * counted * self.gpus[supply.pool]
+            self.bill.usd += passed / 3600.0 * counted * self.usd_per_hour[supply.name]
         self.now = max(self.now, until)
 
     def _add(self, supply: Supply, ready_s: float) -> Instance:
         mine = self.there[supply.name]
-        taken = {one.number for one in mine}
+        taken = {instance.number for instance in mine}
         number = next(number for number in range(supply.most) if number not in taken)
-        one = Instance(supply.name, number, ready_s)
-        mine.append(one)
+        instance = Instance(supply.name, number, ready_s)
+        mine.append(instance)
         self.bill.most = max(self.bill.most, sum(map(len, self.there.values())))
-        return one
+        return instance
 
-    def _serves(self, one: Instance) -> None:
-        one.state = "ready"
-        self.came(one)
+    def _serves(self, instance: Instance) -> None:
+        instance.state = "ready"
+        self.came(instance)
 
     def seen(
         self, requests_per_s: dict[str, float], over_s: float, busy: dict[str, float],
         ended: dict[str, tuple[int, float]] | None = None,
     ) -> FleetObservation:  # fmt: skip
         def count(name: str, *states: str) -> int:
-            return sum(one.state in states for one in self.there[name])
+            return sum(instance.state in states for instance in self.there[name])
 
-        names = [one.name for one in self.rules.supplies]
+        names = [supply.name for supply in self.rules.supplies]
         emptied = {
-            name: sum(one.state == "draining" and self.is_empty(one) for one in self.there[name]) for name in names
+            name: sum(instance.state == "draining" and self.is_empty(instance) for instance in self.there[name])
+            for name in names
         }
         return FleetObservation(
             at_s=self.now, requests_per_s=requests_per_s, over_s=over_s, busy=busy, empty=emptied, ended=ended or {},
@@ -130,20 +133,22 @@ class Platform:
             while len(mine) < asked:
                 begun = max(self.now, self.out_until.get(supply.name, 0.0))
                 self._add(supply, begun + self.start_s(supply))
-            for one in self._last(mine, len(mine) - asked):
-                mine.remove(one)
-                self.goes(one)
-            serving = [one for one in mine if one.state != "starting"]
-            for place, one in enumerate(sorted(serving, key=lambda one: one.number)):
+            for instance in self._last(mine, len(mine) - asked):
+                mine.remove(instance)
+                self.goes(instance)
+            serving = [instance for instance in mine if instance.state != "starting"]
+            for place, instance in enumerate(sorted(serving, key=lambda instance: instance.number)):
                 leaves = place >= len(serving) - order.draining
-                if leaves != (one.state == "draining"):
-                    one.state = "draining" if leaves else "ready"
-                    self.drains(one, leaves)
+                if leaves != (instance.state == "draining"):
+                    instance.state = "draining" if leaves else "ready"
+                    self.drains(instance, leaves)
 
     def _last(self, mine: list[Instance], count: int) -> list[Instance]:
         """Those that go first: emptied ones, those being emptied, those that do not serve yet, the newest."""
         ranks = {"draining": 0, "starting": 1, "ready": 2}
-        order = sorted(mine, key=lambda one: (ranks[one.state], not self.is_empty(one), -one.number))
+        order = sorted(
+            mine, key=lambda instance: (ranks[instance.state], not self.is_empty(instance), -instance.number)
+        )
         return order[: max(count, 0)]
 
     def _count(self, name: str, change: int) -> None:
@@ -157,9 +162,9 @@ class Platform:
 
     def lose(self, supply: str, until: float) -> None:
         """All of a supply is gone, and nothing starts there until then; what was asked for comes back after that."""
-        found = next(one for one in self.rules.supplies if one.name == supply)
+        lost = next(known for known in self.rules.supplies if known.name == supply)
         self.out_until[supply] = until
-        for one in self.there[supply]:
-            if one.state != "starting":
-                self.goes(one)
-            one.state, one.ready_s = "starting", until + self.start_s(found)
+        for instance in self.there[supply]:
+            if instance.state != "starting":
+                self.goes(instance)
+            instance.state, instance.ready_s = "starting", until + self.start_s(lost)

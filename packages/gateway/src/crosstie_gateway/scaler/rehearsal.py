@@ -59,9 +59,9 @@ def rehearse(
         HPA: (Hpa(rules, target=_HPA_BUSY), begin),
         SCALED: (ByScaler(Scaler(rules, known, days, state)), begin),
     }
-    found = {}
+    gone = {}
     for number, (name, (controller, start)) in enumerate(controllers.items()):
         on_progress(number, len(controllers), name)
-        found[name] = fluid_day(rules, known, controller, traffic, start)
-    gpus = sum(known.gpus[one.pool] * planned.get(one.name, 0) for one in rules.supplies)
-    return Rehearsal(found, fewest_gpus(rules, known, traffic), float(gpus))
+        gone[name] = fluid_day(rules, known, controller, traffic, start)
+    gpus = sum(known.gpus[supply.pool] * planned.get(supply.name, 0) for supply in rules.supplies)
+    return Rehearsal(gone, fewest_gpus(rules, known, traffic), float(gpus))

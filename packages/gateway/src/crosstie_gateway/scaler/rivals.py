@@ -52,19 +52,19 @@ class Hpa:
     _lately: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
 
     def orders(self, seen: FleetObservation) -> Mapping[str, Order]:
-        found = {}
-        for one in self.rules.supplies:
-            ready, wanted = seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)
-            proposed = self._proposed(ready, wanted, seen.busy.get(one.name, 0.0))
-            lately = [past for past in self._lately.get(one.name, []) if past[0] > seen.at_s - self.down_s]
-            self._lately[one.name] = [*lately, (seen.at_s, proposed)]
+        orders = {}
+        for supply in self.rules.supplies:
+            ready, wanted = seen.ready.get(supply.name, 0), seen.wanted.get(supply.name, 0)
+            proposed = self._proposed(ready, wanted, seen.busy.get(supply.name, 0.0))
+            lately = [past for past in self._lately.get(supply.name, []) if past[0] > seen.at_s - self.down_s]
+            self._lately[supply.name] = [*lately, (seen.at_s, proposed)]
             if proposed > wanted:
                 proposed = min(proposed, max(wanted + 4, 2 * wanted))
             else:
                 proposed = min(max(proposed, *(past for _, past in lately), 0), wanted) if lately else proposed
-            count = min(max(proposed, one.least, 1), one.most)
-            found[one.name] = Order(replicas=count, draining=0, why="utilisation")
-        return found
+            count = min(max(proposed, supply.least, 1), supply.most)
+            orders[supply.name] = Order(replicas=count, draining=0, why="utilisation")
+        return orders
 
     def _proposed(self, ready: int, wanted: int, busy: float) -> int:
         if not ready:

@@ -46,14 +46,14 @@ def read_rules(file: Path, pools: Collection[str]) -> ReadRules:
     if not isinstance(entries, list) or not entries:
         raise BadData(file, "supply", "missing: write [[supply]] for each thing that is scaled")
     supplies = tuple(read_record(file, f"supply[{i}]", entry, Supply) for i, entry in enumerate(entries))
-    for index, one in enumerate(supplies):
-        if one.name in [other.name for other in supplies[:index]]:
-            raise BadData(file, f"supply[{index}].name", f"'{one.name}' is there twice")
-        if one.pool not in pools:
-            hint = did_you_mean(near_names(one.pool, pools)) or f" There are {', '.join(pools)}."
-            raise BadData(file, f"supply[{index}].pool", f"the fleet has no pool '{one.pool}'.{hint}")
-        if one.least > one.most:
-            raise BadData(file, f"supply[{index}].least", f"{one.least} is more than most, which is {one.most}")
+    for index, supply in enumerate(supplies):
+        if supply.name in [other.name for other in supplies[:index]]:
+            raise BadData(file, f"supply[{index}].name", f"'{supply.name}' is there twice")
+        if supply.pool not in pools:
+            hint = did_you_mean(near_names(supply.pool, pools)) or f" There are {', '.join(pools)}."
+            raise BadData(file, f"supply[{index}].pool", f"the fleet has no pool '{supply.pool}'.{hint}")
+        if supply.least > supply.most:
+            raise BadData(file, f"supply[{index}].least", f"{supply.least} is more than most, which is {supply.most}")
     rules = ScaleRules(supplies=supplies, **read_values(file, "scale", scale, ScaleRules, _RULES & set(scale)))
     return _with_day(file, scale, rules)
 
@@ -88,8 +88,8 @@ def day_of(trace: Trace, began_s: float) -> tuple[tuple[float, ...], dict[str, t
     there = np.bincount((edges // width).astype(np.int64) % _WINDOWS, minlength=_WINDOWS)
 
     def shape(chosen: np.ndarray[Any, Any]) -> tuple[float, ...]:
-        found = np.bincount((at[chosen] // width).astype(np.int64) % _WINDOWS, minlength=_WINDOWS)
-        level = found / np.maximum(there, 1)
+        count = np.bincount((at[chosen] // width).astype(np.int64) % _WINDOWS, minlength=_WINDOWS)
+        level = count / np.maximum(there, 1)
         wide = np.concatenate([level[-1:], level, level[:1]])
         smooth = np.convolve(wide, np.full(3, 1 / 3), "valid")
         return tuple((smooth / smooth.max()).tolist())

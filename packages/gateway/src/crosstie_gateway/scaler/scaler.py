@@ -55,10 +55,10 @@ class Capacities:
     usd_per_gpu_hour: Mapping[str, float]
     start_s: Mapping[str, float]
 
-    def usd_per_hour(self, one: Supply) -> float:
+    def usd_per_hour(self, supply: Supply) -> float:
         """Of a replica, as it is paid."""
-        price = self.usd_per_gpu_hour[one.pool] if one.usd_per_gpu_hour is None else one.usd_per_gpu_hour
-        return price * self.gpus[one.pool]
+        price = self.usd_per_gpu_hour[supply.pool] if supply.usd_per_gpu_hour is None else supply.usd_per_gpu_hour
+        return price * self.gpus[supply.pool]
 
 
 class FleetObservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,13 +143,13 @@ class Scaler:
     state: ScalerState = field(default_factory=ScalerState)
 
     def __post_init__(self) -> None:
-        for one in self.rules.supplies:
-            if one.pool not in self.known.rate:
-                raise BadInput(f"supply {one.name}: no pool '{one.pool}'; there are {', '.join(self.known.rate)}")
-            if one.least > one.most:
-                raise BadInput(f"supply {one.name}: least {one.least} is more than most {one.most}")
-            start = StartTime.of(one.start_s or self.known.start_s[one.pool])
-            self.state.supplies.setdefault(one.name, SupplyState(start=start))
+        for supply in self.rules.supplies:
+            if supply.pool not in self.known.rate:
+                raise BadInput(f"supply {supply.name}: no pool '{supply.pool}'; there are {', '.join(self.known.rate)}")
+            if supply.least > supply.most:
+                raise BadInput(f"supply {supply.name}: least {supply.least} is more than most {supply.most}")
+            start = StartTime.of(supply.start_s or self.known.start_s[supply.pool])
+            self.state.supplies.setdefault(supply.name, SupplyState(start=start))
         for name in dict.fromkeys(part.class_name for part in self.known.parts):
             self.state.reach.setdefault(name, LearntReach())
             known = self.state.forecasts.setdefault(name, Forecast())
@@ -158,7 +158,7 @@ class Scaler:
     def decide(self, seen: FleetObservation) -> ScaleDecision:
         now, supplies = seen.at_s, self.rules.supplies
         self._learn(seen)
-        lead_s = max(self._start_s(one) for one in supplies) + self.rules.every_s
+        lead_s = max(self._start_s(supply) for supply in supplies) + self.rules.every_s
         needs = self._needs(now, lead_s)
         provided = {name: need.provided for name, need in needs.items()}
         keep = self._keep(now, lead_s, provided)
@@ -170,10 +170,12 @@ class Scaler:
         stays = down.cheapest(self._by_part(keep))
         orders = {
             # What would soon be bought again does not go, even where something dearer cannot go yet.
-            one.name: self._order(one, seen, int(target[i]), None if stays is None else int(max(stays[i], cheapest[i])))
-            for i, one in enumerate(supplies)
+            supply.name: self._order(
+                supply, seen, int(target[i]), None if stays is None else int(max(stays[i], cheapest[i]))
+            )
+            for i, supply in enumerate(supplies)
         }
-        paid = sum(orders[one.name].replicas * self.known.usd_per_hour(one) for one in supplies)
+        paid = sum(orders[supply.name].replicas * self.known.usd_per_hour(supply) for supply in supplies)
         return ScaleDecision(at_s=now, orders=orders, needs=needs, usd_per_hour=paid, short=short)
 
     # What is seen
@@ -183,10 +185,14 @@ class Scaler:
         passed = 0.0 if state.at_s is None else max(now - state.at_s, 0.0)
         for name, forecast in state.forecasts.items():
             forecast.see(now, seen.requests_per_s.get(name, 0.0), seen.over_s)
-        for one in self.rules.supplies:
-            mine, ready, wanted = state.supplies[one.name], seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)
+        for supply in self.rules.supplies:
+            mine, ready, wanted = (
+                state.supplies[supply.name],
+                seen.ready.get(supply.name, 0),
+                seen.wanted.get(supply.name, 0),
+            )
             mine.replica_s += passed * ready
-            state.spent_usd += passed / 3600.0 * self.known.usd_per_hour(one) * max(ready, wanted)
+            state.spent_usd += passed / 3600.0 * self.known.usd_per_hour(supply) * max(ready, wanted)
             if state.at_s is None:
                 mine.pending = [now] * max(wanted - ready, 0)
             else:
@@ -237,8 +243,8 @@ class Scaler:
     def _is_closed(self, name: str) -> bool:
         return (self.state.at_s or 0.0) < self.state.supplies[name].closed_until_s
 
-    def _start_s(self, one: Supply) -> float:
-        return self.state.supplies[one.name].start.late_s
+    def _start_s(self, supply: Supply) -> float:
+        return self.state.supplies[supply.name].start.late_s
 
     # What is needed
 
@@ -246,15 +252,15 @@ class Scaler:
         return int((at_s + 3600.0 * self.rules.utc_offset_hours) // DAY_S)
 
     def _needs(self, now: float, lead_s: float) -> dict[str, Need]:
-        found, until = {}, now + lead_s
+        needs, until = {}, now + lead_s
         for name, forecast in self.state.forecasts.items():
             peak = self._worth_having(forecast.peak(now, until))
-            found[name] = Need(
+            needs[name] = Need(
                 now=forecast.now_per_s(now), peak=peak, until_s=until, margin=forecast.margin,
                 provided=peak * forecast.margin * (1.0 + self.rules.spare),
             )  # fmt: skip
             forecast.promise(now, until)
-        return found
+        return needs
 
     def _worth_having(self, per_s: float) -> float:
         """Nothing, where so little is expected that a pool may go to zero: forecasts fade and never end. Else a little,
@@ -267,59 +273,59 @@ class Scaler:
         """Below it nothing is given back: the most that was provided for lately, or will be by when what goes now could
         be back."""
         state = self.state
-        state.lately = [one for one in state.lately if one[0] > now - self.rules.settle_s]
+        state.lately = [moment for moment in state.lately if moment[0] > now - self.rules.settle_s]
         state.lately.append((now, provided))
-        found = {}
+        kept = {}
         for name, forecast in state.forecasts.items():
             later = self._worth_having(forecast.peak(now, now + lead_s + max(self.rules.settle_s, _STAYS_S)))
             later *= 1.0 + self.rules.spare
             # What chance gives back it soon wants again.
             later *= forecast.margin * (1.0 + forecast.chance(now))
-            found[name] = max(later, *(past.get(name, 0.0) for _, past in state.lately))
-        return found
+            kept[name] = max(later, *(past.get(name, 0.0) for _, past in state.lately))
+        return kept
 
     def _by_part(self, by_class: Mapping[str, float]) -> Array:
         """In requests of the plan: where replicas take more than it says, fewer."""
-        reach = {name: one.factor for name, one in self.state.reach.items()}
+        reach = {name: reach_of.factor for name, reach_of in self.state.reach.items()}
         return np.array([by_class[p.class_name] * p.share / reach[p.class_name] for p in self.known.parts])
 
     # What there is to choose from
 
     def _choices(self, seen: FleetObservation, bought_s: float = _BOUGHT_S) -> SupplyChoices:
         supplies = self.rules.supplies
-        ready = np.array([seen.ready.get(one.name, 0) for one in supplies], np.int64)
-        wanted = np.array([seen.wanted.get(one.name, 0) for one in supplies], np.int64)
-        closed = np.array([self._is_closed(one.name) for one in supplies])
-        most = np.array([one.most for one in supplies], np.int64)
+        ready = np.array([seen.ready.get(supply.name, 0) for supply in supplies], np.int64)
+        wanted = np.array([seen.wanted.get(supply.name, 0) for supply in supplies], np.int64)
+        closed = np.array([self._is_closed(supply.name) for supply in supplies])
+        most = np.array([supply.most for supply in supplies], np.int64)
         return SupplyChoices(
-            rate=np.array([self.known.rate[one.pool] for one in supplies]),
-            usd_per_hour=np.array([self._weighed_usd(one) for one in supplies]),
-            floor=np.array([one.least for one in supplies], np.int64),
+            rate=np.array([self.known.rate[supply.pool] for supply in supplies]),
+            usd_per_hour=np.array([self._weighed_usd(supply) for supply in supplies]),
+            floor=np.array([supply.least for supply in supplies], np.int64),
             have=np.where(closed, ready, np.maximum(ready, wanted)),
             most=np.where(closed, np.minimum(ready, most), most),
-            starting=np.array([self._start_s(one) / bought_s for one in supplies]),
+            starting=np.array([self._start_s(supply) / bought_s for supply in supplies]),
         )
 
-    def _weighed_usd(self, one: Supply) -> float:
+    def _weighed_usd(self, supply: Supply) -> float:
         """What a replica costs more than not having it: nothing where it is paid anyway, and what its losses cost where
         it may be taken away."""
-        if one.kind == "reserved":
+        if supply.kind == "reserved":
             return 0.0
-        mine = self.state.supplies[one.name]
+        mine = self.state.supplies[supply.name]
         hours = mine.replica_s / 3600.0
         # Its own losses count for more the longer it was watched: a day of one replica as much as what the rules say.
-        lost = (one.lost_per_hour * 24.0 + mine.lost) / (24.0 + hours)
-        return self.known.usd_per_hour(one) * (1.0 + lost * self._start_s(one) / 3600.0)
+        lost = (supply.lost_per_hour * 24.0 + mine.lost) / (24.0 + hours)
+        return self.known.usd_per_hour(supply) * (1.0 + lost * self._start_s(supply) / 3600.0)
 
     def _serving(self, seen: FleetObservation) -> SupplyChoices:
         """Only those that serve now."""
         supplies, state = self.rules.supplies, self.state.supplies
-        there = [max(seen.ready.get(one.name, 0) - len(state[one.name].drains), 0) for one in supplies]
+        there = [max(seen.ready.get(supply.name, 0) - len(state[supply.name].drains), 0) for supply in supplies]
         serving = np.array(there, np.int64)
-        least = np.array([one.least for one in supplies], np.int64)
+        least = np.array([supply.least for supply in supplies], np.int64)
         return SupplyChoices(
-            rate=np.array([self.known.rate[one.pool] for one in supplies]),
-            usd_per_hour=np.array([self._weighed_usd(one) for one in supplies]),
+            rate=np.array([self.known.rate[supply.pool] for supply in supplies]),
+            usd_per_hour=np.array([self._weighed_usd(supply) for supply in supplies]),
             floor=np.minimum(least, serving), have=serving, most=serving, starting=np.zeros(len(supplies)),
         )  # fmt: skip
 
@@ -334,35 +340,35 @@ class Scaler:
         supplies = self.rules.supplies
         if short_now:
             up = replace(up, starting=up.starting * (_BOUGHT_S / _SHORT_S))
-        steady = np.array([one.kind != "spot" for one in supplies])
+        steady = np.array([supply.kind != "spot" for supply in supplies])
         if not steady.all():
             # What must not depend on spot replicas is found first, and is there in any case.
             alone = replace(up, most=np.where(steady, up.most, 0), have=np.where(steady, up.have, 0))
             base = alone.cheapest(demand * (1.0 - self.rules.spot_share))
             up = replace(up, floor=np.maximum(up.floor, np.where(steady, up.most, 0) if base is None else base))
-        found, whys = up.cheapest(demand), []
+        chosen, whys = up.cheapest(demand), []
         limit = self._budget(now)
-        if found is None:
+        if chosen is None:
             share = up.carried(demand)
-            found = up.cheapest(demand * share)
-            full = [one.name for one, most in zip(supplies, up.most, strict=True) if most >= one.most]
-            out = [one.name for one in supplies if self._is_closed(one.name)]
+            chosen = up.cheapest(demand * share)
+            full = [supply.name for supply, most in zip(supplies, up.most, strict=True) if most >= supply.most]
+            out = [supply.name for supply in supplies if self._is_closed(supply.name)]
             whys.append(
                 f"all replicas that can be had carry {share:.0%} of what is needed"
                 + (f"; raise `most` of {', '.join(full)}" if full else "")
                 + (f"; not counted on: {', '.join(out)}" if out else "")
             )
-        if found is None:
-            found = up.have
-        if limit is not None and float(found @ self._paid()) > limit * (1.0 + 1e-9):
+        if chosen is None:
+            chosen = up.have
+        if limit is not None and float(chosen @ self._paid()) > limit * (1.0 + 1e-9):
             paid = replace(up, usd_per_hour=self._paid())
             within = paid.cheapest(demand, limit)
             if within is None:
                 share = paid.carried(demand, limit)
                 within = paid.cheapest(demand * share, limit)
                 whys.append(f"the budget ({limit:.2f} USD/h now) carries {share:.0%} of what is needed")
-            found = np.minimum(up.floor, up.most) if within is None else within
-        return found, "; ".join(whys)
+            chosen = np.minimum(up.floor, up.most) if within is None else within
+        return chosen, "; ".join(whys)
 
     def _settled(
         self, up: SupplyChoices, target: Indices, demand: Array, needs: Mapping[str, Need], now: float
@@ -370,14 +376,14 @@ class Scaler:
         """Nothing is bought while what there is carries what is forecast: the margin is there to be used, or replicas
         would come and go as it is gained and lost. Nor are some bought to give others back, unless that saves much."""
         supplies, mine = self.rules.supplies, self.state.supplies
-        there = replace(up, have=np.maximum(up.have - [len(mine[one.name].drains) for one in supplies], 0))
+        there = replace(up, have=np.maximum(up.have - [len(mine[supply.name].drains) for supply in supplies], 0))
         if not (target > there.have).any() or (there.have < np.minimum(up.floor, up.most)).any():
             return target
-        steady = np.array([one.kind != "spot" for one in supplies])
+        steady = np.array([supply.kind != "spot" for supply in supplies])
         paid, limit = up.usd_per_hour, self._budget(now)
         if limit is not None and float(there.have @ self._paid()) > limit:
             return target
-        lately = any(now - one.shrank_s < _STAYS_S for one in mine.values())
+        lately = any(now - state.shrank_s < _STAYS_S for state in mine.values())
         if (target < there.have).any():
             # What must not depend on spot replicas stays in it.
             least = up.floor if steady.all() else np.maximum(up.floor, np.where(steady, target, 0))
@@ -399,7 +405,7 @@ class Scaler:
         return there.have if enough else target
 
     def _paid(self) -> Array:
-        return np.array([self.known.usd_per_hour(one) for one in self.rules.supplies])
+        return np.array([self.known.usd_per_hour(supply) for supply in self.rules.supplies])
 
     def _budget(self, now: float) -> float | None:
         """USD an hour that may be spent now: of the day's, what is left over the rest of the day as traffic goes."""
@@ -408,23 +414,23 @@ class Scaler:
             left = max(self.rules.budget_usd_per_day - self.state.spent_usd, 0.0)
             rest_s = DAY_S - (now + 3600.0 * self.rules.utc_offset_hours) % DAY_S
             moments = [now + rest_s * step / 24 for step in range(24)]
-            traffic = [sum(one.at(now, at) for one in self.state.forecasts.values()) for at in moments]
+            traffic = [sum(forecast.at(now, at) for forecast in self.state.forecasts.values()) for at in moments]
             mean = sum(traffic) / len(traffic)
             limits.append(left / (rest_s / 3600.0) * (traffic[0] / mean if mean else 1.0))
         return min(limits) if limits else None
 
-    def _order(self, one: Supply, seen: FleetObservation, target: int, stays: int | None) -> Order:
+    def _order(self, supply: Supply, seen: FleetObservation, target: int, stays: int | None) -> Order:
         """`target`: replicas to have by then; `stays`: of those that serve, how many may not go."""
-        now, mine = seen.at_s, self.state.supplies[one.name]
-        ready, wanted = seen.ready.get(one.name, 0), seen.wanted.get(one.name, 0)
-        closed = self._is_closed(one.name)
+        now, mine = seen.at_s, self.state.supplies[supply.name]
+        ready, wanted = seen.ready.get(supply.name, 0), seen.wanted.get(supply.name, 0)
+        closed = self._is_closed(supply.name)
         said = []
         if stays is None and mine.drains:
             # The others no longer carry what was and will be needed: these would soon be bought again.
             said.append(f"{len(mine.drains)} kept that were being emptied")
             mine.drains.clear()
         over = len([since for since in mine.drains if now - since >= self.rules.drain_s])
-        gone = min(max(over, seen.empty.get(one.name, 0)), len(mine.drains))
+        gone = min(max(over, seen.empty.get(supply.name, 0)), len(mine.drains))
         del mine.drains[:gone]
         if gone:
             mine.shrank_s = now
@@ -437,14 +443,14 @@ class Scaler:
             if kept:
                 del mine.drains[len(mine.drains) - kept :]
                 said.append(f"{kept} kept that were being emptied")
-            new = 0 if closed else max(min(target - counted - kept, one.most - wanted), 0)
+            new = 0 if closed else max(min(target - counted - kept, supply.most - wanted), 0)
             if new:
                 mine.pending += [now] * new
                 mine.grew_s = now
                 wanted += new
                 said.append(f"{new} more: serving in about {mine.start.likely_s / 60:.0f} min")
         elif stays is not None and now - mine.grew_s >= _STAYS_S:
-            free = ready - gone - len(mine.drains) - max(stays, one.least)
+            free = ready - gone - len(mine.drains) - max(stays, supply.least)
             if free > 0:
                 mine.drains += [now] * free
                 mine.shrank_s = now
@@ -452,10 +458,10 @@ class Scaler:
         if closed:
             said.append(f"not counted on until {_clock(mine.closed_until_s, self.rules)}: {mine.closed_why}")
         # What is over the floor, where somebody has set fewer.
-        if wanted < one.least:
-            mine.pending += [now] * (one.least - wanted)
-            said.append(f"floor of {one.least}")
-            wanted = one.least
+        if wanted < supply.least:
+            mine.pending += [now] * (supply.least - wanted)
+            said.append(f"floor of {supply.least}")
+            wanted = supply.least
         return Order(replicas=wanted, draining=len(mine.drains), why="; ".join(said) or "as it is")
 
 

@@ -62,10 +62,10 @@ class Administration:
 
     async def join(self) -> None:
         """Takes over what the other processes hold, as after a restart of this one."""
-        for one in await self.process.ask_others(ChangesRequest()):
-            if isinstance(one, Changes) and one.revision > self.revision:
+        for answer in await self.process.ask_others(ChangesRequest()):
+            if isinstance(answer, Changes) and answer.revision > self.revision:
                 with contextlib.suppress(CrosstieError):
-                    self._on_changes(one)
+                    self._on_changes(answer)
                     # While it starts it is no component yet that hears of the fleet which has been loaded.
                     self.reloaded()
 
@@ -165,14 +165,14 @@ class Administration:
             "dropped": [change.words for change, _ in left_out],
             "warnings": self._warnings(),
             "processes": 1 + len(answers),
-            "refused_by": [one.why for one in answers if isinstance(one, Failed)],
+            "refused_by": [answer.why for answer in answers if isinstance(answer, Failed)],
         }
 
     def _warnings(self) -> list[str]:
         return [
             f"no backend is left for {model}: all of them are drained"
             for model, pools in self.gateway.live.by_model.items()
-            if all(pool.draining or all(one.draining for one in pool.replicas) for pool in pools)
+            if all(pool.draining or all(replica.draining for replica in pool.replicas) for pool in pools)
         ]
 
     def _with(self, wanted: Change) -> _Outcome:
@@ -181,7 +181,7 @@ class Administration:
     def _undrain(self, body: dict[str, Any]) -> _Outcome:
         drained = self._target("drain", body)
         # By its address alone: the file may have given a backend to another pool since.
-        left = [one for one in self.changes if one.action != "drain" or one.words != drained.words]
+        left = [change for change in self.changes if change.action != "drain" or change.words != drained.words]
         if drained.backend is None and pool_named(self.gateway.live.fleet, drained.pool or "").drained:
             left.append(Change(action="admit", pool=drained.pool))
         return f"un{drained.words}", tuple(left)
@@ -195,7 +195,7 @@ class Administration:
             pool, backend = pool_named(fleet, _text(body, "pool")), None
         else:
             backend = _text(body, "backend")
-            if not any(backend in one.backends for one in fleet.pools):
+            if not any(backend in each.backends for each in fleet.pools):
                 # In another form than the file's, perhaps.
                 backend = read_address(_REQUEST, "backend", backend)
             pool = pool_of(fleet, backend)

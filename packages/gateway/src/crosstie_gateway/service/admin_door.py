@@ -188,7 +188,7 @@ class AdminDoor(Door):
                 said = self._pools(await self._look())
             elif name == "decisions":
                 last = _last(request)
-                rows = [row for one in await self._decisions(DecisionsRequest(last)) for row in one.rows]
+                rows = [row for answer in await self._decisions(DecisionsRequest(last)) for row in answer.rows]
                 said = {"decisions": sorted(rows, key=lambda row: row.at)[-last:]}
             else:
                 said = await self.admin.act(self.key.fingerprint, name, body)
@@ -205,7 +205,7 @@ class AdminDoor(Door):
     async def _look(self) -> FleetView:
         # Workers that have not got so far yet answer otherwise.
         answers = await self.process.ask_all(FleetRequest())
-        return merged([one.fleet for one in answers if isinstance(one, FleetAnswer)])
+        return merged([answer.fleet for answer in answers if isinstance(answer, FleetAnswer)])
 
     def _pools(self, view: FleetView) -> dict[str, Any]:
         admin = self.admin
@@ -238,7 +238,7 @@ class AdminDoor(Door):
         self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: setattr(gateway, "explaining", False))
 
     async def _decisions(self, request: DecisionsRequest) -> list[Decisions]:
-        return [one for one in await self.process.ask_all(request) if isinstance(one, Decisions)]
+        return [answer for answer in await self.process.ask_all(request) if isinstance(answer, Decisions)]
 
     def _follow(self, reply: Reply, *, alternatives: bool) -> None:
         if len(self._followers) >= _MOST_FOLLOWERS:
@@ -255,10 +255,10 @@ class AdminDoor(Door):
             while not reply.gone:
                 rows: list[DecisionView] = []
                 request = DecisionsRequest(MOST_DECISIONS, after, explain=alternatives)
-                for one in await self._decisions(request):
-                    after[one.process] = one.taken
-                    rows += one.rows
-                    skipped += one.skipped
+                for answer in await self._decisions(request):
+                    after[answer.process] = answer.taken
+                    rows += answer.rows
+                    skipped += answer.skipped
                 now = self._loop.time()
                 if reply.slow:
                     # Who does not read must not make this process remember.

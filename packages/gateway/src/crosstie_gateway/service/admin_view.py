@@ -104,7 +104,11 @@ def fleet_view(gateway: Gateway, file: Fleet, day: DayCounts | None = None) -> F
         queued=len(gateway.waiting),
         exchanges=len(gateway.exchanges),
         pools=[_pool_view(gateway, pool, of_file.get(pool.name)) for pool in live.pools],
-        leaving=[LeavingView(one.pool.name, one.key, one.in_flight) for one in live.leaving if one.in_flight],
+        leaving=[
+            LeavingView(replica.pool.name, replica.key, replica.in_flight)
+            for replica in live.leaving
+            if replica.in_flight
+        ],
         speed=gateway.speed,
         served=day.views() if day is not None else [],
         teams=team_views(gateway),
@@ -124,8 +128,8 @@ def _pool_view(gateway: Gateway, live: LivePool, of_file: set[str] | None) -> Po
         max_in_flight=pool.max_in_flight,
         usd_per_gpu_hour=pool.usd_per_gpu_hour,
         draining=live.draining,
-        backends=[_backend_view(gateway, one, "file" if one.key in (of_file or ()) else "admin", now)
-                  for one in live.replicas + (live.prefill.replicas if live.prefill is not None else [])],
+        backends=[_backend_view(gateway, replica, "file" if replica.key in (of_file or ()) else "admin", now)
+                  for replica in live.replicas + (live.prefill.replicas if live.prefill is not None else [])],
     )  # fmt: skip
 
 
@@ -156,33 +160,33 @@ def _backend_view(gateway: Gateway, replica: Replica, source: Source, now: float
 def merged(views: list[FleetView]) -> FleetView:
     """Of all workers: requests and connections add up; a backend that one of them cannot reach is not up."""
     first, *others = views
-    found = {one.backend: one for pool in first.pools for one in pool.backends}
+    known = {backend.backend: backend for pool in first.pools for backend in pool.backends}
     for other in others:
         first.queued += other.queued
         first.exchanges += other.exchanges
         first.leaving += other.leaving
         _add_counts(first, other)
-        for one in (one for pool in other.pools for one in pool.backends):
-            own = found.get(one.backend)
+        for theirs in (backend for pool in other.pools for backend in pool.backends):
+            own = known.get(theirs.backend)
             if own is None:
                 # A change is on its way there.
                 continue
-            own.in_flight += one.in_flight
-            own.connections += one.connections
-            own.engine = own.engine or one.engine
-            if own.up and not one.up:
-                own.up, own.why_down, own.breaker = False, one.why_down, one.breaker
+            own.in_flight += theirs.in_flight
+            own.connections += theirs.connections
+            own.engine = own.engine or theirs.engine
+            if own.up and not theirs.up:
+                own.up, own.why_down, own.breaker = False, theirs.why_down, theirs.breaker
     for pool in first.pools:
-        for one in pool.backends:
-            if one.draining:
-                one.state = "draining" if one.in_flight else "drained"
+        for backend in pool.backends:
+            if backend.draining:
+                backend.state = "draining" if backend.in_flight else "drained"
             else:
-                one.state = "up" if one.up else "down"
-        states = {one.state for one in pool.backends}
-        pool.in_flight = sum(one.in_flight for one in pool.backends)
+                backend.state = "up" if backend.up else "down"
+        states = {backend.state for backend in pool.backends}
+        pool.in_flight = sum(backend.in_flight for backend in pool.backends)
         pool.state = states.pop() if len(states) == 1 else "draining" if pool.draining else "mixed"
     first.processes = len(views)
-    first.emulated = sum(one.engine == "emulated" for pool in first.pools for one in pool.backends)
+    first.emulated = sum(backend.engine == "emulated" for pool in first.pools for backend in pool.backends)
     for served in first.served:
         served.today_pace = served.pace(served.today, served.today_s)
     for team in first.teams:
@@ -192,7 +196,7 @@ def merged(views: list[FleetView]) -> FleetView:
 
 
 def _add_counts(first: FleetView, other: FleetView) -> None:
-    pools, teams = {one.pool: one for one in other.served}, {one.team: one for one in other.teams}
+    pools, teams = {served.pool: served for served in other.served}, {team.team: team for team in other.teams}
     for served in first.served:
         if (more := pools.get(served.pool)) is not None:
             served.total, served.today = served.total.plus(more.total), served.today.plus(more.today)
@@ -207,7 +211,7 @@ def _add_counts(first: FleetView, other: FleetView) -> None:
             # All of them read these from one store.
             team.today_usd, team.month_usd = max(team.today_usd, too.today_usd), max(team.month_usd, too.month_usd)
             team.unwritten_usd += too.unwritten_usd
-    targets = {(one.class_name, one.target): one for one in first.targets}
+    targets = {(target.class_name, target.target): target for target in first.targets}
     for target in other.targets:
         known = targets.get((target.class_name, target.target))
         if known is None:
@@ -269,14 +273,14 @@ class RecentDecisions:
     def rows(self, after: int, most: int) -> list[DecisionView]:
         """Those taken after the first `after` ones, oldest first; of more than `most`, the latest."""
         wanted = min(max(self.taken - after, 0), len(self._kept), most)
-        return [_decision_view(*one) for one in islice(self._kept, len(self._kept) - wanted, None)]
+        return [_decision_view(*entry) for entry in islice(self._kept, len(self._kept) - wanted, None)]
 
     def why(self, request_id: str) -> list[DecisionView]:
         """The latest for that request, if it is still kept, with what each pool would be worth to it now."""
         wanted = request_id.encode("latin-1", "replace")
-        for at, found, attempts, ask, decision in reversed(self._kept):
-            if found == wanted:
-                row = _decision_view(at, found, attempts, ask, decision)
+        for at, name, attempts, ask, decision in reversed(self._kept):
+            if name == wanted:
+                row = _decision_view(at, name, attempts, ask, decision)
                 now = self._gateway.router.decide(ask, self._gateway.now(), explain=True)
                 row.considered = _considered_views(now)
                 return [row]
@@ -284,7 +288,10 @@ class RecentDecisions:
 
 
 def _considered_views(decision: Decision) -> list[ConsideredView]:
-    return [ConsideredView(one.pool, one.backend, one.score, one.dropped) for one in decision.considered]
+    return [
+        ConsideredView(considered.pool, considered.backend, considered.score, considered.dropped)
+        for considered in decision.considered
+    ]
 
 
 def _decision_view(at: float, request_id: bytes, attempts: int, ask: Ask, decision: Decision) -> DecisionView:

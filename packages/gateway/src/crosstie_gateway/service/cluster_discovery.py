@@ -77,7 +77,7 @@ class ClusterDiscovery(Component):
             self._api = self._connect()
 
     def reloaded(self, fleet: Fleet) -> None:
-        self._served = {one.name: one for one in fleet.pools if not any(at.startswith(KUBE) for at in one.backends)}
+        self._served = {pool.name: pool for pool in fleet.pools if not any(at.startswith(KUBE) for at in pool.backends)}
         wanted = self._named | _wanted(fleet)
         for url in [url for url in self._places if url not in wanted]:
             source = self._places.pop(url).source
@@ -110,29 +110,29 @@ class ClusterDiscovery(Component):
     def _spread(self, fleet: Fleet) -> Fleet:
         """With the replicas that are known in the place of where they are looked for."""
         self._named = _wanted(fleet)
-        sharing = [one for pool in fleet.pools for one in pool.backends if one.startswith(KUBE)]
-        shared = {one for one in sharing if sharing.count(one) > 1}
+        sharing = [backend for pool in fleet.pools for backend in pool.backends if backend.startswith(KUBE)]
+        shared = {backend for backend in sharing if sharing.count(backend) > 1}
         return msgspec.structs.replace(fleet, pools=tuple(self._spread_pool(pool, shared) for pool in fleet.pools))
 
     def _spread_pool(self, pool: Pool, shared: set[str]) -> Pool:
-        if not any(one.startswith(KUBE) for one in pool.backends):
+        if not any(backend.startswith(KUBE) for backend in pool.backends):
             return pool
-        places = [self._places.get(one) for one in pool.backends if one.startswith(KUBE)]
+        places = [self._places.get(backend) for backend in pool.backends if backend.startswith(KUBE)]
         served = self._served.get(pool.name)
         alike = served is not None and (served.model, served.accelerator) == (pool.model, pool.accelerator)
-        if served is not None and alike and not all(one and one.known for one in places):
+        if served is not None and alike and not all(place and place.known for place in places):
             # Nobody has said yet who is there: whom the pool has goes on.
             return msgspec.structs.replace(pool, backends=served.backends, replicas=served.replicas)
-        found: list[str] = []
-        for one in pool.backends:
-            if not one.startswith(KUBE):
-                found.append(one)
+        urls: list[str] = []
+        for backend in pool.backends:
+            if not backend.startswith(KUBE):
+                urls.append(backend)
                 continue
-            ends = place.endpoints if (place := self._places.get(one)) else ()
-            mine = [end.url for end in ends if self._is_of(end, pool, one in shared)]
+            ends = place.endpoints if (place := self._places.get(backend)) else ()
+            mine = [end.url for end in ends if self._is_of(end, pool, backend in shared)]
             # While it has nobody it is one itself, which is down.
-            found += mine or [f"{one}#{pool.name}"]
-        whole = tuple(dict.fromkeys(found))
+            urls += mine or [f"{backend}#{pool.name}"]
+        whole = tuple(dict.fromkeys(urls))
         return msgspec.structs.replace(pool, backends=whole, replicas=len(whole))
 
     def _is_of(self, end: Endpoint, pool: Pool, shared: bool) -> bool:
@@ -180,9 +180,9 @@ class ClusterDiscovery(Component):
         if endpoints != place.endpoints or first:
             came, went = set(endpoints) - set(place.endpoints), set(place.endpoints) - set(endpoints)
             place.endpoints = endpoints
-            for one in went:
-                self._left_out.pop(one.url, None)
-            what = [f"{len(one)} {did}" for one, did in ((came, "came"), (went, "went")) if one] or ["nobody yet"]
+            for end in went:
+                self._left_out.pop(end.url, None)
+            what = [f"{len(ends)} {did}" for ends, did in ((came, "came"), (went, "went")) if ends] or ["nobody yet"]
             self._say(place, "discovered", f"{len(endpoints)} ready: {', '.join(what)}")
             # Who goes is sent nothing more from now on; who comes can wait for others that come with it.
             if went:
@@ -208,11 +208,11 @@ class ClusterDiscovery(Component):
         self._process.notify(Notice(event, level, f"{place.url}: {what}", backend=place.url))
 
     def _families(self) -> list[Family]:
-        places = [({"backend": one.url}, one) for one in self._places.values()]
+        places = [({"backend": place.url}, place) for place in self._places.values()]
         if not places:
             return []
-        counts = [(at, float(len(one.endpoints))) for at, one in places]
-        failures = [(at, float(one.failures)) for at, one in places]
+        counts = [(at, float(len(place.endpoints))) for at, place in places]
+        failures = [(at, float(place.failures)) for at, place in places]
         return [
             ("crosstie_cluster_endpoints", "gauge", "Replicas that a kube:// backend has ready.", counts),
             ("crosstie_cluster_failures_total", "counter", "Times that the API server could not tell.", failures),
@@ -220,4 +220,4 @@ class ClusterDiscovery(Component):
 
 
 def _wanted(fleet: Fleet) -> set[str]:
-    return {one.partition("#")[0] for pool in fleet.pools for one in pool.backends if one.startswith(KUBE)}
+    return {backend.partition("#")[0] for pool in fleet.pools for backend in pool.backends if backend.startswith(KUBE)}

@@ -234,7 +234,7 @@ class Dashboard(OwnPages):
 
     def _on_ended(self, ended: SessionEnded) -> Done:
         self.sessions.end(ended.name, ended.ends_at)
-        for reader in [one for one in self._readers if one.session.name == ended.name]:
+        for reader in [reader for reader in self._readers if reader.session.name == ended.name]:
             reader.end()
         return Done()
 
@@ -242,7 +242,7 @@ class Dashboard(OwnPages):
 
     async def _why(self, request_id: str) -> DecisionView:
         """A decision that was taken, with what each pool would be worth to the same request now."""
-        rows = [row for one in await self._decisions(DecisionsRequest(1, why=request_id)) for row in one.rows]
+        rows = [row for answer in await self._decisions(DecisionsRequest(1, why=request_id)) for row in answer.rows]
         if not rows:
             raise RequestRejected(404, "this decision is no longer kept: others have come since", "not_found")
         return max(rows, key=lambda row: row.at)
@@ -294,10 +294,10 @@ class Dashboard(OwnPages):
         while len(self._past) > 1 and self._past[1][0] <= clock - _WINDOW_S:
             self._past.popleft()
         _, since, before = self._past[0] if self._past else (clock, now, {})
-        for one in view.served:
-            if one.pool in before and now > since:
-                one.now_pace = one.pace(one.total.plus(before[one.pool], -1), now - since)
-        self._past.append((clock, now, {one.pool: one.total for one in view.served}))
+        for served in view.served:
+            if served.pool in before and now > since:
+                served.now_pace = served.pace(served.total.plus(before[served.pool], -1), now - since)
+        self._past.append((clock, now, {served.pool: served.total for served in view.served}))
         first, fresh, skipped = self._after is None, list[DecisionView](), 0
         after: dict[str, int] = {}
         for told in await self._decisions(DecisionsRequest(_KEPT if first else _AT_ONCE, self._after)):

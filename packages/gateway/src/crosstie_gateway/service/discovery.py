@@ -38,13 +38,13 @@ _NONE = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 def addresses_of(host: str, port: int) -> tuple[str, ...]:
     """As the system resolves it. Of one family: where a replica has an address of each, both are the same replica."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         if error.errno in _NONE and not is_exhausted(error):
             return ()
         raise
     for family in (socket.AF_INET, socket.AF_INET6):
-        given = {str(one[4][0]) for one in found if one[0] == family}
+        given = {str(answer[4][0]) for answer in infos if answer[0] == family}
         if given:
             # In one order, whichever the resolver has chosen today.
             return tuple(sorted(given))
@@ -66,7 +66,7 @@ class _Name:
 
     def places(self) -> tuple[str, ...]:
         """Its replicas. While it has none it is one itself, which is down until it has an address."""
-        return tuple(f"{self.url}#{one}" for one in self.addresses) or (self.url,)
+        return tuple(f"{self.url}#{address}" for address in self.addresses) or (self.url,)
 
 
 class Discovery(Component):
@@ -98,7 +98,9 @@ class Discovery(Component):
 
     def reloaded(self, fleet: Fleet) -> None:
         """The names of this fleet are looked up from now on, new ones at once."""
-        wanted = {one.partition("#")[0]: pool for pool in fleet.pools for one in pool.backends if _is_name(one)}
+        wanted = {
+            backend.partition("#")[0]: pool for pool in fleet.pools for backend in pool.backends if _is_name(backend)
+        }
         before, self._names = self._names, {url: self._names.get(url) or _Name(url) for url in wanted}
         for url, pool in wanted.items():
             self._names[url].every_s = pool.reach.discover_every_s
@@ -124,9 +126,9 @@ class Discovery(Component):
         if not any(map(_is_name, pool.backends)):
             return pool
         places: list[str] = []
-        for one in pool.backends:
-            known = self._names.get(one)
-            places += (one,) if known is None else known.places()
+        for backend in pool.backends:
+            known = self._names.get(backend)
+            places += (backend,) if known is None else known.places()
         return msgspec.structs.replace(pool, backends=tuple(places), replicas=len(places))
 
     # In the thread
@@ -173,7 +175,7 @@ class Discovery(Component):
         if answer != name.addresses:
             came, went = set(answer) - set(name.addresses), set(name.addresses) - set(answer)
             name.addresses, self._pending = answer, True
-            what = [f"{len(one)} {did}" for one, did in ((came, "came"), (went, "went")) if one]
+            what = [f"{len(those)} {did}" for those, did in ((came, "came"), (went, "went")) if those]
             self._say(name, "discovered", f"{_count(answer)}: {', '.join(what)}")
         if self._pending and self._process.port:
             self._load()
@@ -191,11 +193,11 @@ class Discovery(Component):
         self._process.notify(Notice(event, level, f"{name.url}: {what}", backend=name.url))
 
     def _families(self) -> list[Family]:
-        names = [({"backend": one.url}, one) for one in self._names.values()]
+        names = [({"backend": name.url}, name) for name in self._names.values()]
         if not names:
             return []
-        counts = [(at, float(len(one.addresses))) for at, one in names]
-        failures = [(at, float(one.failures)) for at, one in names]
+        counts = [(at, float(len(name.addresses))) for at, name in names]
+        failures = [(at, float(name.failures)) for at, name in names]
         return [
             ("crosstie_discovered_addresses", "gauge", "Addresses that a name of the fleet file has.", counts),
             ("crosstie_discovery_failures_total", "counter", "Times that a name could not be looked up.", failures),

@@ -37,8 +37,8 @@ class Door(Component):
 
     def close(self) -> None:
         """When the last of those who serve behind it has gone."""
-        for one in self._sockets:
-            one.close()
+        for listens in self._sockets:
+            listens.close()
 
 
 class OpsDoor(Door):

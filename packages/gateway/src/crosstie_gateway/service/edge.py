@@ -63,10 +63,10 @@ class Edge(Component):
 
     def close(self) -> None:
         """By whoever listened, when the last of those who serve has gone."""
-        for one in self._sockets:
-            if isinstance(one, UnixSocket):
-                one.leave()
-            one.close()
+        for listens in self._sockets:
+            if isinstance(listens, UnixSocket):
+                listens.leave()
+            listens.close()
 
     # Certificates, in each process that serves
 

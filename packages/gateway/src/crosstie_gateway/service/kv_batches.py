@@ -79,11 +79,11 @@ def _take(held: HeldBlocks, event: Any) -> None:
         # Of a kind that came later than this, or of another memory.
         return
     hashes, group = fields["block_hashes"], fields.get("group_idx") or 0
-    if not isinstance(hashes, list) or not all(isinstance(one, int | bytes) for one in hashes):
+    if not isinstance(hashes, list) or not all(isinstance(block, int | bytes) for block in hashes):
         raise TypeError("hashes of blocks that are none")
     if kind == "BlockRemoved":
         for start in range(0, len(hashes), _AT_ONCE):
-            held.drop([(group, one) for one in hashes[start : start + _AT_ONCE]])
+            held.drop([(group, block) for block in hashes[start : start + _AT_ONCE]])
         return
     if fields.get("lora_id") is not None or fields.get("lora_name") is not None or not _whole(fields):
         return
@@ -103,7 +103,7 @@ def _store(held: HeldBlocks, fields: dict[str, Any], hashes: list[Any], group: i
         raise ValueError("a size of blocks, or tokens, that are none")
     if len(ids) < len(hashes) * size:
         raise ValueError("fewer tokens than blocks")
-    names = [(group, one) for one in hashes[: _plain(fields.get("extra_keys"), len(hashes))]]
+    names = [(group, block) for block in hashes[: _plain(fields.get("extra_keys"), len(hashes))]]
     after = None if parent is None else (group, parent)
     for start in range(0, len(names), _AT_ONCE):
         end = min(start + _AT_ONCE, len(names))
@@ -115,4 +115,4 @@ def _plain(extra_keys: Any, blocks: int) -> int:
     """Of blocks in a row, those before the first that is told apart by more than its tokens: a picture, a salt."""
     if not isinstance(extra_keys, list):
         return blocks
-    return next((index for index, one in enumerate(extra_keys[:blocks]) if one), blocks)
+    return next((index for index, extra in enumerate(extra_keys[:blocks]) if extra), blocks)

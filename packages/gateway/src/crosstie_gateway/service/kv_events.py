@@ -229,10 +229,10 @@ class _Stream:
 
     def _receive(self, socket: Any) -> list[bytes] | None:
         try:
-            found: list[bytes] = socket.recv_multipart(self._zmq.NOBLOCK)
+            frames: list[bytes] = socket.recv_multipart(self._zmq.NOBLOCK)
         except self._zmq.Again:
             return None
-        return found
+        return frames
 
     @property
     def sockets(self) -> list[Any]:
@@ -335,9 +335,9 @@ class KvEvents(Component):
     def _families(self) -> list[Family]:
         if not self._known:
             return []
-        held = [({"backend": key}, one) for key, (_, one) in self._known.items()]
-        blocks: Samples = [(at, len(one)) for at, one in held]
-        known: Samples = [(at, int(one.complete)) for at, one in held]
+        held = [({"backend": key}, blocks) for key, (_, blocks) in self._known.items()]
+        blocks: Samples = [(at, len(known)) for at, known in held]
+        known: Samples = [(at, int(known.complete)) for at, known in held]
         counts = self._subscriber.refused if self._subscriber is not None else {}
         refused: Samples = [({"backend": key}, count) for key, count in counts.items()]
         return [
@@ -373,12 +373,12 @@ def _library() -> Any:
 
 
 def _places(gateway: Gateway) -> list[tuple[Replica, EventAddress]]:
-    found = []
+    places = []
     for live in gateway.live.pools:
         pool = live.pool
         for index, replica in enumerate(live.replicas):
             host = Address(replica.key).dials
             events = endpoint(pool.kv_events, index, host)
             if events is not None:
-                found.append((replica, EventAddress(events, endpoint(pool.kv_replay, index, host), pool.kv_topic)))
-    return found
+                places.append((replica, EventAddress(events, endpoint(pool.kv_replay, index, host), pool.kv_topic)))
+    return places

@@ -207,10 +207,10 @@ class Ledger(Component):
     def _families(self) -> list[Family]:
         refused = [({"code": code}, float(count)) for code, count in self._guard.refused.items()]
         pending: Samples = [({}, float(self.pending))]
-        teams = [({"team": one.name}, one) for one in self._guard.teams]
-        requests = [(of, float(one.requests)) for of, one in teams]
-        tokens = [(of, float(one.tokens)) for of, one in teams]
-        usd = [(of, one.usd) for of, one in teams]
+        teams = [({"team": team.name}, team) for team in self._guard.teams]
+        requests = [(of, float(team.requests)) for of, team in teams]
+        tokens = [(of, float(team.tokens)) for of, team in teams]
+        usd = [(of, team.usd) for of, team in teams]
         return [
             ("crosstie_team_requests_total", "counter", "Requests of a team's keys that have ended.", requests),
             ("crosstie_team_tokens_total", "counter", "Tokens of a team's keys, prompts and answers.", tokens),

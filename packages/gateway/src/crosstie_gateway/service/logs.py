@@ -106,7 +106,9 @@ class Log(Component):
         error = context.get("exception")
         kind = type(error).__name__ if error is not None else "none"
         frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-        where = " < ".join(f"{os.path.basename(one.filename)}:{one.lineno} {one.name}" for one in reversed(frames))
+        where = " < ".join(
+            f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in reversed(frames)
+        )
         said = f": {error}" if self.prompts and error is not None else ""
         sentence = f"internal error: {context.get('message', '')}: {kind}{said}; Traceback, innermost first: {where}"
         self.notice(Notice("internal_error", "error", sentence, kind=kind, where=where))
@@ -210,4 +212,4 @@ def _worded(value: str | int | float | bool) -> str:
 
 
 def _escaped(text: str) -> str:
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda sign: f"\\x{ord(sign[0]):02x}", text)

@@ -5,7 +5,7 @@ with the reason; the others hold.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -56,7 +56,7 @@ def laid_over(fleet: Fleet, changes: Iterable[Change]) -> Laid:
     left_out: list[tuple[Change, str]] = []
     for change in changes:
         try:
-            fleet = _STEPS[change.action](fleet, change)
+            fleet = _applied(fleet, change)
         except CrosstieError as error:
             left_out.append((change, str(error)))
             continue
@@ -77,20 +77,20 @@ def with_change(changes: Sequence[Change], new: Change) -> tuple[Change, ...]:
     admitted = Change(action="admit", pool=new.pool)
     if new.action == "drain" and new.backend is None and admitted in kept:
         # Its file has it drained.
-        return tuple(one for one in kept if one != admitted)
+        return tuple(change for change in kept if change != admitted)
     if new.action == "weight":
         kept = _without_weights(kept, new.weights)
     elif new.action in ("add-backend", "remove-backend"):
         adds = new.action == "add-backend"
         undone = msgspec.structs.replace(new, action="remove-backend" if adds else "add-backend")
         gone = [undone] if adds else [undone, msgspec.structs.replace(new, action="drain")]
-        was_undone, kept = undone in kept, [one for one in kept if one not in gone]
+        was_undone, kept = undone in kept, [change for change in kept if change not in gone]
         if was_undone:
             return tuple(kept)
     elif new.action == "remove-pool":
-        added_too = any(one.action == "add-pool" and one.pool == new.pool for one in kept)
+        added_too = any(change.action == "add-pool" and change.pool == new.pool for change in kept)
         kept = _without_weights(kept, (new.pool or "",))
-        kept = [one for one in kept if one.pool != new.pool or one.action == "remove-pool"]
+        kept = [change for change in kept if change.pool != new.pool or change.action == "remove-pool"]
         if added_too or new in kept:
             return tuple(kept)
     return (*kept, new)
@@ -99,110 +99,88 @@ def with_change(changes: Sequence[Change], new: Change) -> tuple[Change, ...]:
 def _without_weights(changes: Iterable[Change], names: Iterable[str]) -> list[Change]:
     gone = set(names)
     kept = []
-    for one in changes:
-        weights = {name: weight for name, weight in one.weights.items() if name not in gone}
-        if weights or one.action != "weight":
-            kept.append(msgspec.structs.replace(one, weights=weights))
+    for change in changes:
+        weights = {name: weight for name, weight in change.weights.items() if name not in gone}
+        if weights or change.action != "weight":
+            kept.append(msgspec.structs.replace(change, weights=weights))
     return kept
 
 
-# One change of a fleet each; BadInput says why it does not apply.
+def _applied(fleet: Fleet, change: Change) -> Fleet:
+    """The fleet with this change; BadInput says why it does not apply."""
+    name, backend = change.pool or "", change.backend or ""
+    match change.action:
+        case "drain":
+            pool_of(fleet, backend) if backend else pool_named(fleet, name)
+            return fleet
+        case "admit":
+            pool = pool_named(fleet, name)
+            if not pool.drained:
+                raise BadInput(f"pool {pool.name} is not drained in the fleet file any more")
+            return _exchanged(fleet, pool, msgspec.structs.replace(pool, drained=False))
+        case "add-pool":
+            if change.made is None:
+                raise BadInput("no pool is given")
+            return _with_pools(fleet, (*fleet.pools, change.made))
+        case "add-backend":
+            pool = pool_named(fleet, name)
+            return _with_backends(fleet, pool, (*pool.backends, backend))
+        case "remove-backend":
+            pool = pool_of(fleet, backend)
+            if len(pool.backends) == 1 and not pool.led_backends:
+                raise BadInput(f"{backend} is the only backend of pool {pool.name}: remove the pool, or drain it")
+            return _with_backends(fleet, pool, tuple(known for known in pool.backends if known != backend))
+        case "remove-pool":
+            return _without_pool(fleet, pool_named(fleet, name))
+        case "weight":
+            return _weighed(fleet, change.weights)
 
 
-def _drain(fleet: Fleet, change: Change) -> Fleet:
-    if change.backend is not None:
-        pool_of(fleet, change.backend)
-    else:
-        pool_named(fleet, change.pool or "")
-    return fleet
-
-
-def _admit(fleet: Fleet, change: Change) -> Fleet:
-    """What the file says is drained is so no more."""
-    pool = pool_named(fleet, change.pool or "")
-    if not pool.drained:
-        raise BadInput(f"pool {pool.name} is not drained in the fleet file any more")
-    made = msgspec.structs.replace(pool, drained=False)
-    return _with_pools(fleet, tuple(made if one is pool else one for one in fleet.pools))
-
-
-def _add_pool(fleet: Fleet, change: Change) -> Fleet:
-    if change.made is None:
-        raise BadInput("no pool is given")
-    return _with_pools(fleet, (*fleet.pools, change.made))
-
-
-def _add_backend(fleet: Fleet, change: Change) -> Fleet:
-    pool = pool_named(fleet, change.pool or "")
-    _check_not_led(pool)
-    return _with_backends(fleet, pool, (*pool.backends, change.backend or ""))
-
-
-def _remove_backend(fleet: Fleet, change: Change) -> Fleet:
-    pool = pool_of(fleet, change.backend or "")
-    _check_not_led(pool)
-    if len(pool.backends) == 1:
-        raise BadInput(f"{change.backend} is the only backend of pool {pool.name}: remove the pool, or drain it")
-    return _with_backends(fleet, pool, tuple(one for one in pool.backends if one != change.backend))
-
-
-def _remove_pool(fleet: Fleet, change: Change) -> Fleet:
-    gone = pool_named(fleet, change.pool or "")
+def _without_pool(fleet: Fleet, gone: Pool) -> Fleet:
     pools = tuple(pool for pool in fleet.pools if pool is not gone)
     if not pools:
         raise BadInput(f"{gone.name} is the only pool of the fleet; it can be drained")
     served = {model for pool in pools for model in (pool.model, *(hosted.model for hosted in pool.hosts))}
-    for one in fleet.classes:
-        if one.model not in served:
-            raise BadInput(f"class {one.name} asks for {one.model}, which no other pool serves; it can be drained")
-    classes = tuple(_without_routes(one, gone.name) for one in fleet.classes)
+    for asks in fleet.classes:
+        if asks.model not in served:
+            raise BadInput(f"class {asks.name} asks for {asks.model}, which no other pool serves; it can be drained")
+    classes = tuple(_without_routes(asks, gone.name) for asks in fleet.classes)
     return _with_pools(msgspec.structs.replace(fleet, classes=classes), pools)
 
 
-def _weigh(fleet: Fleet, change: Change) -> Fleet:
-    for name, weight in change.weights.items():
+def _weighed(fleet: Fleet, weights: dict[str, float]) -> Fleet:
+    for name, weight in weights.items():
         pool_named(fleet, name)
         if not (math.isfinite(weight) and 0 <= weight <= 1e6):
             raise BadInput(f"weights.{name}: {weight:g} is not from 0 to 1,000,000")
-    pools = (msgspec.structs.replace(pool, weight=change.weights.get(pool.name, pool.weight)) for pool in fleet.pools)
+    pools = (msgspec.structs.replace(pool, weight=weights.get(pool.name, pool.weight)) for pool in fleet.pools)
     return _with_pools(fleet, tuple(pools))
 
 
-_STEPS: dict[Action, Callable[[Fleet, Change], Fleet]] = {
-    "drain": _drain,
-    "admit": _admit,
-    "add-pool": _add_pool,
-    "add-backend": _add_backend,
-    "remove-pool": _remove_pool,
-    "remove-backend": _remove_backend,
-    "weight": _weigh,
-}
-
-
 def pool_named(fleet: Fleet, name: str) -> Pool:
-    found = next((pool for pool in fleet.pools if pool.name == name), None)
-    if found is None:
+    match = next((pool for pool in fleet.pools if pool.name == name), None)
+    if match is None:
         near = near_names(name, [pool.name for pool in fleet.pools])
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(p.name for p in fleet.pools)}"
         raise BadInput(f"there is no pool '{name}'; {hint}")
-    return found
+    return match
 
 
 def pool_of(fleet: Fleet, backend: str) -> Pool:
-    found = next((pool for pool in fleet.pools if backend in (*pool.backends, *pool.led_backends)), None)
-    if found is None:
+    owner = next((pool for pool in fleet.pools if backend in (*pool.backends, *pool.led_backends)), None)
+    if owner is None:
         raise BadInput(f"no pool has the backend {backend}")
-    return found
+    return owner
 
 
-def _check_not_led(pool: Pool) -> None:
+def _with_backends(fleet: Fleet, pool: Pool, backends: tuple[str, ...]) -> Fleet:
     if pool.led_backends:
         raise BadInput(f"pool {pool.name} has prefill and decode engines: change them in the fleet file, and reload it")
+    return _exchanged(fleet, pool, msgspec.structs.replace(pool, backends=backends, replicas=len(backends)))
 
 
-def _with_backends(fleet: Fleet, changed: Pool, backends: tuple[str, ...]) -> Fleet:
-    made = msgspec.structs.replace(changed, backends=backends, replicas=len(backends))
-    return _with_pools(fleet, tuple(made if pool is changed else pool for pool in fleet.pools))
+def _exchanged(fleet: Fleet, before: Pool, made: Pool) -> Fleet:
+    return _with_pools(fleet, tuple(made if pool is before else pool for pool in fleet.pools))
 
 
 def _with_pools(fleet: Fleet, pools: tuple[Pool, ...]) -> Fleet:
@@ -210,9 +188,9 @@ def _with_pools(fleet: Fleet, pools: tuple[Pool, ...]) -> Fleet:
     return msgspec.structs.replace(fleet, pools=pools)
 
 
-def _without_routes(one: ServedClass, pool: str) -> ServedClass:
+def _without_routes(served: ServedClass, pool: str) -> ServedClass:
     """The others of the same lengths take over what went there, in proportion."""
-    left = [route for route in one.routes if route.pool != pool]
+    left = [route for route in served.routes if route.pool != pool]
     shares: dict[int | None, list[float]] = {}
     for route in left:
         shares.setdefault(route.up_to_input, []).append(route.share)
@@ -222,4 +200,4 @@ def _without_routes(one: ServedClass, pool: str) -> ServedClass:
         total = math.fsum(together)
         grown = route.share / total if total > 0 else 1.0 / len(together)
         routes.append(msgspec.structs.replace(route, share=grown))
-    return msgspec.structs.replace(one, routes=tuple(routes))
+    return msgspec.structs.replace(served, routes=tuple(routes))

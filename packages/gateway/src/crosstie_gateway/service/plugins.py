@@ -14,7 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -42,22 +42,16 @@ class PluginFailed(Exception):
     """It gave no answer, or none that can be used; why, in a word for metrics."""
 
 
-class PluginLink:
+class PluginLink(NamedTuple):
     """A plugin's process, and the socket that is its standard input and output."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
-        self.process, self._reader, self._writer = process, reader, writer
-
-    async def read(self) -> bytes:
-        """Raises EOFError."""
-        return await read_frame(self._reader)
-
-    def write(self, message: bytes) -> None:
-        self._writer.write(message)
+    process: "subprocess.Popen[bytes]"
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
     def end(self) -> None:
         """Whatever it is doing."""
-        self._writer.close()
+        self.writer.close()
         self.process.kill()
         self.process.wait()
 
@@ -91,7 +85,7 @@ class PluginProcess:
         link = PluginLink(process, *await asyncio.open_connection(sock=ours))
         try:
             async with asyncio.timeout(_LOAD_S):
-                hello = _decode_hello(await link.read())
+                hello = _decode_hello(await read_frame(link.reader))
             if hello.error:
                 raise PluginFailed(hello.error)
         except BaseException as error:
@@ -134,7 +128,7 @@ class PluginProcess:
 
     async def _take(self, link: PluginLink) -> None:
         while True:
-            reply = _decode_reply(await link.read())
+            reply = _decode_reply(await read_frame(link.reader))
             self._heard_at, self._wait_s = asyncio.get_running_loop().time(), _FIRST_WAIT_S
             future, size = self._waiting.pop(reply.number, (None, 0))
             self._bytes -= size
@@ -172,7 +166,7 @@ class PluginProcess:
         self._waiting[self._number] = future, len(message)
         self._bytes += len(message)
         try:
-            link.write(message)
+            link.writer.write(message)
             reply = await asyncio.wait_for(future, hello.patience_s)
         except TimeoutError:
             raise PluginFailed("late") from None
@@ -260,14 +254,16 @@ class PluginProcesses(Plugins, Component):
                         return
                 else:
                     plugin.counts["answered"] += 1
-        names = None if pools is question.pools else tuple(one["name"] for one in pools)
+        names = None if pools is question.pools else tuple(pool["name"] for pool in pools)
         told(PluginVerdict(body=body if body is not question.body else None, pools=names))
 
     def _families(self) -> list[Family]:
         counts = [
-            ({"plugin": one.name, "outcome": how}, float(n)) for one in self.plugins for how, n in one.counts.items()
+            ({"plugin": plugin.name, "outcome": how}, float(n))
+            for plugin in self.plugins
+            for how, n in plugin.counts.items()
         ]
-        up = [({"plugin": one.name}, float(one.up)) for one in self.plugins]
+        up = [({"plugin": plugin.name}, float(plugin.up)) for plugin in self.plugins]
         return [
             ("crosstie_plugin_up", "gauge", "1 while a plugin's process answers.", up),
             ("crosstie_plugin_calls_total", "counter", "Calls of plugins by what came of them.", counts),
@@ -289,4 +285,4 @@ def _chosen(answer: Any, pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of these pools, those that it names; what else it names is none of them."""
     if not isinstance(answer, (list, tuple)) or not all(isinstance(name, str) for name in answer):
         raise PluginFailed("odd")
-    return [one for one in pools if one["name"] in answer]
+    return [pool for pool in pools if pool["name"] in answer]

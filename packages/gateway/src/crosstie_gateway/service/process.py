@@ -34,11 +34,11 @@ R = TypeVar("R", bound=WorkerRequest)
 def file_stamp(file: Path | None) -> tuple[int, int, int] | None:
     """Another one after every change of the file."""
     try:
-        found = file.stat() if file is not None else None
+        stat = file.stat() if file is not None else None
     except OSError:
         # Being replaced just now, perhaps; reading it will tell.
         return None
-    return (found.st_mtime_ns, found.st_size, found.st_ino) if found else None
+    return (stat.st_mtime_ns, stat.st_size, stat.st_ino) if stat else None
 
 
 def check_places(served: Fleet, fleet: Fleet) -> None:
@@ -184,8 +184,8 @@ class GatewayProcess:
         whole = await self.server.drain(within_s, give_up=self.gateway.give_up)
         hurried = asyncio.ensure_future(self._hurried.wait())
         await asyncio.wait((own, hurried), return_when=asyncio.FIRST_COMPLETED)
-        for one in (own, hurried):
-            one.cancel()
+        for waiting in (own, hurried):
+            waiting.cancel()
         await self._close()
         return whole
 
@@ -266,7 +266,7 @@ class GatewayProcess:
     def _limit_connections(self, fleet: Fleet) -> None:
         """To those that the limit of open files has room for, beside the connections to backends."""
         asked, files = fleet.serving.max_connections, most_files()
-        to_backends = sum(one.max_in_flight * len(one.backends) for pool in fleet.pools for one in pool.by_model())
+        to_backends = sum(part.max_in_flight * len(part.backends) for pool in fleet.pools for part in pool.by_model())
         chosen = int(min(asked, fitting_connections(files, to_backends)))
         said, self._limits.connections = self._limits.connections, chosen
         # The default is meant as "many"; what somebody has written is a wish.

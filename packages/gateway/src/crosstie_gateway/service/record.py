@@ -115,7 +115,7 @@ class TrafficRecorder(Component):
                     self._taken += len(body)
                     batch.append(self._line(record, body))
                     size += len(batch[-1][1])
-                batch.sort(key=lambda one: one[0])
+                batch.sort(key=lambda line: line[0])
                 self.file.append(b"".join(line for _, line in batch))
             except OSError as error:
                 if error.errno in EXHAUSTED and not self._thread.stopping:
@@ -187,16 +187,16 @@ class TrafficRecorder(Component):
 
 def _answered(record: RequestRecord, speed: float) -> dict[str, Any]:
     """Who answered and how fast, on the clock of the fleet; what was not seen is left out."""
-    found: dict[str, Any] = {"pool": record.pool}
+    said: dict[str, Any] = {"pool": record.pool}
     if record.cached_tokens:
-        found["cached_length"] = record.cached_tokens
+        said["cached_length"] = record.cached_tokens
     # Of an answer in one piece nobody saw when its first token was there.
     if record.streamed and record.ttft_s is not None:
-        found["ttft_ms"] = round(record.ttft_s * speed * 1e3, 3)
+        said["ttft_ms"] = round(record.ttft_s * speed * 1e3, 3)
         if record.output_tokens > 1:
             rest_s = max(record.seconds - record.ttft_s, 0.0)
-            found["tpot_ms"] = round(rest_s * speed / (record.output_tokens - 1) * 1e3, 3)
-    return found
+            said["tpot_ms"] = round(rest_s * speed / (record.output_tokens - 1) * 1e3, 3)
+    return said
 
 
 # Prompts
@@ -216,16 +216,16 @@ _decode = msgspec.json.Decoder(_Prompt).decode
 def prompt_of(body: bytes) -> bytes:
     """What the model reads, in about the order in which it does; without what differs between equal prompts."""
     try:
-        found = _decode(body)
+        prompt = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body
-    return b"".join(msgspec.structs.astuple(found))
+    return b"".join(msgspec.structs.astuple(prompt))
 
 
 def bytes_per_token(prompt: bytes, tokens: int, otherwise: float) -> float:
-    found = len(prompt) / max(tokens, 1)
+    ratio = len(prompt) / max(tokens, 1)
     # Pictures are many bytes and few tokens, and say nothing of text.
-    return found if _LEAST_BYTES <= found <= _MOST_BYTES else min(max(otherwise, _LEAST_BYTES), _MOST_BYTES)
+    return ratio if _LEAST_BYTES <= ratio <= _MOST_BYTES else min(max(otherwise, _LEAST_BYTES), _MOST_BYTES)
 
 
 def block_ids(key: bytes, model: str, prompt: bytes, tokens: int, bytes_a_token: float) -> list[int]:
@@ -234,15 +234,15 @@ def block_ids(key: bytes, model: str, prompt: bytes, tokens: int, bytes_a_token:
     size = max(int(BLOCK_TOKENS * bytes_a_token), 1)
     running = blake2b(model.encode() + b"\0", digest_size=8, key=key)
     view = memoryview(prompt)
-    found = []
+    ids = []
     whole = min(blocks - 1, len(prompt) // size)
     for index in range(whole):
         running.update(view[index * size : (index + 1) * size])
-        found.append(running.digest())
+        ids.append(running.digest())
     running.update(view[whole * size :])
     for index in range(whole, blocks):
         end = running.copy()
         end.update(b"\0%d" % index)
-        found.append(end.digest())
+        ids.append(end.digest())
     # Numbers that every reader of JSON keeps exactly.
-    return [int.from_bytes(digest, "big") >> (64 - _BITS) for digest in found]
+    return [int.from_bytes(digest, "big") >> (64 - _BITS) for digest in ids]

@@ -100,20 +100,24 @@ def _mean(total: float, count: int) -> float | None:
 
 def totals(gateway: Gateway) -> dict[str, Totals]:
     """By pool, since the gateway started."""
-    metrics, found = gateway.metrics, {pool.name: Totals() for pool in gateway.live.fleet.pools}
+    metrics, by_pool = gateway.metrics, {pool.name: Totals() for pool in gateway.live.fleet.pools}
     for (pool, *_), count in metrics.requests.items():
-        if pool in found:
-            found[pool].requests += count
-    for name, one in found.items():
-        one.faults, one.retries, one.resumed = metrics.faults[name], metrics.retries[name], metrics.resumed[name]
+        if pool in by_pool:
+            by_pool[pool].requests += count
+    for name, totals_of in by_pool.items():
+        totals_of.faults, totals_of.retries, totals_of.resumed = (
+            metrics.faults[name],
+            metrics.retries[name],
+            metrics.resumed[name],
+        )
         seen = metrics.pools.get(name)
         if seen is not None:
-            one.input_tokens, one.output_tokens = seen.input_tokens, seen.output_tokens
-            one.charged_usd = seen.charged_usd
-            one.ttft_requests, one.ttft_s = seen.ttft.count, seen.ttft.total
-            one.tpot_requests, one.tpot_s = seen.tpot.count, seen.tpot.total
-            one.predicted_ttft_s, one.predicted_tpot_s = seen.predicted_ttft_s, seen.predicted_tpot_s
-    return found
+            totals_of.input_tokens, totals_of.output_tokens = seen.input_tokens, seen.output_tokens
+            totals_of.charged_usd = seen.charged_usd
+            totals_of.ttft_requests, totals_of.ttft_s = seen.ttft.count, seen.ttft.total
+            totals_of.tpot_requests, totals_of.tpot_s = seen.tpot.count, seen.tpot.total
+            totals_of.predicted_ttft_s, totals_of.predicted_tpot_s = seen.predicted_ttft_s, seen.predicted_tpot_s
+    return by_pool
 
 
 class DayCounts:
@@ -137,14 +141,14 @@ class DayCounts:
         self._timer.cancel()
 
     def views(self) -> list[ServedView]:
-        found, today_s = totals(self._gateway), self._gateway.now() - self._since
+        by_pool, today_s = totals(self._gateway), self._gateway.now() - self._since
         return [
             ServedView(
                 pool=pool.name,
                 usd_per_hour=pool.gpus * pool.usd_per_gpu_hour,
                 is_bought=pool.token_price is not None,
-                total=found[pool.name],
-                today=found[pool.name].plus(self._before.get(pool.name, Totals()), -1),
+                total=by_pool[pool.name],
+                today=by_pool[pool.name].plus(self._before.get(pool.name, Totals()), -1),
                 today_s=today_s,
             )
             for pool in self._gateway.live.fleet.pools
@@ -155,10 +159,10 @@ def team_views(gateway: Gateway) -> list[TeamView]:
     guard = gateway.context.guard
     return [] if guard is None else [
         TeamView(
-            one.name, one.requests, one.tokens, one.usd, one.usd_per_day, one.usd_per_month, one.today_usd,
-            one.month_usd, one.own_usd,
+            team.name, team.requests, team.tokens, team.usd, team.usd_per_day, team.usd_per_month, team.today_usd,
+            team.month_usd, team.own_usd,
         )
-        for one in guard.teams
+        for team in guard.teams
     ]  # fmt: skip
 
 

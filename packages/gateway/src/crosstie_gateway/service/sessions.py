@@ -35,7 +35,7 @@ class Sessions:
 
     def end(self, name: str, ends_at: int) -> None:
         now = time()
-        self._ended = {one: until for one, until in self._ended.items() if until > now}
+        self._ended = {session: until for session, until in self._ended.items() if until > now}
         self._ended[name] = ends_at
 
     def holds(self, session: DashboardSession) -> bool:
@@ -54,8 +54,8 @@ class Sessions:
 
     def find(self, cookies: bytes) -> DashboardSession | None:
         """By the Cookie line of a request; None where it has none that is ours, or that still holds."""
-        for one in cookies.decode("latin-1").split(";"):
-            name, _, value = one.strip().partition("=")
+        for cookie in cookies.decode("latin-1").split(";"):
+            name, _, value = cookie.strip().partition("=")
             if name != COOKIE:
                 # A line may have thousands of them, and each signature costs as much as a small request.
                 continue

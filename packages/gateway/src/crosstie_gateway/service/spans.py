@@ -79,12 +79,12 @@ class Spans:
         if not isinstance(trace, RequestTrace):
             return []
         began_ns = int(record.arrived_at * 1e9)
-        found = [self._request(record, trace, began_ns)]
+        spans = [self._request(record, trace, began_ns)]
         if record.waited_s >= _LEAST_WAIT_S:
             sent_ns = trace.attempts[0].began_ns if trace.attempts else trace.ended_ns
-            found.append(self._span(trace, "queue", random_id(64), trace.span_id, began_ns, sent_ns))
-        found += [self._attempt(record, trace, attempt) for attempt in trace.attempts]
-        return found
+            spans.append(self._span(trace, "queue", random_id(64), trace.span_id, began_ns, sent_ns))
+        spans += [self._attempt(record, trace, attempt) for attempt in trace.attempts]
+        return spans
 
     def _request(self, record: RequestRecord, trace: RequestTrace, began_ns: int) -> ReadableSpan:
         attributes: Attributes = {
@@ -160,7 +160,7 @@ class Spans:
 
 def _model_attributes(record: RequestRecord, *, answered: bool = True) -> Attributes:
     """`answered`: with what the answer was."""
-    found: dict[str, str | int | float | bool | None] = {
+    said: dict[str, str | int | float | bool | None] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.path, "chat"),
         "gen_ai.provider.name": "crosstie",
         "gen_ai.request.stream": record.streamed,
@@ -168,6 +168,6 @@ def _model_attributes(record: RequestRecord, *, answered: bool = True) -> Attrib
     }
     if answered:
         tokens = (record.input_tokens, record.output_tokens) if record.input_tokens else (None, None)
-        found["gen_ai.usage.input_tokens"], found["gen_ai.usage.output_tokens"] = tokens
-        found["gen_ai.response.time_to_first_chunk"] = record.ttft_s
-    return {name: value for name, value in found.items() if value is not None}
+        said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"] = tokens
+        said["gen_ai.response.time_to_first_chunk"] = record.ttft_s
+    return {name: value for name, value in said.items() if value is not None}

@@ -313,8 +313,8 @@ class Supervisor:
         say("STOPPING=1\nSTATUS=draining")
         self._tell(order if self._stopping == 1 else STOP_NOW)
         # Workers let in who has knocked, and close theirs; a socket that stays open here would let clients wait.
-        for one in self.sockets:
-            one.close()
+        for listening in self.sockets:
+            listening.close()
 
     def _read_again(self) -> None:
         if self.file is None:
@@ -361,12 +361,14 @@ class Supervisor:
         """All workers notice the same things: a line is printed as often as the worker that repeats it most."""
         now = time.monotonic()
         if len(self._repeated) > _MOST_LINES:
-            self._repeated = {text: one for text, one in self._repeated.items() if now - one.last < _SAME_S}
-        one = self._repeated.get(said.text)
-        if one is None or now - one.last > _SAME_S:
-            one = self._repeated[said.text] = _Repeated()
-        one.last = now
-        one.times[row] += 1
-        if one.times[row] > one.passed_on:
-            one.passed_on += 1
+            self._repeated = {
+                text: repeated for text, repeated in self._repeated.items() if now - repeated.last < _SAME_S
+            }
+        lately = self._repeated.get(said.text)
+        if lately is None or now - lately.last > _SAME_S:
+            lately = self._repeated[said.text] = _Repeated()
+        lately.last = now
+        lately.times[row] += 1
+        if lately.times[row] > lately.passed_on:
+            lately.passed_on += 1
             self._notify(Notice(said.event, said.level, said.text, **said.fields) if said.event else said.text)

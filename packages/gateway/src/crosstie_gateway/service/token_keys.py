@@ -94,8 +94,8 @@ class TokenKeys(Component):
 
     async def _refresh(self, verifier: TokenVerifier) -> None:
         try:
-            found = await self._read(verifier.config)
-            usable = verifier.know(found)
+            keys = await self._read(verifier.config)
+            usable = verifier.know(keys)
         except (OSError, BadInput, msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._fail(verifier, str(error) if isinstance(error, BadInput) else without_address(error))
             return

@@ -4,7 +4,8 @@ Short ones are read at once. Longer ones are read by threads, of which one is fo
 of them waits behind a book. Whoever would have to wait too long goes by the estimate.
 """
 
-from asyncio import AbstractEventLoop
+import asyncio
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -49,6 +50,7 @@ class PromptReader(Tokenizing):
         self._short = ThreadPoolExecutor(1, thread_name_prefix="tokens")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="tokens-long")
         self._waiting_bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def read(self, request: Request, reply: Reply, go_on: Said) -> None:
         size = len(request.body)
@@ -60,8 +62,26 @@ class PromptReader(Tokenizing):
         else:
             self._waiting_bytes += size
             thread = self._short if size <= _LONG_BYTES else self._long
-            reading = _Reading(self, size, reply, go_on)
-            reading.start(thread.submit(_counted, tokenizer, request.body, request.path), self._patience_s)
+            reading = thread.submit(_counted, tokenizer, request.body, request.path)
+            # It holds its bytes until it has been read, also where its request no longer waits for that.
+            reading.add_done_callback(lambda _: self._on_thread(size))
+            task = self._loop.create_task(self._go_on_after(reading, reply, go_on))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _go_on_after(self, reading: "Future[CountedPrompt | None]", reply: Reply, go_on: Said) -> None:
+        prompt = None
+        # Whoever waits too long, or whose prompt cannot be read, goes by the estimate.
+        with contextlib.suppress(Exception):
+            prompt = await asyncio.wait_for(asyncio.wrap_future(reading), self._patience_s)
+        try:
+            go_on(prompt)
+        except Exception as error:  # noqa: BLE001 (one request's failure is answered, as where it is served at once)
+            self._loop.call_exception_handler({"message": "serving a request failed", "exception": error})
+            if not reply.started:
+                reply.send(500, error_body(500, "internal error"))
+            elif not reply.done:
+                reply.cut()
 
     def _tokenizer(self, request: Request) -> Tokenizer | None:
         name = request.model
@@ -73,11 +93,12 @@ class PromptReader(Tokenizing):
                 return None
         return self.tokenizers.get(self._gateway.live.names.get(name or "", ""))
 
-    @property
-    def loop(self) -> AbstractEventLoop:
-        return self._loop
+    def _on_thread(self, size: int) -> None:
+        # At the very end the loop may be gone.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._has_read, size)
 
-    def done(self, size: int) -> None:
+    def _has_read(self, size: int) -> None:
         self._waiting_bytes -= size
 
     def close(self) -> None:
@@ -85,50 +106,9 @@ class PromptReader(Tokenizing):
             thread.shutdown(wait=False, cancel_futures=True)
 
 
-class _Reading:
-    """One prompt that is read elsewhere; whoever waits for it is called once."""
-
-    def __init__(self, reader: PromptReader, size: int, reply: Reply, go_on: Said):
-        self._reader, self._size, self._reply, self._go_on = reader, size, reply, go_on
-        self._over = False
-
-    def start(self, future: "Future[CountedPrompt | None]", patience_s: float) -> None:
-        loop = self._reader.loop
-        self._future, self._timer = future, loop.call_later(patience_s, self._too_late)
-        future.add_done_callback(self._on_thread)
-
-    def _on_thread(self, future: "Future[CountedPrompt | None]") -> None:
-        # At the very end the loop may be gone, and nobody waits any more.
-        if not self._reader.loop.is_closed():
-            self._reader.loop.call_soon_threadsafe(self._read)
-
-    def _too_late(self) -> None:
-        self._future.cancel()
-        self._say(None)
-
-    def _read(self) -> None:
-        self._reader.done(self._size)
-        self._timer.cancel()
-        failed = self._future.cancelled() or self._future.exception() is not None
-        self._say(None if failed else self._future.result())
-
-    def _say(self, prompt: CountedPrompt | None) -> None:
-        if self._over:
-            return
-        self._over = True
-        try:
-            self._go_on(prompt)
-        except Exception as error:  # noqa: BLE001 (one request's failure is answered, as where it is served at once)
-            self._reader.loop.call_exception_handler({"message": "serving a request failed", "exception": error})
-            if not self._reply.started:
-                self._reply.send(500, error_body(500, "internal error"))
-            elif not self._reply.done:
-                self._reply.cut()
-
-
 def _counted(tokenizer: Tokenizer, body: bytes, path: str) -> CountedPrompt | None:
-    found = tokenizer.read(body, path)
-    return None if found is None or not found[0] else CountedPrompt(PromptTokens(found[0]), found[1])
+    read = tokenizer.read(body, path)
+    return None if read is None or not read[0] else CountedPrompt(PromptTokens(read[0]), read[1])
 
 
 class TokenizerFiles(Component):
@@ -154,12 +134,12 @@ class TokenizerFiles(Component):
         self._read = read
 
     def reloaded(self, fleet: Fleet) -> None:
-        found = {pool.model: self._read[_stamp(pool)] for pool in fleet.pools if _stamp(pool) in self._read}
-        if found and self.reader is None:
+        by_model = {pool.model: self._read[_stamp(pool)] for pool in fleet.pools if _stamp(pool) in self._read}
+        if by_model and self.reader is None:
             self.reader = PromptReader(self._gateway, self._patience_s)
         if self.reader is not None:
-            self.reader.tokenizers = found
-        self._gateway.context.tokenizing = self.reader if found else None
+            self.reader.tokenizers = by_model
+        self._gateway.context.tokenizing = self.reader if by_model else None
 
     async def stop(self) -> None:
         if self.reader is not None:
@@ -168,10 +148,10 @@ class TokenizerFiles(Component):
 
 def _stamp(pool: Pool) -> tuple[object, ...]:
     """Of the files as they are now."""
-    given = [None if one is None else Path(one) for one in (pool.tokenizer, pool.chat_template)]
+    given = [None if name is None else Path(name) for name in (pool.tokenizer, pool.chat_template)]
     beside = given[0].parent if given[0] is not None else None
     more = [beside / name for name in ("tokenizer_config.json", "chat_template.jinja")] if beside is not None else []
-    return tuple((str(one), file_stamp(one)) for one in [*given, *more] if one is not None)
+    return tuple((str(file), file_stamp(file)) for file in [*given, *more] if file is not None)
 
 
 def _tokenizer(pool: Pool) -> Tokenizer:

@@ -85,13 +85,13 @@ class TraceFile:
                     os.ftruncate(file, size)
                     raise
 
-    def measure(self, model: str, found: float) -> float:
+    def measure(self, model: str, ratio: float) -> float:
         """A model's bytes per token: what was found first, by whichever process, is kept."""
         with self._locked() as lock:
             self._read_salt(lock)
             if model not in self.measures:
-                _write(lock, msgspec.json.encode(_Measure(model, found)) + b"\n")
-                self.measures[model] = found
+                _write(lock, msgspec.json.encode(_Measure(model, ratio)) + b"\n")
+                self.measures[model] = ratio
         return self.measures[model]
 
     def close(self) -> None:
@@ -158,7 +158,7 @@ class TraceFile:
             if lines[-1]:
                 # A process was killed while it wrote.
                 os.ftruncate(lock, len(text) - len(lines[-1]))
-            self.measures = {one.model: one.bytes_per_token for one in measures}
+            self.measures = {measure.model: measure.bytes_per_token for measure in measures}
         self.key, self.began = bytes.fromhex(begun.salt), begun.began
 
     # The trace itself, while the lock is held

@@ -215,15 +215,15 @@ class Worker(SharedLoad, OtherWorkers):
 
     # Responses
 
-    def _tell_kept(self, tenant: int, response: str, home: str) -> None:
+    def _tell_kept(self, key_id: int, response: str, home: str) -> None:
         """Whoever goes on from it may come to another worker."""
-        self._spawn(self._tell_others(ResponseKept(tenant, response, home)))
+        self._spawn(self._tell_others(ResponseKept(key_id, response, home)))
 
     async def _tell_others(self, kept: ResponseKept) -> None:
         await self._process.ask_others(kept)
 
     def _learn(self, kept: ResponseKept) -> Done:
-        self._gateway.context.responses.learn(kept.tenant, kept.response, kept.home)
+        self._gateway.context.responses.learn(kept.key_id, kept.response, kept.home)
         return Done()
 
     # Metrics
@@ -253,7 +253,7 @@ class Worker(SharedLoad, OtherWorkers):
 
     async def _gather_metrics(self, send: Callable[[str], None]) -> None:
         answers = await self._process.ask_all(MetricsRequest())
-        pages = [(one.row, one.page) for one in answers if isinstance(one, MetricsPage)]
+        pages = [(answer.row, answer.page) for answer in answers if isinstance(answer, MetricsPage)]
         there = {row for row, _ in pages}
         for row in range(self.slot.workers):
             if row not in there:

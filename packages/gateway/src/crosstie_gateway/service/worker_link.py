@@ -105,9 +105,9 @@ class WrongKey(_Message, frozen=True):
 
 
 class ResponseKept(_Message, frozen=True):
-    """A backend keeps a response of a tenant: answered by `Done`."""
+    """A backend keeps a response of a key: answered by `Done`."""
 
-    tenant: int
+    key_id: int
     response: str
     home: str
 
@@ -185,7 +185,7 @@ class WorkerLink:
         """What each of the others answers, in their order; those that do not are left out."""
         others = [row for row in range(self._workers) if row != self._row]
         answers = await asyncio.gather(*(self._ask_one(row, request) for row in others))
-        return [one for one in answers if one is not None]
+        return [answer for answer in answers if answer is not None]
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

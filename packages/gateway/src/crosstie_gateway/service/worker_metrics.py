@@ -42,26 +42,26 @@ def merged_pages(pages: Sequence[tuple[int, str]]) -> str:
     for worker, page in pages:
         for name, kind, head, lines in _families(page):
             heads.setdefault(name, head)
-            found = samples.setdefault(name, {})
+            merged = samples.setdefault(name, {})
             for line in lines:
-                _add(found, name, kind, line, worker)
+                _add(merged, name, kind, line, worker)
     return "".join(
         head + "".join(f"{sample} {_number(value)}\n" for sample, value in samples[name].items())
         for name, head in heads.items()
     )
 
 
-def _add(found: dict[str, float], family: str, kind: str, line: str, worker: int) -> None:
+def _add(merged: dict[str, float], family: str, kind: str, line: str, worker: int) -> None:
     name, _, text = line.rpartition(" ")
     value = float(text)
     if family in _EACH and 'worker="' not in name:
         name = f'{name[:-1]},worker="{worker}"}}' if name.endswith("}") else f'{name}{{worker="{worker}"}}'
-    if name not in found:
-        found[name] = value
+    if name not in merged:
+        merged[name] = value
     elif kind == "gauge" and family in _OF_ALL:
-        found[name] = _OF_ALL[family](found[name], value)
+        merged[name] = _OF_ALL[family](merged[name], value)
     else:
-        found[name] += value
+        merged[name] += value
 
 
 def counters(page: str) -> str:

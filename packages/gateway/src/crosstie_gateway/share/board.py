@@ -100,7 +100,7 @@ class Board:
 
     def cells(self, keys: list[str], row: int) -> "dict[str, Cell]":
         """A place for each of these replicas, which this row uses, and for no others; none where all are taken."""
-        found: dict[str, Cell] = {}
+        cells: dict[str, Cell] = {}
         with self.locked():
             places = [self._replicas_at + n * self.stride for n in range(self.replicas)]
             taken = {self.words[at + _NAME]: at for at in places if self.words[at + _NAME]}
@@ -119,8 +119,8 @@ class Board:
                     self.memory[8 * at : 8 * (at + self.stride)] = bytes(8 * self.stride)
                     self.words[at + _NAME] = name
                 self.numbers[self._own(at, "used") + row] = 1.0
-                found[key] = Cell(self, at, row)
-        return found
+                cells[key] = Cell(self, at, row)
+        return cells
 
     def _own(self, at: int, field: str) -> int:
         return at + _COMMON + len(COMMON) + OWN.index(field) * self.rows
@@ -176,12 +176,12 @@ class Board:
 
     def _marked(self, first: int, number: int) -> list[int]:
         start = at = self._marks_at + first
-        found = []
+        marked = []
         while (at := self.memory.find(b"\1", at, start + number)) >= 0:
             # Before it is read: what changes from now on is marked again.
             self.memory[at] = 0
-            found.append(at - start)
-        return found
+            marked.append(at - start)
+        return marked
 
     def _now(self) -> float:
         return monotonic() if self.clock is None else self.clock()
@@ -265,8 +265,8 @@ class Cell:
 
     def in_flight_elsewhere(self) -> int:
         values = self._row_of.unpack_from(self._memory, self._in_flight_byte)
-        found: float = sum(values) - values[self._row]
-        return int(found if self._board.hears else found - values[-1])
+        count: float = sum(values) - values[self._row]
+        return int(count if self._board.hears else count - values[-1])
 
     def read(self) -> list[tuple[float, ...]]:
         """Of each other row that has something in flight or has had lately: the numbers that `write` was given."""
@@ -274,26 +274,26 @@ class Cell:
         self._seen = self._row_of.unpack_from(self._memory, self._first_byte)
         self._heard = self._board.hears
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
-        found = []
+        loads = []
         for row in self._others if self._heard else self._others[:-1]:
             if values[_IN_FLIGHT * rows + row] or values[_RATE * rows + row]:
-                found.append(values[_IN_FLIGHT * rows + row :: rows])
-        return found
+                loads.append(values[_IN_FLIGHT * rows + row :: rows])
+        return loads
 
     def of_this_machine(self, now: float) -> tuple[float, ...]:
         """The sum of all processes, rates as of now, as peers are told it."""
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
         own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
-        counts = [sum(one[field] for one in own) for field in range(5)]
-        rate = sum(one[5] * exp(-max(now - one[6], 0.0) / RATE_S) for one in own)
-        return (*counts, rate, max(one[7] for one in own), max(one[8] for one in own))
+        counts = [sum(row[field] for row in own) for field in range(5)]
+        rate = sum(row[5] * exp(-max(now - row[6], 0.0) / RATE_S) for row in own)
+        return (*counts, rate, max(row[7] for row in own), max(row[8] for row in own))
 
     def head_of_this_machine(self, now: float) -> tuple[float, float, float]:
         """Of the first that waits of all processes its age and tokens, and the age of the last first token."""
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
         own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
-        head_at, tokens = min([(one[9], one[10]) for one in own if one[1]], default=(-inf, 0.0))
-        first_at = max([one[11] for one in own if one[0]], default=-inf)
+        head_at, tokens = min([(row[9], row[10]) for row in own if row[1]], default=(-inf, 0.0))
+        first_at = max([row[11] for row in own if row[0]], default=-inf)
         return _age(now, head_at), tokens, _age(now, first_at)
 
     # What holds for all

@@ -62,12 +62,12 @@ class Learnt:
     def serve(self, fleet: LiveFleet) -> None:
         """From now on this fleet's replicas tell what is seen of them, and are taught."""
         self._fleet = fleet
-        self._names = {one.key: known_as(one.key) for one in fleet.replicas()}
-        self._replicas = {self._names[one.key]: one for one in fleet.replicas()}
+        self._names = {replica.key: known_as(replica.key) for replica in fleet.replicas()}
+        self._replicas = {self._names[replica.key]: replica for replica in fleet.replicas()}
         for pool in fleet.pools:
-            for one in (pool, pool.prefill):
-                if one is not None:
-                    one.observations = self.observations
+            for side in (pool, pool.prefill):
+                if side is not None:
+                    side.observations = self.observations
 
     def news(self) -> LearntReport | None:
         seen = self.observations
@@ -113,7 +113,7 @@ class Learnt:
                 replica.learn_decode(ratio, error, in_flight, tpot_s, now)
         for place, (whose, blocks) in report.sent:
             replica = at(place)
-            # A tenant is the same only in the same store.
+            # A key is the same only in the same store.
             if replica is not None and replica.up and (report.store == self.store or not whose):
                 own = int.from_bytes(whose, "big") << WHOSE_AT
                 replica.prefixes.add(tuple([own | block for block in blocks]))
@@ -136,8 +136,8 @@ def _packed(prefix: tuple[int, ...]) -> tuple[bytes, list[int]]:
 
 def _latest(sent: Iterable[tuple[str, tuple[int, ...]]]) -> list[tuple[str, tuple[int, ...]]]:
     """Each once, in the order in which they were last sent."""
-    found: dict[tuple[str, tuple[int, ...]], None] = {}
-    for one in sent:
-        found.pop(one, None)
-        found[one] = None
-    return list(found)
+    latest: dict[tuple[str, tuple[int, ...]], None] = {}
+    for prompt in sent:
+        latest.pop(prompt, None)
+        latest[prompt] = None
+    return list(latest)

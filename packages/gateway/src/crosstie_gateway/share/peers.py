@@ -77,7 +77,7 @@ class Peers:
         self._keys_lately: dict[int, int] = {}
 
     def __len__(self) -> int:
-        return sum(bool(one.heard_at) for one in self._peers.values())
+        return sum(bool(peer.heard_at) for peer in self._peers.values())
 
     def replicas(self, urls: Iterable[str]) -> None:
         """Those that are served here."""
@@ -107,10 +107,10 @@ class Peers:
         used: list[tuple[int, Used]] = []
         held = [(key_id, self.tally.own_held(key_id)) for key_id in self._keys]
         for key_id in self._keys:
-            for one in (minute - 1, minute):
-                requests, tokens = self.tally.own(key_id, one)
+            for used_in in (minute - 1, minute):
+                requests, tokens = self.tally.own(key_id, used_in)
                 if requests or tokens:
-                    used.append((key_id, (one, requests, tokens)))
+                    used.append((key_id, (used_in, requests, tokens)))
         self._keys = {}
         return PeerReport(self.board.identity, whole, load, self.store, used, held=held, heads=heads)  # type: ignore[arg-type]
 
@@ -133,21 +133,21 @@ class Peers:
             return
         if report.machine not in self._peers and len(self._peers) >= _MOST_PEERS:
             return
-        one = self._peers.setdefault(report.machine, _Peer())
-        one.heard_at = self._clock()
-        before = one.load
+        peer = self._peers.setdefault(report.machine, _Peer())
+        peer.heard_at = self._clock()
+        before = peer.load
         # Of replicas that are served here: what another serves besides is told again once that changes.
         load = {name: told for name, told in report.load.items() if name in self._of_peers}
-        one.load = load if report.whole else {**before, **load}
+        peer.load = load if report.whole else {**before, **load}
         now = self._now()
-        one.told_at = {name: now if name in load else one.told_at.get(name, now) for name in one.load}
+        peer.told_at = {name: now if name in load else peer.told_at.get(name, now) for name in peer.load}
         told = {name: _moments(now, *report.heads[name]) for name in load if name in report.heads}
-        one.heads = {
-            **{name: head for name, head in one.heads.items() if name not in load and name in one.load},
+        peer.heads = {
+            **{name: head for name, head in peer.heads.items() if name not in load and name in peer.load},
             **told,
         }
         if report.leaving:
-            one.load, one.heard_at = {}, 0.0
+            peer.load, peer.heard_at = {}, 0.0
         for name in {*load, *(before if report.whole or report.leaving else ())}:
             self._write(name)
         if report.store == self.store:
@@ -155,14 +155,14 @@ class Peers:
                 # Whose clock is far off counts for itself, and is not kept until its time comes.
                 if abs(of - minute) <= 1:
                     self.hear_used(report.machine, key_id, of, requests, tokens)
-            self._hear_held(one, dict.fromkeys(one.held, (0.0, 0.0)) if report.leaving else dict(report.held))
+            self._hear_held(peer, dict.fromkeys(peer.held, (0.0, 0.0)) if report.leaving else dict(report.held))
         if load:
             self.board.ring(-1)
 
-    def _hear_held(self, one: _Peer, held: dict[int, tuple[float, float]]) -> None:
+    def _hear_held(self, peer: _Peer, held: dict[int, tuple[float, float]]) -> None:
         for key_id, usd in held.items():
-            if key_id in one.held or len(one.held) < _MOST_KEYS:
-                one.held[key_id] = usd
+            if key_id in peer.held or len(peer.held) < _MOST_KEYS:
+                peer.held[key_id] = usd
         for key_id in held:
             of_all = [peer.held.get(key_id, (0.0, 0.0)) for peer in self._peers.values()]
             self.tally.set_peers_held(key_id, sum(usd for usd, _ in of_all), sum(more for _, more in of_all))
@@ -173,11 +173,11 @@ class Peers:
         by_machine = self._used.setdefault((minute, key_id), {})
         # Whoever says less than nothing gives no key more than its own limit.
         by_machine[machine] = (max(requests, 0), max(tokens, 0))
-        self.tally.set_peers(key_id, minute, *(sum(one[n] for one in by_machine.values()) for n in (0, 1)))
+        self.tally.set_peers(key_id, minute, *(sum(used[n] for used in by_machine.values()) for n in (0, 1)))
 
     def forget_silent(self, minute: int) -> None:
         """Machines that have not been heard of for a while have nothing in flight, as far as anyone knows."""
-        for machine in [name for name, one in self._peers.items() if self._clock() - one.heard_at > SILENT_S]:
+        for machine in [name for name, peer in self._peers.items() if self._clock() - peer.heard_at > SILENT_S]:
             gone = self._peers.pop(machine)
             self._hear_held(gone, dict.fromkeys(gone.held, (0.0, 0.0)))
             for name in gone.load:
@@ -191,14 +191,14 @@ class Peers:
         if cell is None:
             return
         now = self._now()
-        of = [(load, one.told_at[name]) for one in self._peers.values() if (load := one.load.get(name)) is not None]
+        of = [(load, peer.told_at[name]) for peer in self._peers.values() if (load := peer.load.get(name)) is not None]
         loads = [load for load, _ in of]
         counts = [sum(load[field] for load in loads) for field in range(5)]
         rate = sum(load[5] * exp(-max(now - told_at, 0.0) / RATE_S) for load, told_at in of)
         ttft, tpot = (max((load[field] for load in loads), default=0.0) for field in (6, 7))
-        heads = [head for one in self._peers.values() if (head := one.heads.get(name)) is not None]
-        head_at, tokens = min([one[:2] for one in heads], default=(inf, 0.0))
-        first_at = max([one[2] for one in heads], default=-inf)
+        heads = [head for peer in self._peers.values() if (head := peer.heads.get(name)) is not None]
+        head_at, tokens = min([head[:2] for head in heads], default=(inf, 0.0))
+        first_at = max([head[2] for head in heads], default=-inf)
         cell.write(
             int(counts[0]), int(counts[1]), counts[2], counts[3], counts[4], rate, now, ttft, tpot, head_at, tokens,
             first_at,

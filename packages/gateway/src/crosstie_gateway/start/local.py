@@ -71,8 +71,8 @@ def start_local(
 def _refuse_taken(port: int) -> None:
     """Asked here, since llama.cpp's own log does not always say it before it ends."""
     with in_words(f"port {port} of 127.0.0.1 is in use, or not allowed"), contextlib.ExitStack() as stack:
-        for one in listening("127.0.0.1", port):
-            stack.enter_context(one)
+        for listens in listening("127.0.0.1", port):
+            stack.enter_context(listens)
 
 
 def shipped_weights() -> Path:
@@ -82,7 +82,7 @@ def shipped_weights() -> Path:
         files = distribution(WEIGHTS).files or []
     except PackageNotFoundError:
         raise BadInput(missing) from None
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    if not found:
+    weights = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not weights:
         raise BadInput(f"{WEIGHTS} is installed without its weights: {GET_WEIGHTS} --force-reinstall")
-    return found[0]
+    return weights[0]

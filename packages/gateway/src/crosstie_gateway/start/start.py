@@ -52,44 +52,6 @@ from crosstie_gateway.wire.child import Child, start_crosstie, when_orphaned
 _STOP_S = 90.0
 
 
-class Observers:
-    """What is kept of a gateway's work: the log, which is told of everything from the beginning, recordings and traces.
-
-    `otel` None: as the environment says.
-    """
-
-    def __init__(
-        self, *, record: Path | None = None, record_max_mib: int | None = None, record_keep: int | None = None,
-        log_format: Style = "text", log_requests: bool = False, log_prompts: bool = False, otel: bool | None = None,
-    ):  # fmt: skip
-        if record is None and (record_max_mib is not None or record_keep is not None):
-            raise BadInput("--record-max-mib and --record-keep go with --record")
-        if log_prompts and not log_requests:
-            raise BadInput("--log-prompts goes with --log-requests: a prompt is a part of its request's line")
-        most_mib, keep = 64 if record_max_mib is None else record_max_mib, 8 if record_keep is None else record_keep
-        self._recorder = TrafficRecorder(record, most_mib=most_mib, keep=keep) if record is not None else None
-        self._otel = otel
-        self.log = Log(log_format, requests=log_requests, prompts=log_prompts)
-
-    def of_worker(self, notify: Callable[[str], None]) -> "Observers":
-        """The same for a process that was forked: its notices go where the others' go, its lines straight to stderr."""
-        own = copy.copy(self)
-        own.log = Log(self.log.style, requests=self.log.requests, prompts=self.log.prompts, notices=notify)
-        return own
-
-    def components(self) -> list[Component]:
-        found: list[Component] = [self.log, self._recorder] if self._recorder is not None else [self.log]
-        if self._otel or (self._otel is None and wanted()):
-            try:
-                found.append(Telemetry())
-            except BadInput as error:
-                if self._otel:
-                    raise
-                # The environment may be that of every program on the machine; this one serves without.
-                self.log.notice(Notice("telemetry_off", "warning", f"no traces are exported: {error}"))
-        return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
     """What a gateway is started with. `file` None: llama.cpp and a small model on this machine."""
@@ -131,8 +93,51 @@ class ServeOptions:
     batch_max_gib: float = 10.0
     # Entry points of other packages' guards, filters and policies, in the order in which they are asked.
     plugins: tuple[str, ...] = ()
+    # A trace of what is served, in files of so many MiB, of which so many are kept.
+    record: Path | None = None
+    record_max_mib: int | None = None
+    record_keep: int | None = None
+    # The log on stderr; with a line for each request; with prompts.
+    log_format: Style = "text"
+    log_requests: bool = False
+    log_prompts: bool = False
+    # Traces by OpenTelemetry; None: as the environment says.
+    otel: bool | None = None
     # End when standard input closes.
     with_parent: bool = False
+
+
+class Observers:
+    """What is kept of a gateway's work: the log, told of everything from the beginning, recordings and traces."""
+
+    def __init__(self, options: ServeOptions):
+        record, most_mib, keep = options.record, options.record_max_mib, options.record_keep
+        if record is None and (most_mib is not None or keep is not None):
+            raise BadInput("--record-max-mib and --record-keep go with --record")
+        if options.log_prompts and not options.log_requests:
+            raise BadInput("--log-prompts goes with --log-requests: a prompt is a part of its request's line")
+        limits = {name: value for name, value in (("most_mib", most_mib), ("keep", keep)) if value is not None}
+        self._recorder = TrafficRecorder(record, **limits) if record is not None else None
+        self._otel = options.otel
+        self.log = Log(options.log_format, requests=options.log_requests, prompts=options.log_prompts)
+
+    def of_worker(self, notify: Callable[[str], None]) -> "Observers":
+        """The same for a process that was forked: its notices go where the others' go, its lines straight to stderr."""
+        own = copy.copy(self)
+        own.log = Log(self.log.style, requests=self.log.requests, prompts=self.log.prompts, notices=notify)
+        return own
+
+    def components(self) -> list[Component]:
+        parts: list[Component] = [self.log, self._recorder] if self._recorder is not None else [self.log]
+        if self._otel or (self._otel is None and wanted()):
+            try:
+                parts.append(Telemetry())
+            except BadInput as error:
+                if self._otel:
+                    raise
+                # The environment may be that of every program on the machine; this one serves without.
+                self.log.notice(Notice("telemetry_off", "warning", f"no traces are exported: {error}"))
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,36 +158,37 @@ def _any(fleet: Fleet) -> None:
 
 
 def run(
-    options: ServeOptions, observers: Observers, on_ready: Callable[[Served], None],
+    options: ServeOptions, on_ready: Callable[[Served], None],
     made: Callable[..., GatewayProcess] = GatewayProcess, check: Callable[[Fleet], None] = _any,
 ) -> bool:  # fmt: skip
     """Serves in this process until a signal ends it; whether every request was answered. `made`: what serves; `check`
     refuses fleets that it cannot. Raises CrosstieError."""
-    with _prepared(options, observers, check) as start:
+    with _prepared(options, check) as start:
         start.made = made
         is_whole = run_on_loop(start.alone(on_ready)) if options.workers == 1 else start.with_workers(on_ready)
         if not is_whole:
             sentence = "some requests were cut off: they took longer than serve.drain_s, or it was told to end twice"
-            observers.log.notice(Notice("requests_cut_off", "error", sentence))
+            start.observers.log.notice(Notice("requests_cut_off", "error", sentence))
         return is_whole
 
 
-def would_serve(options: ServeOptions, observers: Observers, check: Callable[[Fleet], None] = _any) -> Served:
+def would_serve(options: ServeOptions, check: Callable[[Fleet], None] = _any) -> Served:
     """What would be served; nothing is started. Raises CrosstieError where it could not be."""
     if options.file is None:
         raise BadInput("--dry-run needs a fleet file")
-    with _prepared(options, observers, check, starts_engines=False) as start:
+    with _prepared(options, check, starts_engines=False) as start:
         return Served(start.fleet, None, options)
 
 
 @contextlib.contextmanager
 def _prepared(
-    options: ServeOptions, observers: Observers, check: Callable[[Fleet], None], *, starts_engines: bool = True
+    options: ServeOptions, check: Callable[[Fleet], None], *, starts_engines: bool = True
 ) -> "Iterator[_Start]":
     if options.emulate and options.file is None:
         raise BadInput("--emulate needs a fleet file; `crosstie serve --example > fleet.toml` makes one")
     if options.speed != 1.0 and not options.emulate:
         raise BadInput("--speed goes with --emulate: real engines run at their own")
+    observers = Observers(options)
     with contextlib.ExitStack() as stack:
         stack.callback(observers.log.close)
         edge = Edge(
@@ -210,9 +216,9 @@ def _prepared(
                 emulated = stack.enter_context(start_emulated(options.file, speed=options.speed))
 
         def prepare(read: Fleet) -> Fleet:
-            found = read if emulated is None else emulated.placed(read)
-            check(found)
-            return found if options.policy is None else msgspec.structs.replace(found, policy=options.policy)
+            placed = read if emulated is None else emulated.placed(read)
+            check(placed)
+            return placed if options.policy is None else msgspec.structs.replace(placed, policy=options.policy)
 
         yield _Start(options, catalog, prepare(fleet), prepare, observers, edge, door, ops)
 
@@ -267,7 +273,7 @@ class _Start:
     def _served(self) -> Served:
         door = self.door
         key_file = door.key.file if door is not None else None
-        admin_url, ops_url = (one.url if one is not None else None for one in (door, self.ops))
+        admin_url, ops_url = (place.url if place is not None else None for place in (door, self.ops))
         return Served(self.fleet, self.edge.url, self.options, admin_url, ops_url, key_file)
 
     async def alone(self, on_ready: Callable[[Served], None]) -> bool:

@@ -114,8 +114,8 @@ def _announced(process: subprocess.Popen[bytes], wait_s: float) -> dict[str, Any
             return None
         said += piece
         with contextlib.suppress(json.JSONDecodeError):
-            found: dict[str, Any] = json.loads(said)
-            return found
+            announced: dict[str, Any] = json.loads(said)
+            return announced
 
 
 def when_orphaned(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:

@@ -222,7 +222,7 @@ class GrpcConnection(ServerConnection):
         self.transport.set_protocol(cast(asyncio.BaseProtocol, self))
         self.fresh = False
         settings = ((_MOST_CALLS, _CALLS), (_INITIAL_WINDOW, _CALL_WINDOW))
-        self._own.append(_frame(_SETTINGS, 0, 0, b"".join(struct.pack(">HI", *one) for one in settings)))
+        self._own.append(_frame(_SETTINGS, 0, 0, b"".join(struct.pack(">HI", *setting) for setting in settings)))
         self._own.append(_frame(_WINDOW_UPDATE, 0, 0, _GRANT.pack(_WINDOW - 65_535)))
         self._flush()
         if data:

@@ -48,30 +48,30 @@ _EXHAUSTED_S = 0.5
 def listening(host: str, port: int) -> list[socket.socket]:
     """One for each address of the host, all at one port; 0 takes a free one. `::` is every address of this machine, of
     both families. Raises OSError."""
-    found: list[socket.socket] = []
+    sockets: list[socket.socket] = []
     # Two sockets, so that clients by IPv4 have the addresses that they are known by.
     hosts = ("::", "0.0.0.0") if host == "::" else (host or None,)
     try:
         for family, kind, number, _, address in [
-            one
+            info
             for name in hosts
-            for one in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            for info in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         ]:
-            one = socket.socket(family, kind, number)
-            found.append(one)
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made = socket.socket(family, kind, number)
+            sockets.append(made)
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            one.bind((address[0], port, *address[2:]))
-            one.listen(BACKLOG)
-            ask_the_silent(one)
-            one.setblocking(False)
-            port = one.getsockname()[1]
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind((address[0], port, *address[2:]))
+            made.listen(BACKLOG)
+            ask_the_silent(made)
+            made.setblocking(False)
+            port = made.getsockname()[1]
     except OSError:
-        for one in found:
-            one.close()
+        for made in sockets:
+            made.close()
         raise
-    return found
+    return sockets
 
 
 class UnixSocket(socket.socket):
@@ -101,8 +101,8 @@ class UnixSocket(socket.socket):
 
 
 def _place(path: Path) -> tuple[int, int]:
-    found = path.lstat()
-    return found.st_dev, found.st_ino
+    stat = path.lstat()
+    return stat.st_dev, stat.st_ino
 
 
 def _take_away_stale(path: Path) -> None:
@@ -115,10 +115,10 @@ def _take_away_stale(path: Path) -> None:
         raise OSError(errno.EEXIST, "something else than a socket is there")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knocking:
         knocking.setblocking(False)
-        found = knocking.connect_ex(str(path))
-    if found != errno.ECONNREFUSED:
-        lives = found in (0, errno.EAGAIN)
-        raise OSError(errno.EADDRINUSE, "another server listens there" if lives else os.strerror(found))
+        error = knocking.connect_ex(str(path))
+    if error != errno.ECONNREFUSED:
+        lives = error in (0, errno.EAGAIN)
+        raise OSError(errno.EADDRINUSE, "another server listens there" if lives else os.strerror(error))
     path.unlink()
 
 
@@ -159,22 +159,22 @@ class Listener:
         self._stepped_at = 0.0
 
     def open(self) -> int:
-        for one in self._sockets:
-            self.loop.add_reader(one.fileno(), self._knocked, one)
+        for listens in self._sockets:
+            self.loop.add_reader(listens.fileno(), self._knocked, listens)
         first = self._sockets[0]
         return 0 if first.family == socket.AF_UNIX else int(first.getsockname()[1])
 
-    def _knocked(self, one: socket.socket) -> None:
+    def _knocked(self, listens: socket.socket) -> None:
         if self._steps_aside():
-            self._pause(one, _STEP_ASIDE_S)
+            self._pause(listens, _STEP_ASIDE_S)
             return
         try:
-            accepted, address = one.accept()
+            accepted, address = listens.accept()
         except OSError as error:
             # Another was quicker, or its client has gone already; or this process can hold no more, and whoever knocks
             # waits in the kernel's queue until it can.
             if error.errno in EXHAUSTED:
-                self._pause(one, _EXHAUSTED_S)
+                self._pause(listens, _EXHAUSTED_S)
                 self._hall.on_exhausted()
             return
         accepted.setblocking(False)
@@ -220,46 +220,46 @@ class Listener:
         # The others do not come: they are busy, or hang.
         return self._steps <= _STEPS
 
-    def _pause(self, one: socket.socket, for_s: float) -> None:
-        self.loop.remove_reader(one.fileno())
-        self.loop.call_later(for_s, self._resume, one)
+    def _pause(self, listens: socket.socket, for_s: float) -> None:
+        self.loop.remove_reader(listens.fileno())
+        self.loop.call_later(for_s, self._resume, listens)
 
-    def _resume(self, one: socket.socket) -> None:
-        if one in self._sockets:
-            self.loop.add_reader(one.fileno(), self._knocked, one)
+    def _resume(self, listens: socket.socket) -> None:
+        if listens in self._sockets:
+            self.loop.add_reader(listens.fileno(), self._knocked, listens)
 
     async def close_after_queue(self, handshake_s: float) -> None:
         """Lets in whoever has knocked, like the other processes, which all close at the same time, and leaves."""
-        for one in self._sockets:
-            hear_no_more(one)
+        for listens in self._sockets:
+            hear_no_more(listens)
         await asyncio.sleep(handshake_s)
         while self._sockets:
-            one = self._sockets.pop()
-            self.loop.remove_reader(one.fileno())
-            for accepted, address in _queued(one):
+            listens = self._sockets.pop()
+            self.loop.remove_reader(listens.fileno())
+            for accepted, address in _queued(listens):
                 self._take(accepted, address)
         # Those who shake hands are in the hall already.
         await asyncio.gather(*self._accepting, return_exceptions=True)
 
     def close(self) -> None:
         while self._sockets:
-            one = self._sockets.pop()
-            self.loop.remove_reader(one.fileno())
-            one.close()
+            listens = self._sockets.pop()
+            self.loop.remove_reader(listens.fileno())
+            listens.close()
 
 
 def _queued(listening: socket.socket) -> list[tuple[socket.socket, Any]]:
     """Those in its queue; it is closed right after the last of them, before another can join."""
-    found: list[tuple[socket.socket, Any]] = []
+    queued: list[tuple[socket.socket, Any]] = []
     with listening:
         while True:
             try:
                 accepted, address = listening.accept()
             except OSError:
                 # The queue is empty, or its next client has gone already.
-                return found
+                return queued
             accepted.setblocking(False)
-            found.append((accepted, address))
+            queued.append((accepted, address))
 
 
 def hear_no_more(listening: socket.socket) -> None:

@@ -81,13 +81,13 @@ def _names(head: bytes) -> tuple[str, str]:
     """What a part's field and file are called. Raises BadInput."""
     said: bytes | None = None
     for line in head.split(b"\r\n") if head else ():
-        found = _LINE.fullmatch(line)
-        if found is None:
+        header = _LINE.fullmatch(line)
+        if header is None:
             raise BadInput("a header in the form is not NAME: VALUE on one line")
-        if found[1].lower() == b"content-disposition":
+        if header[1].lower() == b"content-disposition":
             if said is not None:
                 raise BadInput("a part of the form has two names")
-            said = found[2]
+            said = header[2]
     kind, parameters = (b"", None) if said is None else (said[:9], _parameters(said[9:]))
     name = None if parameters is None else parameters.get(b"name")
     if kind.lower() != b"form-data" or parameters is None or name is None or b"\\" in name:
@@ -99,16 +99,16 @@ def _names(head: bytes) -> tuple[str, str]:
 def _parameters(text: bytes) -> dict[bytes, bytes] | None:
     """What follows a header's value; None where it is not well formed, or where a reader that puts pieces together
     (RFC 2231: `name*0=...; name*1=...`) would have another name or boundary of it."""
-    found: dict[bytes, bytes] = {}
+    values: dict[bytes, bytes] = {}
     at, end = 0, len(text.rstrip(b" \t"))
     while at < end:
-        one = _PARAMETER.match(text, at)
-        if one is None:
+        parameter = _PARAMETER.match(text, at)
+        if parameter is None:
             return None
-        at = one.end()
-        if one[1] is not None:
-            name = one[1].lower()
-            if name in found or name.startswith((b"name*", b"boundary*")):
+        at = parameter.end()
+        if parameter[1] is not None:
+            name = parameter[1].lower()
+            if name in values or name.startswith((b"name*", b"boundary*")):
                 return None
-            found[name] = one[2] if one[2] is not None else one[3]
-    return found
+            values[name] = parameter[2] if parameter[2] is not None else parameter[3]
+    return values

@@ -88,15 +88,15 @@ class Outline:
         their places, and its own outline."""
         made, whole, at = Outline(self.most, self.most_plain), BytesIO(), 0
         made._utf8 = self.utf8
-        for found in _MARK.finditer(text):
-            start, length = int(found[1]), int(found[2])
-            for one in (made._kept, whole):
-                one.write(text[at : found.start()])
+        for mark in _MARK.finditer(text):
+            start, length = int(mark[1]), int(mark[2])
+            for text_of in (made._kept, whole):
+                text_of.write(text[at : mark.start()])
             made._kept.write(made._mark(whole.tell(), whole.tell() + length))
             whole.write(memoryview(body)[start : start + length])
-            at = found.end()
-        for one in (made._kept, whole):
-            one.write(text[at:])
+            at = mark.end()
+        for text_of in (made._kept, whole):
+            text_of.write(text[at:])
         return whole.getvalue(), made
 
     def _check_utf8(self, piece: bytes) -> None:
@@ -156,8 +156,8 @@ class Outline:
 
 
 def _opening(string: bytes) -> bytes:
-    found = _OPENING.match(string)
-    return b"" if found is None else found[0]
+    match = _OPENING.match(string)
+    return b"" if match is None else match[0]
 
 
 def left_out(part: bytes) -> int:
@@ -172,5 +172,5 @@ def left_out(part: bytes) -> int:
 
 def next_left_out(part: bytes) -> tuple[int, int, int] | None:
     """What is left out first in a part of an outline: where in that, where in the text, and how many bytes."""
-    found = _MARK.search(part)
-    return None if found is None else (found.start(), int(found[1]), int(found[2]))
+    mark = _MARK.search(part)
+    return None if mark is None else (mark.start(), int(mark[1]), int(mark[2]))

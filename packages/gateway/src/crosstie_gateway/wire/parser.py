@@ -209,11 +209,11 @@ class RequestParser:
         if length is None or len(head) > _LONGEST_HEAD:
             return
         # There is one at the most.
-        before, found, after = head.partition(_LENGTH + length + b"\r\n")
-        if not found:
-            before, found, after = head.partition(b"\r\nContent-Length: " + length + b"\r\n")
-        if found:
-            start, end = before + found[: len(_LENGTH)], b"\r\n" + after
+        before, length_line, after = head.partition(_LENGTH + length + b"\r\n")
+        if not length_line:
+            before, length_line, after = head.partition(b"\r\nContent-Length: " + length + b"\r\n")
+        if length_line:
+            start, end = before + length_line[: len(_LENGTH)], b"\r\n" + after
             # The fields as they are now: whoever has the request may change its own.
             self._last = request.head = Head(
                 start, end, line.method, line.path, line.query, fields.copy(), line.http11, self.keep_alive
@@ -288,10 +288,10 @@ class RequestParser:
 
     def _begin_chunk(self, line: bytes) -> None:
         limits = self._limits
-        found = _CHUNK.match(line)
-        if found is None or line[found.end() :] != b"\r\n":
+        match = _CHUNK.match(line)
+        if match is None or line[match.end() :] != b"\r\n":
             raise BadRequest(400, "a chunk does not begin with its size")
-        size = int(found[1], 16)
+        size = int(match[1], 16)
         # Its line and the line end behind it.
         self._framing += len(line) + 2
         if self._framing > limits.framing_bytes + self.held:
@@ -341,26 +341,26 @@ def first_line(head: bytes, limits: RequestLimits) -> RequestLine:
     method, target, minor = usual.groups()
     if len(target) > limits.target_bytes:
         _target_too_long(limits)
-    found = RequestLine(method, target, minor == b"1", usual.end())
-    if len(line) <= _LONGEST_LINE and not found.query:
-        _keep(_FIRST_LINES, line, found)
-    return found
+    parsed = RequestLine(method, target, minor == b"1", usual.end())
+    if len(line) <= _LONGEST_LINE and not parsed.query:
+        _keep(_FIRST_LINES, line, parsed)
+    return parsed
 
 
-def _keep(lines: dict[bytes, Any], line: bytes, found: object) -> None:
+def _keep(lines: dict[bytes, Any], line: bytes, value: object) -> None:
     if len(lines) >= _MOST_LINES:
         # Those that come again are soon here again.
         lines.clear()
-    lines[line] = found
+    lines[line] = value
 
 
 def _other_line(head: bytes, limits: RequestLimits) -> RequestLine:
-    found = _ANY_LINE.match(head)
-    if found is None:
+    match = _ANY_LINE.match(head)
+    if match is None:
         if head.find(b"\r\n") > limits.target_bytes:
             _target_too_long(limits)
         raise BadRequest(400, "the first line is not a method, a target and a version")
-    method, target, version = found.groups()
+    method, target, version = match.groups()
     if len(target) > limits.target_bytes:
         _target_too_long(limits)
     if version not in (b"HTTP/1.1", b"HTTP/1.0"):
@@ -371,12 +371,12 @@ def _other_line(head: bytes, limits: RequestLimits) -> RequestLine:
     if method not in _METHODS:
         raise BadRequest(501, "no such method")
     if target == b"*" and method == b"OPTIONS":
-        return RequestLine(method, target, http11, found.end())
+        return RequestLine(method, target, http11, match.end())
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise BadRequest(400, "the target is no path of this server")
     host, path = absolute.groups()
-    return RequestLine(method, path if path.startswith(b"/") else b"/" + path, http11, found.end(), host)
+    return RequestLine(method, path if path.startswith(b"/") else b"/" + path, http11, match.end(), host)
 
 
 def _target_too_long(limits: RequestLimits) -> NoReturn:
@@ -415,9 +415,9 @@ def header_fields(head: bytes, line: RequestLine, limits: RequestLimits) -> dict
     if count > limits.headers:
         raise BadRequest(431, f"more than {limits.headers} headers")
     fields: dict[bytes, bytes] = {}
-    for one in lines:
-        known = _HEADER_LINES.get(one)
-        name, value = known if known is not None else _field(one)
+    for field in lines:
+        known = _HEADER_LINES.get(field)
+        name, value = known if known is not None else _field(field)
         fields[name] = value
     if len(fields) < count:
         fields = _joined(lines)
@@ -468,8 +468,8 @@ def check_trailers(lines: bytes) -> None:
     """Lines after the last chunk: well formed, and nothing that would change what came before them."""
     if _FIELDS.fullmatch(lines) is None:
         raise BadRequest(400, "a trailer is not NAME: VALUE, on one line that ends with CR LF")
-    for one in lines.split(b"\r\n")[:-1]:
-        name = one.partition(b":")[0].lower()
+    for trailer in lines.split(b"\r\n")[:-1]:
+        name = trailer.partition(b":")[0].lower()
         if name in _NOT_TRAILERS or name.startswith(_OWN):
             raise BadRequest(400, f"{name.decode('ascii')} cannot come after the body")
 
@@ -498,7 +498,7 @@ def _in_chunks(coding: bytes, length: bytes | None, http11: bool) -> int:
         raise BadRequest(400, "HTTP/1.0 has no transfer-encoding")
     if coding == b"chunked":
         return -1
-    codings = [one.strip(b" \t") for one in coding.split(b",")]
+    codings = [option.strip(b" \t") for option in coding.split(b",")]
     if codings[-1] == b"chunked" and codings.count(b"chunked") == 1 and all(codings):
         raise BadRequest(501, "of transfer-encodings only chunked is understood")
     raise BadRequest(400, "transfer-encoding is not chunked")

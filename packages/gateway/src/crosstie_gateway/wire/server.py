@@ -232,8 +232,8 @@ class ServerConnection:
 
     def peer(self) -> str:
         """The address of the other side."""
-        found = self.transport.get_extra_info("peername")
-        return str(found[0]) if isinstance(found, tuple) else ""
+        peer = self.transport.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else ""
 
     # Requests
 

@@ -49,14 +49,14 @@ class ServerTls:
         return datetime.fromtimestamp(self.expires, UTC).strftime("%Y-%m-%d %H:%M UTC")
 
     def _stamp(self) -> Stamp:
-        found: list[tuple[int, int, int] | None] = []
+        stamps: list[tuple[int, int, int] | None] = []
         for file in filter(None, (self.cert, self.key, self.client_ca)):
             try:
-                one = file.stat()
-                found.append((one.st_mtime_ns, one.st_size, one.st_ino))
+                stat = file.stat()
+                stamps.append((stat.st_mtime_ns, stat.st_size, stat.st_ino))
             except OSError:
-                found.append(None)
-        return tuple(found)
+                stamps.append(None)
+        return tuple(stamps)
 
     def _load(self) -> ssl.SSLContext:
         chain = _readable(self.cert, b"-----BEGIN CERTIFICATE-----", "certificate")
@@ -96,12 +96,12 @@ class ServerTls:
 
 def _readable(file: Path, holds: bytes, what: str) -> str:
     try:
-        found = file.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
         raise BadInput(f"{file}: {_reason(error)}") from None
-    if holds not in found:
+    if holds not in content:
         raise BadInput(f"{file}: has no {what} in PEM form")
-    return found.decode("latin-1")
+    return content.decode("latin-1")
 
 
 def _reason(error: OSError) -> str:
@@ -124,13 +124,13 @@ def _tried(context: ssl.SSLContext, chain: str, file: Path) -> float:
         server = context.wrap_bio(to_server, to_client, server_side=True)
         left = [client, server]
         while left:
-            one = left.pop(0)
+            side = left.pop(0)
             try:
-                one.do_handshake()
+                side.do_handshake()
             except ssl.SSLWantReadError:
-                left.append(one)
-        found = client.getpeercert() or {}
-        return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
+                left.append(side)
+        shown = client.getpeercert() or {}
+        return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in (_EXPIRED, _NOT_YET):
             why = "has expired" if error.verify_code == _EXPIRED else "is not valid yet"
