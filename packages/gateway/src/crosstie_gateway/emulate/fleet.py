@@ -96,13 +96,19 @@ async def start(
                 for server in engines:
                     side = pool.apart.prefill if server.role == "prefill" else pool.apart.decode
                     await open_door(server, _kept(msgspec.structs.replace(pool, backends=side.backends), server.index))
-                pools.append(placed_sides(pool, *(_urls(engines, role) for role in ("prefill", "decode"))))
+                of_sides = [(server.role, server.url) for server in engines]
+                prefill, decode = (
+                    tuple(url for role, url in of_sides if role == side) for side in ("prefill", "decode")
+                )
+                pools.append(placed_sides(pool, prefill, decode))
                 continue
             for index in range(pool.replicas):
                 if pool.hosts:
                     doors = _hosted(catalog, loop, pool, what, index, seed, made_of)
                 else:
-                    tells = _publisher(loop, host, pool) if pool.kv_events and not pool.apart else None
+                    tells = None
+                    if pool.kv_events and not pool.apart:
+                        tells = KvPublisher(loop, _reached_at(host).strip("[]"), pool.kv_topic)
                     replica = EmulatedReplica(loop, what[0], **made_of, publisher=tells)
                     doors = [EmulatedServer(replica, index, seed=seed)]
                 behind = [pool] if pool.loading == "llamacpp-router" else pool.by_model()
@@ -160,10 +166,6 @@ def _kinds(what: Emulated, service: Disaggregated) -> tuple[Emulated, Emulated]:
     return kind(service.prefill), kind(service.decode)
 
 
-def _urls(engines: list[EmulatedServer], role: str) -> tuple[str, ...]:
-    return tuple(server.url for server in engines if server.role == role)
-
-
 def placed_sides(pool: Pool, prefill: tuple[str, ...], decode: tuple[str, ...]) -> Pool:
     """A pool with the addresses of its emulated prefill and decode engines."""
     apart = pool.apart
@@ -183,17 +185,12 @@ def _hosted(
     takes, capacity = sizes(catalog, pool)
     machine = EmulatedMachine(capacity)
     routed = pool.loading == "llamacpp-router"
-    engines = [
-        (HostedEngine if routed else SleepingServer)(
-            SharedReplica(loop, model, **made_of), index, machine, size, seed=seed
-        )
-        for model, size in zip(what, takes, strict=True)
-    ]
+    kind, replicas = (
+        (HostedEngine if routed else SleepingServer),
+        [SharedReplica(loop, model, **made_of) for model in what],
+    )
+    engines = [kind(one, index, machine, size, seed=seed) for one, size in zip(replicas, takes, strict=True)]
     return [EmulatedRouter(engines, index)] if routed else [*engines]
-
-
-def _publisher(loop: asyncio.AbstractEventLoop, host: str, pool: Pool) -> KvPublisher:
-    return KvPublisher(loop, _reached_at(host).strip("[]"), pool.kv_topic)
 
 
 def telling(pool: Pool, places: Sequence[tuple[str, str]]) -> Pool:
@@ -207,12 +204,10 @@ def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
     and wake whatever the file would have done."""
     if not pool.hosts or pool.loading == "llamacpp-router":
         return msgspec.structs.replace(pool, backends=addresses[0], reach=BackendAccess())
-    hosts = tuple(
-        msgspec.structs.replace(hosted, backends=at) for hosted, at in zip(pool.hosts, addresses, strict=True)
-    )
-    return msgspec.structs.replace(
-        pool, hosts=hosts, backends=(), loading="vllm-sleep", load_hook=None, reach=BackendAccess()
-    )
+    pairs = zip(pool.hosts, addresses, strict=True)
+    hosts = tuple(msgspec.structs.replace(hosted, backends=at) for hosted, at in pairs)
+    asleep: dict[str, Any] = {"backends": (), "loading": "vllm-sleep", "load_hook": None, "reach": BackendAccess()}
+    return msgspec.structs.replace(pool, hosts=hosts, **asleep)
 
 
 def deployment_of(catalog: Catalog, pool: Pool) -> Deployment:

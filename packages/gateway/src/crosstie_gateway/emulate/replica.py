@@ -113,17 +113,15 @@ class EmulatedReplica:
     def restart(self) -> None:
         """Empty, as after a crash: nothing running, nothing cached, nothing counted."""
         self._began: dict[Sequence, float] = {}
-        emulated = self.emulated
+        of = self.emulated
         self.engine: Engine | DisaggregatedEngine
         slower = self._slower * self._crowd
-        if emulated.service is not None:
-            self.engine = DisaggregatedEngine(
-                emulated.service, emulated.mean_input_tokens, emulated.mean_output_tokens, slower
-            )
+        if of.service is not None:
+            self.engine = DisaggregatedEngine(of.service, of.mean_input_tokens, of.mean_output_tokens, slower)
             self.cache_tokens = self.engine.cache_tokens
         else:
-            self.engine = Engine(emulated.deployment, emulated.context, slower, times=emulated.times, began=self._began)
-            self.cache_tokens = self.engine.cache_tokens * emulated.deployment.parallelism.dp
+            self.engine = Engine(of.deployment, of.context, slower, times=of.times, began=self._began)
+            self.cache_tokens = self.engine.cache_tokens * of.deployment.parallelism.dp
         self.empty_cache()
         self.metrics = ReplicaCounts()
         self._active: dict[Sequence, None] = {}
@@ -157,17 +155,12 @@ class EmulatedReplica:
 
     def submit(self, sequence: Sequence, *, handed_over: bool = False) -> None:
         """`handed_over`: another replica has computed the prompt, and its cache is here."""
-        sequence.arrived = self.now()
-        cached = self.cache.blocks.look_up(sequence.keys, sequence.wanted.prompt_tokens)
-        sequence.cached_tokens = sequence.wanted.prompt_tokens - 1 if handed_over else cached
+        wanted, sequence.arrived = sequence.wanted, self.now()
+        cached = self.cache.blocks.look_up(sequence.keys, wanted.prompt_tokens)
+        sequence.cached_tokens = wanted.prompt_tokens - 1 if handed_over else cached
         self._active[sequence] = None
-        self.engine.add(
-            sequence,
-            sequence.wanted.prompt_tokens,
-            sequence.wanted.output_tokens,
-            sequence.arrived,
-            sequence.cached_tokens,
-        )
+        tokens = wanted.prompt_tokens, wanted.output_tokens
+        self.engine.add(sequence, *tokens, sequence.arrived, sequence.cached_tokens)
         self._arm()
 
     def cancel(self, sequence: Sequence) -> None:
@@ -256,30 +249,27 @@ class EmulatedReplica:
 
     def _tell(self, token: Token) -> None:
         sequence: Sequence = token.id
+        wanted = sequence.wanted
         if token.tokens == 1:
             sequence.first = token.at
-            self.metrics.prompt_tokens += sequence.wanted.prompt_tokens
+            self.metrics.prompt_tokens += wanted.prompt_tokens
             self.metrics.first_token_s.add(token.at - sequence.arrived)
             self.metrics.queue_s.add(max(self._began.pop(sequence, sequence.arrived) - sequence.arrived, 0.0))
-            self.cache.keep(sequence.keys, sequence.wanted.prompt)
-            if sequence.wanted.streams and not token.finished:
+            self.cache.keep(sequence.keys, wanted.prompt)
+            if wanted.streams and not token.finished:
                 if not self._streams:
                     self._last_tick = token.at
                 self._streams[sequence] = None
         if token.finished:
-            per_step = self.engine.tokens_per_step
-            self.metrics.finished(
-                sequence.wanted.ending, sequence.arrived, sequence.first, token.at, token.tokens, per_step
-            )
+            moments, per_step = (sequence.arrived, sequence.first, token.at), self.engine.tokens_per_step
+            self.metrics.finished(wanted.ending, *moments, token.tokens, per_step)
             # The next turn of a conversation begins with this answer.
             answer = sequence.tail + self._answer(token.tokens)
-            keys = [
-                *sequence.keys,
-                *block_keys(answer, sequence.keys[-1] if sequence.keys else 0, self.cache.block_bytes),
-            ]
-            self.cache.keep(keys, sequence.wanted.prompt + answer[len(sequence.tail) :])
+            last = sequence.keys[-1] if sequence.keys else 0
+            keys = [*sequence.keys, *block_keys(answer, last, self.cache.block_bytes)]
+            self.cache.keep(keys, wanted.prompt + answer[len(sequence.tail) :])
             self._forget(sequence)
-        if token.finished or sequence.wanted.streams:
+        if token.finished or wanted.streams:
             sequence.passed_on = token.tokens
             sequence.on_tokens(token.tokens, token.finished)
 

@@ -21,7 +21,7 @@ from crosstie.host.hosted import ResidencySettings
 from crosstie.route.ask import Ask
 from crosstie.route.hosted_sizes import sizes
 from crosstie.route.live import Replica
-from crosstie.route.load import State, become
+from crosstie.route.load import Presence, State, become
 from crosstie.wire.variables import filled
 from crosstie_gateway.gateway.interfaces import HostedModels
 from crosstie_gateway.hosting.resident_share import ResidentShare
@@ -60,6 +60,11 @@ class Role:
         """In any pool that serves it, shared or not."""
         pools = self.gateway.live.by_model.get(model, ())
         return any(replica.presence is None or replica.presence.there for pool in pools for replica in pool.replicas)
+
+    def presences(self) -> dict[str, tuple[Replica, Presence]]:
+        """By key, the replicas that share their machine with others."""
+        replicas = [(replica, replica.presence) for replica in self.gateway.live.replicas()]
+        return {replica.key: (replica, presence) for replica, presence in replicas if presence is not None}
 
 
 class Leader(Role, LoadGuard):
@@ -101,11 +106,7 @@ class Leader(Role, LoadGuard):
     def serve(self, fleet: Fleet) -> None:
         """A pool that the file has not changed goes on as it is."""
         before, self.pools, self._of_model = self.pools, {}, {}
-        self._names = {
-            replica.key: known_as(replica.key)
-            for replica in self.gateway.live.replicas()
-            if replica.presence is not None
-        }
+        self._names = {key: known_as(key) for key in self.presences()}
         for pool in fleet.pools:
             if not pool.hosts:
                 continue
@@ -208,23 +209,15 @@ class Leader(Role, LoadGuard):
     def report(self) -> HostReport:
         """What other gateways are told."""
         assert self.share is not None
-        lease = self.share.lease
-        presences = {
-            replica.key: replica.presence for replica in self.gateway.live.replicas() if replica.presence is not None
-        }
-        in_flight = {
-            self._names[replica.key]: replica.in_flight + self._elsewhere.get(replica.key, 0)
-            for replica in self.gateway.live.replicas()
-            if replica.key in self._names and (replica.in_flight or self._elsewhere.get(replica.key, 0))
-        }
+        lease, known = self.share.lease, self.presences()
+        shared = [(name, key, *known[key]) for key, name in self._names.items() if key in known]
+        loads = {name: replica.in_flight + self._elsewhere.get(key, 0) for name, key, replica, _ in shared}
+        in_flight = {name: load for name, load in loads.items() if load}
         waiting = sorted(self.waiting().union(*(models for _, models in self._waiting_elsewhere.values())))
         own = (self.share.residents.machine, self.leads and self._led)
         if not own[1]:
             return HostReport(*own, *self._obeys, dict(self._asked), waiting, in_flight)
-        states = {name: presences[key] for key, name in self._names.items() if key in presences}
-        told: dict[str, tuple[State, str]] = {
-            name: (presence.state, presence.why[:200]) for name, presence in states.items()
-        }
+        told: dict[str, tuple[State, str]] = {name: (at.state, at.why[:200]) for name, _, _, at in shared}
         if told != self._told:
             self._told, self._revision = told, self._revision + 1
         now = self.share.residents.clock()
@@ -279,10 +272,7 @@ class Leader(Role, LoadGuard):
             self._wake()
 
     def state(self) -> LeaderState:
-        presences = {
-            replica.key: replica.presence for replica in self.gateway.live.replicas() if replica.presence is not None
-        }
-        states = {key: (presence.state, presence.why) for key, presence in presences.items()}
+        states = {key: (presence.state, presence.why) for key, (_, presence) in self.presences().items()}
         return LeaderState(states, {model: self.absent(model) for model in self.models if not self.is_loaded(model)})
 
     def close(self) -> list[asyncio.Task[None]]:
@@ -485,5 +475,5 @@ class Hosting(HostedModels, Component):
     def _on_leader_state(self, state: LeaderState) -> WorkerAnswer:
         if isinstance(self.role, Follower):
             self.role.obey(state)
-        hosted = [replica for replica in self.gateway.live.replicas() if replica.presence is not None]
-        return FollowerLoad({replica.key: replica.in_flight for replica in hosted if replica.in_flight})
+        hosted = self.role.presences().items()
+        return FollowerLoad({key: replica.in_flight for key, (replica, _) in hosted if replica.in_flight})

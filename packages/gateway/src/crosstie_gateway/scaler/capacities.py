@@ -39,9 +39,8 @@ def rules_of(subject: Subject) -> ScaleRules:
         times = min(_MOST_TIMES, there.get(kind, math.inf) / max(planned[kind], 1))
         return max(math.floor(pool.replicas * times), pool.replicas)
 
-    return ScaleRules(
-        supplies=tuple(Supply(name=pool.name, pool=pool.name, most=most(pool)) for pool in subject.fleet.pools)
-    )
+    pools = subject.fleet.pools
+    return ScaleRules(supplies=tuple(Supply(name=pool.name, pool=pool.name, most=most(pool)) for pool in pools))
 
 
 def check_inventory(rules: ScaleRules, subject: Subject) -> None:
@@ -115,10 +114,6 @@ def _rates(catalog: Catalog, offered: Offers, pool: Pool, fleet: Fleet, demand: 
     rate = offered.requests_per_s[rows]
     takes = np.divide(demand, rate, out=np.full_like(rate, np.inf), where=rate > 0)[:, mine]
     # More kinds of requests come first, then fewer replicas for them.
-    order = sorted(range(len(rows)), key=lambda i: (int(np.isinf(takes[i]).sum()), _finite_sum(takes[i])))
-    best = rate[order[0]]
+    first = min(range(len(rows)), key=lambda i: (int(np.isinf(takes[i]).sum()), takes[i][np.isfinite(takes[i])].sum()))
+    best = rate[first]
     return np.asarray(np.where(best > 0, best, rate.max(axis=0)))
-
-
-def _finite_sum(values: Array) -> float:
-    return float(values[np.isfinite(values)].sum())

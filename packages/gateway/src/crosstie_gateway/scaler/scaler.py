@@ -291,7 +291,7 @@ class Scaler:
 
     # What there is to choose from
 
-    def _choices(self, seen: FleetObservation, bought_s: float = _BOUGHT_S) -> SupplyChoices:
+    def _choices(self, seen: FleetObservation) -> SupplyChoices:
         supplies = self.rules.supplies
         ready = np.array([seen.ready.get(supply.name, 0) for supply in supplies], np.int64)
         wanted = np.array([seen.wanted.get(supply.name, 0) for supply in supplies], np.int64)
@@ -303,7 +303,7 @@ class Scaler:
             floor=np.array([supply.least for supply in supplies], np.int64),
             have=np.where(closed, ready, np.maximum(ready, wanted)),
             most=np.where(closed, np.minimum(ready, most), most),
-            starting=np.array([self._start_s(supply) / bought_s for supply in supplies]),
+            starting=np.array([self._start_s(supply) / _BOUGHT_S for supply in supplies]),
         )
 
     def _weighed_usd(self, supply: Supply) -> float:
@@ -321,13 +321,9 @@ class Scaler:
         """Only those that serve now."""
         supplies, state = self.rules.supplies, self.state.supplies
         there = [max(seen.ready.get(supply.name, 0) - len(state[supply.name].drains), 0) for supply in supplies]
-        serving = np.array(there, np.int64)
-        least = np.array([supply.least for supply in supplies], np.int64)
-        return SupplyChoices(
-            rate=np.array([self.known.rate[supply.pool] for supply in supplies]),
-            usd_per_hour=np.array([self._weighed_usd(supply) for supply in supplies]),
-            floor=np.minimum(least, serving), have=serving, most=serving, starting=np.zeros(len(supplies)),
-        )  # fmt: skip
+        serving, every = np.array(there, np.int64), self._choices(seen)
+        floor, starting = np.minimum(every.floor, serving), np.zeros(len(supplies))
+        return replace(every, floor=floor, have=serving, most=serving, starting=starting)
 
     def _short(self, seen: FleetObservation) -> bool:
         """Whether those that serve cannot carry what comes now."""
