@@ -40,7 +40,6 @@ from crosstie.decide.plan.trials import Trials
 MODELS = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gpt-oss-120b", "deepseek-v3", "llama-3.1-405b")
 ACCELERATORS = ("mi300x", "mi355x", "h200", "b200")
 SINGLE, PAIRS, SPLITS = 4, 1, (0.5,)
-# The search's are as usual as the planner's (benchmarks/typical_seeds.py); the fresh ones are not chosen.
 SEARCH_SEEDS, FRESH = (22, 41), (401, 402, 403, 404, 405, 406)
 CATALOG = Catalog([])
 RESULTS = Path(__file__).parent / "results" / "plan_suite.jsonl"

@@ -15,6 +15,7 @@ import pytest
 from tests.agreement.buyers import BUYERS, Buyer
 from tests.conftest import Command
 from tests.needs import one_in
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.scenarios import Scenario
@@ -107,8 +108,7 @@ def test_a_plan_and_its_simulation_differ_by_mean_and_peak(name: str, crosstie: 
     (tmp_path / "work.toml").write_text(buyer.workload)
     crosstie("plan", str(tmp_path / "work.toml"), "--quick", "--save", str(saved))
     run = json.loads(crosstie("simulate", str(saved), "--requests", "1500", "--seeds", "1", "--json").out)
-    found = held_against(Catalog(), tmp_path, json.loads(saved.read_text()), run)
-    assert found is not None
+    found = present(held_against(Catalog(), tmp_path, json.loads(saved.read_text()), run))
     explained(found, "plan and simulate")
     assert "utilisation" in found.assumptions
     sold = [part.factor for one in found.differences for part in one.parts if part.name == "share sold"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import Command
+from tests.present import present
 from tests.route.fleets import chosen, live, pool
 from tests.small_workload import constrained, small
 
@@ -117,18 +118,15 @@ def test_a_bought_pool_says_what_of_its_price_is_sunk(catalog: Catalog, tmp_path
     for kind, sunk in (("buy", True), ("on-demand", False)):
         work = read_workload(catalog, small(tmp_path, ("[constraints]", f'[prices]\nkind = "{kind}"\n[constraints]')))
         made = plan(catalog, work)
-        assert made.fleet is not None
-        one = pool_of(made.fleet.pools[0])
+        one = pool_of(present(made.fleet).pools[0])
         assert (0.0 < one.sunk_usd_per_gpu_hour < one.usd_per_gpu_hour) == sunk
 
 
 def test_sellers_that_differ_threefold_leave_a_plan_unsure(catalog: Catalog, tmp_path: Path) -> None:
     work = read_workload(catalog, small(tmp_path, ('"mi300x", "h200"', '"mi355x", "h200"')))
     made = plan(catalog, work)
-    sure = sure_of_prices(made.flips, made.market)
-    assert made.fleet is not None
-    assert list(made.fleet.gpus) == ["mi355x"]
-    assert sure is not None
+    sure = present(sure_of_prices(made.flips, made.market))
+    assert list(present(made.fleet).gpus) == ["mi355x"]
     assert 0.3 < sure < 0.7
     given = read_workload(
         catalog, small(tmp_path, constrained("[prices]\nusd_per_gpu_hour = { mi355x = 2.59, h200 = 4.45 }"))

@@ -25,7 +25,7 @@ from crosstie.cli import (
 )
 from crosstie.cli.explain import asked_of, body_of
 from crosstie.cli.findings_show import to_json as findings_json
-from crosstie.cli.plan import Overrides, overridden, planned
+from crosstie.cli.plan import Overrides, overridden
 from crosstie.cli.preflight_model import about
 from crosstie.cli.replica import ReplicaOptions, layout_from
 from crosstie.cli.this_machine import folder_in
@@ -36,6 +36,7 @@ from crosstie.core.progress import OnProgress
 from crosstie.core.question import USUAL
 from crosstie.core.workload import Evidence, Workload
 from crosstie.decide.compare.scorecard import Load
+from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
 from crosstie.port.preflight.model import ScanDepth, preflight
 
@@ -207,7 +208,9 @@ class Plan(OnWorkload, frozen=True, kw_only=True, forbid_unknown_fields=True):
             reserved=_assigned(self.reserved_usd_per_gpu_hour), accelerators=on, single_gpus=self.single_gpus,
             sure=self.sure, evidence=self.evidence, only_known=self.only_known,
         ))  # fmt: skip
-        return document(planned(catalog, asked, on_progress, quick=self.quick), mark_of(catalog.calibration))
+        return document(
+            plan(catalog, asked, confirm=not self.quick, on_progress=on_progress), mark_of(catalog.calibration)
+        )
 
     def shorten(self, whole: Document) -> tuple[Document, list[str]]:
         gone = ["workload", "fleet_file", "target_prices", "passed_over_unmeasured", "apart_looked_at"]

@@ -21,14 +21,12 @@ from crosstie.cli.show import json_text, print_json
 from crosstie.cli.this_machine import ON_THIS, stock_on
 from crosstie.cli.watch_show import show_watched, watched_json
 from crosstie.core.errors import BadInput, CrosstieError
-from crosstie.core.progress import OnProgress
 from crosstie.core.workload import EVIDENCE, Workload
 from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.market import PLANNED_BY, adjusted, checked_discount, checked_gpu_hour, held
-from crosstie.decide.plan.plan import Plan, plan
+from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.report import document, mark_of
-from crosstie.decide.plan.simulate import simulate_pools
 from crosstie.decide.plan.watch import watched
 from crosstie.port.recipe.build import RecipeBook, RecipeOptions, fleet_recipes
 from crosstie.port.recipe.forms.cluster import manifests as cluster_manifests
@@ -152,7 +150,7 @@ def command(
     workload = read_workload(catalog, file)
     workload = overridden(catalog, workload, given)
     with progress("planning") as on_progress:
-        made = planned(catalog, workload, on_progress, quick=quick, simulated=simulated)
+        made = plan(catalog, workload, confirm=not quick, on_progress=on_progress)
     content = document(made, mark_of(catalog.calibration))
     # Files before the answer, which may be read no further than its first lines.
     if save:
@@ -212,15 +210,6 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
     check_html(targets.get("--html"))
     if "--plot" in targets:
         check_picture(targets["--plot"])
-
-
-def planned(
-    catalog: Catalog, workload: Workload, on_progress: OnProgress, *, quick: bool = False, simulated: bool = False
-) -> Plan:
-    made = plan(catalog, workload, confirm=not quick, on_progress=on_progress)
-    if made.answered and not quick and (simulated or made.shared):
-        made = simulate_pools(made, on_progress)
-    return made
 
 
 def overridden(catalog: Catalog, workload: Workload, given: Overrides) -> Workload:

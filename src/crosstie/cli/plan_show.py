@@ -306,22 +306,19 @@ def _target(name: str, target: Target) -> str:
 def _show_simulated(out: Output, plan: Plan) -> None:
     if plan.search_failed:
         say(out, "NOT confirmed: simulation found no fleet that holds; this one is by closed forms alone", "red")
-    elif not plan.simulated:
+    elif not plan.confirmed:
         say(out, "by closed forms alone: not confirmed by simulation", "dim")
-    if not plan.simulated:
+    if not plan.confirmed:
         return
-    if plan.confirmed:
-        last = sum(one.requests for one in plan.simulated)
-        how = f"{plan.confirmed.simulations} simulations behind the gateway's policy, the last of {last:,} requests"
-        if plan.holds:
-            heading(out, f"Simulated: confirmed by {how}")
-            gap = plan.fleet.gap if plan.fleet else 0.0
-            less = f"{gap:.1%} less" if gap >= 1e-3 else "no less"
-            say(out, f"- by the capacities that simulation has shown, the cheapest fleet there is could cost {less}")
-        else:
-            heading(out, f"Simulated, NOT confirmed: no fleet within the limits was found that holds, in {how}")
+    last = sum(one.requests for one in plan.simulated)
+    how = f"{plan.confirmed.simulations} simulations behind the gateway's policy, the last of {last:,} requests"
+    if plan.holds:
+        heading(out, f"Simulated: confirmed by {how}")
+        gap = plan.fleet.gap if plan.fleet else 0.0
+        less = f"{gap:.1%} less" if gap >= 1e-3 else "no less"
+        say(out, f"- by the capacities that simulation has shown, the cheapest fleet there is could cost {less}")
     else:
-        heading(out, "Simulated, with the step times that the plan counts with")
+        heading(out, f"Simulated, NOT confirmed: no fleet within the limits was found that holds, in {how}")
     for one in plan.simulated:
         say(out, f"- {one.name}: {_seen(one)}")
 

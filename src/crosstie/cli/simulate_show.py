@@ -7,8 +7,8 @@ from rich.text import Text
 
 from crosstie.cli.show import Output, closing, heading, say, show_table
 from crosstie.core.figures import dollars, percent, plural, seconds, share, significant
-from crosstie.decide.plan.run_result import OutageResult
-from crosstie.decide.plan.seeds import Seeded, SeededClass, SeededLatency, SeedSpread, over_seeds
+from crosstie.decide.plan.run_result import ClassResult, Latency, OutageResult, Run
+from crosstie.decide.plan.seeds import OverSeeds, SeedSpread, at_target, classes_of, holding, over_seeds, worst
 from crosstie.decide.plan.simulate import Simulation
 
 DETAILS = "all percentiles, which class went where, queues and preemptions, bounds by class"
@@ -20,14 +20,14 @@ def show_simulation(out: Output, found: Simulation, verbose: bool) -> None:
     _show_answer(out, first, found.mean_over_peak)
     _show_classes(out, first)
     _show_pools(out, first, verbose)
-    for number, one in enumerate(first.runs[0].outages):
-        _show_outage(out, one, len(first.runs), number)
+    for outage in first.first.outages:
+        _show_outage(out, outage, len(first.each))
     if verbose:
         _show_percentiles(out, first)
         _show_ways(out, first)
     if len(groups) > 1:
         _show_side_by_side(out, groups)
-    _show_bound(out, found, first, verbose)
+    _show_bound(out, found, first.first, verbose)
     for note in found.notes:
         say(out, note, "dim")
     say(out, found.question.line, "dim")
@@ -35,85 +35,113 @@ def show_simulation(out: Output, found: Simulation, verbose: bool) -> None:
         closing(out, DETAILS)
 
 
-def _show_answer(out: Output, one: Seeded, mean: float | None) -> None:
-    seeds = len(one.runs)
-    verdict = "targets hold" if one.holding == seeds else f"targets hold in {one.holding} of {plural(seeds, 'seed')}"
-    if one.holding == 0:
+def _show_answer(out: Output, runs: OverSeeds[Run], mean: float | None) -> None:
+    one, seeds, held = runs.first, len(runs.each), holding(runs)
+    verdict = "targets hold" if held == seeds else f"targets hold in {held} of {plural(seeds, 'seed')}"
+    if held == 0:
         verdict = "targets are MISSED"
-    if one.worst == 0.0 and not any(kind.holding is not None for kind in one.classes):
+    if worst(runs) == 0.0 and not any(_has_targets(kind) for kind in classes_of(runs)):
         verdict = "no class has a target"
-    traffic = f"{significant(one.requests_per_s)} requests/s for {seconds(one.measured_s)}, {plural(seeds, 'seed')}"
+    rate, measured_s = runs.mean(lambda run: run.requests_per_s), runs.mean(lambda run: run.measured_s)
+    traffic = f"{significant(rate)} requests/s for {seconds(measured_s)}, {plural(seeds, 'seed')}"
     say(out, Text.assemble((one.label, "bold"), f": {traffic}, {_policy(one)}: ", (verdict, "bold")))
-    good = f"{percent(one.within.mean)} of requests within targets{_between(one.within, percent)}"
-    refused = f", {percent(one.refused)} turned away" if one.refused else ""
-    say(out, f"{good}{refused}: {significant(one.good_requests_per_s)} requests/s and "
-             f"{one.good_output_tokens_per_s:,.0f} output tokens/s of goodput")  # fmt: skip
+    within = runs.mean(lambda run: run.within)
+    good = f"{percent(within)} of requests within targets{_between(runs.spread(lambda run: run.within))}"
+    turned_away = _turned_away(runs)
+    refused = f", {percent(turned_away)} turned away" if turned_away else ""
+    say(out, f"{good}{refused}: {significant(runs.mean(lambda run: run.good_requests_per_s))} requests/s and "
+             f"{runs.mean(lambda run: run.good_output_tokens_per_s):,.0f} output tokens/s of goodput")  # fmt: skip
     price = f"{dollars(one.usd_per_hour)} an hour"
-    if one.usd_per_million:
-        price += f", {dollars(one.usd_per_million.mean)} per million tokens served, if traffic were always this"
+    if served := runs.spread(lambda run: run.usd_per_million_tokens):
+        price += f", {dollars(served.mean)} per million tokens served, if traffic were always this"
         if mean is not None and mean < 1.0 and one.load == 1.0:
-            price += f"; {dollars(one.usd_per_million.mean / mean)} at the mean, {share(mean)} of it, as plans count"
-    if one.usd_per_million_good and one.within.mean < 0.9995:
-        price += f", {dollars(one.usd_per_million_good.mean)} per million within targets"
-    hits = f"; {share(one.prefix_hit_rate)} of prompt tokens were in a cache" if one.prefix_hit_rate else ""
-    say(out, price + hits)
-    for run in one.runs:
+            price += f"; {dollars(served.mean / mean)} at the mean, {share(mean)} of it, as plans count"
+    usd_good = runs.spread(lambda run: run.usd_per_million_good_tokens)
+    if usd_good and within < 0.9995:
+        price += f", {dollars(usd_good.mean)} per million within targets"
+    hit_rate = runs.mean(lambda run: run.prefix_hit_rate)
+    say(out, price + (f"; {share(hit_rate)} of prompt tokens were in a cache" if hit_rate else ""))
+    for run in runs.each:
         if run.unsteady is not None:
             say(out, Text(run.unsteady, "bold"))
             break
 
 
-def _policy(one: Seeded) -> str:
+def _has_targets(kind: OverSeeds[ClassResult]) -> bool:
+    return any(one.holds is not None for one in kind.each)
+
+
+def _turned_away(runs: OverSeeds[Run]) -> float:
+    return runs.total(lambda run: run.refused) / max(runs.total(lambda run: run.requests), 1)
+
+
+def _policy(one: Run) -> str:
     return f"{one.policy}, lengths known" if one.knows_lengths else one.policy
 
 
-def _between(found: SeedSpread, written: object) -> str:
-    assert callable(written)
-    low, high = written(found.low), written(found.high)
+def _between(within: SeedSpread | None) -> str:
+    assert within is not None, "every run has a share"
+    low, high = percent(within.low), percent(within.high)
     return f" ({low} to {high})" if low != high else ""
 
 
-def _show_classes(out: Output, one: Seeded) -> None:
+def _show_classes(out: Output, runs: OverSeeds[Run]) -> None:
     rows = [
-        [kind.name, _against(kind.ttft_s), _against(kind.tpot_s), percent(kind.within), _held(kind, one)]
-        for kind in one.classes
-    ]
+        [
+            _name(kind), _against(kind.part(lambda one: one.ttft_s)), _against(kind.part(lambda one: one.tpot_s)),
+            percent(kind.mean(lambda one: one.within)), _held(kind),
+        ]
+        for kind in classes_of(runs)
+    ]  # fmt: skip
     show_table(out, ["class", "TTFT", "TPOT", ">within", "targets"], rows)
 
 
-def _held(kind: SeededClass, one: Seeded) -> str:
-    if kind.holding is None:
-        return "none" if kind.requests else "no traffic"
-    if kind.holding == len(one.runs):
+def _name(kind: OverSeeds[ClassResult]) -> str:
+    return str(kind.first.name or "no class")
+
+
+def _held(kind: OverSeeds[ClassResult]) -> str:
+    if not _has_targets(kind):
+        return "none" if kind.total(lambda one: one.requests) else "no traffic"
+    held = holding(kind)
+    if held == len(kind.each):
         return "hold"
-    return f"{kind.holding} of {len(one.runs)} seeds" if kind.holding else "MISSED"
+    return f"{held} of {len(kind.each)} seeds" if held else "MISSED"
 
 
-def _against(found: SeededLatency) -> str:
+def _against(latency: OverSeeds[Latency]) -> str:
     """At the target's percentile, beside it; without one, the middle and the end."""
-    if found.target is None:
-        return "-" if found.p50 is None else f"p50 {_seconds(found.p50)}, p95 {_seconds(found.p95)}"
-    return f"p{found.target.percentile * 100:g} {_seconds(found.at_target)} of {seconds(found.target.seconds)}"
+    target = latency.first.target
+    if target is None:
+        middle, end = latency.spread(lambda one: one.p50), latency.spread(lambda one: one.p95)
+        return "-" if middle is None else f"p50 {_seconds(middle)}, p95 {_seconds(end)}"
+    return f"p{target.percentile * 100:g} {_seconds(at_target(latency))} of {seconds(target.seconds)}"
 
 
-def _seconds(found: SeedSpread | None) -> str:
-    return "never" if found is None else seconds(found.mean)
+def _seconds(spread: SeedSpread | None) -> str:
+    return "never" if spread is None else seconds(spread.mean)
 
 
-def _show_pools(out: Output, one: Seeded, verbose: bool) -> None:
+def _show_pools(out: Output, runs: OverSeeds[Run], verbose: bool) -> None:
     columns = ["pool", ">replicas", ">$/h", ">requests", ">busy", ">in flight each", ">waiting"]
-    rows = [
-        [
-            pool.name, f"{pool.replicas:,}", f"{pool.usd_per_hour:,.2f}", share(pool.share), share(pool.busy),
-            significant(pool.in_flight_a_replica), significant(pool.mean_waiting),
-            *([f"{pool.most_waiting:,}", f"{pool.preemptions:,}"] if verbose else []),
-        ]
-        for pool in one.pools
-    ]  # fmt: skip
+    sent = max(runs.total(lambda run: run.requests), 1)
+    rows = []
+    for pools in zip(*(run.pools for run in runs.each), strict=True):
+        pool = OverSeeds(pools)
+        served = pool.total(lambda one: sum(one.requests.values()))
+        in_flight = pool.mean(lambda one: one.mean_in_flight) / max(pool.first.replicas, 1)
+        row = [
+            pool.first.name, f"{pool.first.replicas:,}", f"{pool.first.usd_per_hour:,.2f}", share(served / sent),
+            share(pool.mean(lambda one: one.utilisation)), significant(in_flight),
+            significant(pool.mean(lambda one: one.mean_waiting)),
+        ]  # fmt: skip
+        if verbose:
+            row += [f"{max(one.most_waiting for one in pools):,}", f"{pool.total(lambda one: one.preemptions):,}"]
+        rows.append(row)
     show_table(out, [*columns, *([">most", ">preempted"] if verbose else [])], rows)
 
 
-def _show_outage(out: Output, one: OutageResult, seeds: int, number: int) -> None:
+def _show_outage(out: Output, one: OutageResult, seeds: int) -> None:
     until = "the end" if one.until_s is None else seconds(one.until_s)
     parts = [("before", one.before), ("meanwhile", one.during), ("after", one.after)]
     kept = ", ".join(f"{percent(value)} {when}" for when, value in parts if value is not None)
@@ -122,50 +150,60 @@ def _show_outage(out: Output, one: OutageResult, seeds: int, number: int) -> Non
     say(out, f"{one.pool} gone from {seconds(one.at_s)} to {until}{of}: {handed}; within targets {kept}")
 
 
-def _show_percentiles(out: Output, one: Seeded) -> None:
+def _show_percentiles(out: Output, runs: OverSeeds[Run]) -> None:
     rows = []
-    for kind in one.classes:
-        for name, found in (("TTFT", kind.ttft_s), ("TPOT", kind.tpot_s), ("whole", kind.finish_s)):
-            each = (found.p50, found.p90, found.p95, found.p99)
-            rows.append([f"{kind.name} {name}", f"{kind.requests:,}", *map(_seconds, each)])
+    for kind in classes_of(runs):
+        latencies = {
+            "TTFT": kind.part(lambda one: one.ttft_s),
+            "TPOT": kind.part(lambda one: one.tpot_s),
+            "whole": kind.part(lambda one: one.finish_s),
+        }
+        for name, latency in latencies.items():
+            ends = [latency.spread(lambda one, end=end: getattr(one, end)) for end in ("p50", "p90", "p95", "p99")]  # type: ignore[misc]
+            rows.append([f"{_name(kind)} {name}", f"{kind.total(lambda one: one.requests):,}", *map(_seconds, ends)])
     columns = ["", ">requests", ">p50", ">p90", ">p95", ">p99"]
     show_table(out, columns, rows, "Percentiles, means over the seeds")
 
 
-def _show_ways(out: Output, one: Seeded) -> None:
-    rows = [
-        [kind.name, pool.name, share(pool.by_class[kind.name])]
-        for kind in one.classes
-        for pool in sorted(one.pools, key=lambda pool: -pool.by_class.get(kind.name, 0.0))
-        if kind.name in pool.by_class
-    ]
+def _show_ways(out: Output, runs: OverSeeds[Run]) -> None:
+    rows = []
+    for kind in classes_of(runs):
+        sent = max(kind.total(lambda one: one.requests), 1)
+        served: dict[str, int] = {}
+        for run in runs.each:
+            for pool in run.pools:
+                served[pool.name] = served.get(pool.name, 0) + pool.requests.get(str(kind.first.name), 0)
+        ways = sorted(((name, count) for name, count in served.items() if count), key=lambda pair: -pair[1])
+        rows += [[_name(kind), name, share(count / sent)] for name, count in ways]
     show_table(out, ["class", "went to", ">share"], rows, "Where requests went")
 
 
-def _show_side_by_side(out: Output, groups: Sequence[Seeded]) -> None:
+def _show_side_by_side(out: Output, groups: Sequence[OverSeeds[Run]]) -> None:
     several = {
-        "fleet": len({one.label for one in groups}) > 1,
-        ">load": len({one.load for one in groups}) > 1,
-        "~policy": len({_policy(one) for one in groups}) > 1,
+        "fleet": len({one.first.label for one in groups}) > 1,
+        ">load": len({one.first.load for one in groups}) > 1,
+        "~policy": len({_policy(one.first) for one in groups}) > 1,
     }
     # What is the same for all, or nothing, stands above or need not stand at all.
-    shown = {">$/h": several["fleet"], ">in cache": any(one.prefix_hit_rate for one in groups)}
+    shown = {">$/h": several["fleet"], ">in cache": any(run.prefix_hit_rate for one in groups for run in one.each)}
     names = [name for name, differs in several.items() if differs]
     others = [">within", ">turned away", ">worst", *(name for name, is_shown in shown.items() if is_shown)]
     columns = [*names, *others, ">$/M good", ">hold"]
     rows = []
-    for one in groups:
+    for runs in groups:
+        one, farthest = runs.first, worst(runs)
+        usd_good = runs.spread(lambda run: run.usd_per_million_good_tokens)
         cells = {
             "fleet": one.label,
             ">load": f"{one.load:g}",
             "~policy": _policy(one),
-            ">within": percent(one.within.mean),
-            ">turned away": percent(one.refused),
-            ">worst": "-" if one.worst is None else f"{one.worst:.2f}",
+            ">within": percent(runs.mean(lambda run: run.within)),
+            ">turned away": percent(_turned_away(runs)),
+            ">worst": "-" if farthest is None else f"{farthest:.2f}",
             ">$/h": dollars(one.usd_per_hour),
-            ">in cache": share(one.prefix_hit_rate),
-            ">$/M good": dollars(one.usd_per_million_good.mean) if one.usd_per_million_good else "-",
-            ">hold": f"{one.holding}/{len(one.runs)}",
+            ">in cache": share(runs.mean(lambda run: run.prefix_hit_rate)),
+            ">$/M good": dollars(usd_good.mean) if usd_good else "-",
+            ">hold": f"{holding(runs)}/{len(runs.each)}",
         }
         rows.append([cells[column] for column in columns])
     show_table(out, columns, rows, "Side by side")
@@ -173,7 +211,7 @@ def _show_side_by_side(out: Output, groups: Sequence[Seeded]) -> None:
              "the fleet's bill over tokens within targets", "dim")  # fmt: skip
 
 
-def _show_bound(out: Output, found: Simulation, one: Seeded, verbose: bool) -> None:
+def _show_bound(out: Output, found: Simulation, one: Run, verbose: bool) -> None:
     bound = found.bounds[one.label, one.load]
     least = f"at least {dollars(bound.usd_per_hour)} of GPU time an hour, if all replicas were always full"
     say(out, f"no routing could beat {percent(bound.within)} within targets (each request alone on its fastest pool); "

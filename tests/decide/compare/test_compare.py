@@ -3,6 +3,7 @@ import re
 
 import msgspec
 import pytest
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
@@ -119,8 +120,7 @@ def test_calibrated_estimates_have_intervals_that_widen_with_distance() -> None:
     widths = []
     for entry in entries:
         assert entry.estimate
-        interval = entry.estimate.interval
-        assert interval is not None
+        interval = present(entry.estimate.interval)
         assert interval.level == 0.8
         low, high = interval.tpot_s
         assert low < entry.estimate.tpot_s < high
@@ -167,10 +167,8 @@ def test_the_layout_chosen_is_the_one_whose_requests_fit_by_the_estimate(catalog
         for name in ("b200", "h200", "mi300x", "mi325x"):
             load = Load(concurrency, 4096, 1024)
             (one,) = compare(catalog, model, [catalog.accelerator(name)], load, precision="fp8").entries
-            assert one.estimate is not None
-            assert one.deployment is not None
-            assert one.estimate.concurrency_that_fits >= concurrency
-            gpus = one.deployment.parallelism.gpus
+            assert present(one.estimate).concurrency_that_fits >= concurrency
+            gpus = present(one.deployment).parallelism.gpus
             if gpus > 1:
                 fewer = Parallelism(tp=gpus // 2)
                 (half,) = compare(
@@ -202,12 +200,10 @@ def test_speculation_is_weighed_against_none(catalog: Catalog) -> None:
     assert many.payoff
     assert few.payoff.gain > few.payoff.gain_if_fewer > 1.0
     assert many.payoff.gain < 1.0
-    below = few.payoff.pays_below
-    assert below is not None
+    below = present(few.payoff.pays_below)
     assert below == many.payoff.pays_below
     assert 4 < below < 900
-    assert few.payoff.breaks_even is not None
-    assert 1.0 <= few.payoff.breaks_even < 1.9
+    assert 1.0 <= present(few.payoff.breaks_even) < 1.9
     # There it is as good as none, and not much before.
     at, before = (card(catalog, "llama-3.3-70b", "h200", Load(n, 200, 1000), **load).entries[0] for n in (below, 8))
     assert at.payoff

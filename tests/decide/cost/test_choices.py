@@ -6,6 +6,7 @@ import json
 import msgspec
 import pytest
 from tests.conftest import Command
+from tests.present import present
 
 from crosstie.catalog.costs import Ranged
 from crosstie.catalog.library import Catalog
@@ -169,8 +170,7 @@ def test_the_slip_that_breaks_even(catalog: Catalog, h200_fleet: Option, exact_c
     rent = given("h200", 2.0)
     found = buy_or_wait(h200_fleet, successor(catalog, 0), exact_costs, rent, years=2.0)
     assert found.waiting_wins
-    assert found.break_even_slip_months is not None
-    level = successor(catalog, 0, slip=found.break_even_slip_months)
+    level = successor(catalog, 0, slip=present(found.break_even_slip_months))
     again = buy_or_wait(h200_fleet, level, exact_costs, rent, years=2.0)
     assert again.wait_usd == pytest.approx(again.buy_now_usd, rel=1e-6)
     # Where buying wins without any slip, no slip makes waiting better.

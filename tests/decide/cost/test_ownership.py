@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given as each, strategies as st
 from tests.decide.cost.conftest import ranged
+from tests.present import present
 
 from crosstie.catalog.costs import Ranged, watts
 from crosstie.catalog.library import Catalog
@@ -150,11 +151,9 @@ DOWN = ["utilisation", "residual_fraction", "life_years"]
 
 @each(share=st.floats(1.01, 1.9), key=st.sampled_from(UP + DOWN))
 def test_cost_moves_with_each_assumption(h200_fleet: Option, exact_costs: Costs, share: float, key: str) -> None:
-    before = own(h200_fleet, exact_costs).usd_per_mtok
+    before = present(own(h200_fleet, exact_costs).usd_per_mtok)
     value = exact_costs[key].likely.value * share
-    after = own(changed(h200_fleet, overrides={key: value}), exact_costs).usd_per_mtok
-    assert before is not None
-    assert after is not None
+    after = present(own(changed(h200_fleet, overrides={key: value}), exact_costs).usd_per_mtok)
     assert (after > before) == (key in UP)
 
 
@@ -163,13 +162,10 @@ def test_cost_moves_with_price_discount_engineers_and_throughput(
     h200_fleet: Option, exact_costs: Costs, price: float, more: float, discount: float, engineers: float
 ) -> None:
     base = changed(h200_fleet, price=given("h200", price), discount=discount, engineers=engineers)
-    rate = base.output_tokens_per_s_per_gpu
-    assert rate is not None
+    rate = present(base.output_tokens_per_s_per_gpu)
 
     def cost(option: Option) -> float:
-        found = own(option, exact_costs).usd_per_mtok
-        assert found is not None
-        return found
+        return present(own(option, exact_costs).usd_per_mtok)
 
     assert cost(changed(base, price=given("h200", price * more))) > cost(base)
     assert cost(changed(base, discount=discount + 0.3)) < cost(base)

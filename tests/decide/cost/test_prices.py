@@ -1,6 +1,7 @@
 """Quotes: what the middle one of the sellers asks, between the least and the most of one kind."""
 
 import pytest
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.prices import KINDS, Price
@@ -18,10 +19,13 @@ def price(
 
 
 def test_a_quote_is_the_middle_of_providers_between_the_ends_of_all() -> None:
-    got = quote(
-        [price(2.0, "a"), price(3.0, "b"), price(9.0, "c"), price(0.1, "d", accelerator="b200")], "h200", "on-demand"
+    got = present(
+        quote(
+            [price(2.0, "a"), price(3.0, "b"), price(9.0, "c"), price(0.1, "d", accelerator="b200")],
+            "h200",
+            "on-demand",
+        )
     )
-    assert got is not None
     assert (got.usd, got.low, got.high) == (3.0, 2.0, 9.0)
     assert (got.kind, got.prices, got.is_given) == ("on-demand", 3, False)
     assert (got.provider, got.date) == ("b", "2026-01")
@@ -29,8 +33,7 @@ def test_a_quote_is_the_middle_of_providers_between_the_ends_of_all() -> None:
 
 def test_seller_and_date_are_those_of_the_price_used_not_of_the_newest() -> None:
     """Of two sellers nobody asks the mean: the lower one's is taken, and a newer price of another does not date it."""
-    got = quote([price(2.0, "a", "2026-03"), price(4.0, "b", "2026-09")], "h200", "on-demand")
-    assert got is not None
+    got = present(quote([price(2.0, "a", "2026-03"), price(4.0, "b", "2026-09")], "h200", "on-demand"))
     assert (got.usd, got.provider, got.date, got.high) == (2.0, "a", "2026-03", 4.0)
     assert got.origin == "a, 2026-03; 2 prices from $2.00 to $4.00"
 
@@ -38,8 +41,7 @@ def test_seller_and_date_are_those_of_the_price_used_not_of_the_newest() -> None
 def test_a_provider_counts_once_by_its_newest_price() -> None:
     """Three old prices of one provider do not outvote another; but they are in the range."""
     old = [price(usd, "a", "2025-06") for usd in (5.0, 5.5, 6.0)]
-    got = quote([*old, price(2.0, "a", "2026-02"), price(3.0, "b", "2025-01")], "h200", "on-demand")
-    assert got is not None
+    got = present(quote([*old, price(2.0, "a", "2026-02"), price(3.0, "b", "2025-01")], "h200", "on-demand"))
     assert (got.usd, got.provider, got.date) == (2.0, "a", "2026-02")
     assert (got.low, got.high) == (2.0, 6.0)
 
@@ -47,8 +49,7 @@ def test_a_provider_counts_once_by_its_newest_price() -> None:
 def test_of_several_prices_of_one_day_a_provider_counts_by_their_middle() -> None:
     same_day = [price(usd, "a") for usd in (1.0, 2.0, 6.0)]
     for order in (same_day, same_day[::-1]):
-        got = quote([*order, price(9.0, "a", "2025-12")], "h200", "on-demand")
-        assert got is not None
+        got = present(quote([*order, price(9.0, "a", "2025-12")], "h200", "on-demand"))
         assert got.usd == 2.0
 
 

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given as each, strategies as st
+from tests.present import present
 
 from crosstie.catalog.costs import Ranged
 from crosstie.core.deployment import Accelerator
@@ -20,9 +21,7 @@ Costs = dict[str, Ranged]
 
 
 def cost(option: Option, costs: Costs) -> float:
-    found = own(option, costs, 3.0).usd_per_mtok
-    assert found is not None
-    return found
+    return present(own(option, costs, 3.0).usd_per_mtok)
 
 
 def test_a_span_needs_its_middle_inside() -> None:
@@ -67,8 +66,7 @@ def test_break_evens_break_even(
         assert cost(dataclasses.replace(mine, engineers=people), exact_costs) == pytest.approx(wanted)
     else:
         assert cost(dataclasses.replace(mine, engineers=0.0), exact_costs) > wanted
-    tokens = break_even(match, "mi300x", "h200", "output_tokens_per_s_per_gpu").at
-    assert tokens is not None
+    tokens = present(break_even(match, "mi300x", "h200", "output_tokens_per_s_per_gpu").at)
     faster = dataclasses.replace(mine, output_tokens_per_s_per_gpu=exactly(tokens))
     assert cost(faster, exact_costs) == pytest.approx(wanted)
 

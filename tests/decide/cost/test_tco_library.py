@@ -1,6 +1,7 @@
 """`tco` from Python: a scorecard and a request in, the assessment and what is held against it out."""
 
 import pytest
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
@@ -27,8 +28,7 @@ def test_the_bill_of_each_and_what_was_asked_beside_it(catalog: Catalog) -> None
     assert got.assessed.bills["h200"].option.discount == 0.1
     assert {one.name for one in got.rented} == {"mi300x", "h200"}
     assert got.apis is not None
-    assert got.waiting is not None
-    assert got.waiting.option.name == got.assessed.ranking[0]
+    assert present(got.waiting).option.name == got.assessed.ranking[0]
     plain = tco(catalog, got.card, TcoRequest(gpus=64, samples=200))
     assert not plain.rented
     assert plain.apis is None
@@ -53,6 +53,5 @@ def test_a_gigabyte_has_its_price(catalog: Catalog) -> None:
     assert found.usd_per_gb_month("h200") == pytest.approx(hour * 730 / memory)
     # The cache has only what the weights leave, so it is dearer by that.
     (entry,) = scored.entries
-    assert entry.deployment is not None
-    room = memory_plan(entry.deployment).cache_bytes / 1e9
+    room = memory_plan(present(entry.deployment)).cache_bytes / 1e9
     assert found.usd_per_cache_gb_month("h200") * room == pytest.approx(found.usd_per_gb_month("h200") * memory)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.present import present
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
@@ -55,10 +56,9 @@ def asked(
 
 
 def guided(found: Plan, one: RequestClass, piece: Slice) -> set[str]:
-    assert found.fleet is not None
     return {
         pool.name
-        for pool in found.fleet.pools
+        for pool in present(found.fleet).pools
         for carried in pool.carried
         if carried.part.request_class == one and carried.part.slice == piece
     }
@@ -74,19 +74,18 @@ def test_every_slice_goes_where_the_guide_says_or_the_decision_says_why_not(name
             assert wanted
             for length in (piece.input_tokens, float(piece.longest_input)):
                 decision = asked(fleet, one, length, piece.output_tokens)
-                assert decision.replica is not None
                 planned = {seen.pool for seen in decision.considered if seen.planned}
                 assert planned == wanted
-                if decision.replica.pool.name in wanted:
+                if present(decision.replica).pool.name in wanted:
                     walked += 1
                     continue
                 # A pool of the plan is late, or dearer now that nobody waits.
-                assert decision.prediction is not None
                 for seen in decision.considered:
                     if seen.pool in wanted:
                         late = seen.dropped is not None and seen.dropped.startswith("target: ")
-                        assert seen.prediction is not None
-                        dearer = seen.prediction.predicted_usd > 1.02 * decision.prediction.predicted_usd
+                        dearer = (
+                            present(seen.prediction).predicted_usd > 1.02 * present(decision.prediction).predicted_usd
+                        )
                         assert late or dearer, (one.name, length, seen.pool)
     assert walked > 5
 
@@ -103,20 +102,17 @@ def test_the_guide_of_the_answer_is_where_the_gateway_of_its_fleet_file_sends(na
     for one in found.workload.classes:
         for piece in one.slices:
             decision = asked(again, one, piece.input_tokens, piece.output_tokens)
-            assert decision.replica is not None
-            assert decision.replica.pool.name == told[one.name, piece.longest_input].pool
+            assert present(decision.replica).pool.name == told[one.name, piece.longest_input].pool
 
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_both_expect_the_same_of_a_request_on_an_idle_replica(name: str) -> None:
     found, fleet = made(name)
-    assert found.fleet is not None
-    for pool in found.fleet.pools:
+    for pool in present(found.fleet).pools:
         for carried in pool.carried:
             one, piece = carried.part.request_class, carried.part.slice
             inputs, outputs = max(round(piece.input_tokens), 1), max(round(piece.output_tokens), 2)
             plans = estimate(pool.deployment.decode, concurrency=1, input_tokens=inputs, output_tokens=outputs)
-            prediction = asked(fleet, one, inputs, outputs, pool.name).prediction
-            assert prediction is not None
+            prediction = present(asked(fleet, one, inputs, outputs, pool.name).prediction)
             assert prediction.ttft_s == pytest.approx(plans.ttft_s, rel=0.1), (pool.name, inputs)
             assert prediction.tpot_s == pytest.approx(plans.tpot_s, rel=0.1), (pool.name, inputs)

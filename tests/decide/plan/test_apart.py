@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.present import present
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
@@ -26,7 +27,6 @@ from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.report import document
 from crosstie.decide.plan.reuse import hit_rate
 from crosstie.decide.plan.scaling import scaling_of
-from crosstie.decide.plan.simulate import simulate_classes
 from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import (
     Survey,
@@ -37,6 +37,7 @@ from crosstie.decide.plan.survey import (
     surveys,
     undominated,
 )
+from crosstie.decide.plan.trials import Trials
 from crosstie.decide.plan.ways import Bears, Outlook, outlooks
 from crosstie.perf.disaggregated import Sides, disaggregated_traffic
 
@@ -127,13 +128,12 @@ def test_a_plan_chooses_them_where_they_are_cheaper_and_their_promises_hold(work
     assert together.fleet is not None
     assert any(isinstance(pool.deployment, Disaggregated) for pool in apart.fleet.pools)
     assert apart.fleet.usd_per_hour < together.fleet.usd_per_hour
-    assert apart.together is not None
-    assert apart.together.usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
+    assert present(apart.together).usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
     assert (together.together, together.apart, apart.apart) == (None, None, None)
     assert together.outlooks == apart.outlooks == []
     assert apart.fleet.gpus == {"mi355x": sum(pool.gpus for pool in apart.fleet.pools)}
-    for one in simulate_classes(apart.fleet, workload.classes, requests=2000):
-        assert one.holds, one
+    trials = Trials(CATALOG, workload, "deepseek-r1", scaling_of(workload), peak_of(workload))
+    assert trials.verdict(apart.fleet.pools).holds
 
 
 Together = tuple[list[Survey], Choice, Solution]
@@ -144,8 +144,7 @@ def together_of(workload: Workload) -> Together:
     market_now, scaling = market(CATALOG, workload), scaling_of(workload)
     surveyed = of_one_stack(surveys(CATALOG, workload, [item.accelerator for item in market_now.items]), scaling)
     asked = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), market_now, workload)
-    answer = solve(asked.problem)
-    assert answer is not None
+    answer = present(solve(asked.problem))
     return surveyed, asked, answer
 
 
@@ -201,8 +200,7 @@ def test_what_cannot_pay_is_not_simulated_and_says_why(workload: Workload) -> No
 @pytest.mark.slow
 def test_without_simulation_replicas_do_both_and_the_answer_says_so(workload: Workload) -> None:
     found = plan(CATALOG, choosing(workload, None), today="2026-11-16")
-    assert found.fleet is not None
-    assert not any(isinstance(pool.deployment, Disaggregated) for pool in found.fleet.pools)
+    assert not any(isinstance(pool.deployment, Disaggregated) for pool in present(found.fleet).pools)
     (told,) = document(found, {})["apart_looked_at"]
     assert "nothing was simulated" in told["why"]
 
@@ -250,8 +248,7 @@ def test_of_both_ways_the_one_is_chosen_that_is_cheaper_when_simulated(workload:
     (told,) = found.outlooks
     apart = any(isinstance(pool.deployment, Disaggregated) for pool in found.fleet.pools)
     if apart:
-        assert found.together is not None
-        assert found.together.usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
+        assert present(found.together).usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
     else:
         assert found.fleet.usd_per_hour == pytest.approx(together.fleet.usd_per_hour)
         assert found.apart is not None or not told.may_pay

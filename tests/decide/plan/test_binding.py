@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from tests.decide.plan.workloads import BATCH, CHAT, CODE, one_class, workload
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.decide.plan.candidates import key_of
@@ -19,16 +20,14 @@ ALLOWED = ("mi300x", "h200")
 def test_a_limit_that_binds_is_named_with_what_it_costs() -> None:
     catalog = Catalog([])
     free = make_plan(catalog, workload(CODE, BATCH, accelerators=ALLOWED, at_most=dict.fromkeys(ALLOWED, 10_000)))
-    assert free.fleet is not None
     assert free.binding == [], "a limit that does not bind is not named"
-    most = {name: max(count // 2, 1) for name, count in list(free.fleet.gpus.items())[:1]}
+    most = {name: max(count // 2, 1) for name, count in list(present(free.fleet).gpus.items())[:1]}
     bound = make_plan(catalog, workload(CODE, BATCH, accelerators=ALLOWED, at_most=most))
-    assert bound.fleet is not None
     (name,) = most
     (one,) = bound.binding
     assert one.key == f"at_most.{name}"
     assert one.without_it.gpus[name] > most[name]
-    assert one.saves_usd_per_hour == pytest.approx(bound.fleet.usd_per_hour - one.without_it.usd_per_hour)
+    assert one.saves_usd_per_hour == pytest.approx(present(bound.fleet).usd_per_hour - one.without_it.usd_per_hour)
     assert one.saves_usd_per_hour > 0
 
 

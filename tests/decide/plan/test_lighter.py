@@ -2,6 +2,7 @@
 
 import pytest
 from tests.decide.plan.workloads import one_class, workload
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import ModelChoice
@@ -18,8 +19,9 @@ def plan() -> Plan:
 
 
 def test_the_answer_has_none_of_them(plan: Plan) -> None:
-    assert plan.fleet is not None
-    assert {(pool.deployment.kv_format, pool.deployment.precision.id) for pool in plan.fleet.pools} == {("bf16", "fp8")}
+    assert {(pool.deployment.kv_format, pool.deployment.precision.id) for pool in present(plan.fleet).pools} == {
+        ("bf16", "fp8")
+    }
 
 
 def test_each_is_said_with_its_gain_and_asked_for_gives_it(plan: Plan) -> None:
@@ -29,8 +31,7 @@ def test_each_is_said_with_its_gain_and_asked_for_gives_it(plan: Plan) -> None:
     assert kv.dearer < -0.02
     asked = {LONG.model: ModelChoice(kv_formats=("bf16", "fp8"))}
     again = make_plan(CATALOG, workload(LONG, accelerators=("b200",), models=asked))
-    assert again.fleet is not None
-    assert again.fleet.usd_per_hour <= kv.usd_per_hour * 1.02
+    assert present(again.fleet).usd_per_hour <= kv.usd_per_hour * 1.02
     assert "an FP8 KV cache" not in [one.what for one in again.lighter]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.decide.plan.workloads import CODE, workload
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
@@ -40,8 +41,7 @@ def mixed(catalog: Catalog, pools: list[tuple[str, int, int]], **changes: Any) -
 def test_by_hand(catalog: Catalog) -> None:
     """10 GPUs for seven hours, 5 for seventeen: contracts at 2 against rent at 3 pay for the five that stay."""
     prices = {"usd_per_gpu_hour": {"h200": 3.0}, "reserved_usd_per_gpu_hour": {"h200": 2.0}}
-    found = mixed(catalog, [("h200", 10, 1)], **prices)
-    assert found is not None
+    found = present(mixed(catalog, [("h200", 10, 1)], **prices))
     one = found.accelerators["h200"]
     assert (one.reserved, one.most_on_demand) == (5, 5)
     assert one.usd_per_hour == pytest.approx(5 * 2.0 + 5 * 7 / 24 * 3.0)
@@ -58,8 +58,7 @@ def test_by_hand(catalog: Catalog) -> None:
 )
 def test_the_two_prices_decide(catalog: Catalog, contract: float, reserved: int) -> None:
     prices = {"usd_per_gpu_hour": {"h200": 3.0}, "reserved_usd_per_gpu_hour": {"h200": contract}}
-    found = mixed(catalog, [("h200", 10, 1)], **prices)
-    assert found is not None
+    found = present(mixed(catalog, [("h200", 10, 1)], **prices))
     assert found.accelerators["h200"].reserved == reserved
 
 
@@ -67,8 +66,7 @@ def test_no_other_number_costs_less(catalog: Catalog) -> None:
     day = tuple(np.random.default_rng(3).random(24))
     day = tuple(hour / max(day) for hour in day)
     prices = {"usd_per_gpu_hour": {"h200": 3.0}, "reserved_usd_per_gpu_hour": {"h200": 1.9}}
-    found = mixed(catalog, [("h200", 23, 2)], day=day, **prices)
-    assert found is not None
+    found = present(mixed(catalog, [("h200", 23, 2)], day=day, **prices))
     needed = [2 * max(np.ceil(23 * max(day[h], day[(h + 1) % 24]) - 1e-9), 1) for h in range(24)]
     costs = [n * 1.9 + float(np.mean([max(gpus - n, 0) for gpus in needed])) * 3.0 for n in range(60)]
     assert found.accelerators["h200"].usd_per_hour == pytest.approx(min(costs))
@@ -76,16 +74,14 @@ def test_no_other_number_costs_less(catalog: Catalog) -> None:
 
 def test_whole_nodes_and_those_on_hand(catalog: Catalog) -> None:
     prices = {"usd_per_gpu_hour": {"h200": 3.0}, "reserved_usd_per_gpu_hour": {"h200": 2.0}}
-    found = mixed(catalog, [("h200", 20, 1)], whole_nodes=True, inventory={"h200": 4}, **prices)
-    assert found is not None
+    found = present(mixed(catalog, [("h200", 20, 1)], whole_nodes=True, inventory={"h200": 4}, **prices))
     # 16 beyond those on hand at the peak, 6 in other hours: two nodes and one.
     assert (found.accelerators["h200"].reserved, found.accelerators["h200"].most_on_demand) == (8, 8)
     assert mixed(catalog, [("h200", 4, 1)], inventory={"h200": 4}, **prices) is None
 
 
 def test_what_has_no_contract_price_is_said_with_the_price_at_which_it_would_pay(catalog: Catalog) -> None:
-    found = mixed(catalog, [("mi355x", 10, 1)], usd_per_gpu_hour={"mi355x": 3.0})
-    assert found is not None
+    found = present(mixed(catalog, [("mi355x", 10, 1)], usd_per_gpu_hour={"mi355x": 3.0}))
     assert found.accelerators == {}
     kind, level = found.lacking["mi355x"]
     assert kind == "reserved"

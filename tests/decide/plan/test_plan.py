@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.decide.plan.test_programme import by_search, carries, cheapest
 from tests.decide.plan.workloads import BATCH, CHAT, CODE, FEW, TWO, one_class, workload
+from tests.present import present
 
 from crosstie.catalog.calibration import empty
 from crosstie.catalog.library import Catalog
@@ -48,8 +49,7 @@ def planned(*classes: RequestClass, **changes: Any) -> Plan:
 
 
 def fleet_of(plan: Plan) -> FleetPlan:
-    assert plan.fleet is not None
-    return plan.fleet
+    return present(plan.fleet)
 
 
 def cost(plan: Plan) -> float:
@@ -111,8 +111,7 @@ def test_columns_that_are_left_out_would_not_have_helped() -> None:
         single = choice(one_stack(everything.offers), everything.market, work)
         stacks = {(c.deployment.accelerator.id, c.deployment.stack.id) for c in single.offers.columns}
         assert len(stacks) == len({accelerator for accelerator, _ in stacks})
-        alone = cheapest(single.problem)
-        assert alone is not None
+        alone = present(cheapest(single.problem))
         assert least.usd_per_hour * (1 - 1e-6) <= alone.usd_per_hour <= least.usd_per_hour * 1.1
 
 
@@ -284,25 +283,18 @@ def test_safe_is_never_cheaper_than_likely() -> None:
     for classes in ((CHAT,), (CHAT, CODE, BATCH)):
         safe, likely = (make_plan(calibrated, workload(*classes, sizing=sizing)) for sizing in ("safe", "likely"))
         assert cost(safe) >= cost(likely) / SLACK
-        assert safe.by_estimates is not None
-        assert safe.by_estimates.usd_per_hour <= cost(safe)
-        doubt = safe.uncertainty
-        assert doubt is not None
-        assert doubt.low_usd_per_hour is not None
-        assert doubt.high_usd_per_hour is not None
-        assert doubt.low_usd_per_hour <= doubt.high_usd_per_hour
+        assert present(safe.by_estimates).usd_per_hour <= cost(safe)
+        doubt = present(safe.uncertainty)
+        assert present(doubt.low_usd_per_hour) <= present(doubt.high_usd_per_hour)
         assert 0 <= doubt.enough <= 1
 
 
 def test_uncertainty_counts_what_is_on_hand_as_the_plan_does() -> None:
     plan = make_plan(Catalog([]), workload(CHAT, accelerators=("h200",), inventory={"h200": 100}, sizing="safe"))
     running = next(item.running_usd_per_hour for item in plan.market.items)
-    doubt = plan.uncertainty
-    assert doubt is not None
-    assert doubt.low_usd_per_hour is not None
-    assert doubt.high_usd_per_hour is not None
-    assert doubt.high_usd_per_hour <= 100 * running
-    assert doubt.low_usd_per_hour <= cost(plan) * 1.001
+    doubt = present(plan.uncertainty)
+    assert present(doubt.high_usd_per_hour) <= 100 * running
+    assert present(doubt.low_usd_per_hour) <= cost(plan) * 1.001
 
 
 @pytest.mark.parametrize(
@@ -371,8 +363,7 @@ def test_pools_carry_their_load_by_an_independent_test() -> None:
     """Farkas' lemma on the fleet of a plan: its replicas do carry the peak, and with any one fewer they do not."""
     work = workload(CHAT, CODE, accelerators=TWO, usd_per_gpu_hour=PRICES, simplicity=0.0)
     asked = asked_of(work)
-    found = cheapest(asked.problem)
-    assert found is not None
+    found = present(cheapest(asked.problem))
     used = np.flatnonzero(found.replicas)
     small = asked.problem.only(used, np.arange(len(asked.problem.demand)))
     counts = found.replicas[used].astype(float)
@@ -405,8 +396,7 @@ def test_the_plan_says_how_far_from_the_best_it_may_be() -> None:
     """Of the columns that it chose from."""
     work = workload(usd_per_gpu_hour=PRICES)
     everything = asked_of(work)
-    exact = cheapest(choice(one_stack(everything.offers), everything.market, work).problem)
-    assert exact is not None
+    exact = present(cheapest(choice(one_stack(everything.offers), everything.market, work).problem))
     fleet = fleet_of(planned())
     assert 0 <= fleet.gap < 0.02
     assert fleet.usd_per_hour * (1 - fleet.gap) <= exact.usd_per_hour * (1 + 1e-6)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from tests.needs import one_in
+from tests.present import present
 
 from crosstie.core.errors import BadInput
 from crosstie.decide.plan import rows, solver
@@ -230,8 +231,7 @@ def test_a_quick_fleet_is_a_fleet_and_no_better_than_the_best() -> None:
         assert quick is not None, seed
         assert_feasible(problem, quick)
         assert quick.usd_per_hour >= best.usd_per_hour * (1 - 1e-6), seed
-        usual = solve(problem)
-        assert usual is not None
+        usual = present(solve(problem))
         assert best.usd_per_hour * (1 - 1e-6) <= usual.usd_per_hour <= best.usd_per_hour * (1 + 2 * solver.WORK), seed
 
 
@@ -258,8 +258,7 @@ def test_columns_that_are_not_allowed_are_not_used() -> None:
         if other is not None:
             assert not np.any(other.replicas[used]), seed
             assert other.usd_per_hour >= best.usd_per_hour * (1 - 1e-6), seed
-        same = cheapest(problem, used)
-        assert same is not None
+        same = present(cheapest(problem, used))
         assert same.usd_per_hour == pytest.approx(best.usd_per_hour, rel=1e-6), seed
 
 
@@ -272,8 +271,7 @@ def test_dominance_and_pieces_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(fewer) >= 5
     monkeypatch.setattr(solver, "_pieces", lambda problem, columns, price: [(columns, np.arange(len(problem.demand)))])
     for seed, problem, best in problems:
-        plain = cheapest(problem)
-        assert plain is not None
+        plain = present(cheapest(problem))
         assert plain.usd_per_hour == pytest.approx(best.usd_per_hour, rel=1e-6), seed
 
 
@@ -292,8 +290,7 @@ def test_of_fleets_that_cost_the_same_the_least_busy_is_the_answer_however_colum
         assert np.array_equal(first.replicas, backwards.replicas[::-1]), seed
         assert np.array_equal(first.replicas, mixed.replicas[[1, 3, 0, 2]]), seed
         assert first.share == pytest.approx(backwards.share[::-1], abs=1e-4), seed
-        equal = cheapest(problem)
-        assert equal is not None
+        equal = present(cheapest(problem))
         assert first.usd_per_hour <= equal.usd_per_hour * (1 + solver.WORK), seed
         several += not np.array_equal(first.replicas, equal.replicas)
     assert several >= 5, "else price alone would have done"
@@ -430,11 +427,9 @@ def test_a_search_that_finds_nothing_leaves_the_relaxation_rounded_up(monkeypatc
         return rows.run_highs(*arguments, replicas=replicas, relaxed=relaxed)
 
     problem = instance(7)
-    best = cheapest(problem)
-    assert best is not None
+    best = present(cheapest(problem))
     monkeypatch.setattr(solver, "run_highs", slow)
-    rounded = solve(problem)
-    assert rounded is not None
+    rounded = present(solve(problem))
     load = np.divide(
         rounded.share * problem.demand, problem.rate, out=np.zeros_like(problem.rate), where=problem.rate > 0
     )
@@ -450,13 +445,11 @@ def test_more_load_or_higher_prices_never_cost_less(seed: int, factor: float) ->
     now = cheapest(problem)
     if now is None:
         return
-    busier = cheapest(replace(problem, demand=problem.demand * factor))
-    assert busier is not None
+    busier = present(cheapest(replace(problem, demand=problem.demand * factor)))
     assert busier.usd_per_hour >= now.usd_per_hour * (1 - 1e-6)
     usd = problem.usd_per_hour.copy()
     usd[0] *= factor
-    dearer = cheapest(replace(problem, usd_per_hour=usd))
-    assert dearer is not None
+    dearer = present(cheapest(replace(problem, usd_per_hour=usd)))
     assert now.usd_per_hour * (1 - 1e-6) <= dearer.usd_per_hour <= now.usd_per_hour * factor * (1 + 1e-6)
 
 
@@ -475,8 +468,7 @@ def test_of_little_traffic_whole_nodes_decide_and_not_the_relaxation(monkeypatch
     )  # fmt: skip
     monkeypatch.setattr(solver, "_LARGE", 0)
     monkeypatch.setattr(solver, "_MORE_COLUMNS", solver._FEW_COLUMNS)
-    found = solve(problem)
-    assert found is not None
+    found = present(solve(problem))
     assert found.usd_per_hour == 3.0
     # The bound counts whole nodes, so that the answer is known to be the best.
     monkeypatch.setattr(solver, "_best_alone", lambda problem: [])

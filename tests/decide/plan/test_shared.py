@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import Command
+from tests.present import present
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
@@ -12,7 +13,7 @@ from crosstie.catalog.workloads import read_workload
 from crosstie.core.errors import BadData
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, plan as make_plan
-from crosstie.decide.plan.simulate import simulate_sharing
+from crosstie.decide.plan.shared import simulate_sharing
 
 MODELS = ("llama-3.1-8b", "gpt-oss-20b", "qwen3-32b", "llama-3.3-70b", "gpt-oss-120b")
 
@@ -90,10 +91,10 @@ def test_others_have_replicas_of_their_own(catalog: Catalog, tmp_path: Path) -> 
     shared = f"models = {list(MODELS)}\ncold_share = 0.2"
     plan = planned(catalog, tmp_path, text(shared, extra=extra))
     assert plan.fleet is not None
-    assert plan.shared is not None
-    assert plan.shared.answer is not None
     assert [carried.part.request_class.name for pool in plan.fleet.pools for carried in pool.carried][:1] == ["own"]
-    assert plan.usd_per_hour == pytest.approx(plan.fleet.usd_per_hour + plan.shared.answer.usd_per_hour)
+    assert plan.usd_per_hour == pytest.approx(
+        plan.fleet.usd_per_hour + present(present(plan.shared).answer).usd_per_hour
+    )
     fleet = fleet_of(plan)
     assert len(fleet.pools) == len(plan.fleet.pools) + 1
     names = {pool.name for pool in fleet.pools}
@@ -105,19 +106,16 @@ def test_a_shared_pool_is_priced_and_limited_as_others_are(catalog: Catalog, tmp
     """GPUs on hand cost their running, whole nodes what is bought; at_most is for both together."""
     limits = "inventory = { b200 = 1 }\nwhole_nodes = true\n"
     plan = planned(catalog, tmp_path, text("cold_share = 0.001", accelerators='"b200"') + limits)
-    assert plan.shared is not None
-    (pool,) = plan.shared.pools
+    (pool,) = present(plan.shared).pools
     assert 1 < pool.gpus <= 8
     (item,) = plan.market.items
     # A node is bought, and then nothing runs on what is on hand.
     assert pool.usd_per_hour == pytest.approx(8 * item.quote.usd)
     alone = planned(catalog, tmp_path, text(accelerators='"b200"') + "inventory = { b200 = 100 }\n")
-    assert alone.shared is not None
-    (owned,) = alone.shared.pools
+    (owned,) = present(alone.shared).pools
     assert owned.usd_per_hour == pytest.approx(owned.gpus * item.running_usd_per_hour)
     stinted = "inventory = { b200 = 100 }\nat_most = { b200 = 0 }\n"
-    refused = planned(catalog, tmp_path, text(accelerators='"b200"') + stinted).shared
-    assert refused is not None
+    refused = present(planned(catalog, tmp_path, text(accelerators='"b200"') + stinted).shared)
     assert "constraints.at_most" in refused.left_out["b200"]
 
 

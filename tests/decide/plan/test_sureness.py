@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
@@ -32,13 +33,11 @@ BIG = one_class("chat", 30.0, {"median": 800, "p95": 4000}, 250, model="llama-3.
 
 
 def enough(found: Plan) -> float:
-    assert found.uncertainty is not None
-    return found.uncertainty.enough
+    return present(found.uncertainty).enough
 
 
 def stacks(found: Plan) -> set[str]:
-    assert found.fleet is not None
-    return {pool.deployment.stack.id for pool in found.fleet.pools}
+    return {pool.deployment.stack.id for pool in present(found.fleet).pools}
 
 
 @pytest.mark.slow
@@ -67,10 +66,8 @@ def test_where_being_sure_costs_many_times_as_much_it_does_not_buy_the_fleet() -
     found = plan(CATALOG, workload(tight, accelerators=("mi300x",), sure=0.8))
     likely = plan(CATALOG, workload(tight, accelerators=("mi300x",), sizing="likely"))
     assert found.too_dear is not None
-    assert found.fleet is not None
-    assert likely.fleet is not None
     assert likely.too_dear is None
-    assert found.fleet.usd_per_hour == pytest.approx(likely.fleet.usd_per_hour)
+    assert present(found.fleet).usd_per_hour == pytest.approx(present(likely.fleet).usd_per_hour)
     assert found.workload.sureness == 0.8
 
 
@@ -81,11 +78,9 @@ def test_where_no_fleet_is_that_sure_the_estimates_have_the_answer_and_it_says_s
     """A TPOT target between the estimate's floor and the slow end's: a guess is worth more than "no fleet"."""
     tight = one_class("chat", 5.0, 800, 250, ttft=(2.0, 0.9), tpot=(0.0105, 0.9), model="llama-3.3-70b")
     found = plan(CATALOG, workload(tight, accelerators=("mi300x",), sure=0.8))
-    assert found.fleet is not None
     assert found.too_dear == NO_FLEET
     likely = plan(CATALOG, workload(tight, accelerators=("mi300x",), sizing="likely"))
-    assert likely.fleet is not None
-    assert found.fleet.gpus == likely.fleet.gpus
+    assert present(found.fleet).gpus == present(likely.fleet).gpus
     assert document(found, {})["too_dear_to_be_sure"]["usd_per_hour"] is None
     monkeypatch.setenv("COLUMNS", "200")
     show_plan(found, verbose=False)
@@ -97,11 +92,10 @@ def test_where_no_fleet_is_that_sure_the_estimates_have_the_answer_and_it_says_s
 def test_what_being_sure_costs_is_told() -> None:
     found = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sure=0.9))
     assert [one.sure for one in found.sureness] == [0.5, 0.8, 0.9, 0.95]
-    assert found.fleet is not None
     costs = [one.fleet.usd_per_hour for one in found.sureness if one.fleet]
     assert len(costs) == 4
     assert costs == sorted(costs)
-    assert costs[2] == found.fleet.usd_per_hour
+    assert costs[2] == present(found.fleet).usd_per_hour
 
 
 @pytest.mark.slow
@@ -110,9 +104,7 @@ def test_half_sure_is_what_the_estimates_say() -> None:
     likely = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sizing="likely"))
     half = found.sureness[0]
     assert half.sure == 0.5
-    assert half.fleet is not None
-    assert likely.fleet is not None
-    assert half.fleet.usd_per_hour == pytest.approx(likely.fleet.usd_per_hour, rel=0.02)
+    assert present(half.fleet).usd_per_hour == pytest.approx(present(likely.fleet).usd_per_hour, rel=0.02)
 
 
 def test_without_calibration_nothing_is_said_of_it(uncalibrated: Catalog) -> None:
@@ -125,8 +117,7 @@ def test_errors_of_an_accelerator_under_a_stack_go_together() -> None:
     """Two pools of the same are as sure as one; were they drawn apart, they would be less."""
     one = plan(CATALOG, workload(BIG, accelerators=("mi300x",), sure=0.8))
     both = plan(CATALOG, workload(BIG, CODE, accelerators=("mi300x",), sure=0.8))
-    assert both.fleet is not None
-    assert len(both.fleet.pools) > 1
+    assert len(present(both.fleet).pools) > 1
     assert np.isclose(enough(one), enough(both), atol=0.12)
     assert enough(both) >= 0.78
 
@@ -141,9 +132,7 @@ def test_a_stack_that_was_measured_with_the_model_goes_before_one_that_was_not()
     assert [(one.model, one.stack) for one in first.passed_over] == [("deepseek-r1", "vLLM")]
     assert stacks(free) == {"vllm"}
     assert free.passed_over == []
-    assert free.fleet is not None
-    assert first.fleet is not None
-    assert free.fleet.usd_per_hour < first.fleet.usd_per_hour
+    assert present(free.fleet).usd_per_hour < present(first.fleet).usd_per_hour
     named = {R1.model: ModelChoice(precisions=("native",), stacks=("vllm",))}
     assert stacks(plan(CATALOG, workload(R1, accelerators=("mi300x",), models=named))) == {"vllm"}
 
@@ -190,8 +179,7 @@ def test_what_simulation_corrects_makes_no_fleet_surer() -> None:
     def sure_of(correction: dict[str, float]) -> tuple[float, float]:
         asked = choice(undominated(offered.corrected(correction)), market(CATALOG, work), work)
         asked = replace(asked, correction=correction)
-        fleet = solve(asked.problem)
-        assert fleet is not None
+        fleet = present(solve(asked.problem))
         return JointErrors(surveyed, asked, scaling).enough(fleet), fleet.usd_per_hour
 
     (plain, cost), (corrected, less) = sure_of({}), sure_of({"llama-3.3-70b": 1.5})

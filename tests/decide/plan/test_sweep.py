@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.decide.plan.workloads import CHAT, TWO, workload
+from tests.present import present
 from tests.waiting import LIMIT_S
 
 import crosstie
@@ -126,8 +127,7 @@ def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
         start_new_session=True,
     )  # fmt: skip
     try:
-        assert started.stderr is not None
-        for line in started.stderr:
+        for line in present(started.stderr):
             if line.startswith("simulating 3 "):
                 break
         os.killpg(started.pid, signal.SIGINT)

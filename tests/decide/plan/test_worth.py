@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
@@ -21,12 +22,9 @@ def made() -> Plan:
 
 
 def test_it_saves_what_the_interval_costs(made: Plan) -> None:
-    one = made.worth_measuring
-    assert one is not None
-    assert made.fleet is not None
-    assert made.by_estimates is not None
+    one = present(made.worth_measuring)
     # No single measurement saves more than all estimates turning out right would.
-    everything = made.fleet.usd_per_hour - made.by_estimates.usd_per_hour
+    everything = present(made.fleet).usd_per_hour - present(made.by_estimates).usd_per_hour
     assert 0.0 < one.saves_usd_per_hour <= everything * 1.03
     assert one.deployment.accelerator.id in one.gpus
     # Slower worlds save nothing and faster ones more.
@@ -43,8 +41,7 @@ def test_where_nothing_is_unsure_nothing_is_worth_measuring(uncalibrated: Catalo
 
 
 def test_commands_start_the_engine_as_it_was_planned(made: Plan) -> None:
-    one = made.worth_measuring
-    assert one is not None
+    one = present(made.worth_measuring)
     judged = Readiness(engine="sglang", release="0.5.18", verdict="ready", settings=("A=1", "--attention-backend x"))
 
     def commands(stack: str, **split: int) -> list[str]:

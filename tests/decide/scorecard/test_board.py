@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.present import present
 
 from crosstie.catalog.export import export_class, read_export, shipped_export
 from crosstie.catalog.library import Catalog
@@ -149,11 +150,8 @@ def test_a_contest_ranks_by_cost_and_says_how_surely(calibrated: Catalog, chosen
     assert own.tpot_s <= 0.030
     assert first.usd_per_mtok == pytest.approx(first.quote.usd / 3600 / own.output_tokens_per_s_per_gpu * 1e6)
     assert found.ratio == pytest.approx(second.usd_per_mtok / first.usd_per_mtok)
-    assert found.ratio_at_worst is not None
-    assert found.ratio is not None
-    assert found.ratio_at_worst <= found.ratio
-    assert found.confidence is not None
-    assert 0.0 < found.confidence <= 1.0
+    assert present(found.ratio_at_worst) <= present(found.ratio)
+    assert 0.0 < present(found.confidence) <= 1.0
     axes = speed([found], chosen)
     assert cell(axes, "small, tokens/s", first.accelerator.id).value == first.tokens_per_s_per_gpu
     assert cell(axes, "  $/M tokens", first.accelerator.id).value == first.usd_per_mtok
@@ -180,17 +178,14 @@ def test_prices_of_two_kinds_are_not_held_against_each_other(calibrated: Catalog
 
 def test_a_price_that_sellers_do_not_agree_on_is_unsure(calibrated: Catalog, chosen: list[Accelerator]) -> None:
     """MI355X at $2.59 and at $8.60: which of them one gets decides, so that nobody is sure."""
-    price = quote(calibrated.prices, "mi355x", "on-demand")
-    assert price is not None
+    price = present(quote(calibrated.prices, "mi355x", "on-demand"))
     assert price.is_open
     assert sorted(set(price.in_worlds.tolist())) == list(price.sellers)
     assert price.in_worlds.tolist() == price.in_worlds.tolist()
     found = contest(calibrated, SMALL, [one for one in chosen if one.id != "h200"])
     assert found.ranking[0].accelerator.id == "mi355x"
-    assert found.flips_at is not None
-    assert found.confidence is not None
-    assert found.ranking[0].quote.usd < found.flips_at < price.sellers[-1]
-    assert found.confidence < 0.8
+    assert found.ranking[0].quote.usd < present(found.flips_at) < price.sellers[-1]
+    assert present(found.confidence) < 0.8
     exact = replace(price, sellers=())
     assert set(exact.in_worlds.tolist()) == {price.usd}
 

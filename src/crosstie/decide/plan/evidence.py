@@ -19,7 +19,7 @@ from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.solver import solve
-from crosstie.decide.plan.survey import of_one_stack, offers, surveys, undominated
+from crosstie.decide.plan.survey import of_one_stack, offers, surveys
 
 # A saving below this share is within what estimates err by.
 _WORTH_SAYING = 0.1
@@ -53,13 +53,12 @@ def with_unmeasured(
     where = _accelerators(gate.passed_over.values())
     kinds = [item.accelerator for item in asked.market.items if item.id in where]
     tried = of_one_stack(surveys(catalog, every, kinds, gate=Gate(catalog, every)), scaling)
-    offered = undominated(offers(tried, scaling, peak=asked.peak).corrected(asked.correction))
-    read = asked.with_offers(offered)
+    read = asked.by(offers(tried, scaling, peak=asked.peak))
     found = solve(read.problem, quickly=True)
     fleet = alternative(read, found, usd_per_hour)
     if found is None or fleet is None or fleet.dearer > -_WORTH_SAYING:
         return None
-    used = [offered.columns[i].deployment.decode for i in np.flatnonzero(found.replicas)]
+    used = [read.offers.columns[i].deployment.decode for i in np.flatnonzero(found.replicas)]
     over = [d.stack.name for d in used if d.accelerator.id in gate.passed_over.get((d.model.id, d.stack.name), ())]
     return Unmeasured(tuple(dict.fromkeys(over)), fleet) if over else None
 

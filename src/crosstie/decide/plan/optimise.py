@@ -13,7 +13,7 @@ from crosstie.decide.plan.capacity import TrafficPart
 from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.programme import Indices, Mask, Percentile, Programme, Solution
 from crosstie.decide.plan.solver import MANY_PARTS, solve
-from crosstie.decide.plan.survey import Offers, peak_of
+from crosstie.decide.plan.survey import Offers, peak_of, undominated
 from crosstie.perf.hardware import Array
 
 # Pools that are tried to do without, the smallest first: of fifty nobody waits for all.
@@ -39,6 +39,13 @@ class Choice:
     def with_offers(self, offered: Offers) -> "Choice":
         """The same demand, prices and limits for other offers."""
         return replace(self, offers=offered, problem=replace(self.problem, **_columns(offered, self.market)))
+
+    def by(self, offered: Offers) -> "Choice":
+        """The same question by other estimates, corrected as these are, without columns that others replace."""
+        return self.with_offers(undominated(offered.corrected(self.correction)))
+
+    def with_vendor_share(self, share: Array) -> "Choice":
+        return replace(self, problem=replace(self.problem, vendor_share=share))
 
     def gpus(self, solution: Solution) -> dict[str, int]:
         """Of a fleet by accelerator, those with most first."""
@@ -184,7 +191,7 @@ def simplest(
 
 def single_vendor(asked: Choice) -> dict[str, Solution | None]:
     """The best fleet of each vendor alone, whatever share a policy asks for others."""
-    free = replace(asked.problem, vendor_share=np.zeros_like(asked.problem.vendor_share))
+    free = asked.with_vendor_share(np.zeros_like(asked.problem.vendor_share)).problem
     found: dict[str, Solution | None] = {}
     for vendor in asked.market.vendors:
         allowed = asked.allowing(lambda item, vendor=vendor: item.vendor == vendor)  # type: ignore[misc]

@@ -46,7 +46,7 @@ from crosstie.decide.plan.search import (
     family_bounds,
     times_borne,
 )
-from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan
+from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan, simulate_sharing
 from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import (
@@ -241,6 +241,9 @@ def plan(
     if workload.sharing is None:
         return _own_plan(catalog, workload, priced, made, on_progress, confirm)
     shared = shared_plan(catalog, workload, workload.sharing, priced, on_progress)
+    if confirm and shared.answer:
+        on_progress(0, 0, "simulating shared replicas")
+        shared = replace(shared, simulated=simulate_sharing(shared.answer, workload))
     own = beside_shared(workload, shared)
     if own is None:
         considered = len(shared.pools) + len(shared.left_out)
@@ -403,27 +406,27 @@ def _confirmed(
     shown = Shown(catalog, workload, asked.peak)
 
     def put(sure: float, family: tuple[str, str] | None = None, vendor: str | None = None) -> Question:
+        scaling = WorldScaling(workload, sure)
         if sure not in by_sureness:
-            by_sureness[sure] = offers(surveyed, WorldScaling(workload, sure), peak=asked.peak)
+            by_sureness[sure] = offers(surveyed, scaling, peak=asked.peak)
         everything = _only(by_sureness[sure], family, vendor)
+        # Of one vendor alone no share is asked for others.
+        free = asked.with_vendor_share(np.zeros_like(asked.problem.vendor_share)) if vendor else asked
         same = (sure, family, vendor) == (each, None, None)
-        question = asked if same else _freed(asked, vendor).with_offers(undominated(everything))
-        return Question(everything, question, WorldScaling(workload, sure), sure, family, vendor)
+        return Question(everything, asked if same else free.by(everything), scaling, family, vendor)
 
-    def surer(question: Question, corrected: Choice, fleet: Solution) -> float | None:
+    def surer(question: Question, corrected: Choice, fleet: Solution) -> Question | None:
         errors = JointErrors(surveyed, corrected, question.scaling)
         together = errors.each_sure(fleet, workload.sureness)
-        return together if errors.enough(fleet) < workload.sureness - _NEARLY else None
+        enough = errors.enough(fleet) >= workload.sureness - _NEARLY
+        return None if enough or together <= question.scaling.sure else put(together, None, question.vendor)
 
     def searched(
         vendor: str | None = None, below: float = np.inf, tolerance: float = TOLERANCE
     ) -> tuple[Search, Proposal | None]:
         # Of a vendor's fleets those of one accelerator, below, are the likelier ones.
         left = REQUESTS // (4 if vendor else 1)
-        search = Search(
-            shown, put(each, None, vendor), surer=surer, put=lambda sure, _: put(sure, None, vendor),
-            on_progress=on_progress, left=left,
-        )  # fmt: skip
+        search = Search(shown, put(each, None, vendor), surer=surer, on_progress=on_progress, left=left)
         best = search.run(below, tolerance)
         least = search.bound_usd_per_hour
         near = least < _NEAR * below / MOST_TIMES
@@ -431,7 +434,7 @@ def _confirmed(
             # A rival that comes near the answer and may be far too dear would mislead.
             search.left += REQUESTS // 4
             best = search.run(below, tolerance)
-        if vendor or search.question.sure > workload.sureness:
+        if vendor or search.question.scaling.sure > workload.sureness:
             for number, (family, bound) in enumerate(family_bounds(search, put(workload.sureness, None, vendor))):
                 least = min(below, best.usd_per_hour if best else np.inf)
                 # A rival's fleet of one accelerator is looked for whatever the mixtures before have cost.
@@ -459,32 +462,11 @@ def _confirmed(
     seen = search.confirmed(best)
     paid = seen.answer.usd_per_hour
     beside = {
-        vendor: Alternative(_gpus(one), one.usd_per_hour, one.usd_per_hour / paid - 1.0, confirmed=True)
+        vendor: Alternative(one.gpus, one.usd_per_hour, one.usd_per_hour / paid - 1.0, confirmed=True)
         for vendor, one in rivals.items()
-        if one.usd_per_hour >= paid and vendor not in _vendors(seen)
+        if one.usd_per_hour >= paid and seen.vendors != {vendor}
     }
     return _beside_others(seen, surveyed) if seen.question.family or seen.question.vendor else seen, beside
-
-
-def _gpus(fleet: Proposal) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for pool in sorted(fleet.pools, key=lambda one: -one.gpus):
-        name = pool.deployment.accelerator.id
-        found[name] = found.get(name, 0) + pool.gpus
-    return found
-
-
-def _vendors(seen: Confirmed) -> set[str]:
-    """Of an answer of one vendor, that one."""
-    market = seen.asked.market
-    used = {market.items[market.index(name)].vendor for name in seen.asked.gpus(seen.answer)}
-    return used if len(used) == 1 else set()
-
-
-def _freed(asked: Choice, vendor: str | None) -> Choice:
-    """Of one vendor alone no share is asked for others."""
-    none = np.zeros_like(asked.problem.vendor_share)
-    return replace(asked, problem=replace(asked.problem, vendor_share=none)) if vendor else asked
 
 
 def _beside_others(seen: Confirmed, surveyed: list[Survey]) -> Confirmed:
@@ -525,7 +507,11 @@ def _as_sure(
     """
     sure = workload.sureness
     scaling = WorldScaling(workload, sure)
-    asked = choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), priced, workload)
+
+    def read(scaling: WorldScaling) -> Choice:
+        return choice(undominated(offers(surveyed, scaling, peak=peak_of(workload))), priced, workload)
+
+    asked = read(scaling)
     on_progress(0, 0, f"{len(asked.offers.columns)} pools to choose from")
     answer = solve(asked.problem)
     if answer is None:
@@ -534,9 +520,7 @@ def _as_sure(
     each = errors.each_sure(answer, sure)
     if each == sure or errors.enough(answer) >= sure:
         return asked, answer, sure
-    surer = choice(
-        undominated(offers(surveyed, WorldScaling(workload, each), peak=peak_of(workload))), priced, workload
-    )
+    surer = read(WorldScaling(workload, each))
     found = solve(surer.problem)
     # Limits may leave no room for that; then the answer says how sure it is.
     return (surer, found, each) if found else (asked, answer, sure)
@@ -632,8 +616,7 @@ def _by_estimates(
     surveyed: list[Survey], asked: Choice, answer: Solution, workload: Workload
 ) -> tuple[Alternative | None, Worth | None]:
     """The fleet by the estimates themselves, and the measurement that would go furthest towards it."""
-    offered = offers(surveyed, EstimateScale.none, peak=asked.peak).corrected(asked.correction)
-    read = asked.with_offers(undominated(offered))
+    read = asked.by(offers(surveyed, EstimateScale.none, peak=asked.peak))
     likely = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
     return likely, worth_measuring(asked, read, answer, scaling_of(workload))
 
@@ -658,8 +641,7 @@ def _sureness(
             fleet = likely
         else:
             scaling = WorldScaling(workload, errors.each_sure(answer, sure))
-            offered = offers(some, scaling, peak=asked.peak).corrected(asked.correction)
-            read = asked.with_offers(undominated(offered))
+            read = asked.by(offers(some, scaling, peak=asked.peak))
             fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
         # What is surer than asked is sure enough; and what is surer than the answer, which holds, costs no less.
         dearer = fleet is not None and fleet.usd_per_hour > answer.usd_per_hour
@@ -675,9 +657,7 @@ def _length(
     """The fleet if prompts were so many times as long, of the accelerators of the fleets known by then."""
     kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
     again = [survey([d for d in one.deployments if d.accelerator.id in kinds], longer(one, factor)) for one in surveyed]
-    read = asked.with_offers(
-        undominated(offers(again, scaling_of(workload), peak=asked.peak).corrected(asked.correction))
-    )
+    read = asked.by(offers(again, scaling_of(workload), peak=asked.peak))
     fleet = alternative(read, solve(read.problem, quickly=True), answer.usd_per_hour)
     return PromptLength(factor, fleet, fleet is not None and set(fleet.gpus) == set(asked.gpus(answer)))
 

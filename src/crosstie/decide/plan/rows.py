@@ -37,27 +37,49 @@ class Undecided(BadInput):
     """Neither a fleet nor the proof that there is none."""
 
 
-class Rows:
+class SparseRows:
+    """Rows of a linear programme, one by one: which variables, times what, between which bounds."""
+
+    def __init__(self) -> None:
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+        self.entries: list[tuple[NDArray[Any], Array]] = []
+
+    def add(self, where: NDArray[Any], values: Array, low: float, high: float) -> None:
+        self.entries.append((where, values))
+        self.lower.append(low)
+        self.upper.append(high)
+
+    def model(self, cost: Array, least: Array, most: Array) -> Any:
+        """As HiGHS takes it; `least` and `most` are bounds of the variables."""
+        # Only plans need it, and it takes 20 ms to import.
+        import highspy
+
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(cost), len(self.entries)
+        model.col_cost_, model.col_lower_, model.col_upper_ = cost, least, most
+        model.row_lower_, model.row_upper_ = np.array(self.lower), np.array(self.upper)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.concatenate(([0], np.cumsum([len(where) for where, _ in self.entries])))
+        model.a_matrix_.index_ = np.concatenate([np.zeros(0, np.int64), *(where for where, _ in self.entries)])
+        model.a_matrix_.value_ = np.concatenate([np.zeros(0), *(values for _, values in self.entries)])
+        return model
+
+
+class Rows(SparseRows):
     """Variables: n by column, x by pair of column and part; by accelerator units bought, and GPUs on hand in use."""
 
     def __init__(self, problem: Programme):
+        super().__init__()
         self.problem = problem
         self.column, self.part = np.nonzero(problem.rate)
         self.first_share = len(problem.gpus)
         self.first_bought = self.first_share + len(self.column)
         self.first_on_hand = self.first_bought + len(problem.usd_per_hour)
         self.size = self.first_on_hand + len(problem.usd_per_hour)
-        self.lower: list[float] = []
-        self.upper: list[float] = []
-        self.entries: list[tuple[NDArray[Any], Array]] = []
         self._carry()
         self._gpus()
         self._limits()
-
-    def add(self, where: NDArray[Any], values: Array, low: float, high: float) -> None:
-        self.entries.append((where, values))
-        self.lower.append(low)
-        self.upper.append(high)
 
     def _carry(self) -> None:
         problem = self.problem
@@ -159,20 +181,12 @@ def run_highs(
 ) -> SolverResult:
     """`replicas` fixes their numbers; `divisible` lets them be divided, `relaxed` nodes as well; `thorough` looks for
     any fleet with all means."""
-    # Only plans need it, and it takes 20 ms to import.
     import highspy
 
-    model = highspy.HighsLp()
-    model.num_col_, model.num_row_ = rows.size, len(rows.entries)
     least, most = np.zeros(rows.size), rows.most()
     if replicas is not None:
         least[: rows.first_share] = most[: rows.first_share] = replicas
-    model.col_cost_, model.col_lower_, model.col_upper_ = cost, least, most
-    model.row_lower_, model.row_upper_ = np.array(rows.lower), np.array(rows.upper)
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_ = np.concatenate(([0], np.cumsum([len(where) for where, _ in rows.entries])))
-    model.a_matrix_.index_ = np.concatenate([where for where, _ in rows.entries])
-    model.a_matrix_.value_ = np.concatenate([values for _, values in rows.entries])
+    model = rows.model(cost, least, most)
     kinds = highspy.HighsVarType
     if replicas is None and not relaxed:
         model.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in rows.whole(divisible)]

@@ -240,7 +240,7 @@ def _result(
         good_output_tokens_per_s=float(outputs[good & measured].sum()) / span_s,
         prefix_hit_rate=simulator.hit_rate,
         classes=classes,
-        pools=[_pool_result(number, simulator, traffic, tally, course, since, kind[measured & (pool == number)])
+        pools=[_pool_result(number, simulator, traffic, course, since, kind[measured & (pool == number)])
                for number in range(len(fleet.pools))],
         course=course,
         outages=[_outage(one, count, at, served, good) for one, count in zip(case.outages, handed, strict=True)],
@@ -249,7 +249,7 @@ def _result(
 
 
 def _pool_result(
-    number: int, simulator: FleetSimulator, traffic: Traffic, tally: _Tally, course: Course, since: float, kinds: Array
+    number: int, simulator: FleetSimulator, traffic: Traffic, course: Course, since: float, kinds: Array
 ) -> PoolResult:
     live = simulator.live.pools[number]
     seen = course.pools[live.name]

@@ -24,7 +24,7 @@ from crosstie.decide.plan.answer import PoolPlan, fleet_plan
 from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier
 from crosstie.decide.plan.optimise import Choice, least_usd_per_hour, simplify
-from crosstie.decide.plan.programme import Programme, Solution
+from crosstie.decide.plan.programme import Solution
 from crosstie.decide.plan.scaling import Reading, WorldScaling
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
@@ -55,20 +55,18 @@ _NONE, _STEP_TO_CARRY, _STEPS_TO_CARRY = 1e-9, 1.03, 200
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What fleets are proposed for: all columns, before any was left out, the programme over them, and how estimates
-    are scaled. `sure`: how sure each estimate is taken to be; `family` and `vendor`: the accelerator and stack, and the
-    vendor, that it is limited to."""
+    """What fleets are proposed for: all columns, before any was left out, the programme over them, and how sure each
+    estimate is taken to be. `family` and `vendor`: the accelerator and stack, and the vendor, that it is limited to."""
 
     everything: Offers
     asked: Choice
     scaling: WorldScaling
-    sure: float
     family: tuple[str, str] | None = None
     vendor: str | None = None
 
 
-# Given a fleet with its question: how sure each estimate has to be where it is not as sure as asked.
-Surer = Callable[[Question, Choice, Solution], float | None]
+# Given a fleet with its question: the question with each estimate surer, where the fleet is not as sure as asked.
+Surer = Callable[[Question, Choice, Solution], Question | None]
 
 # Which replicas under which promise, and what they are meant for: what a correction is for.
 _Meant = tuple[Key, Tier, Purpose]
@@ -89,6 +87,19 @@ class Proposal:
         """What is paid for it: in whole nodes, where that is asked. Without end where limits forbid it."""
         return _usd_per_hour(self.asked, self.pools)
 
+    @property
+    def vendors(self) -> set[str]:
+        return {pool.deployment.accelerator.vendor for pool in self.pools}
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """By accelerator, that of the largest pool first."""
+        found: dict[str, int] = {}
+        for pool in sorted(self.pools, key=lambda one: -one.gpus):
+            name = pool.deployment.accelerator.id
+            found[name] = found.get(name, 0) + pool.gpus
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
@@ -101,8 +112,9 @@ class Confirmed:
     simulations: int
 
     @property
-    def holds(self) -> bool:
-        return all(one.holds for one in self.classes)
+    def vendors(self) -> set[str]:
+        market = self.asked.market
+        return {market.items[market.index(name)].vendor for name in self.asked.gpus(self.answer)}
 
 
 @dataclass(slots=True)
@@ -126,40 +138,28 @@ class Shown:
         return Trials(self.catalog, self.workload, model, scaling, self.peak, self.runs)
 
     def answering(self, question: Question) -> Proposal | None:
-        """The cheapest that holds of those that a question allows."""
+        """The cheapest that holds of those that a question allows, under its shares of vendors."""
         allowed = [
-            replace(one, asked=replace(one.asked, problem=_limits_of(one.asked.problem, question.asked.problem)))
+            replace(one, asked=one.asked.with_vendor_share(question.asked.problem.vendor_share))
             for one in self.holding
             if (question.family is None or one.question.family == question.family)
-            and one.question.sure >= (question.sure if one.question.family is None else 0.0)
-            and question.vendor in (None, *_vendors(one))
-            and len(_vendors(one)) <= (1 if question.vendor else inf)
+            and (one.question.family is not None or one.question.scaling.sure >= question.scaling.sure)
+            and (question.vendor is None or one.vendors == {question.vendor})
         ]
         best = min(allowed, key=lambda one: one.usd_per_hour, default=None)
         return best if best is not None and best.usd_per_hour < inf else None
-
-
-def _limits_of(problem: Programme, other: Programme) -> Programme:
-    """The same under another question's shares of vendors."""
-    return replace(problem, vendor_share=other.vendor_share)
-
-
-def _vendors(one: Proposal) -> set[str]:
-    return {pool.deployment.accelerator.vendor for pool in one.pools}
 
 
 class Search:
     """For the cheapest fleet that holds and answers a question."""
 
     def __init__(
-        self, shown: Shown, question: Question, *, surer: Surer | None = None,
-        put: Callable[[float, Question], Question] | None = None, on_progress: OnProgress = no_progress,
+        self, shown: Shown, question: Question, *, surer: Surer | None = None, on_progress: OnProgress = no_progress,
         left: int = REQUESTS,
     ):  # fmt: skip
         """`left`: requests that its simulations may send."""
         self.shown, self.question, self.on_progress = shown, question, on_progress
-        self._surer, self._put = surer, put
-        self.left = left
+        self._surer, self.left = surer, left
         # What no fleet costs less than, as far as capacities are known.
         self.bound_usd_per_hour = 0.0
 
@@ -181,13 +181,11 @@ class Search:
 
     def _proposed(self) -> Proposal | None:
         proposed = self._master()
-        if proposed is None or self._surer is None or self._put is None:
+        surer = self._surer(self.question, proposed.asked, proposed.solution) if proposed and self._surer else None
+        if surer is None:
             return proposed
-        sure = self._surer(self.question, proposed.asked, proposed.solution)
-        if sure is None or sure <= self.question.sure:
-            return proposed
-        # Each estimate surer, once: a fleet of yet more pools is as sure as it is.
-        self.question, self._surer = self._put(sure, self.question), None
+        # Once: a fleet of yet more pools is as sure as it is.
+        self.question, self._surer = surer, None
         return self._master()
 
     def _master(self) -> Proposal | None:

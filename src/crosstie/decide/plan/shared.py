@@ -30,8 +30,11 @@ from crosstie.host.expected import Expectation, expect
 from crosstie.host.hosted import Hosted, Slot
 from crosstie.host.residency import Residency
 from crosstie.host.sizes import least_cache_bytes, with_cache_of
+from crosstie.sim.hosting import HostedTraffic, host
 
 _MOST_REPLICAS = 100_000
+# By then percentiles of cold requests stand.
+_ENOUGH_REQUESTS = 40_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +265,23 @@ def _beside(pool: SharedPoolPlan, gpus: int, workload: Workload) -> SharedPoolPl
     slots = [layout.room_bytes] * max(gpus // layout.parallelism.gpus, 1)
     expected = expect(layout.hosted, [rates[one.model] for one in layout.hosted], slots)
     return replace(pool, beside=expected)
+
+
+def simulate_sharing(pool: SharedPoolPlan, workload: Workload, hours: float = 12.0, seed: int = 7) -> SimulatedSharing:
+    """Poisson traffic at the mean, through the residency that the gateway has."""
+    chance = np.random.default_rng(seed)
+    rates = mean_rates(workload)
+    hosted = pool.layout.hosted
+    each = np.array([rates[one.model] for one in hosted])
+    span_s = min(hours * 3600.0, _ENOUGH_REQUESTS / float(each.sum()))
+    count = int(chance.poisson(each.sum() * span_s))
+    kinds = chance.choice(len(each), count, p=each / each.sum())
+    takes = np.array([pool.takes_s[one.model] for one in hosted])
+    traffic = HostedTraffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, takes[kinds])
+    found = host(hosted, [pool.layout.room_bytes] * pool.replicas, traffic, warm_up_s=span_s / 4.0)
+    return SimulatedSharing(
+        found.requests, found.cold_share, found.evictions_per_hour, found.wait_s(0.5), found.wait_s(0.99)
+    )
 
 
 def own_classes(workload: Workload) -> tuple[RequestClass, ...]:

@@ -1,52 +1,28 @@
-"""Plans and fleets by simulation: each pool by itself, or the whole fleet behind the gateway's own routing policy.
-
-The plan is made with closed forms; here every pool gets Poisson traffic of the requests that the plan sends it, and an
-engine that works in steps answers them. What is checked is the arithmetic between means and percentiles and the mixing
-of classes, not the estimates of step times, which both share.
-"""
+"""Fleets by simulation, behind the gateway's own routing policy."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
-
-import numpy as np
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import seconds, significant
 from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.question import BuyersQuestion, Reckoning
-from crosstie.core.workload import RequestClass, Target, Workload
+from crosstie.core.workload import Workload
 from crosstie.decide.cost.energy import mean_share
-from crosstie.decide.plan.answer import FleetPlan, PoolPlan
 from crosstie.decide.plan.assumed import run_reckoned, simulation_question
 from crosstie.decide.plan.clairvoyant import Bound, clairvoyant_bound
-from crosstie.decide.plan.plan import Plan, SimulatedClass
 from crosstie.decide.plan.run_result import Outage, Run, SimulatedCase
 from crosstie.decide.plan.runs import WARM_UP, checked_outages
-from crosstie.decide.plan.shared import SharedPoolPlan, SimulatedSharing, mean_rates, own_classes
 from crosstie.decide.plan.subject import Subject
 from crosstie.decide.plan.sweep import RequestSource, sweep
-from crosstie.decide.plan.traffic import drawn, of_means
+from crosstie.decide.plan.traffic import of_means
 from crosstie.route.policies import make_policy
-from crosstie.sim import arrivals
-from crosstie.sim.disaggregated import simulate_apart
-from crosstie.sim.hosting import HostedTraffic, host
 
 # Fewer say nothing about a percentile.
 _FEWEST = 100
-# Requests that a replica of each pool is sent. Long prompts come rarely and are felt for long: with a thousand requests
-# their percentiles scatter by half.
-_REQUESTS = 6000
-_LONGEST_RUN_TOKENS = 1_500_000
-# By then percentiles of cold requests stand.
-_ENOUGH_REQUESTS = 40_000
-
-# TTFT, TPOT and weight of a request.
-_Row = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +60,7 @@ def simulate(
     `policies`: in place of each fleet's own. `clairvoyant`: each of them also with answers' lengths known in advance.
     `processes` and `ray` as in `sweep`.
     """
-    source, notes = _checked(catalog, subjects, source, policies, loads)
+    source, notes = _checked(subjects, source, policies, loads)
     notes = [*(note for subject in subjects for note in subject.notes), *notes]
     if sure is not None:
         notes.append(f"steps are as slow as one in {1.0 / (1.0 - sure):.3g} worlds has them: {sure:.0%} sure")
@@ -115,11 +91,7 @@ def simulate(
 
 
 def _checked(
-    catalog: Catalog,
-    subjects: Sequence[Subject],
-    source: RequestSource,
-    policies: Sequence[Policy],
-    loads: Sequence[float],
+    subjects: Sequence[Subject], source: RequestSource, policies: Sequence[Policy], loads: Sequence[float]
 ) -> tuple[RequestSource, list[str]]:
     """The source with what it still lacks, and what there is to say about it."""
     if source.requests is not None and source.requests < _FEWEST:
@@ -140,9 +112,8 @@ def _checked(
     if source.trace is None and workload is not None:
         for subject in subjects:
             _match(subject.fleet, workload)
-        if workload.file:
-            return source, []
-        return source, list(workload.notes)
+        if not workload.file:
+            return source, list(workload.notes)
     return source, []
 
 
@@ -181,95 +152,3 @@ def _doubtful(runs: Sequence[Run]) -> list[str]:
             if said and not any(other[:20] == said[:20] for other in found):
                 found.append(said)
     return found
-
-
-def simulate_pools(plan: Plan, on_progress: OnProgress = no_progress) -> Plan:
-    """The plan with its promises checked: each pool under the traffic that the plan sends it, where its fleet was not
-    confirmed behind the gateway's policy; and the replicas that models share."""
-    if plan.fleet and plan.confirmed is None:
-        plan = replace(
-            plan, simulated=simulate_classes(plan.fleet, own_classes(plan.workload), on_progress=on_progress)
-        )
-    if plan.shared and plan.shared.answer:
-        on_progress(0, 0, "simulating shared replicas")
-        found = simulate_sharing(plan.shared.answer, plan.workload)
-        plan = replace(plan, shared=replace(plan.shared, simulated=found))
-    return plan
-
-
-def simulate_classes(
-    fleet: FleetPlan,
-    classes: tuple[RequestClass, ...],
-    requests: int = _REQUESTS,
-    on_progress: OnProgress = no_progress,
-) -> list[SimulatedClass]:
-    """Every pool by one of its replicas; requests of a class count by the traffic that a pool takes of it."""
-    rows: dict[str, list[_Row]] = {one.name: [] for one in classes}
-    for done, pool in enumerate(fleet.pools):
-        on_progress(done, len(fleet.pools), f"simulating {pool.name}")
-        if pool.deployment.parallelism.pp == 1 and pool.carried:
-            for name, row in _simulated(pool, requests):
-                rows[name].append(row)
-    return [
-        SimulatedClass(
-            name=one.name,
-            requests=len(rows[one.name]),
-            ttft_s=_quantile([(ttft_s, weight) for ttft_s, _, weight in rows[one.name]], one.ttft),
-            tpot_s=_quantile([(tpot_s, weight) for _, tpot_s, weight in rows[one.name]], one.tpot),
-            ttft=one.ttft,
-            tpot=one.tpot,
-        )
-        for one in classes
-    ]
-
-
-def _simulated(pool: PoolPlan, count: int) -> Iterator[tuple[str, _Row]]:
-    """By request after the warm-up: its class, its latencies and what it counts for."""
-    rates = np.array([one.requests_per_s for one in pool.carried]) / pool.replicas
-    slices = [one.part.slice for one in pool.carried]
-    # Long answers on busy replicas make many steps: a bound on the work, not on the accuracy of the rare.
-    longest = int(_LONGEST_RUN_TOKENS / fmean([piece.output_tokens for piece in slices]))
-    most = max(min(count, longest), 200)
-    at, kinds, inputs, outputs, endless = drawn(rates, slices, most, np.random.default_rng(7))
-    # Of what each prompt could find, as much as the pool's replicas have.
-    shares = [
-        c.hit_rate * s.input_tokens / max(s.cached_tokens, 1e-9) for c, s in zip(pool.carried, slices, strict=True)
-    ]
-    cached = (np.array(shares)[kinds] * endless).astype(np.int64)
-    rows = zip(at.tolist(), inputs.tolist(), outputs.tolist(), cached.tolist(), strict=True)
-    sent = [arrivals.Arrival(*row) for row in rows]
-    one = pool.deployment
-    served = simulate_apart(one, sent) if isinstance(one, Disaggregated) else arrivals.simulate(one, sent)
-    started = int(len(at) * WARM_UP)
-    seen = np.bincount(kinds[started:], minlength=len(rates))
-    for index in range(started, len(at)):
-        carried = pool.carried[kinds[index]]
-        weight = carried.requests_per_s / seen[kinds[index]]
-        yield carried.part.request_class.name, (float(served.ttft_s[index]), float(served.tpot_s[index]), weight)
-
-
-def _quantile(values: Sequence[tuple[float, float]], target: Target | None) -> float | None:
-    """Of values with weights; those that are no number, as the TPOT of one token, are left out."""
-    kept = np.array([pair for pair in values if not math.isnan(pair[0])])
-    if not len(kept) or target is None:
-        return None
-    values_s, weight = kept[np.argsort(kept[:, 0])].T
-    reached = np.cumsum(weight) / weight.sum()
-    return float(values_s[min(int(np.searchsorted(reached, target.percentile)), len(values_s) - 1)])
-
-
-def simulate_sharing(pool: SharedPoolPlan, workload: Workload, hours: float = 12.0, seed: int = 7) -> SimulatedSharing:
-    """Poisson traffic at the mean, through the residency that the gateway has."""
-    chance = np.random.default_rng(seed)
-    rates = mean_rates(workload)
-    hosted = pool.layout.hosted
-    each = np.array([rates[one.model] for one in hosted])
-    span_s = min(hours * 3600.0, _ENOUGH_REQUESTS / float(each.sum()))
-    count = int(chance.poisson(each.sum() * span_s))
-    kinds = chance.choice(len(each), count, p=each / each.sum())
-    takes = np.array([pool.takes_s[one.model] for one in hosted])
-    traffic = HostedTraffic(np.sort(chance.uniform(0.0, span_s, count)), kinds, takes[kinds])
-    found = host(hosted, [pool.layout.room_bytes] * pool.replicas, traffic, warm_up_s=span_s / 4.0)
-    return SimulatedSharing(
-        found.requests, found.cold_share, found.evictions_per_hour, found.wait_s(0.5), found.wait_s(0.99)
-    )

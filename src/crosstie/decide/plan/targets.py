@@ -17,7 +17,7 @@ from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import MANY_PARTS, solve
-from crosstie.decide.plan.survey import Offers, Survey, offers, offers_of_each, undominated
+from crosstie.decide.plan.survey import Offers, Survey, offers, offers_of_each
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5)
 _MOVES = tuple(factor for factor in FACTORS if factor != 1.0)
@@ -145,6 +145,5 @@ def _price(
 
 def _least(offered: Offers, asked: Choice) -> float:
     """Infinite where no fleet will do."""
-    read = asked.with_offers(undominated(offered.corrected(asked.correction)))
-    found = solve(read.problem, quickly=True)
+    found = solve(asked.by(offered).problem, quickly=True)
     return np.inf if found is None else found.usd_per_hour

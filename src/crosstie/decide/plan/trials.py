@@ -54,7 +54,6 @@ HOLDS = 1.0
 
 # Which replicas under which promise; the same with how much slower than estimated they are, and their numbers.
 PoolKey = tuple[Key, Tier]
-FleetKey = tuple[tuple[PoolKey, int], ...]
 RunKey = frozenset[tuple[tuple[PoolKey | None, float], int]]
 
 
@@ -402,10 +401,6 @@ def _scale(pools: Sequence[PoolPlan], *wanted: float) -> float:
 
 def pool_key(pool: PoolPlan) -> PoolKey:
     return key_of(pool.deployment), pool.tier
-
-
-def fleet_key(pools: Sequence[PoolPlan]) -> FleetKey:
-    return tuple((pool_key(pool), pool.replicas) for pool in pools)
 
 
 def _address(pool: PoolPlan, number: int) -> str:

@@ -10,12 +10,12 @@ A column is a way to have GPUs of one kind from a quarter until another; quarter
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from crosstie.core.errors import CrosstieError
-from crosstie.decide.plan.programme import Indices
+from crosstie.decide.plan.rows import SparseRows
 from crosstie.perf.hardware import Array
 
 OWNED, CONTRACT, RENTED = "owned", "contract", "rented"
@@ -78,7 +78,7 @@ def decide(
     lower, upper = np.zeros(columns), np.full(columns, np.inf)
     for key, place in groups.items() if fixed is not None else ():
         lower[place] = upper[place] = (fixed or {}).get(key, 0.0)
-    rows = _Rows()
+    rows = SparseRows()
     parts = np.array([way.part for way in ways])
     serving = [np.flatnonzero([way.start <= q < way.end for way in ways]) for q in range(quarters)]
     together = {key: np.flatnonzero([way.is_now and _group(way) == key for way in ways]) for key in groups}
@@ -104,35 +104,12 @@ def _group(way: Acquisition) -> tuple[int, str, str]:
     return way.part, way.kind, way.name
 
 
-@dataclass(slots=True)
-class _Rows:
-    where: list[Indices] = field(default_factory=list)
-    values: list[Array] = field(default_factory=list)
-    lower: list[float] = field(default_factory=list)
-    upper: list[float] = field(default_factory=list)
-
-    def add(self, where: Indices, values: Array, lower: float, upper: float) -> None:
-        self.where.append(where)
-        self.values.append(values)
-        self.lower.append(lower)
-        self.upper.append(upper)
-
-
-def _solved(cost: Array, lower: Array, upper: Array, rows: _Rows) -> Array:
-    # Only plans need it, and it takes 20 ms to import.
+def _solved(cost: Array, lower: Array, upper: Array, rows: SparseRows) -> Array:
     import highspy
 
-    model = highspy.HighsLp()
-    model.num_col_, model.num_row_ = len(cost), len(rows.where)
-    model.col_cost_, model.col_lower_, model.col_upper_ = cost, lower, upper
-    model.row_lower_, model.row_upper_ = np.array(rows.lower), np.array(rows.upper)
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_ = np.concatenate(([0], np.cumsum([len(where) for where in rows.where])))
-    model.a_matrix_.index_ = np.concatenate(rows.where) if rows.where else np.zeros(0, np.int64)
-    model.a_matrix_.value_ = np.concatenate(rows.values) if rows.values else np.zeros(0)
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     solver.silent()
-    solver.passModel(model)
+    solver.passModel(rows.model(cost, lower, upper))
     solver.run()
     if solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
         raise NoSchedule(f"no schedule was found: {solver.modelStatusToString(solver.getModelStatus())}")

@@ -21,7 +21,6 @@ from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, SimulatedClass, plan
-from crosstie.decide.plan.simulate import simulate_classes
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, replayed
 from crosstie.prove.replay.document import result_document
 from crosstie.prove.replay.outcomes import ReplayResult, plain, result_of, targets_of
@@ -36,8 +35,6 @@ CREDITS = {
     "mooncake-conversation": "Moonshot AI, Qin et al., Mooncake, FAST 2025, Apache-2.0",
 }
 RIVAL: Policy = "round-robin"
-# To each pool in the simulation that stands beside what is seen: percentiles within a tenth, in four seconds.
-_SIMULATED = 1500
 # How often a machine that is too slow for a speed is given half of it.
 _MOST_HALVINGS = 2
 
@@ -66,10 +63,9 @@ class Demo:
 
 def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
     made = plan(catalog, read_workload(catalog, find_workload(WORKLOAD)), confirm=True)
-    if made.fleet is None:
+    if not made.simulated:
         raise BadInput("with the prices and calibration of your catalog no fleet serves the demo's workload")
-    expected = made.simulated or simulate_classes(made.fleet, made.workload.classes, _SIMULATED)
-    return made, fleet_of(made), expected
+    return made, fleet_of(made), made.simulated
 
 
 def demo_requests(fleet: Fleet, seconds: float) -> list[TimedRequest]:
