@@ -1,6 +1,8 @@
 """Result files of benchmark tools, unedited: each told by what it holds, and turned into rows of the long format.
 
-What a file does not say, such as the accelerator, is given beside it; nothing is guessed.
+Values are named by their paths: keys with dots between them, and several paths with spaces between them where a tool's
+versions differ. The first that leads to a value counts. What a file does not say, such as the accelerator, is given
+beside it; nothing is guessed.
 """
 
 import csv
@@ -29,13 +31,14 @@ GIVEN = {
     "tp": "--tp", "num_accelerators": "--gpus", "parallelism": "--layout",
 }  # fmt: skip
 _NEEDED = ("accelerator", "model", "engine", "tp")
+# Columns that every table of results has, though a tool may not say them.
+_EMPTY = dict.fromkeys(("precision", "input_len", "output_len", "concurrency"), "")
 # Ours, and the words that tools have for each.
 _STATISTICS = {"mean": ("mean", "avg"), "p50": ("median", "p50"), "p90": ("p90",), "p95": ("p95",), "p99": ("p99",)}
+_RATE = ("output_tokens_per_s_total", "tok/s")
 _BENCH = "crosstie bench"
 # In answers of emulated replicas, which some tools keep.
 _EMULATED = (FINGERPRINT, "emulated by Crosstie", "emulated by crosstie")
-# Latencies, ours and as most tools call them.
-_LATENCIES = (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ def tool_rows(path: Path, text: str, given: Mapping[str, str]) -> Iterator[Cells
         # A benchmark of ours says it of each endpoint.
         marked = {"emulated": "yes"} if tool.name != _BENCH and says_emulated(document) else {}
         for conditions, metrics in tool.runs(document, str(path)):
-            cells = conditions | marked | {name: value for name, value in given.items() if value}
+            cells = _EMPTY | conditions | marked | {name: value for name, value in given.items() if value}
             if not cells.get("tp") and cells.get("parallelism"):
                 cells["tp"] = cells.get("num_accelerators", "")
             lacking = [name for name in _NEEDED if not cells.get(name)]
@@ -75,10 +78,10 @@ def with_structure(given: Mapping[str, str]) -> Mapping[str, str]:
     folder = Path(given.get("model") or "").expanduser()
     if not given.get("model") or not (folder / "config.json" if folder.is_dir() else folder).is_file():
         return given
-    found = text_config(folder)
+    config = text_config(folder)
     is_path = given["model"].startswith((".", "/", "~")) or given["model"].endswith(".json")
     # A folder does not hide a model of the catalog that has its name.
-    return {**given, "model": found.name if is_path else given["model"], "model_config": found.text}
+    return {**given, "model": config.name if is_path else given["model"], "model_config": config.text}
 
 
 def is_emulated(path: Path, text: str) -> bool:
@@ -92,32 +95,32 @@ def is_emulated(path: Path, text: str) -> bool:
     return "emulated" in (rows.fieldnames or ()) and any(row["emulated"] == "yes" for row in rows)
 
 
-def says_emulated(value: Any) -> bool:
+def says_emulated(document: Any) -> bool:
     """A key `emulated` that says so, or an emulated replica's own words or fingerprint, however deep."""
-    left = [value]
+    left = [document]
     while left:
-        one = left.pop()
-        if isinstance(one, Mapping):
-            if one.get("emulated"):
+        value = left.pop()
+        if isinstance(value, Mapping):
+            if value.get("emulated"):
                 return True
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
-        elif isinstance(one, str) and any(mark in one for mark in _EMULATED):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, str) and any(mark in value for mark in _EMULATED):
             return True
     return False
 
 
 def _documents(path: Path, text: str) -> Iterator[tuple[BenchmarkTool, Document]]:
     if "MLPerf Results Summary" in text[:400]:
-        yield _MLPERF, _summary(text)
+        yield _MLPERF, {key.casefold(): value for key, value in _LINE.findall(text)}
         return
     for document in _decoded(path, text):
-        found = next((tool for tool in _TOOLS if isinstance(document, Mapping) and tool.holds(document)), None)
-        if found is None:
+        tool = next((tool for tool in _TOOLS if isinstance(document, Mapping) and tool.holds(document)), None)
+        if tool is None:
             known = ", ".join([*(tool.name for tool in _TOOLS), _MLPERF.name])
             raise BadData(str(path), "", f"is no result file of {known}, nor a table of results")
-        yield found, document
+        yield tool, document
 
 
 def _decoded(path: Path, text: str) -> Sequence[Any]:
@@ -133,20 +136,44 @@ def _decoded(path: Path, text: str) -> Sequence[Any]:
     return whole if isinstance(whole, list) else [whole]
 
 
-def _number(document: Document, *keys: str) -> float | None:
-    """The first of the keys that is a positive number."""
-    for key in keys:
-        value = document.get(key)
+def _values(document: Any, paths: str) -> Iterator[Any]:
+    """What the paths lead to, without what is empty."""
+    for path in paths.split():
+        value = document
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value not in (None, "", {}, []):
+            yield value
+
+
+def _at(document: Any, paths: str) -> Any:
+    return next(_values(document, paths), None)
+
+
+def _number(document: Any, paths: str) -> float | None:
+    """The first that is a positive number."""
+    for value in _values(document, paths):
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
             return float(value)
     return None
 
 
-def _needed(document: Document, file: str, *keys: str) -> float:
-    value = _number(document, *keys)
+def _needed(document: Any, file: str, paths: str) -> float:
+    value = _number(document, paths)
     if value is None:
-        raise BadData(file, keys[0], "is missing or no positive number")
+        raise BadData(file, paths.split()[0], "is missing or no positive number")
     return value
+
+
+def _deep(value: Any, key: str) -> Any:
+    """The first value of that key that is not empty, however deep."""
+    if isinstance(value, Mapping):
+        if value.get(key):
+            return value[key]
+        value = list(value.values())
+    if isinstance(value, list):
+        return next((known for inner in value if (known := _deep(inner, key)) is not None), None)
+    return None
 
 
 def _is_true(value: Any) -> bool:
@@ -168,113 +195,100 @@ def _load(rate: Any, concurrency: Any, prompts: float | None) -> Cells:
     return cells | {"concurrency": _tokens(clients if clients is not None else prompts or 0)}
 
 
+def _lengths(document: Any, file: str, inputs: str, outputs: str, requests: float = 1.0) -> Cells:
+    """Means, or the sums over so many requests."""
+    return {
+        "input_len": _tokens(_needed(document, file, inputs) / requests),
+        "output_len": _tokens(_needed(document, file, outputs) / requests),
+    }
+
+
+def _model(name: Any) -> Cells:
+    return {"model": name} if isinstance(name, str) else {}
+
+
+def _latencies(document: Any, unit: str, **paths: str) -> Metrics:
+    """Each statistic that is there of each latency; braces in its paths stand for the tool's word for the statistic."""
+    values = [
+        (f"{latency}_ms_{statistic}", _number(document, " ".join(own.replace("{}", word) for word in words)))
+        for latency, own in paths.items()
+        for statistic, words in _STATISTICS.items()
+    ]
+    return [(name, unit, value) for name, value in values if value is not None]
+
+
 def _flat_runs(document: Document, file: str) -> Runs:
     """`vllm bench serve` and `sglang.bench_serving`, which grew out of one script."""
     completed = _needed(document, file, "completed")
-    inputs = _needed(document, file, "total_input_tokens") / completed
-    outputs = _needed(document, file, "total_output_tokens") / completed
     prompts = _number(document, "num_prompts") or completed
     cells = _load(document.get("request_rate"), document.get("max_concurrency"), prompts)
-    cells |= {"input_len": _tokens(inputs), "output_len": _tokens(outputs), "precision": ""}
-    server = document.get("server_info")
-    server = server if isinstance(server, Mapping) else {}
-    model = document.get("model_id") or server.get("model_path") or document.get("model")
-    if isinstance(model, str):
-        cells["model"] = model
-    engine = str(document.get("backend") or document.get("endpoint_type") or "").partition("-")[0]
+    cells |= _lengths(document, file, "total_input_tokens", "total_output_tokens", completed)
+    cells |= _model(_at(document, "model_id server_info.model_path model"))
+    engine = str(_at(document, "backend endpoint_type")).partition("-")[0]
     if engine in ("vllm", "sglang", "trt", "tensorrt"):
-        cells["engine"] = {"trt": "tensorrt-llm", "tensorrt": "tensorrt-llm"}.get(engine, engine)
-    if _number(server, "tp_size"):
-        cells["tp"] = _tokens(_needed(server, file, "tp_size"))
+        cells["engine"] = "tensorrt-llm" if engine in ("trt", "tensorrt") else engine
+    if width := _number(document, "server_info.tp_size"):
+        cells["tp"] = _tokens(width)
     ratio = document.get("random_range_ratio")
-    nominal = _number(document, "random_input_len"), _number(document, "random_output_len")
-    if document.get("dataset_name") in ("random", "random-ids") and isinstance(ratio, int | float) and all(nominal):
-        cells |= {"input_len": _tokens(nominal[0] or 1), "output_len": _tokens(nominal[1] or 1)}
+    inputs, outputs = _number(document, "random_input_len"), _number(document, "random_output_len")
+    is_random = document.get("dataset_name") in ("random", "random-ids")
+    if is_random and isinstance(ratio, int | float) and inputs and outputs:
+        cells |= {"input_len": _tokens(inputs), "output_len": _tokens(outputs)}
         cells["notes"] = f"random lengths {min(max(round(100 * ratio), 1), 100)}-100%"
-    metrics = [("output_tokens_per_s_total", "tok/s", _needed(document, file, "output_throughput"))]
-    for ours, theirs in (*_LATENCIES, ("e2e", "e2e_latency")):
-        metrics += _statistics(ours, "ms", document, f"{{}}_{theirs}_ms")
-    yield cells, metrics
+    rate = (*_RATE, _needed(document, file, "output_throughput"))
+    paths = {"ttft": "{}_ttft_ms", "tpot": "{}_tpot_ms", "e2e": "{}_e2el_ms {}_e2e_latency_ms"}
+    yield cells, [rate, *_latencies(document, "ms", **paths)]
 
 
 def _aiperf_runs(document: Document, file: str) -> Runs:
-    version = str(document.get("schema_version") or "1.0")
+    version = str(_at(document, "schema_version") or "1.0")
     if version.partition(".")[0] != "1":
         raise BadData(file, "schema_version", f"is {version}; AIPerf's 1.x is read")
     if document.get("is_complete") is False or document.get("was_cancelled"):
         raise BadData(file, "", "AIPerf says that the run did not finish")
-
-    def of(name: str) -> Document:
-        value = document.get(name)
-        return value if isinstance(value, Mapping) else {}
-
-    config = of("input_config")
-    phases = [phase for phase in config.get("phases") or [config] if _found(phase, "kind") != "warmup"]
+    config = _at(document, "input_config")
+    phases = [phase for phase in _at(config, "phases") or [config] if _deep(phase, "kind") != "warmup"]
     if len(phases) != 1:
         raise BadData(file, "input_config.phases", f"has {len(phases)} that were measured; one can be compared")
     # A concurrency beside a rate is a limit.
-    rate = _found(phases[0], "rate") or _found(phases[0], "request_rate")
-    clients = None if rate else _found(phases[0], "concurrency")
-    cells = _load(rate, clients, _number(of("request_count"), "avg"))
-    cells |= {"input_len": _tokens(_needed(of("input_sequence_length"), file, "avg")), "precision": ""}
-    cells["output_len"] = _tokens(_needed(of("output_sequence_length"), file, "avg"))
-    models = _found(config, "model_names") or _found(config, "models")
-    name = models[0] if isinstance(models, list) and isinstance(models[0], str) else _found(models, "name")
-    if isinstance(name, str):
-        cells["model"] = name
-    metrics = [("output_tokens_per_s_total", "tok/s", _needed(of("output_token_throughput"), file, "avg"))]
+    rate = _deep(phases[0], "rate") or _deep(phases[0], "request_rate")
+    clients = None if rate else _deep(phases[0], "concurrency")
+    cells = _load(rate, clients, _number(document, "request_count.avg"))
+    cells |= _lengths(document, file, "input_sequence_length.avg", "output_sequence_length.avg")
+    models = _deep(config, "model_names") or _deep(config, "models")
+    cells |= _model(models[0] if isinstance(models, list) and isinstance(models[0], str) else _deep(models, "name"))
+    metrics = [(*_RATE, _needed(document, file, "output_token_throughput.avg"))]
     for ours, theirs in (("ttft", "time_to_first_token"), ("tpot", "inter_token_latency"), ("e2e", "request_latency")):
-        metrics += _statistics(ours, str(of(theirs).get("unit", "ms")), of(theirs))
+        unit = str(_at(document, f"{theirs}.unit") or "ms")
+        metrics += _latencies(document, unit, **{ours: f"{theirs}.{{}}"})
     yield cells, metrics
 
 
-def _found(value: Any, key: str) -> Any:
-    """The first value of that key that is not empty, however deep."""
-    if isinstance(value, Mapping):
-        if value.get(key):
-            return value[key]
-        value = list(value.values())
-    if isinstance(value, list):
-        return next((found for inner in value if (found := _found(inner, key)) is not None), None)
-    return None
-
-
 def _guidellm_runs(document: Document, file: str) -> Runs:
-    about = document.get("metadata")
-    version = about.get("version", 1) if isinstance(about, Mapping) else 1
-    if version not in (1, 2):
+    version = _at(document, "metadata.version")
+    if version not in (None, 1, 2):
         raise BadData(file, "metadata.version", f"is {version}; guidellm's reports of version 1 and 2 are read")
     for benchmark in document["benchmarks"]:
-        every = benchmark.get("metrics") if isinstance(benchmark, Mapping) else None
-        if not isinstance(every, Mapping):
+        if not isinstance(_at(benchmark, "metrics"), Mapping):
             raise BadData(file, "benchmarks", "has one without metrics")
-
-        def of(name: str, every: Document = every) -> Document:
-            value = every.get(name)
-            value = value.get("successful") if isinstance(value, Mapping) else None
-            return value if isinstance(value, Mapping) else {}
-
-        strategy = _found(benchmark.get("config") or benchmark.get("args"), "strategy")
-        strategy = strategy if isinstance(strategy, Mapping) else {}
-        kind = str(strategy.get("type_", ""))
+        strategy = _deep(_at(benchmark, "config args"), "strategy")
+        kind = _at(strategy, "type_")
         if kind in ("constant", "poisson", "async"):
             cells = {"concurrency": f"rate {_needed(strategy, file, 'rate'):g} req/s"}
         else:
-            clients = 1.0 if kind == "synchronous" else _number(strategy, "streams", "max_concurrency")
-            cells = {"concurrency": _tokens(clients or _needed(of("request_concurrency"), file, "mean"))}
-        cells |= {"input_len": _tokens(_needed(of("prompt_token_count"), file, "mean")), "precision": ""}
-        cells["output_len"] = _tokens(_needed(of("output_token_count"), file, "mean"))
-        prompts = _number(every.get("request_totals") or {}, "successful")
-        cells |= {"num_prompts": _tokens(prompts)} if prompts else {}
-        model = _found(document.get("config") or document.get("args") or {}, "model") or _found(benchmark, "model")
-        if isinstance(model, str):
-            cells["model"] = model
-        metrics = [("output_tokens_per_s_total", "tok/s", _needed(of("output_tokens_per_second"), file, "mean"))]
+            clients = 1.0 if kind == "synchronous" else _number(strategy, "streams max_concurrency")
+            clients = clients or _needed(benchmark, file, "metrics.request_concurrency.successful.mean")
+            cells = {"concurrency": _tokens(clients)}
+        counts = "metrics.prompt_token_count.successful.mean", "metrics.output_token_count.successful.mean"
+        cells |= _lengths(benchmark, file, *counts)
+        if prompts := _number(benchmark, "metrics.request_totals.successful"):
+            cells["num_prompts"] = _tokens(prompts)
+        cells |= _model(_deep(_at(document, "config args"), "model") or _deep(benchmark, "model"))
+        metrics = [(*_RATE, _needed(benchmark, file, "metrics.output_tokens_per_second.successful.mean"))]
         # Its "time per output token" holds the first one; the time between tokens is what others call TPOT.
         for ours, theirs in (("ttft", "time_to_first_token_ms"), ("tpot", "inter_token_latency_ms")):
-            percentiles = of(theirs).get("percentiles")
-            values = {**(percentiles if isinstance(percentiles, Mapping) else {}), **of(theirs)}
-            metrics += _statistics(ours, "ms", values)
+            own = f"metrics.{theirs}.successful"
+            metrics += _latencies(benchmark, "ms", **{ours: f"{own}.{{}} {own}.percentiles.{{}}"})
         yield cells, metrics
 
 
@@ -294,98 +308,68 @@ def _is_inferencex(document: Document) -> bool:
 
 
 def _inferencex_runs(document: Document, file: str) -> Runs:
-    """Seconds, and lengths of 80 to 100% of the nominal ones; sessions have the means over their turns."""
-    document = _of_sessions(_of_the_api(document))
-    model = str(document.get("model", ""))
+    """Seconds, and lengths of 80 to 100% of the nominal ones; sessions have the means over their turns.
+
+    A run's own file has its figures at the top, the app's API in `metrics`, an aggregate of sessions in
+    `request_metrics`.
+    """
+    model = str(_at(document, "model") or "")
     model = model.rpartition("/")[2] if model.startswith("/") else model
-    sessions = "agentic" in str(document.get("scenario_type") or document.get("benchmark_type") or "")
-    lengths = {ours: _number(document, theirs) for ours, theirs in (("input_len", "isl"), ("output_len", "osl"))}
+    sessions = "agentic" in str(_at(document, "scenario_type benchmark_type"))
+    inputs = _number(document, "request_metrics.tokens.input.mean isl")
+    outputs = _number(document, "request_metrics.tokens.output_actual.mean osl")
     cells = {
-        "accelerator": str(document["hw"]).partition("-")[0],
-        "engine": str(document.get("framework", "")),
-        "engine_version": str(document.get("image") or "").replace("#", "/"),
-        "precision": str(document.get("precision", "")),
-        "model": _INFERENCEX_MODELS.get(str(document.get("infmax_model_prefix")), model),
+        "accelerator": str(_at(document, "hw hardware")).partition("-")[0],
+        "engine": str(_at(document, "framework") or ""),
+        "engine_version": str(_at(document, "image") or "").replace("#", "/"),
+        "precision": str(_at(document, "precision") or ""),
+        "model": _INFERENCEX_MODELS.get(str(_at(document, "infmax_model_prefix model")), model),
         # Rows of the API have none where sessions were replayed.
-        **{name: _tokens(length) if length else "" for name, length in lengths.items()},
+        "input_len": _tokens(inputs) if inputs else "",
+        "output_len": _tokens(outputs) if outputs else "",
         "concurrency": _tokens(_needed(document, file, "conc")),
-        "spec_decode": str(document.get("spec_decoding") or "none"),
+        "spec_decode": str(_at(document, "spec_decoding spec_method") or "none"),
         "disagg": str(document.get("disagg", False)),
         "scenario": "agentic sessions, closed loop" if sessions else "",
         "notes": "" if sessions else "random lengths 80-100%",
-        "date": str(document.get("date") or ""),
-        "source_ref": str(document.get("run_url") or ""),
+        "date": str(_at(document, "date") or ""),
+        "source_ref": str(_at(document, "run_url") or ""),
         # Its client and recipes are those of the nightly runs.
         "protocol": "inferencemax_runs_mantile",
     }
     cells |= _inferencex_layout(document, file, cells["notes"])
     # A run without a rate is no result; as zero it is counted among the rows that cannot be used.
-    rate = _number(document, "tput_per_gpu") or 0.0
-    metrics = [("total_tokens_per_s_per_gpu", "tok/s/gpu (in+out)", rate)]
-    energy = _number(document, "joules_per_output_token")
-    if energy is not None and document.get("power_valid", 1):
-        metrics.append(("joules_per_output_token", "J/tok", energy))
-    for ours, theirs in _LATENCIES:
-        metrics += _statistics(ours, "s", document, f"{{}}_{theirs}")
+    rate = _number(document, "request_metrics.throughput.per_gpu.total_tput_tps tput_per_gpu metrics.tput_per_gpu")
+    metrics = [("total_tokens_per_s_per_gpu", "tok/s/gpu (in+out)", rate or 0.0)]
+    joules = _number(document, "joules_per_output_token metrics.joules_per_output_token")
+    if joules is not None and _at(document, "power_valid metrics.power_valid") != 0:
+        metrics.append(("joules_per_output_token", "J/tok", joules))
+    for ours, theirs in (("ttft", "ttft"), ("tpot", "tpot"), ("e2e", "e2el")):
+        paths = f"request_metrics.latency.{theirs}.{{}} {{}}_{theirs} metrics.{{}}_{theirs}"
+        metrics += _latencies(document, "s", **{ours: paths})
     yield cells, metrics
 
 
-def _of_the_api(document: Document) -> Document:
-    """A row of the app's API under the keys that a run's own file has."""
-    if "hardware" not in document:
-        return document
-    own = {"hw": document["hardware"], "spec_decoding": document.get("spec_method")}
-    own["infmax_model_prefix"] = document.get("model")
-    if not _is_true(document.get("disagg")):
-        # Both sides stand there as one, and its counts of GPUs are products of widths that overlap.
-        own |= {name: document.get(f"decode_{name}") for name in ("tp", "ep", "dp_attention")}
-    return {**document["metrics"], **document, **own}
-
-
-def _of_sessions(document: Document) -> Document:
-    """An aggregate of agents' sessions with its nested figures at the top, as other runs have them."""
-    nested = document.get("request_metrics")
-    if not isinstance(nested, Mapping):
-        return document
-
-    def of(*path: str) -> Document:
-        found: Any = nested
-        for key in path:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
-
-    flat = {f"{said}_{name}": v for _, name in _LATENCIES for said, v in of("latency", name).items()}
-    flat |= {"isl": of("tokens", "input").get("mean"), "osl": of("tokens", "output_actual").get("mean")}
-    flat["tput_per_gpu"] = of("throughput", "per_gpu").get("total_tput_tps")
-    return {**document, **flat}
-
-
 def _inferencex_layout(document: Document, file: str, notes: str) -> Cells:
+    """Rows of the API have both sides' layout, which are one where nothing is apart, and their counts of GPUs are then
+    products of widths that overlap."""
     if not _is_true(document.get("disagg")):
-        width, stages = _needed(document, file, "tp"), int(_number(document, "pp") or 1)
-        layout = f"TP{int(width)}EP{int(_number(document, 'ep') or 1)}" + f"PP{stages}" * (stages > 1)
-        attention = "DPA" * _is_true(document.get("dp_attention"))
+        width = _needed(document, file, "tp decode_tp")
+        spread, stages = (int(_number(document, paths) or 1) for paths in ("ep decode_ep", "pp metrics.pp"))
+        layout = f"TP{int(width)}EP{spread}" + f"PP{stages}" * (stages > 1)
+        attention = "DPA" * _is_true(_at(document, "dp_attention decode_dp_attention"))
         return {"tp": _tokens(width), "num_accelerators": _tokens(width * stages), "parallelism": layout + attention}
-    sides = [
-        f"{side[0].upper()}:{int(_number(document, f'{side}_num_workers') or 1)}"
-        f"xTP{int(_number(document, f'{side}_tp') or 1)}EP{int(_number(document, f'{side}_ep') or 1)}"
-        for side in ("prefill", "decode")
-    ]
-    counts = [_needed(document, file, f"num_{side}_gpu") for side in ("prefill", "decode")]
-    said = ", ".join(
-        f"{side} {int(count)} GPUs dp_attention={_is_true(document.get(f'{side}_dp_attention'))}"
-        for side, count in zip(("prefill", "decode"), counts, strict=True)
-    )
-    gpus = _tokens(sum(counts))
-    return {"parallelism": " ".join(sides), "num_accelerators": gpus, "tp": gpus, "notes": f"{said}; {notes}"}
-
-
-def _statistics(ours: str, unit: str, values: Document, named: str = "{}") -> Metrics:
-    """Each statistic of one latency that is there, under the name that the tool gives it."""
-    found = {
-        statistic: _number(values, *(named.format(one) for one in said)) for statistic, said in _STATISTICS.items()
-    }
-    return [(f"{ours}_ms_{statistic}", unit, value) for statistic, value in found.items() if value is not None]
+    layouts, counted, gpus = [], [], 0.0
+    for side in ("prefill", "decode"):
+        workers, width, spread = (int(_number(document, f"{side}_{name}") or 1) for name in ("num_workers", "tp", "ep"))
+        layouts.append(f"{side[0].upper()}:{workers}xTP{width}EP{spread}")
+        count = _needed(document, file, f"num_{side}_gpu")
+        counted.append(f"{side} {int(count)} GPUs dp_attention={_is_true(document.get(f'{side}_dp_attention'))}")
+        gpus += count
+    return {
+        "parallelism": " ".join(layouts), "num_accelerators": _tokens(gpus), "tp": _tokens(gpus),
+        "notes": f"{', '.join(counted)}; {notes}",
+    }  # fmt: skip
 
 
 def _replay_runs(document: Document, file: str) -> Runs:
@@ -395,82 +379,62 @@ def _replay_runs(document: Document, file: str) -> Runs:
         raise BadData(file, "pools", f"are {names or 'none'}: a replay against one pool can be compared")
     (pool,) = pools
     requests = _needed(pool, file, "requests")
-    rate = requests / _needed(document, file, "seconds")
-    cells = {
-        "concurrency": f"rate {rate:g} req/s",
-        "num_prompts": _tokens(requests),
-        "input_len": _tokens(_needed(pool, file, "input_tokens") / requests),
-        "output_len": _tokens(_needed(pool, file, "output_tokens") / requests),
-        "precision": "",
-    }
-    yield cells, [row for name in ("ttft", "tpot") for row in _statistics(name, "s", pool.get(f"{name}_s") or {})]
+    cells = _load(requests / _needed(document, file, "seconds"), None, requests)
+    cells |= _lengths(pool, file, "input_tokens", "output_tokens", requests)
+    yield cells, _latencies(pool, "s", ttft="ttft_s.{}", tpot="tpot_s.{}")
 
 
-def _marked(endpoint: Document) -> Cells:
-    return {"emulated": "yes"} if endpoint.get("emulated") else {}
+# Points of `crosstie bench` that no prediction is of: clients that were never all at work, conversations, whose prompts
+# a cache serves in part, and rates that change.
+_NOT_COMPARED = ("unsettled", "sessions", "schedule")
+_BENCH_RATES = (
+    (*_RATE, "metrics.output_tokens_per_s.value"),
+    ("gpu_power_w_avg", "W", "metrics.power_w_per_gpu.value"),
+    ("joules_per_output_token", "J/tok", "metrics.joules_per_output_token.value"),
+)
 
 
 def _bench_runs(document: Document, file: str) -> Runs:
     """`crosstie bench`: every load on every endpoint that was measured to its end."""
     if document["crosstie_bench"] != 1:
         raise BadData(file, "crosstie_bench", f"is {document['crosstie_bench']}; this version reads 1")
+    date = {"date": str(document.get("date", ""))}
     try:
-        found = [
-            (endpoint["conditions"] | _marked(endpoint), point["columns"], _the_servers(point))
+        points = [
+            (point, date | endpoint["conditions"] | _marked(endpoint) | point["columns"])
             for endpoint in document["endpoints"]
             for point in endpoint["points"]
             if point["complete"] and point["metrics"] and point.get("arrivals") not in _NOT_COMPARED
         ]
     except (KeyError, TypeError) as error:
         raise BadData(file, "endpoints", f"are not as crosstie bench writes them: {error}") from None
-    for conditions, columns, measured in found:
-        cells = {"precision": "", "date": str(document.get("date", ""))} | {**conditions, **columns}
-        numbers = {named: _number(measured.get(theirs) or {}, "value") for named, theirs in _BENCH_METRICS.items()}
-        yield cells, [(name, unit, value) for (name, unit), value in numbers.items() if value is not None]
+    for point, cells in points:
+        rates = [(name, unit, _number(point, path)) for name, unit, path in _BENCH_RATES]
+        # A client that was slow saw first tokens late.
+        seen = ("tpot",) if point.get("bent") else ("ttft", "tpot", "e2e")
+        latencies = _latencies(point, "s", **{name: f"metrics.{name}_s_{{}}.value" for name in seen})
+        yield cells, latencies + [(name, unit, value) for name, unit, value in rates if value is not None]
 
 
-# Points of `crosstie bench` that no prediction is of: clients that were never all at work, conversations, whose prompts
-# a cache serves in part, and rates that change.
-_NOT_COMPARED = ("unsettled", "sessions", "schedule")
+def _marked(endpoint: Document) -> Cells:
+    return {"emulated": "yes"} if endpoint.get("emulated") else {}
 
-
-def _the_servers(point: Document) -> Document:
-    """Without what the client itself has bent: it saw first tokens late."""
-    bent = point.get("bent")
-    return {name: one for name, one in point["metrics"].items() if not (bent and name.startswith(("ttft", "e2e")))}
-
-
-_BENCH_METRICS = {
-    (f"{name}_ms_{statistic}", "s"): f"{name}_s_{statistic}"
-    for name in ("ttft", "tpot", "e2e")
-    for statistic in _STATISTICS
-} | {
-    ("output_tokens_per_s_total", "tok/s"): "output_tokens_per_s",
-    ("gpu_power_w_avg", "W"): "power_w_per_gpu",
-    ("joules_per_output_token", "J/tok"): "joules_per_output_token",
-}
 
 _LINE = re.compile(r"^\s*(.+?)\s*:\s*(.*?)\s*$", re.MULTILINE)
 
 
-def _summary(text: str) -> Document:
-    return {key.casefold(): value for key, value in _LINE.findall(text)}
-
-
 def _mlperf_runs(document: Document, file: str) -> Runs:
     """mlperf_log_summary.txt: lengths and limits are those of the model's data set."""
-    scenario = str(document.get("scenario", ""))
-    if str(document.get("mode", "")) not in ("PerformanceOnly", "Performance"):
-        raise BadData(file, "Mode", f"is '{document.get('mode', '')}'; a performance run is read")
+    mode = str(document.get("mode", ""))
+    if mode not in ("PerformanceOnly", "Performance"):
+        raise BadData(file, "Mode", f"is '{mode}'; a performance run is read")
     if "INVALID" in str(document.get("result is", "")):
         raise BadData(file, "Result is", "INVALID by MLPerf's own rules")
-    said = document.get("completed tokens per second") or document.get("tokens per second")
     try:
-        rate = float(str(said))
+        rate = float(str(document.get("completed tokens per second") or document.get("tokens per second")))
     except ValueError:
         raise BadData(file, "Tokens per second", "is missing: is it a language model's log?") from None
-    cells = {"scenario": scenario, "input_len": "", "output_len": "", "concurrency": "", "precision": ""}
-    yield cells, [("output_tokens_per_s_total", "tok/s", rate)]
+    yield {"scenario": str(document.get("scenario", ""))}, [(*_RATE, rate)]
 
 
 _MLPERF = BenchmarkTool("MLPerf's mlperf_log_summary.txt", lambda document: False, _mlperf_runs)
