@@ -284,36 +284,12 @@ class Regression:
         return np.array([i for own in waves.values() if own <= out for i in own], dtype=np.intp)
 
     def _without(self, around: "Linear", inverse: Array, pull: Array, out: Mask) -> Array:
-        """What the entries pull with when these rows are not there.
-
-        Rows have their shares in the entries of their cell, so what is left of an affected cell's entries is a matrix
-        between nothing and one. With E what they lose of it, (1 + (1-E) P) v = what is left of the targets, where
-        1 + P is the covariance: solved by its inverse for the affected entries alone.
-        """
-        at: list[int] = []
-        lost: list[Array] = []
-        taken: list[Array] = []
-        for cell in np.unique(self.row_cell[out]):
-            share = around.shares.get(int(cell))
-            if share is None:
-                continue
-            own = out[share.rows]
-            left = share.left[own]
-            at += share.entries
-            lost.append(left.T @ left)
-            taken.append(left.T @ share.target[own])
-        where = np.array(at, dtype=np.intp)
-        absent = np.zeros((len(where), len(where)))
-        begin = 0
-        for block in lost:
-            absent[begin : begin + len(block), begin : begin + len(block)] = block
-            begin += len(block)
-        less = np.concatenate(taken)
-        columns = inverse[:, where]
-        without = pull - columns @ less
-        rest = (around.target[where] - less) - without[where]
-        inner = np.eye(len(where)) - absent @ (np.eye(len(where)) - inverse[np.ix_(where, where)])
-        return np.asarray(without + columns @ np.linalg.solve(inner, absent @ rest))
+        """What the entries pull with when these rows are not there. The entries of all other cells follow those of the
+        rows' cells by the inverse."""
+        cells = left_out_cells(around, inverse, pull, self.row_cell, out)
+        mean = np.linalg.solve(cells.spread, cells.mean + cells.covariance @ cells.target)
+        change = cells.target - cells.stay @ mean - pull[cells.entries]
+        return np.asarray(pull + inverse[:, cells.entries] @ (cells.noisy @ change))
 
     def _corrected(self, around: "Linear", pull: Array, cells: Rows) -> Array:
         """What the pull of the entries makes of some cells' corrections."""
@@ -355,3 +331,40 @@ class Linear(NamedTuple):
     owners: Rows
     shares: dict[int, CellShare]
     shared: list[AlikeConstants]
+
+
+class LeftOutCells(NamedTuple):
+    """The cells of rows that are left out.
+
+    Given the entries of all other cells, theirs have the mean `mean` and the covariance `covariance`; `noisy` is that
+    with their noise. Their own rows that stay say `target` of them, which is `stay` times the entries and noise of that
+    covariance: so the covariance of the entries given these too is that of the others over `spread`.
+    """
+
+    shares: list[CellShare]
+    entries: Rows
+    noisy: Array
+    mean: Array
+    covariance: Array
+    stay: Array
+    target: Array
+    spread: Array
+
+
+def left_out_cells(linear: Linear, inverse: Array, pull: Array, row_cell: Rows, out: Mask) -> LeftOutCells:
+    """`inverse`: of the covariance of the entries; `pull`: what that makes of their targets. `row_cell`: by row."""
+    shares = [linear.shares[int(cell)] for cell in np.unique(row_cell[out])]
+    entries = np.array([entry for share in shares for entry in share.entries], dtype=np.intp)
+    lost, taken = np.zeros((len(entries), len(entries))), np.zeros(len(entries))
+    begin = 0
+    for share in shares:
+        own, at = out[share.rows], slice(begin, begin := begin + len(share.entries))
+        lost[at, at] = share.left[own].T @ share.left[own]
+        taken[at] = share.left[own].T @ share.target[own]
+    unit = np.eye(len(entries))
+    noisy: Array = np.asarray(np.linalg.inv(inverse[np.ix_(entries, entries)]), np.float64)
+    covariance, stay = noisy - unit, unit - lost
+    return LeftOutCells(
+        shares, entries, noisy, linear.target[entries] - noisy @ pull[entries], covariance, stay,
+        linear.target[entries] - taken, unit + covariance @ stay,
+    )  # fmt: skip

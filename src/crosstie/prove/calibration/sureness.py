@@ -26,7 +26,7 @@ from crosstie.catalog.posterior import FREEDOM, NEW_LAYOUT, Cells, Posterior, pa
 from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.worlds import LEVEL
-from crosstie.perf.hardware import Array, Mask
+from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.groups import left_out_groups, metrics_of
 from crosstie.prove.calibration.kernels import MeasuredKernel
@@ -39,7 +39,7 @@ from crosstie.prove.calibration.noise import (
     pooled_scales,
     scatter_within_curves,
 )
-from crosstie.prove.calibration.regression import CellShare, Linear, Measurements, Regression, gather
+from crosstie.prove.calibration.regression import Linear, Measurements, Regression, gather, left_out_cells
 
 _ROUNDS = 6
 # A level's width counts as if so many scopes had been seen with the fit's own.
@@ -96,10 +96,15 @@ class LeftOutRows:
         error, sd = np.full((2, len(grouping)), np.nan)
         rng = np.random.default_rng(0)
         for name in sorted(set(grouping.tolist()) - {""}):
-            shares, mean, covariance = self._without(out := grouping == name)
+            out = grouping == name
+            cells = left_out_cells(self.linear, self.inverse, self.pull, self.fit.row_cell, out)
+            known = np.concatenate([cells.covariance, cells.mean[:, None]], axis=1)
+            shrunk = np.linalg.solve(cells.spread, known)
+            covariance = shrunk[:, :-1]
+            mean = shrunk[:, -1] + covariance @ cells.target
             drawn = np.zeros((len(mean), 0)) if chances is None else _drawn(rng, covariance, chances.shape[1])
             begin = 0
-            for share in shares:
+            for share in cells.shares:
                 own, at = out[share.rows], slice(begin, begin := begin + len(share.entries))
                 rows, left, weight = share.rows[own], share.left[own], share.weight[own]
                 error[rows] = (left @ mean[at] - share.target[own]) / weight
@@ -108,27 +113,6 @@ class LeftOutRows:
                 if chances is not None:
                     chances[rows] = left @ drawn[at] / weight[:, None]
         return error, sd
-
-    def _without(self, out: Mask) -> tuple[list[CellShare], Array, Array]:
-        """What the others say of these rows' cells: their entries' mean and covariance.
-
-        Entries of the affected cells given those of all others have the mean m and the covariance P, both read off the
-        inverse; of the cells' own rows those that stay then tell R and y.
-        """
-        shares = [self.linear.shares[int(cell)] for cell in np.unique(self.fit.row_cell[out])]
-        where = np.array([entry for share in shares for entry in share.entries], dtype=np.intp)
-        lost, taken = np.zeros((len(where), len(where))), np.zeros(len(where))
-        begin = 0
-        for share in shares:
-            own, at = out[share.rows], slice(begin, begin := begin + len(share.entries))
-            lost[at, at] = share.left[own].T @ share.left[own]
-            taken[at] = share.left[own].T @ share.target[own]
-        unit = np.eye(len(where))
-        noisy: Array = np.asarray(np.linalg.inv(self.inverse[np.ix_(where, where)]), np.float64)
-        mean, known = self.linear.target[where] - noisy @ self.pull[where], noisy - unit
-        shrunk = np.linalg.solve(unit + known @ (unit - lost), np.concatenate([known, mean[:, None]], axis=1))
-        covariance = shrunk[:, :-1]
-        return shares, shrunk[:, -1] + covariance @ (self.linear.target[where] - taken), covariance
 
 
 def _drawn(rng: np.random.Generator, covariance: Array, count: int) -> Array:
