@@ -22,7 +22,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.estimate import CONSTANTS
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS, Inputs, read_inputs
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject
-from crosstie.prove.calibration.columns import NOT_SPECULATIVE, UNPREDICTABLE, number, reason_of
+from crosstie.prove.calibration.columns import SAYS_NO, UNPREDICTABLE, number, reason_of
 from crosstie.prove.calibration.groups import left_out_groups
 from crosstie.prove.calibration.predict import QUANTITIES, quantity_of
 from crosstie.prove.calibration.regression import Regression, gather
@@ -165,7 +165,7 @@ def bare(one: tuple[OperatingPoint, str], catalog: Catalog) -> Cells:
 
 def mode_of(point: OperatingPoint) -> str:
     said = {"speculative": point["spec_decode"], "apart": point["disagg"]}
-    return " and ".join(word for word, cell in said.items() if cell.casefold() not in NOT_SPECULATIVE)
+    return " and ".join(word for word, cell in said.items() if cell.casefold() not in SAYS_NO)
 
 
 if __name__ == "__main__":

@@ -473,7 +473,7 @@ def test_steps_with_several_queries_say_what_verifying_costs(catalog: Catalog) -
     assert {measured_subject(case).mode for case in steps.cases} == {"speculative"}
     slow = [replace(case, point=replace(case.point, rows=[replace(case.point.rows[0], value=2 * row.value)
             for row in case.point.rows])) for case in steps.cases]  # fmt: skip
-    made, *_ = learning.learn_mode(catalog, "speculative", [case.point for case in slow])
+    made, _ = learning.learn_mode(catalog, "speculative", [case.point for case in slow])
     one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), stack="pytorch")
     drafting = subject_of(one.drafting(catalog.speculation(one.model, "ngram:3")))
     assert made.factors(drafting)["verify"] > 1.3

@@ -22,7 +22,7 @@ from crosstie.perf.hardware import Array
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, measured_subject, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE
 from crosstie.prove.calibration.frontiers import frontier_errors
-from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of, source_of
+from crosstie.prove.calibration.groups import by_metric, left_out_groups, loads_of, metrics_of, points_of
 from crosstie.prove.calibration.kernels import KINDS, MeasuredKernel, read_kernels
 from crosstie.prove.calibration.noise import likeliest_scale
 from crosstie.prove.calibration.own import NOTHING, NOTHING_LEARNT, learn_own, made_now
@@ -142,10 +142,10 @@ class _VerifySteps(msgspec.Struct):
 def _verify_points(path: Path) -> Iterator[OperatingPoint]:
     """Steps with several queries a sequence, which nobody drafted; those with one are a probe's."""
     found = msgspec.json.decode(text_of(path), type=_VerifySteps)
-    for one in found.measurements:
-        if one.queries > 1:
-            yield _point("decode_step", one.seconds, str(found.machine["accelerator"]), one.model, one.format,
-                         one.context, one.batch, spec_decode=f"ngram{one.queries - 1}")  # fmt: skip
+    for step in found.measurements:
+        if step.queries > 1:
+            accelerator = str(found.machine["accelerator"])
+            yield _step_point("decode_step", step, accelerator, spec_decode=f"ngram{step.queries - 1}")
 
 
 def _is_kernel_table(path: Path) -> bool:
@@ -169,36 +169,31 @@ def _add_probe(found: Inputs, resolve: Cases, probe: Probe) -> None:
     if accelerator is None:
         raise BadInput(f"the probe of '{probe.provenance.device}' names no accelerator of the catalog")
     for measurement in probe.measurements:
-        if measurement.kind in ("decode-step", "prefill-step"):
-            _add_point(found, resolve, _step_point(measurement, accelerator))
+        if measurement.kind in _PROBED_STEPS:
+            _add_point(found, resolve, _step_point(_PROBED_STEPS[measurement.kind], measurement, accelerator))
         elif measurement.kind in KINDS and measurement.format in ("bf16", "fp8"):
             found.kernels.append(_probed_kernel(measurement, accelerator))
         else:
             found.unused[f"a probe's {measurement.kind} is no constant's"] += 1
 
 
-def _step_point(measurement: Measurement, accelerator: str) -> OperatingPoint:
-    kind = "decode_step" if measurement.kind == "decode-step" else "prefill"
-    return _point(kind, measurement.seconds, accelerator, measurement.model, measurement.format, measurement.context,
-                  measurement.batch)  # fmt: skip
+# The metric of each kind of step that a probe times.
+_PROBED_STEPS = {"decode-step": "decode_step", "prefill-step": "prefill"}
 
 
-def _point(
-    kind: str, seconds: float, accelerator: str, model: str | None, format: str | None, context: int | None,
-    batch: int | None, **more: str,
-) -> OperatingPoint:  # fmt: skip
+def _step_point(kind: str, step: Measurement | _VerifyStep, accelerator: str, **more: str) -> OperatingPoint:
     """GPU work of one step of PyTorch's kernels, without host or network."""
     conditions = {
         "accelerator": accelerator,
-        "model": model or "",
-        "precision": format or "bf16",
+        "model": step.model or "",
+        "precision": step.format or "bf16",
         "engine": "pytorch",
         "tp": "1",
-        "input_len": str(context),
+        "input_len": str(step.context),
         "output_len": "1",
-        "concurrency": str(batch or 1),
+        "concurrency": str(step.batch or 1),
     }
-    return OperatingPoint(conditions | more, [MeasuredRow("probe", 0, Metric(kind), seconds)])
+    return OperatingPoint(conditions | more, [MeasuredRow("probe", 0, Metric(kind), step.seconds)])
 
 
 def _probed_kernel(measurement: Measurement, accelerator: str) -> MeasuredKernel:
@@ -266,7 +261,7 @@ def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progres
     fits = [(evidence, errors)]
     for mode in MODE_LEVELS:
         points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
-        found, *more = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
+        found, more = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
         fits += more
     sure = LearntSureness(catalog, found, inputs.cases, inputs.kernels, fits, on_progress)
     found = msgspec.structs.replace(found, posterior=sure.posterior(), coverage=sure.coverage(TITLES))
@@ -277,7 +272,8 @@ def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
     """With the scale of latencies under arrivals by the clock, which teach no constant: queues make them less sure."""
     found, resolve = catalog.calibration, Cases(catalog)
     assert found.posterior is not None, "a calibration that was just made knows how sure it is"
-    late = [case for one in cases if one.method in BY_THE_CLOCK for case in resolve.of(one.point)]
+    points = [case.point for case in cases if case.method in BY_THE_CLOCK]
+    late = [case for point in points for case in resolve.of(point)]
     predicted = Predictor(late).predict() if late else {}
     scales = {}
     for metric in ("ttft", "tpot"):
@@ -288,7 +284,7 @@ def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
             if row.metric.kind == metric and row.metric.statistic in ("mean", "p50")
             for name, factor in (quantity_of(case, row.metric),)
         ]
-        known = np.array([one for one in miss if np.isfinite(one)])
+        known = np.array([error for error in miss if np.isfinite(error)])
         if len(known) >= _FEWEST_LATE:
             scales[metric] = round(likeliest_scale(known, 0.0 * known), 4)
     if not scales:
@@ -300,17 +296,17 @@ def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
 def _shipped_calibration() -> Calibration:
     """That of the catalog in force, without the user's own, which is learnt anew."""
     own = user_directories()
-    return Catalog([one for one in update_and_user_directories() if one not in own]).calibration
+    return Catalog([folder for folder in update_and_user_directories() if folder not in own]).calibration
 
 
 def learn_mode(
     catalog: Catalog, mode: str, points: Sequence[OperatingPoint], on_progress: OnProgress = no_progress
-) -> tuple[Calibration] | tuple[Calibration, Fitted]:
+) -> tuple[Calibration, list[Fitted]]:
     """The catalog's calibration with what these points change of it where they are alike, and nowhere else."""
     resolve = Cases(catalog)
     evidence = gather(catalog, [case for point in points for case in resolve.of(point)])
     if not len(evidence.logs):
-        return (catalog.calibration,)
+        return catalog.calibration, []
     fit = Regression(catalog, evidence, MODE_LEVELS[mode], more=True)
     parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), rounds=_MODE_ROUNDS, on_progress=on_progress)
     groupings = left_out_groups(evidence)
@@ -323,7 +319,7 @@ def learn_mode(
         loads=before.loads | loads_of(evidence),
         errors=before.errors | _mode_errors(evidence, errors, mode),
     )
-    return found, (evidence, errors)
+    return found, [(evidence, errors)]
 
 
 def _mode_errors(evidence: Measurements, errors: dict[str, Array], mode: str) -> dict[str, dict[str, dict[str, float]]]:
@@ -389,7 +385,7 @@ def error_tables(evidence: Measurements, errors: dict[str, Array]) -> dict[str, 
     accelerators = np.array([s.accelerator for s in subjects])
     models = np.array([names.get(s.model, s.model) for s in subjects])
     stacks = np.array([s.stack for s in subjects])
-    sources = np.array([source_of(evidence, row) for row in evidence.origin])
+    sources = left_out_groups(evidence)["source"]
     by = {
         "model": (accelerators, stacks, models, sources),
         "curve": (accelerators, stacks, models, sources),

@@ -19,6 +19,7 @@ from crosstie.perf.fit import smallest_layout
 from crosstie.perf.memory import cache_sequences, gpu_weight_bytes, memory_plan
 from crosstie.prove.calibration.columns import (
     DECIMAL,
+    SAYS_NO,
     NotPredicted,
     checkpoint_of,
     engine_of,
@@ -91,7 +92,6 @@ class MeasuredCase:
 
 # What notes say of such rows; their Little's law closes over the decode GPUs, that of tokens in and out over all.
 _OWN_COUNT = "per-GPU normalisation is InferenceX own"
-_OFF = ("", "none", "false", "no")
 _LIMITS = re.compile(rf"p99 limits TTFT ({DECIMAL}) ms TPOT ({DECIMAL}) ms")
 _RATE = re.compile(rf"(?:rate|open loop,) ({DECIMAL}) req(?:uest)?s?/s")
 # Scenarios whose prompts begin alike: how much of them the cache served decides everything.
@@ -151,7 +151,7 @@ class Cases:
         if _ALIKE.search(scenario):
             raise NotPredicted("prompts share prefixes, and the row does not say how much of them the cache served")
         plain = self._deployment(model, accelerator, Parallelism(), precision, "bf16", engine, BenchmarkSettings(), 0.0)
-        apart = point["disagg"].casefold() not in _OFF
+        apart = point["disagg"].casefold() not in SAYS_NO
         split = None if apart else layout_of(point, published, model, gpus)
         settings, spoke = self.protocols.settings(
             {

@@ -80,7 +80,8 @@ def fleet_parts(parts: list[str], gpus: int, said: bool = False) -> list[tuple[s
 
 
 _DRAFTS = re.compile(r"(mtp|nextn|eagle-?3|eagle|dspark|n-?gram)[-:]?(\d*)\??")
-NOT_SPECULATIVE = ("", "none", "false", "no", "off")
+# How rows say that they do without drafts, or that prefill and decode are together.
+SAYS_NO = ("", "none", "false", "no", "off")
 
 
 def speculation_of(
@@ -89,7 +90,7 @@ def speculation_of(
     """How a row speculates, and what of that it does not say: its own words first, then what is known of the
     benchmark, then the engine's default. None where it does not. `engine`: the stack's id."""
     said = point["spec_decode"].casefold()
-    if said in NOT_SPECULATIVE:
+    if said in SAYS_NO:
         return None, ()
     found = _DRAFTS.fullmatch(said)
     if not found:

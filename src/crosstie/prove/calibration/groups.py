@@ -11,6 +11,7 @@ from crosstie.catalog.calibration import CalibrationSubject, points_key
 from crosstie.core.estimate import METRICS
 from crosstie.perf.hardware import Array, Mask
 from crosstie.prove.calibration.regression import Measurements
+from crosstie.prove.calibration.results import OperatingPoint
 
 _FOLDS = 5
 _METRIC_OF = {"ttft": "ttft", "throughput": "throughput"}
@@ -23,28 +24,25 @@ _OF_A_CURVE = ("source_id", "accelerator", "num_accelerators", "model", "precisi
 def left_out_groups(evidence: Measurements) -> dict[str, NDArray[np.str_]]:
     """What is left out to learn how wrong an estimate of each nearness is; kernels go with their accelerator."""
     subjects = [evidence.subjects[i] for i in evidence.origin]
-    measured = evidence.kind != "kernel"
-    folds = np.array([_fold(evidence, row) for row in evidence.origin])
-    layouts = {points_key(s).rsplit(" / ", 2)[0]: set[str]() for s in evidence.subjects[: len(evidence.cases)]}
-    for s in evidence.subjects[: len(evidence.cases)]:
-        layouts[points_key(s).rsplit(" / ", 2)[0]].add(points_key(s))
+    points = [evidence.cases[i].point if i < len(evidence.cases) else None for i in evidence.origin]
+    layouts: dict[str, set[str]] = {}
+    for key in map(points_key, evidence.subjects[: len(evidence.cases)]):
+        layouts.setdefault(_without_layout(key), set()).add(key)
 
     def words(of: Callable[[CalibrationSubject], str], kernels: bool) -> NDArray[np.str_]:
-        return np.array([of(s) if kernels or own else "" for s, own in zip(subjects, measured, strict=True)])
+        return np.array([of(s) if kernels or point else "" for s, point in zip(subjects, points, strict=True)])
 
     def layout(subject: CalibrationSubject) -> str:
         key = points_key(subject)
-        return key if len(layouts.get(key.rsplit(" / ", 2)[0], ())) > 1 else ""
+        return key if len(layouts[_without_layout(key)]) > 1 else ""
 
-    def curve(origin: int) -> str:
-        if origin >= len(evidence.cases):
-            return ""
-        return " / ".join(evidence.cases[origin].point[column] for column in _OF_A_CURVE)
+    def of_points(of: Callable[[OperatingPoint], str]) -> NDArray[np.str_]:
+        return np.array([of(point) if point else "" for point in points])
 
     return {
-        "model": np.where(measured, folds, ""),
-        "curve": np.array([curve(row) for row in evidence.origin]),
-        "source": np.array([source_of(evidence, row) for row in evidence.origin]),
+        "model": of_points(_fold),
+        "curve": of_points(lambda point: " / ".join(point[column] for column in _OF_A_CURVE)),
+        "source": of_points(lambda point: point["source_id"]),
         "layout": words(layout, kernels=False),
         "stack": words(lambda s: s.model, kernels=False),
         "accelerator": words(lambda s: f"{s.accelerator} {s.stack}", kernels=True),
@@ -54,17 +52,14 @@ def left_out_groups(evidence: Measurements) -> dict[str, NDArray[np.str_]]:
     }
 
 
-def _fold(evidence: Measurements, origin: int) -> str:
+def _without_layout(points_key: str) -> str:
+    return points_key.rsplit(" / ", 2)[0]
+
+
+def _fold(point: OperatingPoint) -> str:
     """By what the point is, so that the order of rows does not matter."""
-    if origin >= len(evidence.cases):
-        return ""
-    point = evidence.cases[origin].point
     name = repr(sorted(point.conditions.items())).encode()
     return str(int.from_bytes(hashlib.sha256(name).digest()[:4]) % _FOLDS)
-
-
-def source_of(evidence: Measurements, origin: int) -> str:
-    return evidence.cases[origin].point["source_id"] if origin < len(evidence.cases) else ""
 
 
 def metrics_of(evidence: Measurements) -> NDArray[np.str_]:

@@ -54,14 +54,10 @@ def learn_own(
     files: list[dict[str, str | int]], on_progress: OnProgress = no_progress,
 ) -> Calibration:  # fmt: skip
     """The catalog's calibration with what a few results change of it."""
-    before = catalog.calibration
-    if before.constants != CONSTANTS or before.posterior is None:
-        raise BadInput(_OTHER_VERSION)
-    bare = catalog.calibrated_by(empty())
-    resolve = Cases(bare)
-    evidence = _gathered(bare, [case for one in cases for case in resolve.of(one.point)], kernels)
+    before, known = _in_force(catalog)
+    bare, evidence = _gathered(catalog, [case.point for case in cases], kernels)
     on_progress(0, _ROUNDS, "what the rows change")
-    learnt = Update(bare, before, before.posterior, evidence, on_progress)
+    learnt = Update(bare, before, known, evidence, on_progress)
     loads = loads_of(evidence)
     for key, (low, high) in before.loads.items():
         if key in loads:
@@ -78,14 +74,24 @@ def learn_own(
     )
 
 
+def _in_force(catalog: Catalog) -> tuple[Calibration, Posterior]:
+    before = catalog.calibration
+    if before.constants != CONSTANTS or before.posterior is None:
+        raise BadInput(_OTHER_VERSION)
+    return before, before.posterior
+
+
 def _gathered(
-    bare: Catalog, cases: Sequence[MeasuredCase], kernels: Sequence[MeasuredKernel]
-) -> Measurements:  # fmt: skip
-    evidence = gather(bare, cases, kernels)
+    catalog: Catalog, points: Sequence[OperatingPoint], kernels: Sequence[MeasuredKernel]
+) -> tuple[Catalog, Measurements]:
+    """The catalog without its calibration, and the points as evidence by it."""
+    bare = catalog.calibrated_by(empty())
+    resolve = Cases(bare)
+    evidence = gather(bare, [case for point in points for case in resolve.of(point)], kernels)
     if not len(evidence.logs):
         raise BadInput(NOTHING_LEARNT)
     evidence.subjects = [_here(subject) for subject in evidence.subjects]
-    return evidence
+    return bare, evidence
 
 
 def _here(subject: CalibrationSubject) -> CalibrationSubject:
@@ -192,13 +198,8 @@ class RowsTold(NamedTuple):
 def rows_told(catalog: Catalog, points: Sequence[OperatingPoint]) -> tuple[RowsTold, NDArray[np.intp]]:
     """What measurements at these points, each with its rows, would tell the catalog's calibration; and the point that
     each row is of. What the rows' values are does not matter."""
-    before = catalog.calibration
-    bare = catalog.calibrated_by(empty())
-    resolve = Cases(bare)
-    evidence = _gathered(bare, [case for point in points for case in resolve.of(point)], ())
-    if before.constants != CONSTANTS or before.posterior is None:
-        raise BadInput(_OTHER_VERSION)
-    return NewCells(bare, before, before.posterior, evidence).told(), evidence.origin
+    bare, evidence = _gathered(catalog, points, ())
+    return NewCells(bare, *_in_force(catalog), evidence).told(), evidence.origin
 
 
 class Update(NewCells, LeftOutRows):
@@ -233,11 +234,9 @@ class Update(NewCells, LeftOutRows):
 
     def measured(self) -> dict[str, dict[str, float]]:
         """What own configurations are off by once they are measured: their rows' scatter, as far as these are many."""
-        miss, scales = (
-            self.fit.predict(self.fit.corrections(self._first) + self._shift) - self.evidence.logs,
-            self._scales(),
-        )
-        found: dict[str, dict[str, float]] = {}
+        predicted = self.fit.predict(self.fit.corrections(self._first) + self._shift)
+        miss, scales = predicted - self.evidence.logs, self._scales()
+        measured: dict[str, dict[str, float]] = {}
         keys = [points_key(subject) for subject in self.evidence.subjects]
         rows: dict[tuple[str, str], list[int]] = {}
         for row, (origin, metric) in enumerate(zip(self.evidence.origin, self._metrics.tolist(), strict=True)):
@@ -246,8 +245,8 @@ class Update(NewCells, LeftOutRows):
         for (key, metric), own in rows.items():
             before = float(scales[own].max())
             square = (_PRIOR_ROWS * before**2 + float((miss[own] ** 2).sum())) / (_PRIOR_ROWS + len(own))
-            found.setdefault(key, {})[metric] = round(max(float(np.sqrt(square)), _LEAST_SCALE * before), 4)
-        return self.known.measured | found
+            measured.setdefault(key, {})[metric] = round(max(float(np.sqrt(square)), _LEAST_SCALE * before), 4)
+        return self.known.measured | measured
 
     def _solve(self) -> None:
         cells = self.fit.corrections(self._first) + self._shift

@@ -5,7 +5,6 @@ predicting again with other constants costs one evaluation of the steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -30,21 +29,6 @@ _LOADS = 24
 _TPOT_TAIL, _TTFT_TAIL = 1.13, 2.38
 # Most of a replica's steady rate that arrivals by chance may use.
 _USED = 0.95
-
-
-class _Corrected(Protocol):
-    def correct(self, factors: Mapping[str, Array]) -> None: ...
-
-    def correct_more(self, factors: Mapping[str, Array]) -> None: ...
-
-
-class _Group(Protocol):
-    @property
-    def hardware(self) -> _Corrected: ...
-
-    def predict(self) -> dict[str, Array]: ...
-
-    def ideal(self) -> dict[str, Array]: ...
 
 
 class _Scheduled:
@@ -109,8 +93,7 @@ class _Steady:
 
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
-        self.inputs = np.array([[case.input_tokens] for case in cases])
-        self.outputs = np.array([[case.output_tokens] for case in cases])
+        self.inputs, self.outputs = _column(cases, "input_tokens"), _column(cases, "output_tokens")
         self.replicas = np.array([case.replicas for case in cases])
         most = np.array([[_most_clients(case)] for case in cases])
         known = all(case.method in ("full", "loop") for case in cases)
@@ -122,14 +105,11 @@ class _Steady:
         self.clients = np.where(given > 0.0, np.maximum(given, 1.0), self.clients)
         self.alone = np.array([case.steady and case.clients == 1.0 for case in cases])
 
-        def column(of: str) -> Array:
-            return np.array([[getattr(case, of)] for case in cases])
-
         self.full = np.array([[case.method in ("full", "loop")] for case in cases])
         self.limited = np.array([[case.method == "limits"] for case in cases])
-        self.ttft_limit, self.tpot_limit = column("ttft_limit_s"), column("tpot_limit_s")
-        self.rate = column("requests_per_s") / self.replicas[:, None]
-        self.requests = column("requests")[:, 0] / self.replicas
+        self.ttft_limit, self.tpot_limit = _column(cases, "ttft_limit_s"), _column(cases, "tpot_limit_s")
+        self.rate = _column(cases, "requests_per_s") / self.replicas[:, None]
+        self.requests = _column(cases, "requests")[:, 0] / self.replicas
 
     def _settled(self) -> tuple[SteadyState, Array]:
         """Every load that is tried, and which of them it is."""
@@ -185,9 +165,9 @@ class _Apart:
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Sides([case.service for case in cases if case.service])
         mean = np.array([[(1.0 + case.shortest) / 2.0] for case in cases])
-        self.inputs = np.maximum(np.array([[case.input_tokens] for case in cases]) * mean, 1.0)
-        self.outputs = np.maximum(np.array([[case.output_tokens] for case in cases]) * mean, 1.0)
-        self.clients = np.array([[case.clients] for case in cases])
+        self.inputs = np.maximum(_column(cases, "input_tokens") * mean, 1.0)
+        self.outputs = np.maximum(_column(cases, "output_tokens") * mean, 1.0)
+        self.clients = _column(cases, "clients")
         self.rounds = np.array([[max(case.requests / max(case.clients, 1.0), 1.0)] for case in cases])
 
     def predict(self) -> dict[str, Array]:
@@ -218,8 +198,7 @@ class _Alone:
 
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
-        batch = np.array([[case.clients] for case in cases])
-        tokens = np.array([[case.input_tokens] for case in cases])
+        batch, tokens = _column(cases, "clients"), _column(cases, "input_tokens")
         self.decode = shape(batch, tokens)
         self.prefill = shape(prefill_tokens=batch * tokens, prefill_span=tokens)
 
@@ -234,6 +213,10 @@ class _Alone:
             "decode_step": step(self.hardware, self.decode).ideal_s[:, 0],
             "prefill": step(self.hardware, self.prefill).ideal_s[:, 0],
         }
+
+
+def _column(cases: Sequence[MeasuredCase], name: str) -> Array:
+    return np.array([[getattr(case, name)] for case in cases])
 
 
 def schedule_of(case: MeasuredCase) -> Schedule:
@@ -285,7 +268,8 @@ def _pick(values: Array, at: Array) -> Array:
     return np.asarray(np.exp((1.0 - share) * np.log(values[rows, left]) + share * np.log(values[rows, right])))
 
 
-_GROUPS: dict[str, type] = {
+_Group = _Scheduled | _Steady | _Apart | _Alone
+_GROUPS: dict[str, type[_Group]] = {
     "loop": _Scheduled, "batch": _Scheduled, "full": _Full, "limits": _Steady, "rate": _Steady, "alone": _Alone,
 }  # fmt: skip
 
@@ -296,17 +280,15 @@ class Predictor:
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.cases = list(cases)
         self._later = np.array([case.mean_output_tokens - 1.0 for case in self.cases])
-        members: dict[tuple[object, ...], list[int]] = {}
+        members: dict[tuple[type[_Group], str, str, str], list[int]] = {}
         for index, case in enumerate(self.cases):
             deployment = case.deployment
             settled = case.method == "loop" and (case.steady or deployment.parallelism.pp > 1)
-            kind = _GROUPS["full" if settled else case.method]
-            kind = _Apart if case.service else kind
+            kind = _Apart if case.service else _GROUPS["full" if settled else case.method]
             key = (kind, deployment.model.id, deployment.precision.id, deployment.kv_format)
             members.setdefault(key, []).append(index)
-        self._groups: list[tuple[Array, _Group]] = [
-            (np.array(indices), key[0]([self.cases[i] for i in indices]))  # type: ignore[operator]
-            for key, indices in members.items()
+        self._groups = [
+            (np.array(indices), kind([self.cases[i] for i in indices])) for (kind, *_), indices in members.items()
         ]
 
     def correct(self, factors: Mapping[str, Array], more: bool = False) -> None:

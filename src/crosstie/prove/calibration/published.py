@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from crosstie.catalog.library import SHIPPED, spellings
 from crosstie.catalog.releases import measured_files
 from crosstie.core.deployment import Deployment
+from crosstie.prove.calibration.columns import SAYS_NO
 from crosstie.prove.calibration.results import OperatingPoint, Results, read_results
 
 _FILES = "results*.csv.gz"
 _WIDTH = re.compile(r"16|8|4")
-_NOT = ("", "none", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,25 +37,22 @@ def published_points(
     lengths = str(input_tokens), str(output_tokens)
     found = []
     for point in results.points:
-        if (point["input_len"], point["output_len"]) != lengths or not _plain(point):
+        plain = all(point[name].casefold() in SAYS_NO for name in ("spec_decode", "disagg"))
+        if (point["input_len"], point["output_len"]) != lengths or not plain:
             continue
-        for one in deployments:
-            if _same(point, one) and (made := _made(point, one.accelerator.id)):
+        for deployment in deployments:
+            if _same(point, deployment) and (made := _made(point, deployment.accelerator.id)):
                 found.append(made)
     return found
 
 
-def _plain(point: OperatingPoint) -> bool:
-    return all(point[name].casefold() in _NOT for name in ("spec_decode", "disagg"))
-
-
-def _same(point: OperatingPoint, one: Deployment) -> bool:
+def _same(point: OperatingPoint, deployment: Deployment) -> bool:
     width = _WIDTH.search(point["precision"])
     return (
-        point["accelerator"].casefold() in spellings(one.accelerator)
-        and point["model"].casefold() in spellings(one.model)
+        point["accelerator"].casefold() in spellings(deployment.accelerator)
+        and point["model"].casefold() in spellings(deployment.model)
         and width is not None
-        and width.group() == one.weight_width
+        and width.group() == deployment.weight_width
     )
 
 
