@@ -19,7 +19,7 @@ from crosstie.perf.memory import cache_sequences
 from crosstie.prove.calibration.own import RowsTold, rows_told
 from crosstie.prove.calibration.results import MeasuredRow, Metric, OperatingPoint, Results
 from crosstie.prove.calibration.sureness import END, TAIL
-from crosstie.prove.calibration.validate import PredictedRow, validate
+from crosstie.prove.calibration.validate import validate
 
 METRICS = {
     "ttft_s": Metric("ttft", "p50"),
@@ -120,14 +120,11 @@ def predicted(
     made = [one.operating_point(conditions) for one in points]
     outcomes = validate(catalog, Results(made, [])).outcomes
     names = {metric: name for name, metric in METRICS.items()}
-    found: dict[int, dict[str, PredictedMetric]] = {id(one): {} for one in made}
-    for one in outcomes:
-        found[id(one.cases[0].point)][names[one.row.metric]] = _as_predicted(one)
-    return [found[id(one)] for one in made]
-
-
-def _as_predicted(one: PredictedRow) -> PredictedMetric:
-    return PredictedMetric(one.predicted, one.low, one.high)
+    found: dict[int, dict[str, PredictedMetric]] = {id(point): {} for point in made}
+    for row in outcomes:
+        metric = PredictedMetric(row.predicted, row.low, row.high)
+        found[id(row.cases[0].point)][names[row.row.metric]] = metric
+    return [found[id(point)] for point in made]
 
 
 class Budget(NamedTuple):

@@ -79,7 +79,7 @@ def _healthy(watchdog: subprocess.Popen[bytes], url: str, log: Path, wait_s: flo
             raise EngineFailed(f"the engine {_fate(watchdog.returncode)} after {waited:.0f} s: {_last(log)}")
         if waited > wait_s:
             raise EngineFailed(f"the engine was not healthy after {wait_s:.0f} s: {_last(log)}")
-        on_progress(0, 0, f"engine: {waited:.0f} s, {_last(log, 1)[-60:]}")
+        on_progress(0, 0, f"engine: {waited:.0f} s, {''.join(_lines(log)[-1:])[-60:]}")
         try:
             answer = run_on_loop(fetch_once(address, "GET", address.root, timeout_s=2.0))
             if answer.status == 200:
@@ -94,19 +94,20 @@ def _fate(status: int) -> str:
     return f"was killed by {named[0]}" if named else f"ended with status {status}"
 
 
-def _last(log: Path, lines: int = _LAST_LINES) -> str:
+def _last(log: Path) -> str:
     """The log's last lines, and where the others are."""
+    said = " | ".join(line[:160] for line in _lines(log)[-_LAST_LINES:])
+    return f"{said or 'it said nothing'} ({log})"
+
+
+def _lines(log: Path) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(max(log.stat().st_size - 4000, 0))
             said = file.read().decode(errors="replace").splitlines()
     except OSError:
-        said = []
-    text = " | ".join(" ".join(line.split())[:160] for line in said if line.strip()) if lines > 1 else ""
-    if lines == 1:
-        return next((" ".join(line.split()) for line in reversed(said) if line.strip()), "")
-    parts = text.split(" | ")[-lines:]
-    return f"{' | '.join(parts)} ({log})" if text else f"it said nothing ({log})"
+        return []
+    return [" ".join(line.split()) for line in said if line.strip()]
 
 
 def _free_port() -> int:

@@ -94,7 +94,7 @@ class LoopFolder:
         self.path = path
         self.points = path / "points"
         self.log = path / "engine.log"
-        self._file = path / "loop.json"
+        self.state = path / "loop.json"
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -111,18 +111,18 @@ class LoopFolder:
 
     def read(self) -> LoopState | None:
         """None where nothing was begun."""
-        if not self._file.exists():
+        if not self.state.exists():
             return None
         try:
-            found = msgspec.json.decode(text_of(self._file), type=LoopState)
+            found = msgspec.json.decode(text_of(self.state), type=LoopState)
         except msgspec.DecodeError as error:
-            raise BadData(str(self._file), "", f"cannot be gone on with: {error}") from None
+            raise BadData(str(self.state), "", f"cannot be gone on with: {error}") from None
         if found.format != FORMAT:
-            raise BadData(str(self._file), "format", f"is {found.format}; this version reads {FORMAT}")
+            raise BadData(str(self.state), "format", f"is {found.format}; this version reads {FORMAT}")
         return found
 
-    def write(self, state: LoopState) -> None:
-        write_text(self._file, msgspec.json.format(msgspec.json.encode(state)).decode() + "\n")
+    def write(self, file: Path, document: object) -> None:
+        write_text(file, msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
 
     def point_file(self, point: LoopPoint) -> Path:
         return self.points / f"{point.name}.json"

@@ -14,10 +14,8 @@ from typing import Any
 
 import msgspec
 
-from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import Catalog, user_directories
 from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
 from crosstie.core.progress import OnProgress
@@ -55,12 +53,6 @@ class LoopSettings:
     api_key: str | None = None
 
 
-@dataclass(frozen=True)
-class PlanPair:
-    before: Plan
-    after: Plan
-
-
 @dataclass
 class LoopResult:
     """What reports are made of."""
@@ -71,7 +63,8 @@ class LoopResult:
     after: dict[str, dict[str, Any]]
     questions_after: list[dict[str, Any]]
     learnt: Calibrated | None = None
-    plans: PlanPair | None = None
+    # By what was known before, and by what was learnt.
+    plans: tuple[Plan, Plan] | None = None
     # Why there is no plan.
     unplanned: str = ""
     interrupted: bool = False
@@ -99,7 +92,8 @@ class MachineLoop:
 
     def __init__(self, catalog: Catalog, folder: LoopFolder, state: LoopState, settings: LoopSettings):
         self.catalog, self.folder, self.state, self.settings = catalog, folder, state, settings
-        self.workload = _workload(catalog, state.asked)
+        asked = state.asked.workload
+        self.workload = read_workload(catalog, find_workload(Path(asked))) if asked else None
         self._before_s, self._began = state.spent_s, time.monotonic()
 
     def run(self) -> LoopResult:
@@ -119,7 +113,7 @@ class MachineLoop:
 
     def _keep(self) -> None:
         self.state.spent_s = round(self._spent_s, 2)
-        self.folder.write(self.state)
+        self.folder.write(self.folder.state, self.state)
 
     def _predict_first(self) -> None:
         state, settings = self.state, self.settings
@@ -193,7 +187,7 @@ class MachineLoop:
                 check()
             if found.interrupted:
                 return True
-            write_text(self.folder.point_file(point), _text(document(found)))
+            self.folder.write(self.folder.point_file(point), document(found))
             self._keep()
             settings.tell(f"{told}: {_compared(point, self.folder.measured(state).get(point.name))}")
         if dropped:
@@ -202,10 +196,6 @@ class MachineLoop:
 
     def _hear(self, point: str, done: int, total: int, what: str) -> None:
         self.settings.on_progress(done, total, f"{point}: {what}")
-
-
-def _workload(catalog: Catalog, asked: LoopAsked) -> Workload | None:
-    return read_workload(catalog, find_workload(Path(asked.workload))) if asked.workload else None
 
 
 def _doctor_words(made: PreparedReplica) -> str:
@@ -229,10 +219,6 @@ def _settings(state: LoopState, point: LoopPoint, settings: LoopSettings) -> Set
     )  # fmt: skip
 
 
-def _text(value: Mapping[str, Any]) -> str:
-    return msgspec.json.format(msgspec.json.encode(value)).decode() + "\n"
-
-
 def _compared(point: LoopPoint, measured: Mapping[str, Any] | None) -> str:
     if not measured or not measured["metrics"]:
         return "no request was answered"
@@ -250,7 +236,7 @@ def _learn(catalog: Catalog, folder: LoopFolder, found: LoopResult, settings: Lo
     files = [folder.point_file(one) for one in state.design if one.name in found.measured]
     kept = Kept(own[-1]).files() if own and not state.prepared.emulated else []
     found.learnt = calibrate([*kept, *files], quick=True, on_progress=settings.on_progress)
-    after = _under(catalog, found.learnt.calibration)
+    after = catalog.calibrated_by(found.learnt.calibration)
     conditions = state.prepared.conditions
     points = [one for one in state.design if one.name in found.measured]
     found.after = {one.name: known for one, known in zip(points, predicted(after, points, conditions), strict=True)}
@@ -259,22 +245,16 @@ def _learn(catalog: Catalog, folder: LoopFolder, found: LoopResult, settings: Lo
         found.learnt.write(folder.path / "calibration.json")
 
 
-def _under(catalog: Catalog, calibration: Calibration) -> Catalog:
-    return catalog.calibrated_by(calibration)
-
-
 def _plan(catalog: Catalog, found: LoopResult, workload: Workload, settings: LoopSettings) -> None:
     assert found.learnt is not None
-    quick = found.state.asked.quick
+    catalogs = catalog, catalog.calibrated_by(found.learnt.calibration)
+    confirm = not found.state.asked.quick
     try:
-        plans = [
-            plan(known, workload, confirm=not quick, on_progress=settings.on_progress)
-            for known in (catalog, _under(catalog, found.learnt.calibration))
-        ]
+        before, after = (plan(known, workload, confirm=confirm, on_progress=settings.on_progress) for known in catalogs)
     except ModuleNotFoundError as error:
         found.unplanned = f"planning needs {error.name}, which is not here: `crosstie loop --out` plans elsewhere"
         return
     except BadInput as error:
         found.unplanned = str(error)
         return
-    found.plans = PlanPair(*plans)
+    found.plans = before, after

@@ -109,7 +109,7 @@ def _errors(found: LoopResult) -> dict[str, Any]:
 def _plans(found: LoopResult) -> dict[str, Any] | None:
     if found.plans is None:
         return None
-    before, after = found.plans.before, found.plans.after
+    before, after = found.plans
     return {
         "workload": before.workload.name,
         "before": _plan(before),

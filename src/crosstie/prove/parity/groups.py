@@ -90,58 +90,51 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _group(name: str, noise: list[Pair], pairs: list[Pair]) -> Group:
-    points, floor = _points(pairs), _points(noise)
-    parted = [one.parts_at for one in pairs if one.parts_at is not None]
+    parted = _parted(pairs)
+    group = _of_places(
+        name, len(pairs), *([p for one in own for p in (*one.forced, *one.greedy)] for own in (noise, pairs))
+    )
+    return msgspec.structs.replace(group, parted=len(parted) / len(pairs), parted_at=_median(parted))
+
+
+def _of_places(name: str, prompts: int, floor: list[ComparedToken], places: list[ComparedToken]) -> Group:
     return Group(
-        name=name, prompts=len(pairs), places=len(points), kl=_mean(one.kl for one in points),
-        floor_kl=_mean(one.kl for one in floor), agreement=_mean(float(one.agrees) for one in points),
-        parted=len(parted) / len(pairs), parted_at=median(parted) if parted else math.nan,
+        name=name, prompts=prompts, places=len(places), kl=_mean(place.kl for place in places),
+        floor_kl=_mean(place.kl for place in floor), agreement=_mean(float(place.agrees) for place in places),
+        parted=math.nan, parted_at=math.nan,
     )  # fmt: skip
-
-
-def _points(pairs: list[Pair]) -> list[ComparedToken]:
-    return [point for one in pairs for point in (*one.forced, *one.greedy)]
 
 
 def _by_position(noise: list[Pair], pairs: list[Pair]) -> tuple[Group, ...]:
     """Of forced texts alone: there a position is one of the text."""
-    floor: dict[str, list[ComparedToken]] = {}
-    found: dict[str, list[ComparedToken]] = {}
-    prompts: dict[str, set[str]] = {}
-    for ones, into in ((noise, floor), (pairs, found)):
-        for one in ones:
-            for point in one.forced:
-                name = _range(point.position, _POSITIONS)
-                into.setdefault(name, []).append(point)
-                prompts.setdefault(name, set()).add(one.a.prompt.id)
+
+    def within(own: list[Pair], name: str) -> list[ComparedToken]:
+        return [place for pair in own for place in pair.forced if _range(place.position, _POSITIONS) == name]
+
+    names = {_range(place.position, _POSITIONS) for pair in pairs for place in pair.forced}
     return tuple(
-        Group(
-            name=name, prompts=len(prompts[name]), places=len(found[name]), kl=_mean(one.kl for one in found[name]),
-            floor_kl=_mean(one.kl for one in floor.get(name, ())),
-            agreement=_mean(float(one.agrees) for one in found[name]), parted=math.nan, parted_at=math.nan,
-        )
-        for name in sorted(found, key=_first_number)
-    )  # fmt: skip
+        _of_places(name, sum(bool(within([pair], name)) for pair in pairs), within(noise, name), within(pairs, name))
+        for name in sorted(names, key=_first_number)
+    )
 
 
 def _divergence(noise: list[Pair], pairs: list[Pair]) -> Groups:
-    def at(ones: list[Pair]) -> float:
-        parted = [one.parts_at for one in ones if one.parts_at is not None]
-        return float(median(parted)) if parted else math.nan
-
-    def clear(ones: list[Pair]) -> int:
-        return sum(one.is_clear for one in ones)
-
+    floor, parted = _parted(noise), _parted(pairs)
+    early = [_range(at, _TOKENS) for at in floor], [_range(at, _TOKENS) for at in parted]
     return Groups(
-        prompts=len(pairs), equal=sum(one.parts_at is None for one in pairs),
-        floor_equal=sum(one.parts_at is None for one in noise), median_token=at(pairs), floor_median_token=at(noise),
-        clear=clear(pairs), floor_clear=clear(noise), by_token=_by_token(noise, pairs),
+        prompts=len(pairs), equal=len(pairs) - len(parted), floor_equal=len(noise) - len(floor),
+        median_token=_median(parted), floor_median_token=_median(floor),
+        clear=sum(pair.is_clear for pair in pairs), floor_clear=sum(pair.is_clear for pair in noise),
+        by_token=tuple(
+            Parted(name, *(names.count(name) for names in early))
+            for name in sorted({*early[0], *early[1]}, key=_first_number)
+        ),
     )  # fmt: skip
 
 
-def _by_token(noise: list[Pair], pairs: list[Pair]) -> tuple[Parted, ...]:
-    floor, found = (
-        [_range(one.parts_at, _TOKENS) for one in ones if one.parts_at is not None] for ones in (noise, pairs)
-    )
-    names = sorted({*floor, *found}, key=_first_number)
-    return tuple(Parted(name, floor.count(name), found.count(name)) for name in names)
+def _parted(pairs: list[Pair]) -> list[int]:
+    return [pair.parts_at for pair in pairs if pair.parts_at is not None]
+
+
+def _median(places: list[int]) -> float:
+    return float(median(places)) if places else math.nan

@@ -127,36 +127,29 @@ def _is_flat(samples: Sequence[Sample]) -> bool:
 
 
 def _sees(noise: list[Pair], pairs: list[Pair], gauges: Sequence[Gauge], faults: tuple[float, ...]) -> Power | None:
-    kl = _sums(lambda pair: pair.forced, lambda point: point.kl)
-    allowed = next((one.allowed for one in gauges if one.name == FORCED), 0.0)
-    return power(kl(noise), kl(pairs), allowed, faults)
+    floor, seen = (_sums((pair.forced for pair in own), lambda place: place.kl) for own in (noise, pairs))
+    return power(floor, seen, next((gauge.allowed for gauge in gauges if gauge.name == FORCED), 0.0), faults)
 
 
 def _gauges(noise: list[Pair], pairs: list[Pair], limits: Limits) -> tuple[Gauge, ...]:
-    def forced(pair: Pair) -> Sequence[ComparedToken]:
-        return pair.forced
-
-    def greedy(pair: Pair) -> Sequence[ComparedToken]:
-        return pair.greedy
-
-    found: list[Gauge | None] = []
-    for name, where in (("forced", forced), ("chat", greedy)):
-        kl = _sums(where, lambda point: point.kl)
-        found.append(_held(f"{name} KL", kl(noise), kl(pairs), limits.kl))
-    off = _sums(forced, lambda point: float(not point.agrees))
-    found.append(_held(DISAGREEMENT, off(noise), off(pairs), limits.disagreement))
-    early = [_early(noise), _early(pairs)]
-    found.append(_held("early divergence", early[0], early[1], limits.early))
-    for name, applies, is_bad in _DETECTORS:
-        found.append(_worse(name, noise, pairs, applies, is_bad, limits.worse))
-    return tuple(one for one in found if one is not None)
+    measures: list[tuple[str, Callable[[list[Pair]], Rows], float]] = [
+        (FORCED, lambda own: _sums((pair.forced for pair in own), lambda place: place.kl), limits.kl),
+        ("chat KL", lambda own: _sums((pair.greedy for pair in own), lambda place: place.kl), limits.kl),
+        (
+            DISAGREEMENT,
+            lambda own: _sums((pair.forced for pair in own), lambda place: not place.agrees),
+            limits.disagreement,
+        ),
+        ("early divergence", _early, limits.early),
+    ]
+    gauges = [_held(name, rows(noise), rows(pairs), limit) for name, rows, limit in measures]
+    gauges += [_worse(name, noise, pairs, applies, is_bad, limits.worse) for name, applies, is_bad in _DETECTORS]
+    return tuple(gauge for gauge in gauges if gauge is not None)
 
 
-def _sums(
-    where: Callable[[Pair], Sequence[ComparedToken]], of: Callable[[ComparedToken], float]
-) -> Callable[[list[Pair]], Rows]:
+def _sums(prompts: Iterable[Sequence[ComparedToken]], of: Callable[[ComparedToken], float]) -> Rows:
     """Of each prompt: a sum over its places, and how many they are."""
-    return lambda pairs: [(sum(map(of, where(one))), float(len(where(one)))) for one in pairs if where(one)]
+    return [(float(sum(map(of, places))), float(len(places))) for places in prompts if places]
 
 
 def _early(pairs: list[Pair]) -> Rows:
@@ -187,37 +180,27 @@ def _worse(
     def rows(ones: list[Pair]) -> Rows:
         return [(float(is_bad(one.b)) - float(is_bad(one.a)), 1.0) for one in ones if applies(one.a)]
 
-    found = rows(pairs)
-    if not found:
+    gauge = _held(name, rows(noise), rows(pairs), limit)
+    if gauge is None:
         return None
-    value, low, high = interval(found)
-    floor = interval(rows(noise))[0]
-    allowed = max(limit, _TIMES_FLOOR * floor)
-    return Gauge(
-        name=name, floor=floor, value=value, low=low, high=high, allowed=allowed,
-        says="differs" if low > allowed else "same", prompts=len(found),
-        a_rate=_rate(is_bad(one.a) for one in pairs if applies(one.a)),
-        b_rate=_rate(is_bad(one.b) for one in pairs if applies(one.a)),
+    asked = [pair for pair in pairs if applies(pair.a)]
+    return msgspec.structs.replace(
+        gauge, says="differs" if gauge.low > gauge.allowed else "same",
+        a_rate=sum(is_bad(pair.a) for pair in asked) / len(asked),
+        b_rate=sum(is_bad(pair.b) for pair in asked) / len(asked),
     )  # fmt: skip
 
 
-def _rate(found: Iterable[bool]) -> float:
-    listed = list(found)
-    return sum(listed) / len(listed)
-
-
-def _held(name: str, noise: Rows, found: Rows, limit: float) -> Gauge | None:
-    if not found:
+def _held(name: str, noise: Rows, rows: Rows, limit: float) -> Gauge | None:
+    if not rows:
         return None
-    value, low, high = interval(found)
+    value, low, high = interval(rows)
     floor = interval(noise)[0] if noise else 0.0
     allowed = max(limit, _TIMES_FLOOR * floor)
     says: Says = "same" if high <= allowed else "differs" if low > allowed else "unsure"
     if floor > _MOST_FLOOR * limit:
         says = "unsure"
-    return Gauge(
-        name=name, floor=floor, value=value, low=low, high=high, allowed=allowed, says=says, prompts=len(found)
-    )
+    return Gauge(name=name, floor=floor, value=value, low=low, high=high, allowed=allowed, says=says, prompts=len(rows))
 
 
 def interval(rows: Rows) -> tuple[float, float, float]:

@@ -20,6 +20,9 @@ from crosstie.decide.plan.subject import read_subject
 _DAYS_PER_YEAR = 365.25
 
 
+# What a review reads of a saved plan, by the plan's own keys.
+
+
 class SavedCarried(msgspec.Struct, frozen=True):
     class_name: str = msgspec.field(name="class")
     up_to_input: int
@@ -31,17 +34,13 @@ class SavedPool(msgspec.Struct, frozen=True):
     name: str
     model: str
     accelerator: str
-    vendor: str
     parallelism: Parallelism
     precision: str
     stack: str
     release: str
     replicas: int
-    gpus: int
-    usd_per_gpu_hour: float
     usd_per_hour: float
     utilisation: float
-    in_flight_a_replica: float
     estimate: dict[str, Any]
     carries: list[SavedCarried]
 
@@ -62,16 +61,11 @@ class SavedSimulated(msgspec.Struct, frozen=True):
     class_name: str = msgspec.field(name="class")
     ttft_s: float | None
     tpot_s: float | None
-    within_ttft: float | None = None
-    within_tpot: float | None = None
 
 
 class SavedFlip(msgspec.Struct, frozen=True):
-    kind: str
     accelerator: str
-    usd_per_gpu_hour: float
     at_usd_per_gpu_hour: float | None
-    software_efficiency_change: float | None
 
 
 class _SavedFleet(msgspec.Struct, frozen=True):
