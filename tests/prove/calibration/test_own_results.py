@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from crosstie.catalog.library import SHIPPED, Catalog
+from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.validate import validate
 
 ROOT = Path(__file__).parents[3]
@@ -28,10 +29,15 @@ def test_the_table_has_what_bench_measured() -> None:
     assert len({row["source_ref"] for row in csv.DictReader(io.StringIO(made))}) == 44
 
 
-def test_every_file_is_predicted_as_it_was_measured() -> None:
-    found = validate(Catalog([]), FILES)
+def cases_of(files: list[Path]) -> list[MeasuredCase]:
+    """All rows of these are predicted."""
+    found = validate(Catalog([]), files)
     assert not found.missed
-    assert all(case.steady for outcome in found.outcomes for case in outcome.cases)
+    return [case for outcome in found.outcomes for case in outcome.cases]
+
+
+def test_every_file_is_predicted_as_it_was_measured() -> None:
+    assert all(case.steady for case in cases_of(FILES))
 
 
 def test_small_models_are_predicted_and_conversations_left_out() -> None:
@@ -53,16 +59,11 @@ def test_power_of_open_arrivals_is_that_of_the_requests_that_are_there() -> None
 
 
 def test_what_a_loop_measured_of_a_folder_is_predicted() -> None:
-    found = validate(Catalog([]), FOURTEEN)
     assert len(FOURTEEN) == 3
-    assert not found.missed
-    assert all(case.point["engine_version"] == "0.24.0" for outcome in found.outcomes for case in outcome.cases)
+    assert all(case.point["engine_version"] == "0.24.0" for case in cases_of(FOURTEEN))
 
 
 def test_drafts_that_were_counted_are_predicted_as_drafts() -> None:
-    found = validate(Catalog([]), DRAFTING)
-    assert not found.missed
-    for outcome in found.outcomes:
-        for case in outcome.cases:
-            assert case.deployment.speculation is not None
-            assert case.deployment.speculation.acceptance_length == pytest.approx(3.83, abs=0.01)
+    for case in cases_of(DRAFTING):
+        assert case.deployment.speculation is not None
+        assert case.deployment.speculation.acceptance_length == pytest.approx(3.83, abs=0.01)

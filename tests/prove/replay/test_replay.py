@@ -15,7 +15,6 @@ from crosstie.core.errors import BadInput
 from crosstie.core.workload import Target
 from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, spent_so_far
 from crosstie.prove.replay.outcomes import ClassTargets, kept_targets, result_of
-from crosstie.prove.replay.prompts import Sizing, text
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
 from crosstie.sim.arrivals import Arrival, simulate
@@ -129,12 +128,6 @@ def test_lengths_without_times_need_a_rate(tmp_path: Path) -> None:
 def test_streams_of_requests_merge_by_the_clock() -> None:
     both = merged([TimedRequest(0.0, 1, 1, "a"), TimedRequest(2.0, 1, 1, "a")], [TimedRequest(1.0, 1, 1, "b")])
     assert [one.class_name for one in both] == ["a", "b", "a"]
-
-
-@pytest.mark.parametrize("tokens", [1, 2, 3, 100, 600_000])
-@pytest.mark.parametrize("blocks", [(), (3,), (3, 4)])
-def test_a_prompt_has_four_bytes_a_token(tokens: int, blocks: tuple[int, ...]) -> None:
-    assert len(text(TimedRequest(0.0, tokens, 1, None, blocks), 5, 0, Sizing())) == tokens * 4
 
 
 # Replays

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, process_time
 from types import FrameType, TracebackType
@@ -291,9 +291,11 @@ class Senders:
         futures: list[Future[Sent]] = []
         for index in range(self._most):
             mine = dealt[index] if index < senders else []
-            own = SenderJob(**{**vars(job), "requests": mine, "load": job.load.part(index, senders),
-                         "starts_s": job.starts_s[index::senders] if index < senders else (),
-                         "giving": _share_of(job.giving, len(mine))})  # fmt: skip
+            own = replace(
+                job, requests=mine, load=job.load.part(index, senders),
+                starts_s=job.starts_s[index::senders] if index < senders else (),
+                giving=job.giving and replace(job.giving, requests=len(mine)),
+            )  # fmt: skip
             futures.append(self._pool.submit(_sent_apart, index, own))
         waiting: set[Future[Sent]] = set(futures)
         while waiting:
@@ -302,7 +304,3 @@ class Senders:
             if self._interrupt.asked:
                 self._ends.set()
         return [future.result() for future in futures]
-
-
-def _share_of(giving: Giving | None, requests: int) -> Giving | None:
-    return None if giving is None else Giving(giving.targets, requests)

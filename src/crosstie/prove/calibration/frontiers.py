@@ -13,18 +13,8 @@ from crosstie.prove.calibration.predict import QUANTITIES
 from crosstie.prove.calibration.regression import Measurements
 
 # A curve: one accelerator, model, precision and engine, at one pair of lengths, in all its layouts and concurrencies.
-_CURVE = (
-    "source_id",
-    "accelerator",
-    "engine",
-    "model",
-    "precision",
-    "input_len",
-    "output_len",
-    "spec_decode",
-    "disagg",
-)
 _SAME = ("model", "precision", "input_len", "output_len", "spec_decode", "disagg")
+_CURVE = ("source_id", "accelerator", "engine", *_SAME)
 # Fewer points than this are no curve.
 _FEWEST = 4
 # Two accelerators that differ by less than this at the same speed for the user are a tie.
@@ -76,7 +66,11 @@ def frontier_errors(evidence: Measurements, error: Array) -> dict[str, dict[str,
     }
     if not pairs:
         return {}
-    medians = np.array([np.median(_off(measured, predicted)) for measured, predicted in pairs.values()])
+    off = [
+        [np.expm1(predicted.at(user) - gpu) for user, gpu in zip(*measured, strict=True)]
+        for measured, predicted in pairs.values()
+    ]
+    medians = np.array([np.median(errors) for errors in off])
     right = _ordered(list(pairs.items()))
     return {
         "best of a curve": {"throughput": {name: round(value, 4) for name, value in summary(medians).items()}},
@@ -86,10 +80,6 @@ def frontier_errors(evidence: Measurements, error: Array) -> dict[str, dict[str,
     }
 
 
-def _off(measured: _Best, predicted: _Best) -> Array:
-    return np.array([np.expm1(predicted.at(user) - gpu) for user, gpu in zip(*measured, strict=True)])
-
-
 def _ordered(curves: Sequence[tuple[tuple[str, ...], tuple[_Best, _Best]]]) -> list[bool]:
     same: dict[tuple[str, ...], list[tuple[str, _Best, _Best]]] = defaultdict(list)
     for key, (measured, predicted) in curves:
@@ -97,9 +87,9 @@ def _ordered(curves: Sequence[tuple[tuple[str, ...], tuple[_Best, _Best]]]) -> l
         same[tuple(said[name] for name in _SAME)].append((said["accelerator"], measured, predicted))
     right = []
     for group in same.values():
-        for (one, m1, p1), (other, m2, p2) in combinations(group, 2):
+        for (first, m1, p1), (second, m2, p2) in combinations(group, 2):
             low, high = max(m1.user[0], m2.user[0]), min(m1.user[-1], m2.user[-1])
-            if one.casefold() == other.casefold() or low >= high:
+            if first.casefold() == second.casefold() or low >= high:
                 continue
             for user in np.linspace(low, high, _LEVELS):
                 apart = m1.at(user) - m2.at(user)

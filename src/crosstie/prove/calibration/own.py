@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.catalog.calibration import ALL_LEVELS, HERE, Calibration, CalibrationSubject, empty, points_key
+from crosstie.catalog.calibration import ALL_LEVELS, HERE, Calibration, empty, points_key
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.posterior import FREEDOM, Cells, Posterior, covariance, pack, solve_lower
 from crosstie.core.errors import BadInput
@@ -90,13 +90,11 @@ def _gathered(
     evidence = gather(bare, [case for point in points for case in resolve.of(point)], kernels)
     if not len(evidence.logs):
         raise BadInput(NOTHING_LEARNT)
-    evidence.subjects = [_here(subject) for subject in evidence.subjects]
+    # As estimates have it: of today's software, but for kernels, which are no engine's gain.
+    evidence.subjects = [
+        subject._replace(**HERE, month="" if subject.model else subject.month) for subject in evidence.subjects
+    ]
     return bare, evidence
-
-
-def _here(subject: CalibrationSubject) -> CalibrationSubject:
-    """As estimates have it: of today's software, but for kernels, which are no engine's gain."""
-    return subject._replace(**HERE, month="" if subject.model else subject.month)
 
 
 class NewCells:

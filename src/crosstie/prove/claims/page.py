@@ -34,16 +34,13 @@ _NOTES = """## How to read it
 
 def page(found: Sequence[Checked]) -> str:
     summary = summarise(found)
-    parts = [_INTRO, summary.line, "\n## Verdicts\n", _table(("verdict", "means", "claims"), _meanings(summary.counts))]
+    meanings = [(f"**{verdict}**", meaning, str(summary.counts[verdict])) for verdict, meaning in VERDICTS.items()]
+    parts = [_INTRO, summary.line, "\n## Verdicts\n", _table(("verdict", "means", "claims"), meanings)]
     for article in sorted({one.claim.article for one in found}):
         own = [one for one in found if one.claim.article == article]
         parts += [f"\n## Article {article}\n", _table(("", "claim", "verdict", "computed", "why"), map(_row, own))]
     parts += ["", _NOTES, "## What the verdicts rest on\n", *map(_rests, found)]
     return "\n".join(parts) + "\n"
-
-
-def _meanings(counts: dict[str, int]) -> Iterable[Sequence[str]]:
-    return ((f"**{verdict}**", meaning, str(counts[verdict])) for verdict, meaning in VERDICTS.items())
 
 
 def _row(one: Checked) -> Sequence[str]:

@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,8 +180,11 @@ class MachineLoop:
                 continue
             told = f"{state.design.index(point) + 1} of {len(state.design)}, {point.short}"
             load, asked = BenchLoad(clients=point.clients), fitted(_settings(state, point, settings), [endpoint])
-            heard = partial(self._hear, told)
-            found = bench([endpoint], [load], asked, gpus=(tool,) if tool else (), on_progress=heard)
+
+            def on_progress(done: int, total: int, what: str, point: str = told) -> None:
+                settings.on_progress(done, total, f"{point}: {what}")
+
+            found = bench([endpoint], [load], asked, gpus=(tool,) if tool else (), on_progress=on_progress)
             if any(one.failed for one in found.measured[0].points):
                 check()
             if found.interrupted:
@@ -193,9 +195,6 @@ class MachineLoop:
         if dropped:
             settings.tell(f"{state.asked.minutes:g} minutes: {plural(dropped, 'point')} left out")
         return False
-
-    def _hear(self, point: str, done: int, total: int, what: str) -> None:
-        self.settings.on_progress(done, total, f"{point}: {what}")
 
 
 def _doctor_words(made: PreparedReplica) -> str:

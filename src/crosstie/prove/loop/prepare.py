@@ -3,7 +3,6 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -109,7 +108,7 @@ def _on_this_machine(catalog: Catalog, asked: LoopAsked, model: Model) -> tuple[
         variables=_variables(recipe),
         health=recipe.health,
         start_s=float(recipe.start_s),
-        doctor=_told(found.verdicts, found.findings),
+        doctor={"verdicts": found.verdicts, "findings": msgspec.to_builtins(found.findings)},
         notes=[*recipe.notes, *(f"preflight, {one.severity}: {one.what}" for one in recipe.warnings)],
     ), deployment
 
@@ -194,10 +193,6 @@ def _folder_of(model: Model) -> str | None:
 
 
 def _words(deployment: Deployment) -> str:
-    one = deployment
-    many = f"{one.gpus} x " if one.gpus > 1 else ""
-    return f"{one.model.id} in {one.precision.id} on {many}{one.accelerator.id}, {one.stack.name}"
-
-
-def _told(verdicts: dict[str, str], findings: tuple[Any, ...]) -> dict[str, Any]:
-    return {"verdicts": verdicts, "findings": [msgspec.to_builtins(one) for one in findings]}
+    many = f"{deployment.gpus} x " if deployment.gpus > 1 else ""
+    model, machine = deployment.model.id, f"{many}{deployment.accelerator.id}"
+    return f"{model} in {deployment.precision.id} on {machine}, {deployment.stack.name}"

@@ -90,7 +90,7 @@ def compared(a: dict[str, Any], b: dict[str, Any]) -> list[Score]:
                 or not isinstance(b[task].get(key), int | float)
             ):
                 continue
-            errors = [_number(one[task].get(error)) for one in (a, b)]
+            errors = [float(own) if isinstance(own := one[task].get(error), int | float) else 0.0 for one in (a, b)]
             spread = _ERRORS * math.hypot(*errors)
             scores.append(
                 Score(
@@ -99,7 +99,3 @@ def compared(a: dict[str, Any], b: dict[str, Any]) -> list[Score]:
                 )
             )  # fmt: skip
     return sorted(scores, key=lambda one: (one.task, one.metric))
-
-
-def _number(raw: Any) -> float:
-    return float(raw) if isinstance(raw, int | float) else 0.0

@@ -154,9 +154,9 @@ class Wording(NamedTuple):
     more: tuple[tuple[str, object], ...] = ()
 
     def body(self, request: TimedRequest, number: int) -> bytes:
-        return b"".join(
-            (*self._before(request.output_tokens), text(request, number, self.salt, self.sizing), self._end)
-        )
+        keys = msgspec.json.encode(self._keys(request.output_tokens))[:-1]
+        before, after = (b'"messages":[{"role":"user","content":"', b'"}]}') if self.chat else (b'"prompt":"', b'"}')
+        return b"%b,%b%b%b" % (keys, before, text(request, number, self.salt, self.sizing), after)
 
     def conversation(self, messages: Sequence[Mapping[str, str]], output_tokens: int) -> bytes:
         return msgspec.json.encode({**self._keys(output_tokens), "messages": messages})
@@ -166,14 +166,6 @@ class Wording(NamedTuple):
             "model": self.model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": output_tokens,
         }  # fmt: skip
         return fields | ({"ignore_eos": True} if self.ignore_eos else {}) | dict(self.more)
-
-    def _before(self, output_tokens: int) -> tuple[bytes, ...]:
-        start = msgspec.json.encode(self._keys(output_tokens))[:-1]
-        return start, b',"messages":[{"role":"user","content":"' if self.chat else b',"prompt":"'
-
-    @property
-    def _end(self) -> bytes:
-        return b'"}]}' if self.chat else b'"}'
 
 
 def text(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> bytes:

@@ -345,13 +345,11 @@ class Replay:
             late_s, due_s = max(now - due, 0.0) * self.speed, (due - self._began) * self.speed
             outcome = RequestOutcome(request, late_s=late_s, due_s=due_s)
             self._outcomes.append(outcome)
-            call = _Call(self, outcome, due, self._request(request, number))
+            body = self._body(request, number)
+            data = b"%bcontent-length: %d\r\n\r\n%b" % (self._heads[request.class_name], len(body), body)
+            call = _Call(self, outcome, due, data)
             self._calls.add(call)
             call.start()
-
-    def _request(self, request: TimedRequest, number: int) -> bytes:
-        body = self._body(request, number)
-        return b"%bcontent-length: %d\r\n\r\n%b" % (self._heads[request.class_name], len(body), body)
 
     def _head(self, class_name: str | None) -> bytes:
         at = self.origin.address

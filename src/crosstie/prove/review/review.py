@@ -8,7 +8,6 @@ import numpy as np
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reuse import reuse
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.core.workload import Target
 from crosstie.prove.review.expected import Expected, expected
 from crosstie.prove.review.figures import (
     FEW,
@@ -225,8 +224,9 @@ def _latencies(
                 at = quantile_seen(seen[mine], share)
                 if at is None or not len(should):
                     continue
+                promise = f"target {target.seconds * 1e3:,.4g} ms" if target else "no target"
                 yield ReviewFigure("latency", name, f"{word} p{share * 100:g}", "s", at_quantile(should, share), at,
-                             planned=plan, note=_promise(target))  # fmt: skip
+                             planned=plan, note=promise)  # fmt: skip
                 for other in _TOLD:
                     told = quantile_seen(seen[mine], other)
                     if other != share and told is not None:
@@ -247,10 +247,6 @@ def _of_pool(found: Expected | None, word: str, pool: str) -> float | None:
     values = found.simulated.ttft_s if word == "TTFT" else found.simulated.tpot_s
     mine = np.array([one == pool for one in found.simulated.pools]) & ~np.isnan(values)
     return at_quantile(np.sort(values[mine]), _USUAL) if mine.any() else None
-
-
-def _promise(target: Target | None) -> str:
-    return f"target {target.seconds * 1e3:,.4g} ms" if target else "no target"
 
 
 def _kept(planned: Planned, production: Recorded, metrics: MetricTotals | None) -> Iterator[ReviewFigure]:
