@@ -1,6 +1,6 @@
 """The truth of graph capture on a real GPU: each case of a case file is captured, replayed and compared with eager.
 
-    python benchmarks/capture_truth.py OUT.csv                       # tests/port/capture/cases, about 580 functions
+    python benchmarks/capture_truth.py OUT.csv                       # tests/port/capture/cases, about 610 functions
     python benchmarks/capture_truth.py OUT.csv --models              # tiny transformers models instead
     python benchmarks/capture_truth.py OUT.csv --cases FILE.py ...   # any file with CASES, State and inputs(dev, seed)
     python benchmarks/capture_truth.py OUT.csv --device cpu          # no capture: only whether each case runs eagerly

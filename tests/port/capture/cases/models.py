@@ -9,18 +9,13 @@ import torch.nn.functional as F  # noqa: N812
 from tests.port.capture.cases.setting import BLOCK, EXPERTS, B, D, H, S, State, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry(globals())
 
 
 def route(s, q):
     """Two experts a token, with their weights."""
     x = q.reshape(-1, D)
     return x, *(x @ s.experts[:, :, 0].t()).softmax(-1).topk(2)
-
-
-case("rms_norm", lambda s, q, k, v, lens, score: q * torch.rsqrt(q.pow(2).mean(-1, keepdim=True) + 1e-6))
-case("layer_norm_function", lambda s, q, k, v, lens, score: F.layer_norm(q, (D,), s.emb[0], s.emb[1]))
-case("swiglu", lambda s, q, k, v, lens, score: F.silu(q @ s.w) * (q @ s.w.t()))
 
 
 def rope_by_positions(s, q, k, v, lens, score):
@@ -43,36 +38,16 @@ def rope_table_grown_to_max(s, q, k, v, lens, score):
     return q * s.cache[lens].view(B, 1, 1, 1)
 
 
-def rope_dynamic_scaling_where(s, q, k, v, lens, score):
-    scale = torch.where(lens > 32, lens / 32.0, 1.0)
-    return q * (lens / scale).cos().view(B, 1, 1, 1)
-
-
-def rope_dynamic_scaling_if(s, q, k, v, lens, score):
-    scale = lens.max() / 32.0 if lens.max() > 32 else 1.0
-    return q * (lens / scale).cos().view(B, 1, 1, 1)
-
-
 def alibi_bias(s, q, k, v, lens, score):
     slope = 2.0 ** -torch.arange(1, H + 1, device=q.device)
     bias = slope.view(1, H, 1, 1) * (torch.arange(S, device=q.device) - lens.view(B, 1, 1, 1))
     return (q @ k.transpose(-1, -2) + bias).softmax(-1) @ v
 
 
-def alibi_slopes_from_list(s, q, k, v, lens, score):
-    slope = torch.tensor([2.0**-i for i in range(1, H + 1)], device=q.device)
-    return q * slope.view(1, H, 1, 1)
-
-
 def decode_attention_masked(s, q, k, v, lens, score):
     a = (q @ k.transpose(-1, -2)) / math.sqrt(D)
     keep = torch.arange(S, device=q.device) < lens.view(B, 1, 1, 1)
     return a.masked_fill(~keep, float("-inf")).softmax(-1) @ v
-
-
-def decode_attention_sliced_per_row(s, q, k, v, lens, score):
-    rows = [q[i] @ k[i, :, : lens[i]].transpose(-1, -2) @ v[i, :, : lens[i]] for i in range(B)]
-    return torch.stack(rows)
 
 
 def sliding_window_mask(s, q, k, v, lens, score):
@@ -94,25 +69,10 @@ def finfo_min_bias(s, q, k, v, lens, score):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
 
-case("softcap_logits", lambda s, q, k, v, lens, score: (50 * torch.tanh(q @ k.transpose(-1, -2) / 50)).softmax(-1) @ v)
-
-
 def attention_sink_column(s, q, k, v, lens, score):
     sink = s.buf[:H].view(1, H, 1, 1).expand(B, H, 1, 1)
     a = torch.cat([q @ k.transpose(-1, -2), sink], -1).softmax(-1)
     return a[..., :-1] @ v
-
-
-def kv_append_by_python_length(s, q, k, v, lens, score):
-    s.kv[s.calls] = k[0, :, 0]
-    s.calls += 1
-    return torch.einsum("bhqd,shd->bhq", q, s.kv[: s.calls])
-
-
-def kv_append_by_device_length(s, q, k, v, lens, score):
-    s.kv.index_copy_(0, s.step, k[:1, :, 0])
-    s.step += 1
-    return torch.einsum("bhqd,shd->bhq", q, s.kv)
 
 
 def paged_attention_gathered(s, q, k, v, lens, score):
@@ -151,11 +111,6 @@ def sparse_attention_topk(s, q, k, v, lens, score):
     return (q @ k.gather(2, index).transpose(-1, -2)).softmax(-1) @ v.gather(2, index)
 
 
-def sparse_attention_threshold(s, q, k, v, lens, score):
-    keep = (score > 0.5).any(0)
-    return (q @ k[:, :, keep].transpose(-1, -2)).softmax(-1) @ v[:, :, keep]
-
-
 def sparse_attention_threshold_masked(s, q, k, v, lens, score):
     keep = (score > 0.5).any(0)
     a = (q @ k.transpose(-1, -2)).masked_fill(~keep, -1e9)
@@ -185,11 +140,6 @@ def moe_dense_masked(s, q, k, v, lens, score):
     x, weight, chosen = route(s, q)
     gate = torch.zeros(x.shape[0], EXPERTS, device=q.device).scatter(1, chosen, weight)
     return torch.einsum("te,td,edf->tf", gate, x, s.experts)
-
-
-def moe_gathered_weights(s, q, k, v, lens, score):
-    x, weight, chosen = route(s, q)
-    return torch.einsum("td,tkdf,tk->tf", x, s.experts[chosen], weight)
 
 
 def moe_sorted_tokens(s, q, k, v, lens, score):
@@ -227,15 +177,6 @@ def moe_load_accumulated_on_device(s, q, k, v, lens, score):
     return q * weight.sum() + s.buf.sum()
 
 
-def lora_by_index(s, q, k, v, lens, score):
-    adapter = s.experts[lens % EXPERTS]
-    return torch.einsum("bhqd,bdf->bhqf", q, adapter)
-
-
-def lora_by_python_loop(s, q, k, v, lens, score):
-    return torch.stack([q[i] @ s.experts[int(lens[i]) % EXPERTS] for i in range(B)])
-
-
 def early_exit_confidence(s, q, k, v, lens, score):
     x = q
     for w in s.experts:
@@ -259,43 +200,10 @@ def residual_layers(s, q, k, v, lens, score):
     return x
 
 
-case("logits_all_tokens", lambda s, q, k, v, lens, score: (k[:, 0] @ s.emb.t()).argmax(-1))
-
-
-def logits_last_token(s, q, k, v, lens, score):
-    return k[:, 0].gather(1, (lens - 1).view(B, 1, 1).expand(B, 1, D)) @ s.emb.t()
-
-
-def vision_merge_masked_scatter(s, q, k, v, lens, score):
-    rows = k[:, 0]
-    image = (score > 0)[..., None].expand_as(rows)
-    return rows.masked_scatter(image, v[:, 0])
-
-
-def vision_merge_bool_assign(s, q, k, v, lens, score):
-    rows = k[:, 0].clone()
-    image = score > 0
-    rows[image] = v[:, 0][image]
-    return rows
-
-
-case("vision_merge_where", lambda s, q, k, v, lens, score: torch.where((score > 0)[..., None], v[:, 0], k[:, 0]))
-
-
 def mamba_conv_state_roll(s, q, k, v, lens, score):
     s.buf.copy_(torch.roll(s.buf, -1))
     s.buf[-1:].copy_(score[:1, 0])
     return q + (s.buf * torch.arange(8, device=q.device)).sum()
-
-
-def mamba_scan_in_place(s, q, k, v, lens, score):
-    s.buf.mul_(0.9).add_(score[0, :8])
-    return q + s.buf.sum()
-
-
-def mamba_state_rebound(s, q, k, v, lens, score):
-    s.buf = s.buf * 0.9 + score[0, :8]
-    return q + s.buf.sum()
 
 
 def prefix_hash_on_host(s, q, k, v, lens, score):
@@ -311,22 +219,10 @@ def weights_dequantised_int4(s, q, k, v, lens, score):
     return q @ (low.float() - 8 + high.float())
 
 
-def activation_scale_delayed(s, q, k, v, lens, score):
-    scale = s.buf[:1] + 1
-    r = q / scale
-    s.buf[:1].copy_(q.abs().amax().view(1))
-    return r
-
-
 def activation_scale_delayed_rebound(s, q, k, v, lens, score):
     scale = s.cache if s.cache is not None else torch.ones((), device=q.device)
     s.cache = q.abs().amax() + 1
     return q / scale
-
-
-def nan_guard_async(s, q, k, v, lens, score):
-    torch._assert_async(torch.isfinite(q).all(), "not finite")
-    return q * 2
 
 
 def nan_guard_suppressed(s, q, k, v, lens, score):
@@ -334,42 +230,6 @@ def nan_guard_suppressed(s, q, k, v, lens, score):
         if torch.isnan(q).any():
             raise ValueError("nan")
     return q * 2
-
-
-def debug_assert_close(s, q, k, v, lens, score):
-    torch.testing.assert_close(q, q * 1.0)
-    return q * 2
-
-
-def check_with_torch_check(s, q, k, v, lens, score):
-    torch._check(q.shape[0] == B)
-    return q * 2
-
-
-case("beam_reorder_index_select", lambda s, q, k, v, lens, score: k.index_select(0, score.sum(-1).argsort()))
-case("beam_reorder_python", lambda s, q, k, v, lens, score: k[score.sum(-1).argsort().tolist()])
-
-
-def beam_cache_reordered_in_place(s, q, k, v, lens, score):
-    s.out.copy_((s.out + q).index_select(0, score.sum(-1).argsort()))
-    return s.out * 2
-
-
-case("chunked_prefill_ranges", lambda s, q, k, v, lens, score: sum(k[:, :, i : i + 16].sum(2) for i in range(0, S, 16)))
-
-
-def chunked_prefill_data_ranges(s, q, k, v, lens, score):
-    return sum((k[:, :, i : i + 16].sum(2) for i in range(0, int(lens.max()), 16)), 0)
-
-
-def weight_swapped_by_flag(s, q, k, v, lens, score):
-    s.calls += 1
-    return q @ (s.w if s.calls % 2 else s.w.t())
-
-
-def weight_chosen_on_device(s, q, k, v, lens, score):
-    s.step += 1
-    return q @ torch.where(s.step % 2 == 1, s.w, s.w.t())
 
 
 CASES |= collected(globals())

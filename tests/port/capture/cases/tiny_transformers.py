@@ -10,7 +10,7 @@ import inspect
 import torch
 from tests.port.capture.cases.setting import registry
 
-CASES, case = registry()
+CASES, case = registry(globals())
 VOCAB, PROMPT, CACHE = 128, 16, 64
 SIZES = {
     "vocab_size": VOCAB,

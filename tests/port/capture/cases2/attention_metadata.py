@@ -11,7 +11,7 @@ from tests.port.capture.cases import setting
 from tests.port.capture.cases.setting import BLOCK, B, D, H, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry(globals())
 
 
 class State(setting.State):
@@ -45,34 +45,10 @@ def build(lens):
     return Metadata(lens, torch.nn.functional.pad(lens.cumsum(0), (1, 0)))
 
 
-def metadata_property_left_alone(s, q, k, v, lens, score):
-    meta = build(lens)
-    return q * meta.cu[-1] + meta.window
-
-
-def metadata_property_read(s, q, k, v, lens, score):
-    meta = build(lens)
-    return (q @ k[:, :, : meta.longest].transpose(-1, -2)).sum(-1)
-
-
-case("metadata_cached_property_of_each_step", lambda s, q, k, v, lens, score: q * build(lens).blocks)
-
-
 def metadata_cached_property_of_first_step(s, q, k, v, lens, score):
     if s.cache is None:
         s.cache = build(lens)
     return q * s.cache.blocks + lens.sum()
-
-
-def metadata_repr_logged(s, q, k, v, lens, score):
-    s.history.append(repr(build(lens)))
-    return q * 2
-
-
-def metadata_compared_with_last(s, q, k, v, lens, score):
-    meta = Metadata(lens[:1], lens[:1] * 2)
-    same = meta == Metadata(lens[1:], lens[:1] * 2)
-    return q * (2 if same else 3)
 
 
 def metadata_replaced_field(s, q, k, v, lens, score):
@@ -86,45 +62,10 @@ def query_starts_of_uniform_batch(s, q, k, v, lens, score):
     return starts + s.cu.copy_(torch.nn.functional.pad(lens.cumsum(0), (1, 0)))
 
 
-def lengths_back_from_offsets(s, q, k, v, lens, score):
-    torch.cumsum(lens, 0, dtype=torch.int32, out=s.cu[1:])
-    return q * torch.diff(s.cu).amax()
-
-
-def decodes_counted_on_host(s, q, k, v, lens, score):
-    decodes = (lens < 30).sum().item()
-    return q[:decodes].sum() + q[decodes:].prod() + q
-
-
-def decodes_counted_by_shape(s, q, k, v, lens, score):
-    decodes = sum(1 for row in q if row.shape[1] == 1)
-    return q[:decodes] * 2
-
-
 def splits_from_shapes(s, q, k, v, lens, score):
     splits = max(1, min(8, math.ceil(k.shape[2] / (B * H))))
     parts = (q @ k.transpose(-1, -2)).unflatten(-1, (splits, -1))
     return torch.logsumexp(parts.logsumexp(-1), -1)
-
-
-def splits_from_longest(s, q, k, v, lens, score):
-    splits = 2 ** round(math.log2(lens.max()))
-    return q / splits
-
-
-def host_mirror_of_lengths_advanced(s, q, k, v, lens, score):
-    s.mirror = [n + 1 for n in s.mirror]
-    return torch.cat([k[i, :, :n].sum(1) for i, n in enumerate(s.mirror)])
-
-
-def host_mirror_of_lengths_fixed(s, q, k, v, lens, score):
-    return torch.cat([k[i, :, :n] for i, n in enumerate(s.mirror)], 1)
-
-
-def staging_written_from_config(s, q, k, v, lens, score):
-    s.staging_np[:4] = range(0, 4 * BLOCK, BLOCK)
-    s.slots.copy_(s.staging, non_blocking=True)
-    return q + s.slots.sum()
 
 
 def staging_written_from_mirror(s, q, k, v, lens, score):
@@ -134,21 +75,11 @@ def staging_written_from_mirror(s, q, k, v, lens, score):
     return q + s.slots.sum()
 
 
-def staging_sliced_but_blocking(s, q, k, v, lens, score):
-    s.slots[:4].copy_(s.staging[:4])
-    return q + s.slots.sum()
-
-
 def shared_prefix_decided_on_host(s, q, k, v, lens, score):
     shared = torch.min(lens) // BLOCK * BLOCK
     if shared >= 2 * BLOCK:
         return q + k[:, :, : 2 * BLOCK].sum(2, keepdim=True)
     return q
-
-
-def shared_prefix_decided_on_device(s, q, k, v, lens, score):
-    shared = torch.min(lens) // BLOCK * BLOCK
-    return q + torch.where(shared >= 2 * BLOCK, k[:, :, : 2 * BLOCK].sum(2, keepdim=True), 0.0)
 
 
 def segment_sums_by_prefix_sum(s, q, k, v, lens, score):
@@ -176,18 +107,6 @@ def spans_of_pairs(s, q, k, v, lens, score):
 def spans_of_fixed_chunks(s, q, k, v, lens, score):
     ends = itertools.accumulate([BLOCK] * (S // BLOCK), initial=0)
     return torch.stack([k[:, :, a:b].mean(2) for a, b in itertools.pairwise(ends)])
-
-
-def checked_by_tensor_all(s, q, k, v, lens, score):
-    torch._check_tensor_all(lens <= S, lambda: "a request is longer than the cache")
-    return q * 2
-
-
-def symbolic_helpers_on_sizes(s, q, k, v, lens, score):
-    return q * torch.sym_max(k.shape[2], 32) + torch.sym_float(torch.sym_min(B, H))
-
-
-case("symbolic_int_of_length", lambda s, q, k, v, lens, score: q * torch.sym_int(lens[0] / 2))
 
 
 def block_table_padded_by_shape(s, q, k, v, lens, score):

@@ -9,7 +9,7 @@ from tests.port.capture.cases import setting
 from tests.port.capture.cases.setting import BLOCK, B, D, H, S, collected, inputs, registry, seeded
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry(globals())
 RING = 6
 MASKS: dict[tuple[object, ...], torch.Tensor] = {}
 
@@ -31,47 +31,6 @@ class State(setting.State):
         self.offset = 0
 
 
-def ring_slot_from_free_list(s, q, k, v, lens, score):
-    slot = s.free.pop(0)
-    s.free.append(slot)
-    s.ring[slot].copy_(k[0, :, 0])
-    return s.ring * 2
-
-
-def ring_slot_reserved_once(s, q, k, v, lens, score):
-    slot = s.table.setdefault("request", 2)
-    s.ring[slot].copy_(k[0, :, 0])
-    return s.ring * 2
-
-
-def ring_head_on_device(s, q, k, v, lens, score):
-    s.ring.index_copy_(0, s.head, k[:1, :, 0])
-    torch.remainder(s.head + 1, RING, out=s.head)
-    return s.ring * 2
-
-
-def ring_head_on_device_sliced(s, q, k, v, lens, score):
-    s.ring[s.head : s.head + 1] = k[:1, :, 0]
-    s.head.add_(1).remainder_(RING)
-    return s.ring * 2
-
-
-def blocks_of_request_uploaded(s, q, k, v, lens, score):
-    table = torch.as_tensor(list(s.owned.values()), device=q.device)
-    return s.pages[table].sum((1, 2))
-
-
-def blocks_of_request_by_ints(s, q, k, v, lens, score):
-    return torch.stack([torch.cat([s.pages[b] for b in blocks]) for blocks in s.owned.values()]).sum(1) + lens.view(
-        B, 1
-    )
-
-
-def blocks_of_request_grow(s, q, k, v, lens, score):
-    s.owned["a"].append(len(s.owned["a"]) % 8)
-    return q + torch.stack([s.pages[b].sum() for b in s.owned["a"]]).sum()
-
-
 def copy_on_write_fixed_pairs(s, q, k, v, lens, score):
     for source, target in ((0, 3), (1, 2)):
         s.pages[target].copy_(s.pages[source])
@@ -82,11 +41,6 @@ def copy_on_write_fixed_pairs(s, q, k, v, lens, score):
 def copy_on_write_device_pairs(s, q, k, v, lens, score):
     for source, target in s.moves:
         s.pages[target] = s.pages[source]
-    return s.pages.sum((1, 2))
-
-
-def copy_on_write_batched(s, q, k, v, lens, score):
-    s.pages[s.moves[:, 1]] = s.pages[s.moves[:, 0]] + score[:, :1, None]
     return s.pages.sum((1, 2))
 
 
@@ -135,44 +89,11 @@ def eviction_by_top_scores(s, q, k, v, lens, score):
     return k.gather(2, index).sum(2), v.gather(2, index).sum(2)
 
 
-def offload_and_back_pinned(s, q, k, v, lens, score):
-    s.pinned_pool.copy_(q * 2, non_blocking=True)
-    s.out.copy_(s.pinned_pool, non_blocking=True)
-    return s.out + 1
-
-
-def offload_to_pageable_pool(s, q, k, v, lens, score):
-    s.host_pool.copy_(q, non_blocking=True)
-    return q * 2
-
-
-case("block_checksum_on_host", lambda s, q, k, v, lens, score: q * (zlib.crc32(k[0, 0, 0].cpu().numpy().tobytes()) % 7))
-
-
 def latent_cache_absorbed(s, q, k, v, lens, score):
     latent = s.kv[:, 0]
     s.kv[:, 0].index_copy_(0, lens, k[:, 0, 0])
     absorbed = torch.einsum("bhqd,de->bhqe", q, s.w)
     return torch.einsum("bhqe,se->bhqs", absorbed, latent).softmax(-1) @ latent
-
-
-def lengths_advanced_in_input(s, q, k, v, lens, score):
-    s.kv.index_add_(0, lens, k[:, :, 0])
-    lens += 1
-    return q + s.kv.sum() + lens.sum()
-
-
-def buffer_by_setdefault(s, q, k, v, lens, score):
-    total = s.table.setdefault("total", torch.zeros_like(q))
-    total.add_(q)
-    return total * 1
-
-
-def buffer_copied_before_write(s, q, k, v, lens, score):
-    total = s.table.get("total", torch.zeros_like(q)).clone()
-    total.add_(q)
-    s.table["total"] = total
-    return total * 1
 
 
 def beams_reordered_into_new_list(s, q, k, v, lens, score):
@@ -192,11 +113,6 @@ def beams_reordered_where_they_lie(s, q, k, v, lens, score):
     for layer in s.layers:
         layer[:] = (layer + q[:, :, 0])[order]
     return torch.stack(s.layers)
-
-
-def view_of_filled_part_returned(s, q, k, v, lens, score):
-    s.calls += 1
-    return s.kv[: s.calls]
 
 
 def rotary_table_grown_by_shape(s, q, k, v, lens, score):
@@ -233,9 +149,6 @@ def rotary_base_scaled_on_device(s, q, k, v, lens, score):
     return q * angle.cos().repeat(1, 2).view(B, 1, 1, D)
 
 
-case("rotary_scale_by_logarithm", lambda s, q, k, v, lens, score: q * (0.1 * math.log(lens.amax()) + 1.0))
-
-
 def rotary_sections_interleaved(s, q, k, v, lens, score):
     angle = torch.stack([lens, lens // 2, lens % 4]).view(3, B, 1, 1, 1) * torch.linspace(0, 1, D, device=q.device)
     parts = angle.cos().split([8, 12, 12], -1)
@@ -260,15 +173,6 @@ def mask_cached_by_key(s, q, k, v, lens, score):
     return MASKS[key][lens] * score
 
 
-def mask_diagonal_from_length(s, q, k, v, lens, score):
-    return torch.ones(S, S, device=q.device).tril(diagonal=lens[0]).sum(0)
-
-
-def mask_diagonal_from_step(s, q, k, v, lens, score):
-    s.calls += 1
-    return torch.ones(S, S, device=q.device).triu(s.calls) @ k[0, 0]
-
-
 def mask_none_on_first_step(s, q, k, v, lens, score):
     seen = torch.arange(S, device=q.device) < lens.view(B, 1, 1, 1)
     mask = seen if s.calls else None
@@ -276,21 +180,10 @@ def mask_none_on_first_step(s, q, k, v, lens, score):
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def documents_told_apart(s, q, k, v, lens, score):
-    document = (score > 1.5).cumsum(-1)
-    return (document.unsqueeze(2) == document.unsqueeze(1)).tril().sum(-1)
-
-
 def distance_buckets(s, q, k, v, lens, score):
     distance = (lens.view(B, 1) - torch.arange(S, device=q.device)).clamp_min(0)
     far = 8 + (distance.clamp_min(1).float() / 8).log().mul(4).long()
     return s.emb[torch.where(distance < 8, distance, far.clamp(0, 15))].sum(-1)
-
-
-def slopes_with_host_base(s, q, k, v, lens, score):
-    base = torch.tensor(2.0 ** (-8 / H))
-    slopes = torch.pow(base, torch.arange(1, H + 1, device=q.device))
-    return q * slopes.view(1, H, 1, 1)
 
 
 CASES |= collected(globals())

@@ -9,7 +9,7 @@ from tests.port.capture.cases import setting
 from tests.port.capture.cases.setting import EXPERTS, B, D, H, collected, inputs, registry, seeded
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry(globals())
 
 
 class State(setting.State):
@@ -120,11 +120,6 @@ def experts_rearranged_now_and_then(s, q, k, v, lens, score):
     return sum((i + 1) * (x @ s.experts[e]) for i, e in enumerate(s.order))
 
 
-def experts_load_by_histc(s, q, k, v, lens, score):
-    _x, _weight, chosen = route(s, q)
-    return torch.histc(chosen.float(), bins=EXPERTS, min=0, max=EXPERTS - 1)
-
-
 def experts_local_shard_masked(s, q, k, v, lens, score):
     x, weight, chosen = route(s, q)
     local = (chosen >= 1) & (chosen < 3)
@@ -146,44 +141,10 @@ def adapter_loop_over_set(s, q, k, v, lens, score):
     return out
 
 
-def adapter_by_name(s, q, k, v, lens, score):
-    down, up = s.adapters[s.active]
-    return q + (q @ down @ up) * (16 / down.shape[1])
-
-
-def adapter_switched_after_each_step(s, q, k, v, lens, score):
-    down, up = s.adapters[s.active]
-    s.active = "code" if s.active == "law" else "law"
-    return q + q @ down @ up
-
-
-def adapter_merged_then_unmerged(s, q, k, v, lens, score):
-    down, up = s.adapters["code"]
-    s.w.addmm_(down, up)
-    out = q @ s.w
-    s.w.addmm_(down, up, alpha=-1)
-    return out
-
-
-def adapter_skipped_if_zero(s, q, k, v, lens, score):
-    down, up = s.adapters["law"]
-    return q + q @ down @ up if up.count_nonzero() else q
-
-
-def quantised_unless_all_zero(s, q, k, v, lens, score):
-    amax = k.abs().amax()
-    return k if amax == 0 else (k / amax * 127).round()
-
-
 def quantised_shared_exponent(s, q, k, v, lens, score):
     blocks = k.reshape(-1, 16)
     _mantissa, exponent = torch.frexp(blocks.abs().amax(-1, keepdim=True))
     return torch.ldexp(torch.ldexp(blocks, 3 - exponent).round(), exponent - 3)
-
-
-def quantised_power_of_two_by_math(s, q, k, v, lens, score):
-    scale = 2.0 ** math.floor(math.log2(448 / k.abs().max()))
-    return (k * scale).to(torch.float8_e4m3fn).float() / scale
 
 
 def amax_history_python_slot(s, q, k, v, lens, score):
@@ -196,21 +157,6 @@ def amax_history_device_slot(s, q, k, v, lens, score):
     s.amax.index_copy_(0, s.head, q.abs().amax().view(1))
     s.head.add_(1).remainder_(4)
     return q / s.amax.amax(), s.amax + 0
-
-
-def scale_tracked_by_out(s, q, k, v, lens, score):
-    torch.maximum(s.scale, score.abs().amax(), out=s.scale)
-    return q / s.scale
-
-
-def scale_tracked_by_builtin_max(s, q, k, v, lens, score):
-    s.scale = max(s.scale, score.abs().amax())
-    return q / s.scale
-
-
-def scale_smoothed_and_rebound(s, q, k, v, lens, score):
-    s.scale = torch.lerp(s.scale, score.abs().amax(), 0.25)
-    return q / s.scale
 
 
 def nibbles_unpacked(s, q, k, v, lens, score):
@@ -229,15 +175,6 @@ def int8_matmul_native(s, q, k, v, lens, score):
     left = (k[0, 0] * 20).round().clamp(-128, 127).to(torch.int8)
     right = (s.w * 20).round().clamp(-128, 127).to(torch.int8)
     return torch._int_mm(left, right).float() / 400
-
-
-case("scale_as_python_argument", lambda s, q, k, v, lens, score: torch.add(q, q * q, alpha=score.abs().amax()))
-
-
-def outlier_columns_zeroed(s, q, k, v, lens, score):
-    outlier = k.abs().amax((0, 1, 2)) > 3.0
-    low = k * ~outlier
-    return low @ s.w + (k * outlier) @ s.w
 
 
 CASES |= collected(globals())

@@ -9,7 +9,7 @@ from tests.port.capture.cases.setting import B, D, collected, inputs, registry, 
 from torch import nn
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry(globals())
 
 
 class Tracker(nn.Module):
@@ -48,57 +48,6 @@ class State(setting.State):
         self.saved = {"weight": seeded(51, D, D)}
 
 
-def buffer_reassigned(s, q, k, v, lens, score):
-    s.tracker.mean = s.tracker.mean * 0.9 + q.mean((0, 1, 2)) * 0.1
-    return q - s.tracker.mean
-
-
-def buffer_updated_in_place(s, q, k, v, lens, score):
-    s.tracker.mean.mul_(0.9).add_(q.mean((0, 1, 2)), alpha=0.1)
-    return q - s.tracker.mean
-
-
-def buffer_registered_again_same_value(s, q, k, v, lens, score):
-    s.tracker.register_buffer("ones", torch.ones(D, device=q.device))
-    return q + s.tracker.ones
-
-
-def parameter_data_swapped(s, q, k, v, lens, score):
-    s.tracker.gain.data = s.tracker.gain.data * 0.9 + q.mean((0, 1, 2))
-    return q * s.tracker.gain
-
-
-def parameter_averaged_in_place(s, q, k, v, lens, score):
-    s.tracker.gain.lerp_(q.mean((0, 1, 2)), 0.1)
-    return q * s.tracker.gain
-
-
-def attribute_counter_scales(s, q, k, v, lens, score):
-    s.tracker.steps += 1
-    return q / (1 + s.tracker.steps) ** 0.5
-
-
-def attribute_counter_saturates(s, q, k, v, lens, score):
-    s.tracker.steps = min(s.tracker.steps + 1, 2)
-    return q * s.tracker.steps
-
-
-def residual_of_last_step_kept(s, q, k, v, lens, score):
-    last = s.tracker.last
-    s.tracker.last = s.linear(q)
-    return s.tracker.last if last is None else s.tracker.last + last
-
-
-def mode_toggled_every_step(s, q, k, v, lens, score):
-    s.tracker.train(not s.tracker.training)
-    return s.tracker(q)
-
-
-def mode_set_to_eval_every_step(s, q, k, v, lens, score):
-    s.tracker.eval()
-    return s.tracker(q)
-
-
 def mode_toggled_and_restored(s, q, k, v, lens, score):
     before = s.tracker.training
     s.tracker.train(False)
@@ -106,9 +55,6 @@ def mode_toggled_and_restored(s, q, k, v, lens, score):
         return s.tracker(q)
     finally:
         s.tracker.train(before)
-
-
-case("dropout_module_in_training", lambda s, q, k, v, lens, score: nn.Dropout1d(0.5).train()(k.flatten(1, 2)))
 
 
 def batch_norm_cumulative_average(s, q, k, v, lens, score):
@@ -165,35 +111,6 @@ def hook_removed_after_first_step(s, q, k, v, lens, score):
     return s.linear(q)
 
 
-def weights_reloaded_from_host(s, q, k, v, lens, score):
-    s.linear.load_state_dict(s.saved)
-    return s.linear(q)
-
-
-def state_dict_looked_at(s, q, k, v, lens, score):
-    weights = s.stack.state_dict()
-    return q * sum(weights[name].sum() for name in weights) * len(weights)
-
-
-def weight_norm_reported(s, q, k, v, lens, score):
-    report = {name: round(float(weight.norm()), 2) for name, weight in s.linear.named_parameters()}
-    return q * len(report)
-
-
-case("module_moved_where_it_is", lambda s, q, k, v, lens, score: s.linear.to(q.device, dtype=torch.float32)(q))
-case("module_cast_on_first_step", lambda s, q, k, v, lens, score: s.linear.bfloat16()(q.bfloat16()).float())
-
-
-def recurrent_state_rebound(s, q, k, v, lens, score):
-    s.hidden = s.cell(q[:, 0, 0], s.hidden)
-    return s.hidden * 2
-
-
-def recurrent_state_copied(s, q, k, v, lens, score):
-    s.hidden.copy_(s.cell(q[:, 0, 0], s.hidden))
-    return s.hidden * 2
-
-
 def spectral_norm_in_training(s, q, k, v, lens, score):
     if s.cache is None:
         layer = nn.Linear(D, D, bias=False)
@@ -212,10 +129,6 @@ def gradient_step_on_adapter(s, q, k, v, lens, score):
     ((q * s.cache) ** 2).mean().backward()
     s.table["optimiser"].step()
     return s.cache.detach() * 1
-
-
-def functional_call_with_scaled_weight(s, q, k, v, lens, score):
-    return torch.func.functional_call(s.linear, {"weight": s.linear.weight * score.mean()}, (q,))
 
 
 CASES |= collected(globals())

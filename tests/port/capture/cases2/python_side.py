@@ -22,7 +22,7 @@ from tests.port.capture.cases import setting
 from tests.port.capture.cases.setting import B, D, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, case = registry(globals())
 LOG = logging.getLogger("serving")
 LOG.addHandler(logging.StreamHandler(io.StringIO()))
 PHASE = {"now": "prefill"}
@@ -127,23 +127,8 @@ def decorator_times_on_host(s, q, k, v, lens, score):
     return q + 1
 
 
-def log_debug_lazily(s, q, k, v, lens, score):
-    LOG.debug("scores %s", score)
-    return q * 2
-
-
 def log_debug_by_fstring(s, q, k, v, lens, score):
     LOG.debug(f"longest {lens.max()}")  # formatted although nobody reads it
-    return q * 2
-
-
-def log_warning_of_value(s, q, k, v, lens, score):
-    LOG.warning("mass %s", score.sum())
-    return q * 2
-
-
-def log_warning_of_shape(s, q, k, v, lens, score):
-    LOG.warning("batch %s on %s, %d tokens", tuple(score.shape), score.device.type, score.numel())
     return q * 2
 
 
@@ -152,10 +137,6 @@ def warn_once_of_dtype(s, q, k, v, lens, score):
         warnings.warn(f"{q.dtype} is slow", stacklevel=1)
         s.warned = True
     return q * 2
-
-
-def scale_from_environment(s, q, k, v, lens, score):
-    return q * float(os.environ.get("ATTENTION_SCALE_OF_NO_ONE", "0.125"))
 
 
 def deadline_never_reached(s, q, k, v, lens, score):
@@ -169,17 +150,6 @@ def phase_alternates(s, q, k, v, lens, score):
     return q * 2 if PHASE["now"] == "decode" else q + 2
 
 
-def phase_moves_on_once(s, q, k, v, lens, score):
-    first = PHASE["now"] == "prefill"
-    PHASE["now"] = "decode"
-    return q + 2 if first else q * 2
-
-
-def context_variable_counts(s, q, k, v, lens, score):
-    DEPTH.set(DEPTH.get() + 1)
-    return q * DEPTH.get()
-
-
 def context_manager_restores(s, q, k, v, lens, score):
     with gain(3.0):
         return q * GAIN[-1]
@@ -188,25 +158,6 @@ def context_manager_restores(s, q, k, v, lens, score):
 def frozen_record_replaced(s, q, k, v, lens, score):
     s.progress = dataclasses.replace(s.progress, step=s.progress.step + 1)
     return q * (s.progress.scale + s.progress.step)
-
-
-case("property_that_counts", lambda s, q, k, v, lens, score: q * s.meter.value)
-
-
-def counter_in_shallow_copy(s, q, k, v, lens, score):
-    mine = copy.copy(s)
-    mine.calls += 1
-    return q * mine.calls
-
-
-def cached_function_of_step(s, q, k, v, lens, score):
-    s.calls += 1
-    return q * warmed(s.calls)
-
-
-case("cached_function_of_shape", lambda s, q, k, v, lens, score: q * ramp(D, q.device))
-case("cached_function_of_length", lambda s, q, k, v, lens, score: q * warmed(int(lens[0])))
-case("generator_of_levels", lambda s, q, k, v, lens, score: torch.cat(list(halves(score)), -1))
 
 
 def calibrated_on_first_call(s, q, k, v, lens, score):
@@ -270,39 +221,11 @@ def slow_path_if_device_is_gpu(s, q, k, v, lens, score):
     return q * lens.cpu().max().item()
 
 
-case("numpy_scalar_on_right", lambda s, q, k, v, lens, score: q * s.weights_np[2])
-case("numpy_scalar_on_left", lambda s, q, k, v, lens, score: s.weights_np[1] * q)
-case("numpy_generator_kept", lambda s, q, k, v, lens, score: q * s.rng.normal())
-
-
-def numpy_row_changed_in_place(s, q, k, v, lens, score):
-    s.weights_np += 0.25
-    return q * float(s.weights_np.mean())
-
-
-def numpy_weights_as_tensor(s, q, k, v, lens, score):
-    return k[:, :, :4] * torch.as_tensor(s.weights_np).to(q.device)[:, None]
-
-
-def numpy_of_shapes(s, q, k, v, lens, score):
-    rows = np.array_split(np.arange(k.shape[2]), 3)
-    return sum(k[:, :, int(part[0]) : int(part[-1]) + 1].amax(2) for part in rows)
-
-
-case("operator_index_of_length", lambda s, q, k, v, lens, score: k[:, :, operator.index(lens[1]) - 1])
-case("python_list_by_tensor", lambda s, q, k, v, lens, score: q * [1.0, 2.0, 3.0][lens[0] % 3])
-
-
 def range_over_length(s, q, k, v, lens, score):
     total = q
     for _ in range(lens[0] // 16):
         total = total * 1.5
     return total
-
-
-def longest_by_key(s, q, k, v, lens, score):
-    row = max(range(B), key=lambda i: lens[i])
-    return k[row]
 
 
 def match_on_value(s, q, k, v, lens, score):
@@ -319,35 +242,6 @@ def match_on_rank(s, q, k, v, lens, score):
             return q * heads
         case _:
             return q
-
-
-case("reversed_tensor", lambda s, q, k, v, lens, score: reversed(score) + 1)
-
-
-def tensors_as_dictionary_keys(s, q, k, v, lens, score):
-    names = {q: 2.0, k: 3.0}
-    return q * names[q] + len({q, k, v})
-
-
-case("pickled_for_a_peer", lambda s, q, k, v, lens, score: q * (2 if pickle.dumps(lens) else 3))
-case("named_tuple_returned", lambda s, q, k, v, lens, score: Scored(q * 2, score.sum()))
-
-
-def python_values_returned(s, q, k, v, lens, score):
-    return {"out": q * 2, "heads": q.shape[1], "name": "decode", "rest": None}
-
-
-def step_number_returned(s, q, k, v, lens, score):
-    s.calls += 1
-    return q * 2, s.calls
-
-
-case("python_float_returned", lambda s, q, k, v, lens, score: (q * 2, float(score.mean())))
-
-
-def outputs_of_all_steps_returned(s, q, k, v, lens, score):
-    s.history.append(q * 2)
-    return s.history[-2:] if len(s.history) < 5 else s.history[:5]
 
 
 def nothing_returned(s, q, k, v, lens, score):

@@ -10,7 +10,7 @@ from tests.port.capture.cases import setting
 from tests.port.capture.cases.setting import B, S, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry(globals())
 EOS, EPS = 3, 1e-5
 
 
@@ -46,12 +46,6 @@ def penalty_by_loop_over_ids(s, q, k, v, lens, score):
     return logits
 
 
-def penalty_by_list_index(s, q, k, v, lens, score):
-    logits = score.clone()
-    logits[:, s.said[0]] -= 1.0
-    return logits
-
-
 def penalty_over_growing_list(s, q, k, v, lens, score):
     logits = score.clone()
     s.said[0].append(len(s.said[0]))
@@ -67,21 +61,10 @@ def frequency_counts_on_device(s, q, k, v, lens, score):
     return token
 
 
-def frequency_counts_on_host(s, q, k, v, lens, score):
-    tally = collections.Counter(score.argmax(-1).tolist())
-    return q * max(tally.values())
-
-
 def banned_columns_by_python_int(s, q, k, v, lens, score):
     logits = score.clone()
     for token in (EOS, 11, 30):
         logits[:, token] = float("-inf")
-    return logits.softmax(-1)
-
-
-def banned_entry_of_one_row(s, q, k, v, lens, score):
-    logits = score.clone()
-    logits[1, EOS] = float("-inf")
     return logits.softmax(-1)
 
 
@@ -104,9 +87,6 @@ def top_k_of_each_request(s, q, k, v, lens, score):
     ordered = score.sort(-1, descending=True).values
     floor = ordered.gather(1, (s.top_k - 1).unsqueeze(1))
     return score.masked_fill(score < floor, float("-inf")).softmax(-1)
-
-
-case("top_k_widest_request", lambda s, q, k, v, lens, score: score.topk(s.top_k.max()).values.sum(-1))
 
 
 def settings_uploaded_pinned(s, q, k, v, lens, score):
@@ -133,12 +113,6 @@ def noise_from_request_generators(s, q, k, v, lens, score):
     return (score.softmax(-1) / noise).sum()
 
 
-def noise_of_whole_batch(s, q, k, v, lens, score):
-    noise = torch.empty_like(score)
-    noise.exponential_()
-    return score.softmax(-1).div_(noise)
-
-
 def grammar_bits_unpacked(s, q, k, v, lens, score):
     allowed = (s.bits.unsqueeze(-1) >> torch.arange(32, device=q.device)) & 1
     return score.masked_fill(allowed.view(B, S) == 0, -1e9).argmax(-1)
@@ -162,17 +136,6 @@ def stop_ids_kept_on_device(s, q, k, v, lens, score):
     return torch.where(s.finished, 0, token)
 
 
-def stop_ids_in_python_set(s, q, k, v, lens, score):
-    token = score.argmax(-1)
-    done = [t.item() in {3, 17, 40} for t in token]
-    return token * (2 if all(done) else 1)
-
-
-def stop_ids_by_tensor_key(s, q, k, v, lens, score):
-    weight = [0.5 if t == EOS else 1.0 for t in score.argmax(-1)]
-    return q * weight[0]
-
-
 def rejection_sampler_on_device(s, q, k, v, lens, score):
     draft, uniform = score[:, :5].softmax(-1), score[:, 5:10].sigmoid()
     accepted = (uniform <= score[:, 10:15].softmax(-1) / draft).int().cumprod(1)
@@ -185,16 +148,6 @@ def rejection_output_parsed(s, q, k, v, lens, score):
     ids = torch.where(score[:, :5] > 0, lens.view(B, 1), -1)
     rows = [row[row != -1] for row in ids]
     return q * sum(row.numel() for row in rows)
-
-
-def tree_path_by_index_select(s, q, k, v, lens, score):
-    agreed = (score[0][s.paths] > 0).int().cumprod(1).sum(1)
-    return s.paths.index_select(0, agreed.argmax(0, keepdim=True))
-
-
-def tree_path_by_zero_dim_index(s, q, k, v, lens, score):
-    agreed = (score[0][s.paths] > 0).int().cumprod(1).sum(1)
-    return s.paths[agreed.argmax()] * 2
 
 
 def ngram_ban_by_windows(s, q, k, v, lens, score):
@@ -236,11 +189,6 @@ def surprise_target_rebound(s, q, k, v, lens, score):
     surprise = -(p * p.log()).sum(-1, keepdim=True)
     s.mu = s.mu - 0.1 * (surprise - 3.0)
     return score + s.mu
-
-
-def surprise_target_python_float(s, q, k, v, lens, score):
-    mu = 5.0 - 0.1 * float(score.logsumexp(-1).mean())
-    return score + mu
 
 
 CASES |= collected(globals())

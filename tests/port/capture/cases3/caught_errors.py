@@ -10,7 +10,7 @@ from tests.port.capture.cases import setting
 from tests.port.capture.cases.setting import B, D, collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, _ = registry()
+CASES, _ = registry(globals())
 State = setting.State
 LOG = logging.getLogger("cases3")
 LOG.addHandler(logging.NullHandler())
@@ -219,17 +219,6 @@ def retried_with_same_pinned(s, q, k, v, lens, score):
     except RuntimeError:
         s.buf.copy_(s.pinned_out, non_blocking=True)
     return q + s.buf.sum()
-
-
-def logged_shape_and_device(s, q, k, v, lens, score):
-    LOG.info("shape %s on %s of %s", q.shape, q.device, q.dtype)
-    LOG.debug("value %s", q.sum())
-    return q * 2
-
-
-def logged_tensor_without_listener(s, q, k, v, lens, score):
-    LOG.warning("value %s", q.sum())
-    return q * 2
 
 
 def caught_equal(s, q, k, v, lens, score):

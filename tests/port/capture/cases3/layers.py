@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, case = registry()
+CASES, _ = registry(globals())
 
 
 class State(setting.State):
@@ -41,17 +41,9 @@ class State(setting.State):
         self.linear8 = (torch.randn(D, D) * 10).to(torch.int8).to(dev)
 
 
-def layer_attention_need_weights(s, q, k, v, lens, score):
-    out, weights = s.nn["attention"](q[:, 0], k[:, 0], v[:, 0])
-    return out, weights
-
-
 def layer_attention_padding(s, q, k, v, lens, score):
     padded = torch.arange(S, device=q.device) >= lens.view(B, 1)
     return s.nn["attention"](q[:, 0], k[:, 0], v[:, 0], key_padding_mask=padded, need_weights=False)[0]
-
-
-case("layer_encoder_eval", lambda s, q, k, v, lens, score: s.nn["encoder"](k[:, 0]))
 
 
 def layer_encoder_eval_no_grad(s, q, k, v, lens, score):
@@ -70,21 +62,10 @@ def layer_encoder_causal_mask(s, q, k, v, lens, score):
     return s.nn["encoder"](k[:, 0], src_mask=mask, is_causal=True)
 
 
-def layer_encoder_mask_made_on_host(s, q, k, v, lens, score):
-    mask = nn.Transformer.generate_square_subsequent_mask(S)
-    return s.nn["encoder"](k[:, 0], src_mask=mask.to(q.device))
-
-
 def layer_encoder_causality_detected(s, q, k, v, lens, score):
     stack = nn.TransformerEncoder(s.nn["encoder"], 1, enable_nested_tensor=False)
     mask = nn.Transformer.generate_square_subsequent_mask(S, device=q.device)
     return stack(k[:, 0], mask=mask)
-
-
-case("layer_decoder", lambda s, q, k, v, lens, score: s.nn["decoder"](q[:, 0], k[:, 0]))
-case("layer_lstm", lambda s, q, k, v, lens, score: s.nn["lstm"](k[:, 0])[0])
-case("layer_gru", lambda s, q, k, v, lens, score: s.nn["gru"](k[:, 0, :8]))
-case("layer_rnn", lambda s, q, k, v, lens, score: s.nn["rnn"](k[:, 0, :8])[1])
 
 
 def layer_lstm_cell_loop(s, q, k, v, lens, score):
@@ -94,39 +75,9 @@ def layer_lstm_cell_loop(s, q, k, v, lens, score):
     return state[0]
 
 
-case("layer_conv1d", lambda s, q, k, v, lens, score: s.nn["conv"](k[:, 0].transpose(1, 2)))
-
-
-def layer_conv2d_and_pool(s, q, k, v, lens, score):
-    return functional.max_pool2d(functional.relu(s.nn["conv2d"](k)), 2)
-
-
-case("layer_conv_transposed", lambda s, q, k, v, lens, score: s.nn["up"](k))
-case("layer_norms", lambda s, q, k, v, lens, score: s.nn["group"](k) + s.nn["instance"](k))
-case("layer_batch_norm_eval", lambda s, q, k, v, lens, score: s.nn["batch"](k[:, 0].transpose(1, 2)))
-case("layer_embedding_bag", lambda s, q, k, v, lens, score: s.nn["bag"](lens.view(B, 1).expand(B, 3).contiguous()))
-
-
-def layer_embedding_bag_offsets(s, q, k, v, lens, score):
-    return s.nn["bag"](torch.cat([lens, lens]), torch.tensor([0, 2], device=q.device))
-
-
-def layer_embedding_bag_kept_offsets(s, q, k, v, lens, score):
-    return s.nn["bag"](torch.cat([lens, lens]), torch.arange(0, 4, 2, device=q.device))
-
-
-case("layer_embedding_padded", lambda s, q, k, v, lens, score: s.nn["padded"](lens))
-
-
 def layer_embedding_normed(s, q, k, v, lens, score):
     with torch.no_grad():
         return s.nn["normed"](lens)
-
-
-case("layer_adaptive_softmax", lambda s, q, k, v, lens, score: s.nn["adaptive"](q[:, 0, 0], lens).loss)
-case("layer_adaptive_log_prob", lambda s, q, k, v, lens, score: s.nn["adaptive"].log_prob(q[:, 0, 0]))
-case("layer_bilinear", lambda s, q, k, v, lens, score: s.nn["bilinear"](q, q * 2))
-case("layer_half_mlp", lambda s, q, k, v, lens, score: s.half(q.half()))
 
 
 def layer_autocast_bfloat16(s, q, k, v, lens, score):
@@ -157,18 +108,6 @@ def layer_unpool(s, q, k, v, lens, score):
     return functional.max_unpool1d(pooled, where, 4)
 
 
-def layer_fold_unfold(s, q, k, v, lens, score):
-    return functional.fold(functional.unfold(k, 2, stride=2), (S, D), 2, stride=2)
-
-
-def layer_pixel_shuffle(s, q, k, v, lens, score):
-    return functional.pixel_shuffle(k, 2) + functional.interpolate(k[:, :1], scale_factor=2, mode="bilinear")
-
-
-def layer_resized_bicubic(s, q, k, v, lens, score):
-    return functional.interpolate(k, size=(8, 8), mode="bicubic", antialias=True)
-
-
 def layer_grid_and_affine(s, q, k, v, lens, score):
     grid = functional.affine_grid(torch.eye(2, 3, device=q.device).expand(B, 2, 3), [B, H, 8, 8], align_corners=False)
     return functional.grid_sample(k, grid, align_corners=False)
@@ -191,24 +130,9 @@ def layer_losses(s, q, k, v, lens, score):
     )
 
 
-def layer_binary_cross_entropy(s, q, k, v, lens, score):
-    return functional.binary_cross_entropy(score.sigmoid(), (score > 0).float())
-
-
 def layer_margin_losses(s, q, k, v, lens, score):
     target = torch.arange(B, device=q.device)
     return functional.multi_margin_loss(score, target) + functional.triplet_margin_loss(score, score + 1, score * 2)
-
-
-def layer_nll_weighted(s, q, k, v, lens, score):
-    return functional.nll_loss(score.log_softmax(-1), lens, weight=torch.ones(S, device=q.device))
-
-
-def layer_label_smoothing(s, q, k, v, lens, score):
-    return functional.cross_entropy(score, lens, label_smoothing=0.1, reduction="none")
-
-
-case("layer_gumbel_hard", lambda s, q, k, v, lens, score: functional.gumbel_softmax(score, hard=True).shape[0] * q)
 
 
 def layer_activations(s, q, k, v, lens, score):
@@ -225,10 +149,6 @@ def layer_activations(s, q, k, v, lens, score):
         + functional.threshold(x, 0.1, 0.2)
         + functional.celu(x)
     )
-
-
-def layer_local_response(s, q, k, v, lens, score):
-    return functional.local_response_norm(k, 2) + functional.normalize(k, dim=-1) + functional.rms_norm(k, (D,))
 
 
 def layer_pairwise(s, q, k, v, lens, score):
@@ -262,18 +182,9 @@ def layer_sdpa_grouped(s, q, k, v, lens, score):
     )
 
 
-def layer_sdpa_causal_bias(s, q, k, v, lens, score):
-    bias = nn.attention.bias.causal_lower_right(1, S)
-    return functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-
 def layer_parameter_list(s, q, k, v, lens, score):
     with torch.no_grad():
         return sum((p.sum() for p in s.nn["encoder"].parameters()), q)
-
-
-def layer_state_dict_summed(s, q, k, v, lens, score):
-    return q + sum(t.float().sum() for t in s.nn["batch"].state_dict().values())
 
 
 def layer_optimizer_step(s, q, k, v, lens, score):

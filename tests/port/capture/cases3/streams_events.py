@@ -9,7 +9,7 @@ from tests.port.capture.cases import setting
 from tests.port.capture.cases.setting import collected, inputs, registry
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, _ = registry()
+CASES, _ = registry(globals())
 
 
 class State(setting.State):
@@ -56,26 +56,10 @@ def events_two_branches_one_joined(s, q, k, v, lens, score):
     return q + a.unsqueeze(2)
 
 
-def events_fork_without_work(s, q, k, v, lens, score):
-    s.side.wait_stream(torch.cuda.current_stream())
-    return q * 2
-
-
-def events_recorded_never_waited(s, q, k, v, lens, score):
-    out = q * 2
-    s.event.record()
-    return out
-
-
 def events_recorded_before_capture_waited_inside(s, q, k, v, lens, score):
     if not torch.cuda.is_current_stream_capturing():
         s.event.record()
     s.event.wait()
-    return q * 2
-
-
-def events_never_recorded_waited(s, q, k, v, lens, score):
-    torch.cuda.Event().wait()
     return q * 2
 
 
@@ -84,13 +68,6 @@ def events_made_each_call(s, q, k, v, lens, score):
     out = q * 2
     event.record(torch.cuda.current_stream())
     event.wait(torch.cuda.current_stream())
-    return out
-
-
-def events_timed_inside(s, q, k, v, lens, score):
-    s.begin.record()
-    out = q * 2
-    s.end.record()
     return out
 
 
@@ -112,25 +89,6 @@ def events_elapsed_without_sync(s, q, k, v, lens, score):
     s.end.synchronize()
     s.table["ms"] = s.begin.elapsed_time(s.end)
     return out
-
-
-def events_of_last_step_synchronised(s, q, k, v, lens, score):
-    s.event.synchronize()
-    out = q * 2
-    s.event.record()
-    return out
-
-
-def events_of_last_step_queried(s, q, k, v, lens, score):
-    done = s.event.query()
-    out = q * (2 if done else 3)
-    s.event.record()
-    return out
-
-
-def streams_side_queried(s, q, k, v, lens, score):
-    s.side.query()
-    return q * 2
 
 
 def streams_side_waits_for_nobody(s, q, k, v, lens, score):
@@ -159,12 +117,6 @@ def streams_default_forked_in(s, q, k, v, lens, score):
         s.buf.add_(1)
     main.wait_stream(default)
     return q + s.buf[0]
-
-
-def streams_waits_for_itself(s, q, k, v, lens, score):
-    now = torch.cuda.current_stream()
-    now.wait_stream(now)
-    return q * 2
 
 
 def streams_new_each_call(s, q, k, v, lens, score):
@@ -233,11 +185,6 @@ def threads_read_item(s, q, k, v, lens, score):
     worker.start()
     worker.join()
     return q * 2
-
-
-def accelerator_stream_context(s, q, k, v, lens, score):
-    now = torch.accelerator.current_stream()
-    return q * (2 if now.device.type == "cuda" else 3)
 
 
 def device_context_entered(s, q, k, v, lens, score):

@@ -7,7 +7,7 @@ from tests.port.capture.cases.setting import D, inputs, registry
 from tests.port.capture.cases4.set_aside import State
 
 __all__ = ["CASES", "State", "inputs"]
-CASES, plain = registry()
+CASES, plain = registry(globals())
 
 
 def case(function):
