@@ -48,7 +48,7 @@ def test_secrets_and_addresses_of_the_environment_are_hidden(monkeypatch: pytest
 
 
 def test_the_boot_line_keeps_what_matters() -> None:
-    assert recording._boot_words("BOOT_IMAGE=/vmlinuz root=UUID=12 iommu=pt pci=realloc=off ip=10.1.1.1") == (
+    assert recording._LESS["proc/cmdline"]("BOOT_IMAGE=/vmlinuz root=UUID=12 iommu=pt pci=realloc=off ip=10.1.1.1") == (
         "iommu=pt pci=realloc=off"
     )
 

@@ -10,7 +10,7 @@ import msgspec
 from crosstie.catalog.reading import cited_tables, read_record, sourced_file
 from crosstie.core.errors import BadData
 from crosstie.core.finding import Finding, Location, Severity
-from crosstie.port.doctor.facts import PLACES, UNSET, gpu_facts, known_facts, machine_facts
+from crosstie.port.doctor.facts import UNSET, gpu_facts, known_facts, machine_facts, place_of
 from crosstie.port.doctor.machine import Machine
 from crosstie.port.preflight.rules import Value, conditions, covers, hold, targets
 
@@ -86,13 +86,9 @@ def _finding(check: Check, facts: Mapping[str, Value], target: str) -> Finding:
     first = asked[0] if asked else ""
     return Finding(
         check=check.id, severity=check.severity, what=_filled(check.what, facts), grounds="seen", target=target,
-        where=Location(file=_place(first), name=first), remedy=_filled(check.remedy, facts),
+        where=Location(file=place_of(first), name=first), remedy=_filled(check.remedy, facts),
         evidence=f"{seen}; {_filled(check.needs, facts)} ({check.source}, {check.date})",
     )  # fmt: skip
-
-
-def _place(fact: str) -> str:
-    return "environment" if _env(fact) else "GPUs" if fact.startswith("gpu.") else PLACES.get(fact, "machine")
 
 
 def _filled(text: str, facts: Mapping[str, Value]) -> str:

@@ -3,82 +3,21 @@
 A fact that no source tells is absent, and keeps a row from holding; a variable that is not set is "unset".
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from crosstie.port.doctor.machine import Gpu, Machine, whole
 from crosstie.port.preflight.rules import Value
 
-# Where each fact was read, for who doubts it.
-PLACES = {
-    "kfd": "/dev/kfd", "render": "/dev/dri", "nvidia_nodes": "/dev/nvidiactl", "uvm": "/dev/nvidia-uvm",
-    "shm_mib": "/dev/shm", "memlock_mib": "ulimit -l", "nofile": "ulimit -n", "gpus": "GPUs", "gpus.rocm": "GPUs",
-    "gpus.cuda": "GPUs", "discrete": "GPUs", "linked": "links", "rdma": "/sys/class/infiniband",
-    "rdma_down": "/sys/class/infiniband", "pids_limit": "/sys/fs/cgroup",
-    "peermem": "/proc/modules", "iommu": "/proc/cmdline", "virtual": "/proc/cmdline",
-    "numa_balancing": "/proc/sys/kernel/numa_balancing", "numa_nodes": "/sys/devices/system/node",
-    "transparent_hugepages": "/sys/kernel/mm/transparent_hugepage/enabled", "hugepages_percent": "/proc/meminfo",
-    "container": "container", "seccomp": "/proc/self/status", "torch": "torch", "torch_release": "torch",
-    "aiter": "packages", "aiter_wanted": "environment", "aiter_by": "environment", "visible_differ": "environment",
-    "visible_hip": "environment", "debugging": "environment", "debug_by": "environment",
-}  # fmt: skip
 OF_GPU = (
     "name", "isa", "pci", "compute_partition", "memory_partition", "mig", "persistence", "compute_mode", "fabric",
     "narrow", "link_width", "link_width_max", "used_percent", "integrated", "known", "override",
 )  # fmt: skip
 _WAITS = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL", "AMD_SERIALIZE_COPY")
 _AITER = ("VLLM_ROCM_USE_AITER", "SGLANG_USE_AITER")
+_VISIBLE = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 _ON = ("1", "true", "True", "3")
 _NO_LIMIT = 1 << 40
 UNSET = "unset"
-
-
-def known_facts(variables: Iterable[str] = ()) -> set[str]:
-    return {*PLACES, *(f"gpu.{name}" for name in OF_GPU), *(f"env.{name}" for name in variables)}
-
-
-def machine_facts(machine: Machine) -> dict[str, Value]:
-    env = machine.environment
-    amd, nvidia = (sum(gpu.vendor == vendor for gpu in machine.usable) for vendor in ("AMD", "NVIDIA"))
-    waiting = next((name for name in _WAITS if env.get(name) in _ON), "")
-    aiter = next((name for name in _AITER if env.get(name) in _ON), "")
-    hip = {env[name] for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES") if env.get(name)}
-    found: dict[str, Value | None] = {
-        "kfd": _node(machine, "/dev/kfd"),
-        "render": _node(machine, "/dev/dri/renderD"),
-        "nvidia_nodes": _node(machine, "/dev/nvidiactl"),
-        "uvm": _node(machine, "/dev/nvidia-uvm"),
-        "shm_mib": None if machine.shm_bytes is None else machine.shm_bytes >> 20,
-        "memlock_mib": _limit(machine.limits.get("memlock"), 20),
-        "nofile": _limit(machine.limits.get("nofile"), 0),
-        "gpus": amd + nvidia,
-        "gpus.rocm": amd,
-        "gpus.cuda": nvidia,
-        "discrete": bool(machine.usable),
-        "linked": any(link.is_fast for link in machine.links),
-        "rdma": any(nic.up and nic.rdma for nic in machine.nics),
-        "rdma_down": sum(nic.rdma and not nic.up for nic in machine.nics),
-        "pids_limit": machine.pids_limit,
-        "peermem": any(name in ("nvidia_peermem", "nv_peer_mem") for name in machine.modules),
-        "iommu": _iommu(machine),
-        # Guests see what the hypervisor shows them of it.
-        "virtual": not machine.iommus,
-        "numa_balancing": machine.numa_balancing,
-        "numa_nodes": machine.numa_nodes,
-        "transparent_hugepages": machine.transparent_hugepages or None,
-        "hugepages_percent": 100 * machine.hugepages_bytes // max(machine.memory_bytes, 1),
-        "container": machine.container,
-        "seccomp": machine.seccomp,
-        "torch": _torch(machine),
-        "torch_release": machine.packages.get("torch"),
-        "aiter": "amd" if "amd-aiter" in machine.packages else "other" if "aiter" in machine.packages else "none",
-        "aiter_wanted": bool(aiter),
-        "aiter_by": aiter,
-        "visible_differ": len(hip) > 1,
-        "visible_hip": bool(hip),
-        "debugging": bool(waiting),
-        "debug_by": waiting,
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def gpu_facts(gpu: Gpu, environment: Mapping[str, str]) -> dict[str, Value]:
@@ -127,3 +66,77 @@ def _torch(machine: Machine) -> str | None:
     if "torch" not in machine.packages:
         return None
     return "rocm" if machine.torch_build.get("hip") else "cuda" if machine.torch_build.get("cuda") else "cpu"
+
+
+def _set_in(machine: Machine, names: Iterable[str]) -> str:
+    """The first of these variables that is switched on, or nothing."""
+    return next((name for name in names if machine.environment.get(name) in _ON), "")
+
+
+def _visible(machine: Machine) -> set[str]:
+    """The different values of the variables that both HIP and PyTorch read."""
+    return {value for name in _VISIBLE if (value := machine.environment.get(name))}
+
+
+def _usable(machine: Machine, vendor: str) -> int:
+    return sum(gpu.vendor == vendor for gpu in machine.usable)
+
+
+# Each fact of a machine: where it was read, for who doubts it, and how it follows; None where no source tells.
+_FACTS: dict[str, tuple[str, Callable[[Machine], Value | None]]] = {
+    "kfd": ("/dev/kfd", lambda m: _node(m, "/dev/kfd")),
+    "render": ("/dev/dri", lambda m: _node(m, "/dev/dri/renderD")),
+    "nvidia_nodes": ("/dev/nvidiactl", lambda m: _node(m, "/dev/nvidiactl")),
+    "uvm": ("/dev/nvidia-uvm", lambda m: _node(m, "/dev/nvidia-uvm")),
+    "shm_mib": ("/dev/shm", lambda m: None if m.shm_bytes is None else m.shm_bytes >> 20),
+    "memlock_mib": ("ulimit -l", lambda m: _limit(m.limits.get("memlock"), 20)),
+    "nofile": ("ulimit -n", lambda m: _limit(m.limits.get("nofile"), 0)),
+    "gpus": ("GPUs", lambda m: _usable(m, "AMD") + _usable(m, "NVIDIA")),
+    "gpus.rocm": ("GPUs", lambda m: _usable(m, "AMD")),
+    "gpus.cuda": ("GPUs", lambda m: _usable(m, "NVIDIA")),
+    "discrete": ("GPUs", lambda m: bool(m.usable)),
+    "linked": ("links", lambda m: any(link.is_fast for link in m.links)),
+    "rdma": ("/sys/class/infiniband", lambda m: any(nic.up and nic.rdma for nic in m.nics)),
+    "rdma_down": ("/sys/class/infiniband", lambda m: sum(nic.rdma and not nic.up for nic in m.nics)),
+    "pids_limit": ("/sys/fs/cgroup", lambda m: m.pids_limit),
+    "peermem": ("/proc/modules", lambda m: not {"nvidia_peermem", "nv_peer_mem"}.isdisjoint(m.modules)),
+    "iommu": ("/proc/cmdline", _iommu),
+    # Guests see what the hypervisor shows them of it.
+    "virtual": ("/proc/cmdline", lambda m: not m.iommus),
+    "numa_balancing": ("/proc/sys/kernel/numa_balancing", lambda m: m.numa_balancing),
+    "numa_nodes": ("/sys/devices/system/node", lambda m: m.numa_nodes),
+    "transparent_hugepages": (
+        "/sys/kernel/mm/transparent_hugepage/enabled",
+        lambda m: m.transparent_hugepages or None,
+    ),
+    "hugepages_percent": ("/proc/meminfo", lambda m: 100 * m.hugepages_bytes // max(m.memory_bytes, 1)),
+    "container": ("container", lambda m: m.container),
+    "seccomp": ("/proc/self/status", lambda m: m.seccomp),
+    "torch": ("torch", _torch),
+    "torch_release": ("torch", lambda m: m.packages.get("torch")),
+    "aiter": (
+        "packages",
+        lambda m: "amd" if "amd-aiter" in m.packages else "other" if "aiter" in m.packages else "none",
+    ),
+    "aiter_wanted": ("environment", lambda m: bool(_set_in(m, _AITER))),
+    "aiter_by": ("environment", lambda m: _set_in(m, _AITER)),
+    "visible_differ": ("environment", lambda m: len(_visible(m)) > 1),
+    "visible_hip": ("environment", lambda m: bool(_visible(m))),
+    "debugging": ("environment", lambda m: bool(_set_in(m, _WAITS))),
+    "debug_by": ("environment", lambda m: _set_in(m, _WAITS)),
+}
+
+
+def known_facts(variables: Iterable[str] = ()) -> set[str]:
+    return {*_FACTS, *(f"gpu.{name}" for name in OF_GPU), *(f"env.{name}" for name in variables)}
+
+
+def place_of(fact: str) -> str:
+    if fact.startswith("env."):
+        return "environment"
+    return "GPUs" if fact.startswith("gpu.") else _FACTS[fact][0] if fact in _FACTS else "machine"
+
+
+def machine_facts(machine: Machine) -> dict[str, Value]:
+    values = {name: of(machine) for name, (_, of) in _FACTS.items()}
+    return {name: value for name, value in values.items() if value is not None}

@@ -11,7 +11,7 @@ import msgspec
 from crosstie.core.errors import BadData
 from crosstie.port.doctor.amd import VENDOR as AMD, amd_gpus, amd_links, amdgpu_release, rocm_release
 from crosstie.port.doctor.identify import identified
-from crosstie.port.doctor.machine import FoundDevice, Gpu, Link, Machine, Nic, whole
+from crosstie.port.doctor.machine import Gpu, Link, Machine, Nic, PythonFacts, whole
 from crosstie.port.doctor.nvidia import VENDOR as NVIDIA, nvidia_gpus, nvidia_links, nvidia_releases
 from crosstie.port.doctor.record import FACTS
 
@@ -21,45 +21,28 @@ _VENDORS = {f"0x{AMD}": "AMD", f"0x{NVIDIA}": "NVIDIA"}
 _NO_LIMIT = 1 << 60
 
 
-class _Facts(msgspec.Struct, kw_only=True):
-    """What Python told of the machine; a record that was made by hand may have less."""
-
-    taken: str = ""
-    system: str = ""
-    cpus: int = 0
-    uid: int = 0
-    groups: tuple[int, ...] = ()
-    shm_bytes: int | None = None
-    limits: dict[str, int] = {}
-    devices: dict[str, FoundDevice] = {}
-    container: list[str] = []
-    environment: dict[str, str] = {}
-    python: str = ""
-    packages: dict[str, str] = {}
-    torch_build: dict[str, str] = {}
-    requires: dict[str, dict[str, str]] = {}
-    markers: dict[str, str] = {}
-    imports: dict[str, str] = {}
+class _Told(PythonFacts, frozen=True, kw_only=True):
+    # Files by which containers give themselves away.
+    container: tuple[str, ...] = ()
 
 
 def machine_of(record: Mapping[str, str], name: str = "this machine") -> Machine:
     try:
-        facts = msgspec.json.decode(record[FACTS], type=_Facts)
+        told = msgspec.json.decode(record[FACTS], type=_Told)
     except msgspec.DecodeError as error:
         raise BadData(f"{name}/{FACTS}", "", f"not what `crosstie doctor --record` writes: {error}") from None
     gpus, links = _gpus(record)
     driver, cuda = nvidia_releases(record)
     return Machine(
-        taken=facts.taken, system=facts.system, gpus=gpus, links=links, driverless=_driverless(record),
-        nics=_nics(record), amdgpu=amdgpu_release(record), rocm=rocm_release(record), nvidia=driver, cuda=cuda,
-        cuda_toolkit=_toolkit(record), packages=facts.packages, torch_build=facts.torch_build,
-        requires=facts.requires, markers=facts.markers, imports=facts.imports,
+        **{field: getattr(told, field) for field in PythonFacts.__struct_fields__},
+        gpus=gpus, links=links, driverless=_driverless(record), nics=_nics(record),
+        amdgpu=amdgpu_release(record), rocm=rocm_release(record), nvidia=driver, cuda=cuda,
+        cuda_toolkit=_toolkit(record),
         llama_cpp=_first(r"version: (\d+)", record.get("commands/llama-server.txt", "")),
-        environment=facts.environment, devices=facts.devices, uid=facts.uid, groups=facts.groups, cpus=facts.cpus,
         cpu_limit=_cpu_limit(record), memory_bytes=_meminfo(record, "MemTotal") << 10,
         memory_limit_bytes=_limit(record, "memory.max", "memory/memory.limit_in_bytes"),
-        pids_limit=_limit(record, "pids.max", "pids/pids.max"), shm_bytes=facts.shm_bytes, limits=facts.limits,
-        container=bool(facts.container) or "KUBERNETES_SERVICE_HOST" in facts.environment,
+        pids_limit=_limit(record, "pids.max", "pids/pids.max"),
+        container=bool(told.container) or "KUBERNETES_SERVICE_HOST" in told.environment,
         seccomp=_first(r"^Seccomp:\s*(\d)", _file(record, "proc/self/status")) == "2",
         modules=tuple(line.split()[0] for line in _file(record, "proc/modules").splitlines() if line.strip()),
         boot=tuple(_file(record, "proc/cmdline").split()), iommus=tuple(_file(record, "sys/class/iommu").split()),

@@ -91,9 +91,31 @@ class FoundDevice(msgspec.Struct, frozen=True, kw_only=True):
     open: bool
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    taken: str
-    system: str
+class PythonFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What Python tells of a machine; a record that was made by hand may have less."""
+
+    taken: str = ""
+    system: str = ""
+    packages: dict[str, str] = {}
+    # What PyTorch was built for: cuda or hip, with the release.
+    torch_build: dict[str, str] = {}
+    # By engine: each requirement that it declares, with the release that is installed, "" for none.
+    requires: dict[str, dict[str, str]] = {}
+    # What requirements may depend on, of the interpreter that engines run in.
+    markers: dict[str, str] = {}
+    # By engine: what it said when it was imported, "" where all was well.
+    imports: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    devices: dict[str, FoundDevice] = {}
+    uid: int = 0
+    groups: tuple[int, ...] = ()
+    cpus: int = 0
+    shm_bytes: int | None = None
+    # Soft limits; -1 is none.
+    limits: dict[str, int] = {}
+
+
+class Machine(PythonFacts, frozen=True, kw_only=True):
     gpus: tuple[Gpu, ...] = ()
     # GPUs on the PCI bus that no driver has taken, as vendor:device at bus.
     driverless: tuple[str, ...] = ()
@@ -105,29 +127,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     # The newest CUDA that the driver speaks, and the toolkit that is installed.
     cuda: str = ""
     cuda_toolkit: str = ""
-    packages: dict[str, str] = {}
-    # What PyTorch was built for: cuda or hip, with the release.
-    torch_build: dict[str, str] = {}
-    # By engine: each requirement that it declares, with the release that is installed, "" for none.
-    requires: dict[str, dict[str, str]] = {}
-    # What requirements may depend on, of the interpreter that engines run in.
-    markers: dict[str, str] = {}
-    # By engine: what it said when it was imported, "" where all was well.
-    imports: dict[str, str] = {}
     llama_cpp: str = ""
-    environment: dict[str, str] = {}
-    devices: dict[str, FoundDevice] = {}
-    uid: int = 0
-    groups: tuple[int, ...] = ()
-    cpus: int = 0
     # What the container or the job may use, where it is limited.
     cpu_limit: float | None = None
     memory_bytes: int = 0
     memory_limit_bytes: int | None = None
     pids_limit: int | None = None
-    shm_bytes: int | None = None
-    # Soft limits; -1 is none.
-    limits: dict[str, int] = {}
     container: bool = False
     seccomp: bool = False
     modules: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,8 @@ def capture(python: str | None = None, tries_engines: bool = False) -> Record:
     record = {FACTS: json.dumps(facts, indent=1) + "\n"}
     for name, argv in COMMANDS.items():
         record |= {f"{_COMMANDS}{key}": text for key, text in _run(name, argv).items()}
-    for name in (*_files(), *_gpu_files()):
+    of_gpus = (f"{_PCI}/{folder.name}/{name}" for folder in _gpu_folders() for name in _OF_GPU)
+    for name in (*_files(), *of_gpus):
         if text := _text(Path("/") / name):
             record[f"{_FILES}{name}"] = text
     record |= {f"{_FILES}{name}": text for name, text in _own_cgroup().items()}
@@ -117,20 +118,15 @@ def anonymous(text: str) -> str:
     return text
 
 
-def _boot_words(text: str) -> str:
-    return " ".join(word for word in text.split() if _BOOT.match(word))
-
-
-def _of_status(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if line.startswith(("Seccomp", "Cap")))
-
-
-def _module_names(text: str) -> str:
-    """Without the addresses that the kernel has them at."""
-    return "\n".join(line.split()[0] for line in text.splitlines() if line.strip())
-
-
-_LESS = {"proc/cmdline": _boot_words, "proc/self/status": _of_status, "proc/modules": _module_names}
+# What is kept of a file that says more than doctor asks.
+_LESS: dict[str, Callable[[str], str]] = {
+    "proc/cmdline": lambda text: " ".join(filter(_BOOT.match, text.split())),
+    "proc/self/status": lambda text: "\n".join(
+        line for line in text.splitlines() if line.startswith(("Seccomp", "Cap"))
+    ),
+    # Names, without the addresses that the kernel has modules at.
+    "proc/modules": lambda text: "\n".join(line.split()[0] for line in text.splitlines() if line.strip()),
+}
 
 
 def write_record(record: Mapping[str, str], folder: Path) -> None:
@@ -190,10 +186,6 @@ def _files() -> Iterable[str]:
 def _gpu_folders() -> list[Path]:
     folders = sorted(Path(f"/{_PCI}").glob("*"))
     return [folder for folder in folders if _text(folder / "class").startswith(_GPU_CLASSES)]
-
-
-def _gpu_files() -> Iterable[str]:
-    return (f"{_PCI}/{folder.name}/{name}" for folder in _gpu_folders() for name in _OF_GPU)
 
 
 def _drivers() -> dict[str, str]:

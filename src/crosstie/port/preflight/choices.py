@@ -53,7 +53,8 @@ def choice(
         return Finding(
             check=check, severity="unknown", where=where, grounds="read", target=accelerator.id,
             what=f"{operation.words}: no rule says what {engine} does with it on {isa}",
-            evidence=f"facts: {_facts(operation)}",
+            evidence="facts: "
+            + ", ".join(f"{key} {value}" for key, value in operation.facts.items() if not key.startswith(OF_MODEL)),
             remedy=f"try it on one {accelerator.name} before relying on it"
             + ("" if engine.version <= engine.newest else f"; rules were read up to {engine.name} {engine.newest}"),
         )  # fmt: skip
@@ -73,10 +74,6 @@ def choice(
 
 def _is_fp8(operation: ModelOperation) -> bool:
     return str(operation.facts.get("scheme", "")).startswith(("fp8", "nvfp4", "mxfp8"))
-
-
-def _facts(operation: ModelOperation) -> str:
-    return ", ".join(f"{name} {value}" for name, value in operation.facts.items() if not name.startswith(OF_MODEL))
 
 
 @cache

@@ -18,9 +18,9 @@ from crosstie.catalog.reading import (
     read_record,
     read_table,
     read_toml,
+    sourced_file,
     table,
     text,
-    texts,
 )
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
@@ -140,16 +140,20 @@ class Support(msgspec.Struct, frozen=True, kw_only=True):
 def architectures(engine: str) -> dict[str, Support]:
     """By the name that config.json gives in `architectures`."""
     name = f"architectures/{engine}.csv"
-    file = newest_file(DATA / name, f"preflight/{name}")
+    return _supports(newest_file(DATA / name, f"preflight/{name}"), "architecture")
+
+
+def _supports(file: Path, key: str, source: str = "") -> dict[str, Support]:
+    """By the column `key`; `source`: of all rows, where they have no column for theirs."""
     if not file.is_file():
         return {}
     return {
-        row["architecture"]: Support(
+        row[key]: Support(
             since=release_in(file, where, row, "since"),
             until=release_in(file, where, row, "until") if row["until"] else None,
-            source=row["source"],
+            source=source or row["source"],
         )
-        for where, row in read_table(file, ("architecture", "since", "until", "source"))
+        for where, row in read_table(file, (key, "since", "until") if source else (key, "since", "until", "source"))
     }
 
 
@@ -222,17 +226,7 @@ def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:
 @cache
 def quantisations(engine: str) -> dict[str, Support]:
     """Methods of quantisation, by the name that config.json gives them in `quant_method`."""
-    file = DATA / "quantisations" / f"{engine}.csv"
-    if not file.is_file():
-        return {}
-    return {
-        row["method"]: Support(
-            since=release_in(file, where, row, "since"),
-            until=release_in(file, where, row, "until") if row["until"] else None,
-            source=_QUANTISATIONS[engine],
-        )
-        for where, row in read_table(file, ("method", "since", "until"))
-    }
+    return _supports(DATA / "quantisations" / f"{engine}.csv", "method", _QUANTISATIONS.get(engine, ""))
 
 
 def quantisation_findings(method: str, config: Config, engine: EngineRelease) -> list[Finding]:
@@ -350,28 +344,21 @@ class Unsupported(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     on: tuple[str, ...]
     source: str
+    at: str
     date: str
 
 
 @cache
 def unsupported() -> tuple[Unsupported, ...]:
     file = newest_file(DATA / "recipes.toml", "preflight/recipes.toml")
-    raw = read_toml(file)
-    only_keys(file, "", raw, {"sources", "unsupported"})
-    sources = Sources(file, raw.get("sources"))
-    found = []
-    for where, entry, reference, day in cited_tables(file, raw, "unsupported", sources):
-        only_keys(file, where, entry, {"engine", "model", "on", "source", "at"})
-        found.append(
-            Unsupported(
-                engine=one_of(file, f"{where}.engine", entry.get("engine"), tuple(engines())),
-                model=text(file, f"{where}.model", entry.get("model")),
-                on=texts(file, f"{where}.on", entry.get("on")),
-                source=f"{reference} {text(file, f'{where}.at', entry.get('at'))}",
-                date=day,
+    with sourced_file(file, {"unsupported"}) as (raw, sources):
+        return tuple(
+            read_record(
+                file, where, entry, Unsupported, source=source, date=day,
+                engine=one_of(file, f"{where}.engine", entry.get("engine"), engines()),
             )
-        )
-    return tuple(found)
+            for where, entry, source, day in cited_tables(file, raw, "unsupported", sources)
+        )  # fmt: skip
 
 
 def recipe_findings(name: str, config: Config, accelerator: str, engine: EngineRelease) -> list[Finding]:
@@ -381,13 +368,11 @@ def recipe_findings(name: str, config: Config, accelerator: str, engine: EngineR
             check="recipe", severity="slow", grounds="read", target=accelerator,
             where=Location(file=str(config.file), name="architectures"),
             what=f"{engine.name}'s own recipes list {row.model} as unsupported on {accelerator}",
-            evidence=f"{row.source}, of {row.date}",
+            evidence=f"{row.source} {row.at}, of {row.date}",
             remedy="an accelerator that the recipe lists as verified; or compare answers and speed with one first",
         )
         for row in unsupported()
-        if engine.name == row.engine and accelerator in row.on and _same_name(name, row.model)
+        if engine.name == row.engine
+        and accelerator in row.on
+        and name.rpartition("/")[2].lower() == row.model.rpartition("/")[2].lower()
     ]  # fmt: skip
-
-
-def _same_name(name: str, model: str) -> bool:
-    return name.rpartition("/")[2].lower() == model.rpartition("/")[2].lower()

@@ -145,7 +145,8 @@ def _code_findings(
     dialect: Dialect = "e4m3fnuz" if stored.dialect == "fnuz" else "e4m3fn"
     names = [weight.name for weight in stored.scheme.fp8_weights]
     counted, first_nan = _count(stored.checkpoint, names, dialect, scan, on_progress)
-    file, extent = str(stored.config.file), _extent(stored.checkpoint, names, counted)
+    file, total = str(stored.config.file), sum(stored.checkpoint[name].nbytes for name in names)
+    extent = _read_of(counted.total, total, "FP8 bytes")
     if first_nan:
         yield Finding(
             check="fp8-nan", severity="error", grounds="computed", remedy=_REMAKE,
@@ -189,7 +190,3 @@ def _read_of(read: int, stored: int, what: str) -> str:
     if read == stored:
         return f"all {stored:,} {what}"
     return f"a sample of {read:,} of {stored:,} {what} (--scan all reads every one)"
-
-
-def _extent(checkpoint: Checkpoint, names: Sequence[str], counted: Codes) -> str:
-    return _read_of(counted.total, sum(checkpoint[name].nbytes for name in names), "FP8 bytes")

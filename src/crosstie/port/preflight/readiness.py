@@ -173,7 +173,8 @@ class ReadinessCheck:
 
     def _of(self, model: Model) -> Stored:
         if model.id not in self._stored:
-            self._stored[model.id] = read_stored(self._catalog, _asked(model))
+            # The catalog's own models are found by name, a user's by its file.
+            self._stored[model.id] = read_stored(self._catalog, model.file or model.id)
         return self._stored[model.id]
 
 
@@ -194,11 +195,6 @@ def _writers(precision: str) -> tuple[str, ...]:
 
 def _has_run(deployment: Deployment) -> bool:
     return not deployment.correction.extrapolated
-
-
-def _asked(model: Model) -> str:
-    """What a model was read from: the catalog's own by name, a user's by its file."""
-    return model.file or model.id
 
 
 def _layout(deployment: Deployment) -> Layout:

@@ -294,7 +294,8 @@ class _Layers:
         small, uneven = 0, False
         for name, at in stored:
             info, module = self._tensors[name], module_of(at.path)
-            owner = _of_layer(covers(_without_bias(at.path)), layer) if at.path.endswith("bias") else None
+            biased_module = at.path.removesuffix("bias").rstrip("._")
+            owner = _of_layer(covers(biased_module), layer) if at.path.endswith("bias") else None
             known = _of_layer(covers(module), layer)
             if owner is not None:
                 seen_biases.update(owner.parts)
@@ -393,10 +394,6 @@ def _of_layer(possible: tuple[Covers, ...], layer: Layer) -> Covers | None:
 def _is_gated(parts: Mapping[str, Tensor], up: str) -> bool:
     down = parts.get(up.replace("_up", "_down"))
     return down is None or parts[up].rows == 2 * down.cols
-
-
-def _without_bias(path: str) -> str:
-    return path.removesuffix("bias").rstrip("._")
 
 
 # Zero points, orders and states that quantisers keep beside their weights; what is called a scale is one too.

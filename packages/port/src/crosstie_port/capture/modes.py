@@ -131,10 +131,6 @@ def with_index(device: Any) -> Any:
     return DEVICE if named or isinstance(device, int) else device
 
 
-def _to(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return func(*(with_index(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args), **kwargs)
-
-
 def _cuda(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
     return args[0].to(DEVICE, non_blocking=non_blocking)
@@ -220,10 +216,6 @@ def _pin_memory(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) ->
     return args[0] if device.memories.is_pinned(args[0]) else torch.ops.aten._pin_memory(args[0])
 
 
-def _is_pinned(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    return not isinstance(args[0], DeviceTensor) and device.memories.is_pinned(args[0])
-
-
 def _as_text(device: Device, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     device.met(FORMATS, "repr or format of a device tensor")
     return func(args[0].elem, *args[1:], **kwargs)
@@ -290,7 +282,9 @@ def _attention_arguments(
 
 _Handler = Callable[[Device, Any, Any, dict[str, Any]], Any]
 _HANDLERS: dict[Any, _Handler] = {
-    _T.to: _to,
+    _T.to: lambda device, func, args, kwargs: func(
+        *(with_index(arg) if isinstance(arg, (str, torch.device)) else arg for arg in args), **kwargs
+    ),
     _T.cuda: _cuda,
     _T.type: _type,
     torch.tensor: _from_data,
@@ -298,7 +292,9 @@ _HANDLERS: dict[Any, _Handler] = {
     torch.asarray: _from_data,
     _T.new_tensor: _new_tensor,
     _T.pin_memory: _pin_memory,
-    _T.is_pinned: _is_pinned,
+    _T.is_pinned: lambda device, func, args, kwargs: (
+        not isinstance(args[0], DeviceTensor) and device.memories.is_pinned(args[0])
+    ),
     torch.nn.functional.scaled_dot_product_attention: _attention,
 }
 # Where the first argument is a device tensor; others go to PyTorch.

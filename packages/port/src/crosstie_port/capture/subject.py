@@ -293,7 +293,10 @@ def unknown(fn: Any, evidence: str, remedy: str) -> CaptureResult:
 
 def on_device(fn: Any, arguments: Arguments) -> Any:
     """The function itself, or a module as a copy on the device; a class or factory is called for it."""
-    if inspect.isclass(fn) or (inspect.isroutine(fn) and not takes(fn, arguments) and _takes_no_inputs(fn)):
+    makes_module = inspect.isclass(fn)
+    if inspect.isroutine(fn) and not takes(fn, arguments):
+        makes_module = all(name in ("dev", "device", "seed") for name in inspect.signature(fn).parameters)
+    if makes_module:
         fn = with_device_and_seed(fn, 0)
     if not callable(fn):
         raise BadInput(f"{type(fn).__name__} cannot be called")
@@ -303,7 +306,3 @@ def on_device(fn: Any, arguments: Arguments) -> Any:
         return copy.deepcopy(fn).to(DEVICE)
     except Exception as error:
         raise BadInput(f"{type(fn).__name__} cannot be copied to the device: {one_line(error)}") from error
-
-
-def _takes_no_inputs(fn: Any) -> bool:
-    return all(name in ("dev", "device", "seed") for name in inspect.signature(fn).parameters)

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -96,7 +95,7 @@ def plan_conversion(
         recoded=recoded,
         rescaled=rescaled,
         configs={
-            name: _config(checkpoint.folder / name, to, marks)
+            name: json.dumps(_marked_config(read_json(checkpoint.folder / name), to, marks), indent=2) + "\n"
             for name in _CONFIGS
             if (checkpoint.folder / name).is_file()
         },
@@ -231,12 +230,8 @@ def _marks(to: Dialect, keep_kv_scales: bool) -> dict[str, str]:
     return {MARK: to, **({KV_MARK: OTHER[to]} if keep_kv_scales else {})}
 
 
-def _config(file: Path, to: Dialect, marks: Mapping[str, str]) -> str:
-    """With the dialect where it describes the quantisation."""
-    return json.dumps(_marked_config(read_json(file), to, marks), indent=2) + "\n"
-
-
 def _marked_config(raw: dict[str, Any], to: Dialect, marks: Mapping[str, str]) -> dict[str, Any]:
+    """With the dialect where it describes the quantisation."""
     made = {
         key: _marked_config(value, to, marks) if key == "text_config" and isinstance(value, dict) else value
         for key, value in raw.items()

@@ -163,7 +163,8 @@ def convert(
         check_requantised(plan, open_checkpoint(Path(out)))
     return ConversionReport(
         source=str(plan.checkpoint.folder), out=str(out), was=plan.scheme.dialect or plan.to, to=plan.to,
-        format=_format(plan, to), method=plan.scheme.method, scheme=plan.scheme.scheme,
+        format=plan.method if isinstance(plan, Requantisation) else FORMAT if to == FORMAT else plan.scheme.method,
+        method=plan.scheme.method, scheme=plan.scheme.scheme,
         new_scheme=plan.granularity if isinstance(plan, Requantisation) else None,
         shards=len(plan.shards), nbytes=plan.nbytes, tensors=len(plan.checkpoint.tensors),
         recoded=sorted(plan.recoded), rescaled=sorted(plan.rescaled), kept=plan.kept, converted=done,
@@ -181,10 +182,6 @@ def _check_options(to: Target, *, inexact: bool, **of_dialects: bool) -> None:
 
 def default_jobs() -> int:
     return min(os.cpu_count() or 1, _MOST_JOBS)
-
-
-def _format(plan: Conversion, to: Target) -> str:
-    return plan.method if isinstance(plan, Requantisation) else FORMAT if to == FORMAT else plan.scheme.method
 
 
 def run_conversion(

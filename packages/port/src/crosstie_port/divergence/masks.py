@@ -56,12 +56,9 @@ def _named(one: NDArray[np.int64], other: NDArray[np.int64], rows: NDArray[np.in
         yield "inverted: the second blocks what the first shows"
     elif len(set(changed.tolist())) == 1 and len(changed) > 0.7 * len(more):
         # The last token sees all of them, or the first none, either way.
-        yield f"tokens see {_count(-int(changed[0]))} each: shifted"
+        shift = int(changed[0])
+        yield f"tokens see {abs(shift)} {'fewer' if shift > 0 else 'more'} each: shifted"
     elif (more <= 0).all() and not more[rows == rows.min()].any():
         yield f"later tokens see up to {-int(more.min())} more: a sliding window or padding is left out"
     elif (more >= 0).all():
         yield f"tokens see up to {int(more.max())} fewer: a sliding window or padding that the first has not"
-
-
-def _count(more: int) -> str:
-    return f"{more} more" if more > 0 else f"{-more} fewer"

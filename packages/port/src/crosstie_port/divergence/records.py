@@ -159,7 +159,7 @@ def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
             shape=tuple(map(int, shape)), dtype=str(dtype), hash=str(digest), norm=norm, mean=mean, largest=largest,
             nans=int(nans), infinities=int(infinities), zeros=int(zeros),
             samples=taken("samples", height * width * (len(LAYOUTS) + 1)),
-            rows=taken("rows", 3 * _rows(tuple(shape))).reshape(-1, 3),
+            rows=taken("rows", 3 * min(matrix_size(tuple(shape))[0], MOST_ROWS)).reshape(-1, 3),
             groups=taken("groups", 3 * _groups(tuple(shape), int(header["head"]))).reshape(-1, 3),
         )  # fmt: skip
         summaries.append(found)
@@ -172,10 +172,6 @@ def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
         entries=entries, summaries=summaries, has_names=header["version"] > 1, narrow=dict(header.get("narrow", {})),
         sampled={str(name): taken("weights", int(count)) for name, count in header.get("sampled", {}).items()},
     )  # fmt: skip
-
-
-def _rows(shape: tuple[int, ...]) -> int:
-    return min(matrix_size(shape)[0], MOST_ROWS)
 
 
 def _groups(shape: tuple[int, ...], head: int) -> int:

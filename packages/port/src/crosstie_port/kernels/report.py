@@ -206,10 +206,14 @@ def _of(one: Compilation) -> Iterator[Finding]:
 
 def _as_tuned(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> list[_Seen]:
     """An autotuner passes over what does not fit and takes the quickest: one good configuration is enough."""
+
+    def softened(finding: Finding) -> Finding:
+        return replace(finding, severity="note", what=f"{finding.what}; the autotuner has other configurations")
+
     grave = {id(one) for finding, one in seen if rank(finding.severity) >= rank("slow")}
     good = {one.job["group"] for one in compilations if one.job["chosen_by_tuner"] and id(one) not in grave}
     return [
-        (_softened(finding) if one.job["group"] in good and _is_passed_over(finding, one) else finding, one)
+        (softened(finding) if one.job["group"] in good and _is_passed_over(finding, one) else finding, one)
         for finding, one in seen
     ]
 
@@ -218,10 +222,6 @@ def _is_passed_over(finding: Finding, one: Compilation) -> bool:
     if finding.severity == "error":
         return finding.check in _PASSED_OVER or one.result.get("error", {}).get("type", "") in _PASSED_OVER_ERRORS
     return finding.severity == "slow"
-
-
-def _softened(finding: Finding) -> Finding:
-    return replace(finding, severity="note", what=f"{finding.what}; the autotuner has other configurations")
 
 
 def _merged(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> Iterator[Finding]:

@@ -26,15 +26,12 @@ _MASKED = re.compile(r"(\b__\w+_sync\s*\(\s*|\b__syncwarp\s*\(\s*)(0[xX][fF]{8}[
 _DEFINED = re.compile(r"^(\s*#\s*define\s+(\w+)\s+\(?)(0[xX][fF]{8}[uU]?)(\)?\s*(?://.*)?)$")
 _NAMED = re.compile(r"32-bit mask \((\w+)\)")
 _LANE_BIT = re.compile(r"\b1[uU]?(\s*<<\s*\(?\s*\w*(?:lane|threadIdx)\w*)")
-_ATTRIBUTE = re.compile(r"(\b(?:cuda|hip)FuncSet(?:Attribute|CacheConfig)\s*\(\s*)((?:[^,()<>]|<[^<>]*>)+)(,)")
+_ATTRIBUTE = re.compile(r"(\b(?:cuda|hip)FuncSet(?:Attribute|CacheConfig)\s*\(\s*)((?:[^,()<>]|<[^<>]*>)+?)\s*(,)")
+_DEPENDENT = re.compile(r"(?<![\w:])(?<!typename )([A-Za-z_]\w*::[A-Za-z_]\w*\s*\()")
 _NARROW = re.compile(r"\b(?:unsigned|int|uint32_t|int32_t|uint)\b(?!\s+long)")
 _SIZE = re.compile(r"^(\s*#\s*define\s+\w+\s+)\(?32\)?(\s*(?://.*)?)$")
 _BRACES = re.compile(r"(<<<[^{}]*?,\s*)\{([^{}]*)\}")
 _FIRST_CODE = re.compile(r"^\s*(?:#\s*(?:include|pragma|ifndef|define)\b|//|/\*|\*|$)")
-
-
-def _mask(line: str) -> str:
-    return _MASKED.sub(lambda found: found[1] + MASK, line)
 
 
 def _by_target(line: str) -> str:
@@ -45,22 +42,14 @@ def _by_target(line: str) -> str:
     return f"#if defined(__GFX9__)\n{found[1]}64{found[2]}\n#else\n{line}\n#endif"
 
 
-def _attribute(line: str) -> str:
-    return _ATTRIBUTE.sub(lambda found: f"{found[1]}reinterpret_cast<const void*>({found[2].strip()}){found[3]}", line)
-
-
-def _typename(line: str) -> str:
-    return re.sub(r"(?<![\w:])(?<!typename )([A-Za-z_]\w*::[A-Za-z_]\w*\s*\()", r"typename \1", line, count=1)
-
-
 _FIXES: Mapping[str, Callable[[str], str]] = {
-    "mask-32-bit": _mask,
+    "mask-32-bit": lambda line: _MASKED.sub(rf"\1{MASK}", line),
     # A variable of 32 bits would have to be wider as well.
     "lane-bit": lambda line: line if _NARROW.search(line) else _LANE_BIT.sub(r"1ull\1", line),
     "warp-size": _by_target,
-    "kernel-attribute": _attribute,
+    "kernel-attribute": lambda line: _ATTRIBUTE.sub(r"\1reinterpret_cast<const void*>(\2)\3", line),
     "launch-braces": lambda line: _BRACES.sub(r"\1dim3(\2)", line),
-    "clang-strictness": _typename,
+    "clang-strictness": lambda line: _DEPENDENT.sub(r"typename \1", line, count=1),
 }
 
 

@@ -335,10 +335,6 @@ class SourceFile(msgspec.Struct, kw_only=True, dict=True):
         return self.taken[line] is False
 
 
-def _blank(found: re.Match[str]) -> str:
-    return "\n" * found[0].count("\n")
-
-
 def without_jinja(text: str) -> str:
     """Conditions of a template as the preprocessor's: what is_rocm decides is decided, the rest is open."""
     return _JINJA.sub(_as_directive, text) if "{%" in text else text
@@ -550,7 +546,8 @@ class Project:
         places = {(one.file, one.directive.line) for name in names for one in self._definitions[name]}
         found: dict[str, bool] = {}
         for unit in self.units.values():
-            for number, line in enumerate(_COMMENT.sub(_blank, unit.text).split("\n"), 1):
+            plain = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n"), unit.text)
+            for number, line in enumerate(plain.split("\n"), 1):
                 if (unit.path, number) in places:
                     # Its own name; what its body uses counts.
                     line = line.partition("(")[2]

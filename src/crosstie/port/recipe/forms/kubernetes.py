@@ -59,7 +59,9 @@ def _notes(recipe: Recipe) -> list[str]:
 def objects(recipe: Recipe, fleet: str = "") -> list[Object]:
     """The workload, the name that the gateway looks up, the claim that keeps what was fetched, and what evictions must
     leave. With `fleet`, pods say whose they are."""
-    return [_marked(one, fleet) for one in [*_objects(recipe), _budget(recipe)]]
+    # Of a group the loss of one pod is that of all, which are then not ready: the next eviction waits.
+    budget = disruption_budget(_metadata(recipe, recipe.name), _labels(recipe))
+    return [_marked(made, fleet) for made in [*_objects(recipe), budget]]
 
 
 def _objects(recipe: Recipe) -> list[Object]:
@@ -107,11 +109,6 @@ def _marked(made: Object, fleet: str) -> Object:
         if template:
             template["metadata"]["labels"][FLEET] = fleet
     return made
-
-
-def _budget(recipe: Recipe) -> Object:
-    # Of a group the loss of one pod is that of all, which are then not ready: the next eviction waits.
-    return disruption_budget(_metadata(recipe, recipe.name), _labels(recipe))
 
 
 def disruption_budget(metadata: Object, labels: dict[str, str]) -> Object:

@@ -145,6 +145,7 @@ def slurm(recipe: Recipe, bare: bool = False) -> dict[str, str]:
         line = line.replace(f"--port {recipe.port}", '--port "$PORT"')
     exported = _exported(recipe) if not bare else [one for one in _exported(recipe) if "HF_HOME" not in one]
     run = "\n".join([*exported, f"exec {line}"])
+    in_single_quotes = "'" + run.replace("'", "'\\''") + "'"
     return {
         f"{recipe.name}.sbatch": "\n".join(
             [
@@ -162,7 +163,7 @@ def slurm(recipe: Recipe, bare: bool = False) -> dict[str, str]:
                 "export HEAD PORT",
                 f'echo "{recipe.name}: http://$HEAD:$PORT/v1"',
                 f"{step} \\",
-                f"  {_single(run)}",
+                f"  {in_single_quotes}",
                 "",
             ]
         )
@@ -172,7 +173,3 @@ def slurm(recipe: Recipe, bare: bool = False) -> dict[str, str]:
 def _registry(recipe: Recipe) -> bool:
     """Enroot writes REGISTRY#IMAGE where the image is not Docker Hub's."""
     return "." in recipe.image.split("/")[0]
-
-
-def _single(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"

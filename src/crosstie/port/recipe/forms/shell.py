@@ -42,16 +42,13 @@ def _words(
     if bare:
         chosen = {visible(recipe.vendor): seen} if seen else {}
         variables = {k: filled(v, address) for k, v in (recipe.variables | chosen).items() if k != "HF_HOME"}
-        return [*_environment(variables), *pairs(unboxed(recipe, recipe.command(port=own, rank=rank, head=head)))]
+        environment = [("env", *(f"{name}={value}" for name, value in variables.items()))] if variables else []
+        return [*environment, *pairs(unboxed(recipe, recipe.command(port=own, rank=rank, head=head)))]
     words = docker_words(recipe, slot, address=address, render=render)
     host = any(name == "network" for name, _ in recipe.container.host)
     first, *rest = recipe.command(port=own if host else None, rank=rank, head=head)
     published = [] if host else [("-p", f"{own}:{recipe.port}")]
     return [*words, *published, ("--entrypoint", first, recipe.image), *pairs(rest)]
-
-
-def _environment(variables: dict[str, str]) -> list[tuple[str, ...]]:
-    return [("env", *(f"{name}={value}" for name, value in variables.items()))] if variables else []
 
 
 def unboxed(recipe: Recipe, words: Sequence[str]) -> list[str]:
