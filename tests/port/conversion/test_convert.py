@@ -331,18 +331,6 @@ def corrupt_nan(folder: Path) -> None:
     write_model(folder, broken, samples.MODELOPT)
 
 
-def corrupt_infinite_scale(folder: Path) -> None:
-    broken = {**samples.modelopt_fp8(), "model.layers.0.self_attn.k_proj.weight_scale": np.array(np.inf, np.float32)}
-    write_model(folder, broken, samples.MODELOPT)
-
-
-def corrupt_largest_scale(folder: Path) -> None:
-    largest = np.array(np.finfo(np.float32).max)
-    write_model(
-        folder, {**samples.modelopt_fp8(), "model.layers.0.self_attn.k_proj.weight_scale": largest}, samples.MODELOPT
-    )
-
-
 def with_scale(name: str, scale: Any) -> Any:
     def corrupt(folder: Path) -> None:
         write_model(
@@ -362,14 +350,14 @@ def with_scale(name: str, scale: Any) -> Any:
         (corrupt_index, "leaves the model's folder"),
         (corrupt_scale, "k_proj.weight: F8_E4M3 without a scale"),
         (corrupt_nan, "k_proj.weight: 1 weights are NaN"),
-        (corrupt_infinite_scale, "k_proj.weight_scale: 1 scales are not finite numbers"),
+        (with_scale("weight_scale", np.inf), "k_proj.weight_scale: 1 scales are not finite numbers"),
         (with_scale("weight_scale", 0.0), "k_proj.weight_scale: 1 scales are not positive, such as 0"),
         (with_scale("weight_scale", -0.5), "k_proj.weight_scale: 1 scales are not positive, such as -0.5"),
         (with_scale("input_scale", 0.0), "k_proj.input_scale: 1 scales are not positive, such as 0"),
         (with_scale("k_scale", -1.0), "k_proj.k_scale: 1 scales are not positive, such as -1"),
         (with_scale("weight_scale", [0.5] * 5), "k_proj.weight_scale: 5 scales for .*k_proj.weight, which has one"),
         (with_scale("input_scale", [0.5] * 3), "k_proj.input_scale: 3 scales for .*k_proj.weight, which has one"),
-        (corrupt_largest_scale, "k_proj.weight_scale: 1 scales, such as 3.40282e.38, have no exact double in F32"),
+        (with_scale("weight_scale", _LARGEST["F32"]), "1 scales, such as 3.40282e.38, have no exact double in F32"),
     ],
 )
 def test_a_corrupted_checkpoint_is_named_and_nothing_is_written(tmp_path: Path, corrupt: Any, said: str) -> None:

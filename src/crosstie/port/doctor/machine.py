@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from packaging.version import InvalidVersion, Version
 
 from crosstie.core.errors import BadInput
 
@@ -14,6 +15,14 @@ def whole(said: object) -> int | None:
     """The whole number that a tool or a file gives, if it is one."""
     text = str(said).strip()
     return int(text) if re.fullmatch(r"-?[0-9]{1,20}", text) else None
+
+
+def release_of(text: str) -> Version | None:
+    """7.0.51831-a3e329ad8 names a build behind the release; None for what is no release."""
+    try:
+        return Version(text.partition("-")[0])
+    except InvalidVersion:
+        return None
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,9 +10,8 @@ from packaging.version import InvalidVersion, Version
 from crosstie.catalog.library import Catalog
 from crosstie.core.figures import gigabytes, plural
 from crosstie.core.finding import Finding, Location, Severity
-from crosstie.port.doctor.machine import Gpu, Machine, whole
+from crosstie.port.doctor.machine import Gpu, Machine, release_of, whole
 from crosstie.port.doctor.record import NO_ANSWER
-from crosstie.port.doctor.releases import release_of
 from crosstie.port.doctor.stacks import stack_findings
 from crosstie.port.preflight.engine import EngineRelease
 from crosstie.port.preflight.matrix import EngineBuild, builds

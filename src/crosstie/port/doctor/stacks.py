@@ -9,8 +9,7 @@ from packaging.version import Version
 
 from crosstie.catalog.reading import cited_tables, read_record, sourced_file
 from crosstie.core.finding import Finding, Location
-from crosstie.port.doctor.machine import Gpu, Machine
-from crosstie.port.doctor.releases import release_of
+from crosstie.port.doctor.machine import Gpu, Machine, release_of
 
 FILE = Path(__file__).parent / "data" / "stacks.toml"
 # AMD's packages of the driver are numbered from 30 on since ROCm 7; the module has the kernel's number.

@@ -25,7 +25,8 @@ def stored_findings(
 ) -> list[Finding]:
     """Faults that concern every accelerator, and counts that explain what a dialect would do to these weights."""
     if stored.unseen:
-        return [_unseen(stored)]
+        what = "no tensor was seen: formats are those of the config, and scales and FP8 bytes were not checked"
+        return [_note(stored, what, stored.unseen, "give the folder with the safetensors files")]
     if stored.checkpoint is None or stored.scheme is None:
         return []
     found = [
@@ -37,7 +38,9 @@ def stored_findings(
         for problem in stored.scheme.problems
     ]  # fmt: skip
     if stored.checkpoint.is_remote:
-        return [*found, _headers_alone(stored)]
+        what = "names, types and shapes were read on the hub; scales and FP8 bytes were not"
+        read = "config.json and the headers of the safetensors files, by range requests"
+        return [*found, _note(stored, what, read)]
     scales = dict.fromkeys(_scales(stored))
     found += _scale_findings(stored.checkpoint, list(scales), on_progress)
     if scan != "none":
@@ -47,11 +50,11 @@ def stored_findings(
     return found
 
 
-def _headers_alone(stored: Stored) -> Finding:
+def _note(stored: Stored, what: str, evidence: str, remedy: str = "") -> Finding:
+    """What was not looked at."""
     return Finding(
         check="checkpoint", severity="note", grounds="computed", where=Location(file=str(stored.config.file)),
-        what="names, types and shapes were read on the hub; scales and FP8 bytes were not", remedy="",
-        evidence="config.json and the headers of the safetensors files, by range requests",
+        what=what, evidence=evidence, remedy=remedy,
     )  # fmt: skip
 
 
@@ -60,15 +63,6 @@ def _path(stored: Stored, name: str) -> str:
     assert stored.checkpoint
     file = stored.checkpoint.folder / name
     return str(file if file.is_file() else stored.config.file)
-
-
-def _unseen(stored: Stored) -> Finding:
-    return Finding(
-        check="checkpoint", severity="note", grounds="computed",
-        where=Location(file=str(stored.config.file)), evidence=stored.unseen,
-        what="no tensor was seen: formats are those of the config, and scales and FP8 bytes were not checked",
-        remedy="give the folder with the safetensors files",
-    )  # fmt: skip
 
 
 def _scales(stored: Stored) -> Iterator[str]:

@@ -4,17 +4,18 @@ Imports PyTorch when it is called, not before: it is an extra.
 """
 
 import sys
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from importlib import import_module
-from pathlib import Path
 
 import msgspec
 
 from crosstie.core.errors import BadInput
-from crosstie.core.finding import Finding, Location, Severity
+from crosstie.core.finding import Finding, Location
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie_port.capture.hazards import CaptureResult, Verdict
 from crosstie_port.capture.parts import DEFAULT, GpuPart, part
+from crosstie_port.kernels.report import shown
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,35 +50,25 @@ def preflight_capture(
     with redirect_stdout(sys.stderr):
         for label, result in survey(target, inputs, state, every, stands_for, on_progress):
             verdicts[label] = result.verdict
-            found += [*_findings(label, result), *_notes(label, result)]
+            found += _findings(label, result)
     if not verdicts:
         raise BadInput(f"{target} has no function that takes these inputs")
     return CaptureReport(findings=[*found, *_limits(stands_for)], verdicts=verdicts, stand_in=str(stands_for))
 
 
-def _findings(label: str, result: CaptureResult) -> list[Finding]:
-    made = []
+def _findings(label: str, result: CaptureResult) -> Iterator[Finding]:
     for hazard in result.hazards:
-        severity: Severity = "unknown" if hazard.kind == "not-followed" else "error"
-        made.append(Finding(check=f"capture-{hazard.kind}", severity=severity, what=f"{label} {hazard.what}",
-                            where=Location(file=_short(hazard.file), line=hazard.line, name=hazard.function),
-                            evidence=hazard.evidence, grounds="emulated", remedy=hazard.remedy))  # fmt: skip
-    return made
-
-
-def _notes(label: str, result: CaptureResult) -> list[Finding]:
-    return [
-        Finding(
-            check="capture-inputs",
-            severity="note",
-            what=f"{label}: {note}",
-            where=Location(file=label),
-            evidence=note,
-            grounds="emulated",
+        yield Finding(
+            check=f"capture-{hazard.kind}", severity="unknown" if hazard.kind == "not-followed" else "error",
+            what=f"{label} {hazard.what}", evidence=hazard.evidence, grounds="emulated", remedy=hazard.remedy,
+            where=Location(file=shown(hazard.file), line=hazard.line, name=hazard.function),
+        )  # fmt: skip
+    for note in result.notes:
+        yield Finding(
+            check="capture-inputs", severity="note", what=f"{label}: {note}", where=Location(file=label),
+            evidence=note, grounds="emulated",
             remedy="a factory that takes (device, seed) and gives other values for each seed",
-        )
-        for note in result.notes
-    ]
+        )  # fmt: skip
 
 
 def _limits(of: GpuPart) -> list[Finding]:
@@ -88,8 +79,3 @@ def _limits(of: GpuPart) -> list[Finding]:
         )
         for limit in of.limits
     ]  # fmt: skip
-
-
-def _short(file: str) -> str:
-    here = Path.cwd()
-    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file
