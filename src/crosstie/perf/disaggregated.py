@@ -9,8 +9,8 @@ carries no prompts. With b sequences decoding on each of D replicas, t(b) a step
     C = X (TTFT + the rest of its tokens)             clients
 
 P replicas have the share r of their fullest rate taken, are at work a share u of the time, and t_p is one of their
-steps; W is the wait of an M/D/P queue whose steps take every prompt that waits, up to the engine's budget. Closed
-loops look for the b that gives C, open traffic for the one that gives X.
+steps; W is the wait of an M/D/P queue whose steps take every prompt that waits, up to the engine's budget. The b that
+gives C clients is looked for.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +49,8 @@ class DisaggregatedState:
     requests_per_s: Array
     output_tokens_per_s: Array
     output_tokens_per_s_per_gpu: Array
-    # Of a request: its transfer, and waiting for room on the decode side.
+    # Of a request.
     transfer_s: Array
-    room_wait_s: Array
     # Share of the prefill pool's fullest rate that is used.
     prefill_busy: Array
     # Sequences that decode in the whole service, and the most that its decode replicas hold.
@@ -190,19 +189,61 @@ def disaggregated_state(
 
     `cached_tokens`: of a prompt, those that the prefill replica has in its cache; they are sent over all the same.
     """
-    return _state(sides, concurrency, None, input_tokens, output_tokens, cached_tokens)
+    clients, inputs, outputs, cached = (
+        np.atleast_1d(np.asarray(a, np.float64)) for a in (concurrency, input_tokens, output_tokens, cached_tokens)
+    )
+    for name, values in (("concurrency", clients), ("input", inputs), ("output", outputs)):
+        if np.any(values < 1) or not np.all(np.isfinite(values)):
+            raise BadInput(f"{name} must be at least 1")
+    if np.any(cached < 0) or not np.all(cached <= inputs):
+        raise BadInput("cached tokens must be 0 to the input")
+    size = np.broadcast_shapes(sides.gpus.shape, clients.shape, inputs.shape, outputs.shape, cached.shape)
+    clients, inputs, outputs, cached = (np.broadcast_to(a, size) for a in (clients, inputs, outputs, cached))
+    load, room, fits = _load(sides, inputs, outputs, cached)
+    prefill, sent = _prefill(sides, load), transfer(sides, inputs)
+    grid, steps = _decode_steps(sides, load, fits)
 
+    def at(sequences: Array) -> _Cycle:
+        others = (clients - 1.0) / clients
+        return _cycle(sides, sequences, blend(steps, depths(grid, sequences)), load, prefill, sent, others)
 
-def disaggregated_traffic(
-    sides: Sides,
-    requests_per_s: ArrayLike,
-    input_tokens: ArrayLike,
-    output_tokens: ArrayLike,
-    *,
-    cached_tokens: ArrayLike = 0.0,
-) -> DisaggregatedState:
-    """What open traffic gets; more of it than one side serves waits without end."""
-    return _state(sides, None, requests_per_s, input_tokens, output_tokens, cached_tokens)
+    low, high = np.log(_FEWEST) + np.zeros(size), np.log(fits) + np.zeros(size)
+    for _ in range(_BISECTIONS):
+        middle = 0.5 * (low + high)
+        cycle = at(np.exp(middle))
+        reached = cycle.requests_per_s * (cycle.ttft_s + cycle.rest_s)
+        more = cycle.feasible & (cycle.held <= fits) & (reached < clients)
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    sequences = np.exp(low)
+    cycle = at(sequences)
+    rate = cycle.requests_per_s
+    inside = rate * (cycle.ttft_s + cycle.rest_s)
+    # Half a per cent is what bisection may leave.
+    short = (clients - inside) / clients > 5e-3
+    outside = np.where(short, (clients - inside) / rate, 0.0)
+    # Where prefill answers before decode has room, the wait falls between the first token and the second.
+    between = sides.prefill_answers & ~sides.room_first & (cycle.busy < _NEARLY)
+    ttft = cycle.ttft_s + np.where(between, 0.0, outside)
+    rest = cycle.rest_s + np.where(between, outside, 0.0)
+    answered = cycle.ttft_s - cycle.wait_s - cycle.own_s
+    most = np.minimum(clients, fits * sides.decode_replicas)
+    burst_wait = prefill.service_s / sides.prefill_replicas * 0.5 * (most - 1.0)
+    return DisaggregatedState(
+        ttft_s=ttft,
+        ttft_burst_s=answered + prefill.chunks * prefill.least_s + burst_wait + np.where(between, 0.0, outside),
+        tpot_s=np.where(load.later > 0, rest / np.maximum(load.later, 1e-9), cycle.step_s),
+        requests_per_s=rate,
+        output_tokens_per_s=rate * outputs,
+        output_tokens_per_s_per_gpu=rate * outputs / sides.gpus,
+        transfer_s=cycle.transfer_s,
+        prefill_busy=cycle.busy,
+        decoding=sequences * sides.decode_replicas,
+        concurrency_that_fits=fits * sides.decode_replicas,
+        prefill=step(sides.prefill, _prompt_shape(sides, load, prefill.least)),
+        decode=step(sides.decode, shape(np.maximum(sequences, 1.0), load.context)),
+        capacity_binds=short & (cycle.busy < _NEARLY) & (room <= sides.decode.max_sequences),
+        engine_binds=short & (cycle.busy < _NEARLY) & (room > sides.decode.max_sequences),
+    )
 
 
 class WithoutQueues(NamedTuple):
@@ -259,77 +300,6 @@ def _load(sides: Sides, inputs: Array, outputs: Array, cached: Array) -> tuple[_
     return load, room, np.maximum(np.minimum(room, sides.decode.max_sequences), 1.0)
 
 
-def _state(
-    sides: Sides,
-    concurrency: ArrayLike | None,
-    requests_per_s: ArrayLike | None,
-    input_tokens: ArrayLike,
-    output_tokens: ArrayLike,
-    cached_tokens: ArrayLike,
-) -> DisaggregatedState:
-    asked = concurrency if requests_per_s is None else requests_per_s
-    wanted, inputs, outputs, cached = (
-        np.atleast_1d(np.asarray(a, np.float64)) for a in (asked, input_tokens, output_tokens, cached_tokens)
-    )
-    for name, values in (("concurrency", wanted), ("input", inputs), ("output", outputs)):
-        if requests_per_s is not None and name == "concurrency":
-            if np.any(values <= 0) or not np.all(np.isfinite(values)):
-                raise BadInput("requests per second must be above 0")
-        elif np.any(values < 1) or not np.all(np.isfinite(values)):
-            raise BadInput(f"{name} must be at least 1")
-    if np.any(cached < 0) or not np.all(cached <= inputs):
-        raise BadInput("cached tokens must be 0 to the input")
-    size = np.broadcast_shapes(sides.gpus.shape, wanted.shape, inputs.shape, outputs.shape, cached.shape)
-    wanted, inputs, outputs, cached = (np.broadcast_to(a, size) for a in (wanted, inputs, outputs, cached))
-    load, room, fits = _load(sides, inputs, outputs, cached)
-    prefill, sent = _prefill(sides, load), transfer(sides, inputs)
-    grid, steps = _decode_steps(sides, load, fits)
-
-    def at(sequences: Array, clients: Array | None) -> _Cycle:
-        others = 1.0 if clients is None else (clients - 1.0) / clients
-        return _cycle(sides, sequences, blend(steps, depths(grid, sequences)), load, prefill, sent, others)
-
-    clients = wanted if requests_per_s is None else None
-    low, high = np.log(_FEWEST) + np.zeros(size), np.log(fits) + np.zeros(size)
-    for _ in range(_BISECTIONS):
-        middle = 0.5 * (low + high)
-        found = at(np.exp(middle), clients)
-        reached = found.requests_per_s * (1.0 if clients is None else found.ttft_s + found.rest_s)
-        more = found.feasible & (found.held <= fits) & (reached < wanted)
-        low, high = np.where(more, middle, low), np.where(more, high, middle)
-    sequences = np.exp(low)
-    cycle = at(sequences, clients)
-    rate = cycle.requests_per_s
-    inside = rate * (cycle.ttft_s + cycle.rest_s)
-    # Half a per cent is what bisection may leave.
-    short = (wanted - (inside if clients is not None else rate)) / wanted > 5e-3
-    outside = np.where(short, (wanted - inside) / rate if clients is not None else np.inf, 0.0)
-    # Where prefill answers before decode has room, the wait falls between the first token and the second.
-    between = sides.prefill_answers & ~sides.room_first & (cycle.busy < _NEARLY)
-    ttft = cycle.ttft_s + np.where(between, 0.0, outside)
-    rest = cycle.rest_s + np.where(between, outside, 0.0)
-    answered = cycle.ttft_s - cycle.wait_s - cycle.own_s
-    most = np.minimum(wanted, fits * sides.decode_replicas) if clients is not None else np.ones(size)
-    burst_wait = prefill.service_s / sides.prefill_replicas * 0.5 * (most - 1.0)
-    return DisaggregatedState(
-        ttft_s=ttft,
-        ttft_burst_s=answered + prefill.chunks * prefill.least_s + burst_wait + np.where(between, 0.0, outside),
-        tpot_s=np.where(load.later > 0, rest / np.maximum(load.later, 1e-9), cycle.step_s),
-        requests_per_s=rate,
-        output_tokens_per_s=rate * outputs,
-        output_tokens_per_s_per_gpu=rate * outputs / sides.gpus,
-        transfer_s=cycle.transfer_s,
-        room_wait_s=outside,
-        prefill_busy=cycle.busy,
-        decoding=sequences * sides.decode_replicas,
-        concurrency_that_fits=fits * sides.decode_replicas,
-        prefill=step(sides.prefill, _prompt_shape(sides, load, prefill.least)),
-        decode=step(sides.decode, shape(np.maximum(sequences, 1.0), load.context)),
-        capacity_binds=short & (cycle.busy < _NEARLY) & (room <= sides.decode.max_sequences),
-        engine_binds=short & (cycle.busy < _NEARLY) & (room > sides.decode.max_sequences),
-    )
-
-
 def _prompt_shape(sides: Sides, load: _Load, tokens: Array) -> Shape:
     # Chunks of a prompt start between its beginning and its end: on average half of what is left.
     span = np.minimum(np.minimum(tokens, load.fresh), sides.prefill.chunk_tokens)
@@ -364,7 +334,7 @@ def _step_s(sides: Sides, load: _Load, sequences: Array) -> Array:
 
 
 def _cycle(
-    sides: Sides, sequences: Array, step_s: Array, load: _Load, prefill: _Prefill, sent: Transfer, others: Array | float
+    sides: Sides, sequences: Array, step_s: Array, load: _Load, prefill: _Prefill, sent: Transfer, others: Array
 ) -> _Cycle:
     steps = np.maximum(load.steps + np.where(sides.decode_answers, 1.0, 0.0), 1e-3)
     rate = sides.decode_replicas * sequences / (steps * step_s)

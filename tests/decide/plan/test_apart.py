@@ -39,7 +39,7 @@ from crosstie.decide.plan.survey import (
 )
 from crosstie.decide.plan.trials import Trials
 from crosstie.decide.plan.ways import Bears, Outlook, outlooks
-from crosstie.perf.disaggregated import Sides, disaggregated_traffic
+from crosstie.perf.disaggregated import Sides, without_queues
 
 CATALOG = Catalog([])
 TEXT = """\
@@ -116,9 +116,10 @@ def test_no_part_keeps_prefill_busier_than_the_targets_bear(workload: Workload) 
         for place, part in enumerate(parts):
             rate = float(taken.requests_per_s[row, place])
             if rate > 0:
-                got = disaggregated_traffic(Sides([service]), rate, part.slice.input_tokens, part.slice.output_tokens)
-                assert float(got.prefill_busy[0, 0]) < 1.0
-                assert np.isfinite(got.ttft_s[0, 0])
+                some = np.geomspace(1.0, 10_000.0, 40)
+                got = without_queues(Sides([service]), some, part.slice.input_tokens, part.slice.output_tokens)
+                assert rate * float(got.service_s[0, 0]) < 1.0
+                assert rate < got.requests_per_s[0, some <= got.room[0, 0]].max()
 
 
 @pytest.mark.slow
