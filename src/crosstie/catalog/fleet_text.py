@@ -11,7 +11,7 @@ from crosstie.catalog.fleets import FORMAT
 from crosstie.catalog.pools import UNLIMITED_CONTEXT, USUAL_KV
 from crosstie.catalog.writing import toml_key, toml_value
 from crosstie.core.deployment import Parallelism
-from crosstie.core.fleet import SPLIT, Fleet, HostedModel, JwtIdentity, Pool, PoolApart, PoolSide, ServedClass
+from crosstie.core.fleet import SPLIT, Fleet, JwtIdentity, Pool, PoolApart, PoolSide, ServedClass
 from crosstie.core.workload import Target
 
 _EXAMPLE = Path(__file__).parent / "data" / "fleets" / "two-vendors.toml"
@@ -120,10 +120,6 @@ def _pool(pool: Pool, folders: Mapping[str, str]) -> list[str]:
     if not known and not pool.usd_per_gpu_hour:
         own["usd_per_gpu_hour"] = []
     return table_lines(pool, own)
-
-
-def _host(host: HostedModel, of_models: bool) -> str:
-    return _inline(host, {"backends": [f"backends = {toml_value(host.backends)}"] if of_models else []})
 
 
 def _list(key: str, entries: Sequence[str], hint: str = "") -> list[str]:

@@ -82,16 +82,15 @@ def model_id(file: Path) -> str:
 
 
 def model_file_text(
-    path: Path, *, id: str, name: str, aliases: tuple[str, ...], source: str, date: str, licence: str = "",
-    notes: tuple[str, ...] = (),
-) -> str:  # fmt: skip
+    path: Path, *, id: str, name: str, aliases: tuple[str, ...], source: str, date: str, licence: str = ""
+) -> str:
     """The catalog file for a config.json: its provenance and the keys that a reader asks for."""
     raw, file = load_config(path)
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", id):
         raise BadInput(f"'{id}' cannot be a catalog id: lower case letters, digits, '.', '_' and '-' only")
     _, config = read_model(raw, file, id=id, name=name, source=source, date=date)
     about = {"id": id, "name": name, "aliases": aliases, "source": source, "date": date}
-    about |= {key: value for key, value in (("licence", licence), ("notes", notes)) if value}
+    about |= {"licence": licence} if licence else {}
     lines = [f"{key} = {toml_value(value)}" for key, value in about.items()]
     return "\n".join([*lines, *_toml_table("config", config.kept())]) + "\n"
 

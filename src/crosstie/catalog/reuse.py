@@ -16,6 +16,8 @@ Floats = NDArray[np.float64]
 
 # Blocks of an engine, in tokens: what is left of a prompt behind its last whole one is not found again.
 ENGINE_BLOCK = 16
+# Of where requests go that may go anywhere: the same every time.
+_SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,13 @@ class Reuse:
         return np.asarray(total[np.searchsorted(self.needs[mine], sizes, side="right")] / max(requests.sum(), 1))
 
 
-def reuse(trace: Trace, replicas: int = 1, seed: int = 7) -> Reuse:
+def reuse(trace: Trace, replicas: int = 1) -> Reuse:
     """Of a trace that has blocks. With several `replicas` each request goes to any of them, whatever it is about, and
     every one has a cache of the size that is asked for."""
     assert trace.blocks is not None
     count = len(trace)
     lengths = np.fromiter(map(len, trace.blocks), np.int64, count)
-    place = np.zeros(count, np.int64) if replicas == 1 else np.random.default_rng(seed).integers(0, replicas, count)
+    place = np.zeros(count, np.int64) if replicas == 1 else np.random.default_rng(_SEED).integers(0, replicas, count)
     # Each replica's requests follow one another; numbers of blocks are its own.
     order = np.argsort(place, kind="stable")
     request = np.repeat(order, lengths[order])

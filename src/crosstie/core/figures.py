@@ -16,13 +16,13 @@ def significant(value: float, figures: int = 3) -> str:
 _SPOKEN = {"count": "", "ratio": "", "year": " years", "fraction": "", "1/year": "%/year"}
 
 
-def with_unit(value: float, unit: str, figures: int = 10) -> str:
+def with_unit(value: float, unit: str) -> str:
     """A quantity as people write it: `304`, `0.9`, `5.3 TB/s`, `191.98 GiB`."""
     if unit == "B" and value >= 1024:
         power = min(int(math.log2(value) / 10), 3)
         return f"{significant(value / 1024**power, 5)} {('', 'KiB', 'MiB', 'GiB')[power]}"
     spoken = _SPOKEN.get(unit, f" {unit}")
-    return significant(100 * value if spoken.startswith("%") else value, figures) + spoken
+    return significant(100 * value if spoken.startswith("%") else value, 10) + spoken
 
 
 def number(value: object) -> str:

@@ -63,8 +63,8 @@ class Overflow(RoutingPolicy):
 
     name: ClassVar[Policy] = "cheapest-meeting-target"
 
-    def __init__(self, own: RoutingPolicy, seed: int = 0):
-        super().__init__(seed)
+    def __init__(self, own: RoutingPolicy):
+        super().__init__()
         self._own = own
 
     def choose(

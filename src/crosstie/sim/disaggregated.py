@@ -377,14 +377,14 @@ class DisaggregatedEngine:
                 self._prefill(job, now - self.request_s)
 
 
-def simulate_apart(service: Disaggregated, requests: Sequence[Arrival], slower: float = 1.0) -> Latencies:
+def simulate_apart(service: Disaggregated, requests: Sequence[Arrival]) -> Latencies:
     """Open traffic on one service, as `sim.arrivals.simulate` on one replica."""
     if not requests:
         raise BadInput("no request to simulate")
     ordered = sorted(requests)
     inputs = sum(r.input_tokens for r in ordered) / len(ordered)
     outputs = sum(r.output_tokens for r in ordered) / len(ordered)
-    engine = DisaggregatedEngine(service, inputs, outputs, slower)
+    engine = DisaggregatedEngine(service, inputs, outputs)
     told: list[Token] = []
     for index, request in enumerate(ordered):
         told += engine.advance(request.arrival_s)
