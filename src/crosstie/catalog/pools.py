@@ -16,6 +16,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.reach import read_reach
 from crosstie.catalog.reading import (
     check_rules,
+    check_unique,
     number,
     one_of,
     only_keys,
@@ -45,7 +46,6 @@ from crosstie.core.fleet import (
     PoolSide,
     TokenPrice,
 )
-from crosstie.core.speculation import DEEPEST
 
 # Keys of the file that make up one of a pool's fields, or are its name there; the others are called as in the file.
 _OF_FIELD: dict[str, Iterable[str]] = {
@@ -119,42 +119,36 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         "token_price": read_record(file, where, bought, TokenPrice) if bought else None,
         **read_known(file, where, raw, addresses),
     }
-    for key, read in (("served_as", model_name), ("release", release_text), ("adapters", _adapters)):
+    for key, read in (("served_as", model_name), ("release", release_text)):
         if key in raw:
             looked_into[key] = read(file, f"{where}.{key}", raw[key])
-    if "speculation" in raw:
-        looked_into |= _speculation(catalog, file, where, raw, of_pool)
     plain = {"max_in_flight": 256, "max_context": longest, **raw}
     rest = [key for key in Pool.__struct_fields__ if key not in looked_into]
-    return Pool(**looked_into, **read_values(file, where, plain, Pool, rest))
+    pool = Pool(**looked_into, **read_values(file, where, plain, Pool, rest))
+    if "adapters" in raw:
+        _check_adapters(file, f"{where}.adapters", pool.adapters)
+    if pool.speculation is not None:
+        _check_speculation(catalog, file, where, pool, pool.speculation)
+    return pool
 
 
-def _adapters(file: Path, where: str, raw: object) -> tuple[Adapter, ...]:
-    if not isinstance(raw, list) or not raw:
+def _check_adapters(file: Path, where: str, adapters: tuple[Adapter, ...]) -> None:
+    if not adapters:
         raise BadData(file, where, 'is no list such as [{ name = "sql", path = "/adapters/sql" }]')
-    found: list[Adapter] = []
-    for index, entry in enumerate(raw):
-        at = f"{where}[{index}]"
-        one = read_record(file, at, table(file, at, entry), Adapter)
-        model_name(file, f"{at}.name", one.name)
-        if any(other.name == one.name for other in found):
-            raise BadData(file, f"{at}.name", f"'{one.name}' is there twice")
-        found.append(one)
-    return tuple(found)
+    for index, adapter in enumerate(adapters):
+        model_name(file, f"{where}[{index}].name", adapter.name)
+    check_unique(file, where, "name", [adapter.name for adapter in adapters])
 
 
-def _speculation(
-    catalog: Catalog, file: Path, where: str, raw: dict[str, Any], of_pool: dict[str, Any]
-) -> dict[str, Any]:
+def _check_speculation(catalog: Catalog, file: Path, where: str, pool: Pool, asked: str) -> None:
     """How the engines draft, tried on the model that they serve."""
-    asked = text(file, f"{where}.speculation", raw["speculation"])
-    kind = text(file, f"{where}.text", raw.get("text", "chat"))
-    length = None if "acceptance" not in raw else number(file, f"{where}.acceptance", raw["acceptance"], 1, 1 + DEEPEST)
-    look_up(file, f"{where}.speculation", lambda: parse_speculation(asked))
-    if of_pool["accelerator"] is not None:
-        model = catalog.model(of_pool["model"])
-        look_up(file, f"{where}.speculation", lambda: catalog.speculation(model, asked, text=kind, length=length))
-    return {"speculation": asked, "text": kind, "acceptance": length}
+
+    def tried() -> None:
+        parse_speculation(asked)
+        if pool.accelerator is not None:
+            catalog.speculation(catalog.model(pool.model), asked, text=pool.text, length=pool.acceptance)
+
+    look_up(file, f"{where}.speculation", tried)
 
 
 def read_split(file: Path, where: str, raw: dict[str, Any]) -> Parallelism:

@@ -9,6 +9,7 @@ import msgspec
 
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fact import KeyRule
+from crosstie.core.speculation import DEEPEST
 from crosstie.core.workload import Target
 
 # What a file may say; outside of it, a slip of unit.
@@ -195,7 +196,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     # How its engines speculate, such as mtp:3; on which kind of text; and tokens a step that they keep, if measured.
     speculation: str | None = None
     text: str = "chat"
-    acceptance: float | None = None
+    acceptance: Annotated[float, msgspec.Meta(ge=1, le=1 + DEEPEST)] | None = None
     settings: tuple[str, ...] = ()
     replicas: int
     usd_per_gpu_hour: float

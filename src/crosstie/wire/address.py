@@ -19,15 +19,10 @@ class Address:
         parts = urlsplit(url)
         # The file of a socket; "": it has a host and a port.
         self.socket = parts.path if parts.scheme == "unix" else ""
-        if self.socket:
+        if self.socket or parts.scheme == "kube":
             self.url, self.secure, self.by_name = url, False, False
-            self.host = self.dials = "localhost"
-            self.port, self.authority, self.base, self.root = 0, b"localhost", "/v1", ""
-            return
-        if parts.scheme == "kube":
-            # Nobody was found there yet: port 0 is one at which nobody can listen, so it is down.
-            self.url, self.secure, self.by_name = url, False, False
-            self.host = self.dials = "127.0.0.1"
+            # Nobody was found in the cluster yet: port 0 is one at which nobody can listen, so it is down.
+            self.host = self.dials = "localhost" if self.socket else "127.0.0.1"
             self.port, self.authority, self.base, self.root = 0, b"localhost", "/v1", ""
             return
         try:

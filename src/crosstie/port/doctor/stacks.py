@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from packaging.version import Version
 
-from crosstie.catalog.reading import cited_tables, read_record, sourced_file
+from crosstie.catalog.reading import read_records, sourced_file
 from crosstie.core.finding import Finding, Location
 from crosstie.port.doctor.machine import Gpu, Machine, release_of
 
@@ -31,10 +31,7 @@ class ChipStack(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def chip_stacks(file: Path = FILE) -> tuple[ChipStack, ...]:
     with sourced_file(file, {"chip"}) as (raw, sources):
-        return tuple(
-            read_record(file, where, {**entry, "date": day}, ChipStack, source=reference, date=day)
-            for where, entry, reference, day in cited_tables(file, raw, "chip", sources)
-        )
+        return read_records(file, "chip", raw.get("chip"), ChipStack, sources)
 
 
 def stack_findings(machine: Machine, kinds: dict[str, list[Gpu]]) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from packaging.version import Version
 
-from crosstie.catalog.reading import cited_tables, only_keys, read_record, read_toml, sourced_file, table
+from crosstie.catalog.reading import only_keys, read_records, read_toml, sourced_file, table
 from crosstie.core.deployment import Accelerator, Parallelism
 from crosstie.core.model import Precision
 from crosstie.port.preflight.variables import variables
@@ -102,20 +102,14 @@ class PublishedLimits(msgspec.Struct, frozen=True, kw_only=True):
 def families() -> tuple[Family, ...]:
     file = _DATA / "parsers.toml"
     with sourced_file(file, {"family"}) as (raw, sources):
-        return tuple(
-            read_record(file, where, {**entry, "date": day}, Family, source=source, date=day)
-            for where, entry, source, day in cited_tables(file, raw, "family", sources)
-        )
+        return read_records(file, "family", raw.get("family"), Family, sources)
 
 
 @cache
 def public_recipes() -> tuple[PublicRecipe, ...]:
     file = _DATA / "vllm_recipes.toml"
     with sourced_file(file, {"recipe"}) as (raw, sources):
-        return tuple(
-            read_record(file, where, {**entry, "date": day}, PublicRecipe, source=source, date=day)
-            for where, entry, source, day in cited_tables(file, raw, "recipe", sources)
-        )
+        return read_records(file, "recipe", raw.get("recipe"), PublicRecipe, sources)
 
 
 @cache
