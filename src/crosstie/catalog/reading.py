@@ -25,7 +25,6 @@ _DATE = re.compile(r"^\d{4}-\d{2}(-\d{2})?$")
 # A source in a repository: owner/name@commit, then the path.
 _REVISION = re.compile(r"[\w.-]+/[\w.-]+@([^\s:,;)]*)")
 _COMMIT = re.compile(r"^[0-9a-f]{7,40}$")
-_PROVENANCE = {"basis", "source", "note", "chosen_because", "alternatives"}
 
 
 class Sources:
@@ -253,16 +252,14 @@ def read_record(
     return kind(**read)
 
 
-def read_records(
-    file: Path, key: str, raw: object, kind: type[Record], beside: Beside = None, **read: Any
-) -> tuple[Record, ...]:
+def read_records(file: Path, key: str, raw: object, kind: type[Record], beside: Beside = None) -> tuple[Record, ...]:
     """A list of tables, [[key]]; at least one, whose names or ids differ."""
     if not isinstance(raw, list) or not raw:
         raise BadData(file, key, f"{'is no list of tables' if raw else 'missing'}: write [[{key}]]")
-    found = tuple(read_record(file, f"{key}[{i}]", entry, kind, beside, **read) for i, entry in enumerate(raw))
+    records = tuple(read_record(file, f"{key}[{i}]", entry, kind, beside) for i, entry in enumerate(raw))
     for named in {"id", "name"} & set(_fields(kind)):
-        check_unique(file, key, named, [getattr(one, named) for one in found])
-    return found
+        check_unique(file, key, named, [getattr(record, named) for record in records])
+    return records
 
 
 def check_unique(file: Path, where: str, key: str, names: Sequence[str]) -> None:
@@ -285,12 +282,13 @@ def read_values(
 def read_value(file: Path, where: str, raw: object, kind: Any, beside: Beside = None) -> Any:
     """One value of a type, held to what the type says."""
     bare, spec = _unwrapped(kind)
+    if bare is str and spec is None:
+        return text(file, where, raw)
     outer, inner = get_origin(bare), get_args(bare)
     if isinstance(spec, NounName):
-        assert callable(beside)
         return _id_of(file, where, text(file, where, raw), spec, beside)
     if spec is not None and outer is None:
-        assert isinstance(beside, Sources)
+        assert isinstance(beside, Sources), "whoever reads facts brings the sources of their file"
         return read_fact(file, where, raw, spec, beside)
     if isinstance(bare, type) and issubclass(bare, msgspec.Struct):
         return read_record(file, where, raw, bare, beside)
@@ -300,20 +298,17 @@ def read_value(file: Path, where: str, raw: object, kind: Any, beside: Beside = 
     if outer is tuple and not _is_text(inner[0]):
         if not isinstance(raw, list):
             raise BadData(file, where, "must be a list")
-        return tuple(read_value(file, f"{where}[{i}]", one, inner[0], beside) for i, one in enumerate(raw))
+        return tuple(read_value(file, f"{where}[{i}]", entry, inner[0], beside) for i, entry in enumerate(raw))
     try:
         value = msgspec.convert(raw, kind)
     except msgspec.ValidationError:
         raise BadData(file, where, _mismatch(raw, kind)) from None
-    if isinstance(value, str):
-        return text(file, where, value)
     if not isinstance(value, tuple):
         return value
     value = texts(file, where, raw)
     name = _unwrapped(inner[0])[1]
     if isinstance(name, NounName):
-        assert callable(beside)
-        return tuple(dict.fromkeys(_id_of(file, where, one, name, beside) for one in value))
+        return tuple(dict.fromkeys(_id_of(file, where, said, name, beside) for said in value))
     return value
 
 
@@ -324,15 +319,14 @@ def _read_dict(file: Path, where: str, raw: object, key_kind: Any, kind: Any, be
     if isinstance(name, Word):
         only_keys(file, where, entries, set(name.choices))
         entries = {key: entries[key] for key in name.choices if key in entries}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in entries.items():
         at = f"{where}.{key}"
         if isinstance(name, NounName):
-            assert callable(beside)
             key = _id_of(file, at, key, name, beside)
-            check_once(file, at, key, found)
-        found[key] = read_value(file, at, value, kind, beside)
-    return found
+            check_once(file, at, key, values)
+        values[key] = read_value(file, at, value, kind, beside)
+    return values
 
 
 def check_once(file: Path, where: str, name: str, others: Collection[str]) -> None:
@@ -341,7 +335,8 @@ def check_once(file: Path, where: str, name: str, others: Collection[str]) -> No
         raise BadData(file, where, f"{name} is there already, under another spelling")
 
 
-def _id_of(file: Path, where: str, name: str, spec: NounName, names: Names) -> str:
+def _id_of(file: Path, where: str, name: str, spec: NounName, names: Beside) -> str:
+    assert callable(names), "whoever reads names brings the catalog's"
     try:
         return names(spec.kind, name)
     except CrosstieError as error:
@@ -351,7 +346,9 @@ def _id_of(file: Path, where: str, name: str, spec: NounName, names: Names) -> s
 @cache
 def _unwrapped(kind: Any) -> tuple[Any, Quantity | Word | NounName | None]:
     """A type without None and without annotations, and what one of these says of it."""
-    spec = next((one for one in getattr(kind, "__metadata__", ()) if isinstance(one, Quantity | Word | NounName)), None)
+    spec = next(
+        (said for said in getattr(kind, "__metadata__", ()) if isinstance(said, Quantity | Word | NounName)), None
+    )
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(bare) not in (Union, UnionType):
         return bare, spec
@@ -436,37 +433,39 @@ def is_date(value: str) -> bool:
     return bool(_DATE.match(value))
 
 
-def read_fact(file: Path, where: str, raw: object, spec: Quantity | Word, sources: Sources) -> Any:
+def read_fact(file: Path, where: str, raw: object, spec: Quantity | Word, sources: Sources) -> Fact | Label:
     """A `Fact` of a quantity, a `Label` of a word."""
-    own = {"value", "unit"} if isinstance(spec, Quantity) else {"value"}
-    entry = table(file, where, raw)
-    only_keys(file, where, entry, own | _PROVENANCE)
-    value = _value(file, where, entry, spec)
-    basis = _basis(file, where, entry, spec.bases)
-    reference, dated = sources.cite(where, entry.get("source"))
-    note = optional_text(file, f"{where}.note", entry.get("note"))
-    if basis in ("assumed", "derived") and not note:
-        raise BadData(file, f"{where}.note", f"missing: say how it was {basis}")
-    reason = optional_text(file, f"{where}.chosen_because", entry.get("chosen_because"))
-    others = entry.get("alternatives", [])
-    if not isinstance(others, list):
-        raise BadData(file, f"{where}.alternatives", "must be a list of tables")
-    if others and not reason:
+    fact = read_record(file, where, raw, Fact if isinstance(spec, Quantity) else Label, sources)
+    _check_value(file, where, fact, spec)
+    if fact.basis not in spec.bases:
+        reason = f"'{fact.basis}' is not allowed here: use {', '.join(spec.bases)}"
+        raise BadData(file, f"{where}.basis", reason)
+    if fact.basis in ("assumed", "derived") and not fact.note:
+        raise BadData(file, f"{where}.note", f"missing: say how it was {fact.basis}")
+    if fact.alternatives and not fact.chosen_because:
         raise BadData(file, f"{where}.chosen_because", "missing: there are alternatives, so say why this one")
-    alternatives = []
-    for index, raw_other in enumerate(others):
-        at = f"{where}.alternatives[{index}]"
-        other = table(file, at, raw_other)
-        only_keys(file, at, other, own | {"basis", "source"})
-        other_value = _value(file, at, other, spec)
-        source, day_of_source = sources.cite(at, other.get("source"))
-        other_basis = _basis(file, at, other, BASES)
-        alternatives.append(OtherSource(**other_value, basis=other_basis, source=source, date=day_of_source))
-    kind = Fact if isinstance(spec, Quantity) else Label
-    return kind(
-        **value, basis=basis, source=reference, date=dated, note=note, chosen_because=reason,
-        alternatives=tuple(alternatives),
-    )  # fmt: skip
+    for index, other in enumerate(fact.alternatives):
+        _check_value(file, f"{where}.alternatives[{index}]", other, spec)
+    return fact
+
+
+def _check_value(file: Path, where: str, of: Fact | Label | OtherSource, spec: Quantity | Word) -> None:
+    value, unit = of.value, "" if isinstance(of, Label) else of.unit
+    if isinstance(spec, Word):
+        if spec.choices:
+            one_of(file, f"{where}.value", value, spec.choices)
+        if unit:
+            raise BadData(file, f"{where}.unit", "a word has none")
+        return
+    allowed = units_of(spec.dimension)
+    if unit not in allowed:
+        raise BadData(file, f"{where}.unit", f"'{unit}' is not a unit of {spec.dimension}: use {', '.join(allowed)}")
+    if not isinstance(value, float):
+        raise BadData(file, f"{where}.value", "must be a number")
+    factor = UNITS[unit].si
+    if not spec.low <= value * factor <= spec.high:
+        reason = f"{value:g} {unit} is outside {spec.low / factor:g} to {spec.high / factor:g} {unit}; a slip of unit?"
+        raise BadData(file, where, reason)
 
 
 Specs = Mapping[str, Quantity | Word]
@@ -506,28 +505,3 @@ def read_facts(
             raise BadData(file, at, f"missing: {spec.meaning}")
         facts[key] = read_fact(file, at, entries[key], spec, sources)
     return facts
-
-
-def _value(file: Path, where: str, entry: dict[str, Any], spec: Quantity | Word) -> dict[str, Any]:
-    if isinstance(spec, Word):
-        word = text(file, f"{where}.value", entry.get("value"))
-        return {"value": one_of(file, f"{where}.value", word, spec.choices) if spec.choices else word}
-    value = entry.get("value")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadData(file, f"{where}.value", "must be a number")
-    unit = entry.get("unit")
-    allowed = units_of(spec.dimension)
-    if unit not in allowed:
-        raise BadData(file, f"{where}.unit", f"'{unit}' is not a unit of {spec.dimension}: use {', '.join(allowed)}")
-    factor = UNITS[unit].si
-    if not spec.low <= value * factor <= spec.high:
-        reason = f"{value:g} {unit} is outside {spec.low / factor:g} to {spec.high / factor:g} {unit}; a slip of unit?"
-        raise BadData(file, where, reason)
-    return {"value": float(value), "unit": unit}
-
-
-def _basis(file: Path, where: str, entry: dict[str, Any], allowed: tuple[str, ...]) -> Any:
-    basis = entry.get("basis")
-    if basis not in allowed:
-        raise BadData(file, f"{where}.basis", f"'{basis}' is not allowed here: use {', '.join(allowed)}")
-    return basis
