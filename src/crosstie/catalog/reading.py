@@ -346,9 +346,8 @@ def _id_of(file: Path, where: str, name: str, spec: NounName, names: Beside) -> 
 @cache
 def _unwrapped(kind: Any) -> tuple[Any, Quantity | Word | NounName | None]:
     """A type without None and without annotations, and what one of these says of it."""
-    spec = next(
-        (said for said in getattr(kind, "__metadata__", ()) if isinstance(said, Quantity | Word | NounName)), None
-    )
+    notes = getattr(kind, "__metadata__", ())
+    spec = next((note for note in notes if isinstance(note, Quantity | Word | NounName)), None)
     bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
     if get_origin(bare) not in (Union, UnionType):
         return bare, spec
@@ -435,7 +434,11 @@ def is_date(value: str) -> bool:
 
 def read_fact(file: Path, where: str, raw: object, spec: Quantity | Word, sources: Sources) -> Fact | Label:
     """A `Fact` of a quantity, a `Label` of a word."""
-    fact = read_record(file, where, raw, Fact if isinstance(spec, Quantity) else Label, sources)
+    fact: Fact | Label
+    if isinstance(spec, Quantity):
+        fact = read_record(file, where, raw, Fact, sources)
+    else:
+        fact = read_record(file, where, raw, Label, sources)
     _check_value(file, where, fact, spec)
     if fact.basis not in spec.bases:
         reason = f"'{fact.basis}' is not allowed here: use {', '.join(spec.bases)}"
