@@ -148,16 +148,6 @@ def cell_number(file: Path, where: str, row: Mapping[str, str], column: str) -> 
         raise BadData(file, where, f"{column} '{row[column]}' is not a number") from None
 
 
-def cited_tables(
-    file: Path, raw: Mapping[str, Any], kind: str, sources: Sources
-) -> Iterator[tuple[str, dict[str, Any], str, str]]:
-    """The tables [[kind]] of a file: each with its name for faults, and the source and day that it cites."""
-    for position, said in enumerate(raw.get(kind) or [], 1):
-        where = f"{kind} {position}"
-        entry = table(file, where, said)
-        yield where, entry, *sources.cite(where, entry.get("source"))
-
-
 def only_keys(file: Path, where: str, raw: Mapping[str, Any], known: set[str]) -> None:
     for key in raw:
         if key not in known:

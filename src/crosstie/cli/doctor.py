@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.text import Text
 
 from crosstie.catalog.library import names_in
@@ -61,7 +62,7 @@ def command(engines: str | None, python: str | None, record: Path | None, folder
     title = f"{folder}, recorded {found.machine.taken}" if folder else "this machine"
     if not reporting["as_json"]:
         show(found.machine)
-    more = {"engines": list(found.engines), "machine": found.machine.to_json()}
+    more = {"engines": list(found.engines), "machine": msgspec.to_builtins(found.machine)}
     against = f", against {', '.join(found.engines)}" if found.engines else ""
     return report(f"{title}{against}", found.findings, found.verdicts, more=more, caveat=_CAVEAT, **reporting)
 

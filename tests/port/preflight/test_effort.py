@@ -60,7 +60,7 @@ def test_person_days_are_a_share_of_an_engineer_over_the_years() -> None:
     [
         ("low = 2\n", "low = 6\n", "low <= likely"),
         ('basis = "assumed"', 'basis = "hoped"', "basis"),
-        ("days = 220", "days = 2200", "number of days"),
+        ("days = 220", "days = 2200", "a number from 1 to 366"),
         ('check = "move"', 'check = "shift"', "no row for move note"),
         ('check = "source-local"', 'check = "source-odd"', "no row for source-local error"),
         ('check = "memory"', 'check = "any"', "stands here twice"),

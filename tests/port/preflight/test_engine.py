@@ -101,10 +101,10 @@ def test_what_an_engines_own_recipes_do_not_support_is_said() -> None:
 @pytest.mark.parametrize(
     ("row", "key"),
     [
-        ('engine = "tgi"\nmodel = "a/b"\non = ["mi300x"]\nsource = "s"\nat = "x:1"', "unsupported 1.engine"),
-        ('engine = "vllm"\nmodel = "a/b"\non = "mi300x"\nsource = "s"\nat = "x:1"', "unsupported 1.on"),
-        ('engine = "vllm"\nmodel = "a/b"\non = ["mi300x"]\nsource = "t"\nat = "x:1"', "unsupported 1"),
-        ('engine = "vllm"\nmodel = "a/b"\non = ["mi300x"]\nsource = "s"\nat = "x:1"\nwhy = 1', "unsupported 1.why"),
+        ('engine = "tgi"\nmodel = "a/b"\non = ["mi300x"]\nsource = "s"\nat = "x:1"', "unsupported[0].engine"),
+        ('engine = "vllm"\nmodel = "a/b"\non = "mi300x"\nsource = "s"\nat = "x:1"', "unsupported[0].on"),
+        ('engine = "vllm"\nmodel = "a/b"\non = ["mi300x"]\nsource = "t"\nat = "x:1"', "unsupported[0]"),
+        ('engine = "vllm"\nmodel = "a/b"\non = ["mi300x"]\nsource = "s"\nat = "x:1"\nwhy = 1', "unsupported[0].why"),
     ],
 )
 def test_a_bad_list_of_recipes_names_its_key(

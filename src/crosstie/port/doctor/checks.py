@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from crosstie.catalog.reading import cited_tables, read_record, sourced_file
+from crosstie.catalog.reading import read_record, sourced_file, table
 from crosstie.core.errors import BadData
 from crosstie.core.finding import Finding, Location, Severity
 from crosstie.port.doctor.facts import UNSET, gpu_facts, known_facts, machine_facts, place_of
@@ -43,10 +43,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 def checks(file: Path = FILE) -> tuple[Check, ...]:
     found: list[Check] = []
     with sourced_file(file, {"check"}) as (raw, sources):
-        for where, entry, reference, day in cited_tables(file, raw, "check", sources):
+        for index, raw_check in enumerate(raw.get("check") or []):
+            where = f"check[{index}]"
+            entry = table(file, where, raw_check)
             known = known_facts(key[4:] for key in {**entry.get("when", {}), **entry.get("unless", {})} if _env(key))
             check = read_record(
-                file, where, {**entry, "date": day}, Check, source=reference, date=day,
+                file, where, entry, Check, sources,
                 on=targets(file, f"{where}.on", entry.get("on")),
                 when=conditions(file, f"{where}.when", entry.get("when") or {}, known),
                 unless=conditions(file, f"{where}.unless", entry.get("unless") or {}, known),

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from packaging.version import InvalidVersion, Version
@@ -169,10 +168,6 @@ class Machine(PythonFacts, frozen=True, kw_only=True):
     @property
     def memory_allowed(self) -> int:
         return min(self.memory_bytes, self.memory_limit_bytes or self.memory_bytes)
-
-    def to_json(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,13 +7,14 @@ rows' ends, as if everything went well, or badly, together.
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from crosstie.catalog.reading import Sources, cited_tables, one_of, only_keys, read_record, read_toml, table
+from crosstie.catalog.reading import Sources, only_keys, read_record, read_records, read_toml
 from crosstie.catalog.releases import newest_file
 from crosstie.core.errors import BadData, BadInput
-from crosstie.core.fact import BASES
+from crosstie.core.fact import Basis
 from crosstie.core.figures import plural
 from crosstie.core.finding import Finding, Severity, rank
 from crosstie.port.preflight.engine import DATA
@@ -31,7 +32,17 @@ class EffortRow(msgspec.Struct, frozen=True, kw_only=True):
     low: float
     likely: float
     high: float
-    basis: str
+    basis: Basis
+    source: str
+    date: str
+    note: str = ""
+
+
+class _WorkingDays(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a year."""
+
+    days: Annotated[float, msgspec.Meta(ge=1, le=366)]
+    basis: Basis
     source: str
     date: str
     note: str = ""
@@ -66,27 +77,19 @@ def read_effort(file: Path) -> _Table:
     raw = read_toml(file)
     only_keys(file, "", raw, {"sources", "working_days", "effort"})
     sources = Sources(file, raw.get("sources"))
-    year = table(file, "working_days", raw.get("working_days"))
-    only_keys(file, "working_days", year, {"days", "basis", "source", "note"})
-    sources.cite("working_days", year.get("source"))
-    one_of(file, "working_days.basis", year.get("basis"), BASES)
-    days = year.get("days")
-    if not isinstance(days, int | float) or not 1 <= days <= 366:
-        raise BadData(file, "working_days.days", "must be a number of days of a year")
+    year = read_record(file, "working_days", raw.get("working_days"), _WorkingDays, sources)
     rows: dict[tuple[str, str], EffortRow] = {}
-    for where, entry, source, day in cited_tables(file, raw, "effort", sources):
-        basis = one_of(file, f"{where}.basis", entry.get("basis"), BASES)
-        row = read_record(file, where, entry, EffortRow, basis=basis, source=source, date=day)
+    for index, row in enumerate(read_records(file, "effort", raw.get("effort"), EffortRow, sources)):
         if not 0 <= row.low <= row.likely <= row.high:
-            raise BadData(file, where, "must have 0 <= low <= likely <= high")
+            raise BadData(file, f"effort[{index}]", "must have 0 <= low <= likely <= high")
         if (row.check, row.severity) in rows:
-            raise BadData(file, where, f"{row.check} {row.severity} stands here twice")
+            raise BadData(file, f"effort[{index}]", f"{row.check} {row.severity} stands here twice")
         rows[row.check, row.severity] = row
     kinds = ((f"{SOURCE}{kind}", "error") for kind in KINDS)
     for key in ((MOVE, "note"), *((ANY, severity) for severity in ("setting", "slow", "unknown", "error")), *kinds):
         if key not in rows:
             raise BadData(file, "effort", f"has no row for {' '.join(key)}")
-    return _Table(rows=rows, working_days=float(days))
+    return _Table(rows=rows, working_days=year.days)
 
 
 def effort_of(findings: Iterable[Finding], *, move: bool = True) -> Effort:

@@ -12,10 +12,10 @@ from packaging.version import InvalidVersion, Version
 from crosstie.catalog.config import Config
 from crosstie.catalog.reading import (
     Sources,
-    cited_tables,
     one_of,
     only_keys,
     read_record,
+    read_records,
     read_table,
     read_toml,
     sourced_file,
@@ -122,10 +122,9 @@ class EngineEnd(msgspec.Struct, frozen=True, kw_only=True):
 def engine_ends() -> tuple[EngineEnd, ...]:
     file = newest_file(DATA / "engines.toml", "preflight/engines.toml")
     raw = read_toml(file)
-    return tuple(
-        read_record(file, where, entry, EngineEnd, source=source, date=day)
-        for where, entry, source, day in cited_tables(file, raw, "ended", Sources(file, raw.get("sources")))
-    )
+    sources = Sources(file, raw.get("sources"))
+    ended = enumerate(raw.get("ended") or [])
+    return tuple(read_record(file, f"ended[{index}]", entry, EngineEnd, sources) for index, entry in ended)
 
 
 class Support(msgspec.Struct, frozen=True, kw_only=True):
@@ -352,13 +351,10 @@ class Unsupported(msgspec.Struct, frozen=True, kw_only=True):
 def unsupported() -> tuple[Unsupported, ...]:
     file = newest_file(DATA / "recipes.toml", "preflight/recipes.toml")
     with sourced_file(file, {"unsupported"}) as (raw, sources):
-        return tuple(
-            read_record(
-                file, where, entry, Unsupported, source=source, date=day,
-                engine=one_of(file, f"{where}.engine", entry.get("engine"), engines()),
-            )
-            for where, entry, source, day in cited_tables(file, raw, "unsupported", sources)
-        )  # fmt: skip
+        found = read_records(file, "unsupported", raw.get("unsupported"), Unsupported, sources)
+    for index, row in enumerate(found):
+        one_of(file, f"unsupported[{index}].engine", row.engine, engines())
+    return found
 
 
 def recipe_findings(name: str, config: Config, accelerator: str, engine: EngineRelease) -> list[Finding]:

@@ -1,12 +1,12 @@
 """Which kernel does what, by its name: rows of data/kernels.toml, the first that fits."""
 
 import re
-import tomllib
 from functools import cache
 from pathlib import Path
 
 import msgspec
 
+from crosstie.catalog.reading import read_records, read_toml
 from crosstie.core.errors import BadData
 
 DATA = Path(__file__).with_name("data") / "kernels.toml"
@@ -33,13 +33,10 @@ class KernelKind(msgspec.Struct, frozen=True):
 
 @cache
 def rows() -> tuple[tuple[KernelRule, re.Pattern[str]], ...]:
-    try:
-        found = msgspec.convert(tomllib.loads(DATA.read_text())["kernel"], list[KernelRule])
-    except (msgspec.ValidationError, KeyError) as error:
-        raise BadData(DATA, "kernel", str(error)) from None
+    found = read_records(DATA, "kernel", read_toml(DATA).get("kernel"), KernelRule)
     for row in found:
-        if row.sort not in CLASSES[:-1] or not row.examples or not row.source:
-            raise BadData(DATA, row.pattern, "needs a known sort, an example and a source")
+        if row.sort not in CLASSES[:-1] or not row.examples:
+            raise BadData(DATA, row.pattern, "needs a known sort and an example")
     return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in found)
 
 

@@ -24,6 +24,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     says: str
     remedy: str
     source: str
+    date: str
 
 
 class PtxRule(_Row, frozen=True, kw_only=True):
@@ -84,8 +85,7 @@ def _rows(file: Path, kind: str, record: type[_AnyRow], kinds: tuple[str, ...] =
         where = f"{kind} {position}"
         keys = table(file, where, entry).keys() & {"pattern", "requires", "unless"}
         patterns = {key: _pattern(file, f"{where}.{key}", entry[key]) for key in keys}
-        source = sources.cite(where, entry.get("source"))[0]
-        row = found[where] = read_record(file, where, entry, record, source=source, **patterns)
+        row = found[where] = read_record(file, where, entry, record, sources, **patterns)
         if isinstance(row, _Rule) and row.severity != "note" and not row.remedy:
             raise BadData(file, f"{where}.remedy", "missing: only a note may do without")
     return found
