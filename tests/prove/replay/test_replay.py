@@ -246,7 +246,6 @@ def test_shares_within_targets() -> None:
     result = result_of(seen, {"chat": CHAT})
     chat, = result.classes  # fmt: skip
     assert (chat.ttft_kept, chat.tpot_kept, chat.kept) == (0.5, 0.5, 0.25)
-    assert not chat.holds
     assert (result.requests, result.failed, result.seconds, result.kept) == (4, 1, 10.0, 0.25)
     assert (result.tokens, result.good_tokens) == (300, 100)
     assert {one.name: one.requests for one in result.pools} == {"a": 3, "b": 1}

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.errors import BadInput
@@ -218,13 +219,9 @@ class _Session:
     def _conversed(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, repeat: int, told: str, **_: object
     ) -> tuple[BenchRun, int]:
-        """Conversations."""
         settings, sessions, turns = self.settings, load.clients or 1, load.turns or 1
-        self._runs += 1
         new = made(BenchLoad(clients=1), settings.lengths, sessions * turns, None, settings.seed + repeat)
-        job = SenderJob(
-            endpoint.url, self._wording(endpoint, sizing), load, [], speed=settings.speed, api_key=settings.api_key
-        )  # fmt: skip
+        job = self._job(endpoint, sizing, load)
         run = run_sessions(
             job, [new[at::sessions] for at in range(sessions)], load.pause_s, lambda: self.interrupt.asked,
             lambda done: self.on_progress(done, len(new), f"{endpoint.name}, {load.name}{told}"),
@@ -233,20 +230,24 @@ class _Session:
 
     def _sent(
         self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, asked: Sequence[TimedRequest], told: str, *,
-        senders: int = 1, until_s: float = math.inf, giving: Giving | None = None, starts_s: Sequence[float] = (),
+        senders: int = 1, **more: Any,
     ) -> BenchRun:  # fmt: skip
-        self._runs += 1
-        job = SenderJob(
-            endpoint.url, self._wording(endpoint, sizing), load, list(enumerate(asked)), speed=self.settings.speed,
-            api_key=self.settings.api_key, tokenizer=self.settings.tokenizer, until_s=until_s, giving=giving,
-            starts_s=starts_s,
-        )  # fmt: skip
+        """`more`: of the job."""
+        job = self._job(endpoint, sizing, load, requests=list(enumerate(asked)), **more)
 
         def on_progress(done: int, total: int, _what: str) -> None:
             # How many a closed loop will send in its time, nobody knows.
-            self.on_progress(done, total if math.isinf(until_s) else 0, told)
+            self.on_progress(done, total if math.isinf(job.until_s) else 0, told)
 
         return self.senders.run(job, senders, on_progress)
+
+    def _job(self, endpoint: BenchEndpoint, sizing: Sizing, load: BenchLoad, **more: Any) -> SenderJob:
+        settings = self.settings
+        self._runs += 1
+        return SenderJob(
+            endpoint.url, self._wording(endpoint, sizing), load, speed=settings.speed, api_key=settings.api_key,
+            tokenizer=settings.tokenizer, **more,
+        )  # fmt: skip
 
     def _wording(self, endpoint: BenchEndpoint, sizing: Sizing) -> Wording:
         settings = self.settings

@@ -33,8 +33,8 @@ def words_by_engine(endpoint: BenchEndpoint, api_key: str | None) -> tuple[Word,
 
 def texts_by_engine(endpoint: BenchEndpoint, api_key: str | None, texts: PromptTexts) -> PromptTexts:
     """With the tokens of their pieces by /tokenize; as they are where there is none."""
-    found = run_on_loop(_asked(endpoint, api_key, lambda count: _pieces(count, texts)))
-    return texts.counted(found) if found else texts
+    tokens = run_on_loop(_asked(endpoint, api_key, lambda count: _pieces(count, texts)))
+    return texts.counted(tokens) if tokens else texts
 
 
 def words_by_file(tokenizer: Tokenizer) -> tuple[Word, ...]:
@@ -106,22 +106,20 @@ def _count(answer: Any) -> int | None:
 
 async def _words(count: Counts) -> tuple[Word, ...]:
     words = vocabulary()
-    before, after = _BETWEEN
-    texts = [before + after, *(f"{before} {word.decode('ascii')}{after}" for word in words)]
-    found = await count(texts)
-    if found is None:
-        return ()
-    costs = [each - found[0] for each in found[1:]]
+    costs = await _costs(count, [f" {word.decode('ascii')}" for word in words])
     # Words that fill up to a length exactly must be among them.
-    return tuple(zip(words, costs, strict=True)) if min(costs) == 1 else ()
+    return tuple(zip(words, costs, strict=True)) if costs and min(costs) == 1 else ()
 
 
 async def _pieces(count: Counts, texts: PromptTexts) -> dict[str, int]:
-    """Between two words that are always there, as with words."""
-    before, after = _BETWEEN
     pieces = sorted(texts.pieces)
-    found = await count([before + after, *(f"{before}{piece}{after}" for piece in pieces)])
-    if found is None:
-        return {}
+    costs = await _costs(count, pieces)
     # White space alone may join what stands around it.
-    return {piece: max(each - found[0], 1) for piece, each in zip(pieces, found[1:], strict=True)}
+    return {piece: max(cost, 1) for piece, cost in zip(pieces, costs, strict=True)} if costs else {}
+
+
+async def _costs(count: Counts, pieces: Sequence[str]) -> list[int]:
+    """What each piece adds between two words; nothing where nobody counts."""
+    before, after = _BETWEEN
+    tokens = await count([before + after, *(before + piece + after for piece in pieces)])
+    return [each - tokens[0] for each in tokens[1:]] if tokens else []

@@ -63,7 +63,8 @@ class SenderJob:
     url: str
     wording: Wording
     load: BenchLoad
-    requests: Sequence[tuple[int, TimedRequest]]
+    # Each with its number.
+    requests: Sequence[tuple[int, TimedRequest]] = ()
     speed: float = 1.0
     api_key: str | None = None
     # A file that counts answers whose server does not.

@@ -338,7 +338,7 @@ class LeftOutCells(NamedTuple):
 
     Given the entries of all other cells, theirs have the mean `mean` and the covariance `covariance`; `noisy` is that
     with their noise. Their own rows that stay say `target` of them, which is `stay` times the entries and noise of that
-    covariance: so the covariance of the entries given these too is that of the others over `spread`.
+    covariance; given these too, the covariance is that of the others over `spread`.
     """
 
     shares: list[CellShare]
@@ -363,8 +363,6 @@ def left_out_cells(linear: Linear, inverse: Array, pull: Array, row_cell: Rows, 
         taken[at] = share.left[own].T @ share.target[own]
     unit = np.eye(len(entries))
     noisy: Array = np.asarray(np.linalg.inv(inverse[np.ix_(entries, entries)]), np.float64)
-    covariance, stay = noisy - unit, unit - lost
-    return LeftOutCells(
-        shares, entries, noisy, linear.target[entries] - noisy @ pull[entries], covariance, stay,
-        linear.target[entries] - taken, unit + covariance @ stay,
-    )  # fmt: skip
+    covariance, stay, target = noisy - unit, unit - lost, linear.target[entries]
+    mean, spread = target - noisy @ pull[entries], unit + covariance @ stay
+    return LeftOutCells(shares, entries, noisy, mean, covariance, stay, target - taken, spread)

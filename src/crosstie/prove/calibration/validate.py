@@ -226,11 +226,8 @@ GROUPINGS: dict[str, Callable[[PredictedRow], str]] = {
 }
 
 
-def grouped(
-    outcomes: Sequence[PredictedRow], of: Callable[[PredictedRow], str]
-) -> dict[str, dict[str, dict[str, Any]]]:
-    ordered = sorted(outcomes, key=of)
-    return {name: by_metric(list(members)) for name, members in groupby(ordered, key=of)}
+def grouped(outcomes: Iterable[PredictedRow], of: Callable[[PredictedRow], str]) -> dict[str, list[PredictedRow]]:
+    return {name: list(members) for name, members in groupby(sorted(outcomes, key=of), key=of)}
 
 
 def interval(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
@@ -246,31 +243,33 @@ def interval(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
 
 def intervals(outcomes: Sequence[PredictedRow], of: Callable[[PredictedRow], str]) -> dict[str, dict[str, Any]]:
     """The same for each group and metric, of those that users ask for."""
-    found: dict[str, dict[str, Any]] = {}
-    ordered = sorted(outcomes, key=of)
-    for name, members in groupby(ordered, key=of):
-        own = [outcome for outcome in members if outcome.has_interval]
-        table = {metric: interval([one for one in own if one.metric == metric]) for metric in _WITH_INTERVALS}
-        found[name] = {metric: one for metric, one in table.items() if one["n"]}
-    return {name: table for name, table in found.items() if table}
+    judged = [outcome for outcome in outcomes if outcome.has_interval and outcome.metric in _WITH_INTERVALS]
+    return {
+        name: {
+            metric: interval(rows)
+            for metric in _WITH_INTERVALS
+            if (rows := [outcome for outcome in own if outcome.metric == metric])
+        }
+        for name, own in grouped(judged, of).items()
+    }
 
 
 def reliability(outcomes: Sequence[PredictedRow]) -> dict[str, list[dict[str, float]]]:
     """What intervals of other levels would hold, by metric: a level that says the truth holds its own share."""
-    found = {}
+    tables = {}
     for metric in _WITH_INTERVALS:
-        off = np.array([abs(one.below - 0.5) for one in outcomes if one.has_interval and one.metric == metric])
+        off = np.array([abs(row.below - 0.5) for row in outcomes if row.has_interval and row.metric == metric])
         if len(off):
-            found[metric] = [{"level": level, "inside": float(np.mean(off <= level / 2.0))} for level in _LEVELS]
-    return found
+            tables[metric] = [{"level": level, "inside": float(np.mean(off <= level / 2.0))} for level in _LEVELS]
+    return tables
 
 
 # Groups of intervals: by what they may be too wide or too narrow.
 INTERVAL_GROUPS: dict[str, Callable[[PredictedRow], str]] = {
-    "accelerator and engine": lambda one: f"{GROUPINGS['by_accelerator'](one)}, {GROUPINGS['by_engine'](one)}",
-    "kind": lambda one: kind_of(one.cases[0].deployment.model),
-    "nearest measurement": lambda one: one.correction.nearness,
-    "source": lambda one: GROUPINGS["by_source"](one),
+    "accelerator and engine": lambda row: f"{GROUPINGS['by_accelerator'](row)}, {GROUPINGS['by_engine'](row)}",
+    "kind": lambda row: kind_of(row.cases[0].deployment.model),
+    "nearest measurement": GROUPINGS["by_nearness"],
+    "source": GROUPINGS["by_source"],
 }
 _WITH_INTERVALS = ("tpot", "ttft", "throughput")
 _LEVELS = tuple(percent / 100.0 for percent in range(10, 100, 5))
@@ -366,8 +365,7 @@ def rank(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
     `alike` counts the pairs among them at the same clients, GPUs and method of measuring, which are harder.
     """
     groups: dict[tuple[Any, ...], list[_Ranked]] = {}
-    for _, members in groupby(sorted(outcomes, key=_point), key=_point):
-        own = list(members)
+    for own in grouped(outcomes, lambda outcome: str(id(outcome.cases[0].point))).values():
         ranked = _ranked(own)
         case = own[0].cases[0]
         if ranked and len(own[0].cases) == 1:
@@ -376,21 +374,17 @@ def rank(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
             groups.setdefault(key, []).append(ranked)
     counts = Counter[str]()
     for points in groups.values():
-        for one, other in combinations(points, 2):
-            ratio = one.measured / other.measured
-            if one.accelerator != other.accelerator and not 1.0 / _TIE <= ratio <= _TIE:
-                right = (ratio > 1.0) == (one.predicted > other.predicted)
-                alike = one.load == other.load
+        for first, second in combinations(points, 2):
+            ratio = first.measured / second.measured
+            if first.accelerator != second.accelerator and not 1.0 / _TIE <= ratio <= _TIE:
+                right = (ratio > 1.0) == (first.predicted > second.predicted)
+                alike = first.load == second.load
                 counts.update(pairs=1, correct=right, alike_pairs=alike, alike_correct=alike and right)
     return {
         "pairs": counts["pairs"],
         "correct": counts["correct"],
         "alike": {"pairs": counts["alike_pairs"], "correct": counts["alike_correct"]},
     }
-
-
-def _point(outcome: PredictedRow) -> int:
-    return id(outcome.cases[0].point)
 
 
 def _ranked(outcomes: Sequence[PredictedRow]) -> _Ranked | None:
@@ -442,7 +436,10 @@ def document(validation: Validation) -> dict[str, Any]:
         "reliability": reliability(outcomes),
         "odd": odd(outcomes),
         "fleets": fleets(validation),
-        **{name: grouped(outcomes, of) for name, of in GROUPINGS.items()},
+        **{
+            name: {group: by_metric(own) for group, own in grouped(outcomes, of).items()}
+            for name, of in GROUPINGS.items()
+        },
     }
 
 

@@ -77,12 +77,6 @@ class ReplayedClass:
     # Those that kept all that was promised; all that were served, where nothing was.
     kept: float
 
-    @property
-    def holds(self) -> bool:
-        """Whether each target was kept at its percentile."""
-        pairs = ((self.ttft_kept, self.targets.ttft), (self.tpot_kept, self.targets.tpot))
-        return all(kept >= target.percentile for kept, target in pairs if kept is not None and target is not None)
-
 
 @dataclass(frozen=True)
 class ReplayResult:
@@ -111,12 +105,12 @@ class ReplayResult:
         return self.latest_s > DISTURBED_S
 
 
-def kept_targets(one: RequestOutcome, targets: ClassTargets) -> tuple[bool, bool]:
+def kept_targets(outcome: RequestOutcome, targets: ClassTargets) -> tuple[bool, bool]:
     """TTFT and TPOT; an answer of one token has no TPOT to miss."""
-    if not one.served:
+    if not outcome.served:
         return False, False
-    ttft = targets.ttft is None or one.ttft_s <= targets.ttft.seconds
-    return ttft, targets.tpot is None or math.isnan(one.tpot_s) or one.tpot_s <= targets.tpot.seconds
+    ttft = targets.ttft is None or outcome.ttft_s <= targets.ttft.seconds
+    return ttft, targets.tpot is None or math.isnan(outcome.tpot_s) or outcome.tpot_s <= targets.tpot.seconds
 
 
 def result_of(outcomes: Sequence[RequestOutcome], promised: Mapping[str | None, ClassTargets]) -> ReplayResult:
