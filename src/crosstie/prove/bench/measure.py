@@ -46,11 +46,11 @@ class Giving:
     requests: int
 
     def up(self, outcomes: Sequence[RequestOutcome]) -> bool:
-        ended = [one for one in outcomes if one.error or not math.isnan(one.e2e_s)]
-        kept = [kept_targets(one, self.targets) for one in ended]
+        ended = [outcome for outcome in outcomes if outcome.error or not math.isnan(outcome.e2e_s)]
+        kept = [kept_targets(outcome, self.targets) for outcome in ended]
         pairs = ((self.targets.ttft, 0), (self.targets.tpot, 1))
         return any(
-            sum(not one[index] for one in kept) > (1.0 - target.percentile) * self.requests + 1e-9
+            sum(not pair[index] for pair in kept) > (1.0 - target.percentile) * self.requests + 1e-9
             for target, index in pairs
             if target is not None
         )
@@ -111,11 +111,11 @@ class BenchRun:
         """Those that had all the others beside them from their first moment to their last; of any other run, all."""
         if self.settled is None:
             return self.outcomes
-        return [one for one in self.outcomes if self.settled.begin_s <= one.due_s <= self.settled.last_s]
+        return [outcome for outcome in self.outcomes if self.settled.begin_s <= outcome.due_s <= self.settled.last_s]
 
     def watched(self, speed: float) -> tuple[float, float]:
         """The part of it that counts, on this machine's clock."""
-        ends = [one.due_s + one.e2e_s for one in self.outcomes if one.served]
+        ends = [outcome.due_s + outcome.e2e_s for outcome in self.outcomes if outcome.served]
         if self.settled is None or not ends:
             return self.began, self.ended
         begin, end = (self.ended - (max(ends) - at) / speed for at in (self.settled.begin_s, self.settled.end_s))
@@ -172,7 +172,7 @@ def senders_for(load: BenchLoad, requests: Sequence[TimedRequest], speed: float,
         pieces = load.clients * _PIECES_PER_CLIENT * speed
     else:
         span = requests[-1].arrival_s - requests[0].arrival_s
-        pieces = sum(one.output_tokens + 2.0 for one in requests) / max(span, 1.0) * speed
+        pieces = sum(request.output_tokens + 2.0 for request in requests) / max(span, 1.0) * speed
     return max(min(math.ceil(pieces / _PIECES_PER_SENDER), processors - 1), 1)
 
 
@@ -263,8 +263,8 @@ class Senders:
         found = sorted(
             (pair for part in parts for pair in zip(part.numbers, part.outcomes, strict=True)), key=lambda one: one[0]
         )
-        cut = any(one.error == NOT_AWAITED for _, one in found) or len(found) < len(job.requests)
-        outcomes = [one for _, one in found if one.error != NOT_AWAITED]
+        cut = any(outcome.error == NOT_AWAITED for _, outcome in found) or len(found) < len(job.requests)
+        outcomes = [outcome for _, outcome in found if outcome.error != NOT_AWAITED]
         return BenchRun(
             outcomes=outcomes,
             began=began,
@@ -274,7 +274,7 @@ class Senders:
             interrupted=self._interrupt.asked,
             gave_up=cut and not self._interrupt.asked and math.isinf(job.until_s),
             settled=settled_time(
-                [[one.due_s for one in part.outcomes] for part in parts],
+                [[outcome.due_s for outcome in part.outcomes] for part in parts],
                 [job.starts_s[index::senders] if index < senders else () for index in range(len(parts))],
             ),
             staggered=len(job.starts_s) > 1,

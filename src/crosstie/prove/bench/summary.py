@@ -114,17 +114,17 @@ def of_runs(
     speed: float = 1.0, senders: int = 1, seed: int = 0, lockstep: bool = False,
 ) -> PointResult:  # fmt: skip
     """`uses`: by run, what each GPU did meanwhile."""
-    outcomes = [one for run in runs for one in run.outcomes]
-    served = [one for one in outcomes if one.served]
+    outcomes = [outcome for run in runs for outcome in run.outcomes]
+    served = [outcome for outcome in outcomes if outcome.served]
     each = [with_power(statistics_of(run, targets), use) for run, use in zip(runs, uses, strict=True)]
     if len(runs) > 1:
-        metrics = {name: student([one[name] for one in each if name in one]) for name in each[0]}
+        metrics = {name: student([run[name] for run in each if name in run]) for name in each[0]}
     else:
         metrics = bootstrap(runs[0].settled_outcomes, each[0], load, seed)
     complete = not any(run.interrupted or run.gave_up for run in runs)
     wall = sum(run.ended - run.began for run in runs)
     cpu = sum(run.client_cpu_s for run in runs)
-    late = np.array([one.late_s for one in outcomes] or [0.0])
+    late = np.array([outcome.late_s for outcome in outcomes] or [0.0])
     lags = [lag for run in runs for lag in run.lags_s] or [0.0]
     late_p99, lag_p99 = float(np.quantile(late, 0.99)), float(np.quantile(lags, 0.99))
     ttft = metrics.get("ttft_s_p50", MeasuredInterval(math.inf)).value
@@ -134,12 +134,12 @@ def of_runs(
         repeats=len(runs),
         requests=len(outcomes),
         failed=len(outcomes) - len(served),
-        faults=Counter(one.error for one in outcomes if one.error).most_common(_MOST_FAULTS),
-        input_tokens=_mean([one.input_tokens for one in served]),
-        output_tokens=_mean([one.output_tokens for one in served]),
-        asked_input_tokens=_mean([one.request.input_tokens for one in served]),
+        faults=Counter(outcome.error for outcome in outcomes if outcome.error).most_common(_MOST_FAULTS),
+        input_tokens=_mean([outcome.input_tokens for outcome in served]),
+        output_tokens=_mean([outcome.output_tokens for outcome in served]),
+        asked_input_tokens=_mean([outcome.request.input_tokens for outcome in served]),
         metrics=metrics,
-        kept=_mean([all(kept_targets(one, targets)) for one in outcomes]) if wants else None,
+        kept=_mean([all(kept_targets(outcome, targets)) for outcome in outcomes]) if wants else None,
         holds=complete and _kept_at_percentiles(outcomes, targets),
         client=ClientAccount(
             late_p99_s=late_p99,
@@ -163,14 +163,14 @@ def of_runs(
 def _phases(runs: Sequence[BenchRun]) -> list[PhaseResult]:
     found = []
     for name in runs[0].phases:
-        outcomes = [one for run in runs for one in run.phases.get(name, ())]
-        served = [one for one in outcomes if one.served]
+        outcomes = [outcome for run in runs for outcome in run.phases.get(name, ())]
+        served = [outcome for outcome in outcomes if outcome.served]
         metrics: dict[str, float] = {}
         for latency in ("ttft_s", "tpot_s"):
-            values = [value for one in served if not math.isnan(value := getattr(one, latency))]
+            values = [value for outcome in served if not math.isnan(value := getattr(outcome, latency))]
             if values:
                 metrics |= {f"{latency}_{at}": float(np.quantile(values, PERCENTILES[at])) for at in ("p50", "p95")}
-        inputs = _mean([one.input_tokens for one in served])
+        inputs = _mean([outcome.input_tokens for outcome in served])
         found.append(PhaseResult(name, len(outcomes), len(outcomes) - len(served), inputs, metrics))
     return found
 
@@ -198,9 +198,9 @@ def _arrivals(load: BenchLoad, runs: Sequence[BenchRun], lockstep: bool) -> str:
 
 def _kept_at_percentiles(outcomes: Sequence[RequestOutcome], targets: ClassTargets) -> bool:
     """One that failed has kept nothing."""
-    kept = [kept_targets(one, targets) for one in outcomes]
+    kept = [kept_targets(outcome, targets) for outcome in outcomes]
     pairs = ((targets.ttft, 0), (targets.tpot, 1))
-    return all(_mean([one[at] for one in kept]) >= target.percentile for target, at in pairs if target is not None)
+    return all(_mean([pair[at] for pair in kept]) >= target.percentile for target, at in pairs if target is not None)
 
 
 def ratio(of: PointResult, to: PointResult, metric: str) -> MeasuredInterval:
@@ -214,19 +214,20 @@ def ratio(of: PointResult, to: PointResult, metric: str) -> MeasuredInterval:
 
 def statistics_of(run: BenchRun, targets: ClassTargets) -> dict[str, float]:
     """Of one run, or of the part of it that had settled; goodput is what kept its targets, over the time of all."""
-    served = [one for one in run.outcomes if one.served]
+    served = [outcome for outcome in run.outcomes if outcome.served]
     if not served:
         return {}
-    begin, end = min(one.due_s for one in run.outcomes), max(one.due_s + one.e2e_s for one in served)
+    begin = min(outcome.due_s for outcome in run.outcomes)
+    end = max(outcome.due_s + outcome.e2e_s for outcome in served)
     if run.settled:
         begin, end = run.settled.begin_s, run.settled.end_s
     seconds = end - begin
     # Of each request, what of it lies in that time.
-    shares = [_overlap(one.due_s, one.due_s + one.e2e_s, begin, end) for one in served]
-    texts = [_overlap(one.due_s + one.ttft_s, one.due_s + one.e2e_s, begin, end) for one in served]
-    output = sum(one.output_tokens * share for one, share in zip(served, texts, strict=True))
-    inputs = sum(one.input_tokens * share for one, share in zip(served, shares, strict=True))
-    good = [share for one, share in zip(served, shares, strict=True) if all(kept_targets(one, targets))]
+    shares = [_overlap(outcome.due_s, outcome.due_s + outcome.e2e_s, begin, end) for outcome in served]
+    texts = [_overlap(outcome.due_s + outcome.ttft_s, outcome.due_s + outcome.e2e_s, begin, end) for outcome in served]
+    output = sum(outcome.output_tokens * share for outcome, share in zip(served, texts, strict=True))
+    inputs = sum(outcome.input_tokens * share for outcome, share in zip(served, shares, strict=True))
+    good = [share for outcome, share in zip(served, shares, strict=True) if all(kept_targets(outcome, targets))]
     found = {
         "output_tokens_per_s": output / seconds,
         "total_tokens_per_s": (output + inputs) / seconds,
@@ -234,9 +235,9 @@ def statistics_of(run: BenchRun, targets: ClassTargets) -> dict[str, float]:
         "goodput_requests_per_s": sum(good) / seconds,
         "seconds": seconds,
     }
-    settled = [one for one in run.settled_outcomes if one.served]
+    settled = [outcome for outcome in run.settled_outcomes if outcome.served]
     for name in LATENCIES:
-        values = np.array([value for one in settled if not math.isnan(value := getattr(one, name))])
+        values = np.array([value for outcome in settled if not math.isnan(value := getattr(outcome, name))])
         if len(values):
             found[f"{name}_mean"] = float(values.mean())
             found |= {f"{name}_{at}": float(np.quantile(values, share)) for at, share in PERCENTILES.items()}
@@ -266,9 +267,9 @@ def _together(uses: Sequence[Sequence[GpuUse]]) -> list[GpuUse]:
             by_gpu.setdefault(one.gpu, []).append(one)
     return [
         GpuUse(
-            gpu, sum(one.readings for one in own), _mean([one.power_w for one in own]),
-            max(one.most_power_w for one in own), max(one.most_memory_bytes for one in own),
-            _mean([one.busy for one in own]),
+            gpu, sum(use.readings for use in own), _mean([use.power_w for use in own]),
+            max(use.most_power_w for use in own), max(use.most_memory_bytes for use in own),
+            _mean([use.busy for use in own]),
         )
         for gpu, own in sorted(by_gpu.items())
     ]  # fmt: skip
@@ -302,15 +303,15 @@ def bootstrap(
     Throughput of a closed loop is tokens over the time that its clients spent on them. That of an open one is what was
     offered, as long as it keeps up: drawing again would say nothing of it.
     """
-    served = sorted((one for one in outcomes if one.served), key=lambda one: one.due_s)
+    served = sorted((outcome for outcome in outcomes if outcome.served), key=lambda outcome: outcome.due_s)
     found = {name: MeasuredInterval(value) for name, value in values.items()}
     if len(served) < 4:
         return found
     draw = np.random.default_rng(seed)
     size = max(min(round(len(served) ** (1 / 3)), len(served) // 2), 1)
     blocks = math.ceil(len(served) / size)
-    columns = {name: np.array([getattr(one, name) for one in served]) for name in LATENCIES}
-    tokens = np.array([float(one.output_tokens) for one in served])
+    columns = {name: np.array([getattr(outcome, name) for outcome in served]) for name in LATENCIES}
+    tokens = np.array([float(outcome.output_tokens) for outcome in served])
     drawn: dict[str, list[float]] = {}
     for _ in range(_RESAMPLES):
         starts = draw.integers(0, len(served) - size + 1, blocks)

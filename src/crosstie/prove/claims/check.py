@@ -53,22 +53,22 @@ def judged(asking: Questions, claim: PublishedClaim) -> Judgement:
         for case, expression in claim.readings
         for names in _cases(asking, claim, case.names)
     )
-    tried = [one for one in readings if not one.impossible]
-    verdict = verdict_of([one.agrees for one in tried])
+    tried = [reading for reading in readings if not reading.impossible]
+    verdict = verdict_of([reading.agrees for reading in tried])
     if verdict == HOLDS and claim.unless:
         verdict = CONDITIONAL
     asking.asked = Evidence()
-    note = claim.note.filled(lambda one: _filled(asking, claim, one)) if claim.note else ""
+    note = claim.note.filled(lambda expression: _filled(asking, claim, expression)) if claim.note else ""
     rests |= asking.asked.rests
     if not rests:
-        rests = {Rest("catalog", one.lacks, "your files"): None for one in readings}
+        rests = {Rest("catalog", reading.lacks, "your files"): None for reading in readings}
     return Judgement(verdict, readings, _computed(claim, tried), _reason(claim, readings, note), tuple(rests))
 
 
 def _cases(asking: Questions, claim: PublishedClaim, named: frozenset[str]) -> list[dict[str, Any]]:
     """What the variables of a reading are, in every combination."""
     wanted = {key: values for key, values in claim.loops.items() if key in named}
-    lists = [one.value(asking.vocabulary) if isinstance(one, Expression) else one for one in wanted.values()]
+    lists = [own.value(asking.vocabulary) if isinstance(own, Expression) else own for own in wanted.values()]
     return [dict(zip(wanted, values, strict=True)) for values in product(*lists)]
 
 
@@ -76,7 +76,7 @@ def _asked(
     asking: Questions, claim: PublishedClaim, case: Any, expression: Expression, names: Mapping[str, Any],
     rests: dict[Rest, None],
 ) -> Reading:  # fmt: skip
-    name = case.filled(lambda one: _text(one.value(names)))
+    name = case.filled(lambda expression: _text(expression.value(names)))
     asking.asked = Evidence()
     try:
         value = _value(asking, claim, expression, names)
@@ -126,15 +126,15 @@ def _unit(claim: PublishedClaim) -> str:
 
 def _computed(claim: PublishedClaim, tried: Sequence[Reading]) -> str:
     """Every reading, or where that is long, how far they lie apart and the nearest."""
-    known = [one for one in tried if not one.lacks]
-    numbers = [one.value for one in known if _is_number(one.value)]
+    known = [reading for reading in tried if not reading.lacks]
+    numbers = [reading.value for reading in known if _is_number(reading.value)]
     told = "; ".join(f"{one.name}: {written(one.value, brief=True)}" for one in known)
     if len(known) == 1 and (numbers or isinstance(known[0].value, list)):
         return written(known[0].value) + _unit(claim)
     if len(told) <= _LISTED or not numbers:
         return told or "no figure"
     low, *_, high = sorted(map(likely, numbers))
-    agreeing = [one.value for one in known if one.agrees and _is_number(one.value)]
+    agreeing = [reading.value for reading in known if reading.agrees and _is_number(reading.value)]
     nearest = min(agreeing or numbers, key=lambda value: abs(likely(value) - claim.spans[0].middle))
     return f"{written(low)} to {written(high)}{_unit(claim)}, nearest {written(nearest)}"
 
@@ -146,14 +146,15 @@ def _is_number(value: object) -> TypeGuard[float | Uncertain]:
 def _reason(claim: PublishedClaim, readings: Sequence[Reading], note: str) -> str:
     """The readings by how they agree, what they were compared within, and what the data says besides."""
     groups = {
-        "As claimed": [one for one in readings if one.agrees],
-        "Not as claimed": [one for one in readings if one.agrees is False],
-        "Not decided": [one for one in readings if one.agrees is None and not one.lacks],
-        "No figure": [one for one in readings if one.lacks and not one.impossible],
-        "Does not fit": [one for one in readings if one.impossible],
+        "As claimed": [reading for reading in readings if reading.agrees],
+        "Not as claimed": [reading for reading in readings if reading.agrees is False],
+        "Not decided": [reading for reading in readings if reading.agrees is None and not reading.lacks],
+        "No figure": [reading for reading in readings if reading.lacks and not reading.impossible],
+        "Does not fit": [reading for reading in readings if reading.impossible],
     }
     told = ". ".join(f"{how}: {'; '.join(map(str, some))}" for how, some in groups.items() if some)
-    values = [value for one in readings for value in (one.value if isinstance(one.value, list) else [one.value])]
+    answers = [reading.value for reading in readings]
+    values = [value for answer in answers for value in (answer if isinstance(answer, list) else [answer])]
     within = [f"in{_unit(claim)}"] if any(map(_is_number, values)) and claim.unit not in ("", "x") else []
     if any(isinstance(value, Uncertain) for value in values):
         within.append("an estimate agrees if its 80% interval holds the claim")
@@ -222,9 +223,9 @@ class ClaimsSummary:
 
 
 def summarise(found: Sequence[Checked]) -> ClaimsSummary:
-    counts = Counter(one.finding.verdict for one in found)
+    counts = Counter(checked.finding.verdict for checked in found)
     articles = {}
-    for name in sorted({one.claim.article for one in found}):
-        own = [one.finding.verdict for one in found if one.claim.article == name]
+    for name in sorted({checked.claim.article for checked in found}):
+        own = [checked.finding.verdict for checked in found if checked.claim.article == name]
         articles[name] = (len(own), own.count(HOLDS), own.count(CONDITIONAL))
     return ClaimsSummary({verdict: counts[verdict] for verdict in VERDICTS}, articles)

@@ -20,7 +20,7 @@ def report_document(found: LoopResult) -> dict[str, Any]:
     state = found.state
     assert state.prepared is not None
     questions = _questions(found)
-    points = [_point(found, one) for one in state.design if one.name in found.measured]
+    points = [_point(found, point) for point in state.design if point.name in found.measured]
     rows = [row for point in points for row in point["metrics"].values()]
     return {
         "crosstie_loop": 1,
@@ -64,7 +64,7 @@ def _point(found: LoopResult, one: LoopPoint) -> dict[str, Any]:
 
 def _doubtful(found: LoopResult) -> dict[str, list[str]]:
     """Why, and which points: what of them is not learnt."""
-    known = [(one.short, found.measured[one.name]) for one in found.state.design if one.name in found.measured]
+    known = [(point.short, found.measured[point.name]) for point in found.state.design if point.name in found.measured]
     reasons = {
         "the client was too slow for their TTFT, which is not learnt": [name for name, one in known if one["bent"]],
         "clients were never all at work, so nothing of them is learnt": [
@@ -97,7 +97,8 @@ def _middle(questions: list[dict[str, Any]]) -> dict[str, list[float]]:
     """The median of the widths, before and now."""
     if not questions:
         return {}
-    return {name: [median(one["widths"][name][when] for one in questions) for when in (0, 1)] for name in METRICS}
+    widths = [question["widths"] for question in questions]
+    return {name: [median(own[name][when] for own in widths) for when in (0, 1)] for name in METRICS}
 
 
 def _errors(found: LoopResult) -> dict[str, Any]:

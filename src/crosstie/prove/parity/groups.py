@@ -59,17 +59,17 @@ class By(msgspec.Struct, frozen=True, kw_only=True):
 
 def groups_of(noise: list[Pair], pairs: list[Pair]) -> By:
     def grouped(key: Callable[[Pair], str]) -> tuple[Group, ...]:
-        names = sorted({key(one) for one in pairs}, key=_first_number)
+        names = sorted({key(pair) for pair in pairs}, key=_first_number)
         return tuple(
-            _group(name, [one for one in noise if key(one) == name], [one for one in pairs if key(one) == name])
+            _group(name, [pair for pair in noise if key(pair) == name], [pair for pair in pairs if key(pair) == name])
             for name in names
         )
 
     return By(
         first_divergence=_divergence(noise, pairs),
         by_position=_by_position(noise, pairs),
-        by_length=grouped(lambda one: _range(one.a.prompt_tokens or len(one.a.prompt.text) // 4, _LENGTHS)),
-        by_language=grouped(lambda one: one.a.prompt.language),
+        by_length=grouped(lambda pair: _range(pair.a.prompt_tokens or len(pair.a.prompt.text) // 4, _LENGTHS)),
+        by_language=grouped(lambda pair: pair.a.prompt.language),
     )
 
 

@@ -109,20 +109,20 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None, faults:
         left_out=tuple(f"{one.prompt.id}: {one.error or two.error}" for one, two, _ in asked if one.error or two.error),
         unanswered=unanswered, gauges=gauges, first_divergence=by.first_divergence, by_position=by.by_position,
         by_length=by.by_length, by_language=by.by_language,
-        causes=causes_of(pairs, {one.name: one.says for one in gauges}, by.by_position, limits.kl),
+        causes=causes_of(pairs, {gauge.name: gauge.says for gauge in gauges}, by.by_position, limits.kl),
         power=sees, notes=_notes(passes, gauges, limits, sees), emulated=passes.emulated,
     )  # fmt: skip
 
 
 def _together(gauges: Sequence[Gauge], first: Sequence[Sample]) -> Says:
-    said = {one.says for one in gauges}
+    said = {gauge.says for gauge in gauges}
     return "differs" if "differs" in said else "unsure" if "unsure" in said or _is_flat(first) else "same"
 
 
 def _is_flat(samples: Sequence[Sample]) -> bool:
     """Whether A finds all tokens about equally likely, as weights do that were never loaded: then nothing that is wrong
     with B would show."""
-    tops = [place.top.values() for one in samples for place in (*one.forced, *one.steps) if len(place.top) > 1]
+    tops = [place.top.values() for sample in samples for place in (*sample.forced, *sample.steps) if len(place.top) > 1]
     return bool(tops) and float(np.median([max(top) - min(top) for top in tops])) < _FLAT
 
 
@@ -143,7 +143,9 @@ def _gauges(noise: list[Pair], pairs: list[Pair], limits: Limits) -> tuple[Gauge
         ("early divergence", _early, limits.early),
     ]
     gauges = [_held(name, rows(noise), rows(pairs), limit) for name, rows, limit in measures]
-    gauges += [_worse(name, noise, pairs, applies, is_bad, limits.worse) for name, applies, is_bad in _DETECTORS]
+    for name, kind, is_bad in _DETECTORS:
+        floor, asked = ([pair for pair in own if kind in ("", pair.a.prompt.kind)] for own in (noise, pairs))
+        gauges.append(_worse(name, floor, asked, is_bad, limits.worse))
     return tuple(gauge for gauge in gauges if gauge is not None)
 
 
@@ -155,39 +157,38 @@ def _sums(prompts: Iterable[Sequence[ComparedToken]], of: Callable[[ComparedToke
 def _early(pairs: list[Pair]) -> Rows:
     """Near ties fall either way in the same model: they count only where nobody can tell that they were such."""
 
-    def parts(one: Pair) -> bool:
-        clear = one.is_clear or not (one.a.steps and one.b.steps)
-        return one.parts_at is not None and one.parts_at < EARLY and clear
+    def parts(pair: Pair) -> bool:
+        clear = pair.is_clear or not (pair.a.steps and pair.b.steps)
+        return pair.parts_at is not None and pair.parts_at < EARLY and clear
 
-    return [(float(parts(one)), 1.0) for one in pairs]
+    return [(float(parts(pair)), 1.0) for pair in pairs]
 
 
-_DETECTORS: tuple[tuple[str, Callable[[Sample], bool], Callable[[Sample], bool]], ...] = (
-    ("invalid tool calls", lambda one: one.prompt.kind == "tool", lambda one: not calls_a_tool_rightly(one)),
-    ("invalid JSON", lambda one: one.prompt.kind == "json", lambda one: not is_wanted_json(one)),
-    ("repetition", lambda one: True, lambda one: loops(one.answer)),
-    ("garbage", lambda one: True, lambda one: is_garbage(one.answer, one.prompt.text)),
-    ("empty answers", lambda one: True, lambda one: not (one.answer.strip() or one.calls)),
+# What makes an answer bad, and the kind of prompts that it is looked for in; "": in all.
+_DETECTORS: tuple[tuple[str, str, Callable[[Sample], bool]], ...] = (
+    ("invalid tool calls", "tool", lambda sample: not calls_a_tool_rightly(sample)),
+    ("invalid JSON", "json", lambda sample: not is_wanted_json(sample)),
+    ("repetition", "", lambda sample: loops(sample.answer)),
+    ("garbage", "", lambda sample: is_garbage(sample.answer, sample.prompt.text)),
+    ("empty answers", "", lambda sample: not (sample.answer.strip() or sample.calls)),
 )
 
 
 def _worse(
-    name: str, noise: list[Pair], pairs: list[Pair], applies: Callable[[Sample], bool],
-    is_bad: Callable[[Sample], bool], limit: float,
-) -> Gauge | None:  # fmt: skip
+    name: str, noise: list[Pair], pairs: list[Pair], is_bad: Callable[[Sample], bool], limit: float
+) -> Gauge | None:
     """By how many of the prompts B is worse than A."""
 
-    def rows(ones: list[Pair]) -> Rows:
-        return [(float(is_bad(one.b)) - float(is_bad(one.a)), 1.0) for one in ones if applies(one.a)]
+    def rows(pairs: list[Pair]) -> Rows:
+        return [(float(is_bad(pair.b)) - float(is_bad(pair.a)), 1.0) for pair in pairs]
 
     gauge = _held(name, rows(noise), rows(pairs), limit)
     if gauge is None:
         return None
-    asked = [pair for pair in pairs if applies(pair.a)]
     return msgspec.structs.replace(
         gauge, says="differs" if gauge.low > gauge.allowed else "same",
-        a_rate=sum(is_bad(pair.a) for pair in asked) / len(asked),
-        b_rate=sum(is_bad(pair.b) for pair in asked) / len(asked),
+        a_rate=sum(is_bad(pair.a) for pair in pairs) / len(pairs),
+        b_rate=sum(is_bad(pair.b) for pair in pairs) / len(pairs),
     )  # fmt: skip
 
 
@@ -214,7 +215,7 @@ def interval(rows: Rows) -> tuple[float, float, float]:
 
 def _notes(passes: Passes, gauges: Sequence[Gauge], limits: Limits, sees: Power | None) -> tuple[str, ...]:
     notes = ["A or B is emulated: there is no model behind it"] if passes.emulated else []
-    kl = next((one for one in gauges if one.name == FORCED), None)
+    kl = next((gauge for gauge in gauges if gauge.name == FORCED), None)
     if sees is not None and sees.is_beyond_noise and kl is not None and kl.says == "same":
         notes.append(
             f"B is further from A than A from itself, by {sees.beyond_noise:.2g} nats: within what is allowed, and no "
@@ -226,12 +227,12 @@ def _notes(passes: Passes, gauges: Sequence[Gauge], limits: Limits, sees: Power 
         )
     if passes.way is None:
         notes.append("not teacher-forced: the two have no way in common; chats alone were compared")
-    if not any(one.steps for one in passes.first) or not any(one.steps for one in passes.other):
+    if not any(sample.steps for sample in passes.first) or not any(sample.steps for sample in passes.other):
         notes.append("no log-probabilities of chats: answers were compared word by word, which says much less")
-    noisy = [one.name for one in gauges if one.name in ("forced KL", "chat KL") and one.floor > limits.kl]
+    noisy = [gauge.name for gauge in gauges if gauge.name in ("forced KL", "chat KL") and gauge.floor > limits.kl]
     if noisy:
         notes.append(f"A is above the limit against itself ({', '.join(noisy)}): B is held against twice that")
-    hopeless = [one.name for one in gauges if one.name.startswith("invalid") and one.a_rate == 1.0]
+    hopeless = [gauge.name for gauge in gauges if gauge.name.startswith("invalid") and gauge.a_rate == 1.0]
     if hopeless:
         notes.append(f"all of A's are {' and '.join(hopeless)}: B cannot be worse at that")
     return tuple(notes)

@@ -116,22 +116,24 @@ def kept_targets(outcome: RequestOutcome, targets: ClassTargets) -> tuple[bool, 
 def result_of(outcomes: Sequence[RequestOutcome], promised: Mapping[str | None, ClassTargets]) -> ReplayResult:
     """`promised`: targets by class; classes that are not there have none."""
     nothing = ClassTargets()
-    arrivals = [one.request.arrival_s for one in outcomes]
-    kept = [all(kept_targets(one, promised.get(one.request.class_name, nothing))) for one in outcomes]
-    classes = _grouped(outcomes, lambda one: one.request.class_name)
-    faults = Counter(one.error for one in outcomes if one.error)
+    arrivals = [outcome.request.arrival_s for outcome in outcomes]
+    kept = [all(kept_targets(outcome, promised.get(outcome.request.class_name, nothing))) for outcome in outcomes]
+    tokens = [outcome.input_tokens + outcome.output_tokens for outcome in outcomes]
+    classes = _grouped(outcomes, lambda outcome: outcome.request.class_name)
+    pools = _grouped(outcomes, lambda outcome: outcome.pool)
+    faults = Counter(outcome.error for outcome in outcomes if outcome.error)
     return ReplayResult(
         requests=len(outcomes),
-        failed=sum(not one.served for one in outcomes),
-        turned_away=sum(one.status == _TOO_MANY for one in outcomes),
+        failed=sum(not outcome.served for outcome in outcomes),
+        turned_away=sum(outcome.status == _TOO_MANY for outcome in outcomes),
         seconds=max(arrivals) - min(arrivals) if arrivals else 0.0,
         kept=fmean(kept) if kept else math.nan,
         classes=[_class(some, promised.get(name, nothing), name) for name, some in classes.items()],
-        pools=[_group(name or "-", some) for name, some in sorted(_grouped(outcomes, lambda one: one.pool).items())],
-        tokens=sum(one.input_tokens + one.output_tokens for one in outcomes),
-        good_tokens=sum(one.input_tokens + one.output_tokens for one, well in zip(outcomes, kept, strict=True) if well),
-        late_s=Percentiles.of(one.late_s for one in outcomes),
-        latest_s=max((one.late_s for one in outcomes), default=0.0),
+        pools=[_group(name or "-", some) for name, some in sorted(pools.items())],
+        tokens=sum(tokens),
+        good_tokens=sum(count for count, well in zip(tokens, kept, strict=True) if well),
+        late_s=Percentiles.of(outcome.late_s for outcome in outcomes),
+        latest_s=max((outcome.late_s for outcome in outcomes), default=0.0),
         faults=faults.most_common(_MOST_FAULTS),
     )
 
@@ -146,7 +148,7 @@ def _grouped(
 
 
 def _class(outcomes: list[RequestOutcome], targets: ClassTargets, name: str | None) -> ReplayedClass:
-    kept = [kept_targets(one, targets) for one in outcomes]
+    kept = [kept_targets(outcome, targets) for outcome in outcomes]
     return ReplayedClass(
         seen=_group(name or "all", outcomes),
         targets=targets,
@@ -157,16 +159,17 @@ def _class(outcomes: list[RequestOutcome], targets: ClassTargets, name: str | No
 
 
 def _group(name: str, outcomes: list[RequestOutcome]) -> RequestGroup:
+    predicted_tpot = [outcome.predicted_tpot_s for outcome in outcomes if not math.isnan(outcome.tpot_s)]
     return RequestGroup(
         name=name,
         requests=len(outcomes),
-        failed=sum(not one.served for one in outcomes),
-        input_tokens=sum(one.input_tokens for one in outcomes),
-        output_tokens=sum(one.output_tokens for one in outcomes),
-        ttft_s=Percentiles.of(one.ttft_s for one in outcomes),
-        tpot_s=Percentiles.of(one.tpot_s for one in outcomes),
-        predicted_ttft_s=Percentiles.of(one.predicted_ttft_s for one in outcomes if one.served),
-        predicted_tpot_s=Percentiles.of(one.predicted_tpot_s for one in outcomes if not math.isnan(one.tpot_s)),
+        failed=sum(not outcome.served for outcome in outcomes),
+        input_tokens=sum(outcome.input_tokens for outcome in outcomes),
+        output_tokens=sum(outcome.output_tokens for outcome in outcomes),
+        ttft_s=Percentiles.of(outcome.ttft_s for outcome in outcomes),
+        tpot_s=Percentiles.of(outcome.tpot_s for outcome in outcomes),
+        predicted_ttft_s=Percentiles.of(outcome.predicted_ttft_s for outcome in outcomes if outcome.served),
+        predicted_tpot_s=Percentiles.of(predicted_tpot),
     )
 
 
@@ -176,4 +179,4 @@ def plain(value: Any) -> Any:
 
 
 def targets_of(fleet: Fleet) -> dict[str | None, ClassTargets]:
-    return {one.name: ClassTargets(one.ttft, one.tpot) for one in fleet.classes}
+    return {own.name: ClassTargets(own.ttft, own.tpot) for own in fleet.classes}

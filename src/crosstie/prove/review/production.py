@@ -83,14 +83,14 @@ def read_recordings(files: Sequence[Path], known: Sequence[str], class_name: str
     if class_name is not None and class_name not in known:
         raise BadInput(f"--class {class_name}: the plan has {', '.join(known)}")
     said = trace.classes or (None,) * len(trace)
-    bare = sum(one is None for one in said)
+    bare = sum(name is None for name in said)
     only = class_name or (known[0] if len(known) == 1 else None)
     if bare and only is None:
         raise BadData(
             file, "class",
             f"{bare:,} of {len(trace):,} requests say none, and the plan has {', '.join(known)}; --class NAME does",
         )  # fmt: skip
-    classes = tuple(class_name or one or str(only) for one in said)
+    classes = tuple(class_name or name or str(only) for name in said)
     if not set(classes) & set(known):
         theirs = ", ".join(sorted(set(classes)))
         raise BadData(file, "class", f"has {theirs}, the plan {', '.join(known)}: it is of another fleet")
@@ -102,26 +102,26 @@ def read_recordings(files: Sequence[Path], known: Sequence[str], class_name: str
 def _together(traces: list[Trace]) -> Trace:
     if len(traces) == 1:
         return traces[0]
-    answers = [one.answers for one in traces]
-    if any(one.arrival_s is None for one in traces):
+    answers = [trace.answers for trace in traces]
+    if any(trace.arrival_s is None for trace in traces):
         raise BadInput(f"{traces[0].file}: several recordings, and not all have times")
-    at = np.concatenate([one.arrival_s + one.began_s for one in traces if one.arrival_s is not None])
+    at = np.concatenate([trace.arrival_s + trace.began_s for trace in traces if trace.arrival_s is not None])
     order = np.argsort(at, kind="stable")
-    blocks = [one.blocks or ((),) * len(one) for one in traces]
-    classes = [one.classes or (None,) * len(one) for one in traces]
+    blocks = [trace.blocks or ((),) * len(trace) for trace in traces]
+    classes = [trace.classes or (None,) * len(trace) for trace in traces]
     told = [one for one in answers if one is not None]
     return Trace(
         traces[0].file,
         at[order] - at[order[0]],
-        np.concatenate([one.input_tokens for one in traces])[order],
-        np.concatenate([one.output_tokens for one in traces])[order],
-        sum(one.empty_outputs for one in traces),
-        _sorted(blocks, order) if any(one.blocks for one in traces) else None,
-        _sorted(classes, order) if any(one.classes for one in traces) else None,
+        np.concatenate([trace.input_tokens for trace in traces])[order],
+        np.concatenate([trace.output_tokens for trace in traces])[order],
+        sum(trace.empty_outputs for trace in traces),
+        _sorted(blocks, order) if any(trace.blocks for trace in traces) else None,
+        _sorted(classes, order) if any(trace.classes for trace in traces) else None,
         Answers(
-            _sorted([one.pools for one in told], order),
+            _sorted([answers.pools for answers in told], order),
             *(
-                np.concatenate([getattr(one, name) for one in told])[order]
+                np.concatenate([getattr(answers, name) for answers in told])[order]
                 for name in ("ttft_s", "tpot_s", "cached_tokens")
             ),
         )
@@ -228,5 +228,5 @@ class Usage:
     @property
     def span_s(self) -> float:
         """From the first hour with a request to the end of the last."""
-        at = [datetime.strptime(one.of[0], "%Y-%m-%dT%H").timestamp() for one in self.hours]
+        at = [datetime.strptime(hour.of[0], "%Y-%m-%dT%H").timestamp() for hour in self.hours]
         return max(at) - min(at) + HOUR_S

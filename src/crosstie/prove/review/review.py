@@ -43,18 +43,18 @@ class Review:
 
     @property
     def beyond(self) -> list[ReviewFigure]:
-        return [one for one in self.figures if one.verdict == "beyond"]
+        return [figure for figure in self.figures if figure.verdict == "beyond"]
 
     @property
     def unsure(self) -> list[ReviewFigure]:
-        return [one for one in self.figures if one.verdict == "unsure"]
+        return [figure for figure in self.figures if figure.verdict == "unsure"]
 
     @property
     def holds(self) -> bool:
         return not self.beyond
 
     def of(self, check: str) -> list[ReviewFigure]:
-        return [one for one in self.figures if one.check == check]
+        return [figure for figure in self.figures if figure.check == check]
 
 
 def review(
@@ -80,7 +80,7 @@ def review(
         notes.append(f"the recording has no latencies of streamed answers; {has}, and no throughput is told")
     elif simulated is not None and not simulated.speeds:
         notes.append("no throughput is told: the recording is hardly longer than its requests take")
-    held = [replace(one, limit=limits[one.check]) if one.check else one for one in figures]
+    held = [replace(figure, limit=limits[figure.check]) if figure.check else figure for figure in figures]
     return Review(planned, today, production, held, simulated, notes)
 
 
