@@ -13,19 +13,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from crosstie.catalog.library import SHIPPED
-from crosstie.catalog.reading import number, only_keys, optional_text, read_toml, table, text, texts
+from crosstie.catalog.reading import read_record, read_toml, table, text
 from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
 from crosstie.prove.claims.expressions import Expression, Template, read_expression, read_template
 from crosstie.prove.claims.questions import VOCABULARY
 
 SHIPPED_CLAIMS = SHIPPED / "claims.toml"
-SAYS = ("article", "kind", "subject", "claim", "value", "unit")
-_WORDS = ("wanted", "unless", "same", "same_value")
-KEYS = {"says", "readings", "for", "let", "tolerance", "points", "note", "contradicts", *_WORDS}
-KINDS = ("spec", "fit", "perf", "cost", "policy", "software", "recommend")
 _NUMBER = r"\d+(?:\.\d+)?"
 _SPAN = re.compile(rf"±?({_NUMBER})(?:-({_NUMBER}))?")
 _ID = re.compile(r"c\d{2,3}")
@@ -53,8 +51,26 @@ class Span:
         return f"{self.low:,.10g}" if self.low == self.high else f"{self.low:,.10g} to {self.high:,.10g}"
 
 
-@dataclass(frozen=True)
-class PublishedClaim:
+class _Says(msgspec.Struct, frozen=True, kw_only=True):
+    article: str
+    kind: Literal["spec", "fit", "perf", "cost", "policy", "software", "recommend"]
+    subject: str
+    claim: str
+    value: str
+    unit: str = ""
+
+
+class _Compared(msgspec.Struct, frozen=True, kw_only=True):
+    tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    points: Annotated[float, msgspec.Meta(ge=0, le=100)] = 0.0
+    wanted: str = ""
+    unless: str = ""
+    same: str = ""
+    same_value: str = ""
+    contradicts: tuple[str, ...] = ()
+
+
+class PublishedClaim(_Compared, frozen=True, kw_only=True):
     id: str
     article: str
     kind: str
@@ -65,14 +81,7 @@ class PublishedClaim:
     readings: tuple[tuple[Template, Expression], ...]
     loops: dict[str, list[Any] | Expression]
     let: dict[str, Expression]
-    tolerance: float = 0.0
-    points: float = 0.0
-    wanted: str = ""
-    unless: str = ""
     note: Template | None = None
-    same: str = ""
-    same_value: str = ""
-    contradicts: tuple[str, ...] = ()
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -116,16 +125,11 @@ def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[PublishedClaim, ...]:
 def _read_claim(file: Path, name: str, raw: dict[str, Any]) -> PublishedClaim:
     if not _ID.fullmatch(name):
         raise BadData(file, name, "is not c and a number")
-    only_keys(file, name, raw, KEYS)
-    said = table(file, f"{name}.says", raw.get("says"))
-    only_keys(file, f"{name}.says", said, set(SAYS))
-    says = {key: text(file, f"{name}.says.{key}", said.get(key)) for key in SAYS[:-1]}
-    says["unit"] = optional_text(file, f"{name}.says.unit", said.get("unit"))
-    if says["kind"] not in KINDS:
-        raise BadData(file, f"{name}.says.kind", f"'{says['kind']}' is not one of {', '.join(KINDS)}")
-    if says["unit"] == "bool" and says["value"] not in ("yes", "no"):
-        raise BadData(file, f"{name}.says.value", f"'{says['value']}' must be yes or no")
-    says["text"] = says.pop("claim")
+    says = read_record(file, f"{name}.says", raw.get("says"), _Says)
+    if says.unit == "bool" and says.value not in ("yes", "no"):
+        raise BadData(file, f"{name}.says.value", f"'{says.value}' must be yes or no")
+    asked = ("says", "readings", "for", "let", "note")
+    compared = read_record(file, name, {key: raw[key] for key in raw if key not in asked}, _Compared)
     known = set(VOCABULARY)
 
     def read(kind: Any, where: str, given: object, names: Collection[str] = known) -> Any:
@@ -145,17 +149,15 @@ def _read_claim(file: Path, name: str, raw: dict[str, Any]) -> PublishedClaim:
         (read(read_template, "readings", key, loops), read(read_expression, f"readings.{key}", given))
         for key, given in table(file, f"{name}.readings", raw.get("readings")).items()
     )
-    for case, asked in readings:
-        for loop in loops.keys() & (asked.names | {n for used in asked.names & let.keys() for n in let[used].names}):
+    for case, expression in readings:
+        names = expression.names | {name for used in expression.names & let.keys() for name in let[used].names}
+        for loop in loops.keys() & names:
             if loop not in case.names:
                 raise BadData(file, f"{name}.readings", f"'{''.join(case.words)}' uses {loop} and does not name it")
     return PublishedClaim(
-        id=name, **says, readings=readings, loops=loops, let=let,
-        tolerance=number(file, f"{name}.tolerance", raw.get("tolerance", 0.0), 0.0, 1.0),
-        points=number(file, f"{name}.points", raw.get("points", 0.0), 0.0, 100.0),
-        note=read(read_template, "note", raw["note"]) if "note" in raw else None,
-        contradicts=texts(file, f"{name}.contradicts", raw.get("contradicts", [])),
-        **{key: optional_text(file, f"{name}.{key}", raw.get(key)) for key in _WORDS},
+        id=name, article=says.article, kind=says.kind, subject=says.subject, text=says.claim, value=says.value,
+        unit=says.unit, readings=readings, loops=loops, let=let,
+        note=read(read_template, "note", raw["note"]) if "note" in raw else None, **msgspec.structs.asdict(compared),
     )  # fmt: skip
 
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from crosstie.catalog.library import SHIPPED
-from crosstie.catalog.reading import only_keys, optional_text, sourced_file, table, text
+from crosstie.catalog.reading import read_record, sourced_file, table
 from crosstie.core.deployment import Deployment
-from crosstie.core.errors import BadData
 from crosstie.core.estimate import Estimate
 from crosstie.core.fact import Fact, Label
 from crosstie.core.figures import significant
@@ -29,12 +30,11 @@ class Rest:
     date: str = ""
 
 
-@dataclass(frozen=True)
-class PublicFact:
+class PublicFact(msgspec.Struct, frozen=True, kw_only=True):
     """A figure or a word of a public source, in this project's words."""
 
     value: float | str
-    unit: str
+    unit: str = ""
     says: str
     source: str
     date: str
@@ -46,23 +46,9 @@ class PublicFact:
 
 
 def read_public_facts(file: Path = SHIPPED_SOURCES) -> dict[str, PublicFact]:
-    found = {}
     with sourced_file(file, ["facts"]) as (raw, sources):
-        for name, said in table(file, "facts", raw.get("facts")).items():
-            where, entry = f"facts.{name}", table(file, f"facts.{name}", said)
-            only_keys(file, where, entry, {"value", "unit", "says", "source"})
-            value = entry.get("value")
-            if isinstance(value, bool) or not isinstance(value, int | float | str):
-                raise BadData(file, f"{where}.value", "must be a number or a word")
-            reference, dated = sources.cite(where, entry.get("source"))
-            found[name] = PublicFact(
-                value=value if isinstance(value, str) else float(value),
-                unit=optional_text(file, f"{where}.unit", entry.get("unit")),
-                says=text(file, f"{where}.says", entry.get("says")),
-                source=reference,
-                date=dated,
-            )
-    return found
+        facts = table(file, "facts", raw.get("facts"))
+        return {name: read_record(file, f"facts.{name}", entry, PublicFact, sources) for name, entry in facts.items()}
 
 
 def fact_rest(owner: str, path: str, fact: Fact | Label) -> Rest:

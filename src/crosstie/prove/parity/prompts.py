@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from crosstie.catalog.reading import only_keys, read_record, read_toml, table
+from crosstie.catalog.reading import check_unique, only_keys, read_record, read_toml, table, texts
 from crosstie.core.errors import BadData
 
 BUNDLED = Path(__file__).parent / "data" / "prompts.toml"
@@ -42,15 +42,6 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     wants: tuple[str, ...] = ()
 
 
-class _Entry(msgspec.Struct, kw_only=True):
-    id: str
-    language: str
-    kind: Kind
-    documents: tuple[str, ...] = ()
-    tools: tuple[str, ...] = ()
-    wants: tuple[str, ...] = ()
-
-
 class PromptSet(msgspec.Struct, frozen=True):
     prompts: tuple[Prompt, ...]
     documents: tuple[str, ...]
@@ -75,17 +66,13 @@ def read_prompts(file: Path = BUNDLED) -> PromptSet:
     for index, said in enumerate(listed):
         where = f"prompt[{index}]"
         entry = dict(table(file, where, said))
-        text = _prose(file, f"{where}.text", entry.pop("text", None))
-        read = read_record(file, where, entry, _Entry)
-        before = [_named(file, f"{where}.documents", name, documents) for name in read.documents]
-        offered = tuple(_named(file, f"{where}.tools", name, tools) for name in read.tools)
-        whole = "\n\n".join([*before, text])
-        made.append(
-            Prompt(id=read.id, language=read.language, kind=read.kind, text=whole, tools=offered, wants=read.wants)
+        before, offered = (
+            [_named(file, f"{where}.{key}", name, known) for name in texts(file, f"{where}.{key}", entry.pop(key, []))]
+            for key, known in (("documents", documents), ("tools", tools))
         )
-    ids = [one.id for one in made]
-    if twice := next((one for one in ids if ids.count(one) > 1), None):
-        raise BadData(file, "prompt.id", f"'{twice}' is there twice")
+        text = "\n\n".join([*before, _prose(file, f"{where}.text", entry.get("text"))])
+        made.append(read_record(file, where, entry, Prompt, text=text, tools=tuple(offered)))
+    check_unique(file, "prompt", "id", [prompt.id for prompt in made])
     return PromptSet(tuple(made), tuple(documents.values()))
 
 

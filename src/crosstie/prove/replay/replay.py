@@ -15,7 +15,7 @@ import contextlib
 import heapq
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 
 import msgspec
@@ -60,34 +60,25 @@ class _Choice(msgspec.Struct):
 
 class _Chunk(msgspec.Struct):
     usage: _Usage | None = None
-
-
-class _TextChunk(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
 
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
-_decode_text = msgspec.json.Decoder(_TextChunk).decode
 
 
-def _usage_in(events: bytes) -> _Usage | None:
-    """What a chat stream's last chunk says of its tokens."""
+def _chunks(events: bytes) -> Iterator[_Chunk]:
     for payload in payloads(events):
         with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            if usage := _decode_chunk(payload).usage:
-                return usage
-    return None
+            yield _decode_chunk(payload)
 
 
 def _text_in(events: bytes) -> str:
     """What a stream says, as one text."""
-    found: list[str] = []
-    for payload in payloads(events):
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            for choice in _decode_text(payload).choices:
-                piece = choice.delta or _Piece()
-                found += filter(None, (piece.reasoning_content or piece.reasoning, piece.content, choice.text))
-    return "".join(found)
+    said: list[str] = []
+    for choice in (choice for chunk in _chunks(events) for choice in chunk.choices or ()):
+        piece = choice.delta or _Piece()
+        said += filter(None, (piece.reasoning_content or piece.reasoning, piece.content, choice.text))
+    return "".join(said)
 
 
 class RequestOutcome(msgspec.Struct):
@@ -217,7 +208,7 @@ class _Call:
 
     def _measured(self) -> str:
         outcome, speed = self.outcome, self._replay.speed
-        usage = _usage_in(self._usage)
+        usage = next((chunk.usage for chunk in _chunks(self._usage) if chunk.usage), None)
         if usage is None and self._replay.count is not None:
             usage = _Usage(outcome.request.input_tokens, self._replay.count(_text_in(b"".join(self._kept))))
         if usage is None:
