@@ -182,7 +182,8 @@ def test_mistakes_are_one_line(crosstie: Command, options: list[str], words: lis
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ('{"format": "crosstie plan 0", "workload": {}}', "is no saved plan"),
+        ('{"format": "crosstie plan 0", "workload": {}}', "format: is 'crosstie plan 0'; this version reads"),
+        ('{"format": "crosstie plan 1", "workload": {}}', "is no saved plan"),
         ("{", "is no saved plan"),
     ],
 )

@@ -133,7 +133,7 @@ def test_a_plan_chooses_them_where_they_are_cheaper_and_their_promises_hold(work
     assert (together.together, together.apart, apart.apart) == (None, None, None)
     assert together.outlooks == apart.outlooks == []
     assert apart.fleet.gpus == {"mi355x": sum(pool.gpus for pool in apart.fleet.pools)}
-    trials = Trials(CATALOG, workload, "deepseek-r1", scaling_of(workload), peak_of(workload))
+    trials = Trials(CATALOG, workload, "deepseek-r1", EstimateScale.none, peak_of(workload))
     assert trials.verdict(apart.fleet.pools).holds
 
 

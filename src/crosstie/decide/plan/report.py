@@ -316,6 +316,11 @@ class SavedFleet(msgspec.Struct, frozen=True):
     pools: list[SavedEngine] = []
 
 
+class SavedConfirmation(msgspec.Struct, frozen=True):
+    # By model: what its replicas take in simulation over what closed forms say.
+    correction: dict[str, float] = {}
+
+
 class Saved(msgspec.Struct, frozen=True):
     """What a saved plan must have to be made again and compared."""
 
@@ -328,7 +333,9 @@ class Saved(msgspec.Struct, frozen=True):
     # Plans from before models could share replicas have none.
     shared: SavedFleet | None = None
     # How it was confirmed by simulation; None where it was not.
-    confirmed: dict[str, object] | None = None
+    confirmed: SavedConfirmation | None = None
+    # What `simulate` takes: none where no fleet will do, and of plans of earlier versions.
+    fleet_file: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
     def gpus(self) -> dict[str, int]:

@@ -29,7 +29,7 @@ from crosstie.decide.plan.scaling import Reading, WorldScaling
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import Column, Offers, Purpose, undominated
-from crosstie.decide.plan.trials import LONG, SHORT, FleetRun, RunKey, Trials, Verdict, pool_key
+from crosstie.decide.plan.trials import LONG, SHORT, FleetRun, PoolKey, RunKey, Trials, Verdict, pool_key
 from crosstie.decide.plan.uncertainty import family_of
 from crosstie.perf.hardware import Array
 
@@ -195,7 +195,8 @@ class Search:
             return None
         simple = tidied(asked.problem, simplify(asked.problem, answer, self.shown.workload.constraints.simplicity))
         pools = fleet_plan(asked, simple, self.shown.workload).pools
-        by_pool = {_pool_of(asked.offers.columns[i]): asked.offers.columns[i] for i in np.flatnonzero(simple.replicas)}
+        used = [asked.offers.columns[place] for place in np.flatnonzero(simple.replicas)]
+        by_pool = {pool_key(column): column for column in used}
         return Proposal(self.question, asked, simple, pools, [by_pool[pool_key(pool)] for pool in pools])
 
     def factors(self) -> Array:
@@ -421,10 +422,6 @@ def times_borne(
     return 0.0
 
 
-def _pool_of(column: Column) -> tuple[Key, Tier]:
-    return key_of(column.deployment), column.tier
-
-
 def _meant(column: Column) -> _Meant:
     return key_of(column.deployment), column.tier, column.purpose
 
@@ -455,7 +452,7 @@ def _serves(pool: PoolPlan, names: set[str]) -> bool:
     return any(one.part.request_class.name in names for one in pool.carried)
 
 
-def _numbers(fleet: Proposal) -> Mapping[tuple[Key, Tier], int]:
+def _numbers(fleet: Proposal) -> Mapping[PoolKey, int]:
     return {pool_key(pool): pool.replicas for pool in fleet.pools}
 
 

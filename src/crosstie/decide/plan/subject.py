@@ -16,7 +16,7 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, plan
-from crosstie.decide.plan.report import FORMAT, meet_folders
+from crosstie.decide.plan.report import meet_folders, read_saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,6 @@ class Subject:
     notes: tuple[str, ...] = ()
     # By model: what its replicas take in simulation over what closed forms say, where the plan was confirmed.
     correction: dict[str, float] = field(default_factory=dict)
-
-
-class _Confirmed(msgspec.Struct, frozen=True):
-    correction: dict[str, float] = {}
-
-
-class _SavedPlan(msgspec.Struct, frozen=True):
-    format: str
-    workload: Workload
-    fleet_file: Fleet | None = None
-    confirmed: _Confirmed | None = None
 
 
 def read_subject(catalog: Catalog, file: Path, on_progress: OnProgress = no_progress) -> Subject:
@@ -93,18 +82,17 @@ def _begins_as_json(file: Path) -> bool:
 
 
 def _saved(catalog: Catalog, file: Path) -> Subject:
+    saved = read_saved(file)
     try:
-        saved = msgspec.json.decode(file.read_bytes(), type=_SavedPlan)
+        fleet = msgspec.json.decode(saved.fleet_file, type=Fleet | None)
     except msgspec.MsgspecError as error:
-        raise BadData(file, "", f"is no saved plan: {error}") from None
-    if saved.format != FORMAT:
-        raise BadData(file, "format", f"is '{saved.format}'; this version reads '{FORMAT}'")
-    if saved.fleet_file is None:
+        raise BadData(file, "fleet_file", str(error)) from None
+    if fleet is None:
         why = "has no fleet: it was infeasible, or saved by an earlier version; `crosstie plan --save` makes it again"
         raise BadData(file, "fleet_file", why)
     meet_folders(catalog, file, saved.workload)
     correction = saved.confirmed.correction if saved.confirmed else {}
-    return Subject(file.stem, _addressed(saved.fleet_file), saved.workload, correction=correction)
+    return Subject(file.stem, _addressed(fleet), saved.workload, correction=correction)
 
 
 def _addressed(fleet: Fleet) -> Fleet:

@@ -24,6 +24,7 @@ from crosstie.decide.plan.pools import class_of, pool_of, routes_of
 from crosstie.decide.plan.reuse import encoding_tokens, hit_rate
 from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
+from crosstie.decide.plan.survey import Column
 from crosstie.perf.hardware import Array
 from crosstie.route.build import Tables
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
@@ -399,7 +400,7 @@ def _scale(pools: Sequence[PoolPlan], *wanted: float) -> float:
     return max(min(max(wanted), min(pool.replicas for pool in pools) / 2.0), 1.0)
 
 
-def pool_key(pool: PoolPlan) -> PoolKey:
+def pool_key(pool: PoolPlan | Column) -> PoolKey:
     return key_of(pool.deployment), pool.tier
 
 
