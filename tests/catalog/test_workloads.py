@@ -167,7 +167,7 @@ def test_what_makes_no_sense_is_named(catalog: Catalog, tmp_path: Path, change: 
 TWO = [
     ("share = 0.5", "share = 0.7", "class", "add up to 1.2"),
     ("share = 0.5", "requests_per_s = 3", "class[1].share", "so all must"),
-    ('name = "second"', 'name = "chat"', "class[1].name", "already names a class"),
+    ('name = "second"', 'name = "chat"', "class[1].name", "is there twice"),
     ("share = 0.5", "share = 'half'", "class[1].share", "0 to 1"),
 ]
 

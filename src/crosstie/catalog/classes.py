@@ -14,7 +14,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.lora import lora_note, read_lora
 from crosstie.catalog.pictures import read_images
 from crosstie.catalog.prefixes import read_prefix, with_prefixes
-from crosstie.catalog.reading import number, only_keys, table, text
+from crosstie.catalog.reading import check_unique, number, only_keys, table, text
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadData, CrosstieError
 from crosstie.core.model import Model
@@ -52,37 +52,28 @@ def read_classes(reader: ClassReader, raw: object, traffic: dict[str, Any]) -> t
     file = reader.file
     if not isinstance(raw, list) or not raw:
         raise BadData(file, "class", "missing: write a [[class]] for every kind of request")
+    entries = [table(file, f"class[{index}]", entry) for index, entry in enumerate(raw)]
     total = traffic.get("requests_per_s")
     if total is not None:
         total = number(file, "traffic.requests_per_s", total, _LEAST_RATE, _MOST_RATE)
-    if (
-        total is not None
-        and len(raw) == 1
-        and isinstance(raw[0], dict)
-        and not {"share", "requests_per_s", "trace"} & set(raw[0])
-    ):
-        # The only class has all of it; one with a trace has a rate of its own.
-        raw = [{**raw[0], "share": 1.0}]
-    shared = [isinstance(one, dict) and "share" in one for one in raw]
-    if any(shared):
-        _check_shares(file, raw, total)
-    found: list[RequestClass] = []
-    for index, one in enumerate(raw):
-        made = _class(reader, f"class[{index}]", table(file, f"class[{index}]", one), total)
-        if any(made.name == other.name for other in found):
-            raise BadData(file, f"class[{index}].name", f"'{made.name}' already names a class")
-        found.append(made)
-    return tuple(found)
+        if len(entries) == 1 and not {"share", "requests_per_s", "trace"} & set(entries[0]):
+            # The only class has all of it; one with a trace has a rate of its own.
+            entries = [{**entries[0], "share": 1.0}]
+    if any("share" in entry for entry in entries):
+        _check_shares(file, entries, total)
+    classes = tuple(_class(reader, f"class[{index}]", entry, total) for index, entry in enumerate(entries))
+    check_unique(file, "class", "name", [one.name for one in classes])
+    return classes
 
 
-def _check_shares(file: Path, raw: list[Any], total: float | None) -> None:
+def _check_shares(file: Path, entries: list[dict[str, Any]], total: float | None) -> None:
     if total is None:
         raise BadData(file, "traffic.requests_per_s", "missing: classes give a share, but a share of what?")
-    for index, one in enumerate(raw):
-        if not isinstance(one, dict) or "share" not in one:
+    for index, entry in enumerate(entries):
+        if "share" not in entry:
             raise BadData(file, f"class[{index}].share", "missing: other classes give one, so all must")
-        number(file, f"class[{index}].share", one["share"], 0, 1)
-    shares = math.fsum(one["share"] for one in raw)
+        number(file, f"class[{index}].share", entry["share"], 0, 1)
+    shares = math.fsum(entry["share"] for entry in entries)
     if abs(shares - 1.0) > 1e-3:
         raise BadData(file, "class", f"the shares add up to {shares:g}, not 1")
 
