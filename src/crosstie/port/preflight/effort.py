@@ -96,9 +96,9 @@ def effort_of(findings: Iterable[Finding], *, move: bool = True) -> Effort:
     """Of the findings on one accelerator; notes cost nothing. `move`: with what every move costs."""
     known = _table().rows
     asked: dict[str, EffortRow] = {}
-    for one in sorted(findings, key=lambda finding: rank(finding.severity)):
-        if one.severity != "note":
-            asked[one.remedy] = known.get((one.check, one.severity)) or known[ANY, one.severity]
+    for finding in sorted(findings, key=lambda finding: rank(finding.severity)):
+        if finding.severity != "note":
+            asked[finding.remedy] = known.get((finding.check, finding.severity)) or known[ANY, finding.severity]
     rows = {MOVE: known[MOVE, "note"], **asked} if move else asked
     return _summed({remedy: (row, 1) for remedy, row in rows.items()})
 

@@ -107,9 +107,9 @@ def show(found: Comparison, verbose: bool) -> None:
 
 def _show_flips(out: Output, flips: list[RoutingFlips]) -> None:
     """Margins are not known where the router's scores were not recorded."""
-    most = max(flips, key=lambda one: one.largest_margin if one.largest_margin >= 0.0 else -1.0)
+    most = max(flips, key=lambda flip: flip.largest_margin if flip.largest_margin >= 0.0 else -1.0)
     margin = f": margins up to {figure(most.largest_margin)}, scores {figure(most.scores_off)} off"
-    tokens = plural(sum(one.tokens for one in flips), "token")
+    tokens = plural(sum(flip.tokens for flip in flips), "token")
     say(
         out,
         f"  routing: {tokens} of {flips[0].of} went to other experts in {plural(len(flips), 'router')}, up to rounding"

@@ -69,7 +69,7 @@ def command(
 
 def document(work: PortWork) -> dict[str, Any]:
     more = {
-        "status": work.status, "next": [one.name for one in work.next], "effort": work.effort,
+        "status": work.status, "next": [step.name for step in work.next], "effort": work.effort,
         "not_counted": work.uncounted,
     }  # fmt: skip
     found: dict[str, Any] = msgspec.to_builtins({**more, **msgspec.structs.asdict(work)})
@@ -81,12 +81,12 @@ def _title(work: PortWork) -> str:
 
 
 def _counts(work: PortWork) -> str:
-    counts = {status: sum(one.status == status for one in work.steps) for status in _COLOURS}
+    counts = {status: sum(step.status == status for step in work.steps) for status in _COLOURS}
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
 def _facts(work: PortWork) -> list[KeyNumber]:
-    done = sum(one.status == "done" for one in work.steps)
+    done = sum(step.status == "done" for step in work.steps)
     named = {"all": "Person-days, guessed", "before_a_gpu": f"Before {work.target} is there", "left": "Left to do"}
     numbers = [
         KeyNumber(name, f"{work.effort[key].likely_days:g}", _range(work.effort[key])) for key, name in named.items()
@@ -108,13 +108,13 @@ def show(work: PortWork, verbose: bool, results: Path | None) -> None:
     say(out, f"  before {work.target} is there: {work.effort['before_a_gpu']}")
     say(out, f"  left to do: {work.effort['left']}")
     if work.next:
-        say(out, Text.assemble(("next: ", "bold"), ", ".join(one.name for one in work.next)))
+        say(out, Text.assemble(("next: ", "bold"), ", ".join(step.name for step in work.next)))
     _gap(out)
-    rows = ([one.name, one.status, _range(one.effort), one.says] for one in work.steps)
+    rows = ([step.name, step.status, _range(step.effort), step.says] for step in work.steps)
     show_table(out, ("step", "state", "person-days", "~answer"), rows)
     titles = ("At a desk, before a GPU is there", f"On {work.origin}, which runs it now", f"On {work.target}")
     for phase, title in zip(PHASES, titles, strict=True):
-        steps = [one for one in work.steps if one.phase == phase]
+        steps = [step for step in work.steps if step.phase == phase]
         if steps:
             _gap(out)
             heading(out, title)
@@ -137,8 +137,8 @@ def _show_step(out: Output, step: PortStep, verbose: bool) -> None:
     if step.status == "done" and not verbose:
         return
     shown = step.remedies if verbose else step.remedies[:1]
-    for one in shown:
-        say(out, f"  - {one}", hang=4)
+    for remedy in shown:
+        say(out, f"  - {remedy}", hang=4)
     if len(shown) < len(step.remedies):
         say(out, f"  - and {len(step.remedies) - len(shown)} more")
 
@@ -149,7 +149,7 @@ def _folded(out: Output, command: str) -> list[str]:
         return [command]
     lines = [""]
     # Quotes go back around the words that had them.
-    for word in (one if one == ">" else shlex.quote(one) for one in shlex.split(command)):
+    for word in (part if part == ">" else shlex.quote(part) for part in shlex.split(command)):
         if lines[-1] and len(lines[-1]) + len(word) > out.width - 8:
             lines[-1] += " \\"
             lines.append(f"  {word}")
@@ -168,12 +168,12 @@ def _show_rest(out: Output, work: PortWork, verbose: bool, results: Path | None)
         say(out, f"- left out: {', '.join(names)} ({why})")
     say(out, f"- person-days are {work.effort['all'].basis}: {work.effort['all'].source}")
     if verbose:
-        for one in work.steps:
-            for what, days in (one.effort.parts if one.effort else {}).items():
-                say(out, f"- {one.name}, {days[0]:g} to {days[2]:g} person-days: {_MOVE if what == MOVE else what}")
+        for step in work.steps:
+            for what, days in (step.effort.parts if step.effort else {}).items():
+                say(out, f"- {step.name}, {days[0]:g} to {days[2]:g} person-days: {_MOVE if what == MOVE else what}")
     if results is None:
         say(out, f"- no results were read: `mkdir {RESULTS}`, and --results {RESULTS} ticks steps off")
-    ran = dict.fromkeys(file for one in work.steps if one.phase == "to" for file in one.evidence)
+    ran = dict.fromkeys(file for step in work.steps if step.phase == "to" for file in step.evidence)
     if ran:
         say(out, f"- from {work.target} itself: {', '.join(ran)}; all else was read, computed or compiled")
     else:

@@ -93,35 +93,35 @@ class PortWork(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def status(self) -> Literal["done", "open", "stuck"]:
-        found = {one.status for one in self.steps}
+        found = {step.status for step in self.steps}
         return "stuck" if found & {"failed", "blocked"} else "open" if "open" in found else "done"
 
     @property
     def next(self) -> tuple[PortStep, ...]:
         """What can be done now: what failed, and what waits for nothing but its own file."""
-        ahead = {one.name for one in self.steps if one.waiting or one.status == "failed"}
-        can = (one for one in self.steps if one.status == "open" and one.waiting and not ahead & set(one.needs))
-        return (*(one for one in self.steps if one.status == "failed"), *can)
+        ahead = {step.name for step in self.steps if step.waiting or step.status == "failed"}
+        can = (step for step in self.steps if step.status == "open" and step.waiting and not ahead & set(step.needs))
+        return (*(step for step in self.steps if step.status == "failed"), *can)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
         """Steps that may find work, and have not been done."""
-        return tuple(one.name for one in self.steps if one.effort is None and one.name in ("kernels", "capture"))
+        return tuple(step.name for step in self.steps if step.effort is None and step.name in ("kernels", "capture"))
 
     @property
     def effort(self) -> dict[str, Effort]:
-        before = (one for one in self.steps if one.phase != "to")
-        left = (one for one in self.steps if one.status != "done")
+        before = (step for step in self.steps if step.phase != "to")
+        left = (step for step in self.steps if step.status != "done")
         return {"all": _summed(self.steps), "before_a_gpu": _summed(before), "left": _summed(left)}
 
 
 def _summed(steps: Iterable[PortStep]) -> Effort:
     """The ends are sums of the steps' ends, as if all went well, or badly, together."""
-    known = [(one.name, one.effort) for one in steps if one.effort]
-    low, likely, high = (round(sum(getattr(one, f"{end}_days") for _, one in known), 1) for end in _ENDS)
+    known = [(step.name, step.effort) for step in steps if step.effort]
+    low, likely, high = (round(sum(getattr(effort, f"{end}_days") for _, effort in known), 1) for end in _ENDS)
     return Effort(
         low_days=low, likely_days=likely, high_days=high,
-        parts={name: (one.low_days, one.likely_days, one.high_days) for name, one in known if one.high_days},
-        basis=", ".join(dict.fromkeys(one.basis for _, one in known if one.basis)),
-        source=", ".join(dict.fromkeys(one.source for _, one in known if one.source)),
+        parts={name: (days.low_days, days.likely_days, days.high_days) for name, days in known if days.high_days},
+        basis=", ".join(dict.fromkeys(effort.basis for _, effort in known if effort.basis)),
+        source=", ".join(dict.fromkeys(effort.source for _, effort in known if effort.source)),
     )  # fmt: skip

@@ -32,12 +32,12 @@ class FileEffort(msgspec.Struct, frozen=True, kw_only=True):
 def by_file(findings: Sequence[Finding]) -> list[FileEffort]:
     """Most work first: what is to be rewritten, then what needs thought, then what is mechanical."""
     counts: dict[str, Counter[str]] = {}
-    for one in findings:
-        if one.severity != "note":
-            kind = "rewrite" if one.check in _REWRITE else "mechanical" if one.check in MECHANICAL else "local"
-            counts.setdefault(str(one.where.file), Counter())[kind] += 1
+    for finding in findings:
+        if finding.severity != "note":
+            kind = "rewrite" if finding.check in _REWRITE else "mechanical" if finding.check in MECHANICAL else "local"
+            counts.setdefault(str(finding.where.file), Counter())[kind] += 1
     made = [
         FileEffort(file=file, rewrite=kinds["rewrite"], local=kinds["local"], mechanical=kinds["mechanical"])
         for file, kinds in counts.items()
     ]
-    return sorted(made, key=lambda one: (-one.rewrite, -one.local, -one.mechanical, one.file))
+    return sorted(made, key=lambda effort: (-effort.rewrite, -effort.local, -effort.mechanical, effort.file))
