@@ -31,13 +31,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     date: str
 
-    def holds(self, facts: Mapping[str, Value]) -> bool:
-        return hold(self.when, self.unless, facts)
-
-    @property
-    def of_gpu(self) -> bool:
-        return any(key.startswith("gpu.") for key in self.when)
-
 
 @cache
 def checks(file: Path = FILE) -> tuple[Check, ...]:
@@ -76,9 +69,10 @@ def check_findings(machine: Machine) -> list[Finding]:
         for gpu in machine.gpus:
             facts = {**common, **variables, **gpu_facts(gpu, machine.environment)}
             isa = gpu.isa or ("gfx" if gpu.vendor == "AMD" else "sm_")
-            if any(covers(target, isa) for target in check.on) and check.holds(facts):
+            if any(covers(target, isa) for target in check.on) and hold(check.when, check.unless, facts):
+                of_gpu = any(key.startswith("gpu.") for key in check.when)
                 # A GPU inside the processor is the machine's fault, and no kind that a verdict is given of.
-                found[_finding(check, facts, gpu.label if check.of_gpu and not gpu.integrated else "")] = None
+                found[_finding(check, facts, gpu.label if of_gpu and not gpu.integrated else "")] = None
     return list(found)
 
 
