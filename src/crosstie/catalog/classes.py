@@ -15,14 +15,15 @@ from crosstie.catalog.lora import lora_note, read_lora
 from crosstie.catalog.pictures import read_images
 from crosstie.catalog.prefixes import read_prefix, with_prefixes
 from crosstie.catalog.reading import check_unique, number, only_keys, table, text
+from crosstie.catalog.sessions import read_sessions, session_trace, sessions_note
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadData, CrosstieError
 from crosstie.core.model import Model
-from crosstie.core.workload import Pictures, RequestClass, Target
+from crosstie.core.workload import Pictures, RequestClass, Sessions, Target
 
 _CLASS = {
     "name", "model", "share", "requests_per_s", "input", "output", "trace", "ttft_ms", "tpot_ms",
-    "prefix", "images", "lora",
+    "prefix", "images", "lora", "sessions",
 }  # fmt: skip
 PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 # With more classes than this they are diverse enough without being cut at their medians.
@@ -56,7 +57,7 @@ def read_classes(reader: ClassReader, raw: object, traffic: dict[str, Any]) -> t
     total = traffic.get("requests_per_s")
     if total is not None:
         total = number(file, "traffic.requests_per_s", total, _LEAST_RATE, _MOST_RATE)
-        if len(entries) == 1 and not {"share", "requests_per_s", "trace"} & set(entries[0]):
+        if len(entries) == 1 and not {"share", "requests_per_s", "trace", "sessions"} & set(entries[0]):
             # The only class has all of it; one with a trace has a rate of its own.
             entries = [{**entries[0], "share": 1.0}]
     if any("share" in entry for entry in entries):
@@ -87,8 +88,13 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
     asked = text(file, f"{where}.model", raw.get("model"))
     model = look_up(file, f"{where}.model", lambda: reader.catalog.model(asked))
     ttft = read_target(file, f"{where}.ttft_ms", raw.get("ttft_ms"))
+    tpot = read_target(file, f"{where}.tpot_ms", raw.get("tpot_ms"))
     trace: Trace | None = None
-    if "trace" in raw:
+    sessions: Sessions | None = None
+    if "sessions" in raw:
+        raw, sessions, trace = _sessions(reader, where, name, raw, _context(model), tpot)
+        inputs, outputs = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
+    elif "trace" in raw:
         for key in ("input", "output"):
             if key in raw:
                 raise BadData(file, f"{where}.{key}", "the class has a trace, which says its lengths")
@@ -129,9 +135,24 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
         requests_per_s=rate,
         slices=slices,
         ttft=ttft,
-        tpot=read_target(file, f"{where}.tpot_ms", raw.get("tpot_ms")),
+        tpot=tpot,
         lora=lora,
+        sessions=sessions,
     )
+
+
+def _sessions(
+    reader: ClassReader, where: str, name: str, raw: dict[str, Any], context: int, tpot: Target | None
+) -> tuple[dict[str, Any], Sessions, Trace]:
+    """What the class is by its sessions: a rate, and a trace whose hits are measured."""
+    for key in ("input", "output", "trace", "requests_per_s", "share"):
+        if key in raw:
+            raise BadData(reader.file, f"{where}.{key}", "the class has sessions, which say its lengths and its rate")
+    sessions, shape = read_sessions(reader.file, f"{where}.sessions", raw["sessions"], context, tpot)
+    trace, requests_per_s = session_trace(name, shape, sessions.answer_s)
+    reader.notes.append(sessions_note(name, sessions, trace, requests_per_s))
+    prefix = {**table(reader.file, f"{where}.prefix", raw.get("prefix", {})), "measured": True}
+    return {**raw, "requests_per_s": sessions.live * requests_per_s, "prefix": prefix}, sessions, trace
 
 
 def _within_context(

@@ -30,25 +30,27 @@ _ROWS = 12
 _QUANTILES = {"median": 0.5, "p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 
 
-def read_lengths(file: Path, where: str, raw: object) -> Lengths:
+def read_lengths(file: Path, where: str, raw: object, unit: str = "tokens") -> Lengths:
     """One number, `{ mean, p90, ... }` as a lognormal, or `{ histogram = [[from, to, weight], ...] }`."""
     if raw is None:
-        raise BadData(file, where, "missing: a number of tokens, a distribution, or a trace for the class")
+        other = ", a distribution, or a trace for the class" if unit == "tokens" else " or a distribution"
+        raise BadData(file, where, f"missing: a number of {unit}{other}")
     if isinstance(raw, dict):
-        return _histogram(file, where, raw) if "histogram" in raw else _lognormal(file, where, raw)
-    return np.array([_tokens(file, where, raw)])
+        return _histogram(file, where, raw, unit) if "histogram" in raw else _lognormal(file, where, raw, unit)
+    return np.array([_value(file, where, raw, unit)])
 
 
-def _tokens(file: Path, where: str, raw: object) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not 1 <= raw <= 1e8:
-        raise BadData(file, where, f"{raw!r} must be a number of tokens, from 1 to 100,000,000")
+def _value(file: Path, where: str, raw: object, unit: str) -> float:
+    least = 0.001 if unit == "seconds" else 1
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not least <= raw <= 1e8:
+        raise BadData(file, where, f"{raw!r} must be a number of {unit}, from {least} to 100,000,000")
     return float(raw)
 
 
-def _lognormal(file: Path, where: str, raw: dict[str, Any]) -> Lengths:
+def _lognormal(file: Path, where: str, raw: dict[str, Any], unit: str) -> Lengths:
     """Two of mean, median and quantiles fix it; a mean alone is everybody's length."""
     only_keys(file, where, raw, {"mean", "histogram", *_QUANTILES})
-    known = {key: _tokens(file, f"{where}.{key}", value) for key, value in raw.items()}
+    known = {key: _value(file, f"{where}.{key}", value, unit) for key, value in raw.items()}
     if len(known) > 2 or not known or ("median" in known and "p50" in known):
         raise BadData(file, where, "give two of mean, median, p75, p90, p95, p99 (or one, for a fixed length)")
     if len(known) == 1:
@@ -64,7 +66,8 @@ def _lognormal(file: Path, where: str, raw: dict[str, Any]) -> Lengths:
     inner = [normal.cdf(normal.inv_cdf(k / _SAMPLE) - width) for k in range(1, _SAMPLE)]
     below = np.array([0.0, *inner, 1.0])
     mean = math.exp(location + width * width / 2.0)
-    return np.asarray(np.maximum(mean * _SAMPLE * np.diff(below), 1.0))
+    drawn = mean * _SAMPLE * np.diff(below)
+    return np.asarray(drawn if unit == "seconds" else np.maximum(drawn, 1.0))
 
 
 def _fitted(file: Path, where: str, known: dict[str, float]) -> tuple[float, float]:
@@ -86,7 +89,7 @@ def _fitted(file: Path, where: str, known: dict[str, float]) -> tuple[float, flo
     return math.log(high_value) - z * width, width
 
 
-def _histogram(file: Path, where: str, raw: dict[str, Any]) -> Lengths:
+def _histogram(file: Path, where: str, raw: dict[str, Any], unit: str) -> Lengths:
     only_keys(file, where, raw, {"histogram"})
     bins = raw["histogram"]
     if not isinstance(bins, list) or not bins:
@@ -96,7 +99,7 @@ def _histogram(file: Path, where: str, raw: dict[str, Any]) -> Lengths:
         at = f"{where}.histogram[{index}]"
         if not isinstance(one, list) or len(one) != 3:
             raise BadData(file, at, "must be [from, to, weight]")
-        low, high = _tokens(file, at, one[0]), _tokens(file, at, one[1])
+        low, high = _value(file, at, one[0], unit), _value(file, at, one[1], unit)
         weight = one[2]
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1e15 or low > high:
             raise BadData(file, at, "must be [from, to, weight] with from <= to and a weight from 0 to 1e15")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from crosstie.catalog.traces import BLOCK_TOKENS, Ints, Trace
+from crosstie.catalog.traces import Ints, Trace
 
 Floats = NDArray[np.float64]
 
@@ -55,10 +55,11 @@ def reuse(trace: Trace, replicas: int = 1) -> Reuse:
     flat = np.fromiter((one for row in order for one in trace.blocks[row]), np.int64, len(request))
     named = np.unique(flat, return_inverse=True)[1].ravel()
     keys = place[request] * len(flat) + named
-    held = np.minimum(trace.input_tokens[request] - at * BLOCK_TOKENS, BLOCK_TOKENS).clip(0)
+    size = trace.block_tokens
+    held = np.minimum(trace.input_tokens[request] - at * size, size).clip(0)
     whole = held // ENGINE_BLOCK * ENGINE_BLOCK
     # The last token of a prompt is computed in any case, and its block with it.
-    last = (trace.input_tokens[request] - 1) // ENGINE_BLOCK * ENGINE_BLOCK - at * BLOCK_TOKENS
+    last = (trace.input_tokens[request] - 1) // ENGINE_BLOCK * ENGINE_BLOCK - at * size
     spared = np.minimum(whole, last.clip(0)).astype(np.float64)
     distance = _distances(request, at, keys, held.astype(np.float64), trace.output_tokens, order, lengths)
     found = np.isfinite(distance) & (spared > 0)

@@ -63,13 +63,16 @@ class Trace:
     output_tokens: Ints
     # Requests without an answer, which are counted as answers of one token.
     empty_outputs: int = 0
-    # The blocks of each prompt, BLOCK_TOKENS long, by number: equal numbers are equal text. None where nobody says.
+    # The blocks of each prompt by number: equal numbers are equal text; those beyond its end are of its answer. None
+    # where nobody says.
     blocks: tuple[tuple[int, ...], ...] | None = None
     # The class of each request, where recordings of a gateway say it.
     classes: tuple[str | None, ...] | None = None
     answers: Answers | None = None
     # Of the first arrival, by the recording's own clock: its files, which are several, have it in common.
     began_s: float = 0.0
+    # Of each block; recordings have Mooncake's.
+    block_tokens: int = BLOCK_TOKENS
 
     def __len__(self) -> int:
         return len(self.input_tokens)

@@ -26,9 +26,11 @@ from crosstie.catalog.reading import (
     texts,
     toml_in,
 )
+from crosstie.catalog.recorded_sessions import workload_text
+from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import kv_bytes_per_element
-from crosstie.core.errors import BadData, BadInput
+from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
 from crosstie.core.fact import KeyRule, NounKind
 from crosstie.core.model import Model
 from crosstie.core.schedule import ScheduleRequest, quarter_number
@@ -58,8 +60,17 @@ def find_workload(given: Path) -> Path:
     raise BadInput(f"{given}: no such workload file; shipped examples: {names}")
 
 
-def example_text() -> str:
-    return (EXAMPLES / "assistant.toml").read_text(encoding="utf-8")
+def example_text(name: str = "assistant") -> str:
+    """A workload to start from: a shipped one, or one of the sessions of a recording."""
+    shipped = {file.stem: file for file in sorted(EXAMPLES.glob("*.toml"))}
+    if name in shipped:
+        return shipped[name].read_text(encoding="utf-8")
+    try:
+        trace = find_trace(name, Path())
+    except BadInput:
+        hint = did_you_mean(near_names(name, shipped))
+        raise BadInput(f"'{name}' is neither a recording nor an example: {', '.join(shipped)}.{hint}") from None
+    return workload_text(read_trace(trace))
 
 
 def read_workload(catalog: Catalog, file: Path, content: str | None = None) -> Workload:

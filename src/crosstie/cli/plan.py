@@ -102,18 +102,21 @@ _overriding = gathered(
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
 @html_option
 @click.option("--csv", "table", type=FILE, metavar="FILE", help="Write the pools as a table for spreadsheets.")
-@click.option("--example", is_flag=True, help="Print a workload file to start from.")
+@click.option("--example", is_flag=False, flag_value="assistant", metavar="[NAME|TRACE]",
+              help="Print a workload to start from: assistant, agents, or the sessions of a recording.")  # fmt: skip
 @verbose_option(DETAILS)
 @json_option
 def command(
     files: tuple[Path, ...], fleet: Path | None, manifests: Path | None, nodes: Path | None, save: Path | None,
     watch: bool, given: Overrides, quick: bool, simulated: bool, checked: bool, plot: Path | None, html: Path | None,
-    table: Path | None, example: bool, verbose: bool, as_json: bool,
+    table: Path | None, example: str | None, verbose: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
     \b
     crosstie plan --example > workload.toml
+    crosstie plan --example agents > workload.toml
+    crosstie plan --example recording.jsonl > workload.toml
     crosstie plan workload.toml --fleet fleet.toml --save plan.json
     crosstie plan workload.toml --price mi300x=1.99 --discount NVIDIA=10%
     crosstie plan workload.toml --on this
@@ -125,7 +128,7 @@ def command(
     the fleet of the closed forms), or when --watch finds a decision that has flipped.
     """
     if example:
-        click.echo(example_text(), nl=False)
+        click.echo(example_text(example), nl=False)
         return 0
     catalog = Catalog()
     outputs = {"--fleet": fleet, "--save": save, "--plot": plot, "--html": html, "--csv": table}

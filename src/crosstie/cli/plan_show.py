@@ -405,8 +405,7 @@ def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool)
             of = f" of {look.model}" if len(plan.outlooks) > 1 else ""
             say(out, f"- prefill and decode{of} disaggregated: {_outlook(look, fleet)}")
     for lighter in plan.lighter:
-        saves = f"{_beside(lighter.fleet)}; check what the model then answers"
-        say(out, f"- with {lighter.what}: {saves}")
+        say(out, f"- with {lighter.what}: {_beside(lighter.fleet)}; {lighter.but}")
     if plan.mixture:
         _show_mixture(out, plan.mixture)
     alike = [one for one in plan.single_vendor.values() if one and one.confirmed == (plan.confirmed is not None)]
@@ -505,6 +504,13 @@ def _found_again(plan: Plan) -> list[str]:
         endless = one.cached_tokens / one.input_tokens
         most = f"; with endless memory {share(endless)}" if one.prefix.measured else ", as given"
         lines.append(f"{one.name}: {share(found / asked if asked else 0.0)} of prompt tokens are in a cache{most}")
+        if one.sessions:
+            usd = plan.fleet.by_class[one.name].usd_per_thousand_requests / 1e3
+            hourly = usd * one.requests_per_s * 3600 / one.sessions.live
+            lines.append(
+                f"{one.name}: {dollars(hourly)} an hour of a session at work, {dollars(usd * one.sessions.turns)} a "
+                f"session of {significant(one.sessions.turns)} turns, idle hours included"
+            )
     return lines
 
 

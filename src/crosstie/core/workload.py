@@ -103,6 +103,17 @@ class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
     remote_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
 
 
+class Sessions(msgspec.Struct, frozen=True, kw_only=True):
+    """Agents or chats whose turns a class's requests are; means over sessions and turns."""
+
+    # At work at once at the peak, pausing or waiting for an answer.
+    live: _Positive
+    turns: Annotated[float, msgspec.Meta(ge=1)]
+    # Between an answer's end and the next prompt, and what an answer may take by its TPOT target.
+    pause_s: Annotated[float, msgspec.Meta(ge=0)]
+    answer_s: Annotated[float, msgspec.Meta(ge=0)]
+
+
 class Lora(msgspec.Struct, frozen=True, kw_only=True):
     """Adapters that the requests of a class ask for, one each."""
 
@@ -171,6 +182,7 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Target | None = None
     tpot: Target | None = None
     lora: Lora | None = None
+    sessions: Sessions | None = None
 
     @property
     def input_tokens(self) -> float:

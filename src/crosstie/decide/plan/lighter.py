@@ -1,7 +1,8 @@
-"""Lighter formats that the workload does not ask for: what an FP8 cache or FP4 weights would save.
+"""What the workload does not ask for and would save: an FP8 cache, FP4 weights, memory of the host for prefixes.
 
-They change what the model answers, so they are never chosen unless the workload names them (`models.NAME.kv`,
-`models.NAME.precisions`); but nobody should pay for a wider format without knowing its price.
+Formats change what the model answers, and memory has a price that the catalog does not know, so neither is chosen
+unless the workload names it (`models.NAME.kv`, `models.NAME.precisions`, `prefix.host_gib_per_gpu`); but nobody should
+pay for more GPUs without knowing what these would save.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.workload import ModelChoice, Workload
+from crosstie.core.workload import ModelChoice, Slice, Workload
 from crosstie.decide.plan.answer import Alternative, alternative
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Market
@@ -25,6 +26,9 @@ _TRIED: dict[str, dict[str, tuple[str, ...]]] = {
     "an FP8 KV cache": {"kv_formats": ("fp8",)},
     "FP4 weights": {"precisions": ("mxfp4", "nvfp4")},
 }
+# Memory of the host for each GPU that is tried where prefixes are measured: what nodes of eight GPUs with 3 TB leave
+# beside the engines.
+_HOST_GIB = 256
 # A saving below this share is not worth a check of what the model answers.
 _WORTH_SAYING = 0.02
 
@@ -33,29 +37,35 @@ _WORTH_SAYING = 0.02
 class Lighter:
     what: str
     fleet: Alternative
+    # What is to be settled before it is taken.
+    but: str
 
 
 def lighter_formats(
     catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
     correction: Mapping[str, float], known: Sequence[Survey] = (),
 ) -> list[Lighter]:  # fmt: skip
-    """The formats that would make a fleet of these accelerators, the answer's, cheaper.
+    """What would make a fleet of these accelerators, the answer's, cheaper.
 
     `correction`: by model, of what closed forms say that its replicas take. `known`: the surveys of the workload.
     """
     found = []
     parts = [item.accelerator for item in market.items if item.id in accelerators]
-    for what, more in _TRIED.items():
-        asked = _with(workload, more)
+    asks = [(what, _with(workload, more), "check what the model then answers") for what, more in _TRIED.items()]
+    memory = f"{_HOST_GIB} GiB of host memory a GPU for prefixes"
+    asks.append((memory, _with_host_memory(workload), "the price of the memory is not counted"))
+    for what, asked, but in asks:
         if asked == workload:
             continue
         scaling = scaling_of(asked)
-        tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked), known=known), scaling)
+        # Surveys of the workload are of the same traffic, and of other hits.
+        same = known if what in _TRIED else ()
+        tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked), known=same), scaling)
         offered = offers(tried, scaling, peak=peak_of(asked)).corrected(correction)
         read = choice(undominated(offered), market, asked)
         fleet = alternative(read, solve(read.problem, quickly=True), usd_per_hour)
         if fleet is not None and fleet.dearer < -_WORTH_SAYING:
-            found.append(Lighter(what, fleet))
+            found.append(Lighter(what, fleet, but))
     return found
 
 
@@ -70,3 +80,16 @@ def _with(workload: Workload, more: dict[str, tuple[str, ...]]) -> Workload:
 
     models = {one.model: wider(workload.choice(one.model)) for one in workload.classes}
     return msgspec.structs.replace(workload, models={**workload.models, **models})
+
+
+def _with_host_memory(workload: Workload) -> Workload:
+    """The same where classes whose hits are measured keep in the host what GPUs drop."""
+    replaced = msgspec.structs.replace
+
+    def kept(piece: Slice) -> Slice:
+        if piece.hits is None or piece.prefix is None or piece.prefix.host_gib_per_gpu:
+            return piece
+        return replaced(piece, prefix=replaced(piece.prefix, host_gib_per_gpu=_HOST_GIB))
+
+    classes = tuple(replaced(one, slices=tuple(map(kept, one.slices))) for one in workload.classes)
+    return replaced(workload, classes=classes)
