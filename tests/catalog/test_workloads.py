@@ -289,7 +289,7 @@ def test_finding_workloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert find_workload(Path("assistant")).name == "assistant.toml"
     with pytest.raises(BadInput, match="is a folder"):
         find_workload(tmp_path)
-    with pytest.raises(BadInput, match="no such workload file; shipped examples: assistant"):
+    with pytest.raises(BadInput, match="no such workload file; shipped examples: agents, assistant"):
         find_workload(tmp_path / "nowhere.toml")
     with pytest.raises(BadInput, match="cannot be read: File name too long"):
         find_workload(Path("x" * 5000))
