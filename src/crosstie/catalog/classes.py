@@ -19,7 +19,7 @@ from crosstie.catalog.sessions import read_sessions, session_trace, sessions_not
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadData, CrosstieError
 from crosstie.core.model import Model
-from crosstie.core.workload import Pictures, RequestClass, Sessions, Target
+from crosstie.core.workload import Pictures, RequestClass, SessionTraffic, Target
 
 _CLASS = {
     "name", "model", "share", "requests_per_s", "input", "output", "trace", "ttft_ms", "tpot_ms",
@@ -90,7 +90,7 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
     ttft = read_target(file, f"{where}.ttft_ms", raw.get("ttft_ms"))
     tpot = read_target(file, f"{where}.tpot_ms", raw.get("tpot_ms"))
     trace: Trace | None = None
-    sessions: Sessions | None = None
+    sessions: SessionTraffic | None = None
     if "sessions" in raw:
         raw, sessions, trace = _sessions(reader, where, name, raw, _context(model), tpot)
         inputs, outputs = trace.input_tokens.astype(np.float64), trace.output_tokens.astype(np.float64)
@@ -143,7 +143,7 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
 
 def _sessions(
     reader: ClassReader, where: str, name: str, raw: dict[str, Any], context: int, tpot: Target | None
-) -> tuple[dict[str, Any], Sessions, Trace]:
+) -> tuple[dict[str, Any], SessionTraffic, Trace]:
     """What the class is by its sessions: a rate, and a trace whose hits are measured."""
     for key in ("input", "output", "trace", "requests_per_s", "share"):
         if key in raw:

@@ -14,12 +14,12 @@ from crosstie.catalog.lengths import Lengths, read_lengths
 from crosstie.catalog.reading import number, only_keys, table
 from crosstie.catalog.traces import Trace
 from crosstie.core.errors import BadData
-from crosstie.core.workload import Sessions, Target
+from crosstie.core.workload import SessionTraffic, Target
 
 _KEYS = {
     "live", "starts_per_hour", "turns", "system", "first", "added", "output", "pause_s", "context", "compact_to",
 }  # fmt: skip
-# Sessions of the trace. What a cache holds depends on sessions over memory alone, so any number would do; with fewer
+# SessionTraffic of the trace. What a cache holds depends on sessions over memory alone, so any number would do; with fewer
 # than some forty, chance decides whose turn is next.
 _AT_ONCE = 48
 # Requests of the trace, and blocks that a mean prompt is cut into: with more, reading a workload takes seconds.
@@ -49,7 +49,7 @@ class SessionShape:
 
 def read_sessions(
     file: Path, where: str, raw: object, context: int, tpot: Target | None
-) -> tuple[Sessions, SessionShape]:
+) -> tuple[SessionTraffic, SessionShape]:
     """`context`: the most that the model takes."""
     entry = table(file, where, raw)
     only_keys(file, where, entry, _KEYS)
@@ -76,7 +76,7 @@ def read_sessions(
     if answer_s + pause_s <= 0:
         raise BadData(file, f"{where}.pause_s", "is 0, and there is no tpot_ms: nothing says how often turns come")
     turns = float(shape.turns.mean())
-    return Sessions(live=_live(file, where, entry, turns * (answer_s + pause_s)), turns=turns, pause_s=pause_s,
+    return SessionTraffic(live=_live(file, where, entry, turns * (answer_s + pause_s)), turns=turns, pause_s=pause_s,
                     answer_s=answer_s), shape  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def _pauses(file: Path, where: str, raw: object) -> Lengths:
 
 
 def _live(file: Path, where: str, entry: dict[str, Any], lasts_s: float) -> float:
-    """Sessions at work at once at the peak; of those that begin in an hour as many as Little's law says."""
+    """SessionTraffic at work at once at the peak; of those that begin in an hour as many as Little's law says."""
     if ("live" in entry) == ("starts_per_hour" in entry):
         raise BadData(file, where, "give live, sessions at work at once, or starts_per_hour")
     if "live" in entry:
@@ -114,7 +114,7 @@ def session_trace(name: str, shape: SessionShape, answer_s: float) -> tuple[Trac
     busy_s = 0.0
     lasts_s = float(shape.turns.mean()) * (answer_s + float(shape.pause_s.mean()))
     for _ in range(_AT_ONCE):
-        # Sessions are under way at different turns.
+        # SessionTraffic are under way at different turns.
         at, made = chance.random() * lasts_s, 0
         begun = at
         while made < _REQUESTS // _AT_ONCE:
@@ -142,7 +142,7 @@ def session_trace(name: str, shape: SessionShape, answer_s: float) -> tuple[Trac
     return trace, len(rows) / busy_s
 
 
-def sessions_note(name: str, sessions: Sessions, trace: Trace, requests_per_s: float) -> str:
+def sessions_note(name: str, sessions: SessionTraffic, trace: Trace, requests_per_s: float) -> str:
     """`requests_per_s`: of one of them."""
     answer = f" and {sessions.answer_s:.3g} s of answer, as tpot_ms allows" if sessions.answer_s else ""
     return (

@@ -103,7 +103,7 @@ class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
     remote_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
 
 
-class Sessions(msgspec.Struct, frozen=True, kw_only=True):
+class SessionTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Agents or chats whose turns a class's requests are; means over sessions and turns."""
 
     # At work at once at the peak, pausing or waiting for an answer.
@@ -182,7 +182,7 @@ class RequestClass(msgspec.Struct, frozen=True, kw_only=True):
     ttft: Target | None = None
     tpot: Target | None = None
     lora: Lora | None = None
-    sessions: Sessions | None = None
+    sessions: SessionTraffic | None = None
 
     @property
     def input_tokens(self) -> float:
