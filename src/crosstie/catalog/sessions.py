@@ -19,7 +19,7 @@ from crosstie.core.workload import SessionTraffic, Target
 _KEYS = {
     "live", "starts_per_hour", "turns", "system", "first", "added", "output", "pause_s", "context", "compact_to",
 }  # fmt: skip
-# SessionTraffic of the trace. What a cache holds depends on sessions over memory alone, so any number would do; with fewer
+# Sessions of the trace. What a cache holds depends on sessions over memory alone, so any number would do; with fewer
 # than some forty, chance decides whose turn is next.
 _AT_ONCE = 48
 # Requests of the trace, and blocks that a mean prompt is cut into: with more, reading a workload takes seconds.
@@ -85,7 +85,7 @@ def _pauses(file: Path, where: str, raw: object) -> Lengths:
 
 
 def _live(file: Path, where: str, entry: dict[str, Any], lasts_s: float) -> float:
-    """SessionTraffic at work at once at the peak; of those that begin in an hour as many as Little's law says."""
+    """Sessions at work at once at the peak; of those that begin in an hour as many as Little's law says."""
     if ("live" in entry) == ("starts_per_hour" in entry):
         raise BadData(file, where, "give live, sessions at work at once, or starts_per_hour")
     if "live" in entry:
@@ -114,7 +114,7 @@ def session_trace(name: str, shape: SessionShape, answer_s: float) -> tuple[Trac
     busy_s = 0.0
     lasts_s = float(shape.turns.mean()) * (answer_s + float(shape.pause_s.mean()))
     for _ in range(_AT_ONCE):
-        # SessionTraffic are under way at different turns.
+        # Sessions are under way at different turns.
         at, made = chance.random() * lasts_s, 0
         begun = at
         while made < _REQUESTS // _AT_ONCE:
