@@ -1,6 +1,6 @@
 """The catalog as lines of text: a key, a value, and why anyone should believe it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -10,9 +10,7 @@ import msgspec
 from crosstie.catalog.acceptance import ANY
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.precision import FOUR_BIT, GGUF, UNIFORM
-from crosstie.catalog.reading import fact_specs
-from crosstie.core.deployment import Accelerator, Efficiency, Host, SmallGpu, Stack
-from crosstie.core.disaggregated import Connector
+from crosstie.core.deployment import Accelerator, Efficiency, Stack
 from crosstie.core.errors import UnknownName
 from crosstie.core.fact import Fact, Label
 from crosstie.core.figures import with_unit
@@ -43,7 +41,7 @@ def describe(catalog: Catalog, name: str) -> tuple[str, list[FactLine]]:
         (catalog.accelerator, lambda found: accelerator_lines(catalog, found)),
         (catalog.model, model_lines),
         (catalog.stack, lambda found: stack_lines(catalog, found)),
-        (catalog.connector, connector_lines),
+        (catalog.connector, lambda found: list(fact_lines(found))),
     )
     for find, lines_of in finders:
         try:
@@ -55,12 +53,18 @@ def describe(catalog: Catalog, name: str) -> tuple[str, list[FactLine]]:
     raise UnknownName("accelerator, model or stack", name, known, listing="accelerators|models|stacks")
 
 
+def fact_lines(of: object, at: str = "") -> Iterator[FactLine]:
+    """Every fact in a struct or a table, by its key."""
+    if isinstance(of, Fact | Label):
+        yield fact_line(at, of)
+        return
+    parts = msgspec.structs.asdict(of) if isinstance(of, msgspec.Struct) else of
+    for key, part in parts.items() if isinstance(parts, dict) else ():
+        yield from fact_lines(part, f"{at}.{key}" if at else key)
+
+
 def accelerator_lines(catalog: Catalog, accelerator: Accelerator) -> list[FactLine]:
-    lines = []
-    for part in ("chip", "memory", "dense", "sparse", "scale_up", "scale_out", "measured"):
-        table = getattr(accelerator, part)
-        facts = table if isinstance(table, dict) else msgspec.structs.asdict(table)
-        lines += [fact_line(f"{part}.{key}", fact) for key, fact in facts.items() if fact is not None]
+    lines = list(fact_lines(accelerator))
     for price in catalog.prices:
         if price.accelerator == accelerator.id:
             lines.append(fact_line(f"price.{price.kind}.{price.provider}", price.amount))
@@ -75,15 +79,10 @@ def cost_lines(catalog: Catalog) -> list[FactLine]:
 
 
 def efficiency_lines(efficiency: Efficiency) -> list[FactLine]:
-    lines = []
-    for key, value in msgspec.structs.asdict(efficiency).items():
-        if key == "scope":
-            continue
-        parts = {key: value} if isinstance(value, Fact) else {f"{key}.{inner}": v for inner, v in value.items()}
-        for name, fact in parts.items():
-            line = fact_line(f"efficiency.{name}", fact)
-            lines.append(replace(line, notes=(*line.notes, f"constant of {efficiency.scope[name]}")))
-    return lines
+    return [
+        replace(line, key=f"efficiency.{line.key}", notes=(*line.notes, f"constant of {efficiency.scope[line.key]}"))
+        for line in fact_lines(efficiency)
+    ]
 
 
 def model_lines(model: Model) -> list[FactLine]:
@@ -118,20 +117,11 @@ def model_lines(model: Model) -> list[FactLine]:
     return [line for line in lines if line is not None] + notes
 
 
-def connector_lines(connector: Connector) -> list[FactLine]:
-    """How a cache is handed over: its habits in words, then its numbers."""
-    return [fact_line(key, getattr(connector, key)) for key in fact_specs(Connector)[0]]
-
-
 def stack_lines(catalog: Catalog, stack: Stack) -> list[FactLine]:
-    parts = {"engine": (stack, Stack), "host": (stack.host, Host), "small": (stack.small, SmallGpu)}
-    found = {
-        f"{part}.{key}": getattr(of, key) for part, (of, kind) in parts.items() if of for key in fact_specs(kind)[0]
-    }
-    lines = [fact_line(key, fact) for key, fact in found.items() if fact is not None]
+    lines = [replace(line, key=line.key if "." in line.key else f"engine.{line.key}") for line in fact_lines(stack)]
     for connector in catalog.connectors.values():
         if stack.id in connector.stacks:
-            lines += [replace(one, key=f"connector.{connector.id}.{one.key}") for one in connector_lines(connector)]
+            lines += fact_lines(connector, f"connector.{connector.id}")
     return lines
 
 
