@@ -7,7 +7,8 @@ import pytest
 from tests.decide.plan.workloads import one_class, workload
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.plan_show import show_plan
+from crosstie.cli.plan_show import plan_parts
+from crosstie.cli.show import show
 from crosstie.core.workload import Target
 from crosstie.decide.plan.answer import Alternative
 from crosstie.decide.plan.evidence import Unmeasured
@@ -25,7 +26,7 @@ def made() -> Plan:
 
 def shown(one: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verbose: bool = False) -> str:
     monkeypatch.setenv("COLUMNS", "80")
-    show_plan(one, verbose)
+    show(plan_parts(one, verbose))
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
     return " ".join(said.split())

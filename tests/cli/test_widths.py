@@ -13,17 +13,18 @@ from tests.conftest import Command
 from tests.decide.plan.test_shared import text as shared_workload
 from tests.small_workload import small
 
-from crosstie.cli.admin_show import show_pools
-from crosstie.cli.explain import show as show_explained
+from crosstie.cli.admin_show import pools_parts
+from crosstie.cli.explain import parts as explained_parts
 from crosstie.cli.findings_show import report
-from crosstie.cli.replay_show import show_result
-from crosstie.cli.show import console, say, show_scorecard, show_table
+from crosstie.cli.replay_show import replay_parts
+from crosstie.cli.show import show
 from crosstie.core.figures import dollars, gigabytes, seconds, significant
 from crosstie.core.finding import Finding, Location
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.outcomes import result_of
 from crosstie.prove.replay.replay import RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
+from crosstie.web.parts import Part, Table, across
 
 WIDTHS = (80, 100, 140)
 ENDLESS = 2000
@@ -141,9 +142,9 @@ def test_keys_and_usage_print_the_same_at_every_width(
         fits(lambda asked=asked: crosstie(*asked).out, monkeypatch)  # type: ignore[misc]
 
 
-def shown(capsys: pytest.CaptureFixture[str], show: Callable[[], Any]) -> Callable[[], str]:
+def shown(capsys: pytest.CaptureFixture[str], printing: Callable[[], Any]) -> Callable[[], str]:
     def printed() -> str:
-        show()
+        printing()
         return capsys.readouterr().out
 
     return printed
@@ -186,7 +187,7 @@ def replayed(verbose: bool) -> None:
         )
         for number in range(40)
     ]  # fmt: skip
-    show_result(console(), result_of(outcomes, {}), Spent({}, {}), 0.42, 10.0, verbose)
+    show(replay_parts(result_of(outcomes, {}), Spent({}, {}), 0.42, 10.0, verbose))
 
 
 def found() -> None:
@@ -199,17 +200,17 @@ def found() -> None:
 
 
 @pytest.mark.parametrize(
-    "show",
+    "printing",
     [
-        partial(show_pools, POOLS), partial(show_explained, EXPLAINED), partial(replayed, False),
+        lambda: show(pools_parts(POOLS)), lambda: show(explained_parts(EXPLAINED)), partial(replayed, False),
         partial(replayed, True), found,
     ],
     ids=["pools", "explain", "replay", "replay-verbose", "findings"],
 )  # fmt: skip
 def test_an_answer_of_a_server_prints_the_same_at_every_width(
-    show: Callable[[], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printing: Callable[[], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fits(shown(capsys, show), monkeypatch)
+    fits(shown(capsys, printing), monkeypatch)
 
 
 # What the JSON says is on the screen
@@ -276,56 +277,44 @@ def test_the_numbers_of_the_json_are_on_the_screen(
 # The renderer
 
 
-def rendered(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int, show: Any) -> list[str]:
-    monkeypatch.setenv("COLUMNS", str(width))
-    show(console())
-    return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-
-
-def test_a_table_that_does_not_fit_becomes_blocks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("width", "part", "lines"),
+    [
+        (
+            40, Table(["pool", ">$/h", ">TTFT", "limited by"], [["chat", "9.10", "1,812 ms", "TTFT target"]]),
+            ["pool   $/h      TTFT  limited by", "─" * 33, "chat  9.10  1,812 ms  TTFT target"],
+        ),
+        # A table that does not fit becomes blocks.
+        (
+            30, Table(["pool", ">$/h", ">TTFT", "limited by"], [["chat", "9.10", "1,812 ms", "TTFT target"]]),
+            ["chat", "  $/h        9.10", "  TTFT       1,812 ms", "  limited by TTFT target"],
+        ),
+        # Names that do not fit beside each other go below.
+        (
+            24, across(["mi300x", "h200", "b200"], [["TTFT", "1,812 ms", "717 ms", "92.3 ms"]]),
+            ["        mi300x    h200", "─" * 22, "TTFT  1,812 ms  717 ms", "", "         b200", "─" * 13, "TTFT  92.3 ms"],
+        ),
+        # A long word stays whole, and lines hang under their mark.
+        (
+            20, "- written whole to /a/path/that/is/longer/than/the/screen/is/wide.toml",
+            ["- written whole to", "  /a/path/that/is/longer/than/the/screen/is/wide.toml"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_part_is_rendered_within_the_width(
+    width: int, part: Part, lines: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def show(out: Any) -> None:
-        show_table(out, ["pool", ">$/h", ">TTFT", "limited by"], [["chat", "9.10", "1,812 ms", "TTFT target"]])
-
-    assert rendered(capsys, monkeypatch, 40, show) == [
-        "pool   $/h      TTFT  limited by",
-        "─────────────────────────────────",
-        "chat  9.10  1,812 ms  TTFT target",
-    ]
-    assert rendered(capsys, monkeypatch, 30, show) == [
-        "chat",
-        "  $/h        9.10",
-        "  TTFT       1,812 ms",
-        "  limited by TTFT target",
-    ]
+    monkeypatch.setenv("COLUMNS", str(width))
+    show([part])
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == lines
 
 
 def test_prose_wraps_and_headings_wrap_before_a_table_is_given_up(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def show(out: Any) -> None:
-        show_table(out, ["class", ">tokens of the prompt", "~why"], [["chat", "1,020", "cheapest " * 8]])
-
-    lines = rendered(capsys, monkeypatch, 48, show)
-    assert max(map(len, lines)) <= 48
+    monkeypatch.setenv("COLUMNS", "48")
+    show([Table(["class", ">tokens of the prompt", "~why"], [["chat", "1,020", "cheapest " * 8]])])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= 48
     assert sum("cheapest" in line for line in lines) > 1
     assert not any("tokens of the prompt" in line for line in lines)
-
-
-def test_names_that_do_not_fit_beside_each_other_go_below(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def show(out: Any) -> None:
-        show_scorecard(out, ["mi300x", "h200", "b200"], [["TTFT", "1,812 ms", "717 ms", "92.3 ms"]])
-
-    lines = rendered(capsys, monkeypatch, 24, show)
-    assert [line for line in lines if line.startswith("TTFT")] == ["TTFT  1,812 ms  717 ms", "TTFT  92.3 ms"]
-
-
-def test_a_long_word_stays_whole_and_lines_hang_under_their_mark(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = "/a/path/that/is/longer/than/the/screen/is/wide.toml"
-    lines = rendered(capsys, monkeypatch, 20, lambda out: say(out, f"- written whole to {path}"))
-    assert lines == ["- written whole to", f"  {path}"]

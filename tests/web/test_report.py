@@ -9,9 +9,10 @@ import pytest
 from tests.conftest import Command
 from tests.small_workload import small_text
 
-from crosstie.cli.html import give
-from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table, taken_down
-from crosstie.web.report import Heading, Line, Report, ReportPart, Table, TableColumn, write_report
+from crosstie.cli.answer import Wanted
+from crosstie.cli.show import show
+from crosstie.web.parts import CommandLine, Heading, Line, Part, Table, across, caution, note
+from crosstie.web.report import Report, write_markdown, write_report
 
 # What somebody could name a model, a class or a file.
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&quot;'"
@@ -46,46 +47,36 @@ class Page(HTMLParser):
             self.words += data
 
 
-def page(parts: list[ReportPart], title: str = "T", document: object = None) -> Page:
+def page(parts: list[Part], title: str = "T", document: object = None) -> Page:
     made = Report(title=title, command="crosstie x", made="2026-01-01", version="1", parts=parts, document=document)
     return Page(write_report(made))
 
 
-def shown() -> None:
-    out = console()
-    say(out, "the answer")
-    heading(out, "Why")
-    say(out, "- first")
-    say(out, "- second", "yellow")
-    say(out, "    crosstie fit llama-3.1-8b --on mi300x")
-    say(out, "  only a remark", "dim")
-    show_table(out, ["pool", ">$/h", "~why"], [["a", "1.00", "it is cheap"]])
-    show_scorecard(out, ["mi300x", "h200"], [["TPOT", "10 ms", "11 ms"]])
-    closing(out, "more")
+ANSWER: list[Part] = [
+    "the answer",
+    Heading("Why"),
+    "- first",
+    caution("- second | third"),
+    CommandLine("crosstie fit llama-3.1-8b --on mi300x"),
+    "    crosstie tco llama-3.1-8b --on mi300x",
+    "",
+    note("  only a remark"),
+    Table(["pool", ">$/h", "~why"], [["a", "1.00", "it is cheap"]], "Pools"),
+    across(["mi300x", "h200"], [["TPOT", "10 ms", "11 | 12 ms"]]),
+]
 
 
-def test_what_is_shown_is_taken_down_and_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with taken_down() as parts:
-        shown()
-    assert capsys.readouterr().out == ""
-    assert parts == [
-        Line("the answer"),
-        Heading("Why"),
-        Line("first", item=True),
-        Line("second", "caution", item=True),
-        Line("crosstie fit llama-3.1-8b --on mi300x", verbatim=True),
-        Line("only a remark", "note"),
-        Table(
-            [TableColumn("pool"), TableColumn("$/h", right=True), TableColumn("why", prose=True)],
-            [["a", "1.00", "it is cheap"]],
-        ),
-        Table(
-            [TableColumn(""), TableColumn("mi300x", right=True), TableColumn("h200", right=True)],
-            [["TPOT", "10 ms", "11 ms"]],
-        ),
+def test_markdown_has_the_parts_of_an_answer_in_their_order() -> None:
+    assert write_markdown(ANSWER).split("\n\n") == [
+        "# the answer",
+        "## Why",
+        "- first\n- second | third",
+        "```sh\ncrosstie fit llama-3.1-8b --on mi300x\ncrosstie tco llama-3.1-8b --on mi300x\n```",
+        "only a remark",
+        "## Pools",
+        "| pool | $/h | why |\n| --- | ---: | --- |\n| a | 1.00 | it is cheap |",
+        "|  | mi300x | h200 |\n| --- | ---: | ---: |\n| TPOT | 10 ms | 11 \\| 12 ms |\n",
     ]
-    shown()
-    assert "the answer" in capsys.readouterr().out
 
 
 def test_a_document_is_made_only_for_those_who_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,26 +86,25 @@ def test_a_document_is_made_only_for_those_who_read_it(tmp_path: Path, capsys: p
         made.append(1)
         return {"answer": 7}
 
-    give(document, lambda _: None, title="t", html=None, verbose=False, as_json=False)
+    Wanted().give(document, lambda _: [])
     assert made == []
-    give(document, lambda _: None, title="t", html=tmp_path / "r.html", verbose=False, as_json=True)
+    Wanted(as_json=True, html=tmp_path / "r.html").give(document, lambda _: [], title="t")
     assert made == [1]
     assert '"answer": 7' in capsys.readouterr().out
 
 
-def test_a_page_has_every_word_of_the_screen() -> None:
-    with taken_down() as parts:
-        shown()
-    words = page(parts).words
-    for said in ("the answer", "Why", "first", "second", "only a remark", "it is cheap", "h200", "11 ms"):
-        assert said in words
+def test_a_page_has_every_word_of_the_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    show(ANSWER)
+    made = page(ANSWER)
+    for word in re.findall(r"[\w.$/-]+\w", capsys.readouterr().out):
+        assert word in made.words
+    assert (made.tags.count("li"), made.tags.count("pre"), made.tags.count("table")) == (2, 1, 2)
 
 
 def test_what_others_named_is_never_markup() -> None:
-    hostile: list[ReportPart] = [
-        Line(HOSTILE), Heading(HOSTILE), Line(HOSTILE, item=True), Line(HOSTILE, verbatim=True),
-        Table([TableColumn(HOSTILE), TableColumn("b")], [[HOSTILE, HOSTILE]]),
-        Table([TableColumn(f"{HOSTILE}{n}") for n in range(9)], [[HOSTILE] * 9]),
+    hostile: list[Part] = [
+        HOSTILE, Heading(HOSTILE), Line(f"- {HOSTILE}"), CommandLine(HOSTILE),
+        Table([HOSTILE, "b"], [[HOSTILE, HOSTILE]]), Table([f"{HOSTILE}{n}" for n in range(9)], [[HOSTILE] * 9]),
     ]  # fmt: skip
     made = page(hostile, title=HOSTILE, document={"name": HOSTILE, HOSTILE: [HOSTILE]})
     assert made.tags.count("script") == 1
@@ -124,8 +114,8 @@ def test_what_others_named_is_never_markup() -> None:
 
 
 def test_a_table_that_no_sheet_holds_becomes_blocks() -> None:
-    narrow = Table([TableColumn("pool"), TableColumn("$/h", right=True)], [["a", "1"]])
-    wide = Table([TableColumn(f"column {n}") for n in range(12)], [["eleven letters"] * 12])
+    narrow = Table(["pool", ">$/h"], [["a", "1"]])
+    wide = Table([f"column {n}" for n in range(12)], [["eleven letters"] * 12])
     assert page([narrow]).tags.count("table") == 1
     made = page([wide])
     assert "table" not in made.tags

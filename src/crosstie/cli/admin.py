@@ -15,11 +15,11 @@ import click
 from crosstie.catalog.addresses import read_address
 from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
-from crosstie.cli.admin_show import show_decision, show_done, show_pools
+from crosstie.cli.admin_show import pools_parts, show_decision, show_done
 from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.options import FILE, json_option, option_group, real_option, whole_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import print_json
+from crosstie.cli.show import print_json, show
 from crosstie.core.errors import BadData, BadInput
 from crosstie.wire.address import Address
 
@@ -157,7 +157,7 @@ def _target(target: str) -> dict[str, Any]:
 def pools(port: AdminPort, as_json: bool) -> int:
     """Every pool and backend: up or why not, drained or draining, in flight, how far from predictions."""
     said = json.loads(port.get("pools"))
-    print_json(said) if as_json else show_pools(said)
+    print_json(said) if as_json else show(pools_parts(said))
     return 0
 
 

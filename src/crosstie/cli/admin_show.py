@@ -5,14 +5,13 @@ from typing import Any
 
 import click
 
-from crosstie.cli.show import console, say, show_table
 from crosstie.core.figures import number, seconds, significant
+from crosstie.web.parts import Parts, Table
 
 
-def show_pools(said: dict[str, Any]) -> None:
-    out = console()
+def pools_parts(said: dict[str, Any]) -> Parts:
     processes = f", {said['processes']} processes" if said["processes"] > 1 else ""
-    say(out, f"{said['fleet']}: {said['policy']}, {said['exchanges']} requests, {said['queued']} queued{processes}")
+    yield f"{said['fleet']}: {said['policy']}, {said['exchanges']} requests, {said['queued']} queued{processes}"
     columns = [
         "backend", "pool", "state", ">in flight", ">engine runs", ">waits", "breaker", ">TTFT x", ">TPOT x", ">weight",
         "model", "~why",
@@ -28,13 +27,11 @@ def show_pools(said: dict[str, Any]) -> None:
                 f"{row['ttft_correction']:.2f}", f"{row['tpot_correction']:.2f}", number(pool["weight"]), pool["model"],
                 row["why_down"],
             ])  # fmt: skip
-    show_table(out, columns, rows)
+    yield Table(columns, rows)
     for one in said["leaving"]:
-        say(out, f"removed, still answering {one['in_flight']}: {one['backend']} of {one['pool']}")
-    for words in said["changes"]:
-        say(out, f"changed: {words}")
-    for one in said["dropped"]:
-        say(out, f"dropped: {one['change']}: {one['why']}")
+        yield f"removed, still answering {one['in_flight']}: {one['backend']} of {one['pool']}"
+    yield from (f"changed: {words}" for words in said["changes"])
+    yield from (f"dropped: {one['change']}: {one['why']}" for one in said["dropped"])
 
 
 def show_done(done: dict[str, Any]) -> None:

@@ -13,11 +13,12 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.writing import write_text
-from crosstie.cli.bench_show import DETAILS, show_bench
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.bench_show import DETAILS, bench_parts
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, endpoint_options, json_option, real_option, verbose_option, whole_option
+from crosstie.cli.options import FILE, endpoint_options, real_option, whole_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console, json_text, print_json
+from crosstie.cli.show import json_text
 from crosstie.core.errors import BadInput, UnknownName
 from crosstie.core.workload import Target
 from crosstie.prove.bench.bench import Bench, Measured, Settings, bench, fitted
@@ -124,8 +125,7 @@ _NOT_WRITTEN = 2
     "-o", "--output-file", "target", type=FILE, metavar="FILE", help="Where results go. [default: bench.json]"
 )
 @endpoint_options
-@verbose_option(DETAILS)
-@json_option
+@answer_options(DETAILS)
 def command(
     urls: tuple[str, ...], concurrency: str | None, rate: str | None, schedule: str | None, sessions: int | None,
     turns: int, pause: float,
@@ -135,7 +135,7 @@ def command(
     vary: float | None, shortest: float | None, lockstep: bool, most: int | None, for_s: float | None, start: int,
     model: str | None, completions: bool, let_stop: bool, fields: tuple[str, ...], tokenizer: Path | None,
     warmup: int | None, repeat: int, resume: bool, workers: int | None, gpu_metrics: tuple[str, ...], speed: float,
-    seed: int, target: Path | None, verbose: bool, as_json: bool, **given: str,
+    seed: int, target: Path | None, wanted: Wanted, **given: str,
 ) -> int:  # fmt: skip
     """Sends load to endpoints and measures TTFT, TPOT and throughput with intervals, and the GPUs' power.
 
@@ -200,12 +200,9 @@ def command(
             on_progress=on_progress, on_point=lambda found: _keep_if_it_can(file, found),
         )  # fmt: skip
     kept = _keep_if_it_can(file, found)
-    if as_json:
-        print_json(document(found))
-    else:
-        show_bench(console(), found, verbose)
-        if kept:
-            click.echo(f"written to {file}", err=True)
+    wanted.give(lambda: document(found), lambda details: bench_parts(found, details))
+    if kept and not wanted.as_json:
+        click.echo(f"written to {file}", err=True)
     if not kept:
         return _NOT_WRITTEN
     if found.interrupted:

@@ -3,11 +3,11 @@
 import math
 from collections.abc import Callable
 
-from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import gigabytes, percent, seconds, share, significant
 from crosstie.prove.bench.bench import Bench, Measured
 from crosstie.prove.bench.summary import MeasuredInterval, PointResult, ratio
 from crosstie.prove.replay.prompts import Sizing
+from crosstie.web.parts import Parts, Table, closing, note
 
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "whole": "e2e_s", "longest gap": "longest_gap_s"}
 DETAILS = "every percentile with its interval, the client's own account, and each GPU"
@@ -21,55 +21,52 @@ _ARRIVALS = {
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
-def show_bench(out: Output, found: Bench, verbose: bool) -> None:
+def bench_parts(found: Bench, verbose: bool) -> Parts:
     for one in found.measured:
-        _endpoint(out, one, found, verbose)
+        yield from _endpoint(one, found, verbose)
     if len(found.measured) > 1:
-        _side_by_side(out, found)
-    _client(out, found)
+        yield from _side_by_side(found)
+    yield from _client(found)
     if found.interrupted:
-        say(out, "interrupted: what was measured until then is above and in the file")
+        yield "interrupted: what was measured until then is above and in the file"
     if not verbose:
-        closing(out, DETAILS)
+        yield closing(DETAILS)
 
 
-def _endpoint(out: Output, one: Measured, found: Bench, verbose: bool) -> None:
+def _endpoint(one: Measured, found: Bench, verbose: bool) -> Parts:
     of = one.endpoint
     emulated = "  EMULATED: the performance model's own time, no GPU ran" if of.emulated else ""
-    say(out, f"{of.name}: {of.model} at {of.url}{emulated}")
+    yield f"{of.name}: {of.model} at {of.url}{emulated}"
     served = next((point for point in one.points if not math.isnan(point.input_tokens)), None)
     lengths = f"{served.input_tokens:,.0f} tokens in and {served.output_tokens:,.0f} out on average; " if served else ""
-    say(out, f"  {lengths}{_counted(one.sizing)}", "dim")
+    yield note(f"  {lengths}{_counted(one.sizing)}")
     if texts := found.settings.prompts:
-        say(out, f"  prompts of {texts.source}: {texts.kind}, {len(texts.texts):,} of them ({texts.sha256})", "dim")
+        yield note(f"  prompts of {texts.source}: {texts.kind}, {len(texts.texts):,} of them ({texts.sha256})")
     if one.points:
         wants = one.points[0].kept is not None
         columns = ["load", ">kept" if wants else ">requests", ">tok/s", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
-        show_table(out, columns, [_row(point, wants) for point in one.points])
+        yield Table(columns, [_row(point, wants) for point in one.points])
     for arrivals, said in _ARRIVALS.items():
         own = [point.load.name for point in one.points if point.arrivals == arrivals]
         if own:
-            say(out, f"  {', '.join(own)}: {said}", "dim")
+            yield note(f"  {', '.join(own)}: {said}")
     for point in one.points:
-        _phases(out, point)
-        for why, times in point.faults:
-            say(out, f"- {point.load.name}: {times:,} failed: {why}")
+        yield from _phases(point)
+        yield from (f"- {point.load.name}: {times:,} failed: {why}" for why, times in point.faults)
     watched = [point for point in one.points if point.gpus]
     if watched:
-        show_table(
-            out, ["load", ">GPUs", ">W", ">W at most", ">memory at most", ">busy", ">J a token"],
-            [_power(point) for point in watched],
-        )  # fmt: skip
+        columns = ["load", ">GPUs", ">W", ">W at most", ">memory at most", ">busy", ">J a token"]
+        yield Table(columns, [_power(point) for point in watched])
     if one.limit is not None:
-        _limit(out, one, found)
+        yield from _limit(one, found)
     if verbose:
-        _details(out, one)
+        yield from _details(one)
 
 
-def _phases(out: Output, point: PointResult) -> None:
+def _phases(point: PointResult) -> Parts:
     if point.acceptance_length is not None:
         kept = f"{significant(point.acceptance_length)} tokens a step, of drafts of {point.draft_tokens}"
-        say(out, f"  {point.load.name}: {kept}, by the engine's own counters")
+        yield f"  {point.load.name}: {kept}, by the engine's own counters"
     if not point.phases:
         return
     rows = [
@@ -79,11 +76,11 @@ def _phases(out: Output, point: PointResult) -> None:
         for one in point.phases
     ]  # fmt: skip
     columns = [point.load.name, ">requests", ">tokens in", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
-    show_table(out, columns, rows)
+    yield Table(columns, rows)
     if point.prefix_queries:
         hits, queries = point.prefix_hits or 0.0, point.prefix_queries
         said = f"{hits:,.0f} of {queries:,.0f} tokens of prompts"
-        say(out, f"  prefix cache, by the engine's own counters: {said} ({share(hits / queries)})")
+        yield f"  prefix cache, by the engine's own counters: {said} ({share(hits / queries)})"
 
 
 def _counted(sizing: Sizing) -> str:
@@ -140,7 +137,7 @@ def _known(value: float, form: Callable[[float], str]) -> str:
     return "-" if math.isnan(value) else form(value)
 
 
-def _limit(out: Output, one: Measured, found: Bench) -> None:
+def _limit(one: Measured, found: Bench) -> Parts:
     limit, targets = one.limit, found.settings.targets
     assert limit is not None
     words = [
@@ -151,26 +148,25 @@ def _limit(out: Output, one: Measured, found: Bench) -> None:
     within = f"within {' and '.join(words)}"
     if limit.requests_per_s is None:
         alone = "" if limit.trials else ": requests one by one miss them already"
-        say(out, f"no rate keeps {' and '.join(words)}{alone}")
+        yield f"no rate keeps {' and '.join(words)}{alone}"
         return
     sure = "confirmed with fresh arrivals" if limit.confirmed else "not confirmed"
     missed = f"; {significant(limit.missed)} misses" if limit.missed is not None else ""
     goodput = significant(limit.goodput_requests_per_s or 0.0)
-    say(
-        out,
+    yield (
         f"limit: {significant(limit.requests_per_s)} requests a second {within}, {goodput} of them good "
-        f"({len(limit.trials)} trials, {sure}{missed})",
+        f"({len(limit.trials)} trials, {sure}{missed})"
     )
 
 
-def _side_by_side(out: Output, found: Bench) -> None:
+def _side_by_side(found: Bench) -> Parts:
     first, *others = found.measured
     if any(one.limit is not None for one in found.measured):
         limits = [one.limit.requests_per_s if one.limit else None for one in found.measured]
         for one, limit in zip(others, limits[1:], strict=True):
             if limit and limits[0]:
                 times = significant(limit / limits[0])
-                say(out, f"{one.endpoint.name} stands {times} times the rate of {first.endpoint.name}")
+                yield f"{one.endpoint.name} stands {times} times the rate of {first.endpoint.name}"
         return
     rows = []
     for one in others:
@@ -178,9 +174,9 @@ def _side_by_side(out: Output, found: Bench) -> None:
             cells = [_times(ratio(point, base, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")]
             rows.append([f"{one.endpoint.name}, {point.load.name}", *cells])
     if rows:
-        show_table(out, [f"over {first.endpoint.name}", ">tok/s", ">TTFT p50", ">TPOT p50"], rows)
+        yield Table([f"over {first.endpoint.name}", ">tok/s", ">TTFT p50", ">TPOT p50"], rows)
         if found.settings.repeats == 1:
-            say(out, "one run each: --repeat 3 tells whether a difference is more than chance", "dim")
+            yield note("one run each: --repeat 3 tells whether a difference is more than chance")
 
 
 def _times(one: MeasuredInterval) -> str:
@@ -190,7 +186,7 @@ def _times(one: MeasuredInterval) -> str:
     return said if math.isnan(one.low) else f"{said} ±{share((one.high - one.low) / 2 / one.value)}"
 
 
-def _client(out: Output, found: Bench) -> None:
+def _client(found: Bench) -> Parts:
     points = [point for one in found.measured for point in one.points]
     if not points:
         return
@@ -198,19 +194,17 @@ def _client(out: Output, found: Bench) -> None:
     lag = max(point.client.lag_p99_s for point in points)
     busy = max(point.client.busy for point in points)
     cpu = max(point.client.cpu_s_per_request for point in points)
-    say(
-        out,
+    yield note(
         f"latencies count from when a request was due; at worst the client sent {seconds(late)} late and looked "
-        f"{seconds(lag)} late (p99), {share(busy)} of a processor busy, {seconds(cpu)} of it a request",
-        "dim",
+        f"{seconds(lag)} late (p99), {share(busy)} of a processor busy, {seconds(cpu)} of it a request"
     )
     bent = sum(point.bent for point in points)
     if bent:
         of = "" if len(points) == 1 else f" in {bent} of {len(points)} loads"
-        say(out, f"that is enough to bend TTFT{of}: use a quieter machine, or more --workers")
+        yield f"that is enough to bend TTFT{of}: use a quieter machine, or more --workers"
 
 
-def _details(out: Output, one: Measured) -> None:
+def _details(one: Measured) -> Parts:
     for point in one.points:
         rows = [
             [name, *(_between(point.metrics[key]) if (key := f"{metric}_{at}") in point.metrics else "-"
@@ -218,19 +212,15 @@ def _details(out: Output, one: Measured) -> None:
             for name, metric in _LATENCIES.items()
         ]  # fmt: skip
         how = "over repeats" if point.intervals == "student" else "by stretches of one run"
-        show_table(out, [point.load.name, *(f">{at}" for at in _STATISTICS)], rows)
+        yield Table([point.load.name, *(f">{at}" for at in _STATISTICS)], rows)
         account = point.client
-        say(
-            out,
+        yield note(
             f"  95% intervals {how}; client: {account.senders} sender{'s' * (account.senders > 1)}, late "
             f"{seconds(account.late_p99_s)} at p99 and {seconds(account.latest_s)} at most, loop late "
-            f"{seconds(account.lag_p99_s)}, {seconds(account.cpu_s_per_request)} of processor a request",
-            "dim",
+            f"{seconds(account.lag_p99_s)}, {seconds(account.cpu_s_per_request)} of processor a request"
         )
         for gpu in point.gpus:
-            say(
-                out,
+            yield note(
                 f"  GPU {gpu.gpu}: {_known(gpu.power_w, _whole)} W, {_known(gpu.most_memory_bytes, gigabytes)}, "
-                f"{gpu.readings} readings",
-                "dim",
+                f"{gpu.readings} readings"
             )

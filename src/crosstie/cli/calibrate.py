@@ -6,14 +6,15 @@ import click
 
 from crosstie.catalog.calibration import Calibration
 from crosstie.catalog.library import user_directories
-from crosstie.cli.options import FILE, json_option, tool_options, verbose_option
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE, tool_options
 from crosstie.cli.progress import progress
-from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent
 from crosstie.prove.calibration.calibrate import Calibrated, calibrate
 from crosstie.prove.calibration.kept import Kept
 from crosstie.prove.calibration.own import OWN
+from crosstie.web.parts import Parts, Table, closing, note
 
 _OVERALL = (
     "points left out", "a curve left out", "a source left out", "a model left out", "a release left out",
@@ -30,11 +31,10 @@ _DETAILS = "errors by model and accelerator left out, and results that were not 
 @click.option("--shipped", is_flag=True, help="Learn from what Crosstie ships only: the calibration it comes with.")
 @click.option("--add", is_flag=True, help="Keep RESULTS in your catalog, and learn from all that were ever added.")
 @tool_options
-@verbose_option(_DETAILS)
-@json_option
+@answer_options(_DETAILS)
 def command(
-    files: tuple[Path, ...], output: Path | None, full: bool, alone: bool, shipped: bool, add: bool, verbose: bool,
-    as_json: bool, **given: str,
+    files: tuple[Path, ...], output: Path | None, full: bool, alone: bool, shipped: bool, add: bool, wanted: Wanted,
+    **given: str,
 ) -> int:  # fmt: skip
     """Fits the model's constants to measured RESULTS, and says how wrong it is on what it has not seen.
 
@@ -75,11 +75,12 @@ def command(
     if kept:
         kept.add(files, given)
     made.write(target)
-    if as_json:
-        found = made.calibration
-        print_json({"file": str(target), "results": found.results, "refused": made.unused, "errors": found.errors})
-    else:
-        show(made, verbose)
+    found = made.calibration
+    wanted.give(
+        lambda: {"file": str(target), "results": found.results, "refused": made.unused, "errors": found.errors},
+        lambda details: parts(made, details),
+    )
+    if not wanted.as_json:
         click.echo(f"written to {target}", err=True)
     return 0
 
@@ -91,31 +92,30 @@ def _own_file() -> Path:
     return directories[-1] / "calibration.json"
 
 
-def show(done: Calibrated, verbose: bool) -> None:
-    out = console()
+def parts(done: Calibrated, verbose: bool) -> Parts:
     made = done.calibration
     for file in done.files:
         emulated = "  of emulated replicas: it teaches what the model believes already" if file.get("emulated") else ""
-        say(out, f"{file['file']}: {file['points']:,} operating points, {file['kernels']:,} kernels{emulated}")
-    for reason, count in done.unused.items() if verbose else ():
-        say(out, f"  {count:,} not used: {reason}")
-    if done.unused and not verbose:
-        say(out, f"  {sum(done.unused.values()):,} rows not used")
+        yield f"{file['file']}: {file['points']:,} operating points, {file['kernels']:,} kernels{emulated}"
+    if verbose:
+        yield from (f"  {count:,} not used: {reason}" for reason, count in done.unused.items())
+    elif done.unused:
+        yield f"  {sum(done.unused.values()):,} rows not used"
     metrics = [">TPOT", ">TTFT", ">throughput"]
     if "beside" in made.made:
         titles = [title for title in made.errors if title.startswith(tuple(OWN.values()))]
-        show_table(out, ["median error of your results", *metrics], [[one, *_errors(made, one)] for one in titles])
-        say(out, f"learnt beside {made.made['beside']}; --full fits everything again", "dim")
+        yield Table(["median error of your results", *metrics], [[one, *_errors(made, one)] for one in titles])
+        yield note(f"learnt beside {made.made['beside']}; --full fits everything again")
         return
-    say(out, f"{len(made.scopes):,} scopes moved")
+    yield f"{len(made.scopes):,} scopes moved"
     cells = [[title, *_errors(made, title)] for title in _OVERALL if title in made.errors]
-    show_table(out, ["cross-validated median error", *metrics], cells)
+    yield Table(["cross-validated median error", *metrics], cells)
     for title in ("a model left out", "an accelerator left out") if verbose else ():
         names = [key for key in made.errors if key.startswith(f"{title}: ")]
         cells = [[key.removeprefix(f"{title}: "), *_errors(made, key)] for key in names]
-        show_table(out, [title, *metrics], cells)
+        yield Table([title, *metrics], cells)
     if not verbose:
-        closing(out, _DETAILS)
+        yield closing(_DETAILS)
 
 
 def _errors(made: Calibration, title: str) -> list[str]:

@@ -4,6 +4,7 @@ import tempfile
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,9 +15,10 @@ from crosstie.catalog.prices import KINDS as PRICE_KINDS
 from crosstie.catalog.reading import is_date
 from crosstie.catalog.releases import measured_files
 from crosstie.catalog.writing import in_words, write_text
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.catalog_update import pack_command, revert_command, status_command, update_command
-from crosstie.cli.options import FILE, json_option, verbose_option
-from crosstie.cli.show import closing, console, print_json, say, show_table
+from crosstie.cli.options import FILE, json_option
+from crosstie.cli.show import print_json
 from crosstie.core.errors import BadInput, UnknownName, near_names
 from crosstie.core.figures import number
 from crosstie.port.doctor.checks import checks
@@ -26,6 +28,7 @@ from crosstie.port.preflight.rules import rules
 from crosstie.prove.calibration.calibrate import read_inputs
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import shipped_results
+from crosstie.web.parts import Line, Parts, Table, closing, note
 
 _PROSE = ("source", "CUDA", "ROCm", "what differs", "provider", "title", "layers", "name", "stores linear layers as")
 # What a list says with -v alone.
@@ -64,9 +67,8 @@ for _more in (update_command, revert_command, status_command, pack_command):
 @command.command("list", epilog="Example: crosstie catalog list prices --on mi300x,h200")
 @click.argument("kind", type=click.Choice(LISTS), default="accelerators", metavar="[KIND]")
 @click.option("--on", metavar="A,B", help="Only these accelerators' prices.")
-@verbose_option("names, layers, instruction sets, links and sources")
-@json_option
-def list_command(kind: str, on: str | None, verbose: bool, as_json: bool) -> int:
+@answer_options("names, layers, instruction sets, links and sources")
+def list_command(kind: str, on: str | None, wanted: Wanted) -> int:
     """Lists everything of one KIND: accelerators (the default), models, stacks, formats, precisions, prices, and the
     acceptance of speculative decoding: tokens kept a step by the number of drafts."""
     catalog = Catalog()
@@ -74,10 +76,11 @@ def list_command(kind: str, on: str | None, verbose: bool, as_json: bool) -> int
     if only and kind != "prices":
         raise BadInput("--on goes with `list prices`")
     rows = overview(catalog, kind, only)
-    if as_json:
-        print_json(rows)
-        return 0
-    out = console()
+    wanted.give(lambda: rows, lambda details: _listed(kind, rows, details))
+    return 0
+
+
+def _listed(kind: str, rows: list[dict[str, Any]], verbose: bool) -> Parts:
     left_out = [] if verbose or not rows else [key for key in rows[0] if key in _DETAILS]
     rows = [{key: value for key, value in row.items() if key not in left_out} for row in rows]
     if rows:
@@ -85,20 +88,18 @@ def list_command(kind: str, on: str | None, verbose: bool, as_json: bool) -> int
             f">{key}" if any(isinstance(row[key], int | float) for row in rows) else f"~{key}" if key in _PROSE else key
             for key in rows[0]
         ]
-        show_table(out, columns, [[number(cell) for cell in row.values()] for row in rows])
+        yield Table(columns, [[number(cell) for cell in row.values()] for row in rows])
     if kind == "prices":
-        for name, meaning in PRICE_KINDS.items():
-            say(out, f"  {name}: {meaning}", "dim")
+        yield from (note(f"  {name}: {meaning}") for name, meaning in PRICE_KINDS.items())
     if left_out:
-        closing(out, ", ".join(left_out))
-    return 0
+        yield closing(", ".join(left_out))
 
 
 @command.command("show")
 @click.argument("name")
 @click.argument("key", required=False)
-@json_option
-def show_command(name: str, key: str | None, as_json: bool) -> int:
+@answer_options()
+def show_command(name: str, key: str | None, wanted: Wanted) -> int:
     """Everything about NAME, or one KEY of it, with basis, date and source.
 
     \b
@@ -111,18 +112,18 @@ def show_command(name: str, key: str | None, as_json: bool) -> int:
     crosstie catalog show libraries nccl
     """
     if name == "libraries":
-        return _libraries(key, as_json)
-    title, lines = facts(name, key)
-    if as_json:
-        print_json(facts_json(title, lines))
+        libraries = _libraries(key)
+        wanted.give(lambda: libraries, lambda _: _library(libraries[0]) if key else _beside(libraries))
         return 0
-    out = console()
-    rows = [[line.key, line.shown, line.basis, line.date, line.source] for line in lines]
-    show_table(out, ["key", ">value", "basis", "date", "~source"], rows, title)
-    for line in lines:
-        for note in line.notes:
-            say(out, f"  {line.key}: {note}", "dim")
+    title, lines = facts(name, key)
+    wanted.give(lambda: facts_json(title, lines), lambda _: _facts(title, lines))
     return 0
+
+
+def _facts(title: str, lines: list[FactLine]) -> Parts:
+    rows = [[line.key, line.shown, line.basis, line.date, line.source] for line in lines]
+    yield Table(["key", ">value", "basis", "date", "~source"], rows, title)
+    yield from (note(f"  {line.key}: {remark}") for line in lines for remark in line.notes)
 
 
 def facts(name: str, key: str | None) -> tuple[str, list[FactLine]]:
@@ -139,28 +140,26 @@ def facts_json(title: str, lines: list[FactLine]) -> dict[str, object]:
     return {"name": title, "facts": [asdict(line) for line in lines]}
 
 
-def _libraries(name: str | None, as_json: bool) -> int:
-    """CUDA's libraries beside ROCm's: all of them in short, or one with its source."""
+def _libraries(name: str | None) -> list[dict[str, Any]]:
+    """CUDA's libraries beside ROCm's: all of them, or one."""
     rows = overview(Catalog(), "libraries")
-    if name:
-        rows = [row for row in rows if name.lower() in (row["id"], row["CUDA"].lower(), row["ROCm"].lower())]
-        if not rows:
-            raise UnknownName("library", name, near_names(name, list(Catalog().libraries)), listing="libraries")
-    if as_json:
-        print_json(rows)
-        return 0
-    out = console()
-    if name:
-        for key, value in rows[0].items():
-            if value:
-                say(out, f"{key:<28}{value}", hang=28)
-        return 0
+    if not name:
+        return rows
+    chosen = [row for row in rows if name.lower() in (row["id"], row["CUDA"].lower(), row["ROCm"].lower())]
+    if not chosen:
+        raise UnknownName("library", name, near_names(name, list(Catalog().libraries)), listing="libraries")
+    return chosen
+
+
+def _library(row: dict[str, Any]) -> Parts:
+    yield from (Line(f"{key:<28}{value}", hang=28) for key, value in row.items() if value)
+
+
+def _beside(rows: list[dict[str, Any]]) -> Parts:
     shown = ("id", "CUDA", "ROCm", "state", "what differs")
-    show_table(out, ["id", "~CUDA", "~ROCm", "state", "~what differs"], [[row[key] for key in shown] for row in rows])
-    for state, meaning in _STATES.items():
-        say(out, f"  {state}: {meaning}", "dim")
-    say(out, "Nothing here ran on an AMD GPU. `crosstie catalog show libraries ID` has source and date.", "dim")
-    return 0
+    yield Table(["id", "~CUDA", "~ROCm", "state", "~what differs"], [[row[key] for key in shown] for row in rows])
+    yield from (note(f"  {state}: {meaning}") for state, meaning in _STATES.items())
+    yield note("Nothing here ran on an AMD GPU. `crosstie catalog show libraries ID` has source and date.")
 
 
 @command.command("path", epilog="Example: crosstie catalog path")

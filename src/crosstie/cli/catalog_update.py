@@ -25,11 +25,13 @@ from crosstie.catalog.releases import (
 )
 from crosstie.catalog.workloads import EXAMPLES
 from crosstie.catalog.writing import write_whole
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.options import FILE, json_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import Output, console, print_json, say, show_table
+from crosstie.cli.show import print_json
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.figures import dollars
+from crosstie.web.parts import Parts, Table, note
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,9 @@ class Replanned:
 @click.option("--unsigned", is_flag=True, help="Check no signature: take the file on trust.")
 @click.option("--dry-run", is_flag=True, help="Check it and say what it would flip; change nothing.")
 @click.option("--plan", "workloads", multiple=True, type=FILE, help="Workloads to plan again. [default: the shipped]")
-@json_option
+@answer_options()
 def update_command(
-    source: str, keys: tuple[Path, ...], unsigned: bool, dry_run: bool, workloads: tuple[Path, ...], as_json: bool
+    source: str, keys: tuple[Path, ...], unsigned: bool, dry_run: bool, workloads: tuple[Path, ...], wanted: Wanted
 ) -> int:
     """Takes newer prices, results and rules from one signed FILE or URL.
 
@@ -80,22 +82,28 @@ def update_command(
         found = _replanned(workloads or tuple(sorted(EXAMPLES.glob("*.toml"))), draft)
         if not dry_run:
             put_in_force(draft, release, key, source)
-    if as_json:
-        print_json({
+
+    def document() -> dict[str, object]:
+        return {
             "release": release.release, "in_force": not dry_run, "signed_by": key, "files": sorted(files),
             "plans": [{**asdict(one), "flips": one.flips} for one in found],
-        })  # fmt: skip
-        return 0
-    out = console()
-    signed = f"signed by key {key}" if key else "no signature was checked"
-    did = "would be in force" if dry_run else "is in force"
-    say(out, f"Release {release.release} {did} ({signed}): {', '.join(files_of(files))}")
-    if release.notes:
-        say(out, release.notes)
-    _show_flips(out, found)
-    if not dry_run:
-        say(out, "`crosstie catalog revert` takes it back", "dim")
+        }  # fmt: skip
+
+    def parts() -> Parts:
+        did = "would be in force" if dry_run else "is in force"
+        yield f"Release {release.release} {did} ({_signed(key)}): {', '.join(files_of(files))}"
+        if release.notes:
+            yield release.notes
+        yield _flips(found)
+        if not dry_run:
+            yield note("`crosstie catalog revert` takes it back")
+
+    wanted.give(document, lambda _: parts())
     return 0
+
+
+def _signed(key: str) -> str:
+    return f"signed by key {key}" if key else "no signature was checked"
 
 
 def _crosstie(arguments: list[str], release: Path | None) -> subprocess.CompletedProcess[str]:
@@ -128,7 +136,7 @@ def _fleet(answer: subprocess.CompletedProcess[str]) -> tuple[dict[str, int] | N
     return (fleet["gpus"], fleet["usd_per_hour"]) if fleet else (None, None)
 
 
-def _show_flips(out: Output, found: list[Replanned]) -> None:
+def _flips(found: list[Replanned]) -> Table:
     rows = []
     for one in found:
         cost, then = one.before_usd_per_hour, one.after_usd_per_hour
@@ -137,7 +145,7 @@ def _show_flips(out: Output, found: list[Replanned]) -> None:
         verdict = "FLIPS" if one.flips else "holds"
         rows.append([one.workload, verdict, _gpus(one.before), _gpus(one.after), *costs, change])
     columns = ["workload", "choice", "~before", "~after", ">$/h before", ">after", ">change"]
-    show_table(out, columns, rows, "Plans before and after")
+    return Table(columns, rows, "Plans before and after")
 
 
 def _gpus(counts: dict[str, int] | None) -> str:
@@ -160,27 +168,29 @@ def revert_command(everything: bool, as_json: bool) -> int:
 
 
 @click.command("status", epilog="Example: crosstie catalog status")
-@json_option
-def status_command(as_json: bool) -> int:
+@answer_options()
+def status_command(wanted: Wanted) -> int:
     """Says which data are in force: the shipped ones, or a release, and what can be gone back to."""
     known, release, shipped = installed(), in_force(), shipped_release()
-    if as_json:
-        print_json({
+
+    def document() -> dict[str, object]:
+        return {
             "in_force": release.name if release else "shipped", "shipped": shipped, "folder": str(releases_folder()),
             "installed": msgspec.to_builtins(known), "ships_key": bool(shipped_keys()),
-        })  # fmt: skip
-        return 0
-    out = console()
-    say(out, f"in force: {f'release {release.name}' if release else 'the shipped data'}")
-    say(out, f"shipped: {shipped}")
-    for one in reversed(known):
-        signed = f"signed by key {one.key}" if one.key else "no signature was checked"
-        old = "; older than the shipped data, so not used" if one.release <= shipped else ""
-        say(out, f"release {one.release}: {signed}, from {one.source}, installed {one.installed}{old}")
-    if not shipped_keys():
-        say(out, NO_KEY, "dim")
-    if os.environ.get(VARIABLE):
-        say(out, f"{VARIABLE} is set to {os.environ[VARIABLE]}", "dim")
+        }  # fmt: skip
+
+    def parts() -> Parts:
+        yield f"in force: {f'release {release.name}' if release else 'the shipped data'}"
+        yield f"shipped: {shipped}"
+        for one in reversed(known):
+            old = "; older than the shipped data, so not used" if one.release <= shipped else ""
+            yield f"release {one.release}: {_signed(one.key)}, from {one.source}, installed {one.installed}{old}"
+        if not shipped_keys():
+            yield note(NO_KEY)
+        if os.environ.get(VARIABLE):
+            yield note(f"{VARIABLE} is set to {os.environ[VARIABLE]}")
+
+    wanted.give(document, lambda _: parts())
     return 0
 
 

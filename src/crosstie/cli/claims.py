@@ -3,14 +3,14 @@
 import click
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.options import json_option
-from crosstie.cli.show import Output, console, heading, print_json, say, show_table
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.prove.claims.check import Checked, ClaimsSummary, check_claims, summarise
 from crosstie.prove.claims.page import page, rest_words
 from crosstie.prove.claims.reading import read_claims, select
 from crosstie.prove.claims.verdicts import verdict_named
+from crosstie.web.parts import Heading, Parts, Table, note
 
 # So many claims are shown with all that they rest on; more of them as a table.
 _IN_FULL = 3
@@ -22,8 +22,8 @@ _ASSUMED = "assumes of each claim the lengths, load, precision and prices that i
 @click.option("--verdict", metavar="V", help="Only claims with this verdict: holds, wrong, ...")
 @click.option("--article", metavar="A", help="Only claims of this article, A to E.")
 @click.option("--markdown", is_flag=True, help="Print the page docs/claims.md.")
-@json_option
-def command(asked: tuple[str, ...], verdict: str | None, article: str | None, markdown: bool, as_json: bool) -> int:
+@answer_options()
+def command(asked: tuple[str, ...], verdict: str | None, article: str | None, markdown: bool, wanted: Wanted) -> int:
     """What five public articles assert about AMD and NVIDIA for LLM inference, checked one by one.
 
     Each claim gets a verdict, the computed or sourced value, the reason and its basis. A check is a computation on
@@ -36,37 +36,29 @@ def command(asked: tuple[str, ...], verdict: str | None, article: str | None, ma
 
     Up to three claims are shown with everything that they rest on. Exit status 1 when no claim is left.
     """
-    if markdown and (as_json or asked or verdict or article):
+    if markdown and (wanted.as_json or asked or verdict or article):
         raise BadInput("--markdown prints the whole page and goes with nothing else")
     chosen = select(read_claims(), asked, article)
-    wanted = verdict_named(verdict) if verdict is not None else None
-    found = check_claims(Catalog(), chosen)
-    if wanted:
-        found = [one for one in found if one.finding.verdict == wanted]
-    if markdown:
-        click.echo(page(found), nl=False)
-    elif as_json:
-        print_json(to_json(found))
-    else:
-        show(found)
+    only = verdict_named(verdict) if verdict is not None else None
+    found = [one for one in check_claims(Catalog(), chosen) if only is None or one.finding.verdict == only]
+    if not found and not (markdown or wanted.as_json):
+        click.echo("no claim is left", err=True)
+        return 1
+    wanted.give(lambda: to_json(found), lambda _: parts(found), markdown=(lambda: page(found)) if markdown else None)
     return 0 if found else 1
 
 
-def show(found: list[Checked]) -> None:
-    out = console()
-    if not found:
-        click.echo("no claim is left", err=True)
-        return
+def parts(found: list[Checked]) -> Parts:
     if len(found) > _IN_FULL:
-        show_table(out, ["id", "~claim", "~verdict", "~computed"], [_row(one) for one in found])
+        yield Table(["id", "~claim", "~verdict", "~computed"], [_row(one) for one in found])
     else:
         for one in found:
-            _show_one(out, one)
-    say(out, summarise(found).line)
+            yield from _one(one)
+    yield summarise(found).line
     if len(found) > _IN_FULL:
-        say(out, "crosstie claims ID gives the reason and what it rests on", "dim")
-    say(out, _ASSUMED, "dim")
-    say(out, "AMD results are published by others; Crosstie has run nothing on AMD", "dim")
+        yield note("crosstie claims ID gives the reason and what it rests on")
+    yield note(_ASSUMED)
+    yield note("AMD results are published by others; Crosstie has run nothing on AMD")
 
 
 def _row(one: Checked) -> list[str]:
@@ -75,15 +67,14 @@ def _row(one: Checked) -> list[str]:
     return [claim.id, f"{claim.subject}: {value}", one.finding.qualified, one.finding.computed]
 
 
-def _show_one(out: Output, one: Checked) -> None:
+def _one(one: Checked) -> Parts:
     finding = one.finding
-    heading(out, f"{one.claim.id}  {one.claim.words}  (article {one.claim.article})")
-    say(out, f"  {finding.qualified}; computed: {finding.computed}")
-    say(out, f"  {finding.reason}")
+    yield Heading(f"{one.claim.id}  {one.claim.words}  (article {one.claim.article})")
+    yield f"  {finding.qualified}; computed: {finding.computed}"
+    yield f"  {finding.reason}"
     if finding.contradicted_by:
-        say(out, f"  other claims say otherwise: {', '.join(finding.contradicted_by)}")
-    for rest in finding.rests:
-        say(out, f"  - {rest_words(rest)}", "dim")
+        yield f"  other claims say otherwise: {', '.join(finding.contradicted_by)}"
+    yield from (note(f"  - {rest_words(rest)}") for rest in finding.rests)
 
 
 def to_json(found: list[Checked]) -> dict[str, object]:

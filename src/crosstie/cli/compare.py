@@ -8,11 +8,10 @@ import click
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.fit import deployment_json, describe
-from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import FILE, dark_option, json_option, model_argument, on_option, verbose_option
+from crosstie.cli.options import FILE, dark_option, model_argument, on_option
 from crosstie.cli.replica import ReplicaOptions, replica_options
-from crosstie.cli.show import closing, console, print_json, say, show_scorecard, show_table
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import seconds, share, significant
@@ -28,6 +27,7 @@ from crosstie.perf.fit import BARELY
 from crosstie.perf.roofline import Roofline, roofline
 from crosstie.prove.calibration.published import PublishedPoint, all_results, published_points
 from crosstie.web.chart import check_picture, curves_figure, draw_costs, draw_curves
+from crosstie.web.parts import Parts, Table, across, closing, note
 from crosstie.web.roofline_chart import draw_roofline
 
 INTERVAL = "80% interval"
@@ -49,13 +49,10 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @click.option(
     "--disaggregated", "--apart", "apart", metavar="P:D", help="Also disaggregated prefill and decode: 1xTP4:2xTP8."
 )
-@html_option
-@verbose_option(_DETAILS)
-@json_option
+@answer_options(_DETAILS, html=True)
 def command(
     model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, plot_cost: Path | None,
-    plot_roofline: Path | None, dark: bool, gpus: str | None, apart: str | None, html: Path | None, verbose: bool,
-    as_json: bool,
+    plot_roofline: Path | None, dark: bool, gpus: str | None, apart: str | None, wanted: Wanted,
 ) -> int:  # fmt: skip
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
@@ -73,19 +70,20 @@ def command(
     and the tokens of a GPU, with published results of this model at these lengths on it.
     Exit status 1 when no accelerator can run it.
     """
-    check_html(html)
     catalog = Catalog()
     if gpus is not None:
-        if sweep or plot or plot_cost or plot_roofline or apart or html:
+        if sweep or plot or plot_cost or plot_roofline or apart or wanted.html:
             raise BadInput("--gpus stands alone: leave --sweep, the plots, --disaggregated and --html out")
-        return scaled(replica.scaled(catalog, model, accelerators, gpus), replica.load, as_json)
+        sizes, asked = replica.scaled(catalog, model, accelerators, gpus), replica.load
+        wanted.give(lambda: scaled_json(sizes, asked), lambda _: scaled_parts(sizes, asked))
+        return 0
     pictures = [one for one in (plot, plot_cost, plot_roofline) if one]
     for picture in pictures:
         check_picture(picture)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
-    swept = curves(card) if sweep or plot or plot_cost or html else []
-    published = _published(card) if plot or html else []
+    swept = curves(card) if sweep or plot or plot_cost or wanted.html else []
+    published = _published(card) if plot or wanted.html else []
     load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
     title = f"{card.model.name}, {replica.precision}: {load}"
     names = ", ".join(one.accelerator.id for one in card.entries)
@@ -99,7 +97,7 @@ def command(
         draw_roofline(
             roofs, f"{card.model.name}: {load}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark
         )
-    for picture in pictures if not as_json else ():
+    for picture in pictures if not wanted.as_json else ():
         click.echo(f"drawn as {picture}", err=True)
     contexts = context_curves(card) if sweep else []
     more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
@@ -107,18 +105,20 @@ def command(
     more |= {"roofline": [roofline_json(one) for one in roofs]} if roofs else {}
     more |= {"apart": [apart_json(one) for one in split]} if split else {}
 
-    def shown(details: bool) -> None:
-        show(card, details)
+    def shown(details: bool) -> Parts:
+        yield from parts(card, details)
         if split:
-            show_apart(split, card)
+            yield from apart_parts(split, card)
         if sweep:
-            show_sweep(swept)
-            show_contexts(contexts, card.load)
+            yield from sweep_parts(swept)
+            yield from contexts_parts(contexts, card.load)
 
-    give(
-        lambda: to_json(card) | more, shown, title=f"{card.model.name} on {names}", html=html, verbose=verbose,
-        as_json=as_json, figures=lambda: curves_figure(swept, title, published),
-    )  # fmt: skip
+    wanted.give(
+        lambda: to_json(card) | more,
+        shown,
+        title=f"{card.model.name} on {names}",
+        figures=lambda: curves_figure(swept, title, published),
+    )
     return 0 if any(entry.estimate for entry in card.entries) else 1
 
 
@@ -144,31 +144,25 @@ def roofline_json(one: Roofline) -> dict[str, object]:
     }
 
 
-def scaled(found: list[Scaling], load: Load, as_json: bool) -> int:
+def scaled_json(found: list[Scaling], load: Load) -> dict[str, object]:
+    return {"load": asdict(load), "scaling": [scaling_json(one) for one in found]}
+
+
+def scaled_parts(found: list[Scaling], load: Load) -> Parts:
     """One table an accelerator, a size a line."""
-    if as_json:
-        print_json({"load": asdict(load), "scaling": [scaling_json(one) for one in found]})
-        return 0
-    out = console()
-    say(
-        out,
+    yield (
         f"{load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight at the "
-        "first size and as many a GPU at the others; each size in the layout that gives most",
+        "first size and as many a GPU at the others; each size in the layout that gives most"
     )
     columns = [">GPUs", "replicas", ">TTFT", ">TPOT", ">tokens/s", ">per GPU", ">efficiency"]
     for one in found:
-        show_table(out, columns, [_size_row(size, load) for size in one.sizes], one.accelerator.id)
-        for size in one.sizes:
-            if size.problem:
-                say(out, f"  {size.problem}")
+        yield Table(columns, [_size_row(size, load) for size in one.sizes], one.accelerator.id)
+        yield from (f"  {size.problem}" for size in one.sizes if size.problem)
     low, high = map(share, FOUR_FIFTHS)
     kept = f"{share(SEVERAL_MACHINES)} ({low} to {high})"
-    say(
-        out,
-        f"  several machines behind one door keep {kept}, as in MLPerf's results, which show no trend from 16 to 288",
-        "dim",
+    yield note(
+        f"  several machines behind one door keep {kept}, as in MLPerf's results, which show no trend from 16 to 288"
     )
-    return 0
 
 
 def _size_row(size: Size, load: Load) -> list[str]:
@@ -197,40 +191,37 @@ def scaling_json(one: Scaling) -> dict[str, object]:
     }
 
 
-def show(card: Scorecard, verbose: bool) -> None:
-    out, load = console(), card.load
+def parts(card: Scorecard, verbose: bool) -> Parts:
+    load = card.load
     about = f"  {describe(card.model)}" if verbose else ""
-    say(out, Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about))
-    say(out, f"  {card.question.line}")
+    yield Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about)
+    yield f"  {card.question.line}"
     running = [entry for entry in card.entries if entry.estimate]
-    for drafts in [entry.deployment.speculation for entry in running[:1] if entry.deployment]:
-        if drafts is not None:
-            say(out, f"  {kept_text(drafts)}")
+    if running and running[0].deployment and running[0].deployment.speculation:
+        yield f"  {kept_text(running[0].deployment.speculation)}"
     if running and verbose:
-        show_scorecard(out, [entry.accelerator.id for entry in running], scorecard(running, load.output_tokens))
+        yield across([entry.accelerator.id for entry in running], scorecard(running, load.output_tokens))
     elif running:
         columns = ["accelerator", ">GPUs", ">TTFT", ">TPOT", ">tokens/s per GPU", f">{INTERVAL}", ">requests that fit"]
-        show_table(out, columns, [_row(entry, load.output_tokens) for entry in running])
+        yield Table(columns, [_row(entry, load.output_tokens) for entry in running])
         if load.concurrency > 1:
-            say(out, f"  {ttft_text(running, load.concurrency)}", "dim")
+            yield note(f"  {ttft_text(running, load.concurrency)}")
     for entry in card.entries:
         barely = entry.memory if entry.memory == BARELY else ""
         against = f"preflight: {entry.caveat}" if entry.caveat else ""
-        for note in (entry.problem, against, barely, *entry.emulated, payoff_text(entry.payoff, load.concurrency)):
-            if note:
-                say(out, f"  {entry.accelerator.id}: {note}")
-    for sentence in card.verdicts:
-        say(out, f"- {sentence}")
+        drafts = payoff_text(entry.payoff, load.concurrency)
+        remarks = filter(None, (entry.problem, against, barely, *entry.emulated, drafts))
+        yield from (f"  {entry.accelerator.id}: {remark}" for remark in remarks)
+    yield from (f"- {sentence}" for sentence in card.verdicts)
     for entry in running if verbose else ():
         assert entry.estimate
-        say(out, f"  {entry.accelerator.id}: {entry.estimate.basis}", "dim")
+        yield note(f"  {entry.accelerator.id}: {entry.estimate.basis}")
     if running and not verbose:
-        closing(out, _DETAILS)
+        yield closing(_DETAILS)
 
 
-def show_apart(split: list[ApartEntry], card: Scorecard) -> None:
+def apart_parts(split: list[ApartEntry], card: Scorecard) -> Parts:
     """The service, and the same GPUs with prefill and decode together at as many requests per GPU."""
-    out = console()
     columns = ["accelerator", "prefill:decode", ">GPUs", ">TTFT", ">TPOT", ">tokens/s per GPU", ">together"]
     rows = [
         [
@@ -243,11 +234,8 @@ def show_apart(split: list[ApartEntry], card: Scorecard) -> None:
         if one.service and one.estimate and one.together
     ]  # fmt: skip
     if rows:
-        show_table(
-            out, columns, rows, f"disaggregated prefill and decode, {card.load.concurrency:,} requests in flight"
-        )
-    for one in split:
-        say(out, f"- {one.accelerator.id}: {one.verdict}")
+        yield Table(columns, rows, f"disaggregated prefill and decode, {card.load.concurrency:,} requests in flight")
+    yield from (f"- {one.accelerator.id}: {one.verdict}" for one in split)
 
 
 def apart_json(one: ApartEntry) -> dict[str, object]:
@@ -286,19 +274,17 @@ def payoff_text(payoff: Payoff | None, concurrency: int) -> str:
     )
 
 
-def show_sweep(swept: list[Curve]) -> None:
-    out = console()
+def sweep_parts(swept: list[Curve]) -> Parts:
     columns = [">in flight", ">TTFT", ">tokens/s per user", ">tokens/s per GPU"]
     for curve in swept:
         lines = zip(
             curve.concurrency, curve.ttft_s, curve.tokens_per_s_per_user, curve.output_tokens_per_s_per_gpu, strict=True
         )
         cells = [[f"{n:,}", seconds(ttft), significant(user), significant(gpu)] for n, ttft, user, gpu in lines]
-        show_table(out, columns, cells, curve.label)
+        yield Table(columns, cells, curve.label)
 
 
-def show_contexts(swept: list[ContextCurve], load: Load) -> None:
-    out = console()
+def contexts_parts(swept: list[ContextCurve], load: Load) -> Parts:
     columns = [">prompt tokens", ">run at once", ">TTFT", ">tokens/s per user", ">tokens/s per GPU"]
     for curve in swept:
         lines = zip(
@@ -309,7 +295,7 @@ def show_contexts(swept: list[ContextCurve], load: Load) -> None:
             [f"{n:,}", significant(running), seconds(ttft), significant(user), significant(gpu)]
             for n, running, ttft, user, gpu in lines
         ]
-        show_table(out, columns, cells, f"{curve.label}, {load.concurrency:,} requests in flight by their prompts")
+        yield Table(columns, cells, f"{curve.label}, {load.concurrency:,} requests in flight by their prompts")
 
 
 def ttft_text(entries: Sequence[Entry], concurrency: int) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from crosstie.catalog.library import names_in
 from crosstie.cli.findings_show import report, report_options
 from crosstie.cli.options import FILE
-from crosstie.cli.show import console, say
+from crosstie.cli.show import show
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import gigabytes, plural, with_unit
 from crosstie.port.doctor.doctor import diagnose
@@ -20,6 +20,7 @@ from crosstie.port.doctor.host import machine_of
 from crosstie.port.doctor.machine import Machine, Nic
 from crosstie.port.doctor.record import capture, read_record, write_record
 from crosstie.port.doctor.relations import kinds
+from crosstie.web.parts import Line, Parts
 
 _LABEL = 11
 _CAVEAT = "The checks were read in public sources; who wrote them has tried none of them on an AMD GPU."
@@ -61,16 +62,14 @@ def command(engines: str | None, python: str | None, record: Path | None, folder
     found = diagnose(machine_of(texts, str(folder or "this machine")), engines=names_in(engines) if engines else ())
     title = f"{folder}, recorded {found.machine.taken}" if folder else "this machine"
     if not reporting["as_json"]:
-        show(found.machine)
+        show(parts(found.machine))
     more = {"engines": list(found.engines), "machine": msgspec.to_builtins(found.machine)}
     against = f", against {', '.join(found.engines)}" if found.engines else ""
     return report(f"{title}{against}", found.findings, found.verdicts, more=more, caveat=_CAVEAT, **reporting)
 
 
-def show(machine: Machine) -> None:
-    out = console()
-    for name, said in _lines(machine):
-        say(out, Text.assemble((f"{name:<{_LABEL}}", "dim"), said), hang=_LABEL)
+def parts(machine: Machine) -> Parts:
+    yield from (Line(Text.assemble((f"{name:<{_LABEL}}", "dim"), said), hang=_LABEL) for name, said in _lines(machine))
 
 
 def _lines(machine: Machine) -> Iterable[tuple[str, str]]:

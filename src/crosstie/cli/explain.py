@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from crosstie.catalog.writing import in_words
-from crosstie.cli.options import json_option, whole_option
-from crosstie.cli.show import console, print_json, say, show_table
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import whole_option
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, number, seconds
+from crosstie.web.parts import Parts, Table
 from crosstie.wire.address import Address
 from crosstie.wire.fetch import Answer, fetch_once
 from crosstie.wire.loops import run_on_loop
@@ -33,10 +34,10 @@ _HINTS = {
 @click.option("--tpot-ms", type=float, metavar="MS", help="As x-crosstie-tpot-ms.")
 @click.option("--priority", type=click.Choice(["low", "normal", "high"]), help="As x-crosstie-priority.")
 @click.option("--pool", metavar="P", help="As x-crosstie-pool: only this pool.")
-@json_option
+@answer_options()
 def command(
     request_file: Path | None, url: str, model: str | None, input_tokens: int | None, output_tokens: int | None,
-    as_json: bool, **hints: object,
+    wanted: Wanted, **hints: object,
 ) -> int:  # fmt: skip
     """Where a running gateway would send a request now, and why: every pool with its prediction or what dropped it.
 
@@ -51,7 +52,7 @@ def command(
     Exit status 1 if the request would have to wait or be refused.
     """
     said = asked_of(url, _body(request_file, model, input_tokens, output_tokens), hints)
-    print_json(said) if as_json else show(said)
+    wanted.give(lambda: said, lambda _: parts(said))
     return 0 if said["outcome"] == "send" else 1
 
 
@@ -98,35 +99,36 @@ def _why_not(answer: Answer, said: Any) -> str:
     return f"answered {answer.status}; is it a Crosstie gateway?"
 
 
-def show(said: dict[str, Any]) -> None:
-    out, asked = console(), said["request"]
+def parts(said: dict[str, Any]) -> Parts:
+    asked = said["request"]
     verdict = f"to {said['replica']}" if said["pool"] else said["outcome"]
-    say(out, f"{said['policy']}: {verdict}: {said['reason']}")
-    say(
-        out,
+    yield f"{said['policy']}: {verdict}: {said['reason']}"
+    yield (
         f"{asked['model']}, class {asked['class'] or 'none'}: {asked['input_tokens']:,.0f} tokens in, "
-        f"{asked['expected_output_tokens']:,.0f} expected out; {_targets(asked)}",
+        f"{asked['expected_output_tokens']:,.0f} expected out; {_targets(asked)}"
     )
     prefill = said.get("prefill")
     if prefill:
-        say(out, f"its prompt by {prefill['replica']}, which holds {number(prefill['cached_tokens'])} tokens of it")
+        yield f"its prompt by {prefill['replica']}, which holds {number(prefill['cached_tokens'])} tokens of it"
     written = {"ttft_s": seconds, "tpot_s": seconds, "usd": dollars, "cached_tokens": number, "joules": number}
     rows = []
     for one in said["considered"]:
         seen = one["predicted"]
-        numbers = [show(seen[key]) if seen else "-" for key, show in written.items()]
+        numbers = [write(seen[key]) if seen else "-" for key, write in written.items()]
         chosen = "chosen" if one["replica"] and one["replica"] == said["replica"] else one["dropped"] or ""
         # A gateway of an older release does not say.
         if one.get("planned"):
             chosen = f"{chosen}, as planned" if chosen == "chosen" else f"planned; {chosen or _dearer(one, said)}"
         rows.append([one["replica"] or one["pool"], *numbers, chosen])
     columns = ["replica", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
-    show_table(out, columns, rows)
+    yield Table(columns, rows)
     for one in said["considered"]:
         # A gateway of an older release does not say.
         if late := one.get("of_late"):
-            say(out, f"- {one['pool']}, its last {late['requests']:,} requests, each as predicted when it was sent: "
-                     f"{_both('TTFT', late, 'ttft')}; {_both('TPOT', late, 'tpot')}")  # fmt: skip
+            yield (
+                f"- {one['pool']}, its last {late['requests']:,} requests, each as predicted when it was sent: "
+                f"{_both('TTFT', late, 'ttft')}; {_both('TPOT', late, 'tpot')}"
+            )
 
 
 def _both(name: str, late: dict[str, Any], key: str) -> str:

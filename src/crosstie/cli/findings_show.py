@@ -9,12 +9,13 @@ import msgspec
 from rich.text import Text
 
 from crosstie.catalog.writing import write_text
-from crosstie.cli.html import check_html, give, html_option
+from crosstie.cli.answer import Wanted, check_html, html_option
 from crosstie.cli.options import json_option, option_group
-from crosstie.cli.show import Output, closing, console, heading, json_text, say
+from crosstie.cli.show import json_text
 from crosstie.core.figures import plural
 from crosstie.core.finding import GROUNDS, SEVERITIES, Finding, rank
 from crosstie.port.preflight.sarif import sarif
+from crosstie.web.parts import Heading, Line, Parts, closing, note
 
 _COLOURS = {"note": "dim", "setting": "cyan", "slow": "yellow", "unknown": "magenta", "error": "bold red"}
 _VERDICT_COLOURS = {"ready": "green", "ok": "green", "will not run": "bold red", "error": "bold red"}
@@ -45,11 +46,11 @@ def report(
     ordered = _gravest_first(findings)
     if sarif_file:
         write_text(Path(sarif_file), json_text(sarif(ordered)) + "\n")
-    give(
+    Wanted(verbose, as_json, html).give(
         lambda: to_json(findings, verdicts, more or {}),
-        lambda details: _show(title, ordered, verdicts, details, last, caveat),
-        title=title, html=html, verbose=verbose, as_json=as_json,
-    )  # fmt: skip
+        lambda details: _parts(title, ordered, verdicts, details, last, caveat),
+        title=title,
+    )
     return 1 if any(rank(finding.severity) >= rank(fail_on) for finding in findings) else 0
 
 
@@ -62,24 +63,23 @@ def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: (-rank(finding.severity), finding.target, finding.check))
 
 
-def _show(
+def _parts(
     title: str, findings: Sequence[Finding], verdicts: Mapping[str, str], verbose: bool, last: Sequence[str],
     caveat: str,
-) -> None:  # fmt: skip
+) -> Parts:  # fmt: skip
     """The verdicts first: whoever reads no further has the answer."""
-    out = console()
-    heading(out, title)
+    yield Heading(title)
     width = max(map(len, verdicts), default=0)
     for name, said in verdicts.items():
         # What follows is about the verdict: settings, or a reason.
         colour = _VERDICT_COLOURS.get(said.partition(":")[0].partition(",")[0], "yellow")
-        say(out, Text.assemble(f"{name:<{width}}  ", (said, colour)), hang=min(width + 2, 24))
+        yield Line(Text.assemble(f"{name:<{width}}  ", (said, colour)), hang=min(width + 2, 24))
     paragraphs = _together(findings)
     shown = paragraphs if verbose or len(paragraphs) <= _MOST_SHOWN else paragraphs[:_MOST_SHOWN]
     for finding, targets in shown:
         on = f"  [{', '.join(targets)}]" if targets else ""
         head = (f"{finding.severity:<8}", _COLOURS[finding.severity])
-        say(out, Text.assemble(head, finding.what, (on, "dim")), hang=8)
+        yield Line(Text.assemble(head, finding.what, (on, "dim")), hang=8)
         if finding.severity == "note" and not verbose:
             continue
         for name, said in (
@@ -88,28 +88,24 @@ def _show(
             ("remedy", finding.remedy),
         ):
             if said:
-                say(out, Text.assemble(("        " + f"{name:<9}", "dim"), said), hang=17)
+                yield Line(Text.assemble(("        " + f"{name:<9}", "dim"), said), hang=17)
     if not findings:
-        say(out, "no findings")
-    _count_rest(out, [finding for finding, _ in paragraphs[len(shown) :]])
-    for line in last:
-        say(out, line)
-    say(out, caveat, "dim")
+        yield "no findings"
+    yield from _count_rest([finding for finding, _ in paragraphs[len(shown) :]])
+    yield from last
+    yield note(caveat)
     if not verbose and any(finding.severity == "note" for finding in findings):
-        closing(out, "where, evidence and remedy of notes")
+        yield closing("where, evidence and remedy of notes")
 
 
-def _count_rest(out: Output, rest: Sequence[Finding]) -> None:
+def _count_rest(rest: Sequence[Finding]) -> Parts:
     """A tree of sources may have hundreds of findings: what is not printed is counted, by check."""
     if not rest:
         return
-    say(out, f"and {len(rest):,} more, which -v prints, and --json and --sarif have:")
+    yield f"and {len(rest):,} more, which -v prints, and --json and --sarif have:"
     for (severity, check), number in Counter((finding.severity, finding.check) for finding in rest).most_common():
         files = len({finding.where.file for finding in rest if (finding.severity, finding.check) == (severity, check)})
-        say(
-            out,
-            Text.assemble((f"{severity:<8}", _COLOURS[severity]), f"{check}: {number:,} in {plural(files, 'file')}"),
-        )
+        yield Text.assemble((f"{severity:<8}", _COLOURS[severity]), f"{check}: {number:,} in {plural(files, 'file')}")
 
 
 def _together(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:

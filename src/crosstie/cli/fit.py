@@ -8,9 +8,9 @@ import msgspec
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.options import FILE, dark_option, json_option, model_argument, on_option, verbose_option
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE, dark_option, model_argument, on_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, named_model, stack_option
-from crosstie.cli.show import closing, console, print_json, say, show_table
 from crosstie.cli.this_machine import ON_THIS, accelerators_on
 from crosstie.core.deployment import Deployment
 from crosstie.core.document import picked, plain
@@ -20,6 +20,7 @@ from crosstie.core.question import USUAL, BuyersQuestion, assumptions, reckoning
 from crosstie.core.speculation import Speculation
 from crosstie.perf.fit import BARELY, DOES_NOT_FIT, Fit, Placement, fit
 from crosstie.web.chart import check_picture, draw_memory
+from crosstie.web.parts import Parts, Table, caution, closing, note
 
 _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 
@@ -38,12 +39,10 @@ _DETAILS = "every layout, tokens of KV cache, and what the engine takes"
 @stack_option
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the memory of each replica (.svg, .png, .pdf).")
 @dark_option
-@verbose_option(_DETAILS)
-@json_option
+@answer_options(_DETAILS)
 def command(
     model: str, accelerators: str | None, precisions: str, context: int | None, tp: int | None, pp: int | None,
-    ep: int | None, dp: int | None, kv: str, stack: str | None, plot: Path | None, dark: bool, verbose: bool,
-    as_json: bool,
+    ep: int | None, dp: int | None, kv: str, stack: str | None, plot: Path | None, dark: bool, wanted: Wanted,
 ) -> int:  # fmt: skip
     """How MODEL sits on each accelerator: weights, KV cache, GPUs needed, sequences that fit.
 
@@ -77,25 +76,25 @@ def command(
         at_most=at_most,
     )
     if plot:
-        draw_memory(_shown(result, verbose), f"{found.name}: memory of one GPU of each replica", plot, dark=dark)
+        draw_memory(_shown(result, wanted.verbose), f"{found.name}: memory of one GPU of each replica", plot, dark=dark)
         click.echo(f"drawn as {plot}", err=True)
-    print_json(to_json(result)) if as_json else show(result, verbose)
+    wanted.give(lambda: to_json(result), lambda details: parts(result, details))
     return 0 if any(p.fits for p in result.placements) else 1
 
 
-def show(result: Fit, verbose: bool) -> None:
-    out, model, sizes = console(), result.model, result.sizes[0]
-    say(out, Text.assemble((model.name, "bold"), f"  {describe(model)}"))
+def parts(result: Fit, verbose: bool) -> Parts:
+    model, sizes = result.model, result.sizes[0]
+    yield Text.assemble((model.name, "bold"), f"  {describe(model)}")
     for one in result.sizes:
         by_format = " + ".join(f"{gigabytes(b)} {name}" for name, b in one.weight_bytes_by_format.items())
-        say(out, f"  {one.precision}: weights {gigabytes(one.weight_bytes)} ({by_format})")
+        yield f"  {one.precision}: weights {gigabytes(one.weight_bytes)} ({by_format})"
     state = sizes.state_bytes_per_sequence
     kept = f", plus {gigabytes(state)} of state a sequence" if state else ""
     per_token = kibibytes(sizes.kv_bytes_per_token)
-    say(out, f"  KV cache in {sizes.kv_format}: {per_token} a token at {result.context:,} tokens{kept}")
+    yield f"  KV cache in {sizes.kv_format}: {per_token} a token at {result.context:,} tokens{kept}"
     if model.draft_parameters:
         drafted = parameters(model.draft_parameters)
-        say(out, f"  not counted: {drafted} of draft weights (MTP), which only speculative decoding loads")
+        yield f"  not counted: {drafted} of draft weights (MTP), which only speculative decoding loads"
     shown = _shown(result, verbose)
     columns = ["accelerator", ">GPUs", "layout", ">weights per GPU", ">KV left per GPU"]
     columns += [f">sequences of {result.context:,}", ">interval"]
@@ -103,20 +102,19 @@ def show(result: Fit, verbose: bool) -> None:
         columns.append("precision")
     if verbose:
         columns += [">KV tokens", ">engine per GPU"]
-    show_table(out, columns, [_row(p, columns) for p in shown])
+    yield Table(columns, [_row(p, columns) for p in shown])
     for p in shown:
         if p.verdict == BARELY:
-            say(out, f"  {p.deployment.accelerator.id} {p.deployment.parallelism}: {BARELY}", "yellow")
-    for name, problem in result.problems.items():
-        say(out, f"  {name}: {problem}")
+            yield caution(f"  {p.deployment.accelerator.id} {p.deployment.parallelism}: {BARELY}")
+    yield from (f"  {name}: {problem}" for name, problem in result.problems.items())
     if verbose and any(p.fewest for p in result.placements):
-        say(out, "* the fewest GPUs that hold it")
+        yield "* the fewest GPUs that hold it"
     for stack in {p.deployment.stack.id: p.deployment.stack for p in result.placements}.values():
         own = f"{gigabytes(stack.reserved.si)} a GPU for itself ({stack.reserved.basis})"
-        say(out, f"  interval: {stack.name} keeping half to twice {own}", "dim")
-    say(out, f"  {question_of(result).line}", "dim")
+        yield note(f"  interval: {stack.name} keeping half to twice {own}")
+    yield note(f"  {question_of(result).line}")
     if not verbose:
-        closing(out, _DETAILS)
+        yield closing(_DETAILS)
 
 
 def _shown(result: Fit, verbose: bool) -> list[Placement]:

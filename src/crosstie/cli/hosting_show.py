@@ -2,11 +2,11 @@
 
 from rich.text import Text
 
-from crosstie.cli.show import Output, heading, say, show_table
 from crosstie.core.figures import dollars, gigabytes, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.shared import SharedPlan, SharedPoolPlan
+from crosstie.web.parts import Heading, Parts, Table, note
 
 _FROM = {
     "host": "the host's memory, where engines sleep (vLLM's sleep, level 1)",
@@ -15,25 +15,25 @@ _FROM = {
 }
 
 
-def show_shared(out: Output, plan: Plan, shared: SharedPlan, verbose: bool) -> None:
+def shared_parts(plan: Plan, shared: SharedPlan, verbose: bool) -> Parts:
     sharing = plan.workload.sharing
     assert sharing is not None, "a plan has shared replicas because its workload asks for them"
     pool = shared.answer
     many = f"{len(sharing.models)} models"
     if pool is None:
-        heading(out, f"No accelerator can be shared by the {many} of [hosting].")
+        yield Heading(f"No accelerator can be shared by the {many} of [hosting].")
     else:
         month = dollars(pool.usd_per_hour * HOURS_PER_MONTH)
         what = f"{pool.gpus} {pool.accelerator}"
         price = f"{dollars(pool.usd_per_hour)} an hour ({month} a month)"
-        say(out, Text.assemble(f"Shared by {many}: ", (what, "bold"), f", {price}"))
-        say(out, f"  expected at mean traffic: {_expected(pool)}")
-        _show_simulated(out, shared)
-        _show_pools(out, shared, pool, verbose)
+        yield Text.assemble(f"Shared by {many}: ", (what, "bold"), f", {price}")
+        yield f"  expected at mean traffic: {_expected(pool)}"
+        yield from _simulated(shared)
+        yield from _pools(shared, pool, verbose)
         if verbose:
-            _show_grounds(out, pool, sharing.load_from)
+            yield from _grounds(pool, sharing.load_from)
     for name, reason in shared.left_out.items() if verbose or pool is None else ():
-        say(out, f"  not {name}: {reason}", "dim")
+        yield note(f"  not {name}: {reason}")
 
 
 def _expected(pool: SharedPoolPlan) -> str:
@@ -46,22 +46,21 @@ def _expected(pool: SharedPoolPlan) -> str:
     )
 
 
-def _show_simulated(out: Output, shared: SharedPlan) -> None:
+def _simulated(shared: SharedPlan) -> Parts:
     seen = shared.simulated
     if seen:
-        say(
-            out,
+        yield (
             f"  simulated, {seen.requests:,} requests: {significant(seen.evictions_per_hour)} evictions an hour; "
             f"{share(seen.cold_share)} cold, waiting {seconds(seen.wait_p50_s)} at p50 and {seconds(seen.wait_p99_s)} "
-            "at p99",
+            "at p99"
         )
 
 
-def _show_pools(out: Output, shared: SharedPlan, answer: SharedPoolPlan, verbose: bool) -> None:
+def _pools(shared: SharedPlan, answer: SharedPoolPlan, verbose: bool) -> Parts:
     columns = ["accelerator", ">replicas", "replica", ">$/h", ">util", ">evictions/h", ">cold", ">wait"]
     if verbose:
         columns += [">for models", f">evictions/h with {answer.gpus} GPUs", "limited by"]
-    show_table(out, columns, [_row(pool)[: len(columns)] for pool in shared.pools])
+    yield Table(columns, [_row(pool)[: len(columns)] for pool in shared.pools])
 
 
 def _row(pool: SharedPoolPlan) -> list[str]:
@@ -74,11 +73,9 @@ def _row(pool: SharedPoolPlan) -> list[str]:
     ]  # fmt: skip
 
 
-def _show_grounds(out: Output, pool: SharedPoolPlan, load_from: str) -> None:
+def _grounds(pool: SharedPoolPlan, load_from: str) -> Parts:
     longest = max(pool.layout.hosted, key=lambda one: one.load_s)
-    say(
-        out, f"  models come from {_FROM[load_from]}; the slowest, {longest.model}, in {seconds(longest.load_s)}", "dim"
-    )
+    yield note(f"  models come from {_FROM[load_from]}; the slowest, {longest.model}, in {seconds(longest.load_s)}")
     if pool.layout.host_bytes:
         size = gigabytes(pool.layout.host_bytes)
-        say(out, f"  each replica needs {size} of its host's memory for the weights of all its models", "dim")
+        yield note(f"  each replica needs {size} of its host's memory for the weights of all its models")

@@ -9,18 +9,19 @@ from click.core import ParameterSource
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
-from crosstie.cli.html import write_html
+from crosstie.cli.answer import write_html
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.loop_show import report_markdown, show_loop
+from crosstie.cli.loop_show import loop_parts
 from crosstie.cli.options import FILE, complete_accelerators, complete_models, json_option, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import PRECISION_HELP
-from crosstie.cli.show import json_text, print_json
+from crosstie.cli.show import json_text, print_json, show
 from crosstie.core.errors import BadInput
 from crosstie.prove.loop.engine import EngineFailed
 from crosstie.prove.loop.folder import LoopAsked, LoopFolder
 from crosstie.prove.loop.loop import LoopResult, LoopSettings, MachineLoop, begun
 from crosstie.prove.loop.report import report_document
+from crosstie.web.report import write_markdown
 
 _KEY = "OPENAI_API_KEY"
 _INTERRUPTED = 130
@@ -104,7 +105,7 @@ def command(out: Path, as_json: bool, **options: Any) -> int:
     if as_json:
         print_json(made)
     else:
-        show_loop(made)
+        show(loop_parts(made))
     return int(bool(found.failed))
 
 
@@ -132,6 +133,6 @@ def _write(out: Path, found: LoopResult) -> dict[str, Any]:
     """The report three ways, of one document."""
     made = report_document(found)
     write_text(out / "report.json", json_text(made) + "\n")
-    write_text(out / "report.md", report_markdown(made))
-    write_html(out / "report.html", made["title"], made, lambda: show_loop(made))
+    write_text(out / "report.md", write_markdown(loop_parts(made)))
+    write_html(out / "report.html", made["title"], made, loop_parts(made))
     return made

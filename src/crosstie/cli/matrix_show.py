@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-import msgspec
-
-from crosstie.cli.show import Output, closing, console, heading, print_json, say, show_table
 from crosstie.core.finding import VERDICTS
 from crosstie.port.preflight.matrix import MatrixChange, MatrixRow, ReleaseMatrix
+from crosstie.web.parts import Heading, Line, Parts, Table, closing, note
 
 # A cell has room for a word or two.
 _SHORT = {"ready with settings": "settings", "will not run": "no"}
@@ -17,21 +15,17 @@ _LEGEND = (
 )
 
 
-def show_matrix(found: ReleaseMatrix, *, as_json: bool, verbose: bool) -> None:
-    if as_json:
-        print_json(msgspec.to_builtins(found))
-        return
-    out = console()
-    heading(out, f"{found.name} by engine and release: {found.stored}")
+def matrix_parts(found: ReleaseMatrix, verbose: bool) -> Parts:
+    yield Heading(f"{found.name} by engine and release: {found.stored}")
     for engine, group in groupby(found.rows, key=lambda row: row.build.engine):
-        _engine(out, engine, list(group), found, verbose)
-    say(out, _LEGEND, "dim")
-    say(out, "Nothing here ran on an AMD GPU.", "dim")
+        yield from _engine(engine, list(group), found, verbose)
+    yield note(_LEGEND)
+    yield note("Nothing here ran on an AMD GPU.")
     if not verbose:
-        closing(out, "all releases, their dates, settings and sources, and each change in full")
+        yield closing("all releases, their dates, settings and sources, and each change in full")
 
 
-def _engine(out: Output, engine: str, rows: Sequence[MatrixRow], found: ReleaseMatrix, verbose: bool) -> None:
+def _engine(engine: str, rows: Sequence[MatrixRow], found: ReleaseMatrix, verbose: bool) -> Parts:
     parts = list(rows[0].verdicts)
     shown = rows if verbose else _without_tail(rows)
     table = [
@@ -42,24 +36,21 @@ def _engine(out: Output, engine: str, rows: Sequence[MatrixRow], found: ReleaseM
         ]
         for row in shown
     ]  # fmt: skip
-    out.print()
-    show_table(out, [engine, "CUDA", "ROCm", *parts], table)
-    for end in found.ended:
-        if end.engine == engine:
-            say(out, f"  {end.name}: {end.what} ({end.source}, {end.date})")
+    yield ""
+    yield Table([engine, "CUDA", "ROCm", *parts], table)
+    yield from (f"  {end.name}: {end.what} ({end.source}, {end.date})" for end in found.ended if end.engine == engine)
     named = next((row.build for row in rows if row.build.rocm_image or row.build.cuda_image), None)
     if named:
         images = [image for image in (named.cuda_image, named.rocm_image) if image]
-        say(out, f"  images of {named.version}: {', '.join(images)}")
+        yield f"  images of {named.version}: {', '.join(images)}"
     if verbose:
         for row in shown:
             settings = "; ".join(f"{part}: {' '.join(said)}" for part, said in row.settings.items() if said)
-            say(
-                out,
+            yield (
                 f"  {row.build.version} of {row.build.released}: {row.build.source}"
-                + (f"; {settings}" if settings else ""),
+                + (f"; {settings}" if settings else "")
             )
-    _changes(out, [change for change in found.changes if change.engine == engine], verbose)
+    yield from _changes([change for change in found.changes if change.engine == engine], verbose)
 
 
 def _without_tail(rows: Sequence[MatrixRow]) -> Sequence[MatrixRow]:
@@ -70,7 +61,7 @@ def _without_tail(rows: Sequence[MatrixRow]) -> Sequence[MatrixRow]:
     return rows[: last + 1]
 
 
-def _changes(out: Output, changes: Sequence[MatrixChange], verbose: bool) -> None:
+def _changes(changes: Sequence[MatrixChange], verbose: bool) -> Parts:
     """Accelerators that change alike in one release are one line."""
     order = list(VERDICTS.values())
     for (version, before, after), group in groupby(changes, key=lambda one: (one.version, one.before, one.after)):
@@ -78,4 +69,4 @@ def _changes(out: Output, changes: Sequence[MatrixChange], verbose: bool) -> Non
         parts = ", ".join(one.accelerator for one in reversed(alike))
         word = "gone" if order.index(after) < order.index(before) else "new"
         why = alike[0].why if verbose else alike[0].why.partition(": ")[2].partition(". ")[0] or alike[0].why
-        say(out, f"  {version} ({alike[0].released}), {parts}: {before}, then {after}; {word}: {why}", hang=4)
+        yield Line(f"  {version} ({alike[0].released}), {parts}: {before}, then {after}; {word}: {why}", hang=4)

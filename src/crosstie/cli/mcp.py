@@ -9,11 +9,12 @@ import click
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.releases import releases_folder
 from crosstie.catalog.writing import in_words
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.mcp_guard import read_only
 from crosstie.cli.mcp_tools import TOOLS, described, schema_of
-from crosstie.cli.options import FILE, json_option, whole_option
-from crosstie.cli.show import console, print_json, show_table
+from crosstie.cli.options import FILE, whole_option
 from crosstie.core.errors import BadInput, MissingExtra
+from crosstie.web.parts import Table
 
 
 @click.command("mcp")
@@ -21,8 +22,8 @@ from crosstie.core.errors import BadInput, MissingExtra
 @click.option("--gateway", default="http://127.0.0.1:8080", show_default=True, metavar="URL", help="`explain` asks it.")
 @whole_option("--http port", 0, 65535, "Streamable HTTP on 127.0.0.1, not stdio.", metavar="PORT")
 @click.option("--tools", "listing", is_flag=True, help="List the tools and end; with --json their schemas.")
-@json_option
-def command(root: Path | None, gateway: str, port: int | None, listing: bool, as_json: bool) -> int:
+@answer_options()
+def command(root: Path | None, gateway: str, port: int | None, listing: bool, wanted: Wanted) -> int:
     """Serves read-only tools to an assistant by the Model Context Protocol.
 
     \b
@@ -36,8 +37,9 @@ def command(root: Path | None, gateway: str, port: int | None, listing: bool, as
     models, workloads, fleets and traces beneath it. Needs the extra mcp.
     """
     if listing:
-        return _list(as_json)
-    if as_json:
+        wanted.give(lambda: list(map(_described, TOOLS)), lambda _: [_tools()])
+        return 0
+    if wanted.as_json:
         raise BadInput("--json goes with --tools: a server speaks JSON anyway")
     try:
         from crosstie.cli.mcp_server import make_server, serve_http, serve_stdio
@@ -59,20 +61,14 @@ def command(root: Path | None, gateway: str, port: int | None, listing: bool, as
     return 0
 
 
-def _list(as_json: bool) -> int:
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": name, "description": described(kind), "input_schema": schema_of(kind),
-                    "output_schema": schema_of(kind.answers),
-                }
-                for name, kind in TOOLS.items()
-            ]
-        )  # fmt: skip
-    else:
-        show_table(console(), ["tool", "~what it answers"], [[name, described(kind)] for name, kind in TOOLS.items()])
-    return 0
+def _tools() -> Table:
+    return Table(["tool", "~what it answers"], [[name, described(kind)] for name, kind in TOOLS.items()])
+
+
+def _described(name: str) -> dict[str, object]:
+    kind = TOOLS[name]
+    schemas = {"input_schema": schema_of(kind), "output_schema": schema_of(kind.answers)}
+    return {"name": name, "description": described(kind), **schemas}
 
 
 def _entered(root: Path) -> Path:

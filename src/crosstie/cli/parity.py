@@ -9,12 +9,11 @@ from typing import Any
 import click
 
 from crosstie.cli.admin import AdminPort, AdminRejected, reach
-from crosstie.cli.html import check_html, give, html_option
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, json_option, real_option, verbose_option, whole_option
-from crosstie.cli.parity_show import DETAILS, show_parity, show_scores
+from crosstie.cli.options import FILE, real_option, whole_option
+from crosstie.cli.parity_show import DETAILS, parity_parts, scores_table
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console, say
 from crosstie.core.errors import BadInput
 from crosstie.port.doctor.machine import gpus_of
 from crosstie.prove.parity.endpoint import WAYS, Asking, Way
@@ -23,6 +22,7 @@ from crosstie.prove.parity.passes import Party, ask_all
 from crosstie.prove.parity.power import SIZES
 from crosstie.prove.parity.prompts import BUNDLED, read_prompts
 from crosstie.prove.parity.verdict import Limits, Parity, document, judged
+from crosstie.web.parts import Parts
 from crosstie.wire.address import Address
 
 _KEY = "OPENAI_API_KEY"
@@ -75,15 +75,13 @@ _KEY = "OPENAI_API_KEY"
 @click.option("--admit", is_flag=True, help="Undrain the pool if all of its backends are the same as A.")
 @click.option("--lm-eval", "tasks", metavar="TASK,...", help="Also run tasks of lm-evaluation-harness on both.")
 @whole_option("--lm-eval-limit task_limit", 1, None, "Only N questions a task.")
-@html_option
-@verbose_option(DETAILS)
-@json_option
+@answer_options(DETAILS, html=True)
 def command(
     a: str, others: tuple[str, ...], model: str | None, model_b: str | None, key_env: str, key_env_b: str | None,
     file: Path, limit: int | None, long_tokens: int | None, tokens: int, positions: int, top: int, concurrency: int,
     way: Way | None, body: str, max_kl: float, min_top1: float, fault: float | None, machine: Path | None,
     machine_b: Path | None, pool: str | None, gateway: str, key_file: Path | None, admit: bool, tasks: str | None,
-    task_limit: int | None, html: Path | None, verbose: bool, as_json: bool,
+    task_limit: int | None, wanted: Wanted,
 ) -> int:  # fmt: skip
     """Do A and B, two OpenAI-compatible endpoints, give the same model?
 
@@ -98,7 +96,6 @@ def command(
 
     Exit status: 0 the same, 1 they differ or it is not sure, 2 the question was wrong.
     """
-    check_html(html)
     gpus = {end: gpus_of(file) for end, file in (("a", machine), ("b", machine_b)) if file is not None}
     prompts = read_prompts(file).taken(limit, long_tokens)
     asking = Asking(top=top, tokens=tokens, positions=positions, body=_object(body))
@@ -133,12 +130,11 @@ def command(
                 )
     same = all(one.verdict == "same" for one in found) and not any(one.worse for one in scores)
     admitted = _admitted(port, pool or "") if port is not None and admit and same else None
-    give(
+    wanted.give(
         lambda: document(found, scores) | {"admitted": admitted is not None, "gpus": gpus},
-        lambda details: _show(found, scores, gpus, admitted, details, pool if admit else None),
-        title=f"{party.url} and {', '.join(one.url for one in parties)}: the same model?", html=html, verbose=verbose,
-        as_json=as_json,
-    )  # fmt: skip
+        lambda details: _parts(found, scores, gpus, admitted, details, pool if admit else None),
+        title=f"{party.url} and {', '.join(one.url for one in parties)}: the same model?",
+    )
     return 0 if same else 1
 
 
@@ -182,21 +178,20 @@ def _admitted(port: AdminPort, pool: str) -> str:
     return f"pool {pool} is admitted: {done['what']}"
 
 
-def _show(
+def _parts(
     found: list[Parity], scores: list[Score], gpus: dict[str, dict[str, int]], admitted: str | None, verbose: bool,
     pool: str | None,
-) -> None:  # fmt: skip
-    out = console()
+) -> Parts:  # fmt: skip
     for number, one in enumerate(found):
         if number:
-            out.print()
-        show_parity(out, one, verbose)
+            yield ""
+        yield from parity_parts(one, verbose)
     for end, counts in gpus.items():
         held = ", ".join(f"{count} x {name}" for name, count in counts.items())
-        say(out, f"{end.upper()} runs on a machine with {held or 'no GPU of the catalog'}, as its record says")
+        yield f"{end.upper()} runs on a machine with {held or 'no GPU of the catalog'}, as its record says"
     if scores:
-        show_scores(out, scores)
+        yield scores_table(scores)
     if admitted:
-        say(out, admitted)
+        yield admitted
     elif pool is not None:
-        say(out, f"pool {pool} stays drained")
+        yield f"pool {pool} stays drained"

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import percent, plural, significant
 from crosstie.prove.parity.groups import Group, Groups
 from crosstie.prove.parity.harness import Score
 from crosstie.prove.parity.power import Power
 from crosstie.prove.parity.verdict import DISAGREEMENT, EARLY, Gauge, Parity
+from crosstie.web.parts import Line, Parts, Table, closing, note
 
 DETAILS = "by position, length and language; what every gauge means"
 _VERDICTS = {
@@ -39,37 +39,35 @@ def nats(value: float) -> str:
     return "0" if value < 5e-6 else significant(value, 2) if value < 0.1 else significant(value)
 
 
-def show_parity(out: Output, one: Parity, verbose: bool) -> None:
+def parity_parts(one: Parity, verbose: bool) -> Parts:
     names = one.a_model if one.a_model == one.b_model else f"{one.a_model} and {one.b_model}"
-    say(out, f"{one.a} (A) and {one.b} (B): {_VERDICTS[one.verdict]} ({names})")
+    yield f"{one.a} (A) and {one.b} (B): {_VERDICTS[one.verdict]} ({names})"
     forced = f"{one.positions:,} places forced by {one.way}" if one.way else "none forced"
-    say(out, f"{plural(one.prompts, 'prompt')}, {forced}, top {one.top}; A was asked twice")
-    show_table(out, ["distance", ">A/A", ">A/B", ">95%", ">allowed", "says"], _rows(one.gauges, of_answers=False))
-    show_table(out, ["answers", ">A", ">B", ">more, 95%", ">allowed", "says"], _rows(one.gauges, of_answers=True))
-    say(out, _parted(one.first_divergence))
+    yield f"{plural(one.prompts, 'prompt')}, {forced}, top {one.top}; A was asked twice"
+    yield Table(["distance", ">A/A", ">A/B", ">95%", ">allowed", "says"], _rows(one.gauges, of_answers=False))
+    yield Table(["answers", ">A", ">B", ">more, 95%", ">allowed", "says"], _rows(one.gauges, of_answers=True))
+    yield _parted(one.first_divergence)
     if one.power is not None:
-        say(out, _sees(one.power), hang=2)
-    for cause in one.causes:
-        say(out, f"- likely: {cause}")
+        yield Line(_sees(one.power), hang=2)
+    yield from (f"- likely: {cause}" for cause in one.causes)
     for text, listed in (("A did not answer", one.left_out), ("B did not answer", one.unanswered)):
         if listed:
-            say(out, f"- {text} {plural(len(listed), 'prompt')}; the first: {listed[0]}")
-    for note in one.notes:
-        say(out, f"- {note}")
+            yield f"- {text} {plural(len(listed), 'prompt')}; the first: {listed[0]}"
+    yield from (f"- {note}" for note in one.notes)
     if not verbose:
-        closing(out, DETAILS)
+        yield closing(DETAILS)
         return
     if one.first_divergence.by_token:
         rows = [[part.name, f"{part.floor:,}", f"{part.answers:,}"] for part in one.first_divergence.by_token]
-        show_table(out, ["answers part at token", ">A/A", ">A/B"], rows)
+        yield Table(["answers part at token", ">A/A", ">A/B"], rows)
     for title, groups in (
         ("by position", one.by_position), ("by length of the prompt", one.by_length), ("by language", one.by_language),
     ):  # fmt: skip
         if groups:
-            _show_groups(out, title, groups)
+            yield from _groups(title, groups)
     for gauge in one.gauges:
         meaning = _MEANINGS[gauge.name]
-        say(out, meaning if gauge.name == DISAGREEMENT else f"{gauge.name}: {meaning}", "dim")
+        yield note(meaning if gauge.name == DISAGREEMENT else f"{gauge.name}: {meaning}")
 
 
 def _sees(power: Power) -> str:
@@ -115,7 +113,7 @@ def _parted(said: Groups) -> str:
     )
 
 
-def _show_groups(out: Output, title: str, groups: Sequence[Group]) -> None:
+def _groups(title: str, groups: Sequence[Group]) -> Parts:
     def parted(one: Group) -> str:
         if math.isnan(one.parted):
             return "-"
@@ -129,10 +127,10 @@ def _show_groups(out: Output, title: str, groups: Sequence[Group]) -> None:
         for one in groups
     ]  # fmt: skip
     columns = [title, ">prompts", ">places", ">KL A/A", ">KL A/B", ">top-1", ">answers part"]
-    show_table(out, columns, rows)
+    yield Table(columns, rows)
 
 
-def show_scores(out: Output, scores: Sequence[Score]) -> None:
+def scores_table(scores: Sequence[Score]) -> Table:
     rows = [
         [
             one.task, one.metric, f"{one.a:.4f} ± {one.a_error:.4f}", f"{one.b:.4f} ± {one.b_error:.4f}",
@@ -140,4 +138,4 @@ def show_scores(out: Output, scores: Sequence[Score]) -> None:
         ]
         for one in scores
     ]  # fmt: skip
-    show_table(out, ["lm-eval", "metric", ">A", ">B", "says"], rows)
+    return Table(["lm-eval", "metric", ">A", ">B", "says"], rows)

@@ -11,15 +11,15 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import example_text, find_workload, read_workload
 from crosstie.catalog.writing import write_folder, write_text
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.assignments import amount, assigned, fraction
-from crosstie.cli.html import check_html, html_option
-from crosstie.cli.options import FILE, gathered, json_option, on_option, real_option, verbose_option
+from crosstie.cli.options import FILE, gathered, on_option, real_option
 from crosstie.cli.plan_page import pools_csv, write_page
-from crosstie.cli.plan_show import DETAILS, show_plan
+from crosstie.cli.plan_show import DETAILS, plan_parts
 from crosstie.cli.progress import progress
-from crosstie.cli.show import json_text, print_json
+from crosstie.cli.show import json_text, print_json, show
 from crosstie.cli.this_machine import ON_THIS, stock_on
-from crosstie.cli.watch_show import show_watched, watched_json
+from crosstie.cli.watch_show import watched_json, watched_parts
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.workload import EVIDENCE, Workload
 from crosstie.decide.cost.prices import BUY
@@ -100,16 +100,14 @@ _overriding = gathered(
 @click.option("--simulate", "simulated", is_flag=True, hidden=True)
 @click.option("--check", "checked", is_flag=True, hidden=True)
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the fleets (.svg, .png, .pdf).")
-@html_option
 @click.option("--csv", "table", type=FILE, metavar="FILE", help="Write the pools as a table for spreadsheets.")
 @click.option("--example", is_flag=False, flag_value="assistant", metavar="[NAME|TRACE]",
               help="Print a workload to start from: assistant, agents, or the sessions of a recording.")  # fmt: skip
-@verbose_option(DETAILS)
-@json_option
+@answer_options(DETAILS, html=True)
 def command(
     files: tuple[Path, ...], fleet: Path | None, manifests: Path | None, nodes: Path | None, save: Path | None,
-    watch: bool, given: Overrides, quick: bool, simulated: bool, checked: bool, plot: Path | None, html: Path | None,
-    table: Path | None, example: str | None, verbose: bool, as_json: bool,
+    watch: bool, given: Overrides, quick: bool, simulated: bool, checked: bool, plot: Path | None,
+    table: Path | None, example: str | None, wanted: Wanted,
 ) -> int:  # fmt: skip
     """The cheapest fleet for a WORKLOAD: which accelerators, how many, who goes where, and what would change it.
 
@@ -131,14 +129,14 @@ def command(
         click.echo(example_text(example), nl=False)
         return 0
     catalog = Catalog()
-    outputs = {"--fleet": fleet, "--save": save, "--plot": plot, "--html": html, "--csv": table}
+    outputs = {"--fleet": fleet, "--save": save, "--plot": plot, "--html": wanted.html, "--csv": table}
     simulated = simulated or checked
     if watch:
         others = {**outputs, "--manifests": manifests, "--nodes": nodes, "--simulate": simulated, "--quick": quick}
         named = [*(flag for flag, value in others.items() if value), *given.flags]
         if named:
             raise BadInput(f"--watch makes plans again as they were saved; {', '.join(named)} cannot go with it")
-        return _watch(catalog, files, as_json)
+        return _watch(catalog, files, wanted)
     if len(files) != 1:
         raise BadInput("name one workload file; `crosstie plan --example > workload.toml` makes one")
     if quick and simulated:
@@ -177,8 +175,8 @@ def command(
     if made.fleet and table:
         write_text(table, pools_csv(content))
         click.echo(f"pools written to {table}", err=True)
-    if html:
-        write_page(html, catalog, made, content)
+    if wanted.html:
+        write_page(wanted.html, catalog, made, content)
     promised = (
         (fleet, made.answered), (manifests, made.answered), (plot, made.fleet), (table, made.fleet),
     )  # fmt: skip
@@ -186,10 +184,10 @@ def command(
         if target and not made_of:
             why = "models that share replicas are not drawn" if made.answered else "there is no fleet"
             click.echo(f"{target} not written: {why}", err=True)
-    if as_json:
+    if wanted.as_json:
         print_json(content)
     else:
-        show_plan(made, verbose)
+        show(plan_parts(made, wanted.verbose))
     return 0 if made.answered and made.holds else 1
 
 
@@ -210,7 +208,6 @@ def _check_outputs(workload: Path, targets: dict[str, Path]) -> None:
         if target.resolve() in taken:
             raise BadInput(f"{flag} {target}: is {taken[target.resolve()]} already")
         taken[target.resolve()] = f"what {flag} writes"
-    check_html(targets.get("--html"))
     if "--plot" in targets:
         check_picture(targets["--plot"])
 
@@ -283,12 +280,9 @@ def _looked_up(option: str, name: str, look_up: Callable[[str], str]) -> str:
         raise BadInput(f"{option} {name}: {error}") from None
 
 
-def _watch(catalog: Catalog, files: tuple[Path, ...], as_json: bool) -> int:
+def _watch(catalog: Catalog, files: tuple[Path, ...], wanted: Wanted) -> int:
     if not files:
         raise BadInput("--watch needs saved plans; `crosstie plan WORKLOAD --save plan.json` makes one")
     found = watched(catalog, files)
-    if as_json:
-        print_json([watched_json(one) for one in found])
-    else:
-        show_watched(found)
+    wanted.give(lambda: [watched_json(one) for one in found], lambda _: watched_parts(found))
     return 1 if any(one.flipped for one in found) else 0

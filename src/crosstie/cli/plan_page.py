@@ -10,10 +10,10 @@ from typing import Any
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
-from crosstie.cli.html import write_html
-from crosstie.cli.plan_show import show_plan
-from crosstie.cli.review_show import show_checklist
-from crosstie.cli.show import console, heading, json_text, say, show_table, taken_down
+from crosstie.cli.answer import write_html
+from crosstie.cli.plan_show import plan_parts
+from crosstie.cli.review_show import checklist_parts
+from crosstie.cli.show import json_text
 from crosstie.core.figures import dollars, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import RequestClass
@@ -22,8 +22,9 @@ from crosstie.decide.plan.report import horizon_usd
 from crosstie.prove.review.checklist import checklist
 from crosstie.prove.review.figures import changed
 from crosstie.prove.review.planned import read_planned
+from crosstie.web.parts import Heading, Parts, Table
 from crosstie.web.plan_chart import plan_figures
-from crosstie.web.report import KeyNumber, ReportPart
+from crosstie.web.report import KeyNumber
 
 
 def write_page(file: Path, catalog: Catalog, plan: Plan, document: dict[str, Any]) -> None:
@@ -31,7 +32,7 @@ def write_page(file: Path, catalog: Catalog, plan: Plan, document: dict[str, Any
         file,
         f"Fleet for {plan.workload.name}",
         document,
-        lambda: show_plan(plan, verbose=True),
+        plan_parts(plan, verbose=True),
         facts=plan_facts(plan),
         figures=plan_figures(plan) if plan.fleet else None,
         appendix=_appendix(catalog, plan, document),
@@ -65,45 +66,36 @@ def plan_facts(plan: Plan) -> list[KeyNumber]:
     return facts
 
 
-def _appendix(catalog: Catalog, plan: Plan, document: dict[str, Any]) -> list[ReportPart]:
-    with taken_down() as parts:
-        out = console()
-        work = plan.workload
-        rows = [[one.name, one.model, significant(one.requests_per_s), *_lengths(one), *_targets(one)]
-                for one in work.classes]  # fmt: skip
-        columns = ["class", "model", ">requests/s", ">tokens in", ">tokens out", "TTFT", "TPOT"]
-        show_table(out, columns, rows, "Assumed: the traffic")
-        say(
-            out,
-            f"the mean of a day is {work.mean_over_peak:.0%} of its peak; growth {work.growth_per_year:+.0%} a year",
-        )
-        priced = [
-            [item.id, dollars(item.quote.usd), item.quote.kind, item.quote.origin, item.quote.date or "-",
-             f"{dollars(item.quote.low)} to {dollars(item.quote.high)}"]
-            for item in plan.market.items
-        ]  # fmt: skip
-        show_table(
-            out, ["accelerator", ">$/GPU-h", "kind", "~source", "date", "sources ask"], priced, "Assumed: prices"
-        )
-        heading(out, "Assumed: how fast engines are")
-        mark = document["calibration"]
-        say(out, f"- predictions are corrected by {mark.get('by', 'a calibration')}, {mark.get('date', 'no date')}")
-        for pool in plan.fleet.pools if plan.fleet else ():
-            say(out, f"- {pool.name}: {pool.estimate.basis}; {plan.measured[pool.name]}")
-        if plan.fleet and not plan.shared:
-            _show_contract(catalog, document)
-    return parts
+def _appendix(catalog: Catalog, plan: Plan, document: dict[str, Any]) -> Parts:
+    work = plan.workload
+    rows = [[one.name, one.model, significant(one.requests_per_s), *_lengths(one), *_targets(one)]
+            for one in work.classes]  # fmt: skip
+    columns = ["class", "model", ">requests/s", ">tokens in", ">tokens out", "TTFT", "TPOT"]
+    yield Table(columns, rows, "Assumed: the traffic")
+    yield f"the mean of a day is {work.mean_over_peak:.0%} of its peak; growth {work.growth_per_year:+.0%} a year"
+    priced = [
+        [item.id, dollars(item.quote.usd), item.quote.kind, item.quote.origin, item.quote.date or "-",
+         f"{dollars(item.quote.low)} to {dollars(item.quote.high)}"]
+        for item in plan.market.items
+    ]  # fmt: skip
+    yield Table(["accelerator", ">$/GPU-h", "kind", "~source", "date", "sources ask"], priced, "Assumed: prices")
+    yield Heading("Assumed: how fast engines are")
+    mark = document["calibration"]
+    yield f"- predictions are corrected by {mark.get('by', 'a calibration')}, {mark.get('date', 'no date')}"
+    for pool in plan.fleet.pools if plan.fleet else ():
+        yield f"- {pool.name}: {pool.estimate.basis}; {plan.measured[pool.name]}"
+    if plan.fleet and not plan.shared:
+        yield from _contract(catalog, document)
 
 
-def _show_contract(catalog: Catalog, document: dict[str, Any]) -> None:
+def _contract(catalog: Catalog, document: dict[str, Any]) -> Parts:
     # The checklist reads plans as they are saved.
     with TemporaryDirectory() as folder:
         saved = Path(folder) / "plan.json"
         write_text(saved, json_text(document))
         planned = replace(read_planned(catalog, saved), file="plan.json")
-    out = console()
-    heading(out, "What to demand in the contract")
-    show_checklist(out, planned, checklist(catalog, planned, changed({})))
+    yield Heading("What to demand in the contract")
+    yield from checklist_parts(planned, checklist(catalog, planned, changed({})))
 
 
 def _lengths(one: RequestClass) -> list[str]:

@@ -5,8 +5,7 @@ from datetime import date
 
 from rich.text import Text
 
-from crosstie.cli.hosting_show import show_shared
-from crosstie.cli.show import Output, closing, console, heading, say, show_table
+from crosstie.cli.hosting_show import shared_parts
 from crosstie.core.figures import dollars, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.core.workload import Target
@@ -26,53 +25,52 @@ from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedC
 from crosstie.decide.plan.targets import FACTORS
 from crosstie.decide.plan.ways import Outlook
 from crosstie.port.preflight.effort import effort_of
+from crosstie.web.parts import Heading, Line, Parts, Table, caution, closing, note
 
 DETAILS = "routing and its reasons, cost by class, intervals, growth, prices and their age"
 
 
-def show_plan(plan: Plan, verbose: bool) -> None:
-    out = console()
+def plan_parts(plan: Plan, verbose: bool) -> Parts:
     work = plan.workload
     rate = sum(one.requests_per_s for one in work.classes)
     kinds = f"{len(work.classes)} request class{'es' if len(work.classes) > 1 else ''}"
     grows = "growing" if work.growth_per_year > 0 else "shrinking"
     growth = f", {grows} {abs(work.growth_per_year):.0%} a year" if work.growth_per_year else ""
-    say(out, Text.assemble((work.name, "bold"), f": {kinds}, {significant(rate)} requests/s at the peak{growth}"))
+    yield Text.assemble((work.name, "bold"), f": {kinds}, {significant(rate)} requests/s at the peak{growth}")
     if plan.shared:
-        show_shared(out, plan, plan.shared, verbose)
+        yield from shared_parts(plan, plan.shared, verbose)
     if plan.fleet is None:
         if own_classes(work):
-            _show_obstacles(out, plan)
+            yield from _obstacles(plan)
     else:
-        _show_answer(out, plan, plan.fleet)
-        _show_prices(out, plan)
-        _show_pools(out, plan, plan.fleet, verbose)
-        _show_drafts(out, plan)
-        _show_simulated(out, plan)
-        _show_targets(out, plan)
-        _show_doubt(out, plan, plan.fleet, verbose)
+        yield from _answer(plan, plan.fleet)
+        yield from _prices(plan)
+        yield from _pools(plan, plan.fleet, verbose)
+        yield from _drafts(plan)
+        yield from _simulated(plan)
+        yield from _targets(plan)
+        yield from _doubt(plan, plan.fleet, verbose)
         if verbose:
-            _show_routes(out, plan, plan.fleet)
-            _show_classes(out, plan.fleet)
-        _show_engines(out, plan, plan.fleet, verbose)
-        _show_alternatives(out, plan, plan.fleet, verbose)
-        _show_flips(out, plan, verbose)
-        _show_worth(out, plan)
-    _show_rest(out, plan, verbose)
+            yield from _routes(plan, plan.fleet)
+            yield from _classes(plan.fleet)
+        yield from _engines(plan, plan.fleet, verbose)
+        yield from _alternatives_parts(plan, plan.fleet, verbose)
+        yield from _flips(plan, verbose)
+        yield from _worth(plan)
+    yield from _rest(plan, verbose)
 
 
-def _show_obstacles(out: Output, plan: Plan) -> None:
-    heading(out, "No fleet will do.")
+def _obstacles(plan: Plan) -> Parts:
+    yield Heading("No fleet will do.")
     if not plan.obstacles:
-        say(out, "- several limits together are in the way; giving up any one of them would not be enough")
+        yield "- several limits together are in the way; giving up any one of them would not be enough"
     if len(plan.obstacles) > 1:
         any_of = all(one.alone for one in plan.obstacles)
-        say(out, "Any one of these would be enough:" if any_of else "All of these are in the way:")
-    for one in plan.obstacles:
-        say(out, f"- {one.key}: {one.now} would have to be {one.needs}; {one.why}")
+        yield "Any one of these would be enough:" if any_of else "All of these are in the way:"
+    yield from (f"- {one.key}: {one.now} would have to be {one.needs}; {one.why}" for one in plan.obstacles)
 
 
-def _show_answer(out: Output, plan: Plan, fleet: FleetPlan) -> None:
+def _answer(plan: Plan, fleet: FleetPlan) -> Parts:
     each = [f"{n} {name}" for name, n in fleet.gpus.items()]
     made_of = " and ".join([*([", ".join(each[:-1])] if each[1:] else []), each[-1]])
     over, work = horizon_usd(plan), plan.workload
@@ -81,14 +79,14 @@ def _show_answer(out: Output, plan: Plan, fleet: FleetPlan) -> None:
     price = f"{dollars(fleet.usd_per_hour)} an hour ({month} a month{years})"
     mean = f"at the mean, {mean_share(work):.0%} of the peak"
     tokens = f"{dollars(fleet.cost.usd_per_million)} per million tokens, in and out, {mean}"
-    say(out, Text.assemble("Cheapest fleet: ", (made_of, "bold"), f", {price}; {tokens}"))
+    yield Text.assemble("Cheapest fleet: ", (made_of, "bold"), f", {price}; {tokens}")
     if work.constraints.inventory or work.constraints.whole_nodes:
         nodes = " in whole nodes" if work.constraints.whole_nodes else ""
         stock = f"; on hand and used: {_gpus(fleet.on_hand)}" if fleet.on_hand else ""
-        say(out, f"  to rent or buy{nodes}: {_gpus(fleet.bought) or 'nothing'}{stock}")
+        yield f"  to rent or buy{nodes}: {_gpus(fleet.bought) or 'nothing'}{stock}"
 
 
-def _show_prices(out: Output, plan: Plan) -> None:
+def _prices(plan: Plan) -> Parts:
     """Which price decides, where one seller's is not the market, before anything is called sure."""
     sure = sure_of_prices(plan.flips, plan.market)
     if sure is None:
@@ -101,14 +99,14 @@ def _show_prices(out: Output, plan: Plan) -> None:
     ]
     if beyond:
         told = f"the answer stands in {share(sure)} of worlds that each draw a seller"
-        say(out, f"The seller decides: another fleet is cheaper with {', or '.join(beyond)}; {told}", "yellow")
+        yield caution(f"The seller decides: another fleet is cheaper with {', or '.join(beyond)}; {told}")
 
 
 def _gpus(counts: dict[str, int]) -> str:
     return ", ".join(f"{n} {name}" for name, n in counts.items())
 
 
-def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
+def _doubt(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
     doubt = plan.uncertainty
     if doubt is not None and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
         ends = f"{dollars(doubt.low_usd_per_hour)} to {dollars(doubt.high_usd_per_hour)} an hour"
@@ -118,57 +116,55 @@ def _show_doubt(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> Non
         if not plan.too_dear and doubt.enough < plan.workload.sureness - 0.005:
             # One accelerator's errors go together, and are not sized as if they did not.
             sized = f"Each pool sized to be {asked}, not all of them together"
-        say(out, f"{sized}; these replicas suffice in {share(doubt.enough)} of cases{late}")
-        say(out, f"80% interval of what the same pools would need: {ends}")
+        yield f"{sized}; these replicas suffice in {share(doubt.enough)} of cases{late}"
+        yield f"80% interval of what the same pools would need: {ends}"
         if plan.too_dear and not plan.too_dear.gpus:
-            say(out, f"No fleet would be {asked}: at the slow end of the estimates none keeps the targets", "yellow")
+            yield caution(f"No fleet would be {asked}: at the slow end of the estimates none keeps the targets")
         elif plan.too_dear:
             held = f" ({plan.too_dear.limit} holds the slow end back)" if plan.too_dear.limit else ""
             more = f"{1.0 + plan.too_dear.dearer:,.0f} times what the estimates do{held}"
-            say(out, f"To be {asked} would cost {more}: so little is known that measuring is cheaper", "yellow")
-    _show_sureness(out, plan, fleet)
+            yield caution(f"To be {asked} would cost {more}: so little is known that measuring is cheaper")
+    yield from _sureness(plan, fleet)
     if not verbose:
         return
     near = "no fleet is cheaper" if fleet.gap < 1e-6 else f"at most {fleet.gap:.1%} above the cheapest there is"
-    say(out, f"{near}, of {plan.replicas_considered} replicas on {len(plan.market.items)} accelerators")
+    yield f"{near}, of {plan.replicas_considered} replicas on {len(plan.market.items)} accelerators"
     if plan.cheaper:
-        say(out, f"cheaper with more kinds of pools: {_beside(plan.cheaper)} (constraints.simplicity)")
+        yield f"cheaper with more kinds of pools: {_beside(plan.cheaper)} (constraints.simplicity)"
     cost, mean = fleet.cost, plan.workload.mean_over_peak
     used = f"input {dollars(cost.usd_per_million_input)}, output {dollars(cost.usd_per_million_output)}"
     idle = f"idle headroom {dollars(cost.usd_per_million_idle)} over all tokens"
-    say(out, f"a million tokens at today's mean traffic, {mean:.0%} of the peak: {used} by what each uses; {idle}")
+    yield f"a million tokens at today's mean traffic, {mean:.0%} of the peak: {used} by what each uses; {idle}"
     for pool in fleet.pools:
         cache = pool.usd_per_cache_gb_month
         beside = f", of KV cache {dollars(cache)}" if cache else ""
-        say(out, f"{pool.name}: a GB of memory {dollars(pool.usd_per_gb_month)} a month{beside}")
+        yield f"{pool.name}: a GB of memory {dollars(pool.usd_per_gb_month)} a month{beside}"
     if plan.power:
-        _show_power(out, plan.power)
+        yield from _power(plan.power)
 
 
-def _show_power(out: Output, power: FleetPower) -> None:
+def _power(power: FleetPower) -> Parts:
     watts = (power.rated, power.at_peak, power.mean, *power.mean_80)
     rated, peak, mean, low, high = (significant(one / 1e3) for one in watts)
     told = f"{rated} kW rated; predicted {peak} at the peak, {mean} in the mean ({low} to {high})"
-    say(out, f"{told}; {significant(power.kwh_per_million_output_tokens)} kWh per million output tokens, with cooling")
+    yield f"{told}; {significant(power.kwh_per_million_output_tokens)} kWh per million output tokens, with cooling"
     if power.not_predicted:
-        say(out, f"  power of {', '.join(power.not_predicted)} was not measured: a usual share of the rated")
+        yield f"  power of {', '.join(power.not_predicted)} was not measured: a usual share of the rated"
 
 
-def _show_sureness(out: Output, plan: Plan, fleet: FleetPlan) -> None:
+def _sureness(plan: Plan, fleet: FleetPlan) -> Parts:
     if not plan.sureness:
         return
     fleets = [(one.sure, one.fleet) for one in plan.sureness]
     said = [f"{sure:.0%} {_priced(one)}" for sure, one in fleets]
-    say(out, f"How sure, and what that costs an hour: {'; '.join(said)} (--sure)")
+    yield f"How sure, and what that costs an hour: {'; '.join(said)} (--sure)"
     likely = plan.by_estimates
     vendors = {item.id: item.vendor for item in plan.market.items}
     used, other = ({vendors[name] for name in gpus} for gpus in (fleet.gpus, likely.gpus if likely else {}))
     if likely and used != other:
-        say(
-            out,
+        yield caution(
             f"By the estimates themselves {' and '.join(sorted(other))} would win: {likely.label}, "
-            f"{dollars(likely.usd_per_hour)} an hour. It is how far these may be off that decides here",
-            "yellow",
+            f"{dollars(likely.usd_per_hour)} an hour. It is how far these may be off that decides here"
         )
 
 
@@ -178,33 +174,32 @@ def _priced(one: Alternative | None) -> str:
     return f"over {MOST_TIMES:g} times that" if one.is_absurd else f"{dollars(one.usd_per_hour)} ({one.label})"
 
 
-def _show_worth(out: Output, plan: Plan) -> None:
+def _worth(plan: Plan) -> Parts:
     one = plan.worth_measuring
     if one is None:
         return
     d = one.deployment
-    heading(out, "Worth measuring first")
+    yield Heading("Worth measuring first")
     month = dollars(one.saves_usd_per_hour * HOURS_PER_MONTH)
     what = f"{d.model.id} on {d.label} with {d.stack.name}"
     mean = dollars(one.expected_usd_per_hour * HOURS_PER_MONTH)
     would = f"{_gpus(one.gpus)} would do"
-    say(out, f"- {what}: as fast as estimated, it saves {month} a month ({would}); {mean} on average")
-    say(out, f"- known of it: {d.correction.basis}")
-    say(out, f"- {one.input_tokens:,} tokens in, {one.output_tokens:,} out, {one.in_flight:,} in flight:")
-    for command in plan.measure_commands:
-        say(out, f"    {command}")
+    yield f"- {what}: as fast as estimated, it saves {month} a month ({would}); {mean} on average"
+    yield f"- known of it: {d.correction.basis}"
+    yield f"- {one.input_tokens:,} tokens in, {one.output_tokens:,} out, {one.in_flight:,} in flight:"
+    yield from (f"    {command}" for command in plan.measure_commands)
 
 
-def _show_pools(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
+def _pools(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
     columns = ["pool", "model", ">replicas", "replica", ">$/h", ">util"]
     if verbose:
         columns += ["weights", "stack", ">$/GPU-h", ">TTFT", ">TPOT", "limited by", "~80% intervals", "~estimate"]
-    show_table(out, columns, [_pool_row(pool, plan.measured[pool.name], verbose) for pool in fleet.pools])
+    yield Table(columns, [_pool_row(pool, plan.measured[pool.name], verbose) for pool in fleet.pools])
     if verbose:
-        say(out, "  util (utilisation), TTFT, TPOT: at the peak, means, for the class that loads the pool most", "dim")
+        yield note("  util (utilisation), TTFT, TPOT: at the peak, means, for the class that loads the pool most")
 
 
-def _show_drafts(out: Output, plan: Plan) -> None:
+def _drafts(plan: Plan) -> Parts:
     """Why pools speculate, and what hangs on it."""
     for one in plan.drafts:
         worth, kept = one.payoff, one.speculation
@@ -213,15 +208,14 @@ def _show_drafts(out: Output, plan: Plan) -> None:
         if one.replicas_if_fewer is not None and one.more_usd_per_hour is not None:
             more = f"{dollars(one.more_usd_per_hour)} an hour more"
             bill = more if one.more_usd_per_hour > 0 else "the replicas still suffice"
-        say(
-            out,
+        yield (
             f"{one.pool} drafts by {kept}, which keeps {kept.acceptance_length:.2f} tokens a step on {kept.text} "
             f"({kept.basis}): {worth.gain:.2f}x the tokens/s of none, and it pays {until}; if {share(FEWER)} fewer "
-            f"drafts are kept, {bill}",
+            f"drafts are kept, {bill}"
         )
 
 
-def _show_engines(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
+def _engines(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
     """Which engine and release runs where, and what preflight says of that; pools of one verdict together."""
     together: dict[tuple[str, str, str], dict[str, None]] = {}
     for pool in fleet.pools:
@@ -230,21 +224,20 @@ def _show_engines(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> N
         settings = f": {' '.join(judged.settings)}" if judged.settings else ""
         key = f"{d.model.id} in {d.precision.id} on", f"with {engine}", f"{judged.verdict}{settings}"
         together.setdefault(key, {})[f"{d.accelerator.id} {d.parallelism}"] = None
-    heading(out, "Engines, and what preflight says of them")
-    for (what, engine, said), names in together.items():
-        say(out, f"- {what} {', '.join(names)} {engine}: {said}")
+    yield Heading("Engines, and what preflight says of them")
+    yield from (f"- {what} {', '.join(names)} {engine}: {said}" for (what, engine, said), names in together.items())
     if not verbose:
         return
     for pool in fleet.pools:
         judged = plan.readiness[pool.name]
         if judged.checkpoint:
-            say(out, f"  {pool.name}: taken to be a checkpoint as {judged.checkpoint} writes it", "dim")
+            yield note(f"  {pool.name}: taken to be a checkpoint as {judged.checkpoint} writes it")
         if judged.findings:
             needed = effort_of(judged.findings)
-            say(out, f"  {pool.name}: porting is {needed} ({needed.basis}, in no bill here)", "dim")
+            yield note(f"  {pool.name}: porting is {needed} ({needed.basis}, in no bill here)")
         for finding in judged.findings:
             cure = f" Remedy: {finding.remedy}" if finding.remedy else ""
-            say(out, f"  {pool.name}: {finding.severity}: {finding.what}{cure}", "dim")
+            yield note(f"  {pool.name}: {finding.severity}: {finding.what}{cure}")
 
 
 def _pool_row(pool: PoolPlan, measured: str, verbose: bool) -> list[str]:
@@ -266,7 +259,7 @@ def _pool_row(pool: PoolPlan, measured: str, verbose: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def _show_routes(out: Output, plan: Plan, fleet: FleetPlan) -> None:
+def _routes(plan: Plan, fleet: FleetPlan) -> Parts:
     """Where requests go while the fleet is idle, by the gateway's router; and what carries them at the peak."""
     carried = {pool.name: pool.carried for pool in fleet.pools}
     pieces = {(one.name, piece.longest_input): (one, piece) for one in plan.workload.classes for piece in one.slices}
@@ -280,12 +273,12 @@ def _show_routes(out: Output, plan: Plan, fleet: FleetPlan) -> None:
         shares = ", ".join(f"{share(there[name].share)} {name}" for name in peak)
         why = there[goes.pool].why if goes.pool in there else goes.why
         rows.append([kind.name, prompts + (" *" if piece.exempt else ""), goes.pool, shares, why])
-    show_table(out, ["class", "prompt tokens", "goes to", "at the peak", "~why"], rows, "Routing")
+    yield Table(["class", "prompt tokens", "goes to", "at the peak", "~why"], rows, "Routing")
     if exempt:
-        say(out, "  * may miss its TTFT target", "dim")
+        yield note("  * may miss its TTFT target")
 
 
-def _show_classes(out: Output, fleet: FleetPlan) -> None:
+def _classes(fleet: FleetPlan) -> Parts:
     kinds = {one.part.request_class.name: one.part.request_class for pool in fleet.pools for one in pool.carried}
     rows = []
     for name, cost in fleet.by_class.items():
@@ -296,34 +289,33 @@ def _show_classes(out: Output, fleet: FleetPlan) -> None:
         wanted = [_target(what, t) for what, t in (("TTFT", kinds[name].ttft), ("TPOT", kinds[name].tpot)) if t]
         rows.append([name, *map(dollars, each), ", ".join(wanted) or "none"])
     columns = ["class", ">$/M input", ">$/M output", ">idle", ">$/M tokens", ">$/1,000 requests", "~targets"]
-    show_table(out, columns, rows, "Cost by class")
+    yield Table(columns, rows, "Cost by class")
 
 
 def _target(name: str, target: Target) -> str:
     return f"{name} p{target.percentile * 100:g} {seconds(target.seconds)}"
 
 
-def _show_simulated(out: Output, plan: Plan) -> None:
+def _simulated(plan: Plan) -> Parts:
     if plan.search_failed:
-        say(out, "NOT confirmed: simulation found no fleet that holds; this one is by closed forms alone", "red")
+        yield Line("NOT confirmed: simulation found no fleet that holds; this one is by closed forms alone", "red")
     elif not plan.confirmed:
-        say(out, "by closed forms alone: not confirmed by simulation", "dim")
+        yield note("by closed forms alone: not confirmed by simulation")
     if not plan.confirmed:
         return
     last = sum(one.requests for one in plan.simulated)
     how = f"{plan.confirmed.simulations} simulations behind the gateway's policy, the last of {last:,} requests"
     if plan.holds:
-        heading(out, f"Simulated: confirmed by {how}")
+        yield Heading(f"Simulated: confirmed by {how}")
         gap = plan.fleet.gap if plan.fleet else 0.0
         less = f"{gap:.1%} less" if gap >= 1e-3 else "no less"
-        say(out, f"- by the capacities that simulation has shown, the cheapest fleet there is could cost {less}")
+        yield f"- by the capacities that simulation has shown, the cheapest fleet there is could cost {less}"
     else:
-        heading(out, f"Simulated, NOT confirmed: no fleet within the limits was found that holds, in {how}")
-    for one in plan.simulated:
-        say(out, f"- {one.name}: {_seen(one)}")
+        yield Heading(f"Simulated, NOT confirmed: no fleet within the limits was found that holds, in {how}")
+    yield from (f"- {one.name}: {_seen(one)}" for one in plan.simulated)
 
 
-def _show_targets(out: Output, plan: Plan) -> None:
+def _targets(plan: Plan) -> Parts:
     """A row a target: the fleet's dollars an hour with it moved both ways."""
     if not plan.targets:
         return
@@ -342,11 +334,11 @@ def _show_targets(out: Output, plan: Plan) -> None:
         ]
         knee = "at the floor" if one.at_floor else seconds(one.knee_s) if one.knee_s else "no"
         rows.append([one.class_name, at, *costs, knee])
-    show_table(out, columns, rows, "What your targets cost, $ an hour with each moved, by closed forms")
+    yield Table(columns, rows, "What your targets cost, $ an hour with each moved, by closed forms")
     if any(step.at_least for one in plan.targets for step in one.steps):
-        say(out, "  >: more than that; this fleet misses it when simulated", "dim")
+        yield note("  >: more than that; this fleet misses it when simulated")
     if any(one.at_floor for one in plan.targets):
-        say(out, "  at the floor: hardly above what a request sees by itself on the fastest replica", "dim")
+        yield note("  at the floor: hardly above what a request sees by itself on the fastest replica")
 
 
 def _seen(one: SimulatedClass) -> str:
@@ -376,43 +368,39 @@ def _seen(one: SimulatedClass) -> str:
     return f"{', '.join(found)}{' served' if one.holds else ': NOT served'}"
 
 
-def _show_alternatives(out: Output, plan: Plan, fleet: FleetPlan, verbose: bool) -> None:
-    heading(out, _alternatives(plan, fleet))
+def _alternatives_parts(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
+    yield Heading(_alternatives(plan, fleet))
     used = {pool.deployment.accelerator.vendor for pool in fleet.pools}
     for vendor, one in plan.single_vendor.items():
         same = used == {vendor} and one is not None and one.gpus == fleet.gpus
-        say(out, f"- {vendor} alone: {'the answer' if same else _beside(one)}")
+        yield f"- {vendor} alone: {'the answer' if same else _beside(one)}"
     if plan.runner_up:
-        say(out, f"- runner-up, without {plan.runner_up.without}: {_beside(plan.runner_up.fleet)}")
+        yield f"- runner-up, without {plan.runner_up.without}: {_beside(plan.runner_up.fleet)}"
     else:
-        say(out, "- no fleet does without any of its accelerators")
+        yield "- no fleet does without any of its accelerators"
     for bound in plan.binding:
         month = dollars(bound.saves_usd_per_hour * HOURS_PER_MONTH)
-        say(
-            out,
-            f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}",
-        )
+        yield f"- constraints.{bound.key} = {bound.now} costs {month} a month: without it {_beside(bound.without_it)}"
     if plan.unmeasured:
         stacks = ", ".join(plan.unmeasured.stacks)
-        say(out, f"- with {stacks}, not measured there (--evidence any): {_beside(plan.unmeasured.fleet)}", "yellow")
+        yield caution(f"- with {stacks}, not measured there (--evidence any): {_beside(plan.unmeasured.fleet)}")
     for way, fleet_of_it in (("together", plan.together), ("disaggregated", plan.apart)):
         if fleet_of_it:
             rare = way == "disaggregated" and fleet_of_it.dearer < 0.0
             unmeasured = ", which nobody has measured there (--evidence any makes it the answer)" if rare else ""
-            say(out, f"- prefill and decode {way}: {_beside(fleet_of_it)}{unmeasured}")
+            yield f"- prefill and decode {way}: {_beside(fleet_of_it)}{unmeasured}"
     for look in plan.outlooks if not plan.apart and not plan.together else ():
         if verbose or look.usd_per_hour:
             of = f" of {look.model}" if len(plan.outlooks) > 1 else ""
-            say(out, f"- prefill and decode{of} disaggregated: {_outlook(look, fleet)}")
-    for lighter in plan.lighter:
-        say(out, f"- with {lighter.what}: {_beside(lighter.fleet)}; {lighter.but}")
+            yield f"- prefill and decode{of} disaggregated: {_outlook(look, fleet)}"
+    yield from (f"- with {lighter.what}: {_beside(lighter.fleet)}; {lighter.but}" for lighter in plan.lighter)
     if plan.mixture:
-        _show_mixture(out, plan.mixture)
+        yield from _mixture(plan.mixture)
     alike = [one for one in plan.single_vendor.values() if one and one.confirmed == (plan.confirmed is not None)]
     saved = [one.usd_per_hour - fleet.usd_per_hour for one in alike]
     if len(used) > 1 and saved and min(saved) > 0:
         month = dollars(min(saved) * HOURS_PER_MONTH)
-        say(out, f"- the second vendor saves {month} a month, which is what running its stack may cost")
+        yield f"- the second vendor saves {month} a month, which is what running its stack may cost"
 
 
 def _outlook(one: Outlook, fleet: FleetPlan) -> str:
@@ -422,7 +410,7 @@ def _outlook(one: Outlook, fleet: FleetPlan) -> str:
     return f"{cost}; {one.why}" if one.why else cost
 
 
-def _show_mixture(out: Output, day: Mixture) -> None:
+def _mixture(day: Mixture) -> Parts:
     """What the shape of a day is worth: a contract for its base, rent by the hour for its peak."""
     if day.accelerators:
         parts = [
@@ -433,10 +421,10 @@ def _show_mixture(out: Output, day: Mixture) -> None:
         cost, every, needed, clock = (dollars(day.total(what)) for what in MIXTURE_COSTS)
         mean = f"over a day with a mean of {day.mean:.0%} of its peak"
         beside = f"all reserved {every}, on-demand as needed {needed}, on-demand around the clock {clock}"
-        say(out, f"- {'; '.join(parts)}: {cost} an hour {mean}; {beside}")
+        yield f"- {'; '.join(parts)}: {cost} an hour {mean}; {beside}"
     for name, (kind, level) in day.lacking.items():
         pays = f"; a contract for all of them pays below {dollars(level)} an hour" if level else ""
-        say(out, f"- {name}: no seller's {kind} price is known for the base of a day (--reserved {name}=USD){pays}")
+        yield f"- {name}: no seller's {kind} price is known for the base of a day (--reserved {name}=USD){pays}"
 
 
 def _contract(quote: Quote) -> str:
@@ -462,7 +450,7 @@ def _beside(one: Alternative | None) -> str:
     return f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.1%}){', simulated' * one.confirmed}"
 
 
-def _show_flips(out: Output, plan: Plan, verbose: bool) -> None:
+def _flips(plan: Plan, verbose: bool) -> Parts:
     lines: list[str] = [_flip(flip) for flip in plan.flips]
     if verbose:
         for one in plan.lengths:
@@ -475,9 +463,8 @@ def _show_flips(out: Output, plan: Plan, verbose: bool) -> None:
                     f"end of year {year.year}, {significant(year.requests_per_s)} requests/s: {_beside(year.fleet)}"
                 )
     if lines:
-        heading(out, "What would change it")
-    for line in lines:
-        say(out, f"- {line}")
+        yield Heading("What would change it")
+    yield from (f"- {line}" for line in lines)
 
 
 def _flip(flip: Flip) -> str:
@@ -514,45 +501,35 @@ def _found_again(plan: Plan) -> list[str]:
     return lines
 
 
-def _show_rest(out: Output, plan: Plan, verbose: bool) -> None:
+def _rest(plan: Plan, verbose: bool) -> Parts:
     market = plan.market
     used = [item for item in market.items if item.id in plan.accelerators]
     if used:
-        say(out, f"prices {market.kinds[0]}: {'; '.join(_price(item, market, plan.made, verbose) for item in used)}")
-    for said in _found_again(plan):
-        say(out, said)
-    for note in plan.workload.notes:
-        say(out, note, "dim")
+        yield f"prices {market.kinds[0]}: {'; '.join(_price(item, market, plan.made, verbose) for item in used)}"
+    yield from _found_again(plan)
+    yield from map(note, plan.workload.notes)
     if market.left_out:
         names = [f"{name} ({_asked(other)})" if other else name for name, other in market.left_out.items()]
-        say(
-            out,
-            f"left out, no {' or '.join(market.kinds)} price: {', '.join(names)}; --price NAME=USD gives one",
-            "dim",
-        )
-    _show_left_out(out, plan, verbose)
-    say(out, plan_question(plan).line, "dim")
+        yield note(f"left out, no {' or '.join(market.kinds)} price: {', '.join(names)}; --price NAME=USD gives one")
+    yield from _left_out(plan, verbose)
+    yield note(plan_question(plan).line)
     if not verbose and plan.answered:
-        closing(out, DETAILS)
+        yield closing(DETAILS)
 
 
-def _show_left_out(out: Output, plan: Plan, verbose: bool) -> None:
+def _left_out(plan: Plan, verbose: bool) -> Parts:
     """What preflight keeps out; without -v each engine and accelerator once, and only where nothing of it is left."""
     if plan.passed_over:
         names = dict.fromkeys(one.stack for one in plan.passed_over)
         more = "" if verbose else f": {', '.join(names)} on some accelerators"
-        say(
-            out,
-            f"not compared, since other stacks were measured there and these were not{more} (--evidence any)",
-            "dim",
-        )
+        yield note(f"not compared, since other stacks were measured there and these were not{more} (--evidence any)")
     if verbose:
         for passed in plan.passed_over:
-            say(out, f"- {passed.model} with {passed.stack} on {', '.join(passed.accelerators)}", "dim")
+            yield note(f"- {passed.model} with {passed.stack} on {', '.join(passed.accelerators)}")
         for one in plan.will_not_run:
             where = f"{', '.join(one.accelerators)}{' ' + ', '.join(one.layouts) if one.layouts else ''}"
             of = f"{one.model} in {one.precision} with {one.engine} on {where}"
-            say(out, f"left out, {one.verdict}: {of}: {one.why}", "dim")
+            yield note(f"left out, {one.verdict}: {of}: {one.why}")
         return
     together: dict[tuple[str, str, str], dict[str, None]] = {}
     for one in plan.will_not_run:
@@ -560,7 +537,7 @@ def _show_left_out(out: Output, plan: Plan, verbose: bool) -> None:
             whom = together.setdefault((one.verdict, one.model, one.engine), {})
             whom.update(dict.fromkeys(one.accelerators))
     for (verdict, model, engine), names in together.items():
-        say(out, f"left out, {verdict}: {model} with {engine} on {', '.join(names)}", "dim")
+        yield note(f"left out, {verdict}: {model} with {engine} on {', '.join(names)}")
 
 
 def _price(item: MarketItem, market: Market, today: str, verbose: bool) -> str:

@@ -7,9 +7,10 @@ import click
 import msgspec
 
 from crosstie.catalog.library import names_in
+from crosstie.cli.answer import Wanted
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.matrix_show import show_matrix
+from crosstie.cli.matrix_show import matrix_parts
 from crosstie.cli.options import complete_models, on_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
@@ -121,5 +122,7 @@ def _matrix(model: str, on: list[str], engine: str | None, given: dict[str, Any]
             raise BadInput(f"--{flag.partition('_')[0]} goes with findings: leave --matrix away")
     with progress() as on_progress:
         found = matrix(model, on=on, engine=engine, on_progress=on_progress, **given)
-    show_matrix(found, as_json=reporting["as_json"], verbose=reporting["verbose"])
+    Wanted(reporting["verbose"], reporting["as_json"]).give(
+        lambda: msgspec.to_builtins(found), lambda details: matrix_parts(found, details)
+    )
     return 0

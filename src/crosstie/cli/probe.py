@@ -8,14 +8,15 @@ import msgspec
 from rich.text import Text
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.options import FILE, json_option
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import arithmetic, bandwidth, gigabytes, seconds, share
 from crosstie.prove.probe.document import Probe, Provenance, Reached, default_name, probe_from, reached, read_probe
 from crosstie.prove.probe.kernels import check_target, ending, run_plan, write_json
 from crosstie.prove.probe.plan import PARTS, plan_of
+from crosstie.web.parts import Parts, Table
 
 SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
 
@@ -26,9 +27,9 @@ SHOW = {"bytes_per_s": bandwidth, "flop_per_s": arithmetic, "s": seconds}
 @click.option("--quick", is_flag=True, help="A few shapes of each part: under a minute.")
 @click.option("--plan", type=FILE, metavar="FILE", help="Measure nothing; write the plan, for a GPU without Crosstie.")
 @click.option("--read", type=FILE, metavar="FILE", help="Measure nothing; show an earlier document.")
-@json_option
+@answer_options()
 def command(
-    output: Path | None, parts: str | None, quick: bool, plan: Path | None, read: Path | None, as_json: bool
+    output: Path | None, parts: str | None, quick: bool, plan: Path | None, read: Path | None, wanted: Wanted
 ) -> int:
     """What the GPU of this machine reaches: copies, matrix products, attention, launches, whole steps, all-reduce.
 
@@ -52,12 +53,12 @@ def command(
         raise BadInput("--read shows a document, so -o, --parts, --quick and --plan do not go with it")
     catalog = Catalog()
     if read is not None:
-        return answer(read_probe(read), catalog, as_json)
+        return answer(read_probe(read), catalog, wanted)
     if parts is not None and not names_in(parts):
         raise BadInput(f"--parts names no part; known: {', '.join(PARTS)}")
     planned = plan_of(catalog, names_in(parts), quick)
     if plan is not None:
-        if output or as_json:
+        if output or wanted.as_json:
             raise BadInput("--plan measures nothing, so -o and --json do not go with it")
         write_json(plan, planned)
         click.echo(f"{len(planned['cases'])} shapes written to {plan}")
@@ -74,27 +75,26 @@ def command(
     if made["partial"]:
         raise BadInput(ending(document, target, len(planned["cases"])))
     click.echo(f"written to {target}", err=True)
-    return answer(probe_from(msgspec.json.encode(document), target), catalog, as_json)
+    return answer(probe_from(msgspec.json.encode(document), target), catalog, wanted)
 
 
-def answer(probe: Probe, catalog: Catalog, as_json: bool) -> int:
-    print_json(msgspec.to_builtins(probe)) if as_json else show(probe, reached(probe, catalog))
+def answer(probe: Probe, catalog: Catalog, wanted: Wanted) -> int:
+    wanted.give(lambda: msgspec.to_builtins(probe), lambda _: probe_parts(probe, reached(probe, catalog)))
     return 0
 
 
-def show(probe: Probe, lines: list[Reached]) -> None:
-    out, made = console(), probe.provenance
-    say(out, Text.assemble((made.device, "bold"), f"  {machine(made)}"))
+def probe_parts(probe: Probe, lines: list[Reached]) -> Parts:
+    made = probe.provenance
+    yield Text.assemble((made.device, "bold"), f"  {machine(made)}")
     columns = ["kernel", "at", ">reached", ">peak", ">of peak", "~peak of"]
-    show_table(out, columns, [row(line) for line in lines])
+    yield Table(columns, [row(line) for line in lines])
     if made.accelerator is None:
-        say(out, "  the catalog has no accelerator of this name and memory, so no peak stands beside these")
-    for part, reason in made.skipped.items():
-        say(out, f"  {part}: skipped, {reason}")
+        yield "  the catalog has no accelerator of this name and memory, so no peak stands beside these"
+    yield from (f"  {part}: skipped, {reason}" for part, reason in made.skipped.items())
     if made.partial:
-        say(out, f"  partial: {made.partial}")
+        yield f"  partial: {made.partial}"
     for (kind, reason), times in Counter((failure.kind, failure.reason) for failure in made.failures).items():
-        say(out, f"  {kind}, {times} refused: {reason}")
+        yield f"  {kind}, {times} refused: {reason}"
 
 
 def row(line: Reached) -> list[str]:

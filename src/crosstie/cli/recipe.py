@@ -12,10 +12,10 @@ from rich.text import Text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_folder
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, complete_models, json_option, on_option, verbose_option, whole_option
+from crosstie.cli.options import FILE, complete_models, on_option, whole_option
 from crosstie.cli.replica import PRECISION_HELP, kv_option, layout_from, layout_options, speculation_options
-from crosstie.cli.show import Output, closing, console, heading, print_json, say
 from crosstie.cli.this_machine import ON_THIS, accelerators_on, engines_on
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Adapter, Fleet
@@ -25,6 +25,7 @@ from crosstie.port.recipe.forms import BARE, FORMS, render
 from crosstie.port.recipe.forms.cluster import manifests
 from crosstie.port.recipe.nodes import check_room, read_nodes
 from crosstie.port.recipe.recipe import Recipe, Runner, started_by
+from crosstie.web.parts import Heading, Line, Parts, Verbatim, caution, closing
 
 _DETAILS = "the reasons of devices, groups and volumes"
 
@@ -91,11 +92,10 @@ def _adapters(context: click.Context, option: click.Parameter, given: Sequence[s
 @click.option("-o", "--out", type=FILE, metavar="DIR", help="Write the files there.")
 @click.option("--nodes", type=FILE, metavar="FILE",
               help="`kubectl get nodes -o json`: refuse what they have no room for.")  # fmt: skip
-@verbose_option(_DETAILS)
-@json_option
+@answer_options(_DETAILS)
 def command(
     model: str | None, accelerators: str | None, fleet: Path | None, pool: str | None, form: str | None, bare: bool,
-    out: Path | None, verbose: bool, as_json: bool, weights: dict[str, str], drafter: dict[str, str],
+    out: Path | None, wanted: Wanted, weights: dict[str, str], drafter: dict[str, str],
     image: dict[str, str], nodes: Path | None, engine_command: str, **given: Any,
 ) -> int:  # fmt: skip
     """How to start MODEL's engine on each accelerator, or those of every pool of a fleet: image, variables, flags,
@@ -134,13 +134,15 @@ def command(
         files = {name: text for one in recipes for name, text in render(one, form or "shell", bare=bare).items()}
     if out is not None:
         write_folder("-o", out, files)
-    if as_json:
-        shown = {"files": files} if form or out else {}
-        print_json({"recipes": [_json(one) for one in recipes], "left_out": left_out, **shown})
-    elif form and out is None:
+    if form and out is None and not wanted.as_json:
         click.echo("\n".join(f"# {name}\n{text}" if len(files) > 1 else text for name, text in files.items()), nl=False)
     else:
-        _show(recipes, left_out, None if out else bare, verbose, [str(out / name) for name in files] if out else [])
+        shown = {"files": files} if form or out else {}
+        written = [str(out / name) for name in files] if out else []
+        wanted.give(
+            lambda: {"recipes": [_json(one) for one in recipes], "left_out": left_out, **shown},
+            lambda details: _parts(recipes, left_out, None if out else bare, details, written),
+        )
     return 0 if all(one.runs for one in recipes) else 1
 
 
@@ -175,36 +177,32 @@ def _json(recipe: Recipe) -> dict[str, object]:
     return {**msgspec.to_builtins(recipe), "command": list(recipe.command(rank="0", head="HEAD"))}
 
 
-def _show(
+def _parts(
     recipes: Sequence[Recipe], left_out: Sequence[dict[str, str]], bare: bool | None, verbose: bool, written: list[str]
-) -> None:
+) -> Parts:
     """`bare`: whether the line is shown without a container; None: no line, since files were written."""
-    out = console()
     for one in recipes:
         title = f"{one.name}: {one.model} {one.precision} on {one.gpus} x {one.accelerator} {one.layout}"
-        heading(out, f"{title}, {one.engine} {one.release}")
+        yield Heading(f"{title}, {one.engine} {one.release}")
         many = f"{one.replicas} replicas on {one.machines} machines; " if one.replicas * one.nodes > 1 else ""
-        say(out, f"  {many}preflight: {one.verdict}", "" if one.runs else "bold red")
+        yield Line(f"  {many}preflight: {one.verdict}", "" if one.runs else "bold red")
         if bare is not None:
             (text,) = render(one, "shell", bare=bare).values()
-            click.echo("\n".join(line for line in text.splitlines() if not line.startswith("#")))
+            yield Verbatim("\n".join(line for line in text.splitlines() if not line.startswith("#")))
             if one.ports_note:
-                say(out, f"  - {one.ports_note}", "yellow")
-        _reasons(out, one, verbose, "nobody" if bare else "docker")
-    for gone in left_out:
-        say(out, f"{gone['pool']} left out: {gone['why']}", "yellow")
-    for name in written:
-        say(out, f"written: {name}")
+                yield caution(f"  - {one.ports_note}")
+        yield from _reasons(one, verbose, "nobody" if bare else "docker")
+    yield from (caution(f"{gone['pool']} left out: {gone['why']}") for gone in left_out)
+    yield from (f"written: {name}" for name in written)
     if not verbose:
-        closing(out, _DETAILS)
+        yield closing(_DETAILS)
 
 
-def _reasons(out: Output, recipe: Recipe, verbose: bool, by: Runner) -> None:
+def _reasons(recipe: Recipe, verbose: bool, by: Runner) -> Parts:
     """What was chosen; with `verbose` also what every container of the vendor has."""
-    for note in recipe.notes:
-        say(out, f"  - {note}", "yellow")
+    yield from (caution(f"  - {note}") for note in recipe.notes)
     for finding in recipe.warnings:
-        say(out, f"  - preflight, {finding.severity}: {finding.what} Remedy: {finding.remedy}", "yellow", hang=4)
+        yield Line(f"  - preflight, {finding.severity}: {finding.what} Remedy: {finding.remedy}", "yellow", hang=4)
     reasons = recipe.reasons(by)
     for what, why in reasons if verbose else reasons[: 1 + len(recipe.settings)]:
-        say(out, Text.assemble("  ", (what, "bold"), f"  {why}"), hang=4)
+        yield Line(Text.assemble("  ", (what, "bold"), f"  {why}"), hang=4)

@@ -5,8 +5,8 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.library import Catalog
-from crosstie.cli.options import FILE, json_option
-from crosstie.cli.show import console, heading, print_json, say, show_table
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE
 from crosstie.core.document import picked, plain
 from crosstie.core.figures import dollars, significant
 from crosstie.decide.cost.reconcile import (
@@ -19,6 +19,7 @@ from crosstie.decide.cost.reconcile import (
     read_answers,
     reconcile,
 )
+from crosstie.web.parts import Heading, Parts, Table, note
 
 _LEFT = "left: lengths that vary, what waits in a simulation, and whatever else no assumption above says"
 
@@ -26,8 +27,8 @@ _LEFT = "left: lengths that vary, what waits in a simulation, and whatever else 
 @click.command("reconcile")
 @click.argument("first", type=FILE, metavar="A.json")
 @click.argument("second", type=FILE, metavar="B.json")
-@json_option
-def command(first: Path, second: Path, as_json: bool) -> int:
+@answer_options()
+def command(first: Path, second: Path, wanted: Wanted) -> int:
     """Two saved answers, and which assumption makes which part of their difference.
 
     \b
@@ -40,26 +41,25 @@ def command(first: Path, second: Path, as_json: bool) -> int:
     of its effects. Exit status 1 if intervals do not overlap and more than a tenth stays unexplained.
     """
     found = reconcile(Catalog(), *chosen(read_answers(first), read_answers(second)))
-    print_json(to_json(found)) if as_json else show(found)
+    wanted.give(lambda: to_json(found), lambda _: parts(found))
     return 0 if all(one.agree or 0.9 < one.left < 1.1 for one in found.differences) else 1
 
 
-def show(found: Reconciled) -> None:
-    out = console()
+def parts(found: Reconciled) -> Parts:
     for label, answer in (("A", found.first), ("B", found.second)):
-        say(out, f"{label} {answer.name}: {answer.question.line}")
+        yield f"{label} {answer.name}: {answer.question.line}"
     differing = ", ".join(name.replace("_", " ") for name in found.assumptions)
-    say(out, f"assumptions that differ: {differing or 'none'}")
+    yield f"assumptions that differ: {differing or 'none'}"
     for one in found.differences:
-        heading(out, f"{one.model} on {one.accelerator}: {_said(one)}")
+        yield Heading(f"{one.model} on {one.accelerator}: {_said(one)}")
         rows = [[part.name, part.first, part.second, _times(part)] for part in one.parts]
-        show_table(out, ["assumption", "~A", "~B", ">B over A"], rows)
+        yield Table(["assumption", "~A", "~B", ">B over A"], rows)
     if not found.differences:
-        say(out, "no figure in both: what differs is named above")
+        yield "no figure in both: what differs is named above"
     if any(abs(one.left - 1.0) > 0.01 for one in found.differences):
-        say(out, _LEFT, "dim")
+        yield note(_LEFT)
     if found.alone:
-        say(out, f"in one of them only: {', '.join(found.alone)}", "dim")
+        yield note(f"in one of them only: {', '.join(found.alone)}")
 
 
 def _said(one: FigureDifference) -> str:

@@ -8,10 +8,10 @@ import click
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import Trace, find_trace, read_trace
-from crosstie.cli.options import FILE, json_option, real_option, verbose_option, whole_option
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE, real_option, whole_option
 from crosstie.cli.progress import progress
-from crosstie.cli.replay_show import DETAILS, show_result
-from crosstie.cli.show import console, print_json
+from crosstie.cli.replay_show import DETAILS, replay_parts
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet
 from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
@@ -38,11 +38,10 @@ _KEY = "OPENAI_API_KEY"
 @real_option("--for for_s", 0.01, 1e7, "The first S seconds.", metavar="S")
 @whole_option("--start", 0, 10**9, "Leave out the first N requests.", default=0, show_default=False)
 @click.option("--fleet", type=FILE, metavar="FILE", help="Targets and prices of the fleet.")
-@verbose_option(DETAILS)
-@json_option
+@answer_options(DETAILS)
 def command(
     trace: str, url: str, model: str, class_name: str | None, rate: float | None, speed: float, most: int | None,
-    for_s: float | None, start: int, fleet: Path | None, verbose: bool, as_json: bool,
+    for_s: float | None, start: int, fleet: Path | None, wanted: Wanted,
 ) -> int:  # fmt: skip
     """Sends the requests of TRACE at their recorded times (an open loop) and measures the answers.
 
@@ -72,10 +71,10 @@ def command(
         )  # fmt: skip
     result = result_of(outcomes, targets_of(promised) if promised else {})
     per_good = fleet_usd_per_good_million(promised, result) if promised else None
-    if as_json:
-        print_json(result_document(result, spent, per_good))
-    else:
-        show_result(console(), result, spent, per_good, speed, verbose)
+    wanted.give(
+        lambda: result_document(result, spent, per_good),
+        lambda details: replay_parts(result, spent, per_good, speed, details),
+    )
     return 1 if result.failed else 0
 
 

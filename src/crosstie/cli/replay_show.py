@@ -2,11 +2,11 @@
 
 import math
 
-from crosstie.cli.show import Output, closing, say, show_table
 from crosstie.core.figures import dollars, percent, seconds, share, significant
 from crosstie.core.workload import Target
 from crosstie.prove.replay.accounts import Spent
 from crosstie.prove.replay.outcomes import Percentiles, ReplayedClass, ReplayResult
+from crosstie.web.parts import Parts, Table, closing, note
 
 DETAILS = "every percentile, and what was sent to each pool"
 
@@ -23,27 +23,25 @@ def kept(value: float | None) -> str:
     return "-" if value is None else percent(value)
 
 
-def show_result(
-    out: Output, result: ReplayResult, spent: Spent, usd_per_good_million: float | None, speed: float, verbose: bool
-) -> None:
+def replay_parts(
+    result: ReplayResult, spent: Spent, usd_per_good_million: float | None, speed: float, verbose: bool
+) -> Parts:
     emulated = f", {significant(speed)} to each second of the clock" if speed != 1.0 else ""
-    say(
-        out,
+    yield (
         f"{result.requests:,} requests over {seconds(result.seconds)}{emulated}, {result.failed:,} failed; "
-        f"{kept(result.kept)} within their targets",
+        f"{kept(result.kept)} within their targets"
     )
     columns = ["class", ">requests", ">failed", ">TTFT p50", ">p99", ">kept", ">TPOT p50", ">p99", ">kept"]
     if verbose:
         columns = ["class", ">requests", ">failed", ">both kept"]
         columns += [f">TTFT {name}" for name in ("p50", "p95", "p99", "target", "kept")]
         columns += [f">TPOT {name}" for name in ("p50", "p90", "p99", "target", "kept")]
-    show_table(out, columns, [_class_row(one, verbose) for one in result.classes])
-    for why, times in result.faults:
-        say(out, f"- {times:,} x {why}")
+    yield Table(columns, [_class_row(one, verbose) for one in result.classes])
+    yield from (f"- {times:,} x {why}" for why, times in result.faults)
     if spent.usd:
-        say(out, f"attributed by the gateway: {dollars(spent.usd_per_million)} per million tokens")
+        yield f"attributed by the gateway: {dollars(spent.usd_per_million)} per million tokens"
     if usd_per_good_million is not None and math.isfinite(usd_per_good_million):
-        say(out, f"the fleet's bill over what kept its targets: {dollars(usd_per_good_million)} per million tokens")
+        yield f"the fleet's bill over what kept its targets: {dollars(usd_per_good_million)} per million tokens"
     if verbose and any(one.name != "-" for one in result.pools):
         rows = [
             (
@@ -53,17 +51,15 @@ def show_result(
             for one in result.pools
         ]  # fmt: skip
         columns = ["pool", ">requests", ">share", ">input tokens", ">output tokens", ">TTFT p50", ">TPOT p50"]
-        show_table(out, columns, rows)
-    say(
-        out,
+        yield Table(columns, rows)
+    yield note(
         "latencies count from the moment at which a request was due, so none hides behind a stall; "
-        f"the client itself was late by {latency(result.late_s.p99)} at p99 and {latency(result.latest_s)} at most",
-        "dim",
+        f"the client itself was late by {latency(result.late_s.p99)} at p99 and {latency(result.latest_s)} at most"
     )
     if result.disturbed:
-        say(out, "this machine stood still meanwhile, and the server did not: latencies are partly its own")
+        yield "this machine stood still meanwhile, and the server did not: latencies are partly its own"
     if not verbose:
-        closing(out, DETAILS)
+        yield closing(DETAILS)
 
 
 def _class_row(one: ReplayedClass, verbose: bool) -> list[str]:

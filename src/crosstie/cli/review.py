@@ -6,13 +6,12 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.library import Catalog
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.assignments import assigned, fraction
-from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import FILE, json_option, verbose_option
+from crosstie.cli.options import FILE
 from crosstie.cli.packages import SOURCES, brought
 from crosstie.cli.progress import progress
-from crosstie.cli.review_show import DETAILS, checklist_markdown, review_markdown, show_checklist, show_review
-from crosstie.cli.show import console
+from crosstie.cli.review_show import DETAILS, checklist_markdown, checklist_parts, review_parts
 from crosstie.cli.times import moment
 from crosstie.core.errors import BadInput
 from crosstie.core.usage import Used, hour_of
@@ -23,6 +22,7 @@ from crosstie.prove.review.figures import changed, thresholds
 from crosstie.prove.review.planned import read_planned
 from crosstie.prove.review.production import Usage, read_metrics, read_recordings
 from crosstie.prove.review.review import review
+from crosstie.web.report import write_markdown
 
 
 @click.command("review")
@@ -42,14 +42,11 @@ from crosstie.prove.review.review import review
 @click.option("--quick", is_flag=True, help="Plan again by closed forms alone.")
 @click.option("--checklist", "as_checklist", is_flag=True, help="What to demand in a contract, in its numbers.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the answer as Markdown.")
-@html_option
-@verbose_option(DETAILS)
-@json_option
+@answer_options(DETAILS, html=True)
 def command(
     plan: Path, recordings: tuple[Path, ...], metrics: tuple[str, ...], store: str | None, since: str | None,
     fleet: Path | None, class_name: str | None, within: tuple[str, ...], today: str | None, no_plan: bool,
-    quick: bool, as_checklist: bool, as_markdown: bool, html: Path | None, verbose: bool,
-    as_json: bool,
+    quick: bool, as_checklist: bool, as_markdown: bool, wanted: Wanted,
 ) -> int:  # fmt: skip
     """A saved PLAN against production: each figure predicted and seen, how sure that is, and what it would cost
     planned again with what was learnt.
@@ -65,8 +62,7 @@ def command(
     which separates changed traffic from a slow fleet. Exit status 1 if a figure is beyond its limit with its whole
     95% interval, else 0.
     """
-    check_html(html)
-    if as_json and as_markdown:
+    if wanted.as_json and as_markdown:
         raise BadInput("--json and --markdown: give one of them")
     catalog = Catalog()
     limits = changed(assigned("--within", within, fraction))
@@ -75,11 +71,12 @@ def command(
         if recordings:
             raise BadInput("--checklist is of the plan alone: leave the recordings out")
         items = checklist(catalog, planned, limits)
-        give(
-            lambda: checklist_document(planned, items), lambda _: show_checklist(console(), planned, items),
-            title=f"{planned.workload.name}: what to demand", html=html, verbose=verbose, as_json=as_json,
+        wanted.give(
+            lambda: checklist_document(planned, items),
+            lambda _: checklist_parts(planned, items),
+            title=f"{planned.workload.name}: what to demand",
             markdown=(lambda: checklist_markdown(planned, items)) if as_markdown else None,
-        )  # fmt: skip
+        )
         return 0
     if not recordings:
         raise BadInput("name the recordings: `crosstie serve FLEET --record trace.jsonl` writes them")
@@ -92,11 +89,13 @@ def command(
     with progress("reviewing") as on_progress:
         found = review(catalog, planned, production, limits, day, metrics=pages, usage=usage, on_progress=on_progress)
         learnt = None if no_plan else again(catalog, found, quick=quick, on_progress=on_progress)
-    give(
-        lambda: review_document(found, learnt), lambda details: show_review(console(), found, learnt, details),
-        title=f"{planned.workload.name}: plan against production", html=html, verbose=verbose, as_json=as_json,
-        markdown=(lambda: review_markdown(found, learnt)) if as_markdown else None,
-    )  # fmt: skip
+    title = f"{planned.workload.name}: plan against production"
+    wanted.give(
+        lambda: review_document(found, learnt),
+        lambda details: review_parts(found, learnt, details),
+        title=title,
+        markdown=(lambda: write_markdown([title, *review_parts(found, learnt, verbose=True)])) if as_markdown else None,
+    )
     return 0 if found.holds else 1
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from crosstie.cli.show import Output, closing, heading, say, show_table
 from crosstie.core.figures import dollars, plural, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.prove.review.again import Again, RevisedPlan
@@ -13,6 +12,7 @@ from crosstie.prove.review.checklist import Demand
 from crosstie.prove.review.figures import ReviewFigure
 from crosstie.prove.review.planned import Planned
 from crosstie.prove.review.review import Review
+from crosstie.web.parts import Heading, Parts, Table, closing, note
 
 DETAILS = "percentiles, limits, and the requests behind each figure"
 # The order of the answer, and what each part of it is called.
@@ -25,22 +25,20 @@ _PARTS = {
 _WORDS = {"holds": "holds", "beyond": "BEYOND", "unsure": "unsure", "told": ""}
 
 
-def show_review(out: Output, found: Review, learnt: Again | None, verbose: bool) -> None:
-    say(out, Text.assemble((found.planned.workload.name, "bold"), f": {_subject(found)}"))
-    say(out, _answer(found))
-    for one in (*found.beyond, *found.unsure):
-        say(out, f"- {_sentence(one)}")
+def review_parts(found: Review, learnt: Again | None, verbose: bool) -> Parts:
+    yield Text.assemble((found.planned.workload.name, "bold"), f": {_subject(found)}")
+    yield _answer(found)
+    yield from (f"- {_sentence(one)}" for one in (*found.beyond, *found.unsure))
     for title, figures in _parts(found, verbose):
         columns, rows = _table(figures, verbose)
-        show_table(out, columns, rows, title)
+        yield Table(columns, rows, title)
     if learnt is not None:
-        _show_again(out, learnt)
-    for note in found.notes:
-        say(out, f"- {note}")
+        yield from _again(learnt)
+    yield from (f"- {note}" for note in found.notes)
     if line := found.planned.assumptions.get("line"):
-        say(out, f"the plan {line}", "dim")
+        yield note(f"the plan {line}")
     if not verbose:
-        closing(out, DETAILS)
+        yield closing(DETAILS)
 
 
 def _subject(found: Review) -> str:
@@ -142,12 +140,11 @@ def _off(one: ReviewFigure) -> str:
     return f"{off * 100:+.0f} pt" if points else f"{off:+.0%}"
 
 
-def _show_again(out: Output, learnt: Again) -> None:
+def _again(learnt: Again) -> Parts:
     first = learnt.steps[0]
     rows = [_step(one, first) for one in learnt.steps]
-    show_table(out, ["~planned again", "~fleet", ">$/h", ">$/M tokens", ">$/month more"], rows)
-    for one in learnt.learnt:
-        say(out, f"- {one}")
+    yield Table(["~planned again", "~fleet", ">$/h", ">$/M tokens", ">$/month more"], rows)
+    yield from (f"- {one}" for one in learnt.learnt)
 
 
 def _step(one: RevisedPlan, first: RevisedPlan) -> list[str]:
@@ -159,18 +156,18 @@ def _step(one: RevisedPlan, first: RevisedPlan) -> list[str]:
     return [one.what, fleet, f"{one.usd_per_hour:,.2f}", dollars(one.usd_per_million or 0.0), moved]
 
 
-def show_checklist(out: Output, planned: Planned, items: Sequence[Demand]) -> None:
-    say(out, Text.assemble((planned.workload.name, "bold"), f": what to demand, by the plan of {planned.saved.made}"))
+def checklist_parts(planned: Planned, items: Sequence[Demand]) -> Parts:
+    yield Text.assemble((planned.workload.name, "bold"), f": what to demand, by the plan of {planned.saved.made}")
     topic = ""
     for one in items:
         if one.topic != topic:
-            heading(out, one.topic)
+            yield Heading(one.topic)
             topic = one.topic
-        say(out, f"- {f'{one.of}: ' if one.of else ''}{one.ask}")
+        yield f"- {f'{one.of}: ' if one.of else ''}{one.ask}"
         if one.run:
-            say(out, f"    {one.run}")
-        say(out, f"  why: {one.why}", "dim")
-    say(out, _PROPOSED)
+            yield f"    {one.run}"
+        yield note(f"  why: {one.why}")
+    yield _PROPOSED
 
 
 _PROPOSED = (
@@ -180,23 +177,6 @@ _PROPOSED = (
 
 
 # Markdown
-
-
-def review_markdown(found: Review, learnt: Again | None) -> str:
-    lines = [f"# {_plain(found.planned.workload.name)}: plan against production", "", f"{_subject(found)}.", ""]
-    lines += [f"**{_answer(found)}.**", ""]
-    lines += [f"- {_plain(_sentence(one))}" for one in (*found.beyond, *found.unsure)]
-    for title, figures in _parts(found, verbose=False):
-        columns, rows = _table(figures, verbose=True)
-        lines += ["", f"## {title}", "", _cells([one.lstrip(">") for one in columns])]
-        lines += [_cells(["--:" if one.startswith(">") else "---" for one in columns]), *map(_cells, rows)]
-    if learnt is not None:
-        lines += ["", "## Planned again", "", "| | fleet | $/h | $/M tokens | $/month more |", "|---|---|--:|--:|--:|"]
-        lines += [_cells(_step(one, learnt.steps[0])) for one in learnt.steps]
-        lines += ["", *(f"- {_plain(one)}" for one in learnt.learnt)]
-    if found.notes:
-        lines += ["", "## To be known", "", *(f"- {_plain(note)}" for note in found.notes)]
-    return "\n".join(lines) + "\n"
 
 
 def checklist_markdown(planned: Planned, items: Sequence[Demand]) -> str:
@@ -209,10 +189,6 @@ def checklist_markdown(planned: Planned, items: Sequence[Demand]) -> str:
         lines += [f"- [ ] {f'**{_plain(one.of)}**: ' if one.of else ''}{_plain(one.ask)} *Why: {_plain(one.why)}.*"]
         lines += ["", "  ```sh", f"  {one.run}", "  ```", ""] if one.run else [""]
     return "\n".join([*lines, _PROPOSED]) + "\n"
-
-
-def _cells(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(_plain, cells))} |"
 
 
 def _plain(text: str) -> str:

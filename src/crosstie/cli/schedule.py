@@ -8,15 +8,16 @@ import msgspec
 
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import find_workload, read_workload
-from crosstie.cli.options import FILE, dark_option, json_option, on_option, whole_option
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE, dark_option, on_option, whole_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console, heading, print_json, say, show_table
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.schedule import ScheduleRequest
 from crosstie.decide.schedule.schedule import PurchaseSchedule, QuarterPlan, purchase_schedule
 from crosstie.web.chart import check_picture
+from crosstie.web.parts import Heading, Parts, Table, note
 from crosstie.web.schedule_chart import draw_schedule
 
 _KINDS = {"owned": "owned", "contract": "under contract", "rented": "rented", "there": "on hand"}
@@ -30,10 +31,10 @@ _KINDS = {"owned": "owned", "contract": "under contract", "rented": "rented", "t
 @click.option("--sold-only", is_flag=True, help="Without parts that were only announced.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw it (.svg, .png, .pdf).")
 @dark_option
-@json_option
+@answer_options()
 def command(
     workload: Path, accelerators: str | None, quarters: int | None, growth: str | None, sold_only: bool,
-    plot: Path | None, dark: bool, as_json: bool,
+    plot: Path | None, dark: bool, wanted: Wanted,
 ) -> int:  # fmt: skip
     """What to order now, what to rent until it comes, which option to keep, and what each quarter costs.
 
@@ -58,7 +59,7 @@ def command(
         )
     if plot:
         draw_schedule(found, plot, dark=dark)
-    print_json(to_json(found)) if as_json else show(found)
+    wanted.give(lambda: to_json(found), lambda _: parts(found))
     return 0 if any(one.gpus for one in found.quarters) else 1
 
 
@@ -80,35 +81,35 @@ def _step(word: str) -> float:
     return found
 
 
-def show(found: PurchaseSchedule) -> None:
-    out = console()
+def parts(found: PurchaseSchedule) -> Parts:
     first, last = found.quarters[0].name, found.quarters[-1].name
-    say(out, f"Schedule of {found.workload.name}, {first} to {last}: {dollars(found.usd)} expected, "
-             f"80% of worlds {dollars(found.usd_80[0])} to {dollars(found.usd_80[1])}")  # fmt: skip
+    yield (
+        f"Schedule of {found.workload.name}, {first} to {last}: {dollars(found.usd)} expected, "
+        f"80% of worlds {dollars(found.usd_80[0])} to {dollars(found.usd_80[1])}"
+    )
     if found.standing_usd:
-        say(out, f"besides {dollars(found.standing_usd)} for what is there: contracts to their ends, and running it")
-    heading(out, "Now")
+        yield f"besides {dollars(found.standing_usd)} for what is there: contracts to their ends, and running it"
+    yield Heading("Now")
     for one in found.orders:
         what = "order" if one.how == "buy" else f"sign {one.how}"
-        say(out, f"- {what} {one.gpus:,} x {one.accelerator}, {dollars(one.usd)}, serving from {one.serves_from}")
+        yield f"- {what} {one.gpus:,} x {one.accelerator}, {dollars(one.usd)}, serving from {one.serves_from}"
     if not found.orders:
-        say(out, "- order nothing")
+        yield "- order nothing"
     for name, kinds in found.quarters[0].gpus.items():
         if kinds.get("rented", 0.0) >= 0.5:
-            say(out, f"- rent {kinds['rented']:,.0f} x {name} by the hour")
-    heading(out, "Then, in the mean of all worlds")
+            yield f"- rent {kinds['rented']:,.0f} x {name} by the hour"
+    yield Heading("Then, in the mean of all worlds")
     columns = ["quarter", ">peak", ">cost", ">80% of worlds", "~in use"]
-    show_table(out, columns, [_row(one) for one in found.quarters])
-    say(out, "peak over today's, with 80% of worlds; GPUs in the mean of worlds, so that few is some or none", "dim")
-    heading(out, "What it is worth")
+    yield Table(columns, [_row(one) for one in found.quarters])
+    yield note("peak over today's, with 80% of worlds; GPUs in the mean of worlds, so that few is some or none")
+    yield Heading("What it is worth")
     for name, more in found.beside.items():
         word = f"{dollars(abs(more))} {'more' if more > 0 else 'less'}" if abs(more) > 0.005 * found.usd else "the same"
-        say(out, f"- {name}: {word}")
-    _show_announced(found)
+        yield f"- {name}: {word}"
+    yield from _announced(found)
 
 
-def _show_announced(found: PurchaseSchedule) -> None:
-    out = console()
+def _announced(found: PurchaseSchedule) -> Parts:
     for part in found.parts:
         told = part.accelerator.announced
         if told is None:
@@ -116,11 +117,11 @@ def _show_announced(found: PurchaseSchedule) -> None:
         rated = f"{part.likely_gpus:.3g} carry today's peak by its vendor's figures"
         price = f"{dollars(told.usd_low.value)} to {dollars(told.usd_high.value)} assumed"
         when = f"said for {told.expected.value}, {part.slip_months:.0f} months later in the mean"
-        say(out, f"- {part.id}: in {share(found.announced[part.id])} of worlds; {rated}; {price}; {when}")
+        yield f"- {part.id}: in {share(found.announced[part.id])} of worlds; {rated}; {price}; {when}"
     for name, filled in found.only_rented.items():
-        say(out, f"- {name} is only rented: sold by the rack, of which this fills {share(filled)}")
+        yield f"- {name} is only rented: sold by the rack, of which this fills {share(filled)}"
     if found.waiting_saves > 0.005 * found.usd:
-        say(out, f"- announced parts save {dollars(found.waiting_saves)} of it; --sold-only plans without them")
+        yield f"- announced parts save {dollars(found.waiting_saves)} of it; --sold-only plans without them"
 
 
 def _row(one: QuarterPlan) -> list[str]:

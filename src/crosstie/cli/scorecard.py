@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.scenarios import shipped_scenarios
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.fit import deployment_json
-from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import json_option, on_option, verbose_option
-from crosstie.cli.show import closing, console, heading, say, show_scorecard, show_table
+from crosstie.cli.options import on_option
 from crosstie.core.deployment import Accelerator
 from crosstie.core.document import picked
 from crosstie.core.figures import dollars, share, significant
@@ -39,6 +37,7 @@ from crosstie.decide.scorecard.board import (
 from crosstie.decide.scorecard.contest import Contender, Contest, contest
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import UNSTATED, Series, Tax, shipped_results, tax
+from crosstie.web.parts import Heading, Parts, Table, across, closing, note
 
 USUAL = "mi300x,mi325x,mi350x,mi355x,h100-sxm,h200,b200,b300"
 _SCENARIOS = "scenarios"
@@ -68,7 +67,7 @@ _BRIEF = ("memory", "bandwidth", "dense fp8, TFLOP/s", "power", "on-demand, $/h"
 
 @click.command("scorecard")
 @on_option(f"Accelerators. [default: {USUAL.replace(',', ', ')}]")
-@click.option("--part", "parts", multiple=True, type=click.Choice(_CHOICES), help="Only this part; may be given again.")
+@click.option("--part", "only", multiple=True, type=click.Choice(_CHOICES), help="Only this part; may be given again.")
 @click.option(
     "--prices",
     "kind",
@@ -78,12 +77,8 @@ _BRIEF = ("memory", "bandwidth", "dense fp8, TFLOP/s", "power", "on-demand, $/h"
     metavar="KIND",
     help=f"Prices of the scenarios, one kind for all: {', '.join([*RENTS, BUY])}.",
 )
-@html_option
-@verbose_option(_DETAILS)
-@json_option
-def command(
-    accelerators: str | None, parts: tuple[str, ...], kind: str, html: Path | None, verbose: bool, as_json: bool
-) -> int:
+@answer_options(_DETAILS, html=True)
+def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: Wanted) -> int:
     """Accelerators beside each other: silicon, money, speed, software, export, and who wins which scenario.
 
     \b
@@ -98,15 +93,14 @@ def command(
     in which the first is cheaper than the second; where sellers differ threefold each world draws a price. For your
     own load: `crosstie plan`.
     """
-    check_html(html)
     catalog = Catalog()
     chosen = catalog.accelerators_named(accelerators or USUAL)
-    wanted = parts or _CHOICES
+    asked = only or _CHOICES
     contests = []
-    if _SCENARIOS in wanted or SPEED in wanted:
+    if _SCENARIOS in asked or SPEED in asked:
         contests = [contest(catalog, one, chosen, kind) for one in shipped_scenarios()]
-    axes = _axes(catalog, chosen, contests, wanted)
-    shown = contests if _SCENARIOS in wanted else []
+    axes = _axes(catalog, chosen, contests, asked)
+    shown = contests if _SCENARIOS in asked else []
 
     def document() -> dict[str, object]:
         return {
@@ -115,10 +109,11 @@ def command(
             "scenarios": [contest_json(one) for one in shown],
         }
 
-    give(
-        document, lambda details: show(chosen, axes, shown, details or bool(parts)), title="Scorecard of accelerators",
-        html=html, verbose=verbose, as_json=as_json,
-    )  # fmt: skip
+    wanted.give(
+        document,
+        lambda details: parts(chosen, axes, shown, details or bool(only)),
+        title="Scorecard of accelerators",
+    )
     return 0
 
 
@@ -165,41 +160,37 @@ def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
     return axes
 
 
-def show(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence[Contest], details: bool) -> None:
-    out = console()
+def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence[Contest], details: bool) -> Parts:
     names = [one.id for one in chosen]
     if contests:
         columns = ["scenario", "cheapest", ">$/M tokens", "second", ">times", ">flips at", ">at worst", ">sure"]
-        show_table(
-            out, columns, [_verdict(one) for one in contests], sources=[_verdict_sources(one) for one in contests]
-        )
-        say(out, _LEGEND, "dim")
+        yield Table(columns, [_verdict(one) for one in contests], sources=[_verdict_sources(one) for one in contests])
+        yield note(_LEGEND)
     if not details:
         brief = [axis for axis in axes if axis.name in _BRIEF]
         rows = [[name, *(axis.cells[name].text for axis in brief)] for name in names]
         if brief:
-            show_table(out, ["accelerator", *(f">{axis.name}" for axis in brief)], rows)
-        say(out, _HONEST, "dim")
-        closing(out, _DETAILS)
+            yield Table(["accelerator", *(f">{axis.name}" for axis in brief)], rows)
+        yield note(_HONEST)
+        yield closing(_DETAILS)
         return
     for part, title in _TITLES.items():
         own = [axis for axis in axes if axis.part == part]
         if own:
-            heading(out, title)
+            yield Heading(title)
             rows = [[axis.name, *(axis.cells[name].text for name in names)] for axis in own]
-            show_scorecard(out, names, rows, [["", *(axis.cells[name].source for name in names)] for axis in own])
+            yield across(names, rows, [["", *(axis.cells[name].source for name in names)] for axis in own])
             if part == EXPORT:
-                say(out, _EXPORT_LEGEND, "dim")
+                yield note(_EXPORT_LEGEND)
     for one in contests:
-        heading(out, f"{one.scenario.name}: {one.scenario.words}")
+        yield Heading(f"{one.scenario.name}: {one.scenario.words}")
         columns = ["accelerator", "layout", ">in flight", ">tokens/s a GPU", ">$/h", ">$/M tokens", ">80% interval"]
         rows = [_place(entry) for entry in one.ranking]
-        show_table(out, columns, rows, sources=[_place_sources(entry) for entry in one.ranking])
-        for name, problem in one.problems.items():
-            say(out, f"  {name}: {problem}")
-        say(out, f"  {one.question.line}", "dim")
+        yield Table(columns, rows, sources=[_place_sources(entry) for entry in one.ranking])
+        yield from (f"  {name}: {problem}" for name, problem in one.problems.items())
+        yield note(f"  {one.question.line}")
     if contests or any(axis.part in (SPEED, SOFTWARE) for axis in axes):
-        say(out, _HONEST, "dim")
+        yield note(_HONEST)
 
 
 def _verdict(one: Contest) -> list[str]:

@@ -10,12 +10,11 @@ from msgspec import to_builtins
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.traces import find_trace, read_trace
 from crosstie.catalog.workloads import find_workload, read_workload
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.assignments import amount, read_option
-from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import FILE, json_option, real_option, verbose_option, whole_option
+from crosstie.cli.options import FILE, real_option, whole_option
 from crosstie.cli.progress import progress
-from crosstie.cli.show import console
-from crosstie.cli.simulate_show import DETAILS, show_simulation
+from crosstie.cli.simulate_show import DETAILS, simulation_parts
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Policy
 from crosstie.core.question import assumptions
@@ -51,14 +50,11 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 @whole_option("--processes", 1, 4096, "[default: one a core]")
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here. Needs the extra ray.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Utilisation and queues over time (.html, .svg, .png, .pdf).")
-@html_option
-@verbose_option(DETAILS)
-@json_option
+@answer_options(DETAILS, html=True)
 def command(
     what: Path, workload: Path | None, trace: str | None, class_name: str | None, rate: float | None, loads: str,
     policies: str | None, fleets: tuple[Path, ...], seeds: int, requests: int | None, kill: tuple[str, ...],
-    sure: float | None, clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, html: Path | None,
-    verbose: bool, as_json: bool,
+    sure: float | None, clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, wanted: Wanted,
 ) -> int:  # fmt: skip
     """Sends traffic through a fleet in virtual time: the gateway's own routing, engines that work in steps.
 
@@ -81,7 +77,6 @@ def command(
         raise BadInput("--class is for a trace; a workload has its own")
     if plot is not None:
         check_picture(plot, COURSE_KINDS)
-    check_html(html)
     if ray is not None:
         ray_library()
     outages = [outage(text) for text in kill]
@@ -99,11 +94,12 @@ def command(
     if plot is not None:
         draw_course(found.runs, outages, plot)
         click.echo(f"plot written to {plot}", err=True)
-    give(
-        lambda: to_json(found), lambda details: show_simulation(console(), found, details),
-        title=f"{what}, simulated", html=html, verbose=verbose, as_json=as_json,
+    wanted.give(
+        lambda: to_json(found),
+        lambda details: simulation_parts(found, details),
+        title=f"{what}, simulated",
         figures=lambda: course_figure(found.runs, outages),
-    )  # fmt: skip
+    )
     if len(found.runs) < found.asked:
         click.echo(f"crosstie: interrupted after {len(found.runs)} of {found.asked} runs", err=True)
         return 130

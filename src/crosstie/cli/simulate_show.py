@@ -5,37 +5,36 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from crosstie.cli.show import Output, closing, heading, say, show_table
 from crosstie.core.figures import dollars, percent, plural, seconds, share, significant
 from crosstie.decide.plan.run_result import ClassResult, Latency, OutageResult, Run
 from crosstie.decide.plan.seeds import OverSeeds, SeedSpread, at_target, classes_of, holding, over_seeds, worst
 from crosstie.decide.plan.simulate import Simulation
+from crosstie.web.parts import Heading, Parts, Table, closing, note
 
 DETAILS = "all percentiles, which class went where, queues and preemptions, bounds by class"
 
 
-def show_simulation(out: Output, found: Simulation, verbose: bool) -> None:
+def simulation_parts(found: Simulation, verbose: bool) -> Parts:
     groups = over_seeds(found.runs)
     first = groups[0]
-    _show_answer(out, first, found.mean_over_peak)
-    _show_classes(out, first)
-    _show_pools(out, first, verbose)
+    yield from _answer(first, found.mean_over_peak)
+    yield from _classes(first)
+    yield from _pools(first, verbose)
     for outage in first.first.outages:
-        _show_outage(out, outage, len(first.each))
+        yield from _outage(outage, len(first.each))
     if verbose:
-        _show_percentiles(out, first)
-        _show_ways(out, first)
+        yield from _percentiles(first)
+        yield from _ways(first)
     if len(groups) > 1:
-        _show_side_by_side(out, groups)
-    _show_bound(out, found, first.first, verbose)
-    for note in found.notes:
-        say(out, note, "dim")
-    say(out, found.question.line, "dim")
+        yield from _side_by_side(groups)
+    yield from _bound(found, first.first, verbose)
+    yield from map(note, found.notes)
+    yield note(found.question.line)
     if not verbose:
-        closing(out, DETAILS)
+        yield closing(DETAILS)
 
 
-def _show_answer(out: Output, runs: OverSeeds[Run], mean: float | None) -> None:
+def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
     one, seeds, held = runs.first, len(runs.each), holding(runs)
     verdict = "targets hold" if held == seeds else f"targets hold in {held} of {plural(seeds, 'seed')}"
     if held == 0:
@@ -44,13 +43,15 @@ def _show_answer(out: Output, runs: OverSeeds[Run], mean: float | None) -> None:
         verdict = "no class has a target"
     rate, measured_s = runs.mean(lambda run: run.requests_per_s), runs.mean(lambda run: run.measured_s)
     traffic = f"{significant(rate)} requests/s for {seconds(measured_s)}, {plural(seeds, 'seed')}"
-    say(out, Text.assemble((one.label, "bold"), f": {traffic}, {_policy(one)}: ", (verdict, "bold")))
+    yield Text.assemble((one.label, "bold"), f": {traffic}, {_policy(one)}: ", (verdict, "bold"))
     within = runs.mean(lambda run: run.within)
     good = f"{percent(within)} of requests within targets{_between(runs.spread(lambda run: run.within))}"
     turned_away = _turned_away(runs)
     refused = f", {percent(turned_away)} turned away" if turned_away else ""
-    say(out, f"{good}{refused}: {significant(runs.mean(lambda run: run.good_requests_per_s))} requests/s and "
-             f"{runs.mean(lambda run: run.good_output_tokens_per_s):,.0f} output tokens/s of goodput")  # fmt: skip
+    yield (
+        f"{good}{refused}: {significant(runs.mean(lambda run: run.good_requests_per_s))} requests/s and "
+        f"{runs.mean(lambda run: run.good_output_tokens_per_s):,.0f} output tokens/s of goodput"
+    )
     price = f"{dollars(one.usd_per_hour)} an hour"
     if served := runs.spread(lambda run: run.usd_per_million_tokens):
         price += f", {dollars(served.mean)} per million tokens served, if traffic were always this"
@@ -60,10 +61,10 @@ def _show_answer(out: Output, runs: OverSeeds[Run], mean: float | None) -> None:
     if usd_good and within < 0.9995:
         price += f", {dollars(usd_good.mean)} per million within targets"
     hit_rate = runs.mean(lambda run: run.prefix_hit_rate)
-    say(out, price + (f"; {share(hit_rate)} of prompt tokens were in a cache" if hit_rate else ""))
+    yield price + (f"; {share(hit_rate)} of prompt tokens were in a cache" if hit_rate else "")
     for run in runs.each:
         if run.unsteady is not None:
-            say(out, Text(run.unsteady, "bold"))
+            yield Text(run.unsteady, "bold")
             break
 
 
@@ -85,7 +86,7 @@ def _between(within: SeedSpread | None) -> str:
     return f" ({low} to {high})" if low != high else ""
 
 
-def _show_classes(out: Output, runs: OverSeeds[Run]) -> None:
+def _classes(runs: OverSeeds[Run]) -> Parts:
     rows = [
         [
             _name(kind), _against(kind.part(lambda one: one.ttft_s)), _against(kind.part(lambda one: one.tpot_s)),
@@ -93,7 +94,7 @@ def _show_classes(out: Output, runs: OverSeeds[Run]) -> None:
         ]
         for kind in classes_of(runs)
     ]  # fmt: skip
-    show_table(out, ["class", "TTFT", "TPOT", ">within", "targets"], rows)
+    yield Table(["class", "TTFT", "TPOT", ">within", "targets"], rows)
 
 
 def _name(kind: OverSeeds[ClassResult]) -> str:
@@ -122,7 +123,7 @@ def _seconds(spread: SeedSpread | None) -> str:
     return "never" if spread is None else seconds(spread.mean)
 
 
-def _show_pools(out: Output, runs: OverSeeds[Run], verbose: bool) -> None:
+def _pools(runs: OverSeeds[Run], verbose: bool) -> Parts:
     columns = ["pool", ">replicas", ">$/h", ">requests", ">busy", ">in flight each", ">waiting"]
     sent = max(runs.total(lambda run: run.requests), 1)
     rows = []
@@ -138,19 +139,19 @@ def _show_pools(out: Output, runs: OverSeeds[Run], verbose: bool) -> None:
         if verbose:
             row += [f"{max(one.most_waiting for one in pools):,}", f"{pool.total(lambda one: one.preemptions):,}"]
         rows.append(row)
-    show_table(out, [*columns, *([">most", ">preempted"] if verbose else [])], rows)
+    yield Table([*columns, *([">most", ">preempted"] if verbose else [])], rows)
 
 
-def _show_outage(out: Output, one: OutageResult, seeds: int) -> None:
+def _outage(one: OutageResult, seeds: int) -> Parts:
     until = "the end" if one.until_s is None else seconds(one.until_s)
     parts = [("before", one.before), ("meanwhile", one.during), ("after", one.after)]
     kept = ", ".join(f"{percent(value)} {when}" for when, value in parts if value is not None)
     of = " (first seed)" if seeds > 1 else ""
     handed = f"{plural(one.handed_over, 'request')} handed over, {one.refused:,} turned away"
-    say(out, f"{one.pool} gone from {seconds(one.at_s)} to {until}{of}: {handed}; within targets {kept}")
+    yield f"{one.pool} gone from {seconds(one.at_s)} to {until}{of}: {handed}; within targets {kept}"
 
 
-def _show_percentiles(out: Output, runs: OverSeeds[Run]) -> None:
+def _percentiles(runs: OverSeeds[Run]) -> Parts:
     rows = []
     for kind in classes_of(runs):
         latencies = {
@@ -162,10 +163,10 @@ def _show_percentiles(out: Output, runs: OverSeeds[Run]) -> None:
             ends = [latency.spread(lambda one, end=end: getattr(one, end)) for end in ("p50", "p90", "p95", "p99")]  # type: ignore[misc]
             rows.append([f"{_name(kind)} {name}", f"{kind.total(lambda one: one.requests):,}", *map(_seconds, ends)])
     columns = ["", ">requests", ">p50", ">p90", ">p95", ">p99"]
-    show_table(out, columns, rows, "Percentiles, means over the seeds")
+    yield Table(columns, rows, "Percentiles, means over the seeds")
 
 
-def _show_ways(out: Output, runs: OverSeeds[Run]) -> None:
+def _ways(runs: OverSeeds[Run]) -> Parts:
     rows = []
     for kind in classes_of(runs):
         sent = max(kind.total(lambda one: one.requests), 1)
@@ -175,10 +176,10 @@ def _show_ways(out: Output, runs: OverSeeds[Run]) -> None:
                 served[pool.name] = served.get(pool.name, 0) + pool.requests.get(str(kind.first.name), 0)
         ways = sorted(((name, count) for name, count in served.items() if count), key=lambda pair: -pair[1])
         rows += [[_name(kind), name, share(count / sent)] for name, count in ways]
-    show_table(out, ["class", "went to", ">share"], rows, "Where requests went")
+    yield Table(["class", "went to", ">share"], rows, "Where requests went")
 
 
-def _show_side_by_side(out: Output, groups: Sequence[OverSeeds[Run]]) -> None:
+def _side_by_side(groups: Sequence[OverSeeds[Run]]) -> Parts:
     several = {
         "fleet": len({one.first.label for one in groups}) > 1,
         ">load": len({one.first.load for one in groups}) > 1,
@@ -206,18 +207,22 @@ def _show_side_by_side(out: Output, groups: Sequence[OverSeeds[Run]]) -> None:
             ">hold": f"{holding(runs)}/{len(runs.each)}",
         }
         rows.append([cells[column] for column in columns])
-    show_table(out, columns, rows, "Side by side")
-    say(out, "  worst: latency over its target, at the target's percentile, of the class that is farthest; $/M good: "
-             "the fleet's bill over tokens within targets", "dim")  # fmt: skip
+    yield Table(columns, rows, "Side by side")
+    yield note(
+        "  worst: latency over its target, at the target's percentile, of the class that is farthest; $/M good: "
+        "the fleet's bill over tokens within targets"
+    )
 
 
-def _show_bound(out: Output, found: Simulation, one: Run, verbose: bool) -> None:
+def _bound(found: Simulation, one: Run, verbose: bool) -> Parts:
     bound = found.bounds[one.label, one.load]
     least = f"at least {dollars(bound.usd_per_hour)} of GPU time an hour, if all replicas were always full"
-    say(out, f"no routing could beat {percent(bound.within)} within targets (each request alone on its fastest pool); "
-             f"the traffic takes {least}")  # fmt: skip
+    yield (
+        f"no routing could beat {percent(bound.within)} within targets (each request alone on its fastest pool); "
+        f"the traffic takes {least}"
+    )
     if verbose:
-        heading(out, "Bounds by class: each request alone on an idle replica of its fastest pool")
+        yield Heading("Bounds by class: each request alone on an idle replica of its fastest pool")
         for kind in bound.classes:
             times = f"TTFT {seconds(kind.ttft_s)}, TPOT {seconds(kind.tpot_s)}"
-            say(out, f"- {kind.name}: {times} at the targets' percentiles, {percent(kind.within)} within")
+            yield f"- {kind.name}: {times} at the targets' percentiles, {percent(kind.within)} within"

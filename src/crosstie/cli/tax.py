@@ -5,14 +5,15 @@ from pathlib import Path
 import click
 
 from crosstie.catalog.library import Catalog, names_in
-from crosstie.cli.options import FILE, dark_option, json_option, verbose_option
-from crosstie.cli.show import closing, console, print_json, say, show_table
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE, dark_option
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import ReleaseTax, RooflineReading, Series, Tax, Trend, shipped_results, tax
 from crosstie.web.chart import check_picture
+from crosstie.web.parts import Parts, Table, closing, note
 from crosstie.web.tax_chart import draw_tax
 
 _DETAILS = "every release with its spread, all trends, and which models were measured"
@@ -25,11 +26,10 @@ _DETAILS = "every release with its spread, all trends, and which models were mea
 @click.option("--engine", "engines", metavar="E,...", help="Only these engines.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw it over time (.svg, .png, .pdf).")
 @dark_option
-@verbose_option(_DETAILS)
-@json_option
+@answer_options(_DETAILS)
 def command(
     results: tuple[Path, ...], accelerators: str | None, models: str | None, engines: str | None, plot: Path | None,
-    dark: bool, verbose: bool, as_json: bool,
+    dark: bool, wanted: Wanted,
 ) -> int:  # fmt: skip
     """The software tax over time, from measured RESULTS (by default those that Crosstie ships).
 
@@ -54,13 +54,11 @@ def command(
     if plot:
         check_picture(plot)
     found = tax(catalog, read_results(*(results or (shipped_results(),))), *only)
-    if as_json:
-        print_json(to_json(found))
+    if found.groups or wanted.as_json:
+        wanted.give(lambda: to_json(found), lambda details: parts(found, details))
     if not found.groups:
         click.echo(f"none of the {found.rows:,} results is left: {_reasons(found, any(only))}", err=True)
         return 1
-    if not as_json:
-        show(found, verbose)
     if plot:
         draw_tax(found.groups, plot, dark=dark)
         click.echo(f"drawn as {plot}", err=True)
@@ -80,31 +78,29 @@ def _reasons(found: Tax, filtered: bool) -> str:
     return f"{first[0]} ({first[1]:,})" if first else "the files have no rows"
 
 
-def show(found: Tax, verbose: bool) -> None:
-    out = console()
+def parts(found: Tax, verbose: bool) -> Parts:
     if verbose:
         columns = ["release", "date", ">of roofline", ">10th-90th", ">points", ">above", "~models"]
-        show_table(out, columns, [_row(group) for group in found.groups])
-        for trend in found.trends:
-            say(out, f"- {sentence(trend)}")
+        yield Table(columns, [_row(group) for group in found.groups])
+        yield from (f"- {sentence(trend)}" for trend in found.trends)
     else:
         latest = {group.series: group for group in sorted(found.groups, key=lambda group: group.date)}
         rows = [[*_series(series), latest[series].release, _of_roofline(latest[series])] for series in sorted(latest)]
-        show_table(out, ["accelerator", "engine", "latest release", ">of roofline"], rows)
+        yield Table(["accelerator", "engine", "latest release", ">of roofline"], rows)
         rows = [
             [*_series(trend.series), f"{trend.first.release} to {trend.last.release}", f"{trend.ratio:.2f}x"]
             for trend in found.trends if trend.common_points
         ]  # fmt: skip
         if rows:
             columns = ["accelerator", "engine", "releases", ">speed-up"]
-            show_table(out, columns, rows, "Speed-up, on operating points that both releases have")
+            yield Table(columns, rows, "Speed-up, on operating points that both releases have")
     left_out = sum(found.left_out.values())
-    say(out, f"{found.points:,} operating points of {found.rows:,} rows; {left_out:,} points or rows left out", "dim")
+    yield note(f"{found.points:,} operating points of {found.rows:,} rows; {left_out:,} points or rows left out")
     if found.above_roofline:
-        say(out, f"{len(found.above_roofline):,} points above their roofline, in no median: see --json", "dim")
-    say(out, "AMD results are published by others; Crosstie has run nothing on AMD", "dim")
+        yield note(f"{len(found.above_roofline):,} points above their roofline, in no median: see --json")
+    yield note("AMD results are published by others; Crosstie has run nothing on AMD")
     if not verbose:
-        closing(out, _DETAILS)
+        yield closing(_DETAILS)
 
 
 def _of_roofline(group: ReleaseTax) -> str:

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from crosstie.catalog.library import Catalog, names_in
+from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.assignments import amount, assigned, assigned_or_common, fraction, read_option
-from crosstie.cli.html import check_html, give, html_option
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.options import FILE, json_option, model_argument, on_option, verbose_option, whole_option
+from crosstie.cli.options import FILE, model_argument, on_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import ReplicaOptions, replica_options
-from crosstie.cli.tco_show import DETAILS, show, to_json
+from crosstie.cli.tco_show import DETAILS, parts, to_json
 from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadInput, DoesNotFit
 from crosstie.core.question import USUAL
@@ -67,17 +67,13 @@ _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 @click.option("--api-input", type=float, metavar="USD", help="An API of your own: USD per million input tokens.")
 @click.option("--api-output", type=float, metavar="USD", help="USD per million output tokens of that API.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the tornado (.svg, .png, .pdf).")
-@html_option
-@verbose_option(DETAILS)
-@json_option
+@answer_options(DETAILS, html=True)
 def command(
     model: str,
     accelerators: str,
     replica: ReplicaOptions,
     plot: Path | None,
-    html: Path | None,
-    verbose: bool,
-    as_json: bool,
+    wanted: Wanted,
     **terms: Any,
 ) -> int:
     """What owning each accelerator costs over --years for one MODEL: the bill, and USD per million output tokens.
@@ -98,7 +94,6 @@ def command(
     """
     if plot:
         check_picture(plot)
-    check_html(html)
     catalog = Catalog()
     card = replica.scorecard(catalog, model, accelerators)
     request = _request(catalog, [entry.accelerator for entry in card.entries], **terms)
@@ -110,11 +105,12 @@ def command(
         return 1
     if plot:
         draw_tornado(answer.assessed, plot)
-    give(
-        lambda: to_json(answer), lambda details: show(answer, details),
-        title=f"What {card.model.name} costs to own", html=html, verbose=verbose, as_json=as_json,
+    wanted.give(
+        lambda: to_json(answer),
+        lambda details: parts(answer, details),
+        title=f"What {card.model.name} costs to own",
         figures=lambda: tornado_figure(answer.assessed),
-    )  # fmt: skip
+    )
     if plot:
         click.echo(f"drawn as {plot}", err=True)
     return 0

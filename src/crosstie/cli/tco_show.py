@@ -6,7 +6,6 @@ from rich.text import Text
 
 from crosstie.catalog.prices import Price
 from crosstie.cli.fit import deployment_json, describe
-from crosstie.cli.show import Output, closing, console, say, show_scorecard, show_table
 from crosstie.core.document import picked, plain
 from crosstie.core.figures import dollars, many, plural, seconds, share, significant
 from crosstie.core.question import assumptions
@@ -15,6 +14,7 @@ from crosstie.decide.cost.assessment import service_gap
 from crosstie.decide.cost.choices import ApiQuote, HostOrApi
 from crosstie.decide.cost.ownership import LINES, Option, Ownership, price_span
 from crosstie.decide.cost.tco import ApiComparison, ApiMarket, RentComparison, Tco, WaitComparison
+from crosstie.web.parts import Parts, Table, across, closing, note
 
 DETAILS = "the whole bill, break-evens, what moves it most, and what it rests on"
 # Of the verdicts: who costs less, and why.
@@ -22,31 +22,29 @@ _ANSWERS = 2
 HONEST = "Crosstie has run nothing on AMD; its throughputs rest on published results."
 
 
-def show(answer: Tco, verbose: bool) -> None:
-    out, card, assessed = console(), answer.card, answer.assessed
+def parts(answer: Tco, verbose: bool) -> Parts:
+    card, assessed = answer.card, answer.assessed
     bills = list(assessed.bills.values())
     about = f"  {describe(card.model)}" if verbose else ""
-    say(out, Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about))
-    say(out, f"  {answer.question.line}")
-    say(out, f"  {bills[0].option.gpus:,} GPUs of each, owned for {assessed.years:g} years")
+    yield Text.assemble((card.model.name, "bold"), f": {card.layouts}" if card.layouts else "", about)
+    yield f"  {answer.question.line}"
+    yield f"  {bills[0].option.gpus:,} GPUs of each, owned for {assessed.years:g} years"
     if verbose:
-        show_scorecard(out, [bill.option.name for bill in bills], scorecard(answer, bills))
+        yield across([bill.option.name for bill in bills], scorecard(answer, bills))
     else:
         columns = ["accelerator", ">price of one", ">total", ">$/GPU-hour", ">$/M output tokens"]
         columns += [">80% interval", *([">cheapest in"] if len(bills) > 1 else [])]
-        show_table(out, columns, [_row(answer, bill)[: len(columns)] for bill in bills])
-    for entry in card.entries:
-        if entry.problem:
-            say(out, f"  {entry.accelerator.id}: {entry.problem}")
+        yield Table(columns, [_row(answer, bill)[: len(columns)] for bill in bills])
+    yield from (f"  {entry.accelerator.id}: {entry.problem}" for entry in card.entries if entry.problem)
     for sentence in [*assessed.verdicts[: None if verbose else _ANSWERS], *choice_sentences(answer)]:
-        say(out, f"- {sentence}")
+        yield f"- {sentence}"
     if verbose:
-        show_grounds(out, answer, bills)
+        yield from _grounds(answer, bills)
     if any(entry.accelerator.vendor == "AMD" for entry in answer.running):
-        say(out, HONEST, "dim")
-    say(out, "assumptions, ranges and sources: `crosstie catalog show costs`; --set KEY=VALUE changes one", "dim")
+        yield note(HONEST)
+    yield note("assumptions, ranges and sources: `crosstie catalog show costs`; --set KEY=VALUE changes one")
     if not verbose:
-        closing(out, DETAILS)
+        yield closing(DETAILS)
 
 
 def _row(answer: Tco, bill: Ownership) -> list[str]:
@@ -112,18 +110,14 @@ def _rate_interval(option: Option) -> str:
     return f"{significant(span.low)} to {significant(span.high)}" if span and not span.is_exact else "-"
 
 
-def show_grounds(out: Output, answer: Tco, bills: Sequence[Ownership]) -> None:
+def _grounds(answer: Tco, bills: Sequence[Ownership]) -> Parts:
     """What the numbers rest on."""
-    for bill in bills:
-        say(out, f"  {price_ground(bill.option, answer.sources)}", "dim")
-    for entry in answer.running:
-        if entry.estimate:
-            say(out, f"  {entry.accelerator.id}: {entry.estimate.basis}", "dim")
-    for name, words in answer.power_basis.items():
-        say(out, f"  {name}: power {words}", "dim")
+    yield from (note(f"  {price_ground(bill.option, answer.sources)}") for bill in bills)
+    yield from (note(f"  {entry.accelerator.id}: {entry.estimate.basis}") for entry in answer.running if entry.estimate)
+    yield from (note(f"  {name}: power {words}") for name, words in answer.power_basis.items())
     if answer.apis and answer.apis.sources:
         origins = sorted({price.output.source for price in answer.apis.sources})
-        say(out, f"  API prices: {'; '.join(origins)}", "dim")
+        yield note(f"  API prices: {'; '.join(origins)}")
 
 
 def price_ground(option: Option, sources: dict[str, list[Price]]) -> str:

@@ -28,8 +28,7 @@ from crosstie.catalog.traces import shipped_traces
 from crosstie.catalog.workloads import read_workload
 from crosstie.catalog.writing import toml_document, write_text
 from crosstie.cli.plan_page import plan_facts
-from crosstie.cli.plan_show import show_plan
-from crosstie.cli.show import taken_down
+from crosstie.cli.plan_show import plan_parts
 from crosstie.core.errors import CrosstieError
 from crosstie.decide.cost.prices import quotes
 from crosstie.decide.plan.fleet import fleet_of
@@ -235,14 +234,12 @@ def answered(asked: dict[str, Any], folder: str, confirm: bool, named: tuple[str
                 return {"error": str(error).replace(f"{file}: ", "").replace(str(file), "workload")}
     except (CrosstieError, ValueError, TypeError) as error:
         return {"error": str(error)}
-    with taken_down() as parts:
-        show_plan(made, verbose=True)
     facts = plan_facts(made)
     return {
         "feasible": made.answered,
         "simulated": made.confirmed is not None,
         "facts": [{"name": one.name, "value": one.value, "beside": one.beside} for one in facts],
-        "html": write_sections(made.workload.name, (), parts),
+        "html": write_sections(made.workload.name, (), list(plan_parts(made, verbose=True))),
         "workload": text,
         "fleet": fleet_text(with_names(fleet_of(made))) if made.answered else None,
         "document": document(made, mark_of(_catalog().calibration)),

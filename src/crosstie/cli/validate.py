@@ -7,14 +7,14 @@ import click
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
-from crosstie.cli.html import check_html, give, html_option
-from crosstie.cli.options import FILE, dark_option, json_option, tool_options, verbose_option
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE, dark_option, tool_options
 from crosstie.cli.progress import progress
-from crosstie.cli.show import Output, closing, console, say, show_table
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import percent, share
 from crosstie.prove.calibration.validate import GROUPINGS, METRICS, Validation, document, predictions, validate
 from crosstie.web.chart import check_picture
+from crosstie.web.parts import Parts, Table, closing
 from crosstie.web.reliability_chart import draw_reliability
 
 _HEADLINES = {
@@ -37,12 +37,10 @@ _ODD_ROWS = 5
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw how far intervals hold (.svg, .png, .pdf).")
 @dark_option
 @tool_options
-@html_option
-@verbose_option(_DETAILS)
-@json_option
+@answer_options(_DETAILS, html=True)
 def command(
-    files: tuple[Path, ...], target: Path | None, plot: Path | None, dark: bool, html: Path | None, verbose: bool,
-    as_json: bool, **given: str,
+    files: tuple[Path, ...], target: Path | None, plot: Path | None, dark: bool, wanted: Wanted,
+    **given: str,
 ) -> int:  # fmt: skip
     """How far predictions are from measured results: coverage, error, rank and intervals.
 
@@ -62,7 +60,6 @@ def command(
     Errors are absolute percentage errors; the bias is the median of the signed error, negative where the
     prediction is too low. Exit status 1 when no row could be predicted.
     """
-    check_html(html)
     if plot:
         check_picture(plot)
     if target and target.resolve() in [file.resolve() for file in files]:
@@ -76,12 +73,12 @@ def command(
         of = names if len(names) < 70 else f"{len(files)} files"
         draw_reliability(found.outcomes, f"How far intervals hold: {of}", plot, dark=dark)
         click.echo(f"drawn as {plot}", err=True)
-    give(
-        lambda: {**document(found), "emulated": _emulated(found)}, lambda details: show(found, details),
+    wanted.give(
+        lambda: {**document(found), "emulated": _emulated(found)},
+        lambda details: parts(found, details),
         title=f"Predicted against measured: {names}",
-        html=html, verbose=verbose, as_json=as_json,
-    )  # fmt: skip
-    if target and not as_json:
+    )
+    if target and not wanted.as_json:
         click.echo(f"predictions written to {target}", err=True)
     return 0 if found.outcomes else 1
 
@@ -91,53 +88,48 @@ def _emulated(found: Validation) -> int:
     return sum(outcome.cases[0].point["emulated"] == "yes" for outcome in found.outcomes)
 
 
-def show(found: Validation, verbose: bool) -> None:
-    out = console()
+def parts(found: Validation, verbose: bool) -> Parts:
     made = document(found)
-    say(out, f"{made['rows']:,} rows, {made['covered']:,} predicted ({share(made['coverage'])})")
+    yield f"{made['rows']:,} rows, {made['covered']:,} predicted ({share(made['coverage'])})"
     reasons = list(made["uncovered"].items())
-    for reason, count in reasons if verbose else reasons[:_REASONS]:
-        say(out, f"  {count:,} not: {reason}")
+    yield from (f"  {count:,} not: {reason}" for reason, count in reasons[: None if verbose else _REASONS])
     if not found.outcomes:
         return
     if _emulated(found):
-        say(out, f"{_emulated(found):,} of them are of emulated replicas: how well the model agrees with itself")
+        yield f"{_emulated(found):,} of them are of emulated replicas: how well the model agrees with itself"
     cells = [
         [METRICS[name], f"{error['n']:,}", *(percent(error[key]) for key in ("median_ape", "p90_ape", "bias"))]
         for name, error in made["metrics"].items()
         if error["n"]
     ]
-    show_table(out, ["~metric", ">rows", ">median error", ">90th percentile", ">bias"], cells)
+    yield Table(["~metric", ">rows", ">median error", ">90th percentile", ">bias"], cells)
     ranked, alike, held = made["rank"], made["rank"]["alike"], made["interval"]
     if ranked["pairs"]:
         right = f"{ranked['correct']:,} of {ranked['pairs']:,} pairs of accelerators in the right order"
-        say(out, f"rank: {right} ({share(ranked['correct'] / ranked['pairs'])})")
+        yield f"rank: {right} ({share(ranked['correct'] / ranked['pairs'])})"
     if alike["pairs"]:
         right = share(alike["correct"] / alike["pairs"])
-        say(out, f"  at the same clients and GPUs: {alike['correct']:,} of {alike['pairs']:,} ({right})")
+        yield f"  at the same clients and GPUs: {alike['correct']:,} of {alike['pairs']:,} ({right})"
     if held["n"]:
         width = f"the middle one {held['width']:.2f}x from low to high"
-        say(
-            out,
-            f"intervals meant to hold {share(held['level'])} hold {share(held['inside'])} of {held['n']:,}; {width}",
-        )
+        yield f"intervals meant to hold {share(held['level'])} hold {share(held['inside'])} of {held['n']:,}; {width}"
         for name, groups in made["intervals"].items() if verbose else ():
-            _sharpness(out, name, groups)
-        _odd(out, made["odd"], verbose)
+            yield from _sharpness(name, groups)
+        yield from _odd(made["odd"], verbose)
     for key in GROUPINGS if verbose else ("by_accelerator",):
-        _group(out, _HEADLINES[key], made[key])
+        yield from _group(_HEADLINES[key], made[key])
     for fleet in made["fleets"]:
         ratio = share(fleet["measured_over_sum"])
-        say(
-            out,
-            f"fleet {fleet['fleet']}, {fleet['model']} {fleet['scenario']}: {fleet['predicted']:,.0f} tok/s predicted, "
-            f"{fleet['measured']:,.0f} measured, which is {ratio} of the {fleet['sum_of_parts']:,.0f} of its parts",
+        yield (
+            f"fleet {fleet['fleet']}, {fleet['model']} {fleet['scenario']}: {fleet['predicted']:,.0f} tok/s "
+            f"predicted, {fleet['measured']:,.0f} measured, which is {ratio} of the {fleet['sum_of_parts']:,.0f} of "
+            "its parts"
         )
     if not verbose:
-        closing(out, _DETAILS)
+        yield closing(_DETAILS)
 
 
-def _sharpness(out: Output, title: str, groups: dict[str, Any]) -> None:
+def _sharpness(title: str, groups: dict[str, Any]) -> Parts:
     """Shares within the intervals, and their width, side by side: neither says much without the other."""
     columns = [f"~{title}", ">TPOT inside", ">wide", ">TTFT inside", ">wide", ">tok/s inside", ">wide", ">rows"]
     cells = []
@@ -147,21 +139,19 @@ def _sharpness(out: Output, title: str, groups: dict[str, Any]) -> None:
             one = metrics.get(metric)
             line += [share(one["inside"]), f"{one['width']:.2f}x"] if one else ["-", "-"]
         cells.append([*line, f"{sum(one['n'] for one in metrics.values()):,}"])
-    show_table(out, columns, cells)
+    yield Table(columns, cells)
 
 
-def _odd(out: Output, found: dict[str, Any], verbose: bool) -> None:
+def _odd(found: dict[str, Any], verbose: bool) -> Parts:
     for name, table in found["sources"].items():
         few = ", ".join(f"{metric} {share(inside)}" for metric, inside in table.items())
-        say(out, f"odd: fewer than half of {name}'s rows lie within their intervals ({few})")
+        yield f"odd: fewer than half of {name}'s rows lie within their intervals ({few})"
     for row in found["rows"][:_ODD_ROWS] if verbose else ():
         between = f"{row['low']:.4g} to {row['high']:.4g}"
-        say(
-            out, f"odd: {row['file']} line {row['line']}: {row['metric']} {row['measured']:.4g}, 80% interval {between}"
-        )
+        yield f"odd: {row['file']} line {row['line']}: {row['metric']} {row['measured']:.4g}, 80% interval {between}"
 
 
-def _group(out: Output, title: str, groups: dict[str, Any]) -> None:
+def _group(title: str, groups: dict[str, Any]) -> Parts:
     """Median errors side by side, rows in small beside them."""
     columns = [f"~{title}", ">TPOT", ">rows", ">TTFT", ">rows", ">throughput", ">rows"]
     cells = []
@@ -171,4 +161,4 @@ def _group(out: Output, title: str, groups: dict[str, Any]) -> None:
             error = metrics.get(metric, {"n": 0})
             line += [percent(error["median_ape"]), f"{error['n']:,}"] if error["n"] else ["-", "-"]
         cells.append(line)
-    show_table(out, columns, cells)
+    yield Table(columns, cells)

@@ -4,36 +4,31 @@ from typing import Any
 
 from rich.text import Text
 
-from crosstie.cli.show import console, say
 from crosstie.core.document import picked, plain
 from crosstie.core.figures import dollars, plural
 from crosstie.decide.plan.watch import PriceMove, Watched
+from crosstie.web.parts import Parts, note
 
 
-def show_watched(found: list[Watched]) -> None:
-    out = console()
+def watched_parts(found: list[Watched]) -> Parts:
     for one in found:
         word = f"FLIPPED by {one.because}" if one.flipped else "holds"
-        say(
-            out,
-            Text.assemble((one.then.workload.name, "bold"), f"  {one.file}, made {one.then.made}: ", (word, "bold")),
-        )
+        yield Text.assemble((one.then.workload.name, "bold"), f"  {one.file}, made {one.then.made}: ", (word, "bold"))
         now = one.now.usd_per_hour if one.now.answered else None
-        say(out, f"  then {_fleet(one.then.gpus, one.then.usd_per_hour)}; now {_fleet(one.now.gpus, now)}")
-        for move in one.moves:
-            say(out, f"  {_move(move, newer=move in one.newer_prices)}")
+        yield f"  then {_fleet(one.then.gpus, one.then.usd_per_hour)}; now {_fleet(one.now.gpus, now)}"
+        yield from (f"  {_move(move, newer=move in one.newer_prices)}" for move in one.moves)
         if one.recalibrated:
-            say(out, "  the calibration is another than it was")
+            yield "  the calibration is another than it was"
         for names, what in ((one.appeared, "priced now and not then"), (one.gone, "priced then and not now")):
             if names:
-                say(out, f"  {what}: {', '.join(names)}")
+                yield f"  {what}: {', '.join(names)}"
         for sign in one.signs:
             # Prices that moved stand above.
             if sign.state == "changed" and sign.signal.kind != "price":
-                say(out, f"  signal {sign.signal.id}: {sign.now}; it changes {sign.signal.changes}")
+                yield f"  signal {sign.signal.id}: {sign.now}; it changes {sign.signal.changes}"
         quiet, by_hand = (sum(sign.state == state for sign in one.signs) for state in ("quiet", "by hand"))
         if quiet or by_hand:
-            say(out, f"  watched and unchanged: {plural(quiet, 'signal')}; by hand: {by_hand} (--json has them)", "dim")
+            yield note(f"  watched and unchanged: {plural(quiet, 'signal')}; by hand: {by_hand} (--json has them)")
 
 
 def _fleet(gpus: dict[str, int], usd_per_hour: float | None) -> str:

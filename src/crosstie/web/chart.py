@@ -16,7 +16,7 @@ from crosstie.decide.compare.curve import Curve
 from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
-from crosstie.web.report import Figure
+from crosstie.web.parts import Figure
 
 KINDS = (".svg", ".png", ".pdf")
 

@@ -8,7 +8,7 @@ from typing import Any
 from crosstie.catalog.writing import write_text
 from crosstie.decide.plan.run_result import Outage, Run
 from crosstie.web.chart import KINDS, check_ending, colours, inline, new_figure, save
-from crosstie.web.report import Figure
+from crosstie.web.parts import Figure
 
 _PAGE = ".html"
 COURSE_KINDS = (_PAGE, *KINDS)

@@ -8,7 +8,7 @@ from crosstie.decide.plan.answer import Alternative
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.plan import Plan
 from crosstie.web.chart import check_ending, colours, inline, new_figure, save
-from crosstie.web.report import Figure
+from crosstie.web.parts import Figure
 
 # AMD's accelerators and NVIDIA's, told apart by hue; kinds of one vendor by lightness.
 _HUES = {"AMD": ("#b3202c", "#d9595f", "#ec9a9c", "#f6cfd0"), "NVIDIA": ("#3b6e00", "#6aa01f", "#a2c96b", "#d3e7b9")}

@@ -1,62 +1,35 @@
-"""A report for a meeting: one HTML file with everything in it, that needs no network, prints on A4 and can be mailed.
-
-It is made of parts. Most of them are what the command prints on a terminal, taken down in the place of being printed
-(`cli/show.py`), so that a page never says anything else than the screen; the document that `--json` prints goes with
-them, so that whoever doubts a number has the exact one.
+"""An answer as a page or as Markdown. A page is one HTML file for a meeting with everything in it, that needs no
+network, prints on A4 and can be mailed; the document that `--json` prints goes with it, so that whoever doubts a number
+has the exact one.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
+from rich.text import Text
 
 from crosstie.core.errors import MissingExtra
+from crosstie.web.parts import CommandLine, Figure, Heading, Line, Part, Table, Verbatim, column_name
 
 _DATA = Path(__file__).parent / "data"
+# What stands so far in is a command to type.
+_COMMAND = 4
 
 Tone = Literal["", "note", "caution", "bad", "good"]
+_TONES: dict[str, Tone] = {"dim": "note", "yellow": "caution", "red": "bad", "green": "good"}
 
 
-class Heading(msgspec.Struct, frozen=True, tag=True):
+class Paragraph(NamedTuple):
+    """A line of an answer without the signs that it has on a terminal."""
+
     text: str
-
-
-class Line(msgspec.Struct, frozen=True, tag=True):
-    text: str
-    tone: Tone = ""
-    # Of a list: begins with a dash on the screen.
-    item: bool = False
-    # A command to type, or other text whose spaces count.
-    verbatim: bool = False
-
-
-class TableColumn(msgspec.Struct, frozen=True):
-    name: str
-    # Numbers stand to the right, so that their digits stand below each other.
-    right: bool = False
-    prose: bool = False
-
-
-class Table(msgspec.Struct, frozen=True, tag=True):
-    columns: Sequence[TableColumn]
-    rows: Sequence[Sequence[str]]
-    # Who says what each cell says, "" where nobody need say it; none at all for most tables.
-    sources: Sequence[Sequence[str]] = ()
-
-    @property
-    def is_wide(self) -> bool:
-        """Too wide for a sheet of A4: a block for each row in its place, as on a narrow terminal."""
-        widest = [max([len(c.name) if not c.prose else 20, *(len(row[i]) for row in self.rows)], default=0)
-                  for i, c in enumerate(self.columns)]  # fmt: skip
-        return sum(min(width, 28) for width in widest) + 2 * len(widest) > 118
-
-
-class Figure(msgspec.Struct, frozen=True, tag=True):
-    svg: str
-    # What a picture shows, for those who do not see it.
-    says: str
+    tone: Tone
+    item: bool
+    # A command to type: its spaces count.
+    verbatim: bool
 
 
 class KeyNumber(msgspec.Struct, frozen=True, tag=True):
@@ -67,13 +40,10 @@ class KeyNumber(msgspec.Struct, frozen=True, tag=True):
     beside: str = ""
 
 
-ReportPart = Heading | Line | Table | Figure
-
-
-class Section(msgspec.Struct, frozen=True):
+class Section(NamedTuple):
     title: str
     # Runs of list items are one list.
-    blocks: Sequence[ReportPart | Sequence[Line]]
+    blocks: list[Paragraph | Table | Figure | list[Paragraph]]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +53,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     made: str
     version: str
     facts: Sequence[KeyNumber] = ()
-    parts: Sequence[ReportPart]
+    parts: Sequence[Part]
     # What `--json` prints.
     document: Any
 
@@ -92,21 +62,25 @@ def write_report(report: Report) -> str:
     return _filled(
         "report.html",
         report=report,
-        sources=_numbered(report.parts),
-        source_of=_source,
-        sections=_sections(report.parts),
         style=(_DATA / "report.css").read_text(),
         document=_in_a_script(report.document),
-        kind=_kind,
+        **_shown(report.parts),
     )
 
 
-def write_sections(title: str, facts: Sequence[KeyNumber], parts: Sequence[ReportPart]) -> str:
+def write_sections(title: str, facts: Sequence[KeyNumber], parts: Sequence[Part]) -> str:
     """The same without a page around it, for one that shows several."""
-    return _filled(
-        "sections.html", title=title, facts=facts, sections=_sections(parts), kind=_kind, sources=_numbered(parts),
-        source_of=_source,
-    )  # fmt: skip
+    return _filled("sections.html", title=title, facts=facts, **_shown(parts))
+
+
+def _shown(parts: Sequence[Part]) -> dict[str, Any]:
+    return {
+        "sections": _sections(parts),
+        "sources": _numbered(parts),
+        "kind": _kind,
+        "source_of": _source,
+        "name_of": column_name,
+    }
 
 
 def _filled(template: str, **values: Any) -> str:
@@ -125,38 +99,93 @@ def _source(table: Table, row: int, cell: int) -> str:
     return table.sources[row][cell] if table.sources else ""
 
 
-def _numbered(parts: Sequence[ReportPart]) -> dict[str, int]:
+def _numbered(parts: Sequence[Part]) -> dict[str, int]:
     """The sources of all tables, each once, in the order in which a reader meets them."""
     cells = (source for part in parts if isinstance(part, Table) for row in part.sources for source in row)
     return {source: number for number, source in enumerate(dict.fromkeys(filter(None, cells)), 1)}
 
 
-def _sections(parts: Sequence[ReportPart]) -> list[Section]:
+def _sections(parts: Iterable[Part]) -> list[Section]:
     """A heading begins a section; what comes before the first one is the answer."""
-    found: list[tuple[str, list[ReportPart | list[Line]]]] = [("", [])]
+    found = [Section("", [])]
     for part in parts:
         if isinstance(part, Heading):
-            found.append((part.text, []))
-            continue
-        blocks = found[-1][1]
-        if isinstance(part, Line) and (part.item or part.verbatim):
-            last = blocks[-1] if blocks else None
-            if isinstance(last, list) and last[-1].verbatim == part.verbatim:
-                last.append(part)
-            else:
-                blocks.append([part])
-        else:
-            blocks.append(part)
-    return [Section(title, blocks) for title, blocks in found if title or blocks]
+            found.append(Section(part.text, []))
+        elif isinstance(part, Table):
+            if part.title:
+                found.append(Section(part.title, []))
+            found[-1].blocks.append(part)
+        elif isinstance(part, Figure):
+            found[-1].blocks.append(part)
+        elif isinstance(part, CommandLine | Verbatim):
+            _add(found[-1].blocks, Paragraph(part.text, "", item=False, verbatim=True))
+        elif (paragraph := _paragraph(part)).text:
+            _add(found[-1].blocks, paragraph)
+    return [one for one in found if one.title or one.blocks]
 
 
-def _kind(block: ReportPart | Sequence[Line]) -> str:
+def _paragraph(part: str | Text | Line) -> Paragraph:
+    line = part if isinstance(part, Line) else Line(part)
+    text = Text(line.text) if isinstance(line.text, str) else line.text
+    begun = text.plain.lstrip(" ")
+    verbatim = line.hang is None and len(text.plain) - len(begun) >= _COMMAND
+    styles = [line.style, *(str(span.style) for span in text.spans if span.style in ("red", "yellow", "green"))]
+    tone: Tone = next((_TONES[style] for style in styles if style in _TONES), "")
+    return Paragraph(begun.removeprefix("- ").rstrip(), tone, begun.startswith("- "), verbatim)
+
+
+def _add(blocks: list[Paragraph | Table | Figure | list[Paragraph]], paragraph: Paragraph) -> None:
+    last = blocks[-1] if blocks else None
+    if not (paragraph.item or paragraph.verbatim):
+        blocks.append(paragraph)
+    elif isinstance(last, list) and last[-1].verbatim == paragraph.verbatim:
+        last.append(paragraph)
+    else:
+        blocks.append([paragraph])
+
+
+def _kind(block: Paragraph | Table | Figure | list[Paragraph]) -> str:
     if isinstance(block, Table):
-        return "blocks" if block.is_wide else "table"
-    if isinstance(block, Line | Figure):
-        return type(block).__name__.lower()
-    assert not isinstance(block, Heading)
-    return "commands" if block[0].verbatim else "list"
+        return "blocks" if _is_wide(block) else "table"
+    if isinstance(block, list):
+        return "commands" if block[0].verbatim else "list"
+    return "figure" if isinstance(block, Figure) else "line"
+
+
+def _is_wide(table: Table) -> bool:
+    """Too wide for a sheet of A4: a block for each row in its place, as on a narrow terminal."""
+    widest = [
+        max([20 if column.startswith("~") else len(column_name(column)), *(len(row[i]) for row in table.rows)])
+        for i, column in enumerate(table.columns)
+    ]
+    return sum(min(width, 28) for width in widest) + 2 * len(widest) > 118
+
+
+def write_markdown(parts: Iterable[Part]) -> str:
+    """The first line is the title."""
+    title, *rest = _sections(parts)
+    lines: list[str] = []
+    for section in (title, *rest):
+        lines += ["", f"## {section.title}", ""] if section.title else []
+        for block in section.blocks:
+            if isinstance(block, Table):
+                lines += ["", *_markdown_table(block), ""]
+            elif isinstance(block, list):
+                listed = [line.text if line.verbatim else f"- {line.text}" for line in block]
+                lines += ["", "```sh", *listed, "```", ""] if block[0].verbatim else listed
+            elif isinstance(block, Paragraph):
+                lines += ["", block.text] if lines else [f"# {block.text}", ""]
+    return "\n".join(lines).replace("\n\n\n", "\n\n").strip() + "\n"
+
+
+def _markdown_table(table: Table) -> list[str]:
+    sides = ["---:" if column.startswith(">") else "---" for column in table.columns]
+    return [_cells(map(column_name, table.columns)), _cells(sides), *map(_cells, table.rows)]
+
+
+def _cells(cells: Iterable[str]) -> str:
+    """Names come from files: what would end a cell does not."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 def _in_a_script(document: Any) -> str:

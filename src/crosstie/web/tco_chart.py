@@ -7,7 +7,7 @@ from crosstie.core.errors import BadInput
 from crosstie.decide.cost.assessment import Assessment, describe, ends_of
 from crosstie.decide.cost.sensitivity import saving
 from crosstie.web.chart import check_ending, colours, inline, new_figure, save
-from crosstie.web.report import Figure
+from crosstie.web.parts import Figure
 
 _NOTE = "blue: the input at its low end, orange: at its high end; predicted, not measured"
 

@@ -10,7 +10,8 @@ from tests.present import present
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
-from crosstie.cli.plan_show import show_plan
+from crosstie.cli.plan_show import plan_parts
+from crosstie.cli.show import show
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.progress import no_progress
 from crosstie.core.workload import ModelChoice
@@ -83,7 +84,7 @@ def test_where_no_fleet_is_that_sure_the_estimates_have_the_answer_and_it_says_s
     assert present(found.fleet).gpus == present(likely.fleet).gpus
     assert document(found, {})["too_dear_to_be_sure"]["usd_per_hour"] is None
     monkeypatch.setenv("COLUMNS", "200")
-    show_plan(found, verbose=False)
+    show(plan_parts(found, verbose=False))
     assert "No fleet would be 80% sure" in capsys.readouterr().out
     impossible = one_class("chat", 5.0, 800, 250, ttft=(2.0, 0.9), tpot=(0.001, 0.9), model="llama-3.3-70b")
     assert plan(CATALOG, workload(impossible, accelerators=("mi300x",), sure=0.8)).fleet is None

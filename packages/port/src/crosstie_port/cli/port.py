@@ -1,6 +1,5 @@
 """`crosstie port`: the work of moving a model to other accelerators, in its order, ticked off as evidence comes in."""
 
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,12 @@ import click
 import msgspec
 from rich.text import Text
 
-from crosstie.cli.html import check_html, html_option, write_html
-from crosstie.cli.options import FILE, complete_accelerators, complete_models, json_option, verbose_option
+from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.options import FILE, complete_accelerators, complete_models
 from crosstie.cli.progress import progress
-from crosstie.cli.show import Output, closing, console, heading, print_json, say, show_table
 from crosstie.core.figures import plural
 from crosstie.port.preflight.effort import MOVE, Effort
+from crosstie.web.parts import CommandLine, Heading, Line, Parts, Table, closing
 from crosstie.web.report import KeyNumber
 from crosstie_port.porting.steps import PHASES, PortStep, PortWork
 from crosstie_port.porting.work import RESULTS, port_work
@@ -33,12 +32,10 @@ _DETAILS = "every remedy, and what the person-days are made of"
 @click.option("--engine", metavar="E[==V]", default="vllm", show_default=True,
               help="vllm, sglang or llama.cpp, with a release or without.")  # fmt: skip
 @click.option("--results", type=FILE, metavar="DIR", help="The folder in which the steps' commands leave their files.")
-@html_option
-@verbose_option(_DETAILS)
-@json_option
+@answer_options(_DETAILS, html=True)
 def command(
     checkpoint: str, origin: str, target: str, source: Path | None, engine: str, results: Path | None,
-    html: Path | None, verbose: bool, as_json: bool,
+    wanted: Wanted,
 ) -> int:  # fmt: skip
     """The work of moving a model to other accelerators: steps in order, their commands, person-days, and what is done.
 
@@ -54,16 +51,17 @@ def command(
     or the sources, or, for steps on a GPU, made on a CPU or an emulated endpoint. Exit status: 0 nothing blocks, 1 a
     step has failed or is blocked, 2 the question was wrong.
     """
-    check_html(html)
     with progress() as on_progress:
         work = port_work(
             checkpoint, origin=origin, target=target, source=source, engine=engine, results=results,
             on_progress=on_progress,
         )  # fmt: skip
-    made = document(work)
-    if html:
-        write_html(html, _title(work), made, lambda: show(work, True, results), facts=_facts(work))
-    print_json(made) if as_json else show(work, verbose, results)
+    wanted.give(
+        lambda: document(work),
+        lambda details: parts(work, details, results),
+        title=_title(work),
+        facts=lambda: _facts(work),
+    )
     return 1 if work.status == "stuck" else 0
 
 
@@ -98,85 +96,60 @@ def _range(effort: Effort | None) -> str:
     return f"{effort.low_days:g} to {effort.high_days:g}" if effort and effort.high_days else ""
 
 
-def show(work: PortWork, verbose: bool, results: Path | None) -> None:
-    out = console()
-    if out.parts is None:
-        say(out, Text(_title(work), "bold"))
-    say(out, f"{plural(len(work.steps), 'step')}: {_counts(work)}")
+def parts(work: PortWork, verbose: bool, results: Path | None) -> Parts:
+    yield Text(_title(work), "bold")
+    yield f"{plural(len(work.steps), 'step')}: {_counts(work)}"
     uncounted = f", and what {' and '.join(work.uncounted)} may find" if work.uncounted else ""
-    say(out, f"effort, guessed: {work.effort['all']}{uncounted}", hang=2)
-    say(out, f"  before {work.target} is there: {work.effort['before_a_gpu']}")
-    say(out, f"  left to do: {work.effort['left']}")
+    yield Line(f"effort, guessed: {work.effort['all']}{uncounted}", hang=2)
+    yield f"  before {work.target} is there: {work.effort['before_a_gpu']}"
+    yield f"  left to do: {work.effort['left']}"
     if work.next:
-        say(out, Text.assemble(("next: ", "bold"), ", ".join(step.name for step in work.next)))
-    _gap(out)
-    rows = ([step.name, step.status, _range(step.effort), step.says] for step in work.steps)
-    show_table(out, ("step", "state", "person-days", "~answer"), rows)
+        yield Text.assemble(("next: ", "bold"), ", ".join(step.name for step in work.next))
+    yield ""
+    rows = [[step.name, step.status, _range(step.effort), step.says] for step in work.steps]
+    yield Table(("step", "state", "person-days", "~answer"), rows)
     titles = ("At a desk, before a GPU is there", f"On {work.origin}, which runs it now", f"On {work.target}")
     for phase, title in zip(PHASES, titles, strict=True):
         steps = [step for step in work.steps if step.phase == phase]
         if steps:
-            _gap(out)
-            heading(out, title)
+            yield ""
+            yield Heading(title)
         for step in steps:
-            _show_step(out, step, verbose)
-    _show_rest(out, work, verbose, results)
+            yield from _step(step, verbose)
+    yield ""
+    yield Heading("What this rests on")
+    yield from _grounds(work, verbose, results)
+    if not verbose:
+        yield closing(_DETAILS)
 
 
-def _gap(out: Output) -> None:
-    if out.parts is None:
-        out.print()
-
-
-def _show_step(out: Output, step: PortStep, verbose: bool) -> None:
-    say(out, Text.assemble((step.name, _COLOURS[step.status] or "bold"), f": {step.what}"), hang=2)
-    for line in _folded(out, step.command):
-        say(out, f"{' ' * 4}{line}")
-    for why in step.not_taken:
-        say(out, f"  - not taken: {why}", "yellow", hang=4)
+def _step(step: PortStep, verbose: bool) -> Parts:
+    yield Line(Text.assemble((step.name, _COLOURS[step.status] or "bold"), f": {step.what}"), hang=2)
+    if step.command:
+        yield CommandLine(step.command)
+    yield from (Line(f"  - not taken: {why}", "yellow", hang=4) for why in step.not_taken)
     if step.status == "done" and not verbose:
         return
     shown = step.remedies if verbose else step.remedies[:1]
-    for remedy in shown:
-        say(out, f"  - {remedy}", hang=4)
+    yield from (Line(f"  - {remedy}", hang=4) for remedy in shown)
     if len(shown) < len(step.remedies):
-        say(out, f"  - and {len(step.remedies) - len(shown)} more")
+        yield f"  - and {len(step.remedies) - len(shown)} more"
 
 
-def _folded(out: Output, command: str) -> list[str]:
-    """A command that can be copied whole: on a screen, lines that end in a backslash."""
-    if out.parts is not None:
-        return [command]
-    lines = [""]
-    # Quotes go back around the words that had them.
-    for word in (part if part == ">" else shlex.quote(part) for part in shlex.split(command)):
-        if lines[-1] and len(lines[-1]) + len(word) > out.width - 8:
-            lines[-1] += " \\"
-            lines.append(f"  {word}")
-        else:
-            lines[-1] += f" {word}" if lines[-1] else word
-    return lines
-
-
-def _show_rest(out: Output, work: PortWork, verbose: bool, results: Path | None) -> None:
-    _gap(out)
-    heading(out, "What this rests on")
+def _grounds(work: PortWork, verbose: bool, results: Path | None) -> Parts:
     reasons: dict[str, list[str]] = {}
     for name, why in work.left_out.items():
         reasons.setdefault(why, []).append(name)
-    for why, names in reasons.items():
-        say(out, f"- left out: {', '.join(names)} ({why})")
-    say(out, f"- person-days are {work.effort['all'].basis}: {work.effort['all'].source}")
+    yield from (f"- left out: {', '.join(names)} ({why})" for why, names in reasons.items())
+    yield f"- person-days are {work.effort['all'].basis}: {work.effort['all'].source}"
     if verbose:
         for step in work.steps:
             for what, days in (step.effort.parts if step.effort else {}).items():
-                say(out, f"- {step.name}, {days[0]:g} to {days[2]:g} person-days: {_MOVE if what == MOVE else what}")
+                yield f"- {step.name}, {days[0]:g} to {days[2]:g} person-days: {_MOVE if what == MOVE else what}"
     if results is None:
-        say(out, f"- no results were read: `mkdir {RESULTS}`, and --results {RESULTS} ticks steps off")
+        yield f"- no results were read: `mkdir {RESULTS}`, and --results {RESULTS} ticks steps off"
     ran = dict.fromkeys(file for step in work.steps if step.phase == "to" for file in step.evidence)
     if ran:
-        say(out, f"- from {work.target} itself: {', '.join(ran)}; all else was read, computed or compiled")
+        yield f"- from {work.target} itself: {', '.join(ran)}; all else was read, computed or compiled"
     else:
-        say(out, f"- nothing here ran on {work.target}")
-    if not verbose:
-        closing(out, _DETAILS)
+        yield f"- nothing here ran on {work.target}"

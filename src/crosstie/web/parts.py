@@ -1,0 +1,79 @@
+"""What an answer is made of. A command makes its answer once, as parts in order; the screen (`cli/show.py`), pages and
+Markdown (`web/report.py`) are written from them, so that none says anything that another does not."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from rich.text import Text
+
+
+class Line(NamedTuple):
+    """A line begins with "- " where it is an item of a list, and with four spaces where it is a command to type."""
+
+    text: str | Text
+    style: str = ""
+    # Columns by which its further lines stand in. None: as far as its first.
+    hang: int | None = None
+
+
+class Heading(NamedTuple):
+    text: str
+
+
+class Table(NamedTuple):
+    """Names of columns begin with ">" where cells stand to the right, with "~" where they are prose that may wrap."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    # Who says what each cell says, "" where nobody need say it; none at all for most tables. Pages link to them.
+    sources: Sequence[Sequence[str]] = ()
+    # A row is a quantity, a column a name: names that do not fit beside the others go below them.
+    across: bool = False
+
+
+class CommandLine(NamedTuple):
+    """To type. Where it does not fit, its lines end in a backslash."""
+
+    text: str
+
+
+class Verbatim(NamedTuple):
+    """Text to copy, whose lines are never wrapped."""
+
+    text: str
+
+
+class Figure(NamedTuple):
+    """Only pages have it."""
+
+    svg: str
+    # What a picture shows, for those who do not see it.
+    says: str
+
+
+# A text without a style is a line.
+Part = str | Text | Line | Heading | Table | CommandLine | Verbatim | Figure
+Parts = Iterator[Part]
+
+
+def across(names: Sequence[str], rows: Sequence[Sequence[str]], sources: Sequence[Sequence[str]] = ()) -> Table:
+    """A table with a row a quantity and a column a name."""
+    return Table(["", *(f">{name}" for name in names)], rows, sources=sources, across=True)
+
+
+def note(text: str | Text) -> Line:
+    return Line(text, "dim")
+
+
+def caution(text: str) -> Line:
+    return Line(text, "yellow")
+
+
+def closing(details: str) -> Line:
+    """The last line of an answer that has more to say."""
+    return note(f"-v for {details}")
+
+
+def column_name(column: str) -> str:
+    return column.lstrip("~>")
