@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from crosstie.web.report import Heading, KeyNumber, Line, Report, ReportPart, Table, TableColumn, write_report
+from crosstie.web.parts import CommandLine, Heading, Part, Table
+from crosstie.web.report import KeyNumber, Report, write_report
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 768, 1280, 1920)
@@ -29,13 +30,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    parts: list[ReportPart] = [
-        Line(f"an answer for {HOSTILE}"), Heading("A table"),
-        Table([TableColumn("pool"), TableColumn("$/h", right=True), TableColumn("why", prose=True)],
-              [[f"pool-{n}-{'x' * 20}", f"{n:,}.00", "words that wrap " * 6] for n in range(80)]),
-        Heading("A wide one"), Table([TableColumn(f"column {n}") for n in range(14)], [["some words"] * 14] * 3),
-        Line("crosstie plan workload.toml --price " + "mi300x=1.99," * 30, verbatim=True),
-    ]  # fmt: skip
+    rows = [[f"pool-{n}-{'x' * 20}", f"{n:,}.00", "words that wrap " * 6] for n in range(80)]
+    parts: list[Part] = [
+        f"an answer for {HOSTILE}",
+        Table(["pool", ">$/h", "~why"], rows, "A table"),
+        Heading("A wide one"),
+        Table([f"column {n}" for n in range(14)], [["some words"] * 14] * 3),
+        CommandLine("crosstie plan workload.toml --price " + "mi300x=1.99," * 30),
+    ]
     made = Report(
         title="A report", command="crosstie x", made="2026-01-01", version="1", parts=parts,
         facts=[KeyNumber("an hour", "$1.00", "$0.90 to $1.10")], document={"name": HOSTILE},
