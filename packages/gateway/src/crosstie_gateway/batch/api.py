@@ -123,7 +123,7 @@ class BatchApi(Batches):
         """What answers it, in a thread: nothing of it changes but the store."""
         path, method = request.path.rstrip("/"), request.method
         kind, _, rest = path.removeprefix("/v1/").partition("/")
-        name, _, what = rest.partition("/")
+        name, _, part = rest.partition("/")
         roads: dict[tuple[str, str, bool, str], Callable[[], bytes | Path]] = {
             ("POST", "files", False, ""): lambda: self._upload(request, key_id),
             ("GET", "files", False, ""): lambda: self._listed(request, key_id, kind),
@@ -135,7 +135,7 @@ class BatchApi(Batches):
             ("GET", "batches", True, ""): lambda: _encode(self._owned_batch(key_id, name).shown()),
             ("POST", "batches", True, "cancel"): lambda: self._cancel(key_id, name),
         }
-        road = roads.get((method, kind, bool(name), what))
+        road = roads.get((method, kind, bool(name), part))
         if road is None:
             raise RequestRejected(404, f"there is no {method} {path}", "not_found")
         return road

@@ -40,8 +40,8 @@ class LineAnswer(NamedTuple):
 
     @property
     def again_after_s(self) -> float:
-        told = self.headers.get(b"retry-after", b"")
-        return float(told) if told.isdigit() else 0.0
+        after = self.headers.get(b"retry-after", b"")
+        return float(after) if after.isdigit() else 0.0
 
     @property
     def said(self) -> tuple[str, str]:

@@ -101,13 +101,13 @@ def told_ids(file: Path) -> Iterator[tuple[str, int]]:
     with file.open("rb") as opened:
         for line in opened:
             try:
-                told = _decode_told(line).custom_id
+                custom_id = _decode_told(line).custom_id
             except _WRONG:
                 return
             if not line.endswith(b"\n"):
                 return
             end += len(line)
-            yield told, end
+            yield custom_id, end
 
 
 def check_lines(file: Path, endpoint: str, most: int, limits: RequestLimits) -> tuple[int, list[dict[str, Any]]]:

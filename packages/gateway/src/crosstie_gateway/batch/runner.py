@@ -153,6 +153,10 @@ class BatchRunner:
             self._still_for = why
             self._gateway.notify(Notice("batches_stopped", "error", f"batches stand still: {why}", why=why))
 
+    async def _wait_for_room(self, error: OSError) -> None:
+        self._stand_still(error)
+        await asyncio.sleep(_STILL_S)
+
     # One batch
 
     async def _follow(self, run: BatchRun) -> None:
@@ -163,8 +167,7 @@ class BatchRunner:
             _tell_missing(run, error)
             await self._end(run, "failed")
         except OSError as error:
-            self._stand_still(error)
-            await asyncio.sleep(_STILL_S)
+            await self._wait_for_room(error)
         except Exception as error:  # noqa: BLE001 (a batch that nobody foresaw ends as well)
             self._gateway.loop.call_exception_handler({"message": batch.id, "exception": error})
             batch.fail("internal_error", "the gateway failed at this batch")
@@ -187,8 +190,7 @@ class BatchRunner:
                 await self._in(self._writes, self._store.index.save, [batch])
         except OSError as error:
             # Whoever looks next tries it again.
-            self._stand_still(error)
-            await asyncio.sleep(_STILL_S)
+            await self._wait_for_room(error)
 
     async def _work_off(self, run: BatchRun) -> None:
         batch, store, limits = run.batch, self._store, self._server.limits
@@ -224,8 +226,7 @@ class BatchRunner:
         except FileNotFoundError as error:
             _tell_missing(run, error)
         except OSError as error:
-            self._stand_still(error)
-            await asyncio.sleep(_STILL_S)
+            await self._wait_for_room(error)
         except (ValueError, LookupError) as error:
             run.batch.fail("file_changed", f"the batch's input has changed: {error}")
         finally:
@@ -306,8 +307,7 @@ class BatchRunner:
             try:
                 kind = await self._in(self._writes, self._store.keep, *given)
             except OSError as error:
-                self._stand_still(error)
-                await asyncio.sleep(_STILL_S)
+                await self._wait_for_room(error)
             else:
                 self._still_for = ""
                 return kind

@@ -103,26 +103,26 @@ class BatchStore:
     def resume(self, batch: Batch, limits: RequestLimits) -> bytearray:
         """A batch as it was left: which of its requests are done."""
         done, marks = bytearray(batch.total), self._beside(batch, "asked").read_bytes()
-        told = {kind: self._told(batch, kind) for kind in ("output", "error")}
-        if any(marks) or any(told.values()):
+        answered = {kind: self._told(batch, kind) for kind in ("output", "error")}
+        if any(marks) or any(answered.values()):
             for number, custom_id in enumerate(custom_ids(self.content_of(batch.input_file_id), limits)):
-                done[number] = custom_id in told["output"] or custom_id in told["error"]
+                done[number] = custom_id in answered["output"] or custom_id in answered["error"]
                 if marks[number] and not done[number]:
                     self._append(batch, "error", unanswered_line(batch.id, custom_id, "answer_lost", _LOST))
-                    told["error"].add(custom_id)
+                    answered["error"].add(custom_id)
                     done[number] = 1
-        batch.completed, batch.failed = len(told["output"]), len(told["error"])
+        batch.completed, batch.failed = len(answered["output"]), len(answered["error"])
         return done
 
     def _told(self, batch: Batch, kind: str) -> set[str]:
         """The requests that have their line. Half a line is cut off."""
-        path, told, whole = self._beside(batch, kind), set[str](), 0
+        path, answered, whole = self._beside(batch, kind), set[str](), 0
         for custom_id, end in told_ids(path):
-            told.add(custom_id)
+            answered.add(custom_id)
             whole = end
         if path.exists() and path.stat().st_size > whole:
             os.truncate(path, whole)
-        return told
+        return answered
 
     def mark(self, batch: Batch, line: BatchLine) -> None:
         handle = _opened(self._beside(batch, "asked"))

@@ -106,9 +106,9 @@ def show(name: str, store: str | None, fleet: Path | None, as_json: bool) -> int
         print_json(said)
         return 0
     out = console()
-    for what, value in said.items():
+    for field, value in said.items():
         text = ", ".join(value) or "any" if isinstance(value, list) else "-" if value is None else str(value)
-        say(out, f"{what.replace('_', ' '):>24}  {text}", hang=26)
+        say(out, f"{field.replace('_', ' '):>24}  {text}", hang=26)
     return 0
 
 
@@ -212,11 +212,11 @@ def _warn(key: Key, fleet: Path | None) -> None:
     if fleet is None or not (key.models or key.classes):
         return
     models, classes = names_in(fleet)
-    for what, given, known in (("model", key.models, models), ("class", key.classes, classes)):
+    for kind, given, known in (("model", key.models, models), ("class", key.classes, classes)):
         for name in given:
             if name not in known:
                 hint = did_you_mean(near_names(name, known)[:1])
-                click.echo(f"key '{key.name}': {fleet} has no {what} '{name}' now.{hint}", err=True)
+                click.echo(f"key '{key.name}': {fleet} has no {kind} '{name}' now.{hint}", err=True)
 
 
 def _alive(key: Key) -> Key:
@@ -225,17 +225,17 @@ def _alive(key: Key) -> Key:
     return key
 
 
-def _tell_secret(key: Key, secret: str, as_json: bool, what: str) -> None:
+def _tell_secret(key: Key, secret: str, as_json: bool, sentence: str) -> None:
     """Standard output has the secret alone, so that it can be piped to where secrets are kept."""
     if as_json:
         print_json({"secret": secret, **_document(key, None, time())})
         return
-    click.echo(f"{what}. It is shown this once:", err=True)
+    click.echo(f"{sentence}. It is shown this once:", err=True)
     click.echo(secret)
 
 
-def _tell(key: Key, as_json: bool, what: str) -> None:
-    print_json(_document(key, None, time())) if as_json else click.echo(what)
+def _tell(key: Key, as_json: bool, sentence: str) -> None:
+    print_json(_document(key, None, time())) if as_json else click.echo(sentence)
 
 
 def _document(key: Key, spent: tuple[float, float] | None, now: float) -> dict[str, Any]:

@@ -100,8 +100,8 @@ def _show(served: Served, as_json: bool) -> None:
         said = {"address": at, "tls": options.tls_cert is not None, "fleet": fleet.name, "policy": fleet.policy}
         print_json({**said, "emulated": options.emulate, "ops_url": served.ops_url, "pools": pools})
         return
-    out, what = console(), "EMULATED, no GPU runs: " if options.emulate else ""
-    say(out, f"{what}{fleet.name}: {plural(len(fleet.pools), 'pool')}, {fleet.policy}")
+    out, warning = console(), "EMULATED, no GPU runs: " if options.emulate else ""
+    say(out, f"{warning}{fleet.name}: {plural(len(fleet.pools), 'pool')}, {fleet.policy}")
     for pool in fleet.pools:
         backends = pools[pool.name]
         more = f", {backends[0]}{' ...' if backends[1:] else ''}" if backends else ", no address yet"

@@ -142,8 +142,8 @@ def _show(served: Served, as_json: bool) -> None:
         print_json(said)
         return
     out = console()
-    what = "EMULATED, no GPU runs: " if options.emulate else ""
-    say(out, f"{what}{fleet.name}: {len(fleet.pools)} pools, ${fleet.usd_per_hour:,.2f} an hour, {fleet.policy}")
+    warning = "EMULATED, no GPU runs: " if options.emulate else ""
+    say(out, f"{warning}{fleet.name}: {len(fleet.pools)} pools, ${fleet.usd_per_hour:,.2f} an hour, {fleet.policy}")
     rows = [
         [
             pool.name,

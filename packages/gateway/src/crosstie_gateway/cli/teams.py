@@ -47,8 +47,8 @@ def team(name: str, lifted: tuple[str, ...], store: str | None, fleet: Path | No
     with opened(store, fleet, create=True) as at:
         known = any(known_team.name == name for known_team in at.all_teams())
         made = at.put_team(name, lambda before: msgspec.structs.replace(before, **changes))
-    what = "changed" if known else "made"
-    print_json(_document(made, [], None)) if as_json else click.echo(f"team '{name}' was {what}")
+    done = "changed" if known else "made"
+    print_json(_document(made, [], None)) if as_json else click.echo(f"team '{name}' was {done}")
     return 0
 
 

@@ -12,12 +12,12 @@ _SERVICE = "kubernetes.io/service-name"
 
 
 class EndpointSource:
-    """`told` is called in a thread of its own with the endpoints, or with None and why they are not known just now."""
+    """`on_change` is called in a thread of its own with the endpoints, or with None and why they are not known now."""
 
     def __init__(
-        self, api: ClusterApi, source: KubeSource, told: Callable[[tuple[Endpoint, ...] | None, str], None]
+        self, api: ClusterApi, source: KubeSource, on_change: Callable[[tuple[Endpoint, ...] | None, str], None]
     ):  # fmt: skip
-        self._api, self.source, self._told = api, source, told
+        self._api, self.source, self._on_change = api, source, on_change
         self.namespace = source.namespace or api.namespace
         # Of an InferencePool: whom its pods' watcher looks for, and where they answer.
         self._chosen: tuple[str, tuple[int, ...]] | None = None
@@ -84,24 +84,24 @@ class EndpointSource:
                 self._pods.start()
                 return
         # Not empty, but unknown: a pool that is made anew is away for a moment, and its pods go on.
-        self._told(None, f"there is no InferencePool {self.source.name} in namespace {self.namespace}")
+        self._on_change(None, f"there is no InferencePool {self.source.name} in namespace {self.namespace}")
 
     def _tell(self, fault: ApiFault | None, endpoints: tuple[Endpoint, ...]) -> None:
         if fault is None:
-            self._told(endpoints, "")
+            self._on_change(endpoints, "")
         else:
-            self._told(None, self._why(fault))
+            self._on_change(None, self._why(fault))
 
     def _why(self, fault: ApiFault) -> str:
-        what = {"pods": "pods", "services": "endpointslices", "inferencepools": "inferencepools"}[self.source.kind]
+        resource = {"pods": "pods", "services": "endpointslices", "inferencepools": "inferencepools"}[self.source.kind]
         if fault.status == 0:
             return f"the API server cannot be reached ({fault.said})"
         if fault.status == 401:
             return "the API server does not accept the gateway's credentials"
         if fault.status == 403:
-            also = " and pods" if what == "inferencepools" else ""
-            return f"the gateway may not list and watch {what}{also} in namespace {self.namespace}: give it a Role"
-        if fault.status == 404 and what == "inferencepools":
+            also = " and pods" if resource == "inferencepools" else ""
+            return f"the gateway may not list and watch {resource}{also} in namespace {self.namespace}: give it a Role"
+        if fault.status == 404 and resource == "inferencepools":
             return (
                 "the API server has no InferencePool (inference.networking.k8s.io/v1): install the Gateway API "
                 "Inference Extension, or name pods by their labels"

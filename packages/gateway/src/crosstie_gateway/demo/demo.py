@@ -125,7 +125,7 @@ def _runs(
             fleet.classes[0].model,
             requests,
             speed=speed,
-            on_progress=lambda done, total, what: on_progress(done, total, f"{policy}, {speed:g}x: {what}"),
+            on_progress=lambda done, total, doing: on_progress(done, total, f"{policy}, {speed:g}x: {doing}"),
         )
         result = result_of(outcomes, targets_of(fleet))
         return PolicyRun(policy, result, spent, fleet_usd_per_good_million(fleet, result))

@@ -91,8 +91,8 @@ def read_script(line: str) -> ScriptedFault:
 
 
 def _script(line: str) -> ScriptedFault:
-    where, colon, what = line.partition(":")
-    if not colon or not where or not what:
+    where, colon, event = line.partition(":")
+    if not colon or not where or not event:
         raise BadInput("write POOL[/SIDE][/INDEX]:KIND[@START_S][+FOR_S][,key=value]")
     pool, slash, index = where.partition("/")
     role = ""
@@ -100,7 +100,7 @@ def _script(line: str) -> ScriptedFault:
         role, slash, index = index.partition("/")
     if slash and not (index.isascii() and index.isdigit()):
         raise BadInput(f"'{index}' is no index of a replica; the first is 0")
-    head, *pairs = what.split(",")
+    head, *pairs = event.split(",")
     head, plus, lasts = head.partition("+")
     kind, at, start = head.partition("@")
     if kind not in KINDS:
@@ -126,12 +126,12 @@ def _script(line: str) -> ScriptedFault:
     return ScriptedFault(pool, int(index) if slash else None, start_s, fault, role)
 
 
-def _seconds(what: str, text: str) -> float:
+def _seconds(name: str, text: str) -> float:
     with contextlib.suppress(ValueError):
         value = float(text)
         if 0.0 <= value < math.inf:
             return value
-    raise BadInput(f"{what}: '{text}' is no number of seconds")
+    raise BadInput(f"{name}: '{text}' is no number of seconds")
 
 
 def _checked(fault: Fault) -> Fault:

@@ -88,40 +88,37 @@ async def start(
             server.url = f"http://{_reached_at(host)}:{server.port}/v1"
 
     try:
-        for pool, what in zip(fleet.pools, emulated, strict=True):
+        for pool, emulates in zip(fleet.pools, emulated, strict=True):
             machines: list[list[EmulatedServer]] = []
             made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
             if pool.apart is not None and pool.apart.is_led:
-                engines = _led(loop, pool, what[0], seed, made_of)
+                engines = _led(loop, pool, emulates[0], seed, made_of)
                 for server in engines:
                     side = pool.apart.prefill if server.role == "prefill" else pool.apart.decode
                     await open_door(server, _kept(msgspec.structs.replace(pool, backends=side.backends), server.index))
-                of_sides = [(server.role, server.url) for server in engines]
-                prefill, decode = (
-                    tuple(url for role, url in of_sides if role == side) for side in ("prefill", "decode")
-                )
-                pools.append(placed_sides(pool, prefill, decode))
+                roles = ("prefill", "decode")
+                urls = {role: tuple(server.url for server in engines if server.role == role) for role in roles}
+                pools.append(placed_sides(pool, **urls))
                 continue
             for index in range(pool.replicas):
                 if pool.hosts:
-                    doors = _hosted(catalog, loop, pool, what, index, seed, made_of)
+                    doors = _hosted(catalog, loop, pool, emulates, index, seed, made_of)
                 else:
                     tells = None
                     if pool.kv_events and not pool.apart:
                         tells = KvPublisher(loop, _reached_at(host).strip("[]"), pool.kv_topic)
-                    replica = EmulatedReplica(loop, what[0], **made_of, publisher=tells)
+                    replica = EmulatedReplica(loop, emulates[0], **made_of, publisher=tells)
                     doors = [EmulatedServer(replica, index, seed=seed)]
                 behind = [pool] if pool.loading == "llamacpp-router" else pool.by_model()
                 for door, at in zip(doors, behind, strict=True):
                     await open_door(door, _kept(at, index))
                 machines.append(doors)
-                for engine in _sides(loop, what[0], index, seed, made_of) if pool.apart else ():
+                for engine in _sides(loop, emulates[0], index, seed, made_of) if pool.apart else ():
                     await open_door(engine, None)
-            told = [
-                publisher for doors in machines for publisher in [doors[0].replica.publisher] if publisher is not None
-            ]
+            publishers = [doors[0].replica.publisher for doors in machines]
+            places = [(publisher.events, publisher.replay) for publisher in publishers if publisher is not None]
             addresses = list(zip(*([door.url for door in doors] for doors in machines), strict=True))
-            pools.append(placed(telling(pool, [(publisher.events, publisher.replay) for publisher in told]), addresses))
+            pools.append(placed(telling(pool, places), addresses))
     except BaseException:
         for server in servers:
             server.close()
@@ -138,30 +135,30 @@ async def start(
 
 
 def _sides(
-    loop: asyncio.AbstractEventLoop, what: Emulated, index: int, seed: int, made_of: dict[str, Any]
+    loop: asyncio.AbstractEventLoop, emulates: Emulated, index: int, seed: int, made_of: dict[str, Any]
 ) -> list[EmulatedServer]:
     """The replicas behind a service's proxy, where they speak vLLM's protocol; others have theirs between engines."""
-    service = what.service
+    service = emulates.service
     if service is None or service.connector.stacks != ("vllm",):
         return []
     counts = service.prefill_replicas, service.decode_replicas
-    return sides(loop, what, _kinds(what, service), f"{what.pool}/{index}", counts, index, seed, made_of)
+    return sides(loop, emulates, _kinds(emulates, service), f"{emulates.pool}/{index}", counts, index, seed, made_of)
 
 
 def _led(
-    loop: asyncio.AbstractEventLoop, pool: Pool, what: Emulated, seed: int, made_of: dict[str, Any]
+    loop: asyncio.AbstractEventLoop, pool: Pool, emulates: Emulated, seed: int, made_of: dict[str, Any]
 ) -> list[EmulatedServer]:
     """All engines of a pool that a gateway leads from prefill to decode."""
-    service, fleet_sides = what.service, pool.apart
+    service, fleet_sides = emulates.service, pool.apart
     assert service is not None
     assert fleet_sides is not None
     counts = len(fleet_sides.prefill.backends), len(fleet_sides.decode.backends)
-    return sides(loop, what, _kinds(what, service), what.pool, counts, None, seed, made_of)
+    return sides(loop, emulates, _kinds(emulates, service), emulates.pool, counts, None, seed, made_of)
 
 
-def _kinds(what: Emulated, service: Disaggregated) -> tuple[Emulated, Emulated]:
+def _kinds(emulates: Emulated, service: Disaggregated) -> tuple[Emulated, Emulated]:
     def kind(deployment: Deployment) -> Emulated:
-        return replace(what, deployment=deployment, times=StepTimes(deployment, what.context), service=None)
+        return replace(emulates, deployment=deployment, times=StepTimes(deployment, emulates.context), service=None)
 
     return kind(service.prefill), kind(service.decode)
 
@@ -178,7 +175,7 @@ def placed_sides(pool: Pool, prefill: tuple[str, ...], decode: tuple[str, ...]) 
 
 
 def _hosted(
-    catalog: Catalog, loop: asyncio.AbstractEventLoop, pool: Pool, what: list[Emulated], index: int, seed: int,
+    catalog: Catalog, loop: asyncio.AbstractEventLoop, pool: Pool, emulates: list[Emulated], index: int, seed: int,
     made_of: dict[str, Any],
 ) -> list[EmulatedServer]:  # fmt: skip
     """One machine: a server for each model that sleeps and wakes, or a router for all of them."""
@@ -187,7 +184,7 @@ def _hosted(
     routed = pool.loading == "llamacpp-router"
     kind, replicas = (
         (HostedEngine if routed else SleepingServer),
-        [SharedReplica(loop, model, **made_of) for model in what],
+        [SharedReplica(loop, model, **made_of) for model in emulates],
     )
     engines = [kind(one, index, machine, size, seed=seed) for one, size in zip(replicas, takes, strict=True)]
     return [EmulatedRouter(engines, index)] if routed else [*engines]
@@ -291,17 +288,17 @@ def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:
         if scripted.pool not in pools:
             raise BadInput(f"--fault {scripted.pool}: no such pool; there are {', '.join(pools)}")
         pool = pools[scripted.pool]
-        count, what = pool.replicas, "replicas"
+        count, kind = pool.replicas, "replicas"
         if scripted.role:
             if not pool.led_backends or pool.apart is None:
                 raise BadInput(f"--fault {scripted.pool}/{scripted.role}: the pool has no prefill and decode backends")
             count = len((pool.apart.prefill if scripted.role == "prefill" else pool.apart.decode).backends)
-            what = f"{scripted.role} backends"
+            kind = f"{scripted.role} backends"
         elif pool.led_backends and scripted.replica is not None:
             where, index = scripted.pool, scripted.replica
             raise BadInput(f"--fault {where}/{index}: which side? write {where}/prefill/{index}")
         if scripted.replica is not None and scripted.replica >= count:
-            raise BadInput(f"--fault {scripted.pool}/{scripted.replica}: the pool has {count} {what}, from 0")
+            raise BadInput(f"--fault {scripted.pool}/{scripted.replica}: the pool has {count} {kind}, from 0")
 
 
 # In a process of their own, so that their arithmetic takes no time from whoever asks for them
@@ -312,12 +309,12 @@ class EmulatedChild(Child):
 
     def __init__(
         self, process: subprocess.Popen[bytes], backends: dict[tuple[str, str | None], tuple[str, ...]],
-        told: dict[str, list[tuple[str, str]]],
+        publishers: dict[str, list[tuple[str, str]]],
     ):  # fmt: skip
-        """`backends`: by pool and, where the models of one have addresses of their own, by model. `told`: by pool,
-        where its replicas tell of their caches."""
+        """`backends`: by pool and, where the models of one have addresses of their own, by model. `publishers`: by
+        pool, where its replicas tell of their caches."""
         super().__init__(process)
-        self.backends, self._told = backends, told
+        self.backends, self._told = backends, publishers
 
     def placed(self, fleet: Fleet) -> Fleet:
         """The fleet with the addresses of its emulated replicas."""
@@ -344,11 +341,11 @@ def start_emulated(file: Path, *, speed: float = 1.0, options: tuple[str, ...] =
     arguments = ["emulate", str(file), "--speed", str(speed), *options]
     process, said = start_crosstie(arguments, "the fleet cannot be emulated")
     backends: dict[tuple[str, str | None], tuple[str, ...]] = {}
-    told: dict[str, list[tuple[str, str]]] = {}
+    publishers: dict[str, list[tuple[str, str]]] = {}
     for replica in said["replicas"]:
         # Those behind the proxy of a service are not asked for: it is asked in their place.
         key = replica["pool"], f"/{replica['role']}" if replica["role"] else replica["hosted"]
         backends[key] = (*backends.get(key, ()), replica["url"])
         if replica["kv_events"] is not None:
-            told.setdefault(replica["pool"], []).append((replica["kv_events"], replica["kv_replay"]))
-    return EmulatedChild(process, backends, told)
+            publishers.setdefault(replica["pool"], []).append((replica["kv_events"], replica["kv_replay"]))
+    return EmulatedChild(process, backends, publishers)

@@ -49,7 +49,7 @@ class ReplicaCounts:
 
 
 def page(
-    model: str, what: str, engine: Engine | DisaggregatedEngine, cache_tokens: float, prefixes: PrefixCache,
+    model: str, label: str, engine: Engine | DisaggregatedEngine, cache_tokens: float, prefixes: PrefixCache,
     seen: ReplicaCounts, under_way: int,
 ) -> bytes:  # fmt: skip
     """`under_way`: tokens of answers that have not ended."""
@@ -96,4 +96,4 @@ def page(
         ("vllm:request_queue_time_seconds", seen.queue_s),
     ):
         families.append((name, "histogram", "", histogram_samples(name, labels, histogram)))
-    return f"# emulated by crosstie: {what}\n{exposition(families)}".encode()
+    return f"# emulated by crosstie: {label}\n{exposition(families)}".encode()

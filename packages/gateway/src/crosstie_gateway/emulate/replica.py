@@ -196,12 +196,12 @@ class EmulatedReplica:
             self.publisher.close()
             self.publisher = None
 
-    def exposition(self, what: str) -> bytes:
+    def exposition(self, label: str) -> bytes:
         self._catch_up()
-        what = f"{what}; seconds are emulated, {self.speed:g} to each second of the clock"
+        label = f"{label}; seconds are emulated, {self.speed:g} to each second of the clock"
         under_way = sum(map(self.engine.made, self._active))
         return page(
-            self.emulated.served_as, what, self.engine, self.cache_tokens, self.cache.blocks, self.metrics, under_way
+            self.emulated.served_as, label, self.engine, self.cache_tokens, self.cache.blocks, self.metrics, under_way
         )
 
     # Time

@@ -398,8 +398,8 @@ class EmulatedServer:
         reply.send(200, said, self.headers)
 
     def _metrics(self, reply: Reply) -> None:
-        what = f"{self.name}, {self.replica.emulated.label}"
-        page = self.replica.exposition(what) + _LOADS % self.adapters.loads
+        label = f"{self.name}, {self.replica.emulated.label}"
+        page = self.replica.exposition(label) + _LOADS % self.adapters.loads
         reply.send(200, page, self.headers, b"text/plain; version=0.0.4; charset=utf-8")
 
     def _fault(self, request: Request, reply: Reply) -> None:

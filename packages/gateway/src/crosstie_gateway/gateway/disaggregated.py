@@ -87,8 +87,8 @@ def check_led(live: LiveFleet, request: Request, parsed: RequestBody, ask: Ask) 
     else:
         return
     if len(strict) == len(live.by_model[ask.model]):
-        what = f"{ask.model}, which SGLang serves with prefill and decode disaggregated, {why}"
-        raise RequestRejected(400, what, "unsupported", param=name)
+        sentence = f"{ask.model}, which SGLang serves with prefill and decode disaggregated, {why}"
+        raise RequestRejected(400, sentence, "unsupported", param=name)
     ask.tried += tuple(replica.key for pool in strict for replica in pool.replicas)
 
 
@@ -252,7 +252,7 @@ class LedAttempt(Attempt):
         room = {"bootstrap_host": host, "bootstrap_port": port, "bootstrap_room": randbits(_ROOM_BITS)}
         return {name: msgspec.Raw(_encode(value)) for name, value in room.items()}
 
-    def _prompt(self, parts: dict[str, msgspec.Raw], told: dict[str, msgspec.Raw]) -> bytes:
+    def _prompt(self, parts: dict[str, msgspec.Raw], extra: dict[str, msgspec.Raw]) -> bytes:
         """What the prefill engine is asked: the prompt, one token and no stream."""
         asked = dict(parts)
         for name in (*RESERVED, "stream_options"):
@@ -265,7 +265,7 @@ class LedAttempt(Attempt):
                 asked["max_completion_tokens"] = _ONE
             for name in ("min_tokens", "min_completion_tokens"):
                 asked.pop(name, None)
-        asked.update(told)
+        asked.update(extra)
         return _encode(asked)
 
     def _body(self) -> bytes:

@@ -121,8 +121,8 @@ class Exchange(ExchangeState):
     def transcribed(self) -> Transcript | None:
         if not self.reply.started:
             # What came before has left no trace with the client.
-            told = self.request.path.endswith("/completions")
-            self.transcript = Transcript(self.bytes_per_token) if told else None
+            is_text = self.request.path.endswith("/completions")
+            self.transcript = Transcript(self.bytes_per_token) if is_text else None
         return self.transcript
 
     def wait(self, now: float) -> None:

@@ -621,8 +621,8 @@ class Gateway:
             if target is not None
         ]
 
-        def of_each(name: str, what: str, value: Callable[[Backend], float]) -> Family:
-            return f"crosstie_{name}", "gauge", what, [(at, value(backend)) for at, backend in backends]
+        def of_each(name: str, meaning: str, value: Callable[[Backend], float]) -> Family:
+            return f"crosstie_{name}", "gauge", meaning, [(at, value(backend)) for at, backend in backends]
 
         return [
             of_each("backend_up", "1 where a backend may be chosen.", lambda backend: int(backend.replica.up)),

@@ -171,13 +171,13 @@ class Guard:
         """The same of a request that keeps it: its body is still to come."""
         return self._holder(request).id
 
-    def may_explain(self, key_id: int, what: str = "explanations") -> None:
+    def may_explain(self, key_id: int, page: str = "explanations") -> None:
         """Raises RequestRejected."""
         if not self._by_id[key_id].explains:
             if key_id >= SUBJECTS_FROM:
-                raise self._refuse(403, f"this token has not the scope for {what}", "explain_not_allowed")
+                raise self._refuse(403, f"this token has not the scope for {page}", "explain_not_allowed")
             why = "crosstie keys update NAME --explain gives it the right"
-            raise self._refuse(403, f"this key may not ask for {what}: {why}", "explain_not_allowed")
+            raise self._refuse(403, f"this key may not ask for {page}: {why}", "explain_not_allowed")
 
     def check_open(self, key_id: int) -> None:
         """Whether that key has requests and money left at all: if not, nobody need send or read a body. Raises
@@ -382,8 +382,8 @@ class Guard:
         for account in holder.accounts:
             if account.rpm or account.tpm:
                 # Of two with limits, the key's own are told.
-                told = self._within_rates(account, now, minute, tokens, share)
-                headers = headers or told
+                lines = self._within_rates(account, now, minute, tokens, share)
+                headers = headers or lines
             if account.budgeted and ask is not None:
                 cost = cost if cost is not NOTHING else self._may_cost(ask)
                 self._within_budget(account, now, cost)
@@ -402,14 +402,14 @@ class Guard:
         before, used = self.tally.total(account.id, minute - 1), self.tally.total(account.id, minute)
         requests = Window(account.rpm, before[0], used[0], passed)
         volume = Window(account.tpm, before[1], used[1], passed)
-        for window, more, what in ((requests, 1, "requests"), (volume, tokens, "tokens")):
+        for window, more, unit in ((requests, 1, "requests"), (volume, tokens, "tokens")):
             if not window.limit or window.fits(more, share):
                 continue
             headers = rate_headers(requests, 0, volume, 0)
             if more > window.limit:
                 why = f"about {more:,} tokens in one request, and {account.whose} has {window.limit:,} a minute"
                 raise self._refuse(429, why, "rate_limit_exceeded", headers=headers + _IN_VAIN)
-            why = f"{account.whose} has {window.limit:,} {what} a minute"
+            why = f"{account.whose} has {window.limit:,} {unit} a minute"
             raise self._refuse(429, why, "rate_limit_exceeded", window.wait_s(more, share), headers)
         return rate_headers(requests, 1, volume, tokens)
 

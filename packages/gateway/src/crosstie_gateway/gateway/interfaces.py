@@ -124,8 +124,8 @@ class Plugins:
     # Whether any of them chooses among pools.
     wants_pools = False
 
-    def consult(self, question: PluginQuestion, told: Told) -> None:
-        """Calls `told` once, and soon."""
+    def consult(self, question: PluginQuestion, on_verdict: Told) -> None:
+        """Calls `on_verdict` once, and soon."""
         raise NotImplementedError
 
 

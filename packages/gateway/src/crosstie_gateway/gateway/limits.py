@@ -191,9 +191,9 @@ def rate_headers(requests: Window, more_requests: int, tokens: Window, more_toke
     return lines
 
 
-def _template(what: bytes) -> bytes:
+def _template(unit: bytes) -> bytes:
     return b"".join(
-        b"x-ratelimit-%b-%b: %%%b\r\n" % (name, what, form)
+        b"x-ratelimit-%b-%b: %%%b\r\n" % (name, unit, form)
         for name, form in ((b"limit", b"d"), (b"remaining", b"d"), (b"reset", b"b"))
     )
 

@@ -5,7 +5,7 @@ a chat at the door, and everything behind it (routing, limits, failover, going o
 `messages_reply` turns the answer back. What a chat cannot say is refused here, by its name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -116,189 +116,188 @@ class _ToolInputs:
         return self._outline.filled(text, self._body)[0]
 
 
+class Part:
+    """A part of a body of Messages, and where it stands in that. Raises BadInput where it is of another kind than is
+    asked for."""
+
+    def __init__(self, value: Any, where: str = ""):
+        self.value, self.where = value, where
+
+    def _is_expected(self, kind: type, name: str) -> Any:
+        if not isinstance(self.value, kind):
+            raise BadInput(f"{self.where}: {name} is expected")
+        return self.value
+
+    @property
+    def fields(self) -> Json:
+        fields: Json = self._is_expected(dict, "an object")
+        return fields
+
+    @property
+    def text(self) -> str:
+        return str(self._is_expected(str, "a text"))
+
+    def __iter__(self) -> "Iterator[Part]":
+        for at, value in enumerate(self._is_expected(list, "a list")):
+            yield Part(value, f"{self.where}.{at}")
+
+    def __getitem__(self, name: str) -> "Part":
+        return Part(self.fields.get(name), f"{self.where}.{name}" if self.where else name)
+
+    def option(self, name: str) -> "Part":
+        """The same, and an object without fields where it is not there."""
+        part = self[name]
+        return part if part.value else Part({}, part.where)
+
+
 def chat_of(body: bytes, *, counting: bool = False, filled: Filled = bytes) -> Json:
     """The chat that a body of Messages asks for. Raises BadInput. `filled`: gives JSON the long strings that the body
     lacks, before it becomes a string itself."""
     try:
-        asked = msgspec.json.decode(body)
+        given = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadInput(f"the body is no JSON: {error}") from None
-    if not isinstance(asked, dict):
+    if not isinstance(given, dict):
         raise BadInput("the body is no JSON object")
-    if not counting and not isinstance(asked.get("max_tokens"), int):
+    if not counting and not isinstance(given.get("max_tokens"), int):
         raise BadInput("max_tokens: a whole number is required")
-    chat: Json = {name: asked[name] for name in _SAME if asked.get(name) is not None}
-    chat["messages"] = [*_system(asked.get("system")), *_messages(asked.get("messages"), filled)]
-    if asked.get("stream") is True:
+    asked = Part(given)
+    chat: Json = {name: given[name] for name in _SAME if given.get(name) is not None}
+    chat["messages"] = _system(asked["system"]) + [said for part in asked["messages"] for said in _said(part, filled)]
+    if given.get("stream") is True:
         chat["stream_options"] = {"include_usage": True}
-    if asked.get("stop_sequences"):
-        chat["stop"] = asked["stop_sequences"]
-    if asked.get("tools"):
-        chat["tools"] = [_tool(tool, f"tools.{at}") for at, tool in enumerate(_list(asked["tools"], "tools"))]
-    chat.update(_tool_choice(asked.get("tool_choice")))
-    thinking = _object(asked.get("thinking") or {}, "thinking").get("type")
+    if given.get("stop_sequences"):
+        chat["stop"] = given["stop_sequences"]
+    if given.get("tools"):
+        chat["tools"] = [_tool(tool) for tool in asked["tools"]]
+    if given.get("tool_choice") is not None:
+        chat.update(_tool_choice(asked["tool_choice"]))
+    thinking = asked.option("thinking")["type"].value
     if thinking in _THINKING:
         # The name that the chat templates of most models with such a switch have for it; others do not look.
         chat["chat_template_kwargs"] = {"enable_thinking": _THINKING[thinking]}
-    chat.update(_output(_object(asked.get("output_config") or {}, "output_config")))
-    user = _object(asked.get("metadata") or {}, "metadata").get("user_id")
+    chat.update(_output(asked.option("output_config")))
+    user = asked.option("metadata")["user_id"].value
     if isinstance(user, str):
         chat["user"] = user
     return chat
 
 
-def _object(value: Any, where: str) -> Json:
-    if not isinstance(value, dict):
-        raise BadInput(f"{where}: an object is expected")
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise BadInput(f"{where}: a list is expected")
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadInput(f"{where}: a text is expected")
-    return value
-
-
-def _system(system: Any) -> list[Json]:
-    if system is None or system == "":
+def _system(system: Part) -> list[Json]:
+    if system.value is None or system.value == "":
         return []
-    if isinstance(system, list):
-        blocks = [_object(block, f"system.{at}") for at, block in enumerate(system)]
-        system = "\n".join(_text(block.get("text"), f"system.{at}.text") for at, block in enumerate(blocks))
-    return [{"role": "system", "content": _text(system, "system")}]
+    is_list = isinstance(system.value, list)
+    text = "\n".join(block["text"].text for block in system) if is_list else system.text
+    return [{"role": "system", "content": text}]
 
 
-def _messages(messages: Any, filled: Filled) -> list[Json]:
-    chat: list[Json] = []
-    for at, given in enumerate(_list(messages, "messages")):
-        where = f"messages.{at}"
-        message = _object(given, where)
-        role, content = message.get("role"), message.get("content")
-        if role not in ("user", "assistant", "system"):
-            raise BadInput(f"{where}.role: user or assistant is expected")
-        if isinstance(content, str):
-            chat.append({"role": role, "content": content})
-            continue
-        blocks = [_object(block, f"{where}.content.{n}") for n, block in enumerate(_list(content, f"{where}.content"))]
-        chat += _assistant(blocks, where, filled) if role == "assistant" else _others(role, blocks, where)
-    return chat
+def _said(message: Part, filled: Filled) -> list[Json]:
+    role, content = message["role"], message["content"]
+    if role.value not in ("user", "assistant", "system"):
+        raise BadInput(f"{role.where}: user or assistant is expected")
+    if isinstance(content.value, str):
+        return [{"role": role.value, "content": content.value}]
+    return [_assistant(content, filled)] if role.value == "assistant" else _others(role.value, content)
 
 
-def _assistant(blocks: list[Json], where: str, filled: Filled) -> list[Json]:
+def _assistant(blocks: Part, filled: Filled) -> Json:
     said: Json = {"role": "assistant", "content": None}
-    for at, block in enumerate(blocks):
-        place = f"{where}.content.{at}"
-        match block.get("type"):
+    for block in blocks:
+        match block["type"].value:
             case "text":
-                said["content"] = (said["content"] or "") + _text(block.get("text"), f"{place}.text")
+                said["content"] = (said["content"] or "") + block["text"].text
             case "thinking":
-                thought = _text(block.get("thinking"), f"{place}.thinking")
-                said["reasoning_content"] = said.get("reasoning_content", "") + thought
+                said["reasoning_content"] = said.get("reasoning_content", "") + block["thinking"].text
             case "redacted_thinking":
                 # Nobody but its maker can read it.
                 continue
             case "tool_use":
-                function = {
-                    "name": _text(block.get("name"), f"{place}.name"),
-                    "arguments": filled(_encode(block.get("input") or {})).decode(),
-                }
-                call = {"id": _text(block.get("id"), f"{place}.id"), "type": "function", "function": function}
+                arguments = filled(_encode(block["input"].value or {})).decode()
+                function = {"name": block["name"].text, "arguments": arguments}
+                call = {"id": block["id"].text, "type": "function", "function": function}
                 said.setdefault("tool_calls", []).append(call)
             case kind:
-                raise BadInput(f"{place}.type: an assistant's '{kind}' cannot be given to the fleet's engines")
-    return [said]
+                where = block["type"].where
+                raise BadInput(f"{where}: an assistant's '{kind}' cannot be given to the fleet's engines")
+    return said
 
 
-def _others(role: str, blocks: list[Json], where: str) -> list[Json]:
+def _others(role: str, blocks: Part) -> list[Json]:
     """A user's message; results of tools are messages of their own, before the rest."""
     results: list[Json] = []
     parts: list[Json] = []
-    for at, block in enumerate(blocks):
-        place = f"{where}.content.{at}"
-        if block.get("type") != "tool_result":
-            parts.append(_part(block, place))
+    for block in blocks:
+        if block["type"].value != "tool_result":
+            parts.append(_shown(block))
             continue
-        content = block.get("content", "")
-        if isinstance(content, list):
-            inner = [
-                _part(_object(block, f"{place}.content.{n}"), f"{place}.content.{n}") for n, block in enumerate(content)
-            ]
+        content = block["content"] if "content" in block.fields else Part("")
+        if isinstance(content.value, list):
+            inner = [_shown(part) for part in content]
             # A tool's message is text; its pictures are shown as the user's.
-            content = "\n".join(part["text"] for part in inner if part["type"] == "text")
+            text = "\n".join(part["text"] for part in inner if part["type"] == "text")
             parts += [part for part in inner if part["type"] != "text"]
-        called = _text(block.get("tool_use_id"), f"{place}.tool_use_id")
-        results.append({"role": "tool", "tool_call_id": called, "content": _text(content, f"{place}.content")})
+        else:
+            text = content.text
+        results.append({"role": "tool", "tool_call_id": block["tool_use_id"].text, "content": text})
     if parts and all(part["type"] == "text" for part in parts):
         return [*results, {"role": role, "content": "\n".join(part["text"] for part in parts)}]
     return [*results, {"role": role, "content": parts}] if parts or not results else results
 
 
-def _part(given: Any, where: str) -> Json:
-    block = _object(given, where)
-    kind = block.get("type")
+def _shown(block: Part) -> Json:
+    kind = block["type"].value
     if kind == "text":
-        return {"type": "text", "text": _text(block.get("text"), f"{where}.text")}
-    source = _object(block.get("source"), f"{where}.source") if kind in ("image", "document") else {}
-    match kind, source.get("type"):
+        return {"type": "text", "text": block["text"].text}
+    source = block["source"] if kind in ("image", "document") else Part({})
+    match kind, source["type"].value:
         case "image", "url":
-            return {"type": "image_url", "image_url": {"url": _text(source.get("url"), f"{where}.source.url")}}
+            return {"type": "image_url", "image_url": {"url": source["url"].text}}
         case "image", "base64":
-            media = _text(source.get("media_type"), f"{where}.source.media_type")
-            data = _text(source.get("data"), f"{where}.source.data")
-            return {"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}
+            url = f"data:{source['media_type'].text};base64,{source['data'].text}"
+            return {"type": "image_url", "image_url": {"url": url}}
         case "document", "text":
-            return {"type": "text", "text": _text(source.get("data"), f"{where}.source.data")}
+            return {"type": "text", "text": source["data"].text}
         case "image" | "document", other:
-            raise BadInput(f"{where}.source.type: '{other}' of a {kind} cannot be given to the fleet's engines")
-    raise BadInput(f"{where}.type: '{kind}' cannot be given to the fleet's engines")
+            where = source["type"].where
+            raise BadInput(f"{where}: '{other}' of a {kind} cannot be given to the fleet's engines")
+    raise BadInput(f"{block['type'].where}: '{kind}' cannot be given to the fleet's engines")
 
 
-def _tool(tool: Any, where: str) -> Json:
-    given = _object(tool, where)
+def _tool(tool: Part) -> Json:
+    given = tool.fields
     if given.get("type", "custom") != "custom" or "input_schema" not in given:
-        raise BadInput(f"{where}: '{given.get('type')}' is a tool of Anthropic's own; give name and input_schema")
-    function = {"name": _text(given.get("name"), f"{where}.name"), "parameters": given["input_schema"]}
+        raise BadInput(f"{tool.where}: '{given.get('type')}' is a tool of Anthropic's own; give name and input_schema")
+    function = {"name": tool["name"].text, "parameters": given["input_schema"]}
     if given.get("description"):
         function["description"] = given["description"]
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: Any) -> Json:
-    if choice is None:
-        return {}
-    given = _object(choice, "tool_choice")
-    kind = given.get("type")
+def _tool_choice(choice: Part) -> Json:
+    kind = choice["type"].value
     if kind == "tool":
-        name = _text(given.get("name"), "tool_choice.name")
-        chosen: Json = {"tool_choice": {"type": "function", "function": {"name": name}}}
+        chosen: Json = {"tool_choice": {"type": "function", "function": {"name": choice["name"].text}}}
     elif kind in _CHOICES:
         chosen = {"tool_choice": _CHOICES[kind]}
     else:
         raise BadInput("tool_choice.type: auto, any, tool or none is expected")
-    if given.get("disable_parallel_tool_use"):
+    if choice["disable_parallel_tool_use"].value:
         chosen["parallel_tool_calls"] = False
     return chosen
 
 
-def _output(config: Json) -> Json:
+def _output(config: Part) -> Json:
     said: Json = {}
-    if config.get("format") is not None:
-        form = _object(config["format"], "output_config.format")
-        if form.get("type") != "json_schema":
+    form, effort = config["format"], config["effort"]
+    if form.value is not None:
+        if form["type"].value != "json_schema":
             raise BadInput("output_config.format.type: json_schema is expected")
-        schema = _object(form.get("schema"), "output_config.format.schema")
+        schema = form["schema"].fields
         said["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-    if config.get("effort") is not None:
-        effort = _EFFORTS.get(_text(config["effort"], "output_config.effort"))
-        if effort is None:
+    if effort.value is not None:
+        if effort.text not in _EFFORTS:
             raise BadInput(f"output_config.effort: {', '.join(_EFFORTS)} are known")
-        said["reasoning_effort"] = effort
+        said["reasoning_effort"] = _EFFORTS[effort.text]
     return said
 
 

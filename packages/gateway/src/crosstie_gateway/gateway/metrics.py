@@ -157,12 +157,12 @@ class Metrics:
             ("tokens", "Tokens that were served, as engines count them, or as they were seen to pass.", tokens),
             ("usd", "What served requests cost at their pools' prices and design loads.", usd),
         ]
-        counters: list[Family] = [(f"crosstie_{name}_total", "counter", what, samples) for name, what, samples in rows]
-        for field, (name, what) in _HISTOGRAMS.items():
+        counters: list[Family] = [(f"crosstie_{name}_total", "counter", said, samples) for name, said, samples in rows]
+        for field, (name, meaning) in _HISTOGRAMS.items():
             seen: Samples = []
             for pool, counts in pools:
                 seen += histogram_samples(name, {"pool": pool}, getattr(counts, field))
-            counters.append((name, "histogram", what, seen))
+            counters.append((name, "histogram", meaning, seen))
         return counters
 
 

@@ -68,8 +68,8 @@ class Passed:
     def estimate(self, given: int) -> Usage:
         """`given`: the prompt as it was estimated. An answer has an end at the least."""
         made = max(self.seen(), 1) if self._makes_text else self._pictured()
-        told = self._transcript.given if self._transcript is not None else None
-        return told if told is not None and told <= self._most_input else given, made, 0
+        counted = self._transcript.given if self._transcript is not None else None
+        return counted if counted is not None and counted <= self._most_input else given, made, 0
 
     def _pictured(self) -> int:
         """Pictures that were asked for, or that came, as tokens: few engines count them, and none is free."""

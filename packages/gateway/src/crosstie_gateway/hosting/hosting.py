@@ -197,10 +197,10 @@ class Leader(Role, LoadGuard):
         assert self.share is not None
         self._led = False
         leader = self.share.residents.leader()
-        told = {} if leader is None else leader.states
+        states = {} if leader is None else leader.states
         for pool in self.pools.values():
             pool.ask(range(len(pool.slots)) if verify else list(pool.unsure))
-            pool.follow({key: told[name] for key, name in self._names.items() if name in told})
+            pool.follow({key: states[name] for key, name in self._names.items() if name in states})
         await self._ask_followers()
         # Only now: what the others here still had is known.
         self._obeys = (0, 0) if leader is None else (leader.number, leader.revision)
@@ -217,9 +217,9 @@ class Leader(Role, LoadGuard):
         own = (self.share.residents.machine, self.leads and self._led)
         if not own[1]:
             return HostReport(*own, *self._obeys, dict(self._asked), waiting, in_flight)
-        told: dict[str, tuple[State, str]] = {name: (at.state, at.why[:200]) for name, _, _, at in shared}
-        if told != self._told:
-            self._told, self._revision = told, self._revision + 1
+        states: dict[str, tuple[State, str]] = {name: (at.state, at.why[:200]) for name, _, _, at in shared}
+        if states != self._told:
+            self._told, self._revision = states, self._revision + 1
         now = self.share.residents.clock()
         # Those of a lead before this one were told under its number.
         own_claims = {slot: claim for slot, claim in lease.claimed.items() if claim.number == lease.number}
@@ -227,7 +227,7 @@ class Leader(Role, LoadGuard):
         absent = {model: self.absent(model) for model in self.models if not self.is_loaded(model)}
         bounded = {model: (why[:200], min(max(retry_s, 0.0), 3600.0)) for model, (why, retry_s) in absent.items()}
         return HostReport(
-            *own, lease.number, self._revision, dict(self._asked), waiting, in_flight, told, bounded, claims
+            *own, lease.number, self._revision, dict(self._asked), waiting, in_flight, states, bounded, claims
         )
 
     def in_flight(self, key: str) -> int:

@@ -84,14 +84,14 @@ class Loader:
         if answer.status != 200 and (unless is None or unless not in answer.body):
             raise LoadFailed(_refused(answer, path.partition("?")[0]))
 
-    async def _until(self, true: Callable[[], Awaitable[bool | None]], patience_s: float, what: str) -> None:
+    async def _until(self, true: Callable[[], Awaitable[bool | None]], patience_s: float, failure: str) -> None:
         """Asks again and again; `true` gives True, or raises LoadFailed."""
         try:
             async with asyncio.timeout(patience_s):
                 while not await true():
                     await asyncio.sleep(_ASK_S)
         except TimeoutError:
-            raise LoadFailed(f"{what} within {patience_s:g} s") from None
+            raise LoadFailed(f"{failure} within {patience_s:g} s") from None
 
 
 def _refused(answer: Answer, path: str) -> str:
@@ -213,8 +213,8 @@ class HookLoader(Loader):
 
     async def load(self, index: int, model: str, patience_s: float) -> None:
         await self._run("load", index, model, patience_s)
-        what = "the command was done, and the server did not list the model"
-        await self._until(lambda: self._is_loaded(index, model), patience_s, what)
+        failure = "the command was done, and the server did not list the model"
+        await self._until(lambda: self._is_loaded(index, model), patience_s, failure)
 
     async def unload(self, index: int, model: str, patience_s: float) -> None:
         await self._run("unload", index, model, patience_s)

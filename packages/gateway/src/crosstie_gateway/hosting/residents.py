@@ -123,8 +123,8 @@ class Residents:
             self.number, self._leader = report.number, (now, report)
             # Those that it has released are gone; those of a leader before it stay until their time is over.
             of_others = {slot: claim for slot, claim in self._claims.items() if claim.number != report.number}
-            told = {slot: ReplicaClaim(now + for_s, report.number) for slot, for_s in report.claims.items()}
-            self._claims = {**of_others, **told}
+            claims = {slot: ReplicaClaim(now + for_s, report.number) for slot, for_s in report.claims.items()}
+            self._claims = {**of_others, **claims}
         # Of one that was never heard of it is not known when it was asked.
         before = self._asked.get(report.machine, report.asked)
         self._asked[report.machine] = report.asked

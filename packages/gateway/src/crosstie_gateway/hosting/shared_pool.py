@@ -169,10 +169,10 @@ class SharedPool:
         others = self.guard.in_flight(replica.key) if self.guard is not None else 0
         return replica.in_flight + self.elsewhere.get(replica.key, 0) + others
 
-    def follow(self, told: Mapping[str, tuple[State, str]]) -> None:
+    def follow(self, states: Mapping[str, tuple[State, str]]) -> None:
         """Another gateway leads and says what is where; where it says nothing, what engines were found to have counts.
         Loads of this one's are given up: they are claimed until they must have ended."""
-        self._told = told
+        self._told = states
         for task in self._moves.values():
             task.cancel()
         # Nobody leaves for what this one will not load.
@@ -356,9 +356,9 @@ class SharedPool:
         return self._load_patience_s or _LATE * load.load_s / self.gateway.speed + _LATER_S
 
     def _state(self, index: int, model: str) -> tuple[State, str]:
-        told = self._told.get(self.replicas[index, model].key)
-        if told is not None:
-            return told
+        state = self._told.get(self.replicas[index, model].key)
+        if state is not None:
+            return state
         slot = self.slots[index]
         if slot.loading == model:
             return "loading", ""
@@ -390,8 +390,8 @@ def families(pools: Iterable[SharedPool]) -> list[Family]:
         for pool in pools
         for model, tally in pool.residency.counts.by_model.items()
     ]
-    for name, field, what in _COUNTERS:
-        made.append((name, "counter", what, [(dict(at), float(getattr(tally, field))) for at, tally in tallies]))
+    for name, field, meaning in _COUNTERS:
+        made.append((name, "counter", meaning, [(dict(at), float(getattr(tally, field))) for at, tally in tallies]))
     took = [sample for at, tally in tallies for sample in histogram_samples(_LOAD_SECONDS, at, tally.load_s)]
     made.append((_LOAD_SECONDS, "histogram", "How long loads took, with what they put away.", took))
     return made

@@ -102,9 +102,9 @@ def shown(public_id: str, secret: str) -> str:
 def check(key: Key) -> Key:
     """The key itself, if it makes sense. Raises BadInput."""
     _check_name(key.name)
-    for what, names in (("model", key.models), ("class", key.classes)):
+    for kind, names in (("model", key.models), ("class", key.classes)):
         if any(not name or name != name.strip() or not name.isprintable() for name in names):
-            raise BadInput(f"{what}: a name is empty, or has spaces around it or control characters in it")
+            raise BadInput(f"{kind}: a name is empty, or has spaces around it or control characters in it")
     _check_limits(key, (("rpm", key.rpm), ("tpm", key.tpm), ("max-open", key.max_open)))
     return key
 
@@ -121,9 +121,9 @@ def _check_name(name: str) -> None:
 
 
 def _check_limits(of: Key | Team, by_number: tuple[tuple[str, int | None], ...]) -> None:
-    for what, limit in by_number:
+    for option, limit in by_number:
         if limit is not None and not 1 <= limit <= _MOST_A_MINUTE:
-            raise BadInput(f"{what}: {limit} is not from 1 to {_MOST_A_MINUTE:,}; to end a key, revoke it")
-    for what, budget in (("usd-per-day", of.usd_per_day), ("usd-per-month", of.usd_per_month)):
+            raise BadInput(f"{option}: {limit} is not from 1 to {_MOST_A_MINUTE:,}; to end a key, revoke it")
+    for option, budget in (("usd-per-day", of.usd_per_day), ("usd-per-month", of.usd_per_month)):
         if budget is not None and not _LEAST_USD <= budget <= _MOST_USD:
-            raise BadInput(f"{what}: {budget:g} is not from {_LEAST_USD:g} to {_MOST_USD:g}; to end a key, revoke it")
+            raise BadInput(f"{option}: {budget:g} is not from {_LEAST_USD:g} to {_MOST_USD:g}; to end a key, revoke it")

@@ -106,16 +106,16 @@ class Kubernetes:
             raise ScaleFailed(f"{self.url}: {error}") from None
         finally:
             origin.close()
-        what = path.partition("/namespaces/")[2]
+        resource = path.partition("/namespaces/")[2]
         if answer.status == 404:
             raise ScaleFailed(
-                f"supply {supply.name}: the API server has no {what}; apply its manifest, or name what is scaled as "
-                "its `target`"
+                f"supply {supply.name}: the API server has no {resource}; apply its manifest, or name what is scaled "
+                "as its `target`"
             )
         if answer.status == 403:
             verb = "patch" if method == "PATCH" else "get"
             raise ScaleFailed(
-                f"supply {supply.name}: 403: {_message(answer)}; docs/scaling.md has the Role to {verb} {what}"
+                f"supply {supply.name}: 403: {_message(answer)}; docs/scaling.md has the Role to {verb} {resource}"
             )
         if answer.status not in (200, 201):
             raise ScaleFailed(f"supply {supply.name}: the API server answers {answer.status}: {_message(answer)}")

@@ -53,9 +53,9 @@ def messages() -> dict[str, Any]:
     for name, fields in _MESSAGES.items():
         made = file.message_type.add(name=name)
         for field, number, kind, label, other in fields:
-            told = made.field.add(name=field, number=number, type=kind, label=label)
+            described = made.field.add(name=field, number=number, type=kind, label=label)
             if other:
-                told.type_name = f".externalscaler.{other}"
+                described.type_name = f".externalscaler.{other}"
         if name == "ScaledObjectRef":
             entry = made.nested_type.add(name="ScalerMetadataEntry")
             entry.options.map_entry = True

@@ -168,9 +168,9 @@ class ScaleService:
             desired: Samples = [(labels, order.replicas) for labels, order in orders]
             draining: Samples = [(dict(labels), order.draining) for labels, order in orders]
             traffic = [
-                ({"class": name, "what": what}, value)
+                ({"class": name, "what": kind}, value)
                 for name, need in made.needs.items()
-                for what, value in (("now", need.now), ("forecast", need.peak), ("provided", need.provided))
+                for kind, value in (("now", need.now), ("forecast", need.peak), ("provided", need.provided))
             ]
             reach = [({"class": name}, reach.factor) for name, reach in state.reach.items()]
             starts = [({"supply": name}, supply.start.likely_s) for name, supply in state.supplies.items()]

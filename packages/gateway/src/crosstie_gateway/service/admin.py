@@ -216,9 +216,9 @@ class Administration:
         return self._with(Change(action="add-backend", pool=_text(body, "pool"), backend=at))
 
     def _read_pool(self, raw: dict[str, Any]) -> Pool:
-        for key, what in _FILE_ONLY.items():
+        for key, kind in _FILE_ONLY.items():
             if key in raw:
-                raise BadInput(f"pool.{key}: only the fleet file may name a {what}")
+                raise BadInput(f"pool.{key}: only the fleet file may name a {kind}")
         made = read_pool(self.process.catalog, _REQUEST, "pool", raw)
         for at in made.backends:
             _check_named(at)

@@ -182,8 +182,8 @@ class ClusterDiscovery(Component):
             place.endpoints = endpoints
             for end in went:
                 self._left_out.pop(end.url, None)
-            what = [f"{len(ends)} {did}" for ends, did in ((came, "came"), (went, "went")) if ends] or ["nobody yet"]
-            self._say(place, "discovered", f"{len(endpoints)} ready: {', '.join(what)}")
+            changes = [f"{len(ends)} {did}" for ends, did in ((came, "came"), (went, "went")) if ends] or ["nobody yet"]
+            self._say(place, "discovered", f"{len(endpoints)} ready: {', '.join(changes)}")
             # Who goes is sent nothing more from now on; who comes can wait for others that come with it.
             if went:
                 self._load()
@@ -203,9 +203,9 @@ class ClusterDiscovery(Component):
         except CrosstieError as error:
             self._process.notify(Notice("fleet_refused", "error", f"what was found cannot be served yet: {error}"))
 
-    def _say(self, place: _Place, event: str, what: str) -> None:
+    def _say(self, place: _Place, event: str, news: str) -> None:
         level: Level = "info" if event in ("discovered", "discovery_back") else "warning"
-        self._process.notify(Notice(event, level, f"{place.url}: {what}", backend=place.url))
+        self._process.notify(Notice(event, level, f"{place.url}: {news}", backend=place.url))
 
     def _families(self) -> list[Family]:
         places = [({"backend": place.url}, place) for place in self._places.values()]

@@ -165,13 +165,13 @@ class Dashboard(OwnPages):
         body = error_body(refused.status, str(refused), refused.code)
         reply.send(refused.status, body, _HEADERS + retry_after(refused.retry_after_s))
 
-    def _later(self, reply: Reply, what: str, work: Awaitable[Any], more: bytes = b"") -> None:
+    def _later(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes = b"") -> None:
         """Answers with what comes of it."""
-        task = self._process.gateway.loop.create_task(self._finish(reply, what, work, more))
+        task = self._process.gateway.loop.create_task(self._finish(reply, doing, work, more))
         self._working.add(task)
         task.add_done_callback(self._working.discard)
 
-    async def _finish(self, reply: Reply, what: str, work: Awaitable[Any], more: bytes) -> None:
+    async def _finish(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes) -> None:
         try:
             said = await work
         except CrosstieError as error:
@@ -179,7 +179,7 @@ class Dashboard(OwnPages):
         except RequestRejected as refused:
             self._refuse(reply, refused)
         except Exception as error:  # noqa: BLE001 (whoever asked must hear of it, and so must the log)
-            self._failed(what, error)
+            self._failed(doing, error)
             self._refuse(reply, RequestRejected(500, "internal error", "internal_error"))
         else:
             reply.send(200, _encode(said), _HEADERS + more)
@@ -247,8 +247,8 @@ class Dashboard(OwnPages):
             raise RequestRejected(404, "this decision is no longer kept: others have come since", "not_found")
         return max(rows, key=lambda row: row.at)
 
-    def _failed(self, what: str, error: Exception) -> None:
-        self._process.gateway.loop.call_exception_handler({"message": f"dashboard: {what} failed", "exception": error})
+    def _failed(self, doing: str, error: Exception) -> None:
+        self._process.gateway.loop.call_exception_handler({"message": f"dashboard: {doing} failed", "exception": error})
 
     # Events
 
@@ -300,10 +300,10 @@ class Dashboard(OwnPages):
         self._past.append((clock, now, {served.pool: served.total for served in view.served}))
         first, fresh, skipped = self._after is None, list[DecisionView](), 0
         after: dict[str, int] = {}
-        for told in await self._decisions(DecisionsRequest(_KEPT if first else _AT_ONCE, self._after)):
-            after[told.process] = told.taken
-            fresh += told.rows
-            skipped += told.skipped
+        for answer in await self._decisions(DecisionsRequest(_KEPT if first else _AT_ONCE, self._after)):
+            after[answer.process] = answer.taken
+            fresh += answer.rows
+            skipped += answer.skipped
         self._after = after
         fresh.sort(key=lambda row: row.at)
         self._rows.extend(fresh)

@@ -175,8 +175,8 @@ class Discovery(Component):
         if answer != name.addresses:
             came, went = set(answer) - set(name.addresses), set(name.addresses) - set(answer)
             name.addresses, self._pending = answer, True
-            what = [f"{len(those)} {did}" for those, did in ((came, "came"), (went, "went")) if those]
-            self._say(name, "discovered", f"{_count(answer)}: {', '.join(what)}")
+            changes = [f"{len(those)} {did}" for those, did in ((came, "came"), (went, "went")) if those]
+            self._say(name, "discovered", f"{_count(answer)}: {', '.join(changes)}")
         if self._pending and self._process.port:
             self._load()
 
@@ -188,9 +188,9 @@ class Discovery(Component):
             # To be tried again with the next answer.
             self._process.notify(Notice("fleet_refused", "error", f"what was found cannot be served yet: {error}"))
 
-    def _say(self, name: _Name, event: str, what: str) -> None:
+    def _say(self, name: _Name, event: str, news: str) -> None:
         level: Level = "info" if event in ("discovered", "discovery_back") else "warning"
-        self._process.notify(Notice(event, level, f"{name.url}: {what}", backend=name.url))
+        self._process.notify(Notice(event, level, f"{name.url}: {news}", backend=name.url))
 
     def _families(self) -> list[Family]:
         names = [({"backend": name.url}, name) for name in self._names.values()]

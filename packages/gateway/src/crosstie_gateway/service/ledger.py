@@ -149,8 +149,8 @@ class Ledger(Component):
             self._guard.know(news.keys, news.teams, news.subjects)
             self._version = news.version
         if done.written:
-            for subject, told in done.subjects.items():
-                if self._subjects.get(subject) == told:
+            for subject, named in done.subjects.items():
+                if self._subjects.get(subject) == named:
                     del self._subjects[subject]
         if done.written and done.batch is not None:
             self._batch = None

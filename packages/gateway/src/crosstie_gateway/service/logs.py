@@ -82,8 +82,8 @@ class Log(Component):
         self._thread.stop(_LAST_S)
 
     def _families(self) -> list[Family]:
-        what = "Lines that are missing from the log, since nobody read it as fast as it grew."
-        return [("crosstie_log_dropped_total", "counter", what, [({}, self.lost)])]
+        meaning = "Lines that are missing from the log, since nobody read it as fast as it grew."
+        return [("crosstie_log_dropped_total", "counter", meaning, [({}, self.lost)])]
 
     # On the loop
 
@@ -91,7 +91,7 @@ class Log(Component):
         body = record.request.body[:_MOST_PROMPT_BYTES] if self.prompts and record.request is not None else None
         self._put(record, body)
 
-    def _put(self, what: str | RequestRecord, body: bytes | None) -> None:
+    def _put(self, entry: str | RequestRecord, body: bytes | None) -> None:
         size = len(body) if body is not None else 0
         if len(self._entries) >= _MOST_LINES or self._given - self._taken + size > _MOST_WAITING_BYTES:
             self._left_out += 1
@@ -99,7 +99,7 @@ class Log(Component):
         if not self._thread.started:
             self._thread.start()
         self._given += size
-        self._entries.append((time(), what, body))
+        self._entries.append((time(), entry, body))
 
     def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """A fault of the gateway's own. What an exception says may be from a prompt; where it came from is not."""
@@ -118,9 +118,9 @@ class Log(Component):
     def _write_all(self) -> None:
         piece, lines = b"", 0
         while self._entries:
-            at, what, body = self._entries.popleft()
+            at, entry, body = self._entries.popleft()
             self._taken += len(body) if body is not None else 0
-            line = self._line(at, what, body)
+            line = self._line(at, entry, body)
             if piece and len(piece) + len(line) > _PIECE:
                 self._write(piece, lines)
                 piece, lines = b"", 0
@@ -132,20 +132,20 @@ class Log(Component):
             piece += self._line(time(), Notice("log_dropped", "warning", sentence, lines=missing), None)
         self._write(piece, lines)
 
-    def _line(self, at: float, what: str | RequestRecord, body: bytes | None) -> bytes:
-        if isinstance(what, RequestRecord):
-            fields = request_fields(what)
+    def _line(self, at: float, entry: str | RequestRecord, body: bytes | None) -> bytes:
+        if isinstance(entry, RequestRecord):
+            fields = request_fields(entry)
             if body is not None:
                 fields["body"] = body.decode("utf-8", "replace")
-            level = "warning" if what.how in _BAD else "info"
+            level = "warning" if entry.how in _BAD else "info"
             if self.style == "text":
                 said = " ".join(f"{name}={_worded(value)}" for name, value in fields.items() if value is not None)
                 return f"{_clock(at)} request {said}\n".encode()
             return _document({"time": _clock(at), "level": level, "event": "request", **fields})
         if self.style == "text":
-            return f"{_escaped(what)}\n".encode()
-        known = what if isinstance(what, Notice) else Notice("notice", "info", what)
-        said_of_it = {"time": _clock(at), "level": known.level, "event": known.event, "message": str(what)}
+            return f"{_escaped(entry)}\n".encode()
+        known = entry if isinstance(entry, Notice) else Notice("notice", "info", entry)
+        said_of_it = {"time": _clock(at), "level": known.level, "event": known.event, "message": str(entry)}
         return _document({**said_of_it, **known.fields})
 
     def _write(self, piece: bytes, lines: int) -> None:

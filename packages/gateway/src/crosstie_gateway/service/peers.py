@@ -36,8 +36,8 @@ class LearntSharing(Component):
         await self._share.stop()
 
     def _families(self) -> list[Family]:
-        what = "Observations of other gateways that were learnt from."
-        return [("crosstie_share_learnt_total", "counter", what, [({}, float(self._learnt.heard))])]
+        meaning = "Observations of other gateways that were learnt from."
+        return [("crosstie_share_learnt_total", "counter", meaning, [({}, float(self._learnt.heard))])]
 
 
 def _store_of(process: GatewayProcess) -> str:

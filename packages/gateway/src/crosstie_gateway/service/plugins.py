@@ -225,10 +225,10 @@ class PluginProcesses(Plugins, Component):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def consult(self, question: PluginQuestion, told: Told) -> None:
-        self._spawn(self._consult(question, told))
+    def consult(self, question: PluginQuestion, on_verdict: Told) -> None:
+        self._spawn(self._consult(question, on_verdict))
 
-    async def _consult(self, question: PluginQuestion, told: Told) -> None:
+    async def _consult(self, question: PluginQuestion, on_verdict: Told) -> None:
         body, pools = question.body, question.pools
         for plugin in self.plugins:
             hello = plugin.hello
@@ -243,19 +243,19 @@ class PluginProcesses(Plugins, Component):
                         refusal, body = _checked(answer, body)
                         if refusal:
                             plugin.counts["refused"] += 1
-                            told(PluginVerdict(refusal=refusal[:500]))
+                            on_verdict(PluginVerdict(refusal=refusal[:500]))
                             return
                     else:
                         pools = _chosen(answer, pools)
                 except PluginFailed as error:
                     plugin.counts[str(error)] += 1
                     if hello is None or hello.on_failure == "refuse":
-                        told(PluginVerdict(refusal=f"plugin {plugin.name} gives no answer", failed=True))
+                        on_verdict(PluginVerdict(refusal=f"plugin {plugin.name} gives no answer", failed=True))
                         return
                 else:
                     plugin.counts["answered"] += 1
         names = None if pools is question.pools else tuple(pool["name"] for pool in pools)
-        told(PluginVerdict(body=body if body is not question.body else None, pools=names))
+        on_verdict(PluginVerdict(body=body if body is not question.body else None, pools=names))
 
     def _families(self) -> list[Family]:
         counts = [

@@ -262,11 +262,11 @@ class Supervisor:
                 self._notify(Notice("worker_hung", "error", sentence, worker=worker.row))
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def _tell(self, what: bytes) -> None:
+    def _tell(self, order: bytes) -> None:
         for worker in self.workers:
             if worker.line is not None:
                 with contextlib.suppress(OSError):
-                    worker.line.send(what)
+                    worker.line.send(order)
 
     # What is heard
 

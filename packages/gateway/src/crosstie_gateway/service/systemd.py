@@ -55,7 +55,7 @@ def watchdog_s() -> float:
     return int(given) / 1e6 if given.isascii() and given.isdigit() else 0.0
 
 
-def say(what: str) -> None:
+def say(message: str) -> None:
     where = os.environ.get("NOTIFY_SOCKET", "")
     if not where:
         return
@@ -63,4 +63,4 @@ def say(what: str) -> None:
     address = "\0" + where[1:] if where.startswith("@") else where
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
-        sender.sendto(what.encode(), address)
+        sender.sendto(message.encode(), address)

@@ -120,10 +120,10 @@ class TokenKeys(Component):
         """Raises OSError, BadInput and what msgspec raises."""
         place = config.jwks
         if place is None:
-            told = msgspec.json.decode(await _got(config.issuer.rstrip("/") + _DISCOVERY), type=_Discovered)
-            if told.issuer != config.issuer:
+            document = msgspec.json.decode(await _got(config.issuer.rstrip("/") + _DISCOVERY), type=_Discovered)
+            if document.issuer != config.issuer:
                 raise BadInput("the issuer calls itself something else")
-            place = told.jwks_uri
+            place = document.jwks_uri
             check_url(place)
         elif "://" not in place:
             text = await asyncio.to_thread(Path(place).read_bytes)

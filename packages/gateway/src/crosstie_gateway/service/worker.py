@@ -95,8 +95,8 @@ class Worker(SharedLoad, OtherWorkers):
         process.on(MetricsRequest, lambda _: MetricsPage(self._row, self._own_page()))
         with contextlib.suppress(FileNotFoundError):
             self._inherited = self._kept_at(self._row).read_text()
-        what = "Worker processes that were started."
-        starts: Family = ("crosstie_worker_starts_total", "counter", what, [({}, 1.0)])
+        meaning = "Worker processes that were started."
+        starts: Family = ("crosstie_worker_starts_total", "counter", meaning, [({}, 1.0)])
         self._gateway.metrics.sources.append(lambda: [starts])
         self._gateway.context.workers = self
         loop.add_reader(self.slot.line.fileno(), self._on_order)
@@ -246,8 +246,8 @@ class Worker(SharedLoad, OtherWorkers):
     def metrics_to(self, send: Callable[[str], None]) -> None:
         self._spawn(self._gather_metrics(send))
 
-    def _spawn(self, what: Coroutine[None, None, None]) -> None:
-        task = self._gateway.loop.create_task(what)
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = self._gateway.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -137,14 +137,14 @@ class Peers:
         peer.heard_at = self._clock()
         before = peer.load
         # Of replicas that are served here: what another serves besides is told again once that changes.
-        load = {name: told for name, told in report.load.items() if name in self._of_peers}
+        load = {name: told_load for name, told_load in report.load.items() if name in self._of_peers}
         peer.load = load if report.whole else {**before, **load}
         now = self._now()
         peer.told_at = {name: now if name in load else peer.told_at.get(name, now) for name in peer.load}
-        told = {name: _moments(now, *report.heads[name]) for name in load if name in report.heads}
+        heads = {name: _moments(now, *report.heads[name]) for name in load if name in report.heads}
         peer.heads = {
             **{name: head for name, head in peer.heads.items() if name not in load and name in peer.load},
-            **told,
+            **heads,
         }
         if report.leaving:
             peer.load, peer.heard_at = {}, 0.0

@@ -94,13 +94,13 @@ class ServerTls:
         return context
 
 
-def _readable(file: Path, holds: bytes, what: str) -> str:
+def _readable(file: Path, holds: bytes, kind: str) -> str:
     try:
         content = file.read_bytes()
     except OSError as error:
         raise BadInput(f"{file}: {_reason(error)}") from None
     if holds not in content:
-        raise BadInput(f"{file}: has no {what} in PEM form")
+        raise BadInput(f"{file}: has no {kind} in PEM form")
     return content.decode("latin-1")
 
 
