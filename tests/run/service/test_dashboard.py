@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http.cookies import SimpleCookie
 from typing import Any
 
 import pytest
@@ -426,3 +427,12 @@ def test_a_pool_that_is_paid_by_the_token_costs_what_was_charged() -> None:
     pace = bought.pace(Totals(input_tokens=500_000, output_tokens=500_000, charged_usd=2.0), 10.0)
     assert pace.usd_per_million_tokens == pytest.approx(2.0)
     assert bought.pace(Totals(), 10.0).usd_per_million_tokens is None
+
+
+@pytest.mark.parametrize("other", ['a={"x":1}', "a=b c", "a[1]=2", "\xe9=1", "a"])
+def test_a_session_is_found_beside_cookies_that_python_s_own_reader_gives_up_at(other: str) -> None:
+    known = sessions.Sessions(b"secret")
+    signed = known.cookie_of(known.begin("operator"))
+    line = f"{other}; {sessions.COOKIE}={signed}"
+    assert not SimpleCookie(line)
+    assert known.find(line.encode("latin-1")) is not None

@@ -188,8 +188,8 @@ class Index:
             connection.executemany(
                 "UPDATE batches SET ended_at = ?, answer_bytes = ?, record = ? WHERE id = ?",
                 [
-                    (batch.ended_at, 0 if batch.ended_at else batch.answer_bytes, _encode(batch), batch.id)
-                    for batch in batches
+                    (made.ended_at, 0 if made.ended_at else made.answer_bytes, _encode(made), made.id)
+                    for made in batches
                 ],
             )
 

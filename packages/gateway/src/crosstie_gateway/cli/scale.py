@@ -164,9 +164,8 @@ def _drainer(urls: tuple[str, ...], key_file: Path | None, rules: ScaleRules, *,
     shared = Counter(supply.pool for supply in rules.supplies if not supply.backends)
     for supply in rules.supplies:
         if shared[supply.pool] > 1 and not by_platform:
-            raise BadInput(
-                f"supply {supply.name}: others are of pool {supply.pool} too; say which `backends` are its own"
-            )
+            others = f"others are of pool {supply.pool} too"
+            raise BadInput(f"supply {supply.name}: {others}; say which `backends` are its own")
     return Drainer(urls, key)
 
 

@@ -63,9 +63,8 @@ def names_in(fleet: Path) -> tuple[set[str], set[str]]:
     """What a fleet's models may be called, and its classes."""
     read = _read(fleet)
     served = [part for pool in read.pools for part in pool.by_model()]
-    return {name for part in served for name in (part.model, part.served_as) if name}, {
-        each.name for each in read.classes
-    }
+    models = {name for part in served for name in (part.model, part.served_as) if name}
+    return models, {each.name for each in read.classes}
 
 
 def _read(fleet: Path) -> "Fleet":

@@ -58,14 +58,10 @@ def team(name: str, lifted: tuple[str, ...], store: str | None, fleet: Path | No
 def teams(store: str | None, fleet: Path | None, as_json: bool) -> int:
     """All teams, with their keys and what they have spent today and this month."""
     with opened(store, fleet) as at:
-        known_teams, keys, spent = at.all_teams(), at.all_keys(), at.spent(time())
+        known, keys, spent = at.all_teams(), at.all_keys(), at.spent(time())
     documents = [
-        _document(
-            known_team,
-            [key for key in keys if key.team_id == known_team.id],
-            spent.get(known_team.account_id, (0.0, 0.0)),
-        )
-        for known_team in known_teams
+        _document(of, [key for key in keys if key.team_id == of.id], spent.get(of.account_id, (0.0, 0.0)))
+        for of in known
     ]
     if as_json:
         print_json(documents)

@@ -13,7 +13,6 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Deployment
-from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import BackendAccess, Fleet, Pool
 from crosstie.perf.memory import memory_plan
@@ -92,7 +91,7 @@ async def start(
             machines: list[list[EmulatedServer]] = []
             made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
             if pool.apart is not None and pool.apart.is_led:
-                engines = _led(loop, pool, emulates[0], seed, made_of)
+                engines = _engines(loop, pool, emulates[0], None, seed, made_of)
                 for server in engines:
                     side = pool.apart.prefill if server.role == "prefill" else pool.apart.decode
                     await open_door(server, _kept(msgspec.structs.replace(pool, backends=side.backends), server.index))
@@ -113,7 +112,7 @@ async def start(
                 for door, at in zip(doors, behind, strict=True):
                     await open_door(door, _kept(at, index))
                 machines.append(doors)
-                for engine in _sides(loop, emulates[0], index, seed, made_of) if pool.apart else ():
+                for engine in _engines(loop, pool, emulates[0], index, seed, made_of):
                     await open_door(engine, None)
             publishers = [doors[0].replica.publisher for doors in machines]
             places = [(publisher.events, publisher.replay) for publisher in publishers if publisher is not None]
@@ -134,33 +133,23 @@ async def start(
     return EmulatedFleet(msgspec.structs.replace(fleet, pools=tuple(pools)), servers, timers)
 
 
-def _sides(
-    loop: asyncio.AbstractEventLoop, emulates: Emulated, index: int, seed: int, made_of: dict[str, Any]
-) -> list[EmulatedServer]:
-    """The replicas behind a service's proxy, where they speak vLLM's protocol; others have theirs between engines."""
-    service = emulates.service
-    if service is None or service.connector.stacks != ("vllm",):
+def _engines(
+    loop: asyncio.AbstractEventLoop, pool: Pool, emulates: Emulated, index: int | None, seed: int,
+    made_of: dict[str, Any],
+) -> list[EmulatedServer]:  # fmt: skip
+    """Those behind a service's proxy, where they speak vLLM's protocol; others have theirs between engines. `index`: of
+    the service; None: all engines of a pool that a gateway leads from prefill to decode."""
+    service, apart = emulates.service, pool.apart
+    if service is None or apart is None or (index is not None and service.connector.stacks != ("vllm",)):
         return []
-    counts = service.prefill_replicas, service.decode_replicas
-    return sides(loop, emulates, _kinds(emulates, service), f"{emulates.pool}/{index}", counts, index, seed, made_of)
-
-
-def _led(
-    loop: asyncio.AbstractEventLoop, pool: Pool, emulates: Emulated, seed: int, made_of: dict[str, Any]
-) -> list[EmulatedServer]:
-    """All engines of a pool that a gateway leads from prefill to decode."""
-    service, fleet_sides = emulates.service, pool.apart
-    assert service is not None
-    assert fleet_sides is not None
-    counts = len(fleet_sides.prefill.backends), len(fleet_sides.decode.backends)
-    return sides(loop, emulates, _kinds(emulates, service), emulates.pool, counts, None, seed, made_of)
-
-
-def _kinds(emulates: Emulated, service: Disaggregated) -> tuple[Emulated, Emulated]:
-    def kind(deployment: Deployment) -> Emulated:
-        return replace(emulates, deployment=deployment, times=StepTimes(deployment, emulates.context), service=None)
-
-    return kind(service.prefill), kind(service.decode)
+    name, counts = f"{emulates.pool}/{index}", (service.prefill_replicas, service.decode_replicas)
+    if index is None:
+        name, counts = emulates.pool, (len(apart.prefill.backends), len(apart.decode.backends))
+    prefill, decode = (
+        replace(emulates, deployment=engine, times=StepTimes(engine, emulates.context), service=None)
+        for engine in (service.prefill, service.decode)
+    )
+    return sides(loop, emulates, (prefill, decode), name, counts, index, seed, made_of)
 
 
 def placed_sides(pool: Pool, prefill: tuple[str, ...], decode: tuple[str, ...]) -> Pool:

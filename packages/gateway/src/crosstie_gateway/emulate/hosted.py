@@ -32,9 +32,8 @@ class EmulatedMachine:
         self._crowd = 1
 
     def fits(self, engine: "HostedEngine") -> bool:
-        used = sum(
-            other.takes.taken_bytes for other in self.engines if other.state != "unloaded" and other is not engine
-        )
+        others = [other for other in self.engines if other.state != "unloaded" and other is not engine]
+        used = sum(other.takes.taken_bytes for other in others)
         return used + engine.takes.taken_bytes <= self.capacity_bytes
 
     def share_time(self) -> None:

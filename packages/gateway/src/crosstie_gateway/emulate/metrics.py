@@ -58,9 +58,7 @@ def page(
 
     def add(kind: str, name: str, *values: float, **more: Iterable[object]) -> None:
         """`more`: a label that tells several values apart."""
-        apart = [
-            dict(zip(more, map(str, values_of), strict=True)) for values_of in zip(*more.values(), strict=True)
-        ] or [{}]
+        apart = [dict(zip(more, map(str, own), strict=True)) for own in zip(*more.values(), strict=True)] or [{}]
         samples = [({**labels, **own}, value) for own, value in zip(apart, values, strict=True)]
         families.append((f"vllm:{name}", kind, "", samples))
 

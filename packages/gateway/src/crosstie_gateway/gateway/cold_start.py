@@ -108,9 +108,8 @@ class ColdStarts:
 
     def _serves(self, model: str) -> bool:
         pools = self._context.router.fleet.by_model.get(model, ())
-        return any(
-            replica.up and not replica.draining and not pool.draining for pool in pools for replica in pool.replicas
-        )
+        replicas = [replica for pool in pools if not pool.draining for replica in pool.replicas]
+        return any(replica.up and not replica.draining for replica in replicas)
 
     def _expected_s(self, model: str) -> float:
         return self._learnt.get(model, self._context.serving.start_s)
@@ -127,11 +126,8 @@ class ColdStarts:
     def families(self) -> list[Family]:
         if not self._counts:
             return []
-        held = Counter(
-            (exchange.ask.model, exchange.ask.class_name or "")
-            for start in self._starts.values()
-            for exchange in start.held
-        )
+        asks = [exchange.ask for start in self._starts.values() for exchange in start.held]
+        held = Counter((ask.model, ask.class_name or "") for ask in asks)
         self._seen |= held.keys()
         counts = [({"model": model, "outcome": how}, float(n)) for (model, how), n in self._counts.items()]
         return [

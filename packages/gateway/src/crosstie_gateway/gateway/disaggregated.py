@@ -287,7 +287,9 @@ class LedAttempt(Attempt):
         elif leg.status in _FULL:
             asked_s, speed = asked_to_wait_s(leg.headers), self.context.speed
             leg.backend.replica.full(self.context.now(), min(max(asked_s, _FULL_S), _MOST_FULL_S) * speed)
-            self._fail(f"{self.who} is full ({leg.status})", leg.status, fault=False, retry_after_s=asked_s or _FULL_S)
+            self.on_prefill_failed(
+                f"{self.who} is full ({leg.status})", leg.status, fault=False, retry_after_s=asked_s or _FULL_S
+            )
         elif leg.status >= 300:
             # To be told like the answer of any backend.
             super().drop()
@@ -301,12 +303,12 @@ class LedAttempt(Attempt):
         try:
             answer = decode_prefilled(leg.content)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._fail(f"{self.who} answered with something else than a JSON object", 502, wrong=True)
+            self.on_prefill_failed(f"{self.who} answered with something else than a JSON object", 502, wrong=True)
             return
         if not self.at_once:
             if bytes(answer.kv_transfer_params)[:1] != b"{":
                 why = f"{self.who} hands no cache over (no {_NIXL}): see its --kv-transfer-config"
-                self._fail(why, 502, wrong=True)
+                self.on_prefill_failed(why, 502, wrong=True)
                 return
             self.told = {_NIXL: answer.kv_transfer_params}
         leg.backend.succeeded()
@@ -321,18 +323,13 @@ class LedAttempt(Attempt):
             super().start()
 
     def on_prefill_failed(
-        self, why: str, status: int, *, fault: bool = True, refused: bool = False, code: str = ""
-    ) -> None:
-        if self.begun:
-            self.leg = None
-        else:
-            self._fail(why, status, fault=fault, refused=refused, code=code)
-
-    def _fail(
         self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False, code: str = "",
         retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """The prompt's part has failed: who was to decode must not wait for it."""
+        """Who was to decode must not wait for the prompt's part; nothing is left to fail where it decodes already."""
+        if self.begun:
+            self.leg = None
+            return
         super().drop()
         self.relay = None
         self.exchange.on_attempt_failed(

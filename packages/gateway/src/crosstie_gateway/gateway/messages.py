@@ -116,7 +116,7 @@ class _ToolInputs:
         return self._outline.filled(text, self._body)[0]
 
 
-class Part:
+class BodyPart:
     """A part of a body of Messages, and where it stands in that. Raises BadInput where it is of another kind than is
     asked for."""
 
@@ -137,17 +137,17 @@ class Part:
     def text(self) -> str:
         return str(self._is_expected(str, "a text"))
 
-    def __iter__(self) -> "Iterator[Part]":
+    def __iter__(self) -> "Iterator[BodyPart]":
         for at, value in enumerate(self._is_expected(list, "a list")):
-            yield Part(value, f"{self.where}.{at}")
+            yield BodyPart(value, f"{self.where}.{at}")
 
-    def __getitem__(self, name: str) -> "Part":
-        return Part(self.fields.get(name), f"{self.where}.{name}" if self.where else name)
+    def __getitem__(self, name: str) -> "BodyPart":
+        return BodyPart(self.fields.get(name), f"{self.where}.{name}" if self.where else name)
 
-    def option(self, name: str) -> "Part":
+    def option(self, name: str) -> "BodyPart":
         """The same, and an object without fields where it is not there."""
         part = self[name]
-        return part if part.value else Part({}, part.where)
+        return part if part.value else BodyPart({}, part.where)
 
 
 def chat_of(body: bytes, *, counting: bool = False, filled: Filled = bytes) -> Json:
@@ -161,7 +161,7 @@ def chat_of(body: bytes, *, counting: bool = False, filled: Filled = bytes) -> J
         raise BadInput("the body is no JSON object")
     if not counting and not isinstance(given.get("max_tokens"), int):
         raise BadInput("max_tokens: a whole number is required")
-    asked = Part(given)
+    asked = BodyPart(given)
     chat: Json = {name: given[name] for name in _SAME if given.get(name) is not None}
     chat["messages"] = _system(asked["system"]) + [said for part in asked["messages"] for said in _said(part, filled)]
     if given.get("stream") is True:
@@ -183,7 +183,7 @@ def chat_of(body: bytes, *, counting: bool = False, filled: Filled = bytes) -> J
     return chat
 
 
-def _system(system: Part) -> list[Json]:
+def _system(system: BodyPart) -> list[Json]:
     if system.value is None or system.value == "":
         return []
     is_list = isinstance(system.value, list)
@@ -191,7 +191,7 @@ def _system(system: Part) -> list[Json]:
     return [{"role": "system", "content": text}]
 
 
-def _said(message: Part, filled: Filled) -> list[Json]:
+def _said(message: BodyPart, filled: Filled) -> list[Json]:
     role, content = message["role"], message["content"]
     if role.value not in ("user", "assistant", "system"):
         raise BadInput(f"{role.where}: user or assistant is expected")
@@ -200,7 +200,7 @@ def _said(message: Part, filled: Filled) -> list[Json]:
     return [_assistant(content, filled)] if role.value == "assistant" else _others(role.value, content)
 
 
-def _assistant(blocks: Part, filled: Filled) -> Json:
+def _assistant(blocks: BodyPart, filled: Filled) -> Json:
     said: Json = {"role": "assistant", "content": None}
     for block in blocks:
         match block["type"].value:
@@ -222,7 +222,7 @@ def _assistant(blocks: Part, filled: Filled) -> Json:
     return said
 
 
-def _others(role: str, blocks: Part) -> list[Json]:
+def _others(role: str, blocks: BodyPart) -> list[Json]:
     """A user's message; results of tools are messages of their own, before the rest."""
     results: list[Json] = []
     parts: list[Json] = []
@@ -230,7 +230,7 @@ def _others(role: str, blocks: Part) -> list[Json]:
         if block["type"].value != "tool_result":
             parts.append(_shown(block))
             continue
-        content = block["content"] if "content" in block.fields else Part("")
+        content = block["content"] if "content" in block.fields else BodyPart("")
         if isinstance(content.value, list):
             inner = [_shown(part) for part in content]
             # A tool's message is text; its pictures are shown as the user's.
@@ -244,11 +244,11 @@ def _others(role: str, blocks: Part) -> list[Json]:
     return [*results, {"role": role, "content": parts}] if parts or not results else results
 
 
-def _shown(block: Part) -> Json:
+def _shown(block: BodyPart) -> Json:
     kind = block["type"].value
     if kind == "text":
         return {"type": "text", "text": block["text"].text}
-    source = block["source"] if kind in ("image", "document") else Part({})
+    source = block["source"] if kind in ("image", "document") else BodyPart({})
     match kind, source["type"].value:
         case "image", "url":
             return {"type": "image_url", "image_url": {"url": source["url"].text}}
@@ -263,7 +263,7 @@ def _shown(block: Part) -> Json:
     raise BadInput(f"{block['type'].where}: '{kind}' cannot be given to the fleet's engines")
 
 
-def _tool(tool: Part) -> Json:
+def _tool(tool: BodyPart) -> Json:
     given = tool.fields
     if given.get("type", "custom") != "custom" or "input_schema" not in given:
         raise BadInput(f"{tool.where}: '{given.get('type')}' is a tool of Anthropic's own; give name and input_schema")
@@ -273,7 +273,7 @@ def _tool(tool: Part) -> Json:
     return {"type": "function", "function": function}
 
 
-def _tool_choice(choice: Part) -> Json:
+def _tool_choice(choice: BodyPart) -> Json:
     kind = choice["type"].value
     if kind == "tool":
         chosen: Json = {"tool_choice": {"type": "function", "function": {"name": choice["name"].text}}}
@@ -286,7 +286,7 @@ def _tool_choice(choice: Part) -> Json:
     return chosen
 
 
-def _output(config: Part) -> Json:
+def _output(config: BodyPart) -> Json:
     said: Json = {}
     form, effort = config["format"], config["effort"]
     if form.value is not None:

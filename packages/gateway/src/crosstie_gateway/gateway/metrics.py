@@ -42,10 +42,8 @@ class _PoolCounts:
         columns = [sorted(column) for column in zip(*self.lately, strict=True)]
         half = len(self.lately) // 2
         names = ("ttft_predicted_p50_s", "ttft_seen_p50_s", "tpot_predicted_p50_s", "tpot_seen_p50_s")
-        return {
-            "requests": len(self.lately),
-            **{name: column[half] for name, column in zip(names, columns, strict=True)},
-        }
+        medians = {name: column[half] for name, column in zip(names, columns, strict=True)}
+        return {"requests": len(self.lately), **medians}
 
 
 class Metrics:

@@ -14,9 +14,7 @@ def question_of(context: Context, exchange: Exchange) -> PluginQuestion:
     if plugins is not None and plugins.wants_pools:
         decision = context.router.decide(ask, context.now(), exclude=ask.tried, explain=True)
         known = {pool.name: pool for pool in context.router.fleet.by_model.get(ask.model, ())}
-        pools = [
-            _view(known[considered.pool], considered) for considered in decision.considered if considered.pool in known
-        ]
+        pools = [_view(known[of.pool], of) for of in decision.considered if of.pool in known]
     path, key_id = exchange.request.path, exchange.record.key_id
     return PluginQuestion(path, ask.model, ask.class_name or "", key_id, exchange.request.body, pools)
 

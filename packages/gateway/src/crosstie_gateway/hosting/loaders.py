@@ -51,9 +51,8 @@ class Loader:
     async def resident(self, index: int) -> dict[str, bool | None]:
         """Whether each model can be served by that replica; None: it does not say."""
         models = list(self.entries)
-        return dict(
-            zip(models, await asyncio.gather(*(self._is_loaded(index, model) for model in models)), strict=True)
-        )
+        states = await asyncio.gather(*(self._is_loaded(index, model) for model in models))
+        return dict(zip(models, states, strict=True))
 
     async def _is_loaded(self, index: int, model: str) -> bool | None:
         raise NotImplementedError

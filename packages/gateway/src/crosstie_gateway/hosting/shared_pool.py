@@ -104,11 +104,7 @@ class SharedPool:
         for index, slot in enumerate(self.slots):
             if index not in self._moves:
                 presences = {m: self.replicas[index, m].presence for m in self.loader.entries}
-                there = [
-                    m
-                    for m, presence in presences.items()
-                    if presence is not None and presence.state in ("resident", "leaving")
-                ]
+                there = [m for m, at in presences.items() if at is not None and at.state in ("resident", "leaving")]
                 self.residency.observed(slot.key, there, self.gateway.now())
 
     def close(self) -> list[asyncio.Task[None]]:

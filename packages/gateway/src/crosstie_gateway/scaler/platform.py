@@ -71,9 +71,7 @@ class Platform:
         """Replicas that come by then, in order."""
         while True:
             coming = [instance for mine in self.there.values() for instance in mine if instance.state == "starting"]
-            soonest = min(
-                coming, key=lambda instance: (instance.ready_s, instance.supply, instance.number), default=None
-            )
+            soonest = min(coming, key=lambda comes: (comes.ready_s, comes.supply, comes.number), default=None)
             if soonest is None or soonest.ready_s > until:
                 break
             self._pass(soonest.ready_s)
@@ -115,10 +113,8 @@ class Platform:
             return sum(instance.state in states for instance in self.there[name])
 
         names = [supply.name for supply in self.rules.supplies]
-        emptied = {
-            name: sum(instance.state == "draining" and self.is_empty(instance) for instance in self.there[name])
-            for name in names
-        }
+        draining = {name: [going for going in self.there[name] if going.state == "draining"] for name in names}
+        emptied = {name: sum(map(self.is_empty, mine)) for name, mine in draining.items()}
         return FleetObservation(
             at_s=self.now, requests_per_s=requests_per_s, over_s=over_s, busy=busy, empty=emptied, ended=ended or {},
             ready={name: count(name, "ready", "draining") for name in names},
@@ -146,9 +142,7 @@ class Platform:
     def _last(self, mine: list[Instance], count: int) -> list[Instance]:
         """Those that go first: emptied ones, those being emptied, those that do not serve yet, the newest."""
         ranks = {"draining": 0, "starting": 1, "ready": 2}
-        order = sorted(
-            mine, key=lambda instance: (ranks[instance.state], not self.is_empty(instance), -instance.number)
-        )
+        order = sorted(mine, key=lambda goes: (ranks[goes.state], not self.is_empty(goes), -goes.number))
         return order[: max(count, 0)]
 
     def _count(self, name: str, change: int) -> None:

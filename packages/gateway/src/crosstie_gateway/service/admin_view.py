@@ -104,11 +104,7 @@ def fleet_view(gateway: Gateway, file: Fleet, day: DayCounts | None = None) -> F
         queued=len(gateway.waiting),
         exchanges=len(gateway.exchanges),
         pools=[_pool_view(gateway, pool, of_file.get(pool.name)) for pool in live.pools],
-        leaving=[
-            LeavingView(replica.pool.name, replica.key, replica.in_flight)
-            for replica in live.leaving
-            if replica.in_flight
-        ],
+        leaving=[LeavingView(left.pool.name, left.key, left.in_flight) for left in live.leaving if left.in_flight],
         speed=gateway.speed,
         served=day.views() if day is not None else [],
         teams=team_views(gateway),
@@ -288,10 +284,7 @@ class RecentDecisions:
 
 
 def _considered_views(decision: Decision) -> list[ConsideredView]:
-    return [
-        ConsideredView(considered.pool, considered.backend, considered.score, considered.dropped)
-        for considered in decision.considered
-    ]
+    return [ConsideredView(pool.pool, pool.backend, pool.score, pool.dropped) for pool in decision.considered]
 
 
 def _decision_view(at: float, request_id: bytes, attempts: int, ask: Ask, decision: Decision) -> DecisionView:

@@ -98,9 +98,7 @@ class Discovery(Component):
 
     def reloaded(self, fleet: Fleet) -> None:
         """The names of this fleet are looked up from now on, new ones at once."""
-        wanted = {
-            backend.partition("#")[0]: pool for pool in fleet.pools for backend in pool.backends if _is_name(backend)
-        }
+        wanted = {url.partition("#")[0]: pool for pool in fleet.pools for url in pool.backends if _is_name(url)}
         before, self._names = self._names, {url: self._names.get(url) or _Name(url) for url in wanted}
         for url, pool in wanted.items():
             self._names[url].every_s = pool.reach.discover_every_s

@@ -106,9 +106,7 @@ class Log(Component):
         error = context.get("exception")
         kind = type(error).__name__ if error is not None else "none"
         frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-        where = " < ".join(
-            f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}" for frame in reversed(frames)
-        )
+        where = " < ".join(f"{os.path.basename(at.filename)}:{at.lineno} {at.name}" for at in reversed(frames))
         said = f": {error}" if self.prompts and error is not None else ""
         sentence = f"internal error: {context.get('message', '')}: {kind}{said}; Traceback, innermost first: {where}"
         self.notice(Notice("internal_error", "error", sentence, kind=kind, where=where))

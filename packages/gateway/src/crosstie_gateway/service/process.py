@@ -258,13 +258,9 @@ class GatewayProcess:
             component.reloaded(fleet)
 
     def _limit(self, fleet: Fleet) -> None:
-        serving, limits = fleet.serving, self._limits
-        limits.body_bytes = int(serving.max_body_mib * 2**20)
-        self._limit_connections(fleet)
-        limits.connections_per_address = serving.max_connections_per_address
-
-    def _limit_connections(self, fleet: Fleet) -> None:
-        """To those that the limit of open files has room for, beside the connections to backends."""
+        """Connections to those that the limit of open files has room for, beside those to backends."""
+        self._limits.body_bytes = int(fleet.serving.max_body_mib * 2**20)
+        self._limits.connections_per_address = fleet.serving.max_connections_per_address
         asked, files = fleet.serving.max_connections, most_files()
         to_backends = sum(part.max_in_flight * len(part.backends) for pool in fleet.pools for part in pool.by_model())
         chosen = int(min(asked, fitting_connections(files, to_backends)))

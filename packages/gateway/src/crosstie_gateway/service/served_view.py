@@ -104,19 +104,15 @@ def totals(gateway: Gateway) -> dict[str, Totals]:
     for (pool, *_), count in metrics.requests.items():
         if pool in by_pool:
             by_pool[pool].requests += count
-    for name, totals_of in by_pool.items():
-        totals_of.faults, totals_of.retries, totals_of.resumed = (
-            metrics.faults[name],
-            metrics.retries[name],
-            metrics.resumed[name],
-        )
+    for name, done in by_pool.items():
+        done.faults, done.retries, done.resumed = metrics.faults[name], metrics.retries[name], metrics.resumed[name]
         seen = metrics.pools.get(name)
         if seen is not None:
-            totals_of.input_tokens, totals_of.output_tokens = seen.input_tokens, seen.output_tokens
-            totals_of.charged_usd = seen.charged_usd
-            totals_of.ttft_requests, totals_of.ttft_s = seen.ttft.count, seen.ttft.total
-            totals_of.tpot_requests, totals_of.tpot_s = seen.tpot.count, seen.tpot.total
-            totals_of.predicted_ttft_s, totals_of.predicted_tpot_s = seen.predicted_ttft_s, seen.predicted_tpot_s
+            done.input_tokens, done.output_tokens = seen.input_tokens, seen.output_tokens
+            done.charged_usd = seen.charged_usd
+            done.ttft_requests, done.ttft_s = seen.ttft.count, seen.ttft.total
+            done.tpot_requests, done.tpot_s = seen.tpot.count, seen.tpot.total
+            done.predicted_ttft_s, done.predicted_tpot_s = seen.predicted_ttft_s, seen.predicted_tpot_s
     return by_pool
 
 

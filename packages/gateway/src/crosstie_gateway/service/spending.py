@@ -58,9 +58,8 @@ class ProviderSpending(Component):
         now, bought = self._gateway.now(), self._bought()
         if not bought:
             return []
-        each = [
-            ({"pool": pool.name, "in": period.name}, period) for pool, spending in bought for period in spending.periods
-        ]
+        periods = [(pool.name, period) for pool, spending in bought for period in spending.periods]
+        each = [({"pool": name, "in": period.name}, period) for name, period in periods]
         spent = [(at, period.spent_usd(now)) for at, period in each]
         most = [(at, period.most_usd) for at, period in each if isfinite(period.most_usd)]
         reserved = [({"pool": pool.name}, spending.reserved_usd) for pool, spending in bought]

@@ -361,9 +361,7 @@ class Supervisor:
         """All workers notice the same things: a line is printed as often as the worker that repeats it most."""
         now = time.monotonic()
         if len(self._repeated) > _MOST_LINES:
-            self._repeated = {
-                text: repeated for text, repeated in self._repeated.items() if now - repeated.last < _SAME_S
-            }
+            self._repeated = {text: was for text, was in self._repeated.items() if now - was.last < _SAME_S}
         lately = self._repeated.get(said.text)
         if lately is None or now - lately.last > _SAME_S:
             lately = self._repeated[said.text] = _Repeated()

@@ -21,7 +21,6 @@ def asked(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="llamacpp_child", description=__doc__)
     parser.add_argument("--file", required=True, help="weights, as GGUF")
     parser.add_argument("--model", required=True, help="the name that requests ask for")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--slots", type=int, default=4, help="requests at a time; more wait")
     parser.add_argument("--context", type=int, default=4096, help="tokens a request may have, prompt and answer")
@@ -35,7 +34,8 @@ def serve(options: argparse.Namespace) -> Any:
     chosen.model.path = options.file
     chosen.model_alias = {options.model}
     chosen.hostnames = ["127.0.0.1"]
-    chosen.port = options.port
+    # Any that is free.
+    chosen.port = 0
     chosen.n_parallel = options.slots
     chosen.n_ctx = options.slots * options.context
     chosen.cpuparams.n_threads = options.threads

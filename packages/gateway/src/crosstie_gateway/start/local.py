@@ -1,9 +1,8 @@
 """A real engine for whoever has no GPU: llama.cpp on the processor, with a small model that comes from a wheel.
 
-In goes nothing, or a GGUF file; out comes the address of a server on this machine that ends with this process.
+Out comes the address of a server on this machine that ends with this process.
 """
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -11,10 +10,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 
-from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput, to_install
 from crosstie_gateway.wire.child import Child, ChildFailed, start_child
-from crosstie_gateway.wire.listener import listening
 
 MODEL = "smollm2-135m"
 SLOTS = 4
@@ -40,23 +37,14 @@ class LocalEngine(Child):
         return self.process.pid
 
 
-def start_local(
-    *, threads: int | None = None, model_file: Path | None = None, port: int = 0, wait_s: float = 30
-) -> LocalEngine:
-    """An engine that answers already. Half of the processors are its threads unless told otherwise."""
+def start_local(*, threads: int | None = None, wait_s: float = 30) -> LocalEngine:
+    """An engine that answers already, at any port that is free. Half of the processors are its threads unless told
+    otherwise."""
     if find_spec("xllamacpp") is None:
-        wanted = GET_ENGINE if model_file else f"{GET_ENGINE} and {GET_WEIGHTS}"
+        wanted = f"{GET_ENGINE} and {GET_WEIGHTS}"
         raise BadInput(f"the local engine needs xllamacpp, which is not installed: {wanted}; or give a fleet file")
-    weights = shipped_weights() if model_file is None else model_file
-    if not weights.is_file():
-        raise BadInput(f"{weights}: no such file of weights (GGUF)")
-    model = MODEL if model_file is None else weights.stem
     count = max(1, (os.cpu_count() or 1) // 2) if threads is None else threads
-    if count < 1:
-        raise BadInput(f"an engine needs at least one thread, not {count}")
-    if port:
-        _refuse_taken(port)
-    words = {"file": weights, "model": model, "port": port, "threads": count, "slots": SLOTS, "context": CONTEXT}
+    words = {"file": shipped_weights(), "model": MODEL, "threads": count, "slots": SLOTS, "context": CONTEXT}
     # -P: no folder that the user happens to be in is searched for modules.
     command = [sys.executable, "-P", "-m", "crosstie_gateway.start.llamacpp_child"]
     command += [part for name, value in words.items() for part in (f"--{name}", str(value))]
@@ -65,14 +53,7 @@ def start_local(
     except ChildFailed as error:
         tail = "; ".join(error.lines[-QUOTED_LINES:]) or "it left no log"
         raise BadInput(f"the local engine {error.fate}: {tail}") from None
-    return LocalEngine(process, f"{said['url']}/v1", model)
-
-
-def _refuse_taken(port: int) -> None:
-    """Asked here, since llama.cpp's own log does not always say it before it ends."""
-    with in_words(f"port {port} of 127.0.0.1 is in use, or not allowed"), contextlib.ExitStack() as stack:
-        for listens in listening("127.0.0.1", port):
-            stack.enter_context(listens)
+    return LocalEngine(process, f"{said['url']}/v1", MODEL)
 
 
 def shipped_weights() -> Path:
