@@ -11,7 +11,7 @@ from crosstie.cli.assignments import assigned, fraction
 from crosstie.cli.options import FILE
 from crosstie.cli.packages import SOURCES, brought
 from crosstie.cli.progress import progress
-from crosstie.cli.review_show import DETAILS, checklist_markdown, checklist_parts, review_parts
+from crosstie.cli.review_show import DETAILS, checklist_parts, review_parts
 from crosstie.cli.times import moment
 from crosstie.core.errors import BadInput
 from crosstie.core.usage import Used, hour_of
@@ -75,7 +75,7 @@ def command(
             lambda: checklist_document(planned, items),
             lambda _: checklist_parts(planned, items),
             title=f"{planned.workload.name}: what to demand",
-            markdown=(lambda: checklist_markdown(planned, items)) if as_markdown else None,
+            markdown=(lambda: write_markdown(checklist_parts(planned, items, boxes=True))) if as_markdown else None,
         )
         return 0
     if not recordings:

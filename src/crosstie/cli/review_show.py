@@ -1,4 +1,4 @@
-"""How a review and a checklist look, on a screen and as Markdown for a meeting."""
+"""What a review and a checklist say."""
 
 import math
 from collections.abc import Sequence
@@ -156,41 +156,19 @@ def _step(one: RevisedPlan, first: RevisedPlan) -> list[str]:
     return [one.what, fleet, f"{one.usd_per_hour:,.2f}", dollars(one.usd_per_million or 0.0), moved]
 
 
-def checklist_parts(planned: Planned, items: Sequence[Demand]) -> Parts:
+def checklist_parts(planned: Planned, items: Sequence[Demand], *, boxes: bool = False) -> Parts:
+    """With `boxes` to tick, as Markdown has them."""
     yield Text.assemble((planned.workload.name, "bold"), f": what to demand, by the plan of {planned.saved.made}")
     topic = ""
     for one in items:
         if one.topic != topic:
             yield Heading(one.topic)
             topic = one.topic
-        yield f"- {f'{one.of}: ' if one.of else ''}{one.ask}"
+        yield f"- {'[ ] ' if boxes else ''}{f'{one.of}: ' if one.of else ''}{one.ask}"
         if one.run:
             yield f"    {one.run}"
         yield note(f"  why: {one.why}")
-    yield _PROPOSED
-
-
-_PROPOSED = (
-    "Hours, names and shares that no plan knows are proposals of ours; numbers are the plan's, by its calibration. "
-    "Have it read by whoever reads your contracts."
-)
-
-
-# Markdown
-
-
-def checklist_markdown(planned: Planned, items: Sequence[Demand]) -> str:
-    lines = [f"# {_plain(planned.workload.name)}: what to demand", "", f"By the plan of {planned.saved.made}.", ""]
-    topic = ""
-    for one in items:
-        if one.topic != topic:
-            lines += [f"## {one.topic}", ""]
-            topic = one.topic
-        lines += [f"- [ ] {f'**{_plain(one.of)}**: ' if one.of else ''}{_plain(one.ask)} *Why: {_plain(one.why)}.*"]
-        lines += ["", "  ```sh", f"  {one.run}", "  ```", ""] if one.run else [""]
-    return "\n".join([*lines, _PROPOSED]) + "\n"
-
-
-def _plain(text: str) -> str:
-    """Names come from files: what would end a cell does not."""
-    return text.replace("|", "\\|")
+    yield (
+        "Hours, names and shares that no plan knows are proposals of ours; numbers are the plan's, by its calibration. "
+        "Have it read by whoever reads your contracts."
+    )

@@ -4,6 +4,7 @@ has the exact one.
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -172,10 +173,10 @@ def write_markdown(parts: Iterable[Part]) -> str:
                 lines += ["", *_markdown_table(block), ""]
             elif isinstance(block, list):
                 listed = [line.text if line.verbatim else f"- {line.text}" for line in block]
-                lines += ["", "```sh", *listed, "```", ""] if block[0].verbatim else listed
+                lines += ["", "```sh", *listed, "```", ""] if block[0].verbatim else ["", *listed, ""]
             elif isinstance(block, Paragraph):
                 lines += ["", block.text] if lines else [f"# {block.text}", ""]
-    return "\n".join(lines).replace("\n\n\n", "\n\n").strip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
 def _markdown_table(table: Table) -> list[str]:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from crosstie.core.errors import BadInput
 from crosstie.prove.calibration.tax import UNSTATED, ReleaseTax, Series, common_points
-from crosstie.web.chart import check_ending, colours, new_figure, save
+from crosstie.web.chart import MARKERS, check_ending, colours, new_figure, save
 
 HONEST = "AMD results were published by others: Crosstie has run nothing on AMD."
 READ = "A dot is the median of a release's loads, hollow below five; dotted lines join releases that share no load."
-_MARKERS = "osD^vPX*"
 # So few lines leave room for the names of releases.
 _NAMED = 3
 _MANY = 5
@@ -38,7 +37,7 @@ def draw_tax(groups: Sequence[ReleaseTax], file: Path, *, dark: bool = False) ->
     axes = figure.subplots()
     for line, members in sorted(courses.items()):
         own = colour[line.accelerator]
-        marker = _MARKERS[engines.index((line.engine, line.campaign)) % len(_MARKERS)]
+        marker = MARKERS[engines.index((line.engine, line.campaign)) % len(MARKERS)]
         for left, right in pairwise(members):
             style, width = ("-", 1.8) if common_points(left, right) else (":", 0.9)
             axes.plot(*_places((left, right)), color=own, linewidth=width, linestyle=style, zorder=1)

@@ -48,7 +48,7 @@ def test_it_is_shown_and_written_for_a_meeting(crosstie: Command, made: Path) ->
     written = crosstie("review", str(made), "--checklist", "--markdown")
     assert written.out.startswith("# small: what to demand")
     assert "- [ ] " in written.out
-    assert "```sh\n  crosstie bench http://REPLICA:8000" in written.out
+    assert "```sh\ncrosstie bench http://REPLICA:8000" in written.out
 
 
 @pytest.mark.parametrize(
