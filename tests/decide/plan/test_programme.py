@@ -24,7 +24,7 @@ from crosstie.core.errors import BadInput
 from crosstie.decide.plan import rows, solver
 from crosstie.decide.plan.optimise import simplify
 from crosstie.decide.plan.programme import Array, Mask, Programme, Solution
-from crosstie.decide.plan.solver import solve, tidied, worth_their_price
+from crosstie.decide.plan.solver import solve, solve_beside, tidied, worth_their_price
 
 LIMITS = ("none", "inventory", "at_most", "budget", "power", "vendor_share", "nodes", "all")
 
@@ -418,6 +418,7 @@ def test_a_search_that_ends_without_an_answer_is_no_answer(monkeypatch: pytest.M
         solve(instance(1000, "all", columns=4))
     # What stands beside an answer is left out, and does not take the answer away.
     assert solve(instance(1000, "all", columns=4), quickly=True) is None
+    assert solve_beside(instance(1000, "all", columns=4)) is None
 
 
 def test_a_search_that_finds_nothing_leaves_the_relaxation_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,7 +314,7 @@ class Told(Trials):
         self.classes, self.scaling = [CHAT], EstimateScale.none
 
     def verdict(self, pools: Sequence[PoolPlan], budget: int = SHORT, seed: int = 0) -> Verdict:
-        numbers = tuple(pool.replicas for pool in pools)
+        numbers = tuple(pool.replicas for pool in pools if pool.replicas)
         if numbers not in self.asked:
             self.asked.append(numbers)
             self.runs[len(self.runs)] = type("Ran", (), {"sent": 100})

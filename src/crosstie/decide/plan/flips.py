@@ -146,7 +146,7 @@ def bindings(asked: Choice, answer: Solution, workload: Workload) -> list[Bindin
     """Limits that bind, those that cost most first."""
     found = []
     for key, now, freed in _lifted(asked, workload):
-        other = solve(freed)
+        other = solve(freed, quickly=True)
         instead = alternative(asked, other, answer.usd_per_hour)
         if other is None or instead is None:
             continue

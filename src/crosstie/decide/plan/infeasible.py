@@ -14,7 +14,7 @@ from crosstie.decide.plan.capacity import EstimateScale, own_ttft_s
 from crosstie.decide.plan.optimise import Choice
 from crosstie.decide.plan.programme import Array, Mask, Programme
 from crosstie.decide.plan.scaling import scaling_of
-from crosstie.decide.plan.solver import solve
+from crosstie.decide.plan.solver import solve_beside
 from crosstie.decide.plan.survey import Survey, offers, peak_of, tiers
 from crosstie.perf.memory import cache_sequences
 
@@ -206,19 +206,20 @@ def _limits(asked: Choice, workload: Workload) -> list[Obstacle]:
     """Each limit that would do to give up alone, with the least that it would have to become."""
     problem, limits = asked.problem, workload.constraints
     found: list[Obstacle] = []
-    if np.isfinite(problem.budget_usd_per_hour) and (free := solve(replace(problem, budget_usd_per_hour=np.inf))):
+    unpaid = replace(problem, budget_usd_per_hour=np.inf)
+    if np.isfinite(problem.budget_usd_per_hour) and (free := solve_beside(unpaid)):
         needs = f"{_rounded_up(free.usd_per_hour * HOURS_PER_MONTH):,.6g}"
         why = "the cheapest fleet that meets everything else costs that"
         key, now = "constraints.budget_usd_per_month", f"{limits.budget_usd_per_month:,.12g}"
         found.append(Obstacle(key, now, needs, why))
     # As good as none, but a limit still: without any, only what is worth its price is looked at.
     boundless = replace(problem, power_watts=_BOUNDLESS_WATTS)
-    if np.isfinite(problem.power_watts) and (free := solve(boundless, minimise="power")):
+    if np.isfinite(problem.power_watts) and (free := solve_beside(boundless, minimise="power")):
         needs = f"{_rounded_up(free.watts / 1e3):,.6g}"
         why = "the fleet of least power that meets everything else takes that"
         found.append(Obstacle("constraints.power_kw", f"{limits.power_kw:,.12g}", needs, why))
     unstinted = replace(problem, at_most=np.full_like(problem.at_most, np.inf))
-    if np.isfinite(problem.at_most).any() and (free := solve(unstinted)):
+    if np.isfinite(problem.at_most).any() and (free := solve_beside(unstinted)):
         found.append(_at_most(asked, free.gpus))
     for vendor, share in limits.vendor_share.items():
         without = _without_share(asked, vendor)
@@ -249,7 +250,7 @@ def _without_share(asked: Choice, vendor: str) -> float | None:
         return 0.0
     shares = problem.vendor_share.copy()
     shares[vendors.index(vendor)] = 0.0
-    free = solve(replace(problem, vendor_share=shares))
+    free = solve_beside(replace(problem, vendor_share=shares))
     if free is None:
         return None
     value = free.gpus * problem.usd_per_hour

@@ -48,7 +48,7 @@ from crosstie.decide.plan.search import (
 )
 from crosstie.decide.plan.shared import SharedPlan, beside_shared, own_classes, shared_plan, simulate_sharing
 from crosstie.decide.plan.simulated import SimulatedClass as SimulatedClass
-from crosstie.decide.plan.solver import solve, tidied
+from crosstie.decide.plan.solver import solve, solve_beside, tidied
 from crosstie.decide.plan.survey import (
     Column,
     Offers,
@@ -521,7 +521,7 @@ def _as_sure(
     if each == sure or errors.enough(answer) >= sure:
         return asked, answer, sure
     surer = read(WorldScaling(workload, each))
-    found = solve(surer.problem)
+    found = solve_beside(surer.problem)
     # Limits may leave no room for that; then the answer says how sure it is.
     return (surer, found, each) if found else (asked, answer, sure)
 

@@ -243,16 +243,16 @@ class Search:
 
     def verdict(self, trials: Trials, pools: Sequence[PoolPlan], budget: int = SHORT) -> Verdict:
         before = self.shown.sent
-        found = trials.verdict(_of(trials, pools), budget)
+        verdict = trials.verdict(pools, budget)
         self.left -= self.shown.sent - before
-        return found
+        return verdict
 
     def _grown(self, trials: Trials, proposed: Proposal, pools: list[PoolPlan], budget: int) -> list[PoolPlan] | None:
         """With more replicas of the pools whose classes miss, until none does."""
         mine = {place for place, pool in enumerate(pools) if pool.deployment.model.id == trials.model}
         tried, short, carrying, levels = pools, set[int](), set[int](), list[float]()
         for again in range(_GROWN + 1):
-            if not trials.is_ruled_out(_of(trials, tried)):
+            if not trials.is_ruled_out(tried):
                 verdict = self.verdict(trials, tried, budget)
                 if verdict.holds:
                     return tried
@@ -312,7 +312,7 @@ class Search:
         return _usd_per_hour(proposed.asked, fewer) < _usd_per_hour(proposed.asked, pools) - 1e-9
 
     def _holds(self, trials: Trials, proposed: Proposal, pools: list[PoolPlan], budget: int) -> bool:
-        if not _can_carry_all(proposed, pools) or trials.is_ruled_out(_of(trials, pools)):
+        if not _can_carry_all(proposed, pools) or trials.is_ruled_out(pools):
             return False
         return self.left > 0 and self.verdict(trials, pools, budget).holds
 
@@ -437,11 +437,6 @@ def _factor_used(proposed: Proposal, column: Column) -> float:
     rate = everything.requests_per_s[_place_of(proposed.question, column)]
     most = int(np.argmax(rate))
     return float(offered.requests_per_s[row, most] / rate[most])
-
-
-def _of(trials: Trials, pools: Sequence[PoolPlan]) -> list[PoolPlan]:
-    """Those of a model that carry anything."""
-    return [pool for pool in pools if pool.deployment.model.id == trials.model and pool.carried and pool.replicas]
 
 
 def _free_usd(pool: PoolPlan) -> float:

@@ -27,7 +27,8 @@ def solve(
 ) -> Solution | None:
     """The best fleet of the allowed columns, or None where there is none.
 
-    `minimise`: "cost", or "power" to learn what the least power would be. `quickly`: a good fleet will do.
+    `minimise`: "cost", or "power" to learn what the least power would be. `quickly`: a good fleet will do,
+    and where none was found and none ruled out there is none.
     """
     usable = problem.rate.max(axis=1, initial=0.0) > 0
     if allowed is not None:
@@ -43,7 +44,15 @@ def solve(
             found = _one_of_alike(problem, _near_the_best(problem, columns), minimise, True)
         return found or _one_of_alike(problem, columns, minimise, True)
     except Undecided:
-        # What stands beside an answer never takes the answer away.
+        return None
+
+
+def solve_beside(problem: Programme, *, minimise: str = "cost") -> Solution | None:
+    """The best fleet for a question beside another; None where it was not decided, too: what stands beside an answer
+    never takes the answer away."""
+    try:
+        return solve(problem, minimise=minimise)
+    except Undecided:
         return None
 
 

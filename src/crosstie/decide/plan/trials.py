@@ -277,18 +277,23 @@ class Trials:
         self._tables = Tables()
 
     def verdict(self, pools: Sequence[PoolPlan], budget: int = SHORT, seed: int = SEED) -> Verdict:
-        key = self._key(pools, seed)
+        mine = self._carrying(pools)
+        key = self._key(mine, seed)
         if key not in self.runs:
-            self.runs[key] = FleetRun(self, pools, seed)
+            self.runs[key] = FleetRun(self, mine, seed)
         return self.runs[key].go_on(budget)
 
     def is_ruled_out(self, pools: Sequence[PoolPlan], seed: int = SEED) -> bool:
         """Whether a fleet that has no fewer of any of its replicas was seen to miss."""
-        mine = dict(self._key(pools, seed))
+        mine = dict(self._key(self._carrying(pools), seed))
         return any(
             not run.verdict.holds and all(dict(key).get(pool, 0) >= number for pool, number in mine.items())
             for key, run in self.runs.items()
         )
+
+    def _carrying(self, pools: Sequence[PoolPlan]) -> list[PoolPlan]:
+        """Of a fleet the pools of this model that carry anything."""
+        return [pool for pool in pools if pool.deployment.model.id == self.model and pool.carried and pool.replicas]
 
     def _key(self, pools: Sequence[PoolPlan], seed: int) -> RunKey:
         slower = self.scaling([pool.deployment for pool in pools]).tpot
