@@ -286,9 +286,8 @@ class Cases:
         raise NotPredicted("concurrency is no number" if point["concurrency"] else "concurrency is missing")
 
     def _limits(self, point: OperatingPoint, model: Model) -> tuple[float, float]:
-        found = _LIMITS.search(point["notes"])
-        if found:
-            return float(found[1]) / 1e3, float(found[2]) / 1e3
+        if said := _LIMITS.search(point["notes"]):
+            return float(said[1]) / 1e3, float(said[2]) / 1e3
         dataset = self.protocols.datasets.get(model.id)
         limits = dataset.limits if dataset else {}
         known = {day: limit for (day, name), limit in limits.items() if name == point["scenario"].casefold()}
@@ -319,13 +318,13 @@ class Cases:
         self, model: Model, accelerator: Accelerator, precision: str, engine: str | None, inputs: float, outputs: float
     ) -> Parallelism:
         """The fewest GPUs that hold a fair batch, as one would deploy replicas."""
-        found = smallest_layout(
+        smallest = smallest_layout(
             self.catalog, model, accelerator, context=round(inputs + outputs), sequences=32, precision=precision,
             kv_format="fp8", stack=engine,
         )  # fmt: skip
-        if found is None:
+        if smallest is None:
             raise NotPredicted("the model fits no layout of this accelerator by the memory model")
-        return found.deployment.parallelism
+        return smallest.deployment.parallelism
 
     def _deployment(
         self, model: Model, accelerator: Accelerator, split: Parallelism, precision: str, kv_format: str,
@@ -377,11 +376,11 @@ def measured_subject(case: MeasuredCase) -> CalibrationSubject:
 
 def month_of(case: MeasuredCase) -> str:
     """When it was measured, "2026-05"; the middle of the time that a median is over."""
-    found = [int(year) * 12 + int(month) - 1 for year, month in _MONTH.findall(case.point["date"])]
-    if not found:
-        return ""
     # "published (dump; runs from to)": the runs count.
-    middle = sum(found[-2:]) // len(found[-2:])
+    months = [int(year) * 12 + int(month) - 1 for year, month in _MONTH.findall(case.point["date"])][-2:]
+    if not months:
+        return ""
+    middle = sum(months) // len(months)
     return f"{middle // 12}-{middle % 12 + 1:02d}"
 
 
@@ -390,11 +389,10 @@ def release_of(case: MeasuredCase) -> str:
     if campaign_of(case):
         return case.point["source_id"]
     said = case.point["engine_version"]
-    nightly = _NIGHTLY.search(said)
-    if nightly:
+    if nightly := _NIGHTLY.search(said):
         return f"nightly {nightly[1]}-{nightly[2]}"
-    found = _RELEASE.search(said)
-    return found[1] or found[2] if found else ""
+    release = _RELEASE.search(said)
+    return release[1] or release[2] if release else ""
 
 
 def campaign_of(case: MeasuredCase) -> str:

@@ -8,7 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, groupby
+from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,6 +122,14 @@ class ReleaseTax:
     def tax(self) -> float | None:
         return None if self.median is None else 1.0 - self.median
 
+    @cached_property
+    def seconds(self) -> dict[tuple[object, ...], float]:
+        """By the conditions of an operating point: repeated measurements are one."""
+        repeats: dict[tuple[object, ...], list[float]] = {}
+        for reading in self.readings:
+            repeats.setdefault(reading.conditions, []).append(reading.measured_s)
+        return {conditions: float(np.median(values)) for conditions, values in repeats.items()}
+
 
 @dataclass(frozen=True)
 class Trend:
@@ -223,26 +232,24 @@ def _reading(case: MeasuredCase, ideal: dict[str, Any]) -> RooflineReading | Non
 
 
 def _groups(readings: Sequence[RooflineReading]) -> list[ReleaseTax]:
-    def key(reading: RooflineReading) -> tuple[Series, str]:
-        return reading.series, reading.release
-
-    made = []
-    for (line, release), found in groupby(sorted(readings, key=key), key=key):
-        members = tuple(found)
-        possible = [member.fraction for member in members if member.fraction <= 1.0]
-        low, middle, high = np.quantile(possible, (0.1, 0.5, 0.9)).tolist() if len(possible) else (None,) * 3
-        made.append(
-            ReleaseTax(
-                line, release,
-                date=min((m.date for m in members if m.date), default=""),
-                points=len(possible), median=middle, p10=low, p90=high,
-                above_roofline=len(members) - len(possible),
-                models=tuple(sorted({m.case.deployment.model.id for m in members})),
-                readings=members,
-            )
-        )  # fmt: skip
+    releases: dict[tuple[Series, str], list[RooflineReading]] = {}
+    for reading in readings:
+        releases.setdefault((reading.series, reading.release), []).append(reading)
+    groups = [_group(series, release, own) for (series, release), own in releases.items()]
     # Undated releases come last: nobody knows where they belong.
-    return sorted(made, key=lambda g: (g.series.accelerator, g.date or "9999", g.series, g.release))
+    return sorted(
+        groups, key=lambda group: (group.series.accelerator, group.date or "9999", group.series, group.release)
+    )
+
+
+def _group(series: Series, release: str, readings: Sequence[RooflineReading]) -> ReleaseTax:
+    possible = [reading.fraction for reading in readings if reading.fraction <= 1.0]
+    low, middle, high = np.quantile(possible, (0.1, 0.5, 0.9)).tolist() if possible else (None,) * 3
+    return ReleaseTax(
+        series, release, date=min((reading.date for reading in readings if reading.date), default=""),
+        points=len(possible), median=middle, p10=low, p90=high, above_roofline=len(readings) - len(possible),
+        models=tuple(sorted({reading.case.deployment.model.id for reading in readings})), readings=tuple(readings),
+    )  # fmt: skip
 
 
 def _trends(groups: Sequence[ReleaseTax]) -> list[Trend]:
@@ -269,22 +276,11 @@ def _day(date: str) -> int:
 
 
 def _trend(first: ReleaseTax, last: ReleaseTax) -> Trend:
-    before, after = _by_conditions(first), _by_conditions(last)
     common = common_points(first, last)
-    if common:
-        ratio = float(np.median([before[key] / after[key] for key in common]))
-    else:
-        ratio = (last.median or 0.0) / (first.median or 1.0)
+    ratios = [first.seconds[conditions] / last.seconds[conditions] for conditions in common]
+    ratio = float(np.median(ratios)) if ratios else (last.median or 0.0) / (first.median or 1.0)
     return Trend(first.series, first, last, len(common), ratio)
 
 
 def common_points(first: ReleaseTax, last: ReleaseTax) -> list[tuple[object, ...]]:
-    return sorted(_by_conditions(first).keys() & _by_conditions(last).keys(), key=str)
-
-
-def _by_conditions(group: ReleaseTax) -> dict[tuple[object, ...], float]:
-    """Measured seconds of each operating point; repeated measurements are one."""
-    found: dict[tuple[object, ...], list[float]] = {}
-    for reading in group.readings:
-        found.setdefault(reading.conditions, []).append(reading.measured_s)
-    return {key: float(np.median(values)) for key, values in found.items()}
+    return sorted(first.seconds.keys() & last.seconds.keys(), key=str)
