@@ -269,7 +269,7 @@ def test_a_library_that_is_missing_is_said_before_the_work(
     def work(*_: object, **__: object) -> None:
         raise AssertionError("the work had begun")
 
-    monkeypatch.setattr("crosstie.cli.plan.planned", work)
+    monkeypatch.setattr("crosstie.cli.plan.plan", work)
     monkeypatch.setattr("crosstie.cli.simulate.read_subject", work)
     monkeypatch.setattr("crosstie.cli.ui.Explorer", work)
     monkeypatch.setitem(sys.modules, library, None)
