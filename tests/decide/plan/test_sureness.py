@@ -63,7 +63,7 @@ def test_a_fleet_is_as_sure_as_was_asked(on: tuple[str, ...]) -> None:
 @pytest.mark.slow
 def test_where_being_sure_costs_many_times_as_much_it_does_not_buy_the_fleet() -> None:
     """Hardly above the floor of the estimate, next to nothing keeps the target at its slow end."""
-    tight = one_class("chat", 5.0, 800, 250, ttft=(2.0, 0.9), tpot=(0.011, 0.9), model="llama-3.3-70b")
+    tight = one_class("chat", 5.0, 800, 250, ttft=(2.0, 0.9), tpot=(0.0107, 0.9), model="llama-3.3-70b")
     found = plan(CATALOG, workload(tight, accelerators=("mi300x",), sure=0.8))
     likely = plan(CATALOG, workload(tight, accelerators=("mi300x",), sizing="likely"))
     assert found.too_dear is not None
