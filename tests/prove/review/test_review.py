@@ -124,8 +124,8 @@ def test_longer_prompts_are_told_as_that_and_the_fleet_is_not_blamed(
 ) -> None:
     longer = json.loads(json.dumps(content))
     for one in longer["workload"]["classes"][0]["slices"]:
-        one["sample"] = [[2 * inputs, outputs] for inputs, outputs in one["sample"]]
-        one["input_tokens"] *= 2
+        one["sample"] = [[round(1.5 * inputs), outputs] for inputs, outputs in one["sample"]]
+        one["input_tokens"] *= 1.5
     other = tmp_path / "longer.json"
     other.write_text(json.dumps(longer))
     status, said = reviewed(served(CATALOG, other, 600))
