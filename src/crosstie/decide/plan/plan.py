@@ -516,14 +516,20 @@ def _as_sure(
     answer = solve(asked.problem)
     if answer is None:
         return asked, None, sure
-    errors = JointErrors(surveyed, asked, scaling)
-    each = errors.each_sure(answer, sure)
-    if each == sure or errors.enough(answer) >= sure:
-        return asked, answer, sure
-    surer = read(WorldScaling(workload, each))
-    found = solve_beside(surer.problem)
-    # Limits may leave no room for that; then the answer says how sure it is.
-    return (surer, found, each) if found else (asked, answer, sure)
+    each = sure
+    while True:
+        errors = JointErrors(surveyed, asked, scaling)
+        surer = errors.each_sure(answer, sure)
+        if surer <= each or errors.enough(answer) >= sure:
+            return asked, answer, each
+        # A fleet of more pools rests on more estimates, and each of them must be surer still.
+        scaling = WorldScaling(workload, surer)
+        again = read(scaling)
+        found = solve_beside(again.problem)
+        if found is None:
+            # Limits leave no room for that; then the answer says how sure it is.
+            return asked, answer, each
+        asked, answer, each = again, found, surer
 
 
 def _with_alternatives(
