@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from crosstie.core.histogram import samples_of
 from crosstie.wire.address import Address
-from crosstie.wire.fetch import fetch_once
+from crosstie.wire.fetch import ask
 from crosstie.wire.loops import run_on_loop
 
 # By the field that each counter adds to; older releases of vLLM write the name without `_total`.
@@ -65,9 +65,8 @@ class ServerCounts(NamedTuple):
 def server_counts(url: str, api_key: str | None) -> ServerCounts | None:
     """Since the server was started; None where it does not say, or not to this key."""
     at = Address(url)
-    headers = [(b"authorization", f"Bearer {api_key}".encode())] if api_key else []
     try:
-        answer = run_on_loop(fetch_once(at, "GET", f"{at.root}/metrics", headers=headers, timeout_s=10.0))
+        answer = run_on_loop(ask(at, "GET", f"{at.root}/metrics", key=api_key, timeout_s=10.0))
     except OSError:
         return None
     return ServerCounts.read(answer.body.decode("utf-8", "replace")) if answer.status == 200 else None
