@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
+from crosstie.core.errors import BadInput
 from crosstie.core.histogram import samples_of
 from crosstie.wire.address import Address
-from crosstie.wire.fetch import ask
+from crosstie.wire.fetch import ask, fetch_once
 from crosstie.wire.loops import run_on_loop
 
 # By the field that each counter adds to; older releases of vLLM write the name without `_total`.
@@ -60,6 +61,17 @@ class ServerCounts(NamedTuple):
     def usd_per_million_tokens(self) -> float | None:
         """Attributed: each request pays for its share of the replica that served it."""
         return self.usd / self.tokens * 1e6 if self.tokens else None
+
+
+def metrics_page(option: str, at: Address, path: str) -> str:
+    """What somebody has named by an option must answer."""
+    try:
+        answer = run_on_loop(fetch_once(at, "GET", path))
+    except OSError as error:
+        raise BadInput(f"{option}: cannot be asked: {error}") from None
+    if answer.status != 200:
+        raise BadInput(f"{option}: answers with status {answer.status}")
+    return answer.body.decode("utf-8", "replace")
 
 
 def server_counts(url: str, api_key: str | None) -> ServerCounts | None:

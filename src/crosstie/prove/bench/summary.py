@@ -35,7 +35,7 @@ PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "longest_gap_s")
 _MOST_FAULTS = 5
 _RESAMPLES = 200
-# Two-sided 95%, by degrees of freedom from 1 on.
+# By degrees of freedom from 1 on; beyond, the first terms of its expansion about the normal one.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _NORMAL = 1.95996
 # The client distorts a result if it was later than this share of what it measured.
@@ -312,11 +312,12 @@ def student(values: Sequence[float]) -> MeasuredInterval:
     mean, freedom = _mean(values), len(values) - 1
     if freedom < 1:
         return MeasuredInterval(mean)
-    wide = _quantile(freedom) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    wide = students_quantile(freedom) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return MeasuredInterval(mean, mean - wide, mean + wide)
 
 
-def _quantile(freedom: int) -> float:
+def students_quantile(freedom: int) -> float:
+    """Two-sided 95%."""
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]
     z = _NORMAL
