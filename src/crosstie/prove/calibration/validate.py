@@ -451,7 +451,7 @@ _OF_POINT = COLUMNS[2:14]
 
 def predictions(validation: Validation) -> str:
     """Every row of the results, predicted or not, as CSV; seconds and tokens per second."""
-    lines = [_line(outcome) for outcome in validation.outcomes] + [_missed_line(missed) for missed in validation.missed]
+    lines: list[dict[str, Any]] = [*map(_line, validation.outcomes), *map(_missed_line, validation.missed)]
     return csv_text(COLUMNS, sorted(lines, key=lambda line: (line["file"], line["line"])))
 
 
