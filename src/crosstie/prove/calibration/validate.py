@@ -452,7 +452,8 @@ _OF_POINT = COLUMNS[2:14]
 def predictions(validation: Validation) -> str:
     """Every row of the results, predicted or not, as CSV; seconds and tokens per second."""
     lines: list[dict[str, Any]] = [*map(_line, validation.outcomes), *map(_missed_line, validation.missed)]
-    return csv_text(COLUMNS, sorted(lines, key=lambda line: (line["file"], line["line"])))
+    lines.sort(key=lambda line: (line["file"], line["line"]))
+    return csv_text(COLUMNS, lines)
 
 
 def _line(outcome: PredictedRow) -> dict[str, Any]:
