@@ -183,10 +183,11 @@ def main() -> None:
     for at, name, count in found.course:
         print(f"{at:6.2f} h  {name} {count}")
     print(found.said)
-    replay = found.replay
+    (point,) = found.replay["endpoints"][0]["points"]
     print(
-        f"{replay['requests']} requests, {replay['failed']} failed, {replay['turned_away']} turned away, "
-        f"{replay['kept']:.1%} within targets; the client was late by {replay['late_s']['p95']:.0f} s of the day at p95"
+        f"{point['requests']} requests, {point['failed']} failed, {point['turned_away']} turned away, "
+        f"{point['kept']:.1%} within targets; "
+        f"the client was late by {point['client']['late_p99_s']:.0f} s of the day at p99"
     )
     print(f"{found.gpu_hours:.1f} GPU-hours, {found.gpu_hours / found.fixed_gpu_hours:.0%} of the fixed fleet's")
 

@@ -17,9 +17,9 @@ from crosstie.catalog.calibration import MODE_LEVELS, Calibration
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.core.errors import BadInput
-from crosstie.prove.calibration.bar import LEAST, MOST, judged
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS
 from crosstie.prove.calibration.validate import Validation, document, summary, validate
+from interval_bar import LEAST, MOST, judged
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "accuracy.md"

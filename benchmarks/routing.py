@@ -43,8 +43,7 @@ from crosstie.core.fleet import Fleet, Policy, Pool
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import plan as make_plan
 from crosstie.perf.estimate import estimate
-from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
-from crosstie.prove.replay.outcomes import result_of, targets_of
+from crosstie.prove.bench.bench import replayed
 from crosstie.prove.replay.prompts import Sizing, text
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
@@ -140,9 +139,8 @@ def recorded(fleet: Fleet, seconds: float, load: float) -> list[TimedRequest]:
 def one_run(fleet: Fleet, file: Path, requests: list[TimedRequest], policy: Policy, speed: float) -> dict[str, Any]:
     with serve(file, emulate=True, speed=speed, policy=policy) as gateway:
         watch = Watch(gateway)
-        outcomes, spent = replayed(gateway.url, MODEL, requests, speed=speed)
+        result = replayed(gateway.url, MODEL, requests, fleet, speed=speed)
         cpu = watch.shares()
-    result = result_of(outcomes, targets_of(fleet))
     return {
         "policy": policy,
         "requests": result.requests,
@@ -151,10 +149,10 @@ def one_run(fleet: Fleet, file: Path, requests: list[TimedRequest], policy: Poli
         "by_class": {one.seen.name: one.kept for one in result.classes},
         "ttft_p95_s": {one.seen.name: one.seen.ttft_s.p95 for one in result.classes},
         "tpot_p90_s": {one.seen.name: one.seen.tpot_s.p90 for one in result.classes},
-        "usd_per_million_attributed": spent.usd_per_million,
-        "usd_per_million_good": fleet_usd_per_good_million(fleet, result),
+        "usd_per_million_attributed": result.attributed_usd_per_million_tokens,
+        "usd_per_million_good": result.fleet_usd_per_million_tokens_within_target,
         "requests_by_pool": {one.name: one.requests for one in result.pools},
-        "client_latest_s": result.latest_s,
+        "client_latest_s": result.client.latest_s,
         "disturbed": result.disturbed,
         "cpu": cpu,
     }

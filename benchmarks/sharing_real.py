@@ -29,7 +29,10 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.core.fleet import Fleet, SharedState
-from crosstie.prove.replay.outcomes import result_of, targets_of
+from crosstie.prove.bench.loads import BenchLoad
+from crosstie.prove.bench.measure import BenchRun
+from crosstie.prove.bench.summary import of_runs
+from crosstie.prove.replay.outcomes import targets_of
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.wire.loops import run_on_loop
@@ -111,18 +114,20 @@ def main() -> None:
         first: Counter[tuple[str | None, str]] = Counter()
         for name, number, shared in plan:
             outcomes = one_run(fleet, folder, requests, number, shared)
-            result = result_of(outcomes, targets_of(fleet))
+            run = BenchRun(outcomes, 0.0, given.seconds, 0.0, [], interrupted=False, gave_up=False)
+            result = of_runs(BenchLoad(by_trace=True), [run], targets_of(fleet), [()])
+            kept = result.kept or 0.0
             where = Counter((one.request.class_name, one.pool) for one in outcomes)
             first = first or where
             pools = 0.5 * sum(abs(where[at] - first[at]) for at in {*where, *first}) / len(outcomes)
             row = {
-                "gateways": name, "requests": result.requests, "failed": result.failed, "within": result.kept,
-                "pools": pools, "latest_s": result.latest_s, "disturbed": result.disturbed,
+                "gateways": name, "requests": result.requests, "failed": result.failed, "within": kept,
+                "pools": pools, "latest_s": result.client.latest_s, "disturbed": result.disturbed,
             }  # fmt: skip
             rows.append(row)
             print(
-                f"{name:20} {result.requests} requests, {result.failed} failed, {result.kept:.2%} within"
-                f" ({result.kept - rows[0]['within']:+.2%}), pools {pools:.2%}, latest {result.latest_s:.2f} s",
+                f"{name:20} {result.requests} requests, {result.failed} failed, {kept:.2%} within"
+                f" ({kept - rows[0]['within']:+.2%}), pools {pools:.2%}, latest {result.client.latest_s:.2f} s",
                 flush=True,
             )
     if given.json:

@@ -14,14 +14,20 @@ from tests.decide.plan.test_shared import text as shared_workload
 from tests.small_workload import small
 
 from crosstie.cli.admin_show import pools_parts
+from crosstie.cli.bench_show import bench_parts
 from crosstie.cli.explain import parts as explained_parts
 from crosstie.cli.findings_show import report
-from crosstie.cli.replay_show import replay_parts
 from crosstie.cli.show import show
 from crosstie.core.figures import dollars, gigabytes, seconds, significant
 from crosstie.core.finding import Finding, Location
-from crosstie.prove.replay.accounts import Spent
-from crosstie.prove.replay.outcomes import result_of
+from crosstie.prove.bench.bench import Bench, Measured, Settings
+from crosstie.prove.bench.endpoint import BenchEndpoint
+from crosstie.prove.bench.loads import BenchLoad
+from crosstie.prove.bench.measure import BenchRun
+from crosstie.prove.bench.server_counts import ServerCounts
+from crosstie.prove.bench.summary import of_runs
+from crosstie.prove.replay.outcomes import ClassTargets
+from crosstie.prove.replay.prompts import Sizing
 from crosstie.prove.replay.replay import RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.web.parts import Part, Table, across
@@ -187,7 +193,12 @@ def replayed(verbose: bool) -> None:
         )
         for number in range(40)
     ]  # fmt: skip
-    show(replay_parts(result_of(outcomes, {}), Spent({}, {}), 0.42, 10.0, verbose))
+    spent = ServerCounts(usd=0.42, tokens=1e6)
+    run = BenchRun(outcomes, 0.0, 4.0, 0.1, [], interrupted=False, gave_up=False, counted=spent)
+    load = BenchLoad(requests_per_s=10.0, by_trace=True)
+    point = of_runs(load, [run], ClassTargets(), [()], speed=10.0)
+    gateway = BenchEndpoint("gateway:8080", "http://gateway:8080", "llama-3.3-70b", False, None, {})
+    show(bench_parts(Bench(Settings(speed=10.0), [Measured(gateway, Sizing(), [point])]), verbose))
 
 
 def found() -> None:

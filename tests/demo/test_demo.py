@@ -18,8 +18,10 @@ from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import shipped_traces
 from crosstie.core.fleet import Fleet
-from crosstie.prove.replay.accounts import Spent
-from crosstie.prove.replay.outcomes import result_of
+from crosstie.prove.bench.loads import BenchLoad
+from crosstie.prove.bench.measure import BenchRun
+from crosstie.prove.bench.summary import of_runs
+from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.replay import RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie_gateway.demo.demo import CREDITS, TRACES, PolicyRun, run_demo
@@ -92,7 +94,8 @@ def test_a_machine_too_slow_for_the_demo_gets_half_the_speed(
     def runs(serving: ExitStack, file: Path, fleet: Fleet, requests: object, speed: float, *rest: object) -> object:
         tried.append(speed)
         outcomes = [RequestOutcome(TimedRequest(0.0, 10, 10), late_s=1.0 if speed >= too_slow_from else 0.0)]
-        run = PolicyRun(fleet.policy, result_of(outcomes, {}), Spent({}, {}), 0.0)
+        sent = BenchRun(outcomes, 0.0, 1.0, 0.0, [], interrupted=False, gave_up=False)
+        run = PolicyRun(fleet.policy, of_runs(BenchLoad(by_trace=True), [sent], ClassTargets(), [()]))
         serving.callback(tried.append, -speed)
         return [run] * policies, f"http://at-{speed:g}"
 

@@ -1,10 +1,12 @@
 """Files that are there whole or not at all."""
 
+import csv
+import io
 import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,16 @@ def _rows(value: Any) -> str:
     if isinstance(value, list) and value:
         return "[\n  " + ",\n  ".join(json.dumps(row, allow_nan=False) for row in value) + "\n ]"
     return json.dumps(value, allow_nan=False)
+
+
+def csv_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any] | Sequence[Any]]) -> str:
+    """A table with its header; what a row has no cell for stays empty."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([row.get(name, "") for name in columns] if isinstance(row, Mapping) else row)
+    return text.getvalue()
 
 
 def toml_value(value: Any) -> str:

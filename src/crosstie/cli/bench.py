@@ -3,12 +3,13 @@
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.catalog.traces import find_trace, read_trace
@@ -26,10 +27,10 @@ from crosstie.prove.bench.counting import words_by_file
 from crosstie.prove.bench.document import document
 from crosstie.prove.bench.endpoint import BenchEndpoint, described, named
 from crosstie.prove.bench.gpus import check, local_tool
-from crosstie.prove.bench.loads import BenchLengths, BenchLoad
+from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.resume import EarlierRun, read_earlier
 from crosstie.prove.bench.schedules import phases_of
-from crosstie.prove.replay.outcomes import ClassTargets
+from crosstie.prove.replay.outcomes import ClassTargets, targets_of
 from crosstie.prove.replay.prompts import Sizing, corpus
 from crosstie.prove.replay.texts import read_texts
 from crosstie.wire.address import Address, is_loopback
@@ -46,8 +47,8 @@ _NOT_WRITTEN = 2
 @click.command(
     "bench", cls=GroupedCommand,
     groups={
-        "Load": "--concurrency --rate --schedule --sessions --turns --pause --trace --poisson --lockstep --find-limit "
-                "--ttft-ms --tpot-ms",
+        "Load": "--concurrency --rate --schedule --sessions --turns --pause --trace --class --poisson --lockstep "
+                "--find-limit --ttft-ms --tpot-ms --fleet",
         "Requests": "--prompts --input --output --vary --shortest --requests --for --start --model --completions "
                     "--let-stop --field --tokenizer",
         "Measuring": "--warmup --repeat --resume --workers --gpu-metrics --speed --seed",
@@ -70,6 +71,7 @@ _NOT_WRITTEN = 2
 @click.option(
     "--trace", metavar="TRACE", help="Lengths and shared prefixes of a trace, and its times unless --concurrency."
 )
+@click.option("--class", "class_name", metavar="NAME", help="With --trace: of all its requests. [default: its own]")
 @click.option(
     "--poisson", is_flag=True, help="With --trace and --rate: arrivals by chance, not the trace's own stretched."
 )
@@ -78,6 +80,7 @@ _NOT_WRITTEN = 2
     "--ttft-ms", metavar="[pNN=]MS", help="Target, such as p95=1000; a bare number is of the 95th percentile."
 )
 @click.option("--tpot-ms", metavar="[pNN=]MS", help="Target, such as p90=50.")
+@click.option("--fleet", type=FILE, metavar="FILE", help="Targets by class, and prices, of the fleet that answers.")
 @click.option(
     "--prompts", type=FILE, metavar="FILE|FOLDER",
     help="Text that prompts are cut from: recorded requests, chats, documents. [default: filler]",
@@ -129,9 +132,8 @@ _NOT_WRITTEN = 2
 def command(
     urls: tuple[str, ...], concurrency: str | None, rate: str | None, schedule: str | None, sessions: int | None,
     turns: int, pause: float,
-    trace: str | None, poisson: bool,
-    find_limit: bool, ttft_ms: str | None, tpot_ms: str | None, prompts: Path | None, input_tokens: int,
-    output_tokens: int,
+    trace: str | None, class_name: str | None, poisson: bool, find_limit: bool, ttft_ms: str | None,
+    tpot_ms: str | None, fleet: Path | None, prompts: Path | None, input_tokens: int, output_tokens: int,
     vary: float | None, shortest: float | None, lockstep: bool, most: int | None, for_s: float | None, start: int,
     model: str | None, completions: bool, let_stop: bool, fields: tuple[str, ...], tokenizer: Path | None,
     warmup: int | None, repeat: int, resume: bool, workers: int | None, gpu_metrics: tuple[str, ...], speed: float,
@@ -143,6 +145,7 @@ def command(
     crosstie bench http://server:8000 --concurrency 1,8,64 --repeat 3
     crosstie bench http://server:8000 --rate 2,4,8 --for 120
     crosstie bench http://server:8000 --trace mooncake-conversation --rate 2
+    crosstie bench http://gateway:8080 --trace trace.jsonl --fleet fleet.toml
     crosstie bench http://server:8000 --schedule day:10:600 --ttft-ms p95=1000
     crosstie bench http://server:8000 --sessions 16 --turns 6 --prompts ./src
     crosstie bench http://server:8000 --find-limit --ttft-ms p95=1000
@@ -174,41 +177,91 @@ def command(
             raise BadInput("--sessions is a load of its own, of chats: leave --concurrency, --rate, --trace, "
                            "--find-limit, --completions and --lockstep out")  # fmt: skip
         loads = [BenchLoad(clients=sessions, turns=turns, pause_s=pause)]
+    if find_limit and fleet is not None:
+        raise BadInput("--find-limit is of --ttft-ms and --tpot-ms: leave --fleet out")
+    usual = BenchLengths(input_tokens, output_tokens)
+    lengths = traced(trace, start, class_name) if trace else _lengths(usual, vary, shortest, lockstep)
     settings = Settings(
-        lengths=_lengths(trace, BenchLengths(input_tokens, output_tokens), vary, shortest, lockstep, start),
-        requests=most, seconds=for_s, repeats=repeat, warm_up=warmup, lockstep=lockstep,
+        lengths=lengths, requests=most, seconds=for_s, repeats=repeat, warm_up=warmup, lockstep=lockstep,
         targets=ClassTargets(_target("--ttft-ms", ttft_ms), _target("--tpot-ms", tpot_ms)),
         speed=speed, seed=seed, senders=workers, api_key=os.environ.get(_KEY) or None,
         tokenizer=str(tokenizer) if tokenizer else None, chat=not completions, ignore_eos=not let_stop,
         more=dict(map(_field, fields)), prompts=read_texts(prompts) if prompts else None,
     )  # fmt: skip
+    if fleet is not None:
+        settings = promised(settings, fleet, model)
     file = target or Path("bench.json")
     if file.is_dir() or not file.absolute().parent.is_dir():
         raise BadInput(f"{file}: is no file that can be written")
     sizing = None if tokenizer is None or prompts else _sizing(tokenizer)
-    sources = _sources(gpu_metrics, urls)
-    with progress("asking") as on_progress:
-        endpoints = [_endpoint(url, model, settings, given) for url in urls]
-        if not gpu_metrics and all(one.emulated for one in endpoints):
-            sources = ()
+    return measured(
+        urls, model, loads, settings, wanted, file=file, resume=resume, limit=find_limit, sizing=sizing,
+        gpus=gpu_metrics, given=given,
+    )  # fmt: skip
 
+
+def measured(
+    urls: Sequence[str], model: str | None, loads: Sequence[BenchLoad], settings: Settings, wanted: Wanted, *,
+    file: Path | None = None, resume: bool = False, limit: bool = False, sizing: Sizing | None = None,
+    gpus: tuple[str, ...] = (), given: Mapping[str, str] | None = None,
+) -> int:  # fmt: skip
+    """Whatever the command was that asked for it. `file`: where results are kept, load by load."""
+    for load in loads if settings.lengths.trace else ():
+        # What a trace has not is said before anything is asked.
+        made(load, settings.lengths, settings.count(load), settings.run_seconds(load), settings.seed)
+    sources = _sources(gpus, urls)
+    kept = True
+
+    def keep(found: Bench) -> None:
+        nonlocal kept
+        kept = file is None or _keep_if_it_can(file, found)
+
+    with progress("asking") as on_progress:
+        endpoints = [_endpoint(url, model, settings, given or {}) for url in urls]
+        if not gpus and all(one.emulated for one in endpoints):
+            sources = ()
         settings = fitted(settings, endpoints)
-        earlier = read_earlier(file) if resume else EarlierRun()
+        earlier = read_earlier(file) if resume and file else EarlierRun()
         earlier.check(document(Bench(settings, [Measured(one, Sizing()) for one in endpoints])))
         found = bench(
-            endpoints, loads, settings, limit=find_limit, sizing=sizing, gpus=sources, earlier=earlier,
-            on_progress=on_progress, on_point=lambda found: _keep_if_it_can(file, found),
+            endpoints, loads, settings, limit=limit, sizing=sizing, gpus=sources, earlier=earlier,
+            on_progress=on_progress, on_point=keep,
         )  # fmt: skip
-    kept = _keep_if_it_can(file, found)
+    keep(found)
     wanted.give(lambda: document(found), lambda details: bench_parts(found, details))
-    if kept and not wanted.as_json:
+    if kept and file and not wanted.as_json:
         click.echo(f"written to {file}", err=True)
     if not kept:
         return _NOT_WRITTEN
     if found.interrupted:
         return _INTERRUPTED
-    failed = any(point.failed for one in found.measured for point in one.points if not find_limit)
+    failed = any(point.failed for one in found.measured for point in one.points if not limit)
     return int(failed or any(one.limit and one.limit.requests_per_s is None for one in found.measured))
+
+
+def traced(name: str, start: int, class_name: str | None) -> BenchLengths:
+    if class_name is not None and not class_name.isprintable():
+        raise BadInput("--class: has signs that no header can carry")
+    return BenchLengths(trace=read_trace(find_trace(name, Path())), start=start, class_name=class_name)
+
+
+def promised(settings: Settings, file: Path, model: str | None) -> Settings:
+    """Held against a fleet: what it promised each class, its bill, and the longest request that it takes."""
+    fleet, lengths = read_fleet(Catalog(), file), settings.lengths
+    known = [one.name for one in fleet.classes]
+    if lengths.class_name is not None and lengths.class_name not in known:
+        raise BadInput(f"--class {lengths.class_name}: the fleet has {', '.join(known) or 'none'}")
+    of_trace = lengths.trace.classes or () if lengths.trace and lengths.class_name is None else ()
+    if unknown := {one for one in of_trace if one is not None} - set(known):
+        raise BadInput(
+            f"{lengths.trace and lengths.trace.file}: has requests of {', '.join(sorted(unknown))}, but the fleet has "
+            f"{', '.join(known) or 'no class'}; --class NAME has them all say another"
+        )
+    longest = [pool.max_context for pool in fleet.pools if model in (None, pool.model, pool.served_as)]
+    if not longest:
+        raise BadInput(f"--model {model}: no pool of the fleet serves it")
+    targets = replace(settings.targets, by_class=targets_of(fleet).by_class)
+    return replace(settings, fleet=fleet, targets=targets, lengths=replace(lengths, longest=max(longest)))
 
 
 def _keep_if_it_can(file: Path, found: Bench) -> bool:
@@ -250,11 +303,7 @@ def _numbers(option: str, text: str) -> list[float]:
     return found
 
 
-def _lengths(
-    trace: str | None, usual: BenchLengths, vary: float | None, shortest: float | None, lockstep: bool, start: int
-) -> BenchLengths:
-    if trace is not None:
-        return BenchLengths(trace=read_trace(find_trace(trace, Path())), start=start)
+def _lengths(usual: BenchLengths, vary: float | None, shortest: float | None, lockstep: bool) -> BenchLengths:
     if vary is not None and shortest is not None:
         raise BadInput("--vary and --shortest both say how lengths differ: give one of them")
     if shortest is not None:
@@ -306,7 +355,7 @@ def _sources(gpu_metrics: Sequence[str], urls: Sequence[str]) -> tuple[str, ...]
     return (tool,) if tool and local else ()
 
 
-def _endpoint(url: str, model: str | None, settings: Settings, given: dict[str, str]) -> BenchEndpoint:
+def _endpoint(url: str, model: str | None, settings: Settings, given: Mapping[str, str]) -> BenchEndpoint:
     """With the catalog's names where what is served, or what the endpoint is called, has one."""
     catalog = Catalog()
     name, _ = named(url)

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable
 
-from crosstie.core.figures import gigabytes, percent, seconds, share, significant
+from crosstie.core.figures import dollars, gigabytes, percent, seconds, share, significant
+from crosstie.core.workload import Target
 from crosstie.prove.bench.bench import Bench, Measured
 from crosstie.prove.bench.summary import MeasuredInterval, PointResult, ratio
+from crosstie.prove.replay.outcomes import ReplayedClass
 from crosstie.prove.replay.prompts import Sizing
 from crosstie.web.parts import Parts, Table, closing, note
 
@@ -52,6 +54,7 @@ def _endpoint(one: Measured, found: Bench, verbose: bool) -> Parts:
             yield note(f"  {', '.join(own)}: {said}")
     for point in one.points:
         yield from _phases(point)
+        yield from _classes(point, verbose)
         yield from (f"- {point.load.name}: {times:,} failed: {why}" for why, times in point.faults)
     watched = [point for point in one.points if point.gpus]
     if watched:
@@ -70,9 +73,8 @@ def _phases(point: PointResult) -> Parts:
     if not point.phases:
         return
     rows = [
-        [one.name, f"{one.requests:,}", _known(one.input_tokens, _whole),
-         *(_known(one.metrics.get(name, math.nan), seconds)
-           for name in ("ttft_s_p50", "ttft_s_p95", "tpot_s_p50", "tpot_s_p95"))]
+        [one.name, f"{one.requests:,}", f"{one.input_tokens / max(one.requests - one.failed, 1):,.0f}",
+         latency(one.ttft_s.p50), latency(one.ttft_s.p95), latency(one.tpot_s.p50), latency(one.tpot_s.p95)]
         for one in point.phases
     ]  # fmt: skip
     columns = [point.load.name, ">requests", ">tokens in", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
@@ -81,6 +83,59 @@ def _phases(point: PointResult) -> Parts:
         hits, queries = point.prefix_hits or 0.0, point.prefix_queries
         said = f"{hits:,.0f} of {queries:,.0f} tokens of prompts"
         yield f"  prefix cache, by the engine's own counters: {said} ({share(hits / queries)})"
+
+
+def _classes(point: PointResult, verbose: bool) -> Parts:
+    """By class what kept its targets, by pool what was served, and money."""
+    if point.classes:
+        columns = ["class", ">requests", ">failed", ">TTFT p50", ">p99", ">kept", ">TPOT p50", ">p99", ">kept"]
+        if verbose:
+            columns = ["class", ">requests", ">failed", ">both kept"]
+            columns += [f">TTFT {name}" for name in ("p50", "p95", "p99", "target", "kept")]
+            columns += [f">TPOT {name}" for name in ("p50", "p90", "p99", "target", "kept")]
+        yield Table(columns, [_class_row(one, verbose) for one in point.classes])
+    if verbose and point.pools:
+        rows = [
+            [one.name, f"{one.requests:,}", share(one.requests / point.requests), f"{one.input_tokens:,}",
+             f"{one.output_tokens:,}", latency(one.ttft_s.p50), latency(one.tpot_s.p50)]
+            for one in point.pools
+        ]  # fmt: skip
+        columns = ["pool", ">requests", ">share", ">input tokens", ">output tokens", ">TTFT p50", ">TPOT p50"]
+        yield Table(columns, rows)
+    if point.attributed_usd_per_million_tokens is not None:
+        yield f"attributed by the gateway: {dollars(point.attributed_usd_per_million_tokens)} per million tokens"
+    bill = point.fleet_usd_per_million_tokens_within_target
+    if bill is not None and math.isfinite(bill):
+        yield f"the fleet's bill over what kept its targets: {dollars(bill)} per million tokens"
+    if point.disturbed:
+        yield "this machine stood still meanwhile, and the server did not: latencies are partly its own"
+
+
+def _class_row(one: ReplayedClass, verbose: bool) -> list[str]:
+    ttft, tpot = one.seen.ttft_s, one.seen.tpot_s
+    counts = [one.seen.name, f"{one.seen.requests:,}", f"{one.seen.failed:,}"]
+    if not verbose:
+        return [
+            *counts, latency(ttft.p50), latency(ttft.p99), kept(one.ttft_kept), latency(tpot.p50), latency(tpot.p99),
+            kept(one.tpot_kept),
+        ]  # fmt: skip
+    return [
+        *counts, kept(one.kept),
+        latency(ttft.p50), latency(ttft.p95), latency(ttft.p99), promised(one.targets.ttft), kept(one.ttft_kept),
+        latency(tpot.p50), latency(tpot.p90), latency(tpot.p99), promised(one.targets.tpot), kept(one.tpot_kept),
+    ]  # fmt: skip
+
+
+def latency(value: float) -> str:
+    return _known(value, seconds)
+
+
+def promised(target: Target | None) -> str:
+    return "-" if target is None else f"p{round(target.percentile * 100)} {seconds(target.seconds)}"
+
+
+def kept(value: float | None) -> str:
+    return "-" if value is None else percent(value)
 
 
 def _counted(sizing: Sizing) -> str:

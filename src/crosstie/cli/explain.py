@@ -65,10 +65,7 @@ def asked_of(url: str, body: bytes, hints: Mapping[str, object]) -> dict[str, An
     question = fetch_once(at, "POST", f"{at.root}/crosstie/explain", headers=headers, body=body, timeout_s=10)
     with in_words(f"{at.url}: no gateway answers there"):
         answer = run_on_loop(question)
-    try:
-        said = json.loads(answer.body)
-    except ValueError:
-        said = None
+    said = answer.said
     if answer.status != 200 or not isinstance(said, dict) or "considered" not in said:
         raise BadInput(f"{url}: {_why_not(answer, said)}")
     return said

@@ -67,7 +67,15 @@ def whole_option(
 def real_option(
     names: str, least: float, most: float | None, help: str, metavar: str | None = "X", **more: Any
 ) -> Decorator:
-    return _number_option(click.FloatRange(least, most), names, help=help, metavar=metavar, **more)
+    return _number_option(_Real(least, most), names, help=help, metavar=metavar, **more)
+
+
+class _Real(click.FloatRange):
+    """`nan` is within no bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        number = super().convert(value, param, context)
+        return self.fail(f"{value} is no number", param, context) if number != number else number
 
 
 def _number_option(kind: click.ParamType[Any], names: str, **more: Any) -> Decorator:

@@ -1,15 +1,13 @@
 """A plan's page: what the screen says with its details, the numbers of the meeting, where each comes from, and what
 to demand in the contract. And its pools as a table for spreadsheets."""
 
-import csv
-import io
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.writing import write_text
+from crosstie.catalog.writing import csv_text, write_text
 from crosstie.cli.answer import write_html
 from crosstie.cli.plan_show import plan_parts
 from crosstie.cli.review_show import checklist_parts
@@ -106,7 +104,7 @@ def _targets(one: RequestClass) -> list[str]:
     return [f"p{t.percentile * 100:g} {significant(t.seconds)} s" if t else "-" for t in (one.ttft, one.tpot)]
 
 
-CSV_COLUMNS = (
+_OF_POOL = (
     "pool", "model", "accelerator", "vendor", "layout", "precision", "stack", "release", "replicas", "gpus",
     "usd_per_gpu_hour", "usd_per_hour", "usd_per_month", "utilisation", "ttft_s", "tpot_s", "output_tokens_per_s",
     "limited_by", "preflight",
@@ -115,18 +113,11 @@ CSV_COLUMNS = (
 
 def pools_csv(document: dict[str, Any]) -> str:
     """A row a pool, by the document's own numbers."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(CSV_COLUMNS)
+    rows = []
     for pool in (document["fleet"] or {"pools": []})["pools"]:
-        estimate, split = pool["estimate"], pool["parallelism"]
-        layout = (
-            "".join(f"{name.upper()}{split[name]}" for name in ("tp", "pp", "ep", "dp") if split[name] > 1) or "TP1"
-        )
-        rows.writerow([
-            pool["name"], pool["model"], pool["accelerator"], pool["vendor"], layout, pool["precision"], pool["stack"],
-            pool["release"], pool["replicas"], pool["gpus"], pool["usd_per_gpu_hour"], pool["usd_per_hour"],
-            pool["usd_per_hour"] * HOURS_PER_MONTH, pool["utilisation"], estimate["ttft_s"], estimate["tpot_s"],
-            estimate["output_tokens_per_s"], pool["limited_by"], pool["preflight"]["verdict"],
-        ])  # fmt: skip
-    return text.getvalue()
+        split = pool["parallelism"]
+        layout = "".join(f"{name.upper()}{split[name]}" for name in ("tp", "pp", "ep", "dp") if split[name] > 1)
+        own = {"pool": pool["name"], "layout": layout or "TP1", "preflight": pool["preflight"]["verdict"]}
+        own |= {name: pool["estimate"][name] for name in ("ttft_s", "tpot_s", "output_tokens_per_s")}
+        rows.append({**pool, **own, "usd_per_month": pool["usd_per_hour"] * HOURS_PER_MONTH})
+    return csv_text(_OF_POOL, rows)

@@ -1,24 +1,16 @@
-"""`crosstie replay`: recorded requests sent to any OpenAI-compatible endpoint, at their times."""
+"""`crosstie replay`: recorded requests sent to any OpenAI-compatible endpoint, at their times; `bench` with a trace."""
 
 import os
 from pathlib import Path
 
 import click
 
-from crosstie.catalog.fleets import read_fleet
-from crosstie.catalog.library import Catalog
-from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.cli.answer import Wanted, answer_options
+from crosstie.cli.bench import measured, promised, traced
+from crosstie.cli.bench_show import DETAILS
 from crosstie.cli.options import FILE, real_option, whole_option
-from crosstie.cli.progress import progress
-from crosstie.cli.replay_show import DETAILS, replay_parts
-from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet
-from crosstie.prove.replay.accounts import fleet_usd_per_good_million, replayed
-from crosstie.prove.replay.document import result_document
-from crosstie.prove.replay.outcomes import result_of, targets_of
-from crosstie.prove.replay.traffic import TimedRequest, from_trace
-from crosstie.wire.address import Address
+from crosstie.prove.bench.bench import Settings
+from crosstie.prove.bench.loads import BenchLoad
 
 _KEY = "OPENAI_API_KEY"
 
@@ -55,43 +47,15 @@ def command(
     Without --for or --requests the whole trace is sent, an hour or more. Coarse times, as Mooncake's, are spread
     within their steps. $OPENAI_API_KEY is sent if set.
 
+    `crosstie bench URL --trace TRACE` is the same with everything else that a benchmark has, and keeps a file.
     Exit status 1 if any request failed.
     """
-    Address(url)
-    promised = None if fleet is None else read_fleet(Catalog(), fleet)
-    read = read_trace(find_trace(trace, Path()))
-    longest = _checked(promised, model, class_name, read)
-    requests: list[TimedRequest] = from_trace(
-        read, class_name=class_name, requests_per_s=rate, requests=most, seconds=for_s, start=start, longest=longest
+    lengths = traced(trace, start, class_name)
+    if most is None and for_s is None and lengths.trace:
+        most = max(len(lengths.trace) - start, 1)
+    settings = Settings(
+        lengths=lengths, requests=most, seconds=for_s, warm_up=0, speed=speed, api_key=os.environ.get(_KEY) or None
     )
-    with progress() as on_progress:
-        outcomes, spent = replayed(
-            url, model, requests, speed=speed, api_key=os.environ.get(_KEY) or None,
-            on_progress=on_progress,
-        )  # fmt: skip
-    result = result_of(outcomes, targets_of(promised) if promised else {})
-    per_good = fleet_usd_per_good_million(promised, result) if promised else None
-    wanted.give(
-        lambda: result_document(result, spent, per_good),
-        lambda details: replay_parts(result, spent, per_good, speed, details),
-    )
-    return 1 if result.failed else 0
-
-
-def _checked(fleet: Fleet | None, model: str, class_name: str | None, trace: Trace) -> int | None:
-    """The longest request that the fleet takes; None where nobody says."""
-    if fleet is None:
-        return None
-    known = [one.name for one in fleet.classes]
-    if class_name is not None and class_name not in known:
-        raise BadInput(f"--class {class_name}: the fleet has {', '.join(known) or 'none'}")
-    unknown = {one for one in trace.classes or () if one is not None} - set(known)
-    if class_name is None and unknown:
-        raise BadInput(
-            f"{trace.file}: has requests of {', '.join(sorted(unknown))}, but the fleet has "
-            f"{', '.join(known) or 'no class'}; --class NAME has them all say another"
-        )
-    lengths = [pool.max_context for pool in fleet.pools if model in (pool.model, pool.served_as)]
-    if not lengths:
-        raise BadInput(f"--model {model}: no pool of the fleet serves it")
-    return max(lengths)
+    if fleet is not None:
+        settings = promised(settings, fleet, model)
+    return measured([url], model, [BenchLoad(requests_per_s=rate, by_trace=True)], settings, wanted)

@@ -1,6 +1,7 @@
 """One request and its whole answer, for whoever is not in a hurry: probes, metrics, `explain`, tests."""
 
 import asyncio
+import json
 from typing import Any, NamedTuple
 
 from crosstie.wire.address import Address
@@ -15,6 +16,20 @@ class Answer(NamedTuple):
 
     def header(self, name: bytes) -> bytes | None:
         return next((value for key, value in self.headers if key == name), None)
+
+    @property
+    def said(self) -> Any:
+        """What its JSON says; None where it is none."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The object of a good answer; empty for any other."""
+        said = self.said if self.status == 200 else None
+        return said if isinstance(said, dict) else {}
 
 
 class _Collector:
@@ -56,6 +71,20 @@ def request_bytes(
     if body is not None:
         lines.append(b"content-length: %d\r\n" % len(body))
     return b"".join([*lines, b"\r\n", body or b""])
+
+
+async def ask(
+    at: Address | Origin, method: str, path: str, *, key: str | None = None, body: object = None,
+    kind: bytes = b"application/json", **how: Any,
+) -> Answer:  # fmt: skip
+    """`fetch` with a key and a body as JSON; of an address, on a connection of its own."""
+    headers: Headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+    if body is not None:
+        headers.append((b"content-type", kind))
+        how["body"] = json.dumps(body).encode()
+    if isinstance(at, Origin):
+        return await fetch(at, method, path, headers=headers, **how)
+    return await fetch_once(at, method, path, headers=headers, **how)
 
 
 async def fetch_once(address: Address, method: str, path: str, **how: Any) -> Answer:

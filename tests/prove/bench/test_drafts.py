@@ -10,7 +10,7 @@ from tests.run.emulate.running import LARGE, emulated_beside, fleet, pool
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
-from crosstie.prove.bench.engine_counters import EngineCounts
+from crosstie.prove.bench.server_counts import ServerCounts
 from crosstie.prove.calibration.validate import validate
 
 DRAFTING = pool(model=LARGE, parallelism=Parallelism(tp=4), speculation="eagle3:3", acceptance=2.5)
@@ -52,7 +52,7 @@ def test_drafts_are_counted_and_how_they_were_made_is_asked(crosstie: Command, t
 
 
 def test_counts_of_a_run_are_those_after_less_those_before() -> None:
-    run = EngineCounts(900.0, 500.0, 30.0, 90.0, 50.0).since(EngineCounts(400.0, 200.0, 10.0, 30.0, 10.0))
-    assert run == EngineCounts(500.0, 300.0, 20.0, 60.0, 40.0)
+    run = ServerCounts(900.0, 500.0, 30.0, 90.0, 50.0).since(ServerCounts(400.0, 200.0, 10.0, 30.0, 10.0))
+    assert run == ServerCounts(500.0, 300.0, 20.0, 60.0, 40.0)
     assert (run.depth, run.acceptance_length) == (3, 3.0)
-    assert (EngineCounts().depth, EngineCounts().acceptance_length) == (0, 1.0)
+    assert (ServerCounts().depth, ServerCounts().acceptance_length) == (0, 1.0)

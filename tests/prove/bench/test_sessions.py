@@ -37,7 +37,7 @@ def test_prompts_grow_and_the_cache_serves_what_was_said(
     found = point(file)
     assert (found["arrivals"], found["requests"], found["failed"]) == ("sessions", 12, 0)
     assert [one["name"] for one in found["phases"]] == ["turn 1", "turn 2", "turn 3", "turn 4"]
-    tokens = [one["input_tokens"] for one in found["phases"]]
+    tokens = [one["input_tokens"] / one["requests"] for one in found["phases"]]
     # Each has the prompt before it, its answer and as much that is new.
     for before, after in pairwise(tokens):
         assert after - before == pytest.approx(420, rel=0.1)

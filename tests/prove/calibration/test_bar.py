@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from benchmarks.interval_bar import FEWEST, LEAST, MOST, judged
 from tests.prove.calibration.test_sureness import CELLS, LOADS, cases, made, sure
 
 from crosstie.catalog.library import Catalog
-from crosstie.prove.calibration.bar import FEWEST, LEAST, MOST, judged
 from crosstie.prove.calibration.calibrate import SHIPPED_RESULTS, read_inputs
 from crosstie.prove.calibration.sureness import LearntSureness
 

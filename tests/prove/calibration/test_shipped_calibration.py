@@ -33,7 +33,9 @@ def rendering() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as beside:
+        beside.syspath_prepend(FILE.parent)
+        spec.loader.exec_module(module)
     return module
 
 

@@ -12,9 +12,13 @@ from tests.run.emulate.running import CATALOG, LARGE, SMALL, fleet, pool
 
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet
 from crosstie.core.workload import Target
-from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, spent_so_far
-from crosstie.prove.replay.outcomes import ClassTargets, kept_targets, result_of
+from crosstie.prove.bench.loads import BenchLoad
+from crosstie.prove.bench.measure import BenchRun
+from crosstie.prove.bench.server_counts import ServerCounts, server_counts
+from crosstie.prove.bench.summary import PointResult, of_runs
+from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
 from crosstie.prove.replay.replay import Replay, RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
 from crosstie.sim.arrivals import Arrival, simulate
@@ -235,6 +239,19 @@ def outcome(ttft_s: float, tpot_s: float, error: str = "", pool: str = "a", at: 
     )  # fmt: skip
 
 
+def came_to(
+    outcomes: list[RequestOutcome],
+    targets: ClassTargets,
+    fleet: Fleet | None = None,
+    counted: ServerCounts | None = None,
+) -> PointResult:
+    run = BenchRun(outcomes, 0.0, 1.0, 0.0, [], interrupted=False, gave_up=False, counted=counted)
+    return of_runs(BenchLoad(by_trace=True), [run], targets, [()], fleet=fleet)
+
+
+OF_CHAT = ClassTargets(by_class={"chat": CHAT})
+
+
 def test_shares_within_targets() -> None:
     seen = [
         outcome(0.5, 0.04),
@@ -242,31 +259,34 @@ def test_shares_within_targets() -> None:
         outcome(2.0, math.nan),
         outcome(math.nan, math.nan, error="cut"),
     ]
-    assert [kept_targets(one, CHAT) for one in seen] == [(True, True), (True, False), (False, True), (False, False)]
-    result = result_of(seen, {"chat": CHAT})
+    shares = [(True, True), (True, False), (False, True), (False, False)]
+    assert [kept_targets(one, CHAT) for one in seen] == [kept_targets(one, OF_CHAT) for one in seen] == shares
+    result = came_to(seen, OF_CHAT)
     chat, = result.classes  # fmt: skip
     assert (chat.ttft_kept, chat.tpot_kept, chat.kept) == (0.5, 0.5, 0.25)
-    assert (result.requests, result.failed, result.seconds, result.kept) == (4, 1, 10.0, 0.25)
-    assert (result.tokens, result.good_tokens) == (300, 100)
+    assert (result.requests, result.failed, result.kept) == (4, 1, 0.25)
+    # The median TTFT is kept, the ninth of ten TPOTs is not.
+    assert not result.holds
+    assert came_to(seen, ClassTargets(by_class={"chat": ClassTargets(CHAT.ttft)})).holds
     assert {one.name: one.requests for one in result.pools} == {"a": 3, "b": 1}
     assert result.faults == [("cut", 1)]
     assert chat.seen.ttft_s.p50 == 0.5
     assert not result.disturbed
     assert result.turned_away == 0
     full = RequestOutcome(seen[0].request, status=429, error="come again")
-    told = result_of([*seen, full], {"chat": CHAT})
+    told = came_to([*seen, full], OF_CHAT)
     assert (told.failed, told.turned_away) == (2, 1)
 
 
 def test_a_client_that_stood_still_says_so() -> None:
     late = outcome(0.5, 0.04)
     late.late_s = 0.7
-    assert result_of([outcome(0.5, 0.04)] * 200 + [late], {"chat": CHAT}).disturbed
+    assert came_to([outcome(0.5, 0.04)] * 200 + [late], OF_CHAT).disturbed
 
 
-def test_without_targets_all_that_was_served_is_kept() -> None:
-    result = result_of([outcome(9.0, 9.0), outcome(math.nan, math.nan, error="cut")], {})
-    assert (result.kept, result.classes[0].ttft_kept) == (0.5, None)
+def test_without_targets_a_class_keeps_all_that_was_served() -> None:
+    result = came_to([outcome(9.0, 9.0), outcome(math.nan, math.nan, error="cut")], ClassTargets())
+    assert (result.kept, result.classes[0].kept, result.classes[0].ttft_kept) == (None, 0.5, None)
 
 
 def test_what_was_spent_is_read_from_the_gateway_s_metrics() -> None:
@@ -278,23 +298,23 @@ def test_what_was_spent_is_read_from_the_gateway_s_metrics() -> None:
         'crosstie_tokens_total{pool="a",kind="output"} 3000000',
         'crosstie_in_flight{pool="a",backend="x"} 3',
     ))  # fmt: skip
-    spent = Spent.read(page)
-    assert (spent.usd, spent.tokens) == ({"a": 0.5, "b": 1.5}, {"a": 4e6})
-    assert spent.usd_per_million == pytest.approx(0.5)
-    assert spent.since(Spent({"a": 0.5}, {"a": 2e6})).usd_per_million == pytest.approx(0.75)
-    assert math.isnan(Spent.read("").usd_per_million)
+    spent = ServerCounts.read(page)
+    assert spent is not None
+    assert (spent.usd, spent.tokens) == (2.0, 4e6)
+    since = spent.since(ServerCounts(usd=0.5, tokens=2e6))
+    assert came_to([outcome(0.5, 0.04)], CHAT, counted=since).attributed_usd_per_million_tokens == pytest.approx(0.75)
+    # An engine keeps no accounts.
+    assert ServerCounts(looked_up=1.0).usd_per_million_tokens is None
+    assert ServerCounts.read("") is None
 
 
 def test_the_fleets_bill_over_good_tokens() -> None:
     served = fleet(pool(replicas=2))
-    result = result_of([outcome(0.5, 0.01), outcome(0.5, 0.01, at=3600.0)], {"chat": CHAT})
+    result = came_to([outcome(0.5, 0.01), outcome(0.5, 0.01, at=3600.0)], OF_CHAT, served)
     # Two GPUs at $1.30 for an hour, over 200 tokens.
-    assert fleet_usd_per_good_million(served, result) == pytest.approx(2.6 / 200 * 1e6)
-    assert fleet_usd_per_good_million(served, result_of([outcome(5.0, 0.01)], {"chat": CHAT})) == math.inf
+    assert result.fleet_usd_per_million_tokens_within_target == pytest.approx(2.6 / 200 * 1e6)
+    assert came_to([outcome(5.0, 0.01)], OF_CHAT, served).fleet_usd_per_million_tokens_within_target == math.inf
 
 
-def test_a_server_without_accounts_has_spent_nothing() -> None:
-    async def run() -> Spent:
-        return await spent_so_far("http://127.0.0.1:9")
-
-    assert run_on_loop(run()) == Spent({}, {})
+def test_where_nobody_answers_nothing_is_counted() -> None:
+    assert server_counts("http://127.0.0.1:9", None) is None

@@ -11,7 +11,7 @@ from tests.conftest import Command
 from crosstie.core.fleet import Fleet
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.traffic import poisson
-from crosstie.prove.replay.accounts import replayed
+from crosstie.prove.bench.bench import replayed
 from crosstie.prove.replay.traffic import TimedRequest
 from crosstie.prove.review.production import read_metrics
 from crosstie_gateway.start.start import serve
@@ -32,15 +32,14 @@ def test_what_a_gateway_recorded_agrees_with_its_plan(
     ]
     trace = tmp_path / "trace.jsonl"
     with serve(fleet, emulate=True, speed=_SPEED, options=("--record", str(trace))) as gateway:
-        outcomes, _ = replayed(gateway.url, fleet.pools[0].model, sent, speed=_SPEED)
+        answered = replayed(gateway.url, fleet.pools[0].model, sent, fleet, speed=_SPEED)
         counted = read_metrics([gateway.url])
-    answered = [one for one in outcomes if one.served]
-    assert counted.requests == len(outcomes)
+    assert counted.requests == answered.requests
     assert set(counted.ttft) == {pool.name for pool in fleet.pools}
     got = crosstie("review", str(made), str(trace), "--no-plan", "--json", "--today", "2026-08-18")
     assert got.status in (0, 1), got.err
     found = json.loads(got.out)
-    assert found["recorded"]["requests"] == len(answered)
+    assert found["recorded"]["requests"] == answered.requests - answered.failed
     by = {(one["check"], one["of"], one["what"]): one for one in found["figures"]}
     assert {one["verdict"] for (check, *_), one in by.items() if check in ("lengths", "mix")} <= {"holds", "unsure"}
     assert by["lengths", "batch", "prompt tokens, mean"]["seen"] == pytest.approx(2000, rel=0.02)

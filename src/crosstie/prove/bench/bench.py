@@ -11,19 +11,20 @@ from typing import Any
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.errors import BadInput
+from crosstie.core.fleet import Fleet
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.bench.counting import texts_by_engine, texts_by_file, words_by_engine
 from crosstie.prove.bench.endpoint import BenchEndpoint
-from crosstie.prove.bench.engine_counters import engine_counts
 from crosstie.prove.bench.gpus import GpuUse, GpuWatch
 from crosstie.prove.bench.limit import FoundLimit, find_limit
 from crosstie.prove.bench.loads import BenchLengths, BenchLoad, made
 from crosstie.prove.bench.measure import BenchRun, Giving, Interrupt, SenderJob, Senders, senders_for
 from crosstie.prove.bench.resume import EarlierRun
 from crosstie.prove.bench.schedules import by_phase, phases_of
+from crosstie.prove.bench.server_counts import ServerCounts, server_counts
 from crosstie.prove.bench.sessions import run_sessions
 from crosstie.prove.bench.summary import PointResult, of_runs
-from crosstie.prove.replay.outcomes import ClassTargets
+from crosstie.prove.replay.outcomes import ClassTargets, targets_of
 from crosstie.prove.replay.prompts import Sizing, Wording, cut_text, text
 from crosstie.prove.replay.texts import PromptTexts
 from crosstie.prove.replay.traffic import TimedRequest
@@ -69,6 +70,8 @@ class Settings:
     more: Mapping[str, object] = field(default_factory=dict)
     # What prompts are cut from; None: filler.
     prompts: PromptTexts | None = None
+    # Whose bill the answers are held against.
+    fleet: Fleet | None = None
 
     @property
     def told(self) -> dict[str, object]:
@@ -188,12 +191,10 @@ class _Session:
         giving: bool = False, told: str = "",
     ) -> tuple[BenchRun, list[GpuUse], int]:  # fmt: skip
         """One run, what GPUs did meanwhile, and how many senders there were."""
-        before = engine_counts(endpoint, self.settings.api_key)
         send = self._conversed if load.turns is not None else self._requested
+        before = server_counts(endpoint.url, self.settings.api_key)
         run, senders = send(endpoint, sizing, load, repeat, told, count=count, giving=giving)
-        after = engine_counts(endpoint, self.settings.api_key)
-        if before is not None and after is not None:
-            run = replace(run, counted=after.since(before))
+        run = _counted_since(before, run, endpoint.url, self.settings.api_key)
         watch = self.watches.get(endpoint.url)
         return run, _serving(endpoint, watch.over(*run.watched(self.settings.speed))) if watch else [], senders
 
@@ -257,6 +258,11 @@ class _Session:
         )  # fmt: skip
 
 
+def _counted_since(before: ServerCounts | None, run: BenchRun, url: str, api_key: str | None) -> BenchRun:
+    after = server_counts(url, api_key)
+    return run if before is None or after is None else replace(run, counted=after.since(before))
+
+
 def _serving(endpoint: BenchEndpoint, uses: list[GpuUse]) -> list[GpuUse]:
     """Of all GPUs of a machine, those that drew most: as many as the endpoint has, where that is known."""
     said = endpoint.conditions.get("num_accelerators") or endpoint.conditions.get("tp") or ""
@@ -266,10 +272,9 @@ def _serving(endpoint: BenchEndpoint, uses: list[GpuUse]) -> list[GpuUse]:
 
 def fitted(settings: Settings, endpoints: Sequence[BenchEndpoint]) -> Settings:
     """What one of the endpoints would refuse as too long, none is asked."""
-    longest, lengths = (
-        min((one.longest for one in endpoints if one.longest is not None), default=None),
-        settings.lengths,
-    )
+    lengths = settings.lengths
+    said = [lengths.longest, *(one.longest for one in endpoints)]
+    longest = min((one for one in said if one is not None), default=None)
     if longest is None:
         return settings
     room = (longest - 2.0) / (lengths.input_tokens + lengths.output_tokens) - 1.0
@@ -294,8 +299,7 @@ def bench(
     `earlier`: points that are not measured again. `on_point`: told after every load."""
     if len(gpus) not in (0, 1, len(endpoints)):
         raise BadInput(f"{len(gpus)} sources of GPU metrics for {len(endpoints)} endpoints: give one, or one for each")
-    wants = settings.targets.ttft is not None or settings.targets.tpot is not None
-    if limit and not wants:
+    if limit and not (settings.targets.ttft or settings.targets.tpot):
         raise BadInput("a limit needs a target to be within: --ttft-ms p95=1000 or --tpot-ms p90=50")
     settings = fitted(settings, endpoints)
     with ExitStack() as held:
@@ -355,6 +359,7 @@ def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, l
     return of_runs(
         load, [run for run, _, _ in runs], settings.targets, [use for _, use, _ in runs], speed=settings.speed,
         senders=max(senders for _, _, senders in runs), seed=settings.seed, lockstep=settings.lockstep,
+        fleet=settings.fleet,
     )  # fmt: skip
 
 
@@ -394,3 +399,18 @@ def _limit(
 
     session.warm(one.endpoint, one.sizing, BenchLoad(requests_per_s=start))
     return find_limit(start, trial, lambda result: result.holds, lowest=min(_RARELY * alone, start))
+
+
+def replayed(
+    url: str, model: str, requests: Sequence[TimedRequest], fleet: Fleet, *, speed: float = 1.0,
+    api_key: str | None = None, on_progress: OnProgress = no_progress,
+) -> PointResult:  # fmt: skip
+    """Requests at their times against one server, as they are: nothing is asked of it before."""
+    load = BenchLoad(by_trace=True)
+    job = SenderJob(url, Wording(model), load, requests=list(enumerate(requests)), speed=speed, api_key=api_key)
+    with Interrupt() as interrupt, Senders(interrupt) as senders:
+        before = server_counts(url, api_key)
+        run = _counted_since(before, senders.run(job, on_progress=on_progress), url, api_key)
+    if run.interrupted:
+        raise KeyboardInterrupt
+    return of_runs(load, [run], targets_of(fleet), [()], speed=speed, fleet=fleet)

@@ -5,7 +5,6 @@ does not, what the engine counts of the first prompts says so, and lengths are m
 """
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,8 +13,8 @@ from crosstie.prove.bench.endpoint import BenchEndpoint
 from crosstie.prove.replay.prompts import Word, vocabulary
 from crosstie.prove.replay.texts import PromptTexts
 from crosstie.wire.address import Address
-from crosstie.wire.client import Headers, Origin
-from crosstie.wire.fetch import fetch
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import ask
 from crosstie.wire.loops import run_on_loop
 
 _AT_A_TIME = 16
@@ -58,20 +57,15 @@ async def _asked(
     """What `use` makes of the engine's own count, the first of its forms that gives anything."""
     address = Address(endpoint.url)
     origin = Origin(asyncio.get_running_loop(), address)
-    headers: Headers = [(b"content-type", b"application/json")]
-    if api_key:
-        headers.append((b"authorization", f"Bearer {api_key}".encode()))
     room = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(body: dict[str, object]) -> int | None:
         async with room:
             try:
-                answer = await fetch(
-                    origin, "POST", address.root + "/tokenize", headers=headers, body=json.dumps(body).encode()
-                )
-                return _count(json.loads(answer.body)) if answer.status == 200 else None
-            except (OSError, ValueError, RecursionError):
+                answer = await ask(origin, "POST", address.root + "/tokenize", key=api_key, body=body)
+            except OSError:
                 return None
+            return _count(answer.record)
 
     # vLLM's and SGLang's words for it, and llama.cpp's.
     forms = ({"model": endpoint.model}, "prompt"), ({"add_special": True}, "content")
@@ -93,10 +87,8 @@ async def _asked(
     return None
 
 
-def _count(answer: Any) -> int | None:
+def _count(answer: dict[str, Any]) -> int | None:
     """Of a text that is not empty."""
-    if not isinstance(answer, dict):
-        return None
     count = answer.get("count")
     if isinstance(count, int):
         return count or None

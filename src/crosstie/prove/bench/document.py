@@ -9,7 +9,7 @@ from crosstie.core.version import __version__
 from crosstie.prove.bench.bench import Bench, Measured
 from crosstie.prove.bench.loads import BenchLengths, spread_note
 from crosstie.prove.bench.summary import PointResult, ratio
-from crosstie.prove.replay.outcomes import plain
+from crosstie.prove.replay.outcomes import ClassTargets, plain
 
 FORMAT = 1
 
@@ -32,12 +32,17 @@ def document(found: Bench) -> dict[str, Any]:
         },
         # Of what the prompts are made: never the text itself.
         "prompts": settings.prompts.told if settings.prompts else {"kind": "filler"},
-        "targets": plain(settings.targets),
+        "targets": _targets(settings.targets),
         "settings": plain(settings.told),
         "gpus_watched_by": list(found.gpus),
         "complete": found.finished,
         "endpoints": [_endpoint(one, found.measured[0], lengths) for one in found.measured],
     }
+
+
+def _targets(targets: ClassTargets) -> dict[str, Any]:
+    made: dict[str, Any] = plain(targets)
+    return made if made["by_class"] else {"ttft": made["ttft"], "tpot": made["tpot"]}
 
 
 def _endpoint(one: Measured, first: Measured, lengths: BenchLengths) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What an endpoint says of itself before it is loaded: its model, its engine and release, whether it is emulated."""
 
 import asyncio
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,8 +15,8 @@ from crosstie.core.emulated import FINGERPRINT
 from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.model import Model
 from crosstie.wire.address import Address
-from crosstie.wire.client import Headers, Origin
-from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import Answer, ask
 from crosstie.wire.loops import run_on_loop
 
 # By what `owned_by` says in /v1/models.
@@ -61,34 +60,31 @@ async def _described(
 ) -> BenchEndpoint:
     address = Address(url)
     origin = Origin(asyncio.get_running_loop(), address)
-    headers: Headers = [(b"authorization", f"Bearer {api_key}".encode())] if api_key else []
 
-    async def ask(path: str, body: dict[str, Any] | None = None, timeout_s: float = 5.0) -> Answer | None:
-        more: Headers = [*headers, (b"content-type", b"application/json")] if body is not None else headers
-        data = None if body is None else json.dumps(body).encode()
+    async def asked(path: str, body: dict[str, Any] | None = None, timeout_s: float = 5.0) -> Answer | None:
         method = "GET" if body is None else "POST"
         try:
-            return await fetch(origin, method, address.root + path, headers=more, body=data, timeout_s=timeout_s)
+            return await ask(origin, method, address.root + path, key=api_key, body=body, timeout_s=timeout_s)
         except OSError as error:
             if path == "/v1/models":
                 raise BadInput(f"{url}: {error}") from None
             return None
 
     try:
-        listed = _object(await ask("/v1/models")).get("data")
+        listed = _record(await asked("/v1/models")).get("data")
         models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
         folder = None if model in [one.get("id") for one in models] else _folder(model)
         model = _only(url, models) if folder or not model else model
         own: dict[str, Any] = next((one for one in models if one.get("id") == model), {})
         # An engine that has just started may take long over its first request.
-        first = await ask(*_tried(model, chat), timeout_s=_FIRST_S)
+        first = await asked(*_tried(model, chat), timeout_s=_FIRST_S)
         if first is None or first.status != 200:
             said = (
                 "no answer" if first is None else f"status {first.status}: {first.body[:200].decode(errors='replace')}"
             )
             raise BadInput(f"{url}: a first request for {model} failed: {said}")
-        server = _object(await ask("/get_server_info"))
-        version = _object(await ask("/version"))
+        server = _record(await asked("/get_server_info"))
+        version = _record(await asked("/version"))
     finally:
         origin.close()
     conditions = _model(catalog, model, str(own.get("root") or ""), folder)
@@ -161,11 +157,5 @@ def _only(url: str, models: list[dict[str, Any]]) -> str:
     return names[0]
 
 
-def _object(answer: Answer | None) -> dict[str, Any]:
-    if answer is None or answer.status != 200:
-        return {}
-    try:
-        found = json.loads(answer.body)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _record(answer: Answer | None) -> dict[str, Any]:
+    return answer.record if answer else {}

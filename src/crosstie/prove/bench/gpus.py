@@ -7,7 +7,6 @@ asked less often. Exporters are NVIDIA's DCGM exporter and AMD's device metrics 
 import contextlib
 import json
 import math
-import re
 import shutil
 import subprocess
 import threading
@@ -17,16 +16,14 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from crosstie.core.errors import BadInput
+from crosstie.core.histogram import samples_of
+from crosstie.prove.bench.server_counts import metrics_page
 from crosstie.wire.address import Address
-from crosstie.wire.fetch import fetch_once
-from crosstie.wire.loops import run_on_loop
 
 _NVIDIA = ("nvidia-smi", "--query-gpu=index,power.draw,memory.used,utilization.gpu", "--format=csv,noheader,nounits")
 _AMD = ("amd-smi", "metric", "--power", "--mem-usage", "--usage", "--json")
 MIB = 2**20
 _AMD_EVERY_S, _PAGE_EVERY_S = 5.0, 1.0
-_SAMPLE = re.compile(r"^(?:amd_)?(\w+)\{([^}]*)\}\s+(\S+)", re.MULTILINE)
-_GPU = re.compile(r'(?:^|,)\s*(?:gpu|gpu_id)="([^"]*)"')
 # By name of an exporter's metric: what it is of, and what makes it watts, bytes and a share. MI200s report the average.
 _METRICS = {
     "DCGM_FI_DEV_POWER_USAGE": ("power_w", 1.0),
@@ -92,11 +89,11 @@ def amd_readings(text: str) -> list[GpuReading]:
 def page_readings(page: str) -> list[GpuReading]:
     """An exporter's /metrics."""
     found: dict[str, dict[str, float]] = {}
-    for name, labels, value in _SAMPLE.findall(page):
-        gpu = _GPU.search(labels)
-        if name in _METRICS and gpu:
-            field, factor = _METRICS[name]
-            found.setdefault(gpu[1], {})[field] = _number(value) * factor
+    for name, labels, value in samples_of(page):
+        gpu = labels.get("gpu", labels.get("gpu_id"))
+        if gpu is not None and (metric := _METRICS.get(name.removeprefix("amd_"))):
+            field, factor = metric
+            found.setdefault(gpu, {})[field] = value * factor
     return [GpuReading(gpu, **fields) for gpu, fields in sorted(found.items())]
 
 
@@ -213,12 +210,5 @@ def check(source: str) -> None:
 
 
 def _page(source: str) -> str:
-    address = Address(source)
-    path = address.base or "/metrics"
-    try:
-        answer = run_on_loop(fetch_once(address, "GET", path))
-    except OSError as error:
-        raise BadInput(f"--gpu-metrics {source}: {error}") from None
-    if answer.status != 200:
-        raise BadInput(f"--gpu-metrics {source}: answers with status {answer.status}")
-    return answer.body.decode("utf-8", "replace")
+    at = Address(source)
+    return metrics_page(f"--gpu-metrics {source}", at, at.base or "/metrics")

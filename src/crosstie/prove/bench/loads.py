@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,8 @@ class BenchLengths:
     trace: Trace | None = None
     start: int = 0
     longest: int | None = None
+    # Of all of a trace's requests; None: as it says itself.
+    class_name: str | None = None
 
     @property
     def least(self) -> float:
@@ -110,12 +113,13 @@ def poisson(rate: float, count: int, draw: np.random.Generator) -> list[float]:
 def _of_trace(load: BenchLoad, lengths: BenchLengths, count: int | None, seconds: float | None) -> list[TimedRequest]:
     assert lengths.trace is not None
     trace = lengths.trace
+    own: dict[str, Any] = {"start": lengths.start, "longest": lengths.longest, "class_name": lengths.class_name}
     if load.clients is not None:
         # Times do not matter, and lengths may go round.
-        rows = from_trace(trace, requests=count, start=lengths.start, longest=lengths.longest, requests_per_s=1.0)
+        rows = from_trace(trace, **own, requests=count, requests_per_s=1.0)
         return [rows[i % len(rows)] for i in range(count or 0)]
     found = from_trace(
-        trace, requests=count, seconds=seconds, start=lengths.start, longest=lengths.longest,
+        trace, **own, requests=count, seconds=seconds,
         requests_per_s=load.requests_per_s, own_times=load.by_trace or load.requests_per_s is None,
     )  # fmt: skip
     if not found:

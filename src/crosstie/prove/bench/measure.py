@@ -21,8 +21,8 @@ import msgspec
 
 from crosstie.catalog.tokenizer import Tokenizer
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie.prove.bench.engine_counters import EngineCounts
 from crosstie.prove.bench.loads import BenchLoad, shares
+from crosstie.prove.bench.server_counts import ServerCounts
 from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
 from crosstie.prove.replay.prompts import Wording, corpus
 from crosstie.prove.replay.replay import CHAT, COMPLETIONS, NOT_AWAITED, Replay, RequestOutcome
@@ -103,8 +103,8 @@ class BenchRun:
     staggered: bool = False
     # By the name of each part of the run that is told apart: turns of conversations, phases of a schedule.
     phases: Mapping[str, Sequence[RequestOutcome]] = field(default_factory=dict)
-    # By the engine's own counters; None where it has none.
-    counted: EngineCounts | None = None
+    # By the server's own counters; None where it has none.
+    counted: ServerCounts | None = None
 
     @property
     def settled_outcomes(self) -> list[RequestOutcome]:

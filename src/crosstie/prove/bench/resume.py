@@ -84,11 +84,17 @@ def _point(file: str, raw: Mapping[str, Any]) -> PointResult:
             "metrics": {name: _known(one) for name, one in raw["metrics"].items() if "low" in one},
             "gpus": [_known(one) for one in raw["gpus"]],
             "each": [_known(one) for one in raw["each"]],
-            "phases": [_known(one) for one in raw.get("phases", ())],
+            "phases": [_group(one) for one in raw["phases"]],
+            "classes": [{**one, "seen": _group(one["seen"])} for one in raw["classes"]],
+            "pools": [_group(one) for one in raw["pools"]],
         }
         return msgspec.convert(numbers, PointResult)
     except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:
         raise BadData(file, "endpoints", f"has a point that cannot be gone on with: {error}") from None
+
+
+def _group(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _known(value) if isinstance(value, dict) else value for name, value in raw.items()}
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:

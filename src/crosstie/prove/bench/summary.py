@@ -14,22 +14,35 @@ from typing import Any
 
 import numpy as np
 
-from crosstie.prove.bench.engine_counters import EngineCounts
+from crosstie.core.fleet import Fleet
 from crosstie.prove.bench.gpus import GpuUse
 from crosstie.prove.bench.loads import BenchLoad
 from crosstie.prove.bench.measure import BenchRun
-from crosstie.prove.replay.outcomes import ClassTargets, kept_targets
+from crosstie.prove.bench.server_counts import ServerCounts
+from crosstie.prove.replay.outcomes import (
+    ClassTargets,
+    ReplayedClass,
+    RequestGroup,
+    by_class,
+    classes_of,
+    group_of,
+    kept_targets,
+    pools_of,
+)
 from crosstie.prove.replay.replay import RequestOutcome
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "longest_gap_s")
 _MOST_FAULTS = 5
 _RESAMPLES = 200
-# Two-sided 95%, by degrees of freedom from 1 on.
+# By degrees of freedom from 1 on; beyond, the first terms of its expansion about the normal one.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _NORMAL = 1.95996
 # The client distorts a result if it was later than this share of what it measured.
 _BENT = 0.1
+# A request left this much too late, on the server's clock: so do those after it, and their answers come late.
+_DISTURBED_S = 0.5
+_TOO_MANY = 429
 
 
 @dataclass(frozen=True)
@@ -53,17 +66,6 @@ class ClientAccount:
     # Of one processor, on average over all senders.
     busy: float
     senders: int
-
-
-@dataclass(frozen=True)
-class PhaseResult:
-    """A part of a run, told apart by its name: median and 95th percentile of its latencies, and mean prompts."""
-
-    name: str
-    requests: int
-    failed: int
-    input_tokens: float
-    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,17 @@ class PointResult:
     # "unsettled": one by one, and they were never all at work; "by the clock": an open loop; "sessions": conversations;
     # "schedule": an open loop whose rate changes.
     arrivals: str = "lockstep"
-    # Turns of conversations, or phases of a schedule; of all repeats together.
-    phases: list[PhaseResult] = field(default_factory=list)
+    # Of all repeats together: turns of conversations or phases of a schedule; classes, where requests say theirs; and
+    # pools, where a gateway says who answered.
+    phases: list[RequestGroup] = field(default_factory=list)
+    classes: list[ReplayedClass] = field(default_factory=list)
+    pools: list[RequestGroup] = field(default_factory=list)
+    # Of those that failed, told with status 429 to come again.
+    turned_away: int = 0
+    # USD: as a gateway attributes them; and the whole fleet's bill for as long as requests came, over the tokens within
+    # targets, of which there may be none.
+    attributed_usd_per_million_tokens: float | None = None
+    fleet_usd_per_million_tokens_within_target: float | None = None
     # By the engine's own counters, of all repeats; None where it has none. Tokens of prompts that it looked up in its
     # prefix cache, and found there; tokens of a draft, and those that a step with drafts gives a sequence.
     prefix_queries: float | None = None
@@ -108,12 +119,17 @@ class PointResult:
     draft_tokens: int | None = None
     acceptance_length: float | None = None
 
+    @property
+    def disturbed(self) -> bool:
+        """Whether the client's own machine stood still for long enough to show in what it saw of the server."""
+        return self.client.latest_s > _DISTURBED_S
+
 
 def of_runs(
     load: BenchLoad, runs: Sequence[BenchRun], targets: ClassTargets, uses: Sequence[Sequence[GpuUse]], *,
-    speed: float = 1.0, senders: int = 1, seed: int = 0, lockstep: bool = False,
+    speed: float = 1.0, senders: int = 1, seed: int = 0, lockstep: bool = False, fleet: Fleet | None = None,
 ) -> PointResult:  # fmt: skip
-    """`uses`: by run, what each GPU did meanwhile."""
+    """`uses`: by run, what each GPU did meanwhile. `fleet`: whose bill it is."""
     outcomes = [outcome for run in runs for outcome in run.outcomes]
     served = [outcome for outcome in outcomes if outcome.served]
     each = [with_power(statistics_of(run, targets), use) for run, use in zip(runs, uses, strict=True)]
@@ -128,7 +144,6 @@ def of_runs(
     lags = [lag for run in runs for lag in run.lags_s] or [0.0]
     late_p99, lag_p99 = float(np.quantile(late, 0.99)), float(np.quantile(lags, 0.99))
     ttft = metrics.get("ttft_s_p50", MeasuredInterval(math.inf)).value
-    wants = targets.ttft is not None or targets.tpot is not None
     return PointResult(
         load=load,
         repeats=len(runs),
@@ -139,7 +154,7 @@ def of_runs(
         output_tokens=_mean([outcome.output_tokens for outcome in served]),
         asked_input_tokens=_mean([outcome.request.input_tokens for outcome in served]),
         metrics=metrics,
-        kept=_mean([all(kept_targets(outcome, targets)) for outcome in outcomes]) if wants else None,
+        kept=_mean([all(kept_targets(outcome, targets)) for outcome in outcomes]) if targets.any else None,
         holds=complete and _kept_at_percentiles(outcomes, targets),
         client=ClientAccount(
             late_p99_s=late_p99,
@@ -156,32 +171,42 @@ def of_runs(
         bent=max(late_p99, lag_p99 * speed) > _BENT * ttft,
         arrivals=_arrivals(load, runs, lockstep),
         phases=_phases(runs),
+        classes=classes_of(outcomes, targets),
+        pools=pools_of(outcomes),
+        turned_away=sum(outcome.status == _TOO_MANY for outcome in outcomes),
+        fleet_usd_per_million_tokens_within_target=_bill(fleet, runs, targets) if fleet else None,
         **_counted(runs),
     )
 
 
-def _phases(runs: Sequence[BenchRun]) -> list[PhaseResult]:
-    found = []
-    for name in runs[0].phases:
-        outcomes = [outcome for run in runs for outcome in run.phases.get(name, ())]
-        served = [outcome for outcome in outcomes if outcome.served]
-        metrics: dict[str, float] = {}
-        for latency in ("ttft_s", "tpot_s"):
-            values = [value for outcome in served if not math.isnan(value := getattr(outcome, latency))]
-            if values:
-                metrics |= {f"{latency}_{at}": float(np.quantile(values, PERCENTILES[at])) for at in ("p50", "p95")}
-        inputs = _mean([outcome.input_tokens for outcome in served])
-        found.append(PhaseResult(name, len(outcomes), len(outcomes) - len(served), inputs, metrics))
-    return found
+def _bill(fleet: Fleet, runs: Sequence[BenchRun], targets: ClassTargets) -> float:
+    """Infinite where nothing was within its targets."""
+    tokens = seconds = 0.0
+    for run in runs:
+        good = [outcome for outcome in run.outcomes if all(kept_targets(outcome, targets))]
+        tokens += sum(outcome.input_tokens + outcome.output_tokens for outcome in good)
+        arrivals = [outcome.request.arrival_s for outcome in run.outcomes] or [0.0]
+        seconds += max(arrivals) - min(arrivals)
+    return fleet.usd_per_hour * seconds / 3600.0 / tokens * 1e6 if tokens else math.inf
+
+
+def _phases(runs: Sequence[BenchRun]) -> list[RequestGroup]:
+    return [
+        group_of(name, [outcome for run in runs for outcome in run.phases.get(name, ())]) for name in runs[0].phases
+    ]
 
 
 def _counted(runs: Sequence[BenchRun]) -> dict[str, Any]:
     known = [run.counted for run in runs if run.counted is not None]
     if len(known) < len(runs):
         return {}
-    total = reduce(EngineCounts.plus, known)
-    drafts = {"draft_tokens": total.depth, "acceptance_length": total.acceptance_length} if total.drafts else {}
-    return {"prefix_queries": total.looked_up, "prefix_hits": total.hit, **drafts}
+    total = reduce(ServerCounts.plus, known)
+    counted: dict[str, Any] = {"attributed_usd_per_million_tokens": total.usd_per_million_tokens}
+    if total.looked_up:
+        counted |= {"prefix_queries": total.looked_up, "prefix_hits": total.hit}
+    if total.drafts:
+        counted |= {"draft_tokens": total.depth, "acceptance_length": total.acceptance_length}
+    return counted
 
 
 def _arrivals(load: BenchLoad, runs: Sequence[BenchRun], lockstep: bool) -> str:
@@ -198,9 +223,12 @@ def _arrivals(load: BenchLoad, runs: Sequence[BenchRun], lockstep: bool) -> str:
 
 def _kept_at_percentiles(outcomes: Sequence[RequestOutcome], targets: ClassTargets) -> bool:
     """One that failed has kept nothing."""
-    kept = [kept_targets(outcome, targets) for outcome in outcomes]
-    pairs = ((targets.ttft, 0), (targets.tpot, 1))
-    return all(_mean([pair[at] for pair in kept]) >= target.percentile for target, at in pairs if target is not None)
+    return all(
+        _mean([kept_targets(outcome, own)[at] for outcome in some]) >= target.percentile
+        for _, own, some in by_class(outcomes, targets)
+        for at, target in enumerate((own.ttft, own.tpot))
+        if target is not None
+    )
 
 
 def ratio(of: PointResult, to: PointResult, metric: str) -> MeasuredInterval:
@@ -284,11 +312,12 @@ def student(values: Sequence[float]) -> MeasuredInterval:
     mean, freedom = _mean(values), len(values) - 1
     if freedom < 1:
         return MeasuredInterval(mean)
-    wide = _quantile(freedom) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    wide = students_quantile(freedom) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return MeasuredInterval(mean, mean - wide, mean + wide)
 
 
-def _quantile(freedom: int) -> float:
+def students_quantile(freedom: int) -> float:
+    """Two-sided 95%."""
     if freedom <= len(_STUDENT):
         return _STUDENT[freedom - 1]
     z = _NORMAL

@@ -1,12 +1,10 @@
 """Results that a user has added: kept in their catalog as tables, so that the next calibration has them too."""
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from crosstie.catalog.reading import text_of
-from crosstie.catalog.writing import write_text
+from crosstie.catalog.writing import csv_text, write_text
 from crosstie.prove.calibration.tools import is_tool_file, tool_rows
 from crosstie.prove.probe.document import is_probe
 
@@ -43,8 +41,4 @@ def _name(path: Path) -> str:
 
 def _table(rows: list[dict[str, str]]) -> str:
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    return csv_text(columns, rows)

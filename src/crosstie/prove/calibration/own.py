@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from crosstie.catalog.calibration import ALL_LEVELS, HERE, Calibration, empty, points_key
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.posterior import FREEDOM, Cells, Posterior, covariance, pack, solve_lower
+from crosstie.catalog.posterior import FREEDOM, Cells, Posterior, pack, solve_lower
 from crosstie.core.errors import BadInput
 from crosstie.core.estimate import CONSTANTS
 from crosstie.core.progress import OnProgress, no_progress
@@ -141,8 +141,7 @@ class NewCells:
                 with_new[:, :, i] = same.between[owners, count:] * entries[:, i : i + 1]
                 among_new[:, i, :, i] = same.between[count:, count:]
         self._with_new = with_new.reshape(len(owners), new * width)
-        # In single precision, which is a thousandth of what is not known and half of the time.
-        lower = np.linalg.cholesky(covariance(old.entries, owners, shared))
+        lower = self.known.factor(shared)
         half = solve_lower(lower, self._with_new.astype(np.float32))
         self._through = solve_lower(lower, half, transposed=True).astype(np.float64)
         given = among_new.reshape(new * width, new * width) - self._with_new.T @ self._through

@@ -1,7 +1,5 @@
 """Predictions against measured results: coverage, errors, ranks and how often intervals hold."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from crosstie.catalog.calibration import kind_of
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.posterior import CLOCK, Posterior
 from crosstie.catalog.power import tokens_verified
+from crosstie.catalog.writing import csv_text
 from crosstie.core.estimate import CONSTANTS, DRAFTING, METRICS as ESTIMATED, Correction
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.worlds import LEVEL
@@ -452,12 +451,9 @@ _OF_POINT = COLUMNS[2:14]
 
 def predictions(validation: Validation) -> str:
     """Every row of the results, predicted or not, as CSV; seconds and tokens per second."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
-    lines = [_line(outcome) for outcome in validation.outcomes] + [_missed_line(missed) for missed in validation.missed]
-    writer.writerows(sorted(lines, key=lambda line: (line["file"], line["line"])))
-    return text.getvalue()
+    lines: list[dict[str, Any]] = [*map(_line, validation.outcomes), *map(_missed_line, validation.missed)]
+    lines.sort(key=lambda line: (line["file"], line["line"]))
+    return csv_text(COLUMNS, lines)
 
 
 def _line(outcome: PredictedRow) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from crosstie.core.errors import BadInput
 from crosstie.prove.parity.prompts import Prompt
 from crosstie.prove.parity.samples import Sample, SampledToken, ToolCall, Top
 from crosstie.wire.address import Address
-from crosstie.wire.client import Headers, Origin
-from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.client import Origin
+from crosstie.wire.fetch import ask
 
 Way = Literal["prompt_logprobs", "echo", "steps"]
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -59,11 +59,9 @@ class ParityEndpoint:
         # The API may be given with its /v1 or without.
         self._base = at.base if at.base.endswith("/v1") else f"{at.base}/v1"
         self._origin = Origin(asyncio.get_running_loop(), at)
-        self._headers: Headers = [(b"content-type", b"application/json")]
-        if api_key:
-            if not (api_key.isascii() and api_key.isprintable()):
-                raise BadInput(f"the key for {url} has signs that no header can carry")
-            self._headers.append((b"authorization", f"Bearer {api_key}".encode()))
+        if api_key and not (api_key.isascii() and api_key.isprintable()):
+            raise BadInput(f"the key for {url} has signs that no header can carry")
+        self._key = api_key
         self.top = self.asking.top
         self.chat_logprobs = True
         self.emulated = False
@@ -74,15 +72,11 @@ class ParityEndpoint:
     # Requests
 
     async def _asked(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body | self.asking.body).encode()
-        answer: Answer = await fetch(
-            self._origin, method, self._base + path, headers=self._headers, body=data,
+        answer = await ask(
+            self._origin, method, self._base + path, key=self._key, body=body and body | self.asking.body,
             timeout_s=self.asking.timeout_s, most_bytes=_MOST_ANSWER,
         )  # fmt: skip
-        try:
-            found = json.loads(answer.body)
-        except (ValueError, RecursionError):
-            found = None
+        found = answer.said
         if answer.status != 200 or not isinstance(found, dict):
             said = " ".join(answer.body.decode("utf-8", "replace").split())
             kind = _Busy if answer.status in (429, 503) else Rejected

@@ -1,9 +1,8 @@
-"""What a replay comes to: by class the share within its targets, by pool what it served."""
+"""What requests come to in groups: by class the share within its targets, by pool what it served."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -16,18 +15,23 @@ from crosstie.prove.replay.replay import RequestOutcome
 
 Key = TypeVar("Key")
 _PERCENTILES = (0.5, 0.9, 0.95, 0.99)
-_MOST_FAULTS = 5
-_TOO_MANY = 429
-# A request left this much too late, on the server's clock: so do those after it, and their answers come late.
-DISTURBED_S = 0.5
 
 
 @dataclass(frozen=True)
 class ClassTargets:
-    """What a class was promised; None: nothing."""
+    """What requests were promised; None: nothing. `by_class`: those of classes that have their own."""
 
     ttft: Target | None = None
     tpot: Target | None = None
+    by_class: Mapping[str, "ClassTargets"] = field(default_factory=dict)
+
+    def of(self, class_name: str | None) -> "ClassTargets":
+        return self.by_class.get(class_name or "", self)
+
+    @property
+    def any(self) -> bool:
+        own = (self, *self.by_class.values())
+        return any(target is not None for one in own for target in (one.ttft, one.tpot))
 
 
 @dataclass(frozen=True)
@@ -78,79 +82,42 @@ class ReplayedClass:
     kept: float
 
 
-@dataclass(frozen=True)
-class ReplayResult:
-    requests: int
-    failed: int
-    # Of those that failed, told with status 429 to come again: too many for the server, by its own account.
-    turned_away: int
-    # From the first arrival to the last, on the server's clock.
-    seconds: float
-    # Shares of all requests that kept their targets.
-    kept: float
-    classes: list[ReplayedClass]
-    pools: list[RequestGroup]
-    tokens: int
-    # Of requests that kept their targets.
-    good_tokens: int
-    # How late the client itself sent requests, and the latest of them.
-    late_s: Percentiles
-    latest_s: float
-    # What went wrong and how often, the most frequent first.
-    faults: list[tuple[str, int]]
-
-    @property
-    def disturbed(self) -> bool:
-        """Whether the client's own machine stood still for long enough to show in what it saw of the server."""
-        return self.latest_s > DISTURBED_S
-
-
 def kept_targets(outcome: RequestOutcome, targets: ClassTargets) -> tuple[bool, bool]:
     """TTFT and TPOT; an answer of one token has no TPOT to miss."""
     if not outcome.served:
         return False, False
+    targets = targets.of(outcome.request.class_name)
     ttft = targets.ttft is None or outcome.ttft_s <= targets.ttft.seconds
     return ttft, targets.tpot is None or math.isnan(outcome.tpot_s) or outcome.tpot_s <= targets.tpot.seconds
 
 
-def result_of(outcomes: Sequence[RequestOutcome], promised: Mapping[str | None, ClassTargets]) -> ReplayResult:
-    """`promised`: targets by class; classes that are not there have none."""
-    nothing = ClassTargets()
-    arrivals = [outcome.request.arrival_s for outcome in outcomes]
-    kept = [all(kept_targets(outcome, promised.get(outcome.request.class_name, nothing))) for outcome in outcomes]
-    tokens = [outcome.input_tokens + outcome.output_tokens for outcome in outcomes]
-    classes = _grouped(outcomes, lambda outcome: outcome.request.class_name)
-    pools = _grouped(outcomes, lambda outcome: outcome.pool)
-    faults = Counter(outcome.error for outcome in outcomes if outcome.error)
-    return ReplayResult(
-        requests=len(outcomes),
-        failed=sum(not outcome.served for outcome in outcomes),
-        turned_away=sum(outcome.status == _TOO_MANY for outcome in outcomes),
-        seconds=max(arrivals) - min(arrivals) if arrivals else 0.0,
-        kept=fmean(kept) if kept else math.nan,
-        classes=[_class(some, promised.get(name, nothing), name) for name, some in classes.items()],
-        pools=[_group(name or "-", some) for name, some in sorted(pools.items())],
-        tokens=sum(tokens),
-        good_tokens=sum(count for count, well in zip(tokens, kept, strict=True) if well),
-        late_s=Percentiles.of(outcome.late_s for outcome in outcomes),
-        latest_s=max((outcome.late_s for outcome in outcomes), default=0.0),
-        faults=faults.most_common(_MOST_FAULTS),
-    )
+def by_class(
+    outcomes: Sequence[RequestOutcome], targets: ClassTargets
+) -> list[tuple[str | None, ClassTargets, list[RequestOutcome]]]:
+    """Each class with what it was promised."""
+    groups = grouped(outcomes, lambda outcome: outcome.request.class_name)
+    return [(name, targets.of(name), some) for name, some in groups.items()]
 
 
-def _grouped(
+def grouped(
     outcomes: Sequence[RequestOutcome], key: Callable[[RequestOutcome], Key]
 ) -> dict[Key, list[RequestOutcome]]:
-    found: dict[Key, list[RequestOutcome]] = {}
-    for one in outcomes:
-        found.setdefault(key(one), []).append(one)
-    return found
+    groups: dict[Key, list[RequestOutcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(key(outcome), []).append(outcome)
+    return groups
+
+
+def classes_of(outcomes: Sequence[RequestOutcome], targets: ClassTargets) -> list[ReplayedClass]:
+    """None where no request says its class."""
+    classes = by_class(outcomes, targets)
+    return [_class(some, own, name) for name, own, some in classes] if {name for name, *_ in classes} - {None} else []
 
 
 def _class(outcomes: list[RequestOutcome], targets: ClassTargets, name: str | None) -> ReplayedClass:
     kept = [kept_targets(outcome, targets) for outcome in outcomes]
     return ReplayedClass(
-        seen=_group(name or "all", outcomes),
+        seen=group_of(name or "-", outcomes),
         targets=targets,
         ttft_kept=fmean(ttft for ttft, _ in kept) if targets.ttft else None,
         tpot_kept=fmean(tpot for _, tpot in kept) if targets.tpot else None,
@@ -158,7 +125,13 @@ def _class(outcomes: list[RequestOutcome], targets: ClassTargets, name: str | No
     )
 
 
-def _group(name: str, outcomes: list[RequestOutcome]) -> RequestGroup:
+def pools_of(outcomes: Sequence[RequestOutcome]) -> list[RequestGroup]:
+    """None where the server does not say who answered."""
+    pools = grouped(outcomes, lambda outcome: outcome.pool)
+    return [group_of(name or "-", some) for name, some in sorted(pools.items())] if set(pools) - {""} else []
+
+
+def group_of(name: str, outcomes: Sequence[RequestOutcome]) -> RequestGroup:
     predicted_tpot = [outcome.predicted_tpot_s for outcome in outcomes if not math.isnan(outcome.tpot_s)]
     return RequestGroup(
         name=name,
@@ -178,5 +151,5 @@ def plain(value: Any) -> Any:
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-def targets_of(fleet: Fleet) -> dict[str | None, ClassTargets]:
-    return {own.name: ClassTargets(own.ttft, own.tpot) for own in fleet.classes}
+def targets_of(fleet: Fleet) -> ClassTargets:
+    return ClassTargets(by_class={own.name: ClassTargets(own.ttft, own.tpot) for own in fleet.classes})

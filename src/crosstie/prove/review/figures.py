@@ -18,6 +18,7 @@ import numpy as np
 from crosstie.catalog.reading import read_record, read_toml
 from crosstie.catalog.traces import Floats
 from crosstie.core.errors import BadInput, did_you_mean, near_names
+from crosstie.prove.bench.summary import students_quantile
 
 _FILE = Path(__file__).parent / "data" / "thresholds.toml"
 LEVEL = 0.95
@@ -128,12 +129,6 @@ class ReviewFigure:
 # Intervals
 
 
-def _t(freedom: int) -> float:
-    """Student's quantile, by the first terms of its expansion about the normal one: within 3% from 3 degrees on."""
-    z = _Z
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-
-
 def mean_seen(values: Floats, weights: Floats | None = None) -> MeasuredValue | None:
     """The mean, or with weights the ratio of two sums, of values in the order in which they came."""
     count = len(values)
@@ -149,7 +144,7 @@ def mean_seen(values: Floats, weights: Floats | None = None) -> MeasuredValue | 
     # Of a ratio: how far each stretch is from what it would have at the ratio of all.
     away = np.array(tops) - value * np.array(under)
     error = math.sqrt(float((away**2).sum()) / (parts * (parts - 1))) / max(sum(under) / parts, 1e-300)
-    half = _t(parts - 1) * error
+    half = students_quantile(parts - 1) * error
     return MeasuredValue(value, value - half, value + half, count)
 
 

@@ -15,9 +15,8 @@ from crosstie.catalog.traces import Answers, Floats, Ints, Trace, read_trace
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.histogram import samples_of
 from crosstie.core.usage import HOUR_S, Used, total
+from crosstie.prove.bench.server_counts import metrics_page
 from crosstie.wire.address import Address
-from crosstie.wire.fetch import fetch_once
-from crosstie.wire.loops import run_on_loop
 
 T = TypeVar("T")
 
@@ -206,13 +205,7 @@ def _page(place: str) -> str:
     if not place.startswith(("http://", "https://")):
         return text_of(Path(place))
     at = Address(place)
-    try:
-        answer = run_on_loop(fetch_once(at, "GET", f"{at.root.removesuffix('/metrics')}/metrics"))
-    except OSError as error:
-        raise BadInput(f"--metrics {place}: cannot be asked: {error}") from None
-    if answer.status != 200:
-        raise BadInput(f"--metrics {place}: answers with status {answer.status}")
-    return answer.body.decode("utf-8", "replace")
+    return metrics_page(f"--metrics {place}", at, f"{at.root.removesuffix('/metrics')}/metrics")
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 import click
 
 from crosstie.catalog.library import Catalog
+from crosstie.cli.bench_show import kept, latency, promised
 from crosstie.cli.options import json_option, real_option, verbose_option
 from crosstie.cli.progress import progress
-from crosstie.cli.replay_show import at, kept, latency, promised
 from crosstie.cli.show import Output, closing, console, print_json, say, show_table
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.workload import Target
-from crosstie.prove.replay.outcomes import ReplayedClass, RequestGroup
+from crosstie.prove.replay.outcomes import Percentiles, ReplayedClass, RequestGroup
 from crosstie_gateway.demo.demo import CREDITS, TRACES, Demo, PolicyRun, demo_document, run_demo
 
 _EMULATED = (
@@ -76,7 +76,7 @@ def _show(out: Output, demo: Demo, verbose: bool) -> None:
     for run in demo.runs:
         for why, times in run.result.faults:
             say(out, f"- {run.policy}: {times:,} x {why}")
-    late = " and ".join(latency(run.result.latest_s) for run in (own, rival))
+    late = " and ".join(latency(run.result.client.latest_s) for run in (own, rival))
     say(out, f"the client itself sent no request later than {late} after its time", "dim")
     if own.result.disturbed or rival.result.disturbed:
         say(out, "this machine stood still meanwhile, and emulated time did not: run it again, slower (--speed)")
@@ -100,7 +100,7 @@ def _show_fleet(out: Output, demo: Demo) -> None:
     if len(vendors) == 1:
         say(out, f"{min(vendors)} alone is the cheapest for this traffic: no mixture that was simulated costs less")
     own, rival = demo.runs
-    worth = 1.0 - own.usd_per_good_million / rival.usd_per_good_million if rival.usd_per_good_million else 0.0
+    worth = 1.0 - _good_usd(own) / _good_usd(rival) if _good_usd(rival) else 0.0
     kept_by = f"{kept(own.result.kept)} of requests within targets, {kept(rival.result.kept)} by {rival.policy}"
     say(
         out,
@@ -134,9 +134,18 @@ def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) 
     )
     other = theirs.seen.ttft_s if first else theirs.seen.tpot_s
     return (
-        at(predicted, target), at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept), at(other, target),
+        _at(predicted, target), _at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept),
+        _at(other, target),
         kept(theirs.ttft_kept if first else theirs.tpot_kept), latency(seen.p50), latency(predicted.p50),
     )  # fmt: skip
+
+
+def _at(spread: Percentiles, target: Target) -> str:
+    return latency(spread.at(target.percentile))
+
+
+def _good_usd(run: PolicyRun) -> float:
+    return run.result.fleet_usd_per_million_tokens_within_target or 0.0
 
 
 def _in_order(demo: Demo, run: PolicyRun) -> list[ReplayedClass]:
@@ -150,7 +159,8 @@ def _show_outcomes(out: Output, demo: Demo) -> None:
     rows = [
         (
             run.policy, *(kept(replayed.kept) for replayed in _in_order(demo, run)), kept(run.result.kept),
-            f"{run.result.failed:,}", dollars(run.spent.usd_per_million), dollars(run.usd_per_good_million),
+            f"{run.result.failed:,}", dollars(run.result.attributed_usd_per_million_tokens or 0.0),
+            dollars(_good_usd(run)),
         )
         for run in demo.runs
     ]  # fmt: skip
@@ -172,6 +182,7 @@ def _show_places(out: Output, demo: Demo) -> None:
 
 def _taken(run: PolicyRun, pool: str) -> Sequence[str]:
     seen: RequestGroup | None = next((group for group in run.result.pools if group.name == pool), None)
-    if seen is None or not run.result.tokens:
+    total = sum(group.input_tokens + group.output_tokens for group in run.result.pools)
+    if seen is None or not total:
         return ["0", "-"]
-    return [f"{seen.requests:,}", share((seen.input_tokens + seen.output_tokens) / run.result.tokens)]
+    return [f"{seen.requests:,}", share((seen.input_tokens + seen.output_tokens) / total)]

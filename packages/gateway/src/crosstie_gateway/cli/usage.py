@@ -1,13 +1,12 @@
 """`crosstie usage`: what was used and what it cost, by key, model, pool, class or time."""
 
-import csv
-import io
 from pathlib import Path
 from time import time
 from typing import cast
 
 import click
 
+from crosstie.catalog.writing import csv_text
 from crosstie.cli.options import json_option
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.times import moment, span
@@ -108,13 +107,9 @@ def _document(by: list[By], row: Used) -> dict[str, object]:
 
 
 def _csv(by: list[By], rows: list[Used]) -> str:
-    made = io.StringIO()
-    out = csv.writer(made, lineterminator="\n")
-    out.writerow([*by, *_NUMBERS])
-    for row in rows:
-        # Never rounded: 17 significant give a double back.
-        out.writerow([*map(_harmless, row.of), *(getattr(row, name) for name in _NUMBERS[:-1]), repr(row.usd)])
-    return made.getvalue()
+    # Never rounded: 17 significant give a double back.
+    cells = ([*map(_harmless, row.of), *(getattr(row, name) for name in _NUMBERS[:-1]), repr(row.usd)] for row in rows)
+    return csv_text([*by, *_NUMBERS], cells)
 
 
 def _harmless(name: str) -> str:

@@ -21,9 +21,9 @@ from crosstie.core.fleet import Fleet, Policy
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.plan import Plan, SimulatedClass, plan
-from crosstie.prove.replay.accounts import Spent, fleet_usd_per_good_million, replayed
-from crosstie.prove.replay.document import result_document
-from crosstie.prove.replay.outcomes import ReplayResult, plain, result_of, targets_of
+from crosstie.prove.bench.bench import replayed
+from crosstie.prove.bench.summary import PointResult
+from crosstie.prove.replay.outcomes import plain
 from crosstie.prove.replay.traffic import TimedRequest, from_trace, merged
 from crosstie_gateway.start.start import RunningGateway, serve
 
@@ -42,10 +42,7 @@ _MOST_HALVINGS = 2
 @dataclass(frozen=True)
 class PolicyRun:
     policy: Policy
-    result: ReplayResult
-    spent: Spent
-    # Of the whole fleet's bill, per million tokens within targets.
-    usd_per_good_million: float
+    result: PointResult
 
 
 @dataclass(frozen=True)
@@ -120,15 +117,15 @@ def _runs(
         return serve(file, emulate=True, speed=speed, policy=policy)
 
     def run(gateway: RunningGateway, policy: Policy) -> PolicyRun:
-        outcomes, spent = replayed(
+        result = replayed(
             gateway.url,
             fleet.classes[0].model,
             requests,
+            fleet,
             speed=speed,
             on_progress=lambda done, total, doing: on_progress(done, total, f"{policy}, {speed:g}x: {doing}"),
         )
-        result = result_of(outcomes, targets_of(fleet))
-        return PolicyRun(policy, result, spent, fleet_usd_per_good_million(fleet, result))
+        return PolicyRun(policy, result)
 
     first = serving.enter_context(started(fleet.policy))
     own = run(first, fleet.policy)
@@ -149,5 +146,5 @@ def demo_document(demo: Demo) -> dict[str, Any]:
         "requests": demo.requests,
         "seconds": demo.seconds,
         "speed": demo.speed,
-        "runs": {run.policy: result_document(run.result, run.spent, run.usd_per_good_million) for run in demo.runs},
+        "runs": {run.policy: plain(run.result) for run in demo.runs},
     }

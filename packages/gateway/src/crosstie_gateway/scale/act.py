@@ -5,7 +5,6 @@ the fleet as it is, is said, and is tried again with the next decision.
 """
 
 import asyncio
-import json
 import os
 import ssl
 from collections.abc import Callable, Iterable
@@ -17,7 +16,7 @@ from urllib.parse import quote
 from crosstie.core.errors import BadInput
 from crosstie.wire.address import Address
 from crosstie.wire.client import Origin
-from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.fetch import Answer, ask
 from crosstie.wire.way import Way
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.scaler import Order
@@ -92,16 +91,13 @@ class Kubernetes:
 
     async def _ask(self, supply: Supply, path: str, method: str = "GET", body: object = None) -> dict[str, Any]:
         at = Address(self.url)
-        headers = [(b"accept", b"application/json")]
-        if self.token:
-            headers.append((b"authorization", b"Bearer " + self.token.encode()))
-        if body is not None:
-            headers.append((b"content-type", b"application/merge-patch+json"))
-        data = None if body is None else json.dumps(body).encode()
         way = Way(ssl.create_default_context(cafile=self.ca)) if at.secure else None
         origin = Origin(asyncio.get_running_loop(), at, way)
         try:
-            answer = await fetch(origin, method, at.root + path, headers=headers, body=data, timeout_s=10.0)
+            answer = await ask(
+                origin, method, at.root + path, key=self.token, body=body, kind=b"application/merge-patch+json",
+                timeout_s=10.0,
+            )  # fmt: skip
         except OSError as error:
             raise ScaleFailed(f"{self.url}: {error}") from None
         finally:
@@ -119,11 +115,7 @@ class Kubernetes:
             )
         if answer.status not in (200, 201):
             raise ScaleFailed(f"supply {supply.name}: the API server answers {answer.status}: {_message(answer)}")
-        try:
-            said = json.loads(answer.body)
-        except ValueError:
-            said = None
-        if not isinstance(said, dict):
+        if not isinstance(said := answer.said, dict):
             raise ScaleFailed(f"supply {supply.name}: the API server's answer is no object")
         return said
 
@@ -155,11 +147,8 @@ class Kubernetes:
 
 
 def _message(answer: Answer) -> str:
-    try:
-        said = json.loads(answer.body).get("message", "")
-    except (ValueError, AttributeError):
-        said = ""
-    return str(said or "no reason given")[:200]
+    said = answer.said
+    return str((said.get("message") if isinstance(said, dict) else "") or "no reason given")[:200]
 
 
 @dataclass(frozen=True, slots=True)

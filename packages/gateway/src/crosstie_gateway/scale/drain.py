@@ -4,13 +4,12 @@ Which ones go is decided here: of a supply's backends those with the fewest requ
 are empty. A backend that was stopped is let in again once the gateways find it down, for when it is started again.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from crosstie.wire.address import Address
-from crosstie.wire.fetch import fetch_once
+from crosstie.wire.fetch import ask
 from crosstie_gateway.scale.act import Moves, ScaleFailed
 from crosstie_gateway.scaler.rules import Supply
 from crosstie_gateway.scaler.scaler import Order
@@ -97,16 +96,8 @@ class Drainer:
 
     async def _ask(self, url: str, method: str, name: str, body: object = None) -> dict[str, Any]:
         at = Address(url)
-        headers = [(b"authorization", b"Bearer " + self.key.encode())]
-        if body is not None:
-            headers.append((b"content-type", b"application/json"))
-        data = None if body is None else json.dumps(body).encode()
-        path = f"{at.base}/admin/v1/{name}"
-        answer = await fetch_once(at, method, path, headers=headers, body=data, timeout_s=30.0)
-        try:
-            said = json.loads(answer.body)
-        except ValueError:
-            said = None
+        answer = await ask(at, method, f"{at.base}/admin/v1/{name}", key=self.key, body=body, timeout_s=30.0)
+        said = answer.said
         if answer.status != 200 or not isinstance(said, dict):
             error = said.get("error") if isinstance(said, dict) else None
             why = error.get("message") if isinstance(error, dict) else "is it a gateway's --admin-port?"
