@@ -368,6 +368,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     max_batches_per_key: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 100
     max_batch_lines: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 50_000
     batch_keep_days: Annotated[float, msgspec.Meta(ge=0.01, le=3650)] = 30.0
+    # Responses that a key keeps, their size, and how long; and the size of all keys' together. The oldest go first.
+    max_responses_per_key: Annotated[int, msgspec.Meta(ge=1, le=10**7)] = 10_000
+    max_response_mib_per_key: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 256.0
+    max_responses_gib: Annotated[float, msgspec.Meta(ge=0.000001, le=1e5)] = 10.0
+    response_keep_days: Annotated[float, msgspec.Meta(ge=0.000001, le=3650)] = 30.0
 
     @property
     def metrics_last_s(self) -> float:

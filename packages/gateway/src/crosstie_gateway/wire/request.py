@@ -43,6 +43,8 @@ class Request:
         self.model: str | None = None
         # The outline of a body that came in pieces, where it may be JSON.
         self.outline: Outline | None = None
+        # What its answer is kept with, where it is.
+        self.turn: object = None
         # The address that it came from, where somebody wants to know.
         self.peer = ""
         # What it has in common with others of its connection; None: nothing that is known.
