@@ -443,6 +443,11 @@ class Gateway:
     def _decide_on(self, exchange: Exchange, now: float) -> None:
         hosted, ask = self.context.hosted, exchange.ask
         try:
+            avoided: tuple[str, ...] = ()
+            if self.context.trials is not None:
+                never, avoided = self.context.trials.steer(ask)
+                if never:
+                    exchange.rule_out(never)
             cold = hosted.asked(ask) if hosted is not None else None
             if cold is not None:
                 exchange.refuse(503, cold[0], "model_not_loaded", retry_after_s=cold[1])
@@ -451,7 +456,9 @@ class Gateway:
                 self.queue(exchange, now)
                 self._admit()
             else:
-                decision = self.router.decide(ask, now, exclude=ask.tried, explain=self.explaining)
+                decision = self.router.decide(ask, now, exclude=ask.tried + avoided, explain=self.explaining)
+                if avoided and decision.outcome != "send":
+                    decision = self.router.decide(ask, now, exclude=ask.tried, explain=self.explaining)
                 self._follow(exchange, decision, now)
         except Exception:
             exchange.broke_down()

@@ -43,6 +43,7 @@ from crosstie_gateway.service.systemd import Systemd
 from crosstie_gateway.service.telemetry import Telemetry, wanted
 from crosstie_gateway.service.token_keys import TokenKeys
 from crosstie_gateway.service.tokenizing import TokenizerFiles
+from crosstie_gateway.service.trials import TrialsService
 from crosstie_gateway.service.worker import SharedLoad, Worker
 from crosstie_gateway.share.board import Board
 from crosstie_gateway.start.local import CONTEXT, LocalEngine, start_local
@@ -269,7 +270,8 @@ class _Start:
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
                 Discovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
-                TokenizerFiles(), KvEvents(), *observers.components(), *plugins, *batches, *doors, *after,
+                TokenizerFiles(), KvEvents(), TrialsService(), *observers.components(), *plugins, *batches,
+                *doors, *after,
             ],
             **shared,
         )  # fmt: skip
