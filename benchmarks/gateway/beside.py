@@ -118,7 +118,7 @@ def crowds(key: str) -> dict[str, Crowd]:
         "pipelined": Crowd(8, b"", b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" * 200),
         "HTTP/2's preface": Crowd(_CROWD, h2, b"", 0.1),
         "forged tokens": Crowd(32, b"", token),
-        "wrong keys": Crowd(32, b"", head(len(empty), "sk-crosstie-" + "a" * 40) + empty),
+        "wrong keys": Crowd(32, b"", head(len(empty), "ct-" + "a" * 12 + "-" + "a" * 43) + empty),
         "unread streams": Crowd(64, head(len(asked), key) + asked, b"", reads=False),
     }
 
