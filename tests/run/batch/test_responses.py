@@ -36,7 +36,7 @@ async def kept(folder: Path, at: Running) -> AsyncIterator[Running]:
 async def over(folder: Path, *made: Fake, **serving: Any) -> AsyncIterator[Running]:
     for fake in made:
         fake.mode = "responds"
-    fleet = fleet_of(pool_of("p", *(fake.url for fake in made)), policy="round-robin")
+    fleet = fleet_of(pool_of("p", *(fake.url for fake in made), max_context=10**6), policy="round-robin")
     if serving:
         fleet = msgspec.structs.replace(fleet, serving=msgspec.structs.replace(fleet.serving, **serving))
     async with running(fleet) as at, kept(folder, at):
@@ -202,3 +202,15 @@ def test_serving_has_limits_for_responses() -> None:
     serving = Serving()
     assert serving.max_responses_per_key == 10_000
     assert serving.response_keep_days == 30.0
+
+
+@in_folder
+async def test_a_long_input_is_read_by_its_outline_and_one_of_no_kind_by_its_engine(folder: Path) -> None:
+    async with fakes(1) as [fake], over(folder, fake) as at:
+        long = [{"role": "user", "content": "é" * 200_000}]
+        name = id_of(await at.ask(PATH, input=long))
+        assert fake.hit[-1][1]["input"] == long
+        assert (await at.ask(PATH, input="b", previous_response_id=name)).status == 200
+        assert fake.hit[-1][1]["input"] == [*long, said(1), *asked("b")]
+        await at.ask(PATH, input={"odd": 1}, store=True)
+        assert fake.hit[-1][1]["input"] == {"odd": 1}

@@ -156,14 +156,16 @@ _DELETE_OLDEST = (
 )
 
 
+def _own_items(said: bytes) -> bytes | None:
+    """An input's items without brackets; a text is one."""
+    if said.startswith(b'"'):
+        return b'{"role":"user","content":%b}' % said
+    return said[1:-1].strip() if said.startswith(b"[") else None
+
+
 def _items(record: dict[str, msgspec.Raw]) -> bytes:
     """What a response has said, as items of an input."""
-    return _inner(record["output"]) if "output" in record else b""
-
-
-def _inner(listed: msgspec.Raw) -> bytes:
-    said = bytes(listed).strip()
-    return said[1:-1].strip() if said.startswith(b"[") else b""
+    return _own_items(bytes(record["output"])) or b"" if "output" in record else b""
 
 
 class StoredResponses(Desk, KeptResponses):
@@ -213,7 +215,7 @@ class StoredResponses(Desk, KeptResponses):
         try:
             async with self._counted(key_id, size) as door, door:
                 ready = await self._patiently(partial(self._ready, request.body, key_id))
-            request.body, request.outline, request.turn = ready.body, ready.outline or request.outline, ready.turn
+            request.body, request.outline, request.turn = ready.body, ready.outline, ready.turn
         except RequestRejected as error:
             refused = error
         except OSError as error:
@@ -245,19 +247,19 @@ class StoredResponses(Desk, KeptResponses):
 
     def _ready(self, body: bytes, key_id: int) -> _Ready:
         """In a thread. Raises RequestRejected, and what says that it is no JSON."""
-        parts, most = decode_parts(body), self._limits.body_bytes
-        said, previous = parts.get("input"), ""
+        parts, most, previous = decode_parts(body), self._limits.body_bytes, ""
         if bytes(parts.get("background", b"")) == b"true":
             raise RequestRejected(400, "background: responses are answered at once here", "bad_request")
-        if said is not None and bytes(said).startswith(b'"'):
-            said = msgspec.Raw(b'[{"role":"user","content":%b}]' % bytes(said))
-        own, wished = b"" if said is None else _inner(said), bytes(parts.pop("store", b""))
+        own, wished = _own_items(bytes(parts.pop("input", b""))), bytes(parts.pop("store", b""))
+        if own is None:
+            # No input, or none that anybody knows: for its engine to refuse.
+            return _Ready(body, outlined(body, self._limits), None)
         if "previous_response_id" in parts:
             previous = _decode_text(parts.pop("previous_response_id")) or ""
         items = [self.store.conversation(key_id, previous, self._since, most)] if previous else []
-        if said is not None:
-            parts["input"] = msgspec.Raw(b"[%b]" % b",".join(part for part in (*items, own) if part))
-        body = _encode(parts | {"store": False})
+        listed = b",".join(part for part in (*items, own) if part)
+        # Put together once: each copy of a long one holds all others up.
+        body = b"".join((_encode(parts | {"store": False})[:-1], b',"input":[', listed, b"]}"))
         if len(body) > most:
             raise RequestRejected(413, "the conversation is longer than serve.max_body_mib", "conversation_too_long")
         outline = outlined(body, self._limits)
