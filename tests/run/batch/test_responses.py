@@ -91,6 +91,9 @@ async def test_a_response_can_be_read_and_deleted(folder: Path) -> None:
         answer = await respond(at, previous_response_id=second)
         assert code_of(answer) == (400, "previous_response_not_found")
         assert code_of(await of(at, second, "POST")) == (404, "not_found")
+        for odd in ("%00%ff", "%ed%a0%80", "x" * 7000, "..%2f..", "a'%20OR%201=1"):
+            assert (await of(at, odd)).status == 404
+            assert code_of(await respond(at, previous_response_id=odd)) == (400, "previous_response_not_found")
 
 
 @in_folder

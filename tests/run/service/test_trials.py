@@ -15,7 +15,10 @@ from tests.wire.test_server import on_loop
 
 from crosstie.cli.admin_show import trials_parts
 from crosstie.core.fleet import ServedClass, TokenPrice
+from crosstie_gateway.service.trial_view import together
 from crosstie_gateway.service.trials import TrialsService
+from crosstie_gateway.service.worker_link import TrialsAnswer, TrialStopped, decode_answer, decode_request
+from crosstie_gateway.wire.frames import encode
 from crosstie_gateway.wire.server import Reply
 
 SAME = (0.7, 0.2, 0.1)
@@ -229,3 +232,28 @@ async def test_without_a_trial_there_is_nothing_to_say() -> None:
         assert await at.get("trials") == {"trials": []}
         assert at.running.gateway.context.trials is None
         assert str(next(iter(trials_parts({"trials": []})))).startswith("no pool is on trial")
+
+
+@on_loop
+async def test_workers_tell_each_other_of_trials() -> None:
+    async with fakes(2) as (old, new), on_trial(old, new, shadow=1.0, canary=0.5) as at:
+        speaks(old, SAME)
+        speaks(new, SAME)
+        await compared(at, 8)
+        service = trials_in(at)
+        answer = decode_answer(encode(TrialsAnswer(service.views())))
+        assert isinstance(answer, TrialsAnswer)
+        (view,) = answer.trials
+        assert (view.pool, view.compared, view.verdict) == ("new", 8, "same")
+        # One has compared, the other has sent; together it is one pool's.
+        other = msgspec.structs.replace(view, compared=0, verdict=None, served=7, faults=1)
+        both = together([other, view], 1.5, 0.05)
+        assert (both.compared, both.served, both.faults) == (8, view.served + 7, view.faults + 1)
+        told = decode_request(encode(TrialStopped("new", "of another worker")))
+        assert isinstance(told, TrialStopped)
+        service._on_stopped(told)
+        before = len(new.hit)
+        for _ in range(20):
+            assert (await at.running.ask()).status == 200
+        assert not any("top_logprobs" not in body for _, body in new.hit[before:])
+        assert (await trial_of(at))["stopped"] == "of another worker"
