@@ -1,9 +1,10 @@
-"""Small requests beside hostile bodies: how late one key's are while another sends what is dear to read.
+"""Small requests beside hostile clients: how late one key's are while others send what is dear to read or to hold.
 
     python benchmarks/gateway/beside.py [--seconds 6] [--shape NAME ...] [--senders 2] [--crosstie COMMAND] [--json]
 
-One gateway with keys over one fake backend, one connection that asks a small thing every 5 ms, and beside it, shape by
-shape, senders who send nothing but that shape, each body after the other. `nothing` is the same without senders, before
+One gateway with keys, tokens, batches and kept responses over one fake backend, one connection that asks a small thing
+every 5 ms, and beside it, shape by shape, senders who send nothing but that shape: each body after the other, or on
+many connections at once. `nothing` is the same without senders, before
 and after all the others: what is above it is what the attack does. Times are from the request's first byte to the end
 of the answer's head, in milliseconds; CPU is what each body costs the gateway, which neighbours change least. Senders
 are `nice`, since real ones have machines of their own; the state of this one is printed beside. Exit status 1 where a
@@ -11,6 +12,8 @@ small request was not answered 200.
 """
 
 import argparse
+import asyncio
+import base64
 import json
 import os
 import shlex
@@ -42,15 +45,22 @@ HELD = {"held back, no key": (16, 64 * MIB, False), "held back, with a key": (16
 
 
 CHAT, MESSAGES, FORM = "/v1/chat/completions", "/v1/messages", "/v1/audio/transcriptions"
+FILES, RESPONSES = "/v1/files", "/v1/responses"
+ISSUER = "https://issuer.example"
+# Between two sendings of a crowd's connection; and how many connections it has.
+_PAUSE_S, _CROWD = 0.02, 200
+# A point of P-256: its generator, whose private key is 1.
+_X, _Y = "axfR8uEsQkf4vOblY6RA8ncDfYEt6zOg9KE5RdiYwpY", "T-NC4v4af5uO5-tKfA-eFivOM1drMV7Oy7ZAaDe_UfU"
 
 
 def chat(text: bytes) -> bytes:
     return HEAD + b'"max_tokens":5,"messages":[{"role":"user","content":"' + text + b'"}]}'
 
 
-def form(file: bytes) -> bytes:
+def form(file: bytes, name: str = "model", value: str = MODEL) -> bytes:
     part = b'--b\r\ncontent-disposition: form-data; name="'
-    return b'%bmodel"\r\n\r\n%b\r\n%bfile"; filename="a"\r\n\r\n%b\r\n--b--\r\n' % (part, MODEL.encode(), part, file)
+    first = b'%b%b"\r\n\r\n%b\r\n' % (part, name.encode(), value.encode())
+    return b'%b%bfile"; filename="a"\r\n\r\n%b\r\n--b--\r\n' % (first, part, file)
 
 
 def bodies() -> dict[str, bytes]:
@@ -65,16 +75,86 @@ def bodies() -> dict[str, bytes]:
         "Anthropic's messages": chat(b"x" * (30 * MIB)),
         "a recording": form(b"x" * (30 * MIB)),
         "deep nesting": HEAD + b'"messages":' + b"[" * (8 * MIB) + b"]" * (8 * MIB) + b"}",
+        "a form of fields' names": form(b'name="model"\r\n' * (2 * MIB)),
+        "a form of boundaries": form(b"\r\n--" * (7 * MIB)),
+        "a batch of one line's keys": form(b'{"custom_id":"a"' + b',"a":1' * (4 * MIB) + b"}", "purpose", "batch"),
+        "a response to keep": HEAD + b'"input":"' + b"x" * (30 * MIB) + b'"}',
         "80,000 objects": HEAD + b'"messages":[' + b"{}," * 80_000 + b"{}]}",
     }
 
 
-PATHS = {"Anthropic's messages": MESSAGES, "a recording": FORM}
+PATHS = {
+    "Anthropic's messages": MESSAGES, "a recording": FORM, "a form of fields' names": FORM,
+    "a form of boundaries": FORM, "a batch of one line's keys": FILES, "a response to keep": RESPONSES,
+}  # fmt: skip
+
+
+def forged(key_id: str) -> bytes:
+    """A token of the issuer's whose signature is anybody's."""
+    claims = {"iss": ISSUER, "aud": "crosstie", "sub": "x", "exp": 2**33, "iat": 1}
+    said = [json.dumps(part).encode() for part in ({"alg": "ES256", "kid": key_id, "typ": "JWT"}, claims)]
+    parts = [base64.urlsafe_b64encode(part).rstrip(b"=") for part in (*said, os.urandom(64))]
+    return b".".join(parts)
+
+
+class Crowd:
+    """So many connections that send the same again and again: at first, and then at each turn."""
+
+    def __init__(self, connections: int, first: bytes, then: bytes, pause_s: float = _PAUSE_S, *, reads: bool = True):
+        self.connections, self.first, self.then = connections, first, then
+        self.pause_s, self.reads = pause_s, reads
+
+
+def crowds(key: str) -> dict[str, Crowd]:
+    asked = HEAD + b'"stream":true,"max_tokens":2000,"messages":[{"role":"user","content":"hi"}]}'
+    chunked = head(0, key).replace(b"content-length: 0", b"transfer-encoding: chunked")
+    h2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x01\x01\x05\x00\x00\x00\x01\x82" * 128
+    empty = HEAD + b'"messages":[]}'
+    token = head(len(empty), forged("first").decode()) + empty
+    return {
+        "slow heads": Crowd(_CROWD, b"GET /v1/models HTTP/1.1\r\nhost: a\r\n", b"x: y\r\n", 0.2),
+        "slow bodies": Crowd(_CROWD, head(MIB, key) + HEAD, b" "),
+        "bytes as chunks": Crowd(8, chunked, b"1\r\n \r\n" * 4096),
+        "pipelined": Crowd(8, b"", b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n" * 200),
+        "HTTP/2's preface": Crowd(_CROWD, h2, b"", 0.1),
+        "forged tokens": Crowd(32, b"", token),
+        "wrong keys": Crowd(32, b"", head(len(empty), "ct-" + "a" * 12 + "-" + "a" * 43) + empty),
+        "unread streams": Crowd(64, head(len(asked), key) + asked, b"", reads=False),
+    }
+
+
+async def _one_of(crowd: Crowd, port: int, stop: Signal, answers: Counter[str]) -> None:
+    while not stop.is_set():
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection(HOST, port, limit=2**16)
+            writer.write(crowd.first)
+            while not stop.is_set() and not reader.at_eof():
+                writer.write(crowd.then)
+                await writer.drain()
+                await asyncio.sleep(crowd.pause_s)
+                if crowd.reads:
+                    with suppress(TimeoutError):
+                        said = await asyncio.wait_for(reader.read(2**16), 0.001)
+                        answers[said[9:12].decode("latin-1") or "closed"] += 1
+            writer.transport.abort()
+        await asyncio.sleep(crowd.pause_s)
+
+
+def gather(crowd: Crowd, port: int, stop: Signal, told: "Queue[Any]") -> None:
+    os.nice(19)
+    answers: Counter[str] = Counter()
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(_one_of(crowd, port, stop, answers) for _ in range(crowd.connections)))
+
+    asyncio.run(all_of_them())
+    known = Counter({said: count for said, count in answers.items() if said.isdigit() or said == "closed"})
+    told.put(known + Counter({"more": sum(answers.values()) - sum(known.values())}))
 
 
 def head(length: int, key: str | None, path: str = CHAT) -> bytes:
     own = b"authorization: Bearer %b\r\n" % key.encode() if key else b""
-    if path == FORM:
+    if path in (FORM, FILES):
         own += b"content-type: multipart/form-data; boundary=b\r\n"
     return b"POST %b HTTP/1.1\r\nhost: gateway\r\n%bcontent-length: %d\r\n\r\n" % (path.encode(), own, length)
 
@@ -184,7 +264,11 @@ def attacks(port: int, key: str, senders: int) -> dict[str, list[Callable[..., P
     found = {name: [sends(name, body)] * senders for name, body in bodies().items()}
     for name, (count, length, keyed) in HELD.items():
         found[name] = [holds(length, key if keyed else None)] * count
-    return found
+
+    def gathers(crowd: Crowd) -> Callable[..., Process]:
+        return lambda stop, told: Process(target=gather, args=(crowd, port, stop, told))
+
+    return found | {name: [gathers(crowd)] for name, crowd in crowds(key).items()}
 
 
 def additions_ms() -> float:
@@ -200,11 +284,18 @@ def additions_ms() -> float:
 
 def serve(command: str, folder: Path, port: int, behind: list[int]) -> "subprocess.Popen[bytes]":
     file = folder / "fleet.toml"
-    file.write_text(fleet(behind) + '\n[state]\nkeys = "required"\nstore = "keys.db"\n')
+    known = {"keys": [{"kty": "EC", "crv": "P-256", "kid": "first", "x": _X, "y": _Y, "alg": "ES256", "use": "sig"}]}
+    (folder / "jwks.json").write_text(json.dumps(known))
+    tokens = f'[jwt]\nissuer = "{ISSUER}"\naudience = "crosstie"\njwks = "jwks.json"\n'
+    file.write_text(f'{fleet(behind)}\n[state]\nkeys = "required"\nstore = "keys.db"\n{tokens}')
     with (folder / "gateway.log").open("wb") as log:
         server = subprocess.Popen(
-            [*shlex.split(command), "serve", str(file), "--port", str(port)], stdout=log, stderr=log
-        )
+            [
+                *shlex.split(command), "serve", str(file), "--port", str(port), "--batches", str(folder / "batches"),
+                "--responses", str(folder / "responses.db"),
+            ],
+            stdout=log, stderr=log,
+        )  # fmt: skip
     until = time.monotonic() + 90
     while time.monotonic() < until and server.poll() is None:
         with suppress(OSError), socket.create_connection((HOST, port), timeout=5):
@@ -218,7 +309,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=6.0, help="of each shape")
     parser.add_argument("--senders", type=int, default=2, help="of whole bodies at once")
-    parser.add_argument("--shape", action="append", default=[], choices=[*bodies(), *HELD], help="these alone")
+    parser.add_argument(
+        "--shape", action="append", default=[], choices=[*bodies(), *HELD, *crowds("")], help="these alone"
+    )
     parser.add_argument("--crosstie", default=f"{sys.executable} -m crosstie", help="the command of the gateway")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()

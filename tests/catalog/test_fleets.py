@@ -95,6 +95,11 @@ POOL_KEYS = {
     *TOKEN_KEYS,
     "paid_anyway",
     "drained",
+    "shadow",
+    "canary",
+    "trial_class",
+    "max_failed",
+    "max_slower",
     "adapters",
     "max_adapters",
 }
@@ -135,6 +140,22 @@ def test_a_hand_written_fleet_means_what_it_says(catalog: Catalog, tmp_path: Pat
     assert one.ttft == Target(seconds=1.0, percentile=0.95)
     assert one.tpot is None
     assert one.routes == (Route(pool="chat-mi300x", share=1.0, up_to_input=4000, why="cheapest"),)
+
+
+def test_a_pool_may_be_on_trial(catalog: Catalog, tmp_path: Path) -> None:
+    told = 'usd_per_gpu_hour = 1.3\nshadow = 0.01\ncanary = 0.02\ntrial_class = "chat"\nmax_slower = 2.0'
+    pool = read_fleet(catalog, fleet_file(tmp_path, changed(("usd_per_gpu_hour = 1.3", told)))).pools[0]
+    assert (pool.shadow, pool.canary, pool.trial_class) == (0.01, 0.02, "chat")
+    assert (pool.max_failed, pool.max_slower) == (0.05, 2.0)
+    for said, reason in (
+        ('shadow = 0.01\ntrial_class = "nope"', r"pool\[0\]\.trial_class: 'nope' is no class; there are chat"),
+        ("max_slower = 2.0", r"pool\[0\]\.max_slower: is about a trial: give shadow or canary"),
+        ("shadow = 1.5", r"pool\[0\]\.shadow"),
+    ):
+        with pytest.raises(BadData, match=reason):
+            read_fleet(
+                catalog, fleet_file(tmp_path, changed(("usd_per_gpu_hour = 1.3", f"usd_per_gpu_hour = 1.3\n{said}")))
+            )
 
 
 def test_a_pool_may_be_paid_by_the_token(catalog: Catalog, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from crosstie.core.errors import BadInput
 from crosstie.wire.address import Address
 from crosstie.wire.fetch import fetch
 from crosstie.wire.loops import run_on_loop
+from crosstie_gateway.wire.outline import Outline
 from crosstie_gateway.wire.parser import RequestParser
 from crosstie_gateway.wire.request import BadRequest, Request, RequestLimits
 from crosstie_gateway.wire.server import Reply
@@ -356,3 +357,35 @@ async def test_one_account_s_bodies_leave_room_for_others() -> None:
         async with asyncio.timeout(LIMIT_S):
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         writer.close()
+
+
+def test_the_chunks_of_one_read_are_looked_at_together() -> None:
+    """Each look has its price, and eight bytes may be a chunk: a client who sends such keeps the loop from others."""
+    looks = list[int]()
+
+    class Counting(Outline):
+        def feed(self, piece: bytes) -> bool:
+            looks.append(len(piece))
+            return super().feed(piece)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crosstie_gateway.wire.parser.Outline", Counting)
+        parser = RequestParser(RequestLimits())
+        parser.feed(b"POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\n[\r\n")
+        assert parser.next() is None
+        parser.feed(b"8\r\n1234567,\r\n" * 1000)
+        assert parser.next() is None
+        parser.feed(b"2\r\n1]\r\n0\r\n\r\n")
+        request = parser.next()
+    assert request is not None
+    assert request.body == b"[" + b"1234567," * 1000 + b"1]"
+    assert looks == [8001, 2]
+    assert request.outline is not None
+    assert request.outline.plain >= 8000
+
+
+def test_few_bytes_may_frame_chunks_that_are_hardly_any() -> None:
+    parser = RequestParser(RequestLimits())
+    parser.feed(b"POST /a HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 1030)
+    with pytest.raises(BadRequest, match="more bytes frame the chunks"):
+        parser.next()

@@ -57,6 +57,10 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         for i, entry in enumerate(_many(file, "class", raw.get("class", [])))
     )
     check_unique(file, "class", "name", [one.name for one in classes])
+    for i, pool in enumerate(pools):
+        if pool.trial_class is not None and pool.trial_class not in {one.name for one in classes}:
+            names = ", ".join(one.name for one in classes) or "none"
+            raise BadData(file, f"pool[{i}].trial_class", f"'{pool.trial_class}' is no class; there are {names}")
     planned, state = raw.get("planned", ""), _state(file, raw.get("state", {}))
     return Fleet(
         name=text(file, "name", raw.get("name", file.stem)),

@@ -15,7 +15,7 @@ import click
 from crosstie.catalog.addresses import read_address
 from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
-from crosstie.cli.admin_show import pools_parts, show_decision, show_done
+from crosstie.cli.admin_show import pools_parts, show_decision, show_done, trials_parts
 from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.options import FILE, json_option, option_group, real_option, whole_option
 from crosstie.cli.progress import progress
@@ -159,6 +159,15 @@ def pools(port: AdminPort, as_json: bool) -> int:
     said = json.loads(port.get("pools"))
     print_json(said) if as_json else show(pools_parts(said))
     return 0
+
+
+@command.command("trials", epilog="Example: crosstie admin trials")
+@_at_port
+def trials(port: AdminPort, as_json: bool) -> int:
+    """Is a pool on trial (`shadow`, `canary`) ready for its model's traffic? Status 1: one is not, or not yet."""
+    said = json.loads(port.get("trials"))
+    print_json(said) if as_json else show(trials_parts(said))
+    return 0 if said["trials"] and all(trial["ready"] == "yes" for trial in said["trials"]) else 1
 
 
 @command.command("drain", epilog="Example: crosstie admin drain chat-mi300x --wait")

@@ -34,6 +34,39 @@ def pools_parts(said: dict[str, Any]) -> Parts:
     yield from (f"dropped: {one['change']}: {one['why']}" for one in said["dropped"])
 
 
+def trials_parts(said: dict[str, Any]) -> Parts:
+    if not said["trials"]:
+        yield "no pool is on trial: give one `shadow` or `canary` in the fleet file"
+    for trial in said["trials"]:
+        whose = f"{trial['model']}, class {trial['class_name']}" if trial["class_name"] else trial["model"]
+        yield f"{trial['pool']}: ready for {whose}: {trial['ready'].upper()}"
+        yield from (f"  {reason}" for reason in trial["why"])
+        copies = ", ".join(f"{count} {outcome}" for outcome, count in sorted(trial["copies"].items())) or "none yet"
+        slower = f"; an answer takes {trial['slower']:.2f} times as long" if trial["slower"] is not None else ""
+        yield f"copies ({trial['shadow']:.1%} of requests): {copies}{slower}"
+        if trial["gauges"]:
+            yield Table(
+                ["distance", ">in service", ">on trial", ">allowed", "says"],
+                [
+                    [
+                        gauge["name"],
+                        *(significant(gauge[key], 3) for key in ("floor", "value", "allowed")),
+                        gauge["says"],
+                    ]
+                    for gauge in trial["gauges"]
+                ],
+            )
+        if trial["canary"] is not None:
+            yield (
+                f"canary ({trial['canary']:.1%} of requests): {trial['served']} served, {trial['faults']} faults"
+                + "".join(
+                    f", {what} {trial[key]:.2f} times as long"
+                    for what, key in (("first tokens", "ttft_ratio"), ("tokens", "token_ratio"))
+                    if trial[key] is not None
+                )
+            )
+
+
 def show_done(done: dict[str, Any]) -> None:
     click.echo(f"{done['what']}: {'done' if done['changed'] else 'nothing to change'}")
     for words in done["dropped"]:

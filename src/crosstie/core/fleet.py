@@ -179,6 +179,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
                 "is about one engine's cache, and replicas of this pool have several"),
         KeyRule("needs", ("chat_template", "kv_events"), ("tokenizer",), "is of no use without tokenizer"),
         KeyRule("needs", ("kv_replay", "kv_topic"), ("kv_events",), "is of no use without kv_events"),
+        KeyRule("needs", ("trial_class", "max_failed", "max_slower"), ("shadow", "canary"),
+                "is about a trial: give shadow or canary"),
+        KeyRule("excludes", ("shadow", "canary"), (*HOST_KEYS, "prefill"), "is about one model behind one address"),
         KeyRule("demands", ("tls_key",), ("tls_cert",), "tls_key is there, and is the key of a certificate"),
     )  # fmt: skip
 
@@ -209,6 +212,13 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     sunk_usd_per_gpu_hour: Annotated[float, msgspec.Meta(ge=0, le=1000)] = 0.0
     # Gets no requests until an administrator lets it in, as `crosstie parity --admit` does.
     drained: bool = False
+    # On trial: the share of its model's requests (of one class; None: of any) that are copied to it and compared, and
+    # the share that it is sent (None: as any pool), until so many of them fail, or take so many times as long.
+    shadow: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    canary: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    trial_class: str | None = None
+    max_failed: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.05
+    max_slower: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 1.5
     # Somebody else's, paid by the token: what the fleet has no room for goes there, see `route.overflow`.
     token_price: TokenPrice | None = None
     # Requests that a replica may have in flight and still keep what the pool promises.
@@ -368,6 +378,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     max_batches_per_key: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 100
     max_batch_lines: Annotated[int, msgspec.Meta(ge=1, le=10**6)] = 50_000
     batch_keep_days: Annotated[float, msgspec.Meta(ge=0.01, le=3650)] = 30.0
+    # Responses that a key keeps, their size, and how long; and the size of all keys' together. The oldest go first.
+    max_responses_per_key: Annotated[int, msgspec.Meta(ge=1, le=10**7)] = 10_000
+    max_response_mib_per_key: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 256.0
+    max_responses_gib: Annotated[float, msgspec.Meta(ge=0.000001, le=1e5)] = 10.0
+    response_keep_days: Annotated[float, msgspec.Meta(ge=0.000001, le=3650)] = 30.0
 
     @property
     def metrics_last_s(self) -> float:

@@ -337,7 +337,7 @@ async def test_questions_that_are_too_large_are_refused(folder: Path) -> None:
 @in_folder
 async def test_what_a_key_sends_at_once_is_bounded(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crosstie_gateway.batch.api._WAITING_BYTES", 3 * 2**12)
+        patch.setattr("crosstie_gateway.batch.desk._WAITING_BYTES", 3 * 2**12)
         async with fakes() as [fake], batching(folder, fake) as (_, ours):
             found = await asyncio.gather(*(ours.files.list() for _ in range(40)), return_exceptions=True)
             refused = [one for one in found if isinstance(one, openai.APIStatusError)]

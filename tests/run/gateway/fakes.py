@@ -313,7 +313,8 @@ class Fake:
             "object": "response",
             "id": f"resp_{self.name}_{len(self.hit)}",
             "status": "completed",
-            "output": [],
+            "store": body.get("store"),
+            "output": [{"type": "message", "role": "assistant", "content": f"answer {len(self.hit)}"}],
         }
         if not body.get("stream"):
             reply.send(200, json.dumps(response).encode())

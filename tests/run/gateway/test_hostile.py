@@ -324,15 +324,25 @@ async def test_a_body_that_is_wrong_in_two_ways_is_a_clear_error() -> None:
 @on_loop
 async def test_cookies_and_what_concerns_the_gateway_s_own_key_go_no_further() -> None:
     lines = b"set-cookie: a=1\r\nwww-authenticate: Bearer\r\nauthorization: x\r\nx-kept: yes\r\n"
+    lines += b"proxy-authenticate: Basic\r\nalt-svc: h3=a.example\r\n"
     raw = await raw_one(b"HTTP/1.1 200 OK\r\n" + lines + b'content-length: 14\r\n\r\n{"choices":[]}')
     async with running(fleet_of(pool_of("one", raw.url))) as at:
         answer = await at.ask(headers={"cookie": "b=2", "proxy-authorization": "Basic x", "x-mine": "yes"})
         assert answer.header(b"x-kept") == b"yes"
-        assert not {b"set-cookie", b"www-authenticate", b"authorization"} & {name for name, _ in answer.headers}
+        kept_back = {b"set-cookie", b"www-authenticate", b"authorization", b"proxy-authenticate", b"alt-svc"}
+        assert not kept_back & {name for name, _ in answer.headers}
         (request, _) = raw.hit[0]
         assert request.headers[b"x-mine"] == b"yes"
         assert not {b"cookie", b"proxy-authorization"} & request.headers.keys()
     raw.crash()
+
+
+@on_loop
+async def test_a_cache_s_salt_is_the_client_s_to_give() -> None:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
+        await at.ask(cache_salt="secret")
+        await at.ask()
+        assert [body.get("cache_salt") for _, body in fake.hit] == ["secret", None]
 
 
 @on_loop

@@ -203,6 +203,8 @@ async def test_whatever_an_issuer_publishes_the_next_refresh_comes(tmp_path: Pat
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(TokenVerifier, "_usable", lambda self, one: 1 // 0)
             await until(lambda: any("ZeroDivisionError" in line for line in at.at.notices))
+            assert "jwks_failing" in {getattr(line, "event", "") for line in at.at.notices}
+            assert await at.at.metric("crosstie_jwks_failures_total") >= 1
         await until(lambda: "jwt: the issuer's keys are known again" in at.at.notices)
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from crosstie.wire.loops import run_on_loop
 from crosstie.wire.sse import payloads
 from crosstie_gateway.service.admin_door import AdminDoor
 from crosstie_gateway.service.door_keys import DoorKeys
+from crosstie_gateway.service.process import Component
 from crosstie_gateway.service.worker_link import (
     ChangesRequest,
     Failed,
@@ -79,9 +80,9 @@ class Administered:
 
 
 @asynccontextmanager
-async def administered(fleet: Fleet, **settings: Any) -> AsyncIterator[Administered]:
+async def administered(fleet: Fleet, first: Sequence[Component] = (), **settings: Any) -> AsyncIterator[Administered]:
     door = AdminDoor("127.0.0.1", 0)
-    async with running(fleet, components=[door], **settings) as made:
+    async with running(fleet, components=[*first, door], **settings) as made:
         one = Administered(made, door)
         try:
             yield one

@@ -53,12 +53,17 @@ class Asking(msgspec.Struct, frozen=True, kw_only=True):
 class ParityEndpoint:
     """Must be made, used and closed in one event loop."""
 
-    def __init__(self, url: str, *, model: str | None = None, api_key: str | None = None, asking: Asking | None = None):
+    def __init__(
+        self, url: str, *, model: str | None = None, api_key: str | None = None, asking: Asking | None = None,
+        origin: Origin | None = None,
+    ):  # fmt: skip
+        """`origin`: whose connections it uses, and does not close; None: its own."""
         at = Address(url)
         self.url, self.model, self.asking = at.url, model or "", asking or Asking()
         # The API may be given with its /v1 or without.
         self._base = at.base if at.base.endswith("/v1") else f"{at.base}/v1"
-        self._origin = Origin(asyncio.get_running_loop(), at)
+        self._is_own = origin is None
+        self.origin = Origin(asyncio.get_running_loop(), at) if origin is None else origin
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise BadInput(f"the key for {url} has signs that no header can carry")
         self._key = api_key
@@ -67,13 +72,14 @@ class ParityEndpoint:
         self.emulated = False
 
     def close(self) -> None:
-        self._origin.close()
+        if self._is_own:
+            self.origin.close()
 
     # Requests
 
     async def _asked(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         answer = await ask(
-            self._origin, method, self._base + path, key=self._key, body=body and body | self.asking.body,
+            self.origin, method, self._base + path, key=self._key, body=body and body | self.asking.body,
             timeout_s=self.asking.timeout_s, most_bytes=_MOST_ANSWER,
         )  # fmt: skip
         found = answer.said
@@ -89,7 +95,7 @@ class ParityEndpoint:
         try:
             if not self.model:
                 self.model = await self._only_model()
-            await self._try_chat()
+            await self.learn_logprobs()
             return await self._ways()
         except (Rejected, OSError, ValueError) as error:
             raise BadInput(f"{self.url}: {error}") from None
@@ -101,7 +107,7 @@ class ParityEndpoint:
             raise Rejected(f"serves {', '.join(names) or 'no model that it names'}: say which by --model")
         return names[0]
 
-    async def _try_chat(self) -> None:
+    async def learn_logprobs(self) -> None:
         """Fewer log-probabilities where so many are too many, and none where it gives none."""
         for top in (self.top, 5, 0):
             self.top, self.chat_logprobs = top or self.top, top > 0
@@ -133,9 +139,12 @@ class ParityEndpoint:
 
     async def sample(self, prompt: Prompt) -> Sample:
         """Its greedy answer; a failure is part of the sample."""
-        body = self._chat([_user(prompt.text)], self.asking.tokens)
-        if prompt.tools:
-            body["tools"] = [tool.offered for tool in prompt.tools]
+        tools = {"tools": [tool.offered for tool in prompt.tools]} if prompt.tools else {}
+        return await self.answer(prompt, {"messages": [_user(prompt.text)], **tools})
+
+    async def answer(self, prompt: Prompt, asked: dict[str, Any]) -> Sample:
+        """The same to a chat in its own words; `prompt` says what is expected of it."""
+        body = asked | self._chat(asked["messages"], self.asking.tokens)
         try:
             found = await self._patiently("/chat/completions", body)
             choice = found["choices"][0]

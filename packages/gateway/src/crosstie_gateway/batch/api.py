@@ -1,11 +1,8 @@
 """OpenAI's files and batches: what a client may ask of the store, and only of its own part of it."""
 
-import asyncio
 import re
 import secrets
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import time
 from typing import Any
@@ -14,28 +11,21 @@ from urllib.parse import parse_qs
 import msgspec
 
 from crosstie.core.errors import BadInput
-from crosstie_gateway.batch.index import NoRoom, Quota, QuotaExceeded
+from crosstie_gateway.batch.desk import Desk
+from crosstie_gateway.batch.index import Quota
 from crosstie_gateway.batch.lines import ENDPOINTS
 from crosstie_gateway.batch.records import ENDED, Batch
 from crosstie_gateway.batch.store import BatchStore
-from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
+from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.interfaces import Batches
-from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.wire.multipart import read_form
 from crosstie_gateway.wire.request import Request
-from crosstie_gateway.wire.server import Reply
 
 _encode = msgspec.json.Encoder().encode
 _WINDOW = re.compile(r"(\d{1,4})([mhd])")
 _UNIT_S = {"m": 60, "h": 3600, "d": 86400}
 _MOST_WINDOW_S = 30 * 86400
-_PIECE = 2**18
-_IN_VAIN = b"x-should-retry: false\r\n"
-# Calls to the store at once, in all and of one key; and bytes of a key's requests that wait for their turn, for each of
-# which so many count at least.
-_THREADS, _OF_ONE = 4, 2
-_WAITING_BYTES, _LEAST_BYTES = 2**26, 2**12
 _MOST_LISTED = 1000
 # As OpenAI has it; and names of files.
 _MOST_PAIRS, _MOST_NAME, _MOST_VALUE = 16, 64, 512
@@ -50,77 +40,14 @@ class _Asked(msgspec.Struct):
     metadata: dict[str, str] | None = None
 
 
-class BatchApi(Batches):
+class BatchApi(Desk, Batches):
+    what = "files"
+
     def __init__(self, store: BatchStore, gateway: Gateway):
-        self._store, self._gateway = store, gateway
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._pool = ThreadPoolExecutor(_THREADS, "batch-api")
-        # Of each key that asks just now: bytes that wait, and who may go.
-        self._waiting: Counter[int] = Counter()
-        self._doors: dict[int, asyncio.Semaphore] = {}
+        super().__init__(gateway)
+        self._store = store
 
-    def handle(self, request: Request, reply: Reply) -> None:
-        guard, record = self._gateway.context.guard, RequestRecord(b"", request.path, time(), "told", 200)
-        try:
-            if guard is not None:
-                record.key_id = guard.known(request)
-            size = max(len(request.body), _LEAST_BYTES)
-            if self._waiting[record.key_id] and self._waiting[record.key_id] + size > _WAITING_BYTES:
-                raise RequestRejected(429, "too much of yours is waiting for files", "too_many_open_requests", 1.0)
-            if guard is not None:
-                most = self._gateway.serving.max_open_per_key
-                spends = request.method == "POST" and not request.path.rstrip("/").endswith("/cancel")
-                record.grant = guard.admit_page(record.key_id, most, spends)
-        except RequestRejected as refused:
-            self._refuse(reply, refused)
-            return
-        self._waiting[record.key_id] += size
-        task = self._gateway.loop.create_task(self._serve(request, reply, record, size))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def stop(self) -> None:
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.to_thread(self._pool.shutdown)
-
-    async def _serve(self, request: Request, reply: Reply, record: RequestRecord, size: int) -> None:
-        key_id, guard = record.key_id, self._gateway.context.guard
-        headers = record.grant.headers if record.grant is not None else b""
-        try:
-            async with self._doors.setdefault(key_id, asyncio.Semaphore(_OF_ONE)):
-                answer = await self._in_thread(self._road(request, key_id))
-            if isinstance(answer, Path):
-                await self._send_file(reply, answer, headers)
-            else:
-                reply.send(200, answer, headers)
-        except RequestRejected as refused:
-            self._refuse(reply, refused, headers)
-        except BadInput as error:
-            reply.send(400, error_body(400, str(error), "bad_request"), headers)
-        except QuotaExceeded as error:
-            self._refuse(reply, RequestRejected(429, str(error), "quota_exceeded", headers=_IN_VAIN), headers)
-        except NoRoom:
-            why = "there is no room for more files here now"
-            self._refuse(reply, RequestRejected(503, why, "store_full", 60.0), headers)
-        except OSError as error:
-            self._refuse(reply, RequestRejected(503, f"files: {error.strerror}", "store_failed", 5.0), headers)
-        finally:
-            self._waiting[key_id] -= size
-            if not self._waiting[key_id]:
-                del self._waiting[key_id], self._doors[key_id]
-            if guard is not None:
-                guard.settle(record)
-
-    def _refuse(self, reply: Reply, refused: RequestRejected, headers: bytes = b"") -> None:
-        self._gateway.metrics.refused[refused.code] += 1
-        lines = headers + refused.headers + retry_after(refused.retry_after_s)
-        reply.send(refused.status, error_body(refused.status, str(refused), refused.code), lines)
-
-    async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        return await self._gateway.loop.run_in_executor(self._pool, work)
-
-    def _road(self, request: Request, key_id: int) -> Callable[[], bytes | Path]:
-        """What answers it, in a thread: nothing of it changes but the store."""
+    def road(self, request: Request, key_id: int) -> Callable[[], bytes | Path]:
         path, method = request.path.rstrip("/"), request.method
         kind, _, rest = path.removeprefix("/v1/").partition("/")
         name, _, part = rest.partition("/")
@@ -239,39 +166,6 @@ class BatchApi(Batches):
         self._store.index.cancel(key_id, name)
         return _encode(self._owned_batch(key_id, name).shown())
 
-    async def _send_file(self, reply: Reply, path: Path, headers: bytes) -> None:
-        """Piece by piece, as fast as it is read."""
-        reader = _Reader()
-        with await self._in_thread(lambda: path.open("rb")) as file:
-            reply.watcher = reader
-            kind = b"content-type: application/octet-stream\r\n"
-            reply.start(200, kind + headers, path.stat().st_size)
-            while piece := await self._in_thread(lambda: file.read(_PIECE)):
-                await reader.ready.wait()
-                if reader.gone:
-                    return
-                reply.write(piece)
-        reply.end()
-
 
 def _no_file(name: str) -> RequestRejected:
     return RequestRejected(404, f"there is no file '{name}' of yours", "file_not_found")
-
-
-class _Reader:
-    """Waits for a client to read."""
-
-    def __init__(self) -> None:
-        self.ready = asyncio.Event()
-        self.ready.set()
-        self.gone = False
-
-    def on_client_gone(self) -> None:
-        self.gone = True
-        self.ready.set()
-
-    def on_client_slow(self) -> None:
-        self.ready.clear()
-
-    def on_client_ready(self) -> None:
-        self.ready.set()

@@ -4,18 +4,13 @@ Each change is one transaction, so that a quota, an input file and the batch tha
 Every call may wait for the disk: none belongs on the loop.
 """
 
-import contextlib
-import errno
-import os
 import sqlite3
-import threading
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import msgspec
 
-from crosstie.core.errors import BadInput
+from crosstie_gateway.batch.database import Database
 from crosstie_gateway.batch.records import ENDED, Batch, StoredFile
 
 _SCHEMA = """
@@ -40,7 +35,6 @@ SELECT id, cancelled FROM (
   FROM batches WHERE ended_at = 0)
 WHERE place <= ? OR cancelled OR expires_at <= ? ORDER BY place LIMIT ?
 """
-_BUSY_S = 10.0
 _MOST_DELETED = 500
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Batch).decode
@@ -62,68 +56,22 @@ class NoRoom(Exception):
     """All keys together have as much as there may be."""
 
 
-class Index:
-    def __init__(self, file: Path):
-        self._file, self._lock = file, threading.Lock()
-        self._opened: sqlite3.Connection | None = None
-
-    def _connection(self) -> sqlite3.Connection:
-        if self._opened is None:
-            # SQLite would make it as the umask says; its journal has the mode of the file.
-            os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            opened = sqlite3.connect(self._file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
-            try:
-                # Whose journal stays: to make and delete one for each change takes a disk longer than the change.
-                opened.execute("PRAGMA journal_mode = PERSIST")
-                opened.executescript(_SCHEMA)
-            except sqlite3.DatabaseError as error:
-                opened.close()
-                if isinstance(error, sqlite3.OperationalError):
-                    raise
-                raise BadInput(f"{self._file}: {error}") from None
-            self._opened = opened
-        return self._opened
-
-    @contextlib.contextmanager
-    def _session(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
-        """Raises OSError where the file cannot be read or written."""
-        with self._lock:
-            try:
-                connection = self._connection()
-                connection.execute(begin)
-                try:
-                    yield connection
-                    connection.execute("COMMIT")
-                except BaseException:
-                    with contextlib.suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
-                    raise
-            except sqlite3.Error as error:
-                number = errno.ENOSPC if "full" in str(error) else errno.EIO
-                raise OSError(number, f"the index of batches: {error}") from None
-
-    def _rows(self, query: str, *values: Any) -> list[Any]:
-        with self._session("BEGIN") as connection:
-            return connection.execute(query, values).fetchall()
-
-    def close(self) -> None:
-        with self._lock:
-            if self._opened is not None:
-                self._opened.close()
-                self._opened = None
+class Index(Database):
+    what = "the index of batches"
+    schema = _SCHEMA
 
     # Files
 
     def add_file(self, file: StoredFile, quota: Quota, most_bytes: int) -> None:
         """Raises QuotaExceeded and NoRoom."""
-        with self._session() as connection:
+        with self.session() as connection:
             _check_files(connection, file.key_id, quota, file.bytes)
             if _sum(connection, "") + file.bytes > most_bytes:
                 raise NoRoom
             _insert_file(connection, file)
 
     def file(self, key_id: int, name: str) -> StoredFile | None:
-        rows = self._rows(f"SELECT {_FILE} FROM files WHERE id = ? AND key_id = ?", name, key_id)
+        rows = self.rows(f"SELECT {_FILE} FROM files WHERE id = ? AND key_id = ?", name, key_id)
         return _file(rows[0]) if rows else None
 
     def files(self, key_id: int, after: str, limit: int) -> list[StoredFile]:
@@ -132,7 +80,7 @@ class Index:
 
     def delete_file(self, key_id: int, name: str) -> bool:
         """Whether it is gone now; if not, a batch that has not ended needs it."""
-        with self._session() as connection:
+        with self.session() as connection:
             used = "SELECT 1 FROM batches WHERE input_file_id = ? AND ended_at = 0"
             if connection.execute(used, (name,)).fetchone() is not None:
                 return False
@@ -141,7 +89,7 @@ class Index:
 
     def take_old(self, before: int) -> list[str]:
         """Forgets files from before then, and batches that had ended by then; the files' ids. Some at a time."""
-        with self._session() as connection:
+        with self.session() as connection:
             old = (
                 "SELECT id FROM files WHERE created_at < ? AND id NOT IN"
                 " (SELECT input_file_id FROM batches WHERE ended_at = 0) LIMIT ?"
@@ -154,7 +102,7 @@ class Index:
 
     def known(self) -> tuple[set[str], set[str]]:
         """The ids of all files, and of the batches that have not ended."""
-        with self._session("BEGIN") as connection:
+        with self.session("BEGIN") as connection:
             files = {name for (name,) in connection.execute("SELECT id FROM files")}
             return files, {name for (name,) in connection.execute("SELECT id FROM batches WHERE ended_at = 0")}
 
@@ -162,7 +110,7 @@ class Index:
 
     def add_batch(self, batch: Batch, quota: Quota) -> bool:
         """Whether its input is there, of the same key. Raises QuotaExceeded."""
-        with self._session() as connection:
+        with self.session() as connection:
             asked = (batch.input_file_id, batch.key_id)
             if connection.execute("SELECT 1 FROM files WHERE id = ? AND key_id = ?", asked).fetchone() is None:
                 return False
@@ -182,7 +130,7 @@ class Index:
 
     def save(self, batches: Iterable[Batch], adopted: Iterable[StoredFile] = ()) -> None:
         """How they are now, and the files that they have become."""
-        with self._session() as connection:
+        with self.session() as connection:
             for file in adopted:
                 _insert_file(connection, file)
             connection.executemany(
@@ -195,12 +143,12 @@ class Index:
 
     def batch(self, key_id: int, name: str) -> Batch | None:
         """None where there is none of that key's."""
-        rows = self._rows("SELECT cancelled, record FROM batches WHERE id = ? AND key_id = ?", name, key_id)
+        rows = self.rows("SELECT cancelled, record FROM batches WHERE id = ? AND key_id = ?", name, key_id)
         return _batch(*rows[0]) if rows else None
 
     def record(self, name: str) -> Batch | None:
         """As it was saved, whosever it is."""
-        rows = self._rows("SELECT 0, record FROM batches WHERE id = ?", name)
+        rows = self.rows("SELECT 0, record FROM batches WHERE id = ?", name)
         return _batch(*rows[0]) if rows else None
 
     def batches(self, key_id: int, after: str, limit: int) -> list[Batch]:
@@ -208,16 +156,16 @@ class Index:
 
     def cancel(self, key_id: int, name: str) -> None:
         """Asks whoever runs it to stop. In a field of its own, since the record is the runner's to write."""
-        with self._session() as connection:
+        with self.session() as connection:
             wish = "UPDATE batches SET cancelled = 1 WHERE id = ? AND key_id = ? AND ended_at = 0"
             connection.execute(wish, (name, key_id))
 
     def turns(self, now: float, of_one: int, of_all: int) -> list[tuple[str, bool]]:
         """The batches that should be run now, and whether somebody wants them to stop."""
-        return [(name, bool(cancelled)) for name, cancelled in self._rows(_TURNS, of_one, now, of_all)]
+        return [(name, bool(cancelled)) for name, cancelled in self.rows(_TURNS, of_one, now, of_all)]
 
     def _page(self, table: str, columns: str, key_id: int, after: str, limit: int) -> list[Any]:
-        with self._session("BEGIN") as connection:
+        with self.session("BEGIN") as connection:
             where, values = "key_id = ?", list[int | str]((key_id,))
             if after:
                 at = f"SELECT created_at FROM {table} WHERE id = ? AND key_id = ?"

@@ -48,7 +48,7 @@ class BatchLine:
     """A request of a batch, on its way."""
 
     def __init__(self, number: int, line: bytes, limits: RequestLimits):
-        outline = _outline(line, limits)
+        outline = outlined(line, limits)
         read = _decode(line if outline is None else outline.text)
         self.number, self.custom_id, self.url, self.body = number, read.custom_id, read.url, bytes(read.body)
         self.outline: Outline | None = None
@@ -89,7 +89,7 @@ def custom_ids(file: Path, limits: RequestLimits) -> Iterator[str]:
     with file.open("rb") as opened:
         for line in opened:
             if line.strip():
-                outline = _outline(line, limits)
+                outline = outlined(line, limits)
                 yield _decode_told(line if outline is None else outline.text).custom_id
 
 
@@ -134,9 +134,8 @@ def check_lines(file: Path, endpoint: str, most: int, limits: RequestLimits) -> 
 
 
 def _fault(line: bytes, endpoint: str, seen: set[str], limits: RequestLimits) -> tuple[str, str] | None:
-    outline = _outline(line, limits)
-    dear = outline is not None and (outline.count > outline.most or outline.plain > outline.most_plain)
-    if dear or len(line) > limits.body_bytes:
+    outline = outlined(line, limits)
+    if (outline is not None and outline.is_dear) or len(line) > limits.body_bytes:
         said = f"more than a request may have: {limits.body_bytes:,} bytes, {limits.body_values:,} strings, objects and"
         return "line_too_large", f"{said} lists, {limits.body_plain_bytes:,} bytes of numbers between them"
     try:
@@ -158,7 +157,7 @@ def _fault(line: bytes, endpoint: str, seen: set[str], limits: RequestLimits) ->
     return None
 
 
-def _outline(text: bytes, limits: RequestLimits) -> Outline | None:
+def outlined(text: bytes, limits: RequestLimits) -> Outline | None:
     """None for what is short."""
     if len(text) <= _PIECE:
         return None

@@ -39,7 +39,7 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
     groups={
         **GROUPS,
         "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca",
-        "Batches": "--batches --batch-in-flight --batch-max-gib",
+        "Batches and responses": "--batches --batch-in-flight --batch-max-gib --responses",
         "Administration": "--dashboard --admin-port --admin-host --admin-anywhere --ops-port --ops-host",
     },
 )
@@ -74,6 +74,7 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
 @click.option("--batches", type=FILE, metavar="DIR", help="Keep /v1/files and /v1/batches there, and run them.")
 @whole_option("--batch-in-flight", 1, 10_000, "Requests of batches that run at once.", default=32)
 @real_option("--batch-max-gib", 0.001, None, "What all files may take.", metavar="G", default=10.0)
+@click.option("--responses", type=FILE, metavar="FILE", help="Keep /v1/responses there, for any replica to go on from.")
 @click.option(
     "--plugin", "plugins", multiple=True, metavar="NAME",
     help="A guard, filter or policy of another package: docs/plugins.md. May be repeated.",

@@ -23,6 +23,7 @@ from crosstie_gateway.gateway.interfaces import (
     Plugins,
     Tokenizing,
     Tracing,
+    TrialPools,
 )
 from crosstie_gateway.gateway.metrics import Metrics
 from crosstie_gateway.gateway.responses import KeptResponses
@@ -55,6 +56,8 @@ class Context:
         self.tokenizing: Tokenizing | None = None
         # Other packages' guards, filters and policies; None: there are none.
         self.plugins: Plugins | None = None
+        # Who sends pools on trial their share; None: there are none.
+        self.trials: TrialPools | None = None
         # Who keeps files and runs batches; None: nobody does.
         self.batches: Batches | None = None
         # Pages for operators at the clients' port; None: there are none.

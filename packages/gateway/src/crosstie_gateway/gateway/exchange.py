@@ -154,7 +154,7 @@ class Exchange(ExchangeState):
         if self._suspects:
             self._blame()
         if self.path == PATH and attempt.status < 300:
-            self.context.responses.keep(self.ask.tenant, attempt.relay, attempt.backend.replica.key)
+            self.context.responses.keep(self.request, self.ask.tenant, attempt.relay, attempt.backend.replica.key)
         self._close("served" if attempt.status < 400 else "client error")
 
     def _blame(self) -> None:

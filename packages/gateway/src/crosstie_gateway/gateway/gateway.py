@@ -277,7 +277,8 @@ class Gateway:
                 key_id = guard.known(request)
             if isinstance(reply, MessagesReply):
                 request = reply.chat_for(request)
-            if guard is not None and self.context.tokenizing is not None:
+            stored = path == _PATH and self.context.responses.is_stored
+            if guard is not None and (stored or self.context.tokenizing is not None):
                 # Before its prompt is read.
                 guard.check_open(key_id)
         except RequestRejected as refused:
@@ -285,7 +286,16 @@ class Gateway:
             return
         record = RequestRecord(request_id, path, _time(), "", 0)
         record.key_id = key_id
-        if self.context.tokenizing is None:
+        if stored:
+            go_on = lambda refused: self._prepared(request, reply, record, refused)  # noqa: E731
+            self.context.responses.prepare(request, reply, key_id, go_on)
+        else:
+            self._prepared(request, reply, record, None)
+
+    def _prepared(self, request: Request, reply: Reply, record: RequestRecord, refused: RequestRejected | None) -> None:
+        if refused is not None:
+            reply.send(refused.status, *self._refused_early(request, refused, record.request_id, record.key_id))
+        elif self.context.tokenizing is None:
             self._serve(request, reply, record, None)
         else:
             self.context.tokenizing.read(request, reply, lambda prompt: self._serve(request, reply, record, prompt))
@@ -433,6 +443,11 @@ class Gateway:
     def _decide_on(self, exchange: Exchange, now: float) -> None:
         hosted, ask = self.context.hosted, exchange.ask
         try:
+            avoided: tuple[str, ...] = ()
+            if self.context.trials is not None:
+                never, avoided = self.context.trials.steer(ask)
+                if never:
+                    exchange.rule_out(never)
             cold = hosted.asked(ask) if hosted is not None else None
             if cold is not None:
                 exchange.refuse(503, cold[0], "model_not_loaded", retry_after_s=cold[1])
@@ -441,7 +456,9 @@ class Gateway:
                 self.queue(exchange, now)
                 self._admit()
             else:
-                decision = self.router.decide(ask, now, exclude=ask.tried, explain=self.explaining)
+                decision = self.router.decide(ask, now, exclude=ask.tried + avoided, explain=self.explaining)
+                if avoided and decision.outcome != "send":
+                    decision = self.router.decide(ask, now, exclude=ask.tried, explain=self.explaining)
                 self._follow(exchange, decision, now)
         except Exception:
             exchange.broke_down()

@@ -129,6 +129,21 @@ class Plugins:
         raise NotImplementedError
 
 
+class Steering(NamedTuple):
+    """Backends that a request is never sent to, and those that it is sent to only if no other has room."""
+
+    never: tuple[str, ...]
+    first: tuple[str, ...]
+
+
+class TrialPools:
+    """Pools on trial, which get a share of their model's requests; see `service.trials`."""
+
+    def steer(self, ask: Ask) -> Steering:
+        """Called once for each request, before it is decided on."""
+        raise NotImplementedError
+
+
 class Batches:
     """Files and batches; see `crosstie_gateway.batch`."""
 

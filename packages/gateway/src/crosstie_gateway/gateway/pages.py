@@ -22,6 +22,7 @@ from crosstie_gateway.wire.server import Reply
 
 # For whoever watches the gateway.
 OPS = ("/health", "/ready", "/metrics")
+_RESPONSES = "/v1/responses/"
 _BATCHED = ("/v1/files", "/v1/batches")
 _encode = msgspec.json.Encoder().encode
 Page = Callable[[Gateway, Request], tuple[int, bytes, bytes]]
@@ -47,6 +48,9 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
             return
         if path.startswith(_BATCHED) and gateway.context.batches is not None:
             gateway.context.batches.handle(request, reply)
+            return
+        if path.startswith(_RESPONSES) and gateway.context.responses.is_stored:
+            gateway.context.responses.handle(request, reply)
             return
         if path in OPS:
             if gateway.ops_apart:

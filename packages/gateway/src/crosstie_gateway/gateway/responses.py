@@ -5,8 +5,11 @@ from collections.abc import Callable
 import msgspec
 
 from crosstie.wire.sse import payloads
+from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.fields import decode_named
 from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
+from crosstie_gateway.wire.request import Request
+from crosstie_gateway.wire.server import Reply
 
 PATH = "/v1/responses"
 # Of all keys; the oldest are forgotten first.
@@ -17,12 +20,25 @@ _LONGEST_ID = 256
 class KeptResponses:
     """By key, so that nobody goes on from another's."""
 
+    # Whether this gateway keeps them itself, so that any engine can go on from one.
+    is_stored = False
+
     def __init__(self) -> None:
         self._homes: dict[tuple[int, str], str] = {}
         # Called with what other workers are to know.
         self.on_kept: Callable[[int, str, str], None] = lambda key_id, response, home: None
 
-    def keep(self, key_id: int, relay: StreamRelay | WholeRelay | None, home: str) -> None:
+    def prepare(
+        self, request: Request, reply: Reply, key_id: int, go_on: Callable[[RequestRejected | None], None]
+    ) -> None:
+        """Calls `go_on` once, when a request is as its engine is to get it."""
+        raise NotImplementedError
+
+    def handle(self, request: Request, reply: Reply) -> None:
+        """A request about one that is kept."""
+        raise NotImplementedError
+
+    def keep(self, request: Request, key_id: int, relay: StreamRelay | WholeRelay | None, home: str) -> None:
         """A response has been served by a backend."""
         response = _id_of(relay)
         if response and len(response) <= _LONGEST_ID:

@@ -28,6 +28,7 @@ from crosstie_gateway.service.dashboard import Dashboard
 from crosstie_gateway.service.door import Door, json_object
 from crosstie_gateway.service.door_keys import KEY_VARIABLE, DoorKeys
 from crosstie_gateway.service.process import GatewayProcess
+from crosstie_gateway.service.trials import TrialsService
 from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
 from crosstie_gateway.wire.request import Request, RequestLimits
 from crosstie_gateway.wire.server import Reply, Server
@@ -37,6 +38,8 @@ _MOST_BODY = 2**20
 _LOOK_S = 0.2
 # A client that closed only its own half may still read; a write shows whether it is gone.
 _SIGN_OF_LIFE_S = 1.0
+# What may be looked at.
+_SHOWN = ("pools", "config", "decisions", "trials")
 _MOST_FOLLOWERS = 16
 # Refused visitors are told of at most so often.
 _COMPLAIN_S = 1.0
@@ -71,6 +74,7 @@ class AdminDoor(Door):
         )  # fmt: skip
         if self._shown:
             process.gateway.context.own_pages = self.dashboard
+        self._trials = [part for part in process.components if isinstance(part, TrialsService)]
         await self.admin.join()
         limits = RequestLimits(body_bytes=_MOST_BODY, request_s=10.0)
         self._server = Server(self._loop, self._handle, limits, lambda status, why: error_body(status, why))
@@ -169,9 +173,9 @@ class AdminDoor(Door):
 
     def _named(self, request: Request) -> str:
         name = request.path.removeprefix(PREFIX)
-        wanted = "POST" if name in ACTIONS else "GET" if name in ("pools", "config", "decisions") else None
+        wanted = "POST" if name in ACTIONS else "GET" if name in _SHOWN else None
         if wanted is None or name == request.path:
-            known = ", ".join(("pools", "config", "decisions", *ACTIONS))
+            known = ", ".join((*_SHOWN, *ACTIONS))
             raise RequestRejected(
                 404, f"there is nothing here of that name; under {PREFIX} there are {known}", "not_found"
             )
@@ -186,6 +190,8 @@ class AdminDoor(Door):
                 return
             if name == "pools":
                 said = self._pools(await self._look())
+            elif name == "trials":
+                said = {"trials": [view for trials in self._trials for view in await trials.of_all()]}
             elif name == "decisions":
                 last = _last(request)
                 rows = [row for answer in await self._decisions(DecisionsRequest(last)) for row in answer.rows]

@@ -1,10 +1,11 @@
-"""Files and batches as a part of the service: `crosstie serve --batches FOLDER`."""
+"""What the service keeps for clients: `crosstie serve --batches FOLDER`, `--responses FILE`."""
 
 import asyncio
 from pathlib import Path
 
 from crosstie.catalog.writing import in_words
 from crosstie_gateway.batch.api import BatchApi
+from crosstie_gateway.batch.responses import StoredResponses
 from crosstie_gateway.batch.runner import BatchRunner
 from crosstie_gateway.batch.store import BatchStore
 from crosstie_gateway.service.process import Component, GatewayProcess
@@ -32,3 +33,20 @@ class BatchService(Component):
         await self.runner.stop()
         await self._api.stop()
         await asyncio.to_thread(self._store.index.close)
+
+
+class ResponseService(Component):
+    """Every worker reads and writes the file."""
+
+    def __init__(self, file: Path):
+        self._file = file
+
+    async def start(self, process: GatewayProcess) -> None:
+        self._kept = StoredResponses(self._file, process.gateway, process.server.limits)
+        with in_words(f"--responses {self._file}"):
+            await asyncio.to_thread(self._kept.store.rows, "SELECT 1 FROM held")
+        process.gateway.context.responses = self._kept
+
+    async def stop(self) -> None:
+        await self._kept.stop()
+        await asyncio.to_thread(self._kept.store.close)

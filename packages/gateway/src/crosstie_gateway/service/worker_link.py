@@ -18,6 +18,7 @@ from crosstie.route.load import State
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.service.admin_view import DecisionView, FleetView
 from crosstie_gateway.service.overlay import Change
+from crosstie_gateway.service.trial_view import TrialView
 from crosstie_gateway.wire.frames import framed, read_frame
 
 # What a worker may take to answer; one that is busy for longer is left out.
@@ -112,6 +113,24 @@ class ResponseKept(_Message, frozen=True):
     home: str
 
 
+# Pools on trial
+
+
+class TrialsRequest(_Message, frozen=True):
+    """Answered by `TrialsAnswer`."""
+
+
+class TrialsAnswer(_Message, frozen=True):
+    trials: tuple[TrialView, ...]
+
+
+class TrialStopped(_Message, frozen=True):
+    """A canary has ended: answered by `Done`."""
+
+    pool: str
+    why: str
+
+
 # Models of shared pools
 
 
@@ -149,9 +168,11 @@ class Failed(_Message, frozen=True):
 
 WorkerRequest = (
     MetricsRequest | ChangesRequest | Changes | ReloadRequest | FleetRequest | DecisionsRequest | LeaderState
-    | FollowerReport | ResponseKept | SessionEnded | WrongKey
+    | FollowerReport | ResponseKept | SessionEnded | WrongKey | TrialsRequest | TrialStopped
 )  # fmt: skip
-WorkerAnswer = MetricsPage | Changes | FleetAnswer | Decisions | LeaderState | FollowerLoad | Done | Failed
+WorkerAnswer = (
+    MetricsPage | Changes | FleetAnswer | Decisions | LeaderState | FollowerLoad | TrialsAnswer | Done | Failed
+)  # fmt: skip
 # What a worker can be asked, by the class of the request.
 Handlers = dict[type, Callable[[Any], WorkerAnswer]]
 decode_request: Callable[[bytes], WorkerRequest] = msgspec.msgpack.Decoder(WorkerRequest).decode

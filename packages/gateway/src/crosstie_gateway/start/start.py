@@ -25,7 +25,7 @@ from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.hosting.hosting import Hosting
 from crosstie_gateway.ledger.places import open_store
 from crosstie_gateway.service.admin_door import AdminDoor
-from crosstie_gateway.service.batches import BatchService
+from crosstie_gateway.service.batches import BatchService, ResponseService
 from crosstie_gateway.service.cluster_discovery import ClusterDiscovery
 from crosstie_gateway.service.discovery import Discovery
 from crosstie_gateway.service.door import OpsDoor
@@ -43,6 +43,7 @@ from crosstie_gateway.service.systemd import Systemd
 from crosstie_gateway.service.telemetry import Telemetry, wanted
 from crosstie_gateway.service.token_keys import TokenKeys
 from crosstie_gateway.service.tokenizing import TokenizerFiles
+from crosstie_gateway.service.trials import TrialsService
 from crosstie_gateway.service.worker import SharedLoad, Worker
 from crosstie_gateway.share.board import Board
 from crosstie_gateway.start.local import CONTEXT, LocalEngine, start_local
@@ -91,6 +92,8 @@ class ServeOptions:
     batches: Path | None = None
     batch_in_flight: int = 32
     batch_max_gib: float = 10.0
+    # The SQLite file in which responses are kept, so that any replica can go on from one; None: engines keep their own.
+    responses: Path | None = None
     # Entry points of other packages' guards, filters and policies, in the order in which they are asked.
     plugins: tuple[str, ...] = ()
     # A trace of what is served, in files of so many MiB, of which so many are kept.
@@ -261,11 +264,14 @@ class _Start:
         if options.batches is not None:
             limits: dict[str, Any] = {"in_flight": options.batch_in_flight, "most_gib": options.batch_max_gib}
             batches.append(BatchService(options.batches, **limits))
+        if options.responses is not None:
+            batches.append(ResponseService(options.responses))
         return self.made(
             self.catalog, self.fleet, file=self.options.file, speed=self.options.speed, prepared=self.prepare,
             components=[
                 Discovery(), ClusterDiscovery(), *before, ledger, TokenKeys(), Hosting(), ProviderSpending(),
-                TokenizerFiles(), KvEvents(), *observers.components(), *plugins, *batches, *doors, *after,
+                TokenizerFiles(), KvEvents(), TrialsService(), *observers.components(), *plugins, *batches,
+                *doors, *after,
             ],
             **shared,
         )  # fmt: skip

@@ -54,6 +54,11 @@ class Outline:
         return self._utf8 and not self._half
 
     @property
+    def is_dear(self) -> bool:
+        """Whether it has more values than may be."""
+        return self.count > self.most or self.plain > self.most_plain
+
+    @property
     def text(self) -> bytes:
         return self._kept.getvalue()
 
@@ -76,7 +81,7 @@ class Outline:
         begun = outside.count(b"{") + outside.count(b"[")
         self.count += (quotes + 1 - inside) // 2 + begun
         self.plain += len(outside) - begun - outside.count(b"}") - outside.count(b"]")
-        if self.count > self.most or self.plain > self.most_plain:
+        if self.is_dear:
             return False
         self._in_string = (quotes + inside) % 2 == 1
         self._keep(piece, parts, inside)

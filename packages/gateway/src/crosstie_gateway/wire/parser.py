@@ -56,6 +56,10 @@ _QUOTED: Final = rb'"(?:[\t !#-\[\]-~\x80-\xff]|\\[\t -~\x80-\xff])*+"'
 _CHUNK: Final = re.compile(
     rb"([0-9A-Fa-f]++)(?:[ \t]*+;[ \t]*+" + _TOKEN + rb"(?:[ \t]*+=[ \t]*+(?:" + _TOKEN + rb"|" + _QUOTED + rb"))?+)*+"
 )
+# What lines before chunks say: those of small ones come again and again.
+_SIZES: Final[dict[bytes, int]] = {}
+_MOST_SIZES: Final = 4096
+_LONGEST_SIZE: Final = 8
 _NO_REQUEST: Final = Request("", "", "", {}, b"")
 _CR: Final = 0x0D
 # What is to come next of a request.
@@ -88,6 +92,8 @@ class RequestParser:
         # Bytes so far of the body that is arriving, and its outline where it may be JSON.
         self.held = 0
         self._outline: Outline | None = None
+        # Bytes of it that the outline has seen.
+        self._counted = 0
         # Of the last request: its version, whether another may follow, whether its client waits to be told to go on.
         self.http11 = self.keep_alive = True
         self.wants_continue = False
@@ -132,10 +138,9 @@ class RequestParser:
         """The next request, once all of it has come. Raises BadRequest, after which nothing more may be asked."""
         if self._state == _HEAD and not self._read_head():
             return None
-        if self._state == _BODY:
-            if not self._read_body():
-                return None
-        elif not self._read_chunks():
+        is_whole = self._read_body() if self._state == _BODY else self._read_chunks()
+        self._count()
+        if not is_whole:
             return None
         request, self._request = self._request, _NO_REQUEST
         parts = self._parts
@@ -231,7 +236,6 @@ class RequestParser:
                     parts = self._parts
                     if parts is None:
                         parts = self._begin_parts()
-                    self._count(piece)
                     parts.write(piece)
                 self._at = at + len(piece)
                 self.held += len(piece)
@@ -245,11 +249,18 @@ class RequestParser:
         parts.write(first)
         if self._request.path not in self._limits.form_paths:
             self._outline = Outline(self._limits.body_values, self._limits.body_plain_bytes)
-            self._count(first)
+            self._counted = 0
         return parts
 
-    def _count(self, piece: bytes) -> None:
-        if self._outline is not None and not self._outline.feed(piece):
+    def _count(self) -> None:
+        """What has come in one read, however many chunks that are: each look has its price."""
+        parts, outline = self._parts, self._outline
+        if parts is None or outline is None:
+            return
+        parts.seek(self._counted)
+        piece = parts.read()
+        self._counted += len(piece)
+        if piece and not outline.feed(piece):
             limits = self._limits
             raise BadRequest(
                 413,
@@ -288,10 +299,14 @@ class RequestParser:
 
     def _begin_chunk(self, line: bytes) -> None:
         limits = self._limits
-        match = _CHUNK.match(line)
-        if match is None or line[match.end() :] != b"\r\n":
-            raise BadRequest(400, "a chunk does not begin with its size")
-        size = int(match[1], 16)
+        size = _SIZES.get(line)
+        if size is None:
+            match = _CHUNK.match(line)
+            if match is None or line[match.end() :] != b"\r\n":
+                raise BadRequest(400, "a chunk does not begin with its size")
+            size = int(match[1], 16)
+            if len(_SIZES) < _MOST_SIZES and len(line) <= _LONGEST_SIZE:
+                _SIZES[line] = size
         # Its line and the line end behind it.
         self._framing += len(line) + 2
         if self._framing > limits.framing_bytes + self.held:

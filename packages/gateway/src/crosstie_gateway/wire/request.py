@@ -43,6 +43,8 @@ class Request:
         self.model: str | None = None
         # The outline of a body that came in pieces, where it may be JSON.
         self.outline: Outline | None = None
+        # What its answer is kept with, where it is.
+        self.turn: object = None
         # The address that it came from, where somebody wants to know.
         self.peer = ""
         # What it has in common with others of its connection; None: nothing that is known.
@@ -83,7 +85,7 @@ class RequestLimits:
     # The line before a chunk, with its extensions; how many bytes the frames of all chunks may have more than what they
     # frame; and the lines after the last one.
     chunk_line_bytes: int = 1024
-    framing_bytes: int = 16 * 1024
+    framing_bytes: int = 4 * 1024
     trailer_bytes: int = 8 * 1024
     # What may have come behind the request that is being answered before no more is read.
     pipelined_bytes: int = 64 * 1024
