@@ -68,6 +68,13 @@ class SessionBenchmark(_Described):
     def _reuse(self) -> Reuse:
         return reuse(self.trace)
 
+    @cached_property
+    def tails(self) -> tuple[float, float]:
+        """p90 over mean of a prompt's tokens, and of those that are new where memory is endless."""
+        inputs = self.trace.input_tokens
+        new = inputs - np.bincount(self._reuse.request, self._reuse.tokens, len(inputs))
+        return tuple(float(np.quantile(one, 0.9) / one.mean()) for one in (inputs, new))  # type: ignore[return-value]
+
     def cached_share(self, tokens_a_session: float) -> float:
         """Share of prompt tokens that a cache with so many tokens for each live session has."""
         if self.warm:

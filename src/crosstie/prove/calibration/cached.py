@@ -34,7 +34,8 @@ def with_cached(case: "MeasuredCase", settings: BenchmarkSettings) -> "MeasuredC
     loaded = (more - found) * case.input_tokens
     load_s = loaded * bytes_per_token / _host_link(keeper)
     cached = min(more * case.input_tokens, case.input_tokens - 1.0)
-    return replace(case, cached_tokens=cached, load_s=load_s)
+    shared = min(_held_once(benchmark, case, tokens / replicas, replicas), cached)
+    return replace(case, cached_tokens=cached, load_s=load_s, shared_tokens=shared)
 
 
 def _share(
@@ -43,8 +44,25 @@ def _share(
     if isinstance(benchmark, SessionBenchmark):
         # Sessions stay with the replica that has them.
         return benchmark.cached_share(tokens / max(case.clients, 1.0))
-    spread = max(round(replicas), 1) if "round robin" in case.point["scenario"].casefold() else 1
+    spread = round(max(replicas, 1.0) / _gathers(case, replicas))
     return benchmark.cached_share(tokens / spread, spread)
+
+
+def _held_once(
+    benchmark: PrefixBenchmark | SessionBenchmark, case: "MeasuredCase", tokens: float, replicas: float
+) -> float:
+    """Tokens of a prompt that cost no memory of its own: its group's, less the copies that a replica holds anyway,
+    of every group that it serves, shared out over the requests that then fit."""
+    if not isinstance(benchmark, PrefixBenchmark):
+        return 0.0
+    groups = benchmark.groups / _gathers(case, replicas)
+    fits = (tokens - groups * benchmark.shared) / (benchmark.question + 0.5 * benchmark.output)
+    return benchmark.shared * max(1.0 - groups / fits, 0.0) if fits > 0 else 0.0
+
+
+def _gathers(case: "MeasuredCase", replicas: float) -> float:
+    """Replicas that a group's requests keep to one of: all where the router sends them to who has their prefix."""
+    return 1.0 if "round robin" in case.point["scenario"].casefold() else max(replicas, 1.0)
 
 
 def _host_link(deployment: Deployment) -> float:

@@ -73,6 +73,8 @@ class MeasuredCase:
     # Prompt tokens that a cache has, and what loading those takes that another memory keeps.
     cached_tokens: float = 0.0
     load_s: float = 0.0
+    # Of these, what a replica's memory holds once for all of its requests.
+    shared_tokens: float = 0.0
     # Whose prompts these are, where they are sessions' or begin alike.
     benchmark: Benchmark | None = None
     # What the row did not say: rules that spoke, and what was assumed.

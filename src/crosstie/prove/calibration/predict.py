@@ -12,7 +12,7 @@ from crosstie.catalog.benchmarks import SessionBenchmark
 from crosstie.perf.disaggregated import Sides, disaggregated_state
 from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
-from crosstie.perf.steady_state import SteadyState, steady_state
+from crosstie.perf.steady_state import HOST_S_PER_CACHED_TOKEN, SteadyState, steady_state
 from crosstie.perf.step import Shape, gpu_s, shape, step, step_s
 from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.results import Metric
@@ -28,8 +28,9 @@ BY_THE_CLOCK = ("limits", "rate")
 _LOADS = 24
 # A p99 over a median, of TPOT and TTFT under arrivals by chance: medians of 270 MLPerf Server and Interactive runs.
 _TPOT_TAIL, _TTFT_TAIL = 1.13, 2.38
-# A p90 over a median of sessions: prompts differ in what of them is new.
-_SESSION_TTFT_TAIL, _SESSION_TPOT_TAIL = 2.0, 1.4
+# A p90 over the mean: of a queue, of TPOT of sessions, of TTFT where a stage's arrivals outrun the fleet, whose line
+# grows evenly, and where they do not.
+_QUEUE_TAIL, _SESSION_TPOT_TAIL, _LINE_TAIL, _ARRIVAL_TAIL = 2.3, 1.4, 1.8, 1.3
 # Most of a replica's steady rate that arrivals by chance may use.
 _USED = 0.95
 
@@ -100,6 +101,7 @@ class _Steady:
         self.replicas = np.array([case.replicas for case in cases])
         most = np.array([[_most_clients(case)] for case in cases])
         self.cached, self.load_s = _column(cases, "cached_tokens"), _column(cases, "load_s")[:, 0]
+        self.shared = _column(cases, "shared_tokens")
         known = all(case.method in ("full", "loop") for case in cases)
         self.clients = most ** (np.ones((1, 1)) if known else np.linspace(0.0, 1.0, _LOADS)[None, :])
         # Closed loops that have settled or go through pipelines come here too: their clients are given, at every load.
@@ -119,10 +121,8 @@ class _Steady:
 
     def _settled(self) -> tuple[SteadyState, Array]:
         """Every load that is tried, and which of them it is."""
-        steady = steady_state(
-            self.hardware, self.clients, self.inputs, self.outputs, cached_tokens=self.cached,
-            in_step=not self.sessions.any,
-        )  # fmt: skip
+        steady = steady_state(self.hardware, self.clients, self.inputs, self.outputs, cached_tokens=self.cached,
+                              shared_tokens=self.shared)  # fmt: skip
         # How far each load is from what decides, falling through zero: then the load is between two of them.
         over_limits = np.minimum(
             np.log(self.tpot_limit.clip(1e-9) / (steady.tpot_s * _TPOT_TAIL)),
@@ -139,7 +139,8 @@ class _Steady:
         ttft, tpot = _pick(steady.ttft_s, at), _pick(steady.tpot_s, at)
         # More arrivals than a replica serves wait in a line that grows to the end of the run.
         behind = 1.0 / _pick(steady.requests_per_s, at) - 1.0 / self.rate[:, 0].clip(1e-9)
-        ttft = ttft + np.where(self.rate[:, 0] > 0, 0.5 * self.requests * np.maximum(behind, 0.0), 0.0)
+        line = np.where(self.rate[:, 0] > 0, 0.5 * self.requests * np.maximum(behind, 0.0), 0.0)
+        alone, ttft = ttft, ttft + line
         rate = _pick(steady.output_tokens_per_s, at) * self.replicas * used
         ttft = ttft + self.load_s
         answered = ttft + tpot * (self.outputs[:, 0] - 1.0)
@@ -149,7 +150,11 @@ class _Steady:
         rate = np.where(self.lasts_s > 0, staged, rate)
         rate = self.sessions.rate(answered, rate, self.outputs[:, 0])
         found = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft)
-        found |= self.sessions.tails(ttft, tpot)
+        room = np.minimum(_pick(steady.found_room_s, at), ttft)
+        waited = self.sessions.tails(room, ttft - room, tpot)
+        stage_tail = _ARRIVAL_TAIL * (alone + self.load_s) + _LINE_TAIL * line
+        found["ttft_p90"] = np.where(self.lasts_s > 0, stage_tail, waited["ttft_p90"])
+        found["tpot_p90"] = waited["tpot_p90"]
         # One client alone waits for nobody.
         ttft_tail, tpot_tail = np.where(self.alone, 1.0, _TTFT_TAIL), np.where(self.alone, 1.0, _TPOT_TAIL)
         found |= {"ttft_p99": ttft * ttft_tail, "tpot": tpot, "tpot_p99": tpot * tpot_tail}
@@ -188,6 +193,9 @@ class Sessions:
         self.pause_s = column(lambda one: one.pause_s)
         self.pause_alone_s = column(lambda one: one.pause_s if one.pause_alone_s is None else one.pause_alone_s)
         self.any = bool((live > 0).any())
+        self.cached = _column(cases, "cached_tokens")[:, 0]
+        # p90 over mean of a prompt's length, and of what is new in it.
+        self.longer, self.newer = column(lambda one: one.tails[0])[:, 0], column(lambda one: one.tails[1])[:, 0]
 
     def pauses_s(self, answered_s: Array) -> Array:
         """The mean pause: cut where all other sessions happen to pause too."""
@@ -205,8 +213,16 @@ class Sessions:
         each = answered_s + self.pauses_s(answered_s[:, None])[:, 0]
         return np.where(self.all_live[:, 0] > 0, self.all_live[:, 0] * outputs / np.maximum(each, 1e-9), otherwise)
 
-    def tails(self, ttft: Array, tpot: Array) -> dict[str, Array]:
-        return {"ttft_p90": ttft * _SESSION_TTFT_TAIL, "tpot_p90": tpot * _SESSION_TPOT_TAIL}
+    def tails(self, own_s: Array, waited_s: Array, tpot: Array) -> dict[str, Array]:
+        """The p90 of TTFT by that of what is new in a prompt and of its length, and by queues; not a number of others.
+
+        `own_s`: TTFT of a prompt that finds room, and `waited_s` what it waits beyond.
+        """
+        host = HOST_S_PER_CACHED_TOKEN * self.cached
+        longer = host * self.longer + (own_s - host) * self.newer + waited_s * _QUEUE_TAIL
+        here = self.all_live[:, 0] > 0
+        return {"ttft_p90": np.where(here, longer, np.nan),
+                "tpot_p90": np.where(here, tpot * _SESSION_TPOT_TAIL, np.nan)}  # fmt: skip
 
 
 class _Full(_Steady):
@@ -241,7 +257,9 @@ class _Apart:
         ttft, tpot = _pick(state.ttft_s, at) + self.load_s[:, 0], _pick(state.tpot_s, at)
         answered = ttft + tpot * (self.outputs[:, 0] - 1.0)
         rate = self.sessions.rate(answered, answered, self.outputs[:, 0])
-        columns = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft) | self.sessions.tails(ttft, tpot)
+        # All that a prompt waits for counts as its own: what prefill replicas are busy with is others' new tokens.
+        tails = self.sessions.tails(ttft, np.zeros_like(ttft), tpot)
+        columns = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft) | tails
         return columns | {"ttft_p99": ttft * _TTFT_TAIL, "tpot": tpot, "tpot_p99": tpot * _TPOT_TAIL, "run": answered,
                           "output_tokens_per_s": rate}  # fmt: skip
 
