@@ -120,6 +120,16 @@ class PrefixBenchmark(_Described):
             same * self.output, blocks=tuple(map(blocks, order.tolist())), block_tokens=block,
         )  # fmt: skip
 
+    def held_tokens(self, requests: float, replicas: float) -> float:
+        """Tokens of the distinct prompts and beginnings of so many requests at once on one of the replicas that share
+        out the groups."""
+        groups = max(self.groups / replicas, 1.0)
+
+        def distinct(kinds: float) -> float:
+            return kinds * (1.0 - (1.0 - 1.0 / max(kinds, 1.0 + 1e-9)) ** requests)
+
+        return distinct(groups) * self.shared + distinct(groups * self.prompts) * self.question
+
     def cached_share(self, cache_tokens: float, replicas: int) -> float:
         """Share of prompt tokens that each replica finds where requests go to any of so many."""
         if replicas not in self._reuse:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from crosstie.prove.calibration.cases import MeasuredCase
 
 
+# By then the requests that fit change by less than one.
+_ROUNDS = 8
+
+
 def with_cached(case: "MeasuredCase", settings: BenchmarkSettings) -> "MeasuredCase":
     """The case with the prompt tokens that its caches have: the GPU's, and the host's beside it."""
     benchmark = case.benchmark
@@ -34,7 +38,7 @@ def with_cached(case: "MeasuredCase", settings: BenchmarkSettings) -> "MeasuredC
     loaded = (more - found) * case.input_tokens
     load_s = loaded * bytes_per_token / _host_link(keeper)
     cached = min(more * case.input_tokens, case.input_tokens - 1.0)
-    shared = min(_held_once(benchmark, case, tokens / replicas, replicas), cached)
+    shared = min(_held_once(case, tokens / replicas), cached) if isinstance(benchmark, PrefixBenchmark) else 0.0
     return replace(case, cached_tokens=cached, load_s=load_s, shared_tokens=shared)
 
 
@@ -48,16 +52,19 @@ def _share(
     return benchmark.cached_share(tokens / spread, spread)
 
 
-def _held_once(
-    benchmark: PrefixBenchmark | SessionBenchmark, case: "MeasuredCase", tokens: float, replicas: float
-) -> float:
-    """Tokens of a prompt that cost no memory of its own: its group's, less the copies that a replica holds anyway,
-    of every group that it serves, shared out over the requests that then fit."""
-    if not isinstance(benchmark, PrefixBenchmark):
-        return 0.0
-    groups = benchmark.groups / _gathers(case, replicas)
-    fits = (tokens - groups * benchmark.shared) / (benchmark.question + 0.5 * benchmark.output)
-    return benchmark.shared * max(1.0 - groups / fits, 0.0) if fits > 0 else 0.0
+def held_tokens(case: "MeasuredCase", requests: float) -> float:
+    """Tokens of so many requests' prompts in the cache of one replica."""
+    if isinstance(case.benchmark, PrefixBenchmark):
+        return case.benchmark.held_tokens(requests, _gathers(case, case.replicas))
+    return requests * (case.input_tokens - case.shared_tokens)
+
+
+def _held_once(case: "MeasuredCase", tokens: float) -> float:
+    """Tokens of a prompt that cost no memory of its own when as many requests are there as a replica's cache takes."""
+    answers, fits = 0.5 * case.output_tokens, 1.0
+    for _ in range(_ROUNDS):
+        fits = max(tokens / (held_tokens(case, fits) / fits + answers), 1.0)
+    return case.input_tokens - held_tokens(case, fits) / fits
 
 
 def _gathers(case: "MeasuredCase", replicas: float) -> float:

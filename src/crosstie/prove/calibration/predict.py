@@ -5,6 +5,7 @@ predicting again with other constants costs one evaluation of the steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
 from crosstie.perf.steady_state import HOST_S_PER_CACHED_TOKEN, SteadyState, steady_state
 from crosstie.perf.step import Shape, gpu_s, shape, step, step_s
+from crosstie.prove.calibration.cached import held_tokens
 from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.results import Metric
+from crosstie.prove.calibration.stages import Replica, stage
 from crosstie.sim.schedule import Loop, Schedule, schedule
 
 # Columns of a prediction: seconds, and output tokens per second of all replicas.
@@ -28,9 +31,8 @@ BY_THE_CLOCK = ("limits", "rate")
 _LOADS = 24
 # A p99 over a median, of TPOT and TTFT under arrivals by chance: medians of 270 MLPerf Server and Interactive runs.
 _TPOT_TAIL, _TTFT_TAIL = 1.13, 2.38
-# A p90 over the mean: of a queue, of TPOT of sessions, of TTFT where a stage's arrivals outrun the fleet, whose line
-# grows evenly, and where they do not.
-_QUEUE_TAIL, _SESSION_TPOT_TAIL, _LINE_TAIL, _ARRIVAL_TAIL = 2.3, 1.4, 1.8, 1.3
+# A p90 over the mean, of a queue and of TPOT of sessions.
+_QUEUE_TAIL, _SESSION_TPOT_TAIL = 2.3, 1.4
 # Most of a replica's steady rate that arrivals by chance may use.
 _USED = 0.95
 
@@ -98,7 +100,7 @@ class _Steady:
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
         self.inputs, self.outputs = _column(cases, "input_tokens"), _column(cases, "output_tokens")
-        self.replicas = np.array([case.replicas for case in cases])
+        self.cases, self.replicas = list(cases), np.array([case.replicas for case in cases])
         most = np.array([[_most_clients(case)] for case in cases])
         self.cached, self.load_s = _column(cases, "cached_tokens"), _column(cases, "load_s")[:, 0]
         self.shared = _column(cases, "shared_tokens")
@@ -140,26 +142,39 @@ class _Steady:
         # More arrivals than a replica serves wait in a line that grows to the end of the run.
         behind = 1.0 / _pick(steady.requests_per_s, at) - 1.0 / self.rate[:, 0].clip(1e-9)
         line = np.where(self.rate[:, 0] > 0, 0.5 * self.requests * np.maximum(behind, 0.0), 0.0)
-        alone, ttft = ttft, ttft + line
+        ttft = ttft + line
         rate = _pick(steady.output_tokens_per_s, at) * self.replicas * used
         ttft = ttft + self.load_s
         answered = ttft + tpot * (self.outputs[:, 0] - 1.0)
-        # A stage of arrivals ends with its last answer.
-        stage = np.maximum(self.lasts_s, self.requests / _pick(steady.requests_per_s, at)) + answered
-        staged = self.requests * self.replicas * self.outputs[:, 0] / np.maximum(stage, 1e-9)
-        rate = np.where(self.lasts_s > 0, staged, rate)
         rate = self.sessions.rate(answered, rate, self.outputs[:, 0])
         found = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft)
         room = np.minimum(_pick(steady.found_room_s, at), ttft)
-        waited = self.sessions.tails(room, ttft - room, tpot)
-        stage_tail = _ARRIVAL_TAIL * (alone + self.load_s) + _LINE_TAIL * line
-        found["ttft_p90"] = np.where(self.lasts_s > 0, stage_tail, waited["ttft_p90"])
-        found["tpot_p90"] = waited["tpot_p90"]
+        found |= self.sessions.tails(room, ttft - room, tpot)
         # One client alone waits for nobody.
         ttft_tail, tpot_tail = np.where(self.alone, 1.0, _TTFT_TAIL), np.where(self.alone, 1.0, _TPOT_TAIL)
         found |= {"ttft_p99": ttft * ttft_tail, "tpot": tpot, "tpot_p99": tpot * tpot_tail}
         found |= {"run": ttft + tpot * (self.outputs[:, 0] - 1.0), "output_tokens_per_s": rate}
+        self._in_stages(steady, found)
         return found
+
+    def _in_stages(self, steady: SteadyState, found: dict[str, Array]) -> None:
+        """Stages of arrivals, which are too short to settle."""
+        held = self.inputs - self.shared
+        room = steady.concurrency_that_fits * (held + self.hardware.held_share * self.outputs)
+        for i in np.flatnonzero(self.lasts_s > 0).tolist():
+            replica = Replica(
+                steady.decoding[i], steady.tpot_s[i], steady.found_room_s[i], float(steady.service_s[i, -1]),
+                float(room[i, 0]), partial(held_tokens, self.cases[i]), float(self.hardware.max_sequences[i, 0]),
+            )  # fmt: skip
+            requests = max(round(self.requests[i]), 1)
+            seen = stage(replica, requests, self.lasts_s[i], self.outputs[i, 0])
+            ttft = seen.ttft_mean_s + self.load_s[i]
+            for name, value in (
+                ("ttft_mean", ttft), ("ttft_p50", ttft), ("ttft_p90", seen.ttft_p90_s + self.load_s[i]),
+                ("tpot", seen.tpot_s), ("run", ttft + seen.tpot_s * (self.outputs[i, 0] - 1.0)),
+                ("output_tokens_per_s", requests * self.outputs[i, 0] / seen.lasts_s * self.replicas[i]),
+            ):  # fmt: skip
+                found[name][i] = value
 
     def ideal(self) -> dict[str, Array]:
         """Throughput at the steady state's batch. A latency follows from the batch, which such results do not tell."""
@@ -340,7 +355,8 @@ def _most_clients(case: MeasuredCase) -> float:
         return max(case.clients / case.replicas, 1.0)
     deployment, stack = case.deployment, case.deployment.stack
     held = (case.input_tokens + stack.held_share * case.output_tokens) * (1.0 + case.shortest) / 2.0
-    return max(min(float(cache_sequences(deployment, held)), deployment.max_sequences), 1.0)
+    room = float(cache_sequences(deployment, held, case.shared_tokens))
+    return max(min(room, deployment.max_sequences), 1.0)
 
 
 def _crossing(room: Array) -> Array:
