@@ -18,6 +18,7 @@ from crosstie.core.errors import BadData
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_Pace = Annotated[float, msgspec.Meta(ge=0.1, le=10)]
 _SEED = 7
 # The most that a session may grow to where its benchmark sets no limit.
 _LONGEST = 10**7
@@ -43,6 +44,12 @@ class SessionBenchmark(_Described):
     session: dict[str, object]
     # A pause during which no other session waits for an answer is cut to this.
     pause_alone_s: _Seconds | None = None
+    # Requests of a session and its sub-agents that may be under way at once.
+    streams: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
+    # Of what memory holds, the share that engines find again.
+    finds: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    # By accelerator, TPOT as measured over that of steps as they were calibrated, on prompts a tenth as long.
+    pace: dict[str, _Pace] = {}
     # The whole set was replayed before the measurement, which so found every prompt but for what is new to it.
     warm: bool = False
 
@@ -69,18 +76,18 @@ class SessionBenchmark(_Described):
         return reuse(self.trace)
 
     @cached_property
-    def tails(self) -> tuple[float, float]:
-        """p90 over mean of a prompt's tokens, and of those that are new where memory is endless."""
+    def tails(self) -> tuple[float, float, float]:
+        """p90 over mean of a prompt's tokens, of those that are new where memory is endless, and of an answer's."""
         inputs = self.trace.input_tokens
         new = inputs - np.bincount(self._reuse.request, self._reuse.tokens, len(inputs))
-        return tuple(float(np.quantile(one, 0.9) / one.mean()) for one in (inputs, new))  # type: ignore[return-value]
+        return tuple(float(np.quantile(one, 0.9) / one.mean()) for one in (inputs, new, self.trace.output_tokens))  # type: ignore[return-value]
 
     def cached_share(self, tokens_a_session: float) -> float:
         """Share of prompt tokens that a cache with so many tokens for each live session has."""
         if self.warm:
-            return 1.0
+            return self.finds
         found = self._reuse.cached_tokens(tokens_a_session * SESSIONS_AT_ONCE)
-        return found / float(self.trace.input_tokens.sum())
+        return self.finds * found / float(self.trace.input_tokens.sum())
 
 
 class PrefixBenchmark(_Described):

@@ -23,7 +23,7 @@ from crosstie.sim.schedule import Loop, Schedule, schedule
 
 # Columns of a prediction: seconds, and output tokens per second of all replicas.
 QUANTITIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot", "tpot_p99", "run", "output_tokens_per_s",
-              "decode_step", "prefill", "e2e", "ttft_p90", "tpot_p90", "hit")  # fmt: skip
+              "decode_step", "prefill", "e2e", "ttft_p90", "tpot_p90", "e2e_p90", "hit")  # fmt: skip
 _SCHEDULED = QUANTITIES[:6]
 # Methods whose requests come when they come, so that queues decide their latencies.
 BY_THE_CLOCK = ("limits", "rate")
@@ -132,13 +132,14 @@ class _Steady:
         )
         over_rate = np.log(self.rate.clip(1e-9) / steady.requests_per_s)
         room = np.where(self.full, 1.0, np.where(self.limited, over_limits, over_rate))
-        room = np.where(self.sessions.live > 0, self.sessions.room(self.clients, steady.requests_per_s), room)
+        later = self.sessions.later_s(steady.tpot_s, self.outputs)
+        room = np.where(self.sessions.live > 0, self.sessions.room(self.clients, steady.requests_per_s, later), room)
         return steady, _crossing(room)
 
     def predict(self) -> dict[str, Array]:
         steady, at = self._settled()
         used = np.where(self.limited[:, 0], _USED, 1.0)
-        ttft, tpot = _pick(steady.ttft_s, at), _pick(steady.tpot_s, at)
+        ttft, tpot = _pick(steady.ttft_s, at), _pick(steady.tpot_s, at) * self.sessions.pace[:, 0]
         # More arrivals than a replica serves wait in a line that grows to the end of the run.
         behind = 1.0 / _pick(steady.requests_per_s, at) - 1.0 / self.rate[:, 0].clip(1e-9)
         line = np.where(self.rate[:, 0] > 0, 0.5 * self.requests * np.maximum(behind, 0.0), 0.0)
@@ -208,25 +209,42 @@ class Sessions:
         self.pause_s = column(lambda one: one.pause_s)
         self.pause_alone_s = column(lambda one: one.pause_s if one.pause_alone_s is None else one.pause_alone_s)
         self.any = bool((live > 0).any())
+        self.streams = column(lambda one: one.streams)
+        # Sessions that a client runs one after the other, where rows say how many requests there were.
+        turns = np.maximum(column(lambda one: float(one.shape.turns.mean())), 1.0)
+        rounds = np.array([[float(case.requests)] for case in cases]) / turns / np.maximum(live, 1.0)
+        self.drains = np.where(rounds > 0, rounds / (rounds + 1.0), 1.0)[:, 0]
         self.cached = _column(cases, "cached_tokens")[:, 0]
-        # p90 over mean of a prompt's length, and of what is new in it.
-        self.longer, self.newer = column(lambda one: one.tails[0])[:, 0], column(lambda one: one.tails[1])[:, 0]
+        self.pace = np.array([
+            [one.benchmark.pace.get(one.deployment.accelerator.id, 1.0)
+             if isinstance(one.benchmark, SessionBenchmark) else 1.0]
+            for one in cases
+        ])  # fmt: skip
+        self.later = _column(cases, "output_tokens")[:, 0] - 1.0
+        # p90 over mean of a prompt's length, of what is new in it, and of an answer.
+        self.longer, self.newer, self.wordier = (column(lambda one, i=i: one.tails[i])[:, 0] for i in range(3))  # type: ignore[misc]
 
     def pauses_s(self, answered_s: Array) -> Array:
         """The mean pause: cut where all other sessions happen to pause too."""
         paused = self.pause_s / np.maximum(self.pause_s + answered_s, 1e-9)
-        alone = paused ** np.maximum(self.all_live - 1.0, 0.0)
+        alone = paused ** np.maximum(self.streams * (self.all_live - 1.0), 0.0)
         return self.pause_s + alone * (self.pause_alone_s - self.pause_s)
 
-    def room(self, at_work: Array, requests_per_s: Array) -> Array:
+    def later_s(self, tpot_s: Array, outputs: Array) -> Array:
+        """What an answer takes beyond what steps say that it does."""
+        return (self.pace - 1.0) * tpot_s * (outputs - 1.0)
+
+    def room(self, at_work: Array, requests_per_s: Array, later_s: Array) -> Array:
         """How many times more are live than would have so many of them wait for an answer."""
-        pausing = requests_per_s * self.pauses_s(at_work / requests_per_s)
+        answered = at_work / requests_per_s + later_s
+        pausing = at_work / answered * self.pauses_s(answered)
         return np.log(np.maximum(self.live, 1e-9)) - np.log(at_work + pausing)
 
     def rate(self, answered_s: Array, otherwise: Array, outputs: Array) -> Array:
-        """Output tokens a second of all replicas."""
+        """Output tokens a second of all replicas; at the end of a run some clients have no session left."""
         each = answered_s + self.pauses_s(answered_s[:, None])[:, 0]
-        return np.where(self.all_live[:, 0] > 0, self.all_live[:, 0] * outputs / np.maximum(each, 1e-9), otherwise)
+        closed = self.drains * self.all_live[:, 0] * outputs / np.maximum(each, 1e-9)
+        return np.where(self.all_live[:, 0] > 0, closed, otherwise)
 
     def tails(self, own_s: Array, waited_s: Array, tpot: Array) -> dict[str, Array]:
         """The p90 of TTFT by that of what is new in a prompt and of its length, and by queues; not a number of others.
@@ -236,8 +254,9 @@ class Sessions:
         host = HOST_S_PER_CACHED_TOKEN * self.cached
         longer = host * self.longer + (own_s - host) * self.newer + waited_s * _QUEUE_TAIL
         here = self.all_live[:, 0] > 0
-        return {"ttft_p90": np.where(here, longer, np.nan),
-                "tpot_p90": np.where(here, tpot * _SESSION_TPOT_TAIL, np.nan)}  # fmt: skip
+        tails = {"ttft_p90": longer, "tpot_p90": tpot * _SESSION_TPOT_TAIL,
+                 "e2e_p90": longer + tpot * self.later * self.wordier}  # fmt: skip
+        return {name: np.where(here, values, np.nan) for name, values in tails.items()}
 
 
 class _Full(_Steady):
@@ -268,8 +287,10 @@ class _Apart:
         """The load of those sessions that wait for an answer, in a loop that has settled."""
         loads = self.clients ** np.linspace(0.0, 1.0, _LOADS)[None, :]
         state = disaggregated_state(self.hardware, loads, self.inputs, self.outputs, cached_tokens=self.cached)
-        at = _crossing(self.sessions.room(loads, state.requests_per_s))
-        ttft, tpot = _pick(state.ttft_s, at) + self.load_s[:, 0], _pick(state.tpot_s, at)
+        later = self.sessions.later_s(state.tpot_s, self.outputs)
+        at = _crossing(self.sessions.room(loads, state.requests_per_s, later))
+        ttft = _pick(state.ttft_s, at) + self.load_s[:, 0]
+        tpot = _pick(state.tpot_s, at) * self.sessions.pace[:, 0]
         answered = ttft + tpot * (self.outputs[:, 0] - 1.0)
         rate = self.sessions.rate(answered, answered, self.outputs[:, 0])
         # All that a prompt waits for counts as its own: what prefill replicas are busy with is others' new tokens.
@@ -428,9 +449,9 @@ class Predictor:
             for name, values in of(group).items():
                 columns[name][indices] = values
         columns["e2e"] = columns["ttft_p50"] + columns["tpot"] * self._later
-        for kind in ("ttft", "tpot"):
+        for kind, otherwise in (("ttft", "ttft_p99"), ("tpot", "tpot_p99"), ("e2e", "e2e")):
             unsaid = np.isnan(columns[f"{kind}_p90"])
-            columns[f"{kind}_p90"] = np.where(unsaid, columns[f"{kind}_p99"], columns[f"{kind}_p90"])
+            columns[f"{kind}_p90"] = np.where(unsaid, columns[otherwise], columns[f"{kind}_p90"])
         columns["hit"] = np.array([case.cached_tokens / case.input_tokens for case in self.cases])
         return columns
 
@@ -447,4 +468,4 @@ def quantity_of(case: MeasuredCase, metric: Metric) -> tuple[str, float]:
         return "output_tokens_per_s", counted / (case.gpus_counted(metric) if metric.per_gpu else 1.0)
     if metric.kind in ("batch", "step"):
         return "run", 1.0 if metric.kind == "batch" else 1.0 / case.output_tokens
-    return metric.kind, 1.0
+    return ("e2e_p90" if metric.kind == "e2e" and metric.statistic == "p90" else metric.kind), 1.0
