@@ -31,6 +31,8 @@ BY_THE_CLOCK = ("limits", "rate")
 _LOADS = 24
 # A p99 over a median, of TPOT and TTFT under arrivals by chance: medians of 270 MLPerf Server and Interactive runs.
 _TPOT_TAIL, _TTFT_TAIL = 1.13, 2.38
+# What live sessions on a GPU add to a p90 of TTFT each: prompts of other sessions that begin or are summarised.
+_CROWDING = 0.2
 # A p90 over the mean, of a queue and of TPOT of sessions.
 _QUEUE_TAIL, _SESSION_TPOT_TAIL = 2.3, 1.4
 # Most of a replica's steady rate that arrivals by chance may use.
@@ -220,6 +222,7 @@ class Sessions:
              if isinstance(one.benchmark, SessionBenchmark) else 1.0]
             for one in cases
         ])  # fmt: skip
+        self.crowd = live[:, 0] / np.array([case.gpus for case in cases])
         self.later = _column(cases, "output_tokens")[:, 0] - 1.0
         # p90 over mean of a prompt's length, of what is new in it, and of an answer.
         self.longer, self.newer, self.wordier = (column(lambda one, i=i: one.tails[i])[:, 0] for i in range(3))  # type: ignore[misc]
@@ -252,7 +255,8 @@ class Sessions:
         `own_s`: TTFT of a prompt that finds room, and `waited_s` what it waits beyond.
         """
         host = HOST_S_PER_CACHED_TOKEN * self.cached
-        longer = host * self.longer + (own_s - host) * self.newer + waited_s * _QUEUE_TAIL
+        longer = host * self.longer + ((own_s - host) * self.newer + waited_s * _QUEUE_TAIL) * self.pace[:, 0]
+        longer = longer * (1.0 + _CROWDING * self.crowd)
         here = self.all_live[:, 0] > 0
         tails = {"ttft_p90": longer, "tpot_p90": tpot * _SESSION_TPOT_TAIL,
                  "e2e_p90": longer + tpot * self.later * self.wordier}  # fmt: skip
