@@ -51,8 +51,8 @@ def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
         now = found_share(plan.fleet, one)
         here = float(np.interp(now, found, tokens)) / 1e3
         axes.plot(here, 100 * now, "D", color=colour)
-        axes.annotate(f"this fleet: {now:.0%}", (here, 100 * now), textcoords="offset points", xytext=(8, 6),
-                      fontsize=8)  # fmt: skip
+        axes.annotate(f"this fleet: {now:.0%}", (here, 100 * now), textcoords="offset points", xytext=(-8, 6),
+                      fontsize=8, ha="right")  # fmt: skip
     axes.set_xlabel("cache for each live session, thousands of tokens")
     axes.set_ylabel("prompt tokens in a cache, %")
     axes.set_ylim(0, 102)

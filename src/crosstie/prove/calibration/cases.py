@@ -107,7 +107,7 @@ _OWN_COUNT = "per-GPU normalisation is InferenceX own"
 _LIMITS = re.compile(rf"p99 limits TTFT ({DECIMAL}) ms TPOT ({DECIMAL}) ms")
 _RATE = re.compile(rf"(?:rate|open loop,) ({DECIMAL}) req(?:uest)?s?/s")
 # Scenarios whose prompts begin alike: how much of them the cache served decides everything.
-_ALIKE = re.compile(r"shared[- ]prefix|prefix groups|agentic|multi-turn")
+_ALIKE = re.compile(r"shared[- ]prefix|prefix groups")
 _SEQUENCES = re.compile(r"max_num_seqs (\d+)")
 # The engine's own number, not that of the system that its container is built on.
 _RELEASE = re.compile(
@@ -371,9 +371,8 @@ class Cases:
 
 def _unsaid(point: OperatingPoint, model: Model, split: Parallelism, settings: BenchmarkSettings) -> bool:
     """Whether recipes replicate attention at such a load, where a row does not say it."""
-    at = settings.replicated_from
-    clients = (number(point["concurrency"]) or 0.0) / split.gpus
-    return at is not None and model.is_moe and split.dp == split.ep == 1 < split.tp and clients >= at
+    at, plain = settings.replicated_from, split.dp == split.ep == 1 < split.tp
+    return at is not None and model.is_moe and plain and (number(point["concurrency"]) or 0.0) >= at * split.gpus
 
 
 def _fitting(
