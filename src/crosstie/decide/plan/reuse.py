@@ -131,25 +131,25 @@ def _on(deployment: Deployment, one: Slice, tokens_per_s: Array, replicas: int =
 
     found = held(float(cache_sequences(deployment, context)) * context / split.dp)
     load_s = np.zeros_like(found)
-    # What another memory has it keeps beside what the GPU has of it.
-    in_host = prefix.host_gib_per_gpu * UNITS["GiB"].si / gpu_bytes_per_token
-    if in_host > 0:
-        link = prefix.host_gb_per_s * 1e9 if prefix.host_gb_per_s else _host_link(deployment)
-        more = np.maximum(held(in_host), found)
-        load_s, found = load_s + (more - found) * gpu_bytes_per_token / link, more
+    # What another memory has it keeps beside what the ones before it have; the slower one is asked for the rest.
+    facts = shipped_loading()
+    for gib, gb_per_s, usual in (
+        (prefix.host_gib_per_gpu, prefix.host_gb_per_s, facts.link_of(deployment.accelerator.id)),
+        (prefix.nvme_gib_per_gpu, prefix.nvme_gb_per_s, facts.nvme),
+    ):
+        if gib > 0:
+            more = np.maximum(held(gib * UNITS["GiB"].si / gpu_bytes_per_token), found)
+            link = gb_per_s * 1e9 if gb_per_s else usual.si
+            load_s, found = load_s + (more - found) * gpu_bytes_per_token / link, more
     bytes_per_token = deployment.model.cache_bytes(context, deployment.kv_bytes_per_element) / context
     far = prefix.remote_gib * UNITS["GiB"].si / bytes_per_token
     if far > 0:
         # All replicas share it, so that nothing is spread there.
-        link = prefix.remote_gb_per_s * 1e9 if prefix.remote_gb_per_s else shipped_loading().remote.si
+        link = prefix.remote_gb_per_s * 1e9 if prefix.remote_gb_per_s else facts.remote.si
         size = np.full_like(found, far * hits.tokens_per_s / hits.class_tokens_per_s)
         more = np.maximum(tokens_at(hits, size), found)
         load_s, found = load_s + (more - found) * gpu_bytes_per_token / link, more
     return np.minimum(found, one.input_tokens - 1.0), load_s
-
-
-def _host_link(deployment: Deployment) -> float:
-    return shipped_loading().link_of(deployment.accelerator.id).si
 
 
 def tokens_at(hits: HitCurve, cache_tokens: Array, caches: Array | float = 1.0) -> Array:
