@@ -1,4 +1,4 @@
-"""Benchmarks of agents' sessions and of shared prefixes: what their prompts are, where rows of results do not say it."""
+"""Benchmarks of agents' sessions and of shared prefixes: what their prompts are, where rows do not say it."""
 
 import math
 import re
@@ -14,7 +14,6 @@ from crosstie.catalog.reading import Sources, only_keys, read_record, read_toml,
 from crosstie.catalog.reuse import Reuse, reuse
 from crosstie.catalog.sessions import SESSIONS_AT_ONCE, SessionShape, read_shape, session_trace
 from crosstie.catalog.traces import Trace
-from crosstie.core.errors import BadData
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -133,7 +132,7 @@ class PrefixBenchmark(_Described):
         groups = max(self.groups / replicas, 1.0)
 
         def distinct(kinds: float) -> float:
-            return kinds * (1.0 - (1.0 - 1.0 / max(kinds, 1.0 + 1e-9)) ** requests)
+            return kinds * (1.0 - math.pow(1.0 - 1.0 / max(kinds, 1.0 + 1e-9), requests))
 
         return distinct(groups) * self.shared + distinct(groups * self.prompts) * self.question
 

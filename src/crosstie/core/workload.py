@@ -95,7 +95,7 @@ class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool = False
     # Whether requests go where their prefix is held, as the gateway sends them, or anywhere.
     routing: Literal["gathered", "spread"] = "gathered"
-    # Memory beside the GPU's that keeps what was dropped there: of the host and of its drives for each GPU, and one that
+    # Memory beside the GPU's that keeps what was dropped there: the host's and its drives' for each GPU, and one that
     # all share.
     host_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e5)] = 0.0
     nvme_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0

@@ -147,7 +147,8 @@ def _steady_state(
     rate = cycle.requests_per_s
     # Clients that memory keeps out wait before their prefill.
     outside = (clients - load.admitted) / rate
-    burst = hardware.host_request_s + HOST_S_PER_CACHED_TOKEN * cached + cycle.own_s + cycle.service_s * 0.5 * (load.admitted - 1.0) + outside
+    host = hardware.host_request_s + HOST_S_PER_CACHED_TOKEN * cached
+    burst = host + cycle.own_s + cycle.service_s * 0.5 * (load.admitted - 1.0) + outside
     return SteadyState(
         ttft_s=cycle.ttft_s + outside,
         ttft_burst_s=burst,

@@ -18,6 +18,7 @@ from crosstie.core.fact import Fact
 from crosstie.core.model import Model
 from crosstie.perf.fit import smallest_layout
 from crosstie.perf.memory import cache_sequences, gpu_weight_bytes, memory_plan
+from crosstie.prove.calibration.cached import with_cached
 from crosstie.prove.calibration.columns import (
     DECIMAL,
     SAYS_NO,
@@ -36,7 +37,6 @@ from crosstie.prove.calibration.columns import (
     speculation_of,
     whole,
 )
-from crosstie.prove.calibration.cached import with_cached
 from crosstie.prove.calibration.results import Metric, OperatingPoint
 
 Method = Literal["loop", "batch", "full", "limits", "rate", "alone", "sessions"]

@@ -231,17 +231,17 @@ class Sessions:
         """The mean pause: cut where all other sessions happen to pause too."""
         paused = self.pause_s / np.maximum(self.pause_s + answered_s, 1e-9)
         alone = paused ** np.maximum(self.streams * (self.all_live - 1.0), 0.0)
-        return self.pause_s + alone * (self.pause_alone_s - self.pause_s)
+        return np.asarray(self.pause_s + alone * (self.pause_alone_s - self.pause_s))
 
     def later_s(self, tpot_s: Array, outputs: Array) -> Array:
         """What an answer takes beyond what steps say that it does."""
-        return (self.pace - 1.0) * tpot_s * (outputs - 1.0)
+        return np.asarray((self.pace - 1.0) * tpot_s * (outputs - 1.0))
 
     def room(self, at_work: Array, requests_per_s: Array, later_s: Array) -> Array:
         """How many times more are live than would have so many of them wait for an answer."""
         answered = at_work / requests_per_s + later_s
         pausing = at_work / answered * self.pauses_s(answered)
-        return np.log(np.maximum(self.live, 1e-9)) - np.log(at_work + pausing)
+        return np.asarray(np.log(np.maximum(self.live, 1e-9)) - np.log(at_work + pausing))
 
     def rate(self, answered_s: Array, otherwise: Array, outputs: Array) -> Array:
         """Output tokens a second of all replicas; at the end of a run some clients have no session left."""
@@ -255,7 +255,7 @@ class Sessions:
         `own_s`: TTFT of a prompt that finds room, and `waited_s` what it waits beyond.
         """
         host = HOST_S_PER_CACHED_TOKEN * self.cached
-        longer = host * self.longer + ((own_s - host) * self.newer + waited_s * _QUEUE_TAIL) * self.pace[:, 0]
+        longer = host * self.longer + (own_s - host) * self.newer + waited_s * _QUEUE_TAIL
         longer = longer * (1.0 + _CROWDING * self.crowd)
         here = self.all_live[:, 0] > 0
         tails = {"ttft_p90": longer, "tpot_p90": tpot * _SESSION_TPOT_TAIL,
