@@ -11,7 +11,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData
 from crosstie.prove.calibration.cases import Cases, MeasuredCase
 from crosstie.prove.calibration.predict import Predictor
-from crosstie.prove.calibration.stages import Replica, stage
+from crosstie.prove.calibration.stages import StageReplica, stage
 
 AGENTX = {
     "accelerator": "B200", "num_accelerators": "8", "model": "DeepSeek-V4-Pro", "precision": "fp4", "engine": "vllm",
@@ -100,12 +100,12 @@ def test_where_prefixes_are_gathered_nobody_waits(resolve: Cases) -> None:
 def test_a_stage_ends_with_its_last_answer() -> None:
     """Steps of 10 ms whoever is there: 20 requests in 20 s, of 101 tokens each, and one that fits at a time."""
     many = np.array([1.0, 100.0])
-    roomy = Replica(many, many * 0 + 0.01, many * 0 + 0.1, 0.001, 1e6, lambda n: n * 1000, 256.0)
+    roomy = StageReplica(many, many * 0 + 0.01, many * 0 + 0.1, 0.001, 1e6, lambda n: n * 1000, 256.0)
     seen = stage(roomy, 20, 20.0, 101)
     assert seen.ttft_mean_s == pytest.approx(0.1, abs=0.01)
     assert seen.tpot_s == pytest.approx(0.01, rel=0.05)
     assert 19 < seen.lasts_s < 22
-    narrow = Replica(many, many * 0 + 0.02, many * 0 + 0.1, 0.001, 1500.0, lambda n: n * 1000, 256.0)
+    narrow = StageReplica(many, many * 0 + 0.02, many * 0 + 0.1, 0.001, 1500.0, lambda n: n * 1000, 256.0)
     held = stage(narrow, 20, 20.0, 101)
     assert held.lasts_s == pytest.approx(20 * 2, rel=0.1)
     assert held.ttft_mean_s == pytest.approx(10, rel=0.3)

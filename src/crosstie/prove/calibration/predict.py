@@ -18,7 +18,7 @@ from crosstie.perf.step import Shape, gpu_s, shape, step, step_s
 from crosstie.prove.calibration.cached import held_tokens
 from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.results import Metric
-from crosstie.prove.calibration.stages import Replica, stage
+from crosstie.prove.calibration.stages import StageReplica, stage
 from crosstie.sim.schedule import Loop, Schedule, schedule
 
 # Columns of a prediction: seconds, and output tokens per second of all replicas.
@@ -120,7 +120,7 @@ class _Steady:
         self.ttft_limit, self.tpot_limit = _column(cases, "ttft_limit_s"), _column(cases, "tpot_limit_s")
         self.rate = _column(cases, "requests_per_s") / self.replicas[:, None]
         self.lasts_s = _column(cases, "lasts_s")[:, 0]
-        self.sessions = Sessions(cases)
+        self.sessions = LiveSessions(cases)
         self.requests = _column(cases, "requests")[:, 0] / self.replicas
 
     def _settled(self) -> tuple[SteadyState, Array]:
@@ -165,7 +165,7 @@ class _Steady:
         held = self.inputs - self.shared
         room = steady.concurrency_that_fits * (held + self.hardware.held_share * self.outputs)
         for i in np.flatnonzero(self.lasts_s > 0).tolist():
-            replica = Replica(
+            replica = StageReplica(
                 steady.decoding[i], steady.tpot_s[i], steady.found_room_s[i], float(steady.service_s[i, -1]),
                 float(room[i, 0]), partial(held_tokens, self.cases[i]), float(self.hardware.max_sequences[i, 0]),
             )  # fmt: skip
@@ -196,7 +196,7 @@ class _Steady:
         return {"output_tokens_per_s": np.where(idle, np.nan, self.replicas * outputs / request), "run": run}
 
 
-class Sessions:
+class LiveSessions:
     """Live sessions of closed loops, which pause between two requests; zeros where cases have none."""
 
     def __init__(self, cases: Sequence[MeasuredCase]):
@@ -282,7 +282,7 @@ class _Apart:
         self.clients = _column(cases, "clients")
         self.rounds = np.array([[max(case.requests / max(case.clients, 1.0), 1.0)] for case in cases])
         self.cached, self.load_s = _column(cases, "cached_tokens"), _column(cases, "load_s")
-        self.sessions = Sessions(cases)
+        self.sessions = LiveSessions(cases)
 
     def predict(self) -> dict[str, Array]:
         return self._predict_sessions() if self.sessions.any else self._predict_loop()

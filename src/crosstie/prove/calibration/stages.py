@@ -19,7 +19,7 @@ _SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class StageReplica:
     """By the number of requests that decode, in order: seconds of a token, and of TTFT for who finds room; how often
     prefill can take one more; tokens that the cache holds, and how many the prompts of so many requests are."""
 
@@ -40,7 +40,7 @@ class Stage:
     lasts_s: float
 
 
-def stage(replica: Replica, requests: int, arrivals_s: float, output_tokens: float) -> Stage:
+def stage(replica: StageReplica, requests: int, arrivals_s: float, output_tokens: float) -> Stage:
     """`arrivals_s`: the time over which the requests come, by chance, the same every time."""
     came = np.sort(np.random.default_rng(_SEED).random(requests)) * arrivals_s
     tick = arrivals_s / _STEPS
