@@ -145,3 +145,33 @@ def test_without_a_pause_a_target_must_say_how_long_answers_take() -> None:
     with pytest.raises(BadData, match="nothing says how often turns come"):
         read(without, targets="")
     assert read(without).requests_per_s == pytest.approx(100 / 9.0, rel=0.02)
+
+
+def test_a_turn_is_its_first_token_and_the_others() -> None:
+    one = read(SESSIONS, targets="turn_s = { p95 = 20 }\nttft_ms = { p95 = 5000 }")
+    assert one.ttft is not None
+    assert one.tpot is not None
+    assert one.ttft.seconds + one.tpot.seconds * 299 == pytest.approx(20)
+    assert (one.ttft.seconds, one.tpot.percentile) == (5.0, 0.95)
+    bare = read(SESSIONS, targets="turn_s = { p95 = 20 }")
+    assert bare.ttft is not None
+    assert bare.ttft.seconds == 5.0
+
+
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        ("turn_s = { p95 = 20 }\ntpot_ms = { p90 = 30 }", "give one of them"),
+        ("turn_s = { p95 = 4 }\nttft_ms = { p95 = 5000 }", "no more than ttft_ms leaves"),
+        ("turn_s = { p95 = 0 }", "must be a number"),
+    ],
+)
+def test_turns_that_say_nothing(targets: str, says: str) -> None:
+    with pytest.raises(BadData, match=says):
+        read(SESSIONS, targets=targets)
+
+
+def test_turns_are_of_sessions() -> None:
+    content = '[[class]]\nname = "a"\nmodel = "llama-3.1-8b"\ninput = 9\noutput = 9\nturn_s = { p95 = 9 }\n'
+    with pytest.raises(BadData, match="is of classes with sessions"):
+        read_workload(CATALOG, Path("w.toml"), content + "requests_per_s = 1\n")

@@ -15,7 +15,7 @@ from crosstie.catalog.lora import lora_note, read_lora
 from crosstie.catalog.pictures import read_images
 from crosstie.catalog.prefixes import read_prefix, with_prefixes
 from crosstie.catalog.reading import check_unique, number, only_keys, table, text
-from crosstie.catalog.sessions import read_sessions, session_trace, sessions_note
+from crosstie.catalog.sessions import read_sessions, read_shape, session_trace, sessions_note
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadData, CrosstieError
 from crosstie.core.model import Model
@@ -23,7 +23,7 @@ from crosstie.core.workload import Pictures, RequestClass, SessionTraffic, Targe
 
 _CLASS = {
     "name", "model", "share", "requests_per_s", "input", "output", "trace", "ttft_ms", "tpot_ms",
-    "prefix", "images", "lora", "sessions",
+    "prefix", "images", "lora", "sessions", "turn_s",
 }  # fmt: skip
 PERCENTILES = {"p50": 0.5, "p75": 0.75, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 # With more classes than this they are diverse enough without being cut at their medians.
@@ -35,6 +35,8 @@ _LEAST_RATE = 1e-3
 _MOST_RATE = 1e9
 # A class gives its name to pools, and these to the gateway.
 _NAME = re.compile(r"^[^\W_].{0,59}$")
+# Of a turn's target, what its first token may take where nobody says it.
+_FIRST_TOKEN = 0.25
 # The rate of a trace at its peak: of its minutes, the one that 19 of 20 do not exceed.
 _BUSY_MINUTE = 0.95
 
@@ -89,6 +91,8 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
     model = look_up(file, f"{where}.model", lambda: reader.catalog.model(asked))
     ttft = read_target(file, f"{where}.ttft_ms", raw.get("ttft_ms"))
     tpot = read_target(file, f"{where}.tpot_ms", raw.get("tpot_ms"))
+    if "turn_s" in raw:
+        ttft, tpot = _turn(reader, where, name, raw, ttft, model)
     trace: Trace | None = None
     sessions: SessionTraffic | None = None
     if "sessions" in raw:
@@ -139,6 +143,34 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
         lora=lora,
         sessions=sessions,
     )
+
+
+def _turn(
+    reader: ClassReader, where: str, name: str, raw: dict[str, Any], ttft: Target | None, model: Model
+) -> tuple[Target, Target]:
+    """A turn is its first token and the others one after the other: what its target leaves for each.
+
+    The others are those of an answer that is as long, among all, as the turn may be slow.
+    """
+    file, at = reader.file, f"{where}.turn_s"
+    if "sessions" not in raw:
+        raise BadData(file, at, "is of classes with sessions; others have ttft_ms and tpot_ms")
+    if "tpot_ms" in raw:
+        raise BadData(file, at, "says what tpot_ms would: a turn is TTFT and its answer's tokens; give one of them")
+    turn = read_target(file, at, raw["turn_s"], thousandths=False)
+    assert turn is not None
+    session = table(file, f"{where}.sessions", raw["sessions"])
+    outputs = read_shape(file, f"{where}.sessions", session, _context(model)).output
+    first_s = ttft.seconds if ttft else _FIRST_TOKEN * turn.seconds
+    tokens = max(float(np.quantile(outputs, turn.percentile)) - 1.0, 1.0)
+    if first_s >= turn.seconds:
+        raise BadData(file, at, f"{turn.seconds:g} s is no more than ttft_ms leaves to the first token")
+    tpot = Target(seconds=(turn.seconds - first_s) / tokens, percentile=turn.percentile)
+    reader.notes.append(
+        f"{name}: a turn below {turn.seconds:g} s is a first token within {first_s:.3g} s and {tpot.seconds * 1e3:.3g} "
+        f"ms for each other of an answer of {tokens + 1.0:,.0f} tokens, p{turn.percentile * 100:g}"
+    )
+    return ttft or Target(seconds=first_s, percentile=turn.percentile), tpot
 
 
 def _sessions(
@@ -201,13 +233,16 @@ def _rate(
     return rate
 
 
-def read_target(file: Path, where: str, raw: object) -> Target | None:
+def read_target(file: Path, where: str, raw: object, thousandths: bool = True) -> Target | None:
+    """In milliseconds, or in seconds."""
     if raw is None:
         return None
     if not isinstance(raw, dict) or len(raw) != 1:
         raise BadData(file, where, "write the percentile and its milliseconds, such as { p90 = 500 }")
     only_keys(file, where, raw, set(PERCENTILES))
     ((key, value),) = raw.items()
+    if not thousandths:
+        return Target(seconds=number(file, f"{where}.{key}", value, 0.01, 1e5), percentile=PERCENTILES[key])
     milliseconds = number(file, f"{where}.{key}", value, 0.01, 1e8)
     return Target(seconds=milliseconds / 1e3, percentile=PERCENTILES[key])
 

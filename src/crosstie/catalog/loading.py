@@ -30,6 +30,7 @@ class LoadingFacts(msgspec.Struct, frozen=True, kw_only=True):
         Fact, Quantity("seconds", 0.0, 3600.0, "what the first capture on AMD adds, where AITER's kernels are built")
     ]
     remote: Annotated[Fact, Quantity("bytes_per_s", 1e6, 1e13, "from memory that all replicas share to one GPU")]
+    nvme: Annotated[Fact, Quantity("bytes_per_s", 1e6, 1e13, "cached prefixes from a drive of the host to one GPU")]
     asleep: Annotated[Fact, Quantity("bytes", 0.0, 1e12, "what a sleeping engine keeps on each GPU")]
 
     def link_of(self, accelerator: str) -> Fact:

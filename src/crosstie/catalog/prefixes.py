@@ -16,8 +16,9 @@ from crosstie.core.workload import HitCurve, PrefixReuse, Slice
 _SPREAD = (1, 4, 16, 64)
 # Sizes of caches between which curves are taken as straight.
 _SIZES = 40
-_TIERS = ("host_gib_per_gpu", "remote_gib")
-_OF_MEASURED = ("routing", *_TIERS, "host_gb_per_s", "remote_gb_per_s")
+# The rate of each memory that is not the GPU's, and the key of its size.
+_TIERS = {"host_gb_per_s": "host_gib_per_gpu", "nvme_gb_per_s": "nvme_gib_per_gpu", "remote_gb_per_s": "remote_gib"}
+_OF_MEASURED = ("routing", *_TIERS.values(), *_TIERS)
 
 
 def read_prefix(file: Path, where: str, raw: object, trace: Trace | None) -> PrefixReuse:
@@ -31,7 +32,7 @@ def read_prefix(file: Path, where: str, raw: object, trace: Trace | None) -> Pre
                 raise BadData(file, f"{where}.{key}", "needs measured = true: where hits are is known of a trace alone")
         if found.hit_rate is None and not found.shared_tokens:
             raise BadData(file, where, "give hit_rate, shared_tokens, or measured = true with a trace of hash_ids")
-    for rate, memory in (("host_gb_per_s", _TIERS[0]), ("remote_gb_per_s", _TIERS[1])):
+    for rate, memory in _TIERS.items():
         if rate in entry and not getattr(found, memory):
             raise BadData(file, f"{where}.{rate}", f"has no meaning without {memory}")
     return found

@@ -17,7 +17,9 @@ from crosstie.core.deployment import kv_bytes_per_element
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.fact import Word
 
-_COLUMNS = ("rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention", "sides", "load")
+_COLUMNS = (
+    "rows", "engines", "vendors", "accelerators", "models", "bits", "lengths", "attention", "sides", "load", "prompts",
+)  # fmt: skip
 _Column = Annotated[str, Word("what a rule may be narrowed by", _COLUMNS)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Amount = Annotated[float, msgspec.Meta(gt=0, le=1e7)]
@@ -43,6 +45,10 @@ class BenchmarkSettings(msgspec.Struct, frozen=True, kw_only=True):
     # How rows that speculate did so, such as mtp:3, and on which kind of text.
     speculation: str | None = None
     text: Text | None = None
+    # Memory of the host for each GPU that keeps what the GPU's cache drops.
+    host_gib_per_gpu: Amount | None = None
+    # Live sessions a GPU from which on recipes replicate attention, where rows do not say that they did.
+    replicated_from: Amount | None = None
     # What the first request of each client waits for beside its prompt: kernels that are compiled when they are met.
     first_wave_s: Amount | None = None
 

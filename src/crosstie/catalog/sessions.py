@@ -21,7 +21,7 @@ _KEYS = {
 }  # fmt: skip
 # Sessions of the trace. What a cache holds depends on sessions over memory alone, so any number would do; with fewer
 # than some forty, chance decides whose turn is next.
-_AT_ONCE = 48
+SESSIONS_AT_ONCE = 48
 # Requests of the trace, and blocks that a mean prompt is cut into: with more, reading a workload takes seconds.
 _REQUESTS = 4000
 _BLOCKS = 48
@@ -53,6 +53,19 @@ def read_sessions(
     """`context`: the most that the model takes."""
     entry = table(file, where, raw)
     only_keys(file, where, entry, _KEYS)
+    shape = read_shape(file, where, entry, context)
+    # The longest that an answer may take by its target: a faster fleet is asked more often, until answers take that
+    # long, so the mean answer keeps its target whichever fleet it is.
+    answer_s = float(shape.output.mean()) * tpot.seconds if tpot else 0.0
+    pause_s = float(shape.pause_s.mean())
+    if answer_s + pause_s <= 0:
+        raise BadData(file, f"{where}.pause_s", "is 0, and there is no tpot_ms: nothing says how often turns come")
+    turns = float(shape.turns.mean())
+    return SessionTraffic(live=_live(file, where, entry, turns * (answer_s + pause_s)), turns=turns, pause_s=pause_s,
+                    answer_s=answer_s), shape  # fmt: skip
+
+
+def read_shape(file: Path, where: str, entry: dict[str, Any], context: int) -> SessionShape:
     most = number(file, f"{where}.context", entry.get("context", context), 2, context)
     shape = SessionShape(
         turns=read_lengths(file, f"{where}.turns", entry.get("turns"), "turns"),
@@ -69,15 +82,7 @@ def read_sessions(
         raise BadData(
             file, where, f"a summarised prompt and its answer are {begins:,.0f} tokens, the context {most:,.0f}"
         )
-    # The longest that an answer may take by its target: a faster fleet is asked more often, until answers take that
-    # long, so the mean answer keeps its target whichever fleet it is.
-    answer_s = float(shape.output.mean()) * tpot.seconds if tpot else 0.0
-    pause_s = float(shape.pause_s.mean())
-    if answer_s + pause_s <= 0:
-        raise BadData(file, f"{where}.pause_s", "is 0, and there is no tpot_ms: nothing says how often turns come")
-    turns = float(shape.turns.mean())
-    return SessionTraffic(live=_live(file, where, entry, turns * (answer_s + pause_s)), turns=turns, pause_s=pause_s,
-                    answer_s=answer_s), shape  # fmt: skip
+    return shape
 
 
 def _pauses(file: Path, where: str, raw: object) -> Lengths:
@@ -113,11 +118,11 @@ def session_trace(name: str, shape: SessionShape, answer_s: float) -> tuple[Trac
     rows: list[tuple[float, int, int, tuple[int, ...]]] = []
     busy_s = 0.0
     lasts_s = float(shape.turns.mean()) * (answer_s + float(shape.pause_s.mean()))
-    for _ in range(_AT_ONCE):
+    for _ in range(SESSIONS_AT_ONCE):
         # Sessions are under way at different turns.
         at, made = chance.random() * lasts_s, 0
         begun = at
-        while made < _REQUESTS // _AT_ONCE:
+        while made < _REQUESTS // SESSIONS_AT_ONCE:
             known = [*range(shared), *(next(numbers) for _ in range(max(blocks(draw(shape.first)), 1)))]
             for _ in range(max(round(draw(shape.turns)), 1)):
                 output = max(draw(shape.output), 1.0)

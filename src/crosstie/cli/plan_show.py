@@ -12,7 +12,7 @@ from crosstie.core.workload import Target
 from crosstie.decide.compare.payoff import FEWER
 from crosstie.decide.cost.energy import mean_share
 from crosstie.decide.cost.prices import Quote
-from crosstie.decide.plan.answer import MOST_TIMES, Alternative, FleetPlan, PoolPlan
+from crosstie.decide.plan.answer import MOST_TIMES, Alternative, FleetPlan, PoolPlan, found_share
 from crosstie.decide.plan.assumed import plan_question
 from crosstie.decide.plan.flips import Flip, sure_of_prices
 from crosstie.decide.plan.market import Market, MarketItem
@@ -485,13 +485,11 @@ def _found_again(plan: Plan) -> list[str]:
     for one in plan.workload.classes:
         if one.prefix is None or plan.fleet is None:
             continue
-        mine = [c for pool in plan.fleet.pools for c in pool.carried if c.part.request_class.name == one.name]
-        asked = sum(c.requests_per_s * c.part.slice.input_tokens for c in mine)
-        found = sum(c.requests_per_s * c.part.slice.input_tokens * c.hit_rate for c in mine)
         endless = one.cached_tokens / one.input_tokens
         most = f"; with endless memory {share(endless)}" if one.prefix.measured else ", as given"
-        lines.append(f"{one.name}: {share(found / asked if asked else 0.0)} of prompt tokens are in a cache{most}")
+        lines.append(f"{one.name}: {share(found_share(plan.fleet, one))} of prompt tokens are in a cache{most}")
         if one.sessions:
+            lines += _memory_lines(plan, one.name)
             usd = plan.fleet.by_class[one.name].usd_per_thousand_requests / 1e3
             hourly = usd * one.requests_per_s * 3600 / one.sessions.live
             lines.append(
@@ -499,6 +497,16 @@ def _found_again(plan: Plan) -> list[str]:
                 f"session of {significant(one.sessions.turns)} turns, idle hours included"
             )
     return lines
+
+
+def _memory_lines(plan: Plan, name: str) -> list[str]:
+    """What sessions find, and the GPUs that it takes, with other memory for them."""
+    words = {0.5: "half", 2.0: "twice"}
+    said = [
+        f"with {words[step.times]} the memory for them {share(step.found[name])} and {_beside(step.fleet)}"
+        for step in plan.memory
+    ]
+    return [f"{name}: {'; '.join(said)}, by closed forms"] if said else []
 
 
 def _rest(plan: Plan, verbose: bool) -> Parts:

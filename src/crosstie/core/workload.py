@@ -95,11 +95,14 @@ class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
     measured: bool = False
     # Whether requests go where their prefix is held, as the gateway sends them, or anywhere.
     routing: Literal["gathered", "spread"] = "gathered"
-    # Memory beside the GPU's that keeps what was dropped there: of the host for each GPU, and one that all share.
+    # Memory beside the GPU's that keeps what was dropped there: the host's and its drives' for each GPU, and one that
+    # all share.
     host_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e5)] = 0.0
+    nvme_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
     remote_gib: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     # Rates at which each GPU loads from there; None: the catalog's.
     host_gb_per_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e4)] | None = None
+    nvme_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
     remote_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
 
 

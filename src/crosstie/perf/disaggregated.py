@@ -25,7 +25,7 @@ from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.perf.hardware import Array, Hardware, Mask, peer_bytes_per_s
 from crosstie.perf.memory import gpu_cache_bytes_per_sequence
-from crosstie.perf.steady_state import blend, depths, held_sequences
+from crosstie.perf.steady_state import HOST_S_PER_CACHED_TOKEN, blend, depths, held_sequences
 from crosstie.perf.step import Shape, StepCost, shape, step, step_s
 
 _BISECTIONS = 24
@@ -361,7 +361,8 @@ def _cycle(
     moved = sent.start_s + np.where(sides.by_layer, np.maximum(wire / sides.layers, wire - own), wire)
     handed = moved + 0.5 * step_s
     answered = np.where(sides.decode_answers, handed + step_s, np.where(sides.prefill_answers, 0.0, handed))
-    ttft = sides.prefill.host_request_s + wait + own + answered
+    host = sides.prefill.host_request_s + HOST_S_PER_CACHED_TOKEN * load.cached
+    ttft = host + wait + own + answered
     rest = load.steps * step_s + np.where(sides.prefill_answers, handed, 0.0)
     reserved = moved + np.where(sides.room_first, wait + own, 0.0)
     held = sequences + rate * reserved / sides.decode_replicas

@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from crosstie.core.figures import dollars
-from crosstie.decide.plan.answer import Alternative
+from crosstie.core.workload import RequestClass
+from crosstie.decide.plan.answer import Alternative, found_share
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.plan import Plan
+from crosstie.decide.plan.reuse import found_by_memory, knee
 from crosstie.web.chart import check_ending, colours, inline, new_figure, save
 from crosstie.web.parts import Figure
 
@@ -20,13 +24,52 @@ def draw_plan(plan: Plan, target: Path) -> None:
     """Needs a plan with a fleet."""
     assert plan.fleet is not None, "there is nothing to draw without a fleet"
     check_ending(target)
-    figure = new_figure(12, 1.8 + 0.45 * max(len(plan.fleet.pools), 4))
-    left, right = figure.subplots(1, 2)
-    _costs(left, plan)
-    _pools(right, plan)
-    for axes in (left, right):
+    sessions = [one for one in plan.workload.classes if one.sessions]
+    rows = 1 + bool(sessions)
+    figure = new_figure(12, (1.8 + 0.45 * max(len(plan.fleet.pools), 4)) * rows)
+    panels = figure.subplots(rows, 2, squeeze=False)
+    _costs(panels[0, 0], plan)
+    _pools(panels[0, 1], plan)
+    for axes in panels[0]:
         axes.set_axisbelow(True)
+    if sessions:
+        _found(panels[1, 0], plan, sessions)
+        _memory(panels[1, 1], plan, sessions[0])
     save(figure, target, "predicted, not measured", axis="x")
+
+
+def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
+    """What sessions find by the memory for each of them: the knee, and where the fleet stands."""
+    assert plan.fleet is not None
+    for colour, one in zip(colours(), sessions, strict=False):
+        tokens, found = found_by_memory(one)
+        at = knee(tokens, found)
+        axes.plot(tokens / 1e3, 100 * found, color=colour, label=one.name)
+        axes.plot(tokens[at] / 1e3, 100 * found[at], "o", color=colour, markerfacecolor="none")
+        axes.annotate(f"knee: {tokens[at] / 1e3:,.0f}k tokens, {found[at]:.0%}", (tokens[at] / 1e3, 100 * found[at]),
+                      textcoords="offset points", xytext=(8, -12), fontsize=8)  # fmt: skip
+        now = found_share(plan.fleet, one)
+        here = float(np.interp(now, found, tokens)) / 1e3
+        axes.plot(here, 100 * now, "D", color=colour)
+        axes.annotate(f"this fleet: {now:.0%}", (here, 100 * now), textcoords="offset points", xytext=(-8, 6),
+                      fontsize=8, ha="right")  # fmt: skip
+    axes.set_xlabel("cache for each live session, thousands of tokens")
+    axes.set_ylabel("prompt tokens in a cache, %")
+    axes.set_ylim(0, 102)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def _memory(axes: Any, plan: Plan, one: RequestClass) -> None:
+    """What half, the same and twice the memory for sessions costs."""
+    assert plan.fleet is not None
+    steps = [(step.times, step.fleet.usd_per_hour, step.found[one.name]) for step in plan.memory]
+    steps = sorted([*steps, (1.0, plan.closed_form_usd_per_hour, found_share(plan.fleet, one))])
+    names = [f"{times:g} x the memory" for times, *_ in steps]
+    axes.barh(names, [usd for _, usd, _ in steps], color=colours()[0])
+    for row, (_, usd, found) in enumerate(steps):
+        axes.annotate(f"{dollars(usd)} an hour, {found:.0%} found", (usd, row), textcoords="offset points",
+                      xytext=(-6, -3), ha="right", fontsize=8, color="white")  # fmt: skip
+    axes.set_xlabel("$ an hour, by closed forms")
 
 
 def plan_figures(plan: Plan) -> dict[str, Figure]:

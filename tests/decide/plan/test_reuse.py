@@ -80,6 +80,11 @@ def test_fuller_replicas_find_less_and_a_host_helps(catalog: Catalog) -> None:
     assert np.all(hosted.load_s[0] > 0)
     slow = loaded(machine, [piece(hits=sparse, prefix=msgspec.structs.replace(tiers, host_gb_per_s=5.0))], clients)
     np.testing.assert_allclose(slow.load_s[0, 0], 11.12 * hosted.load_s[0, 0], rtol=0.02)
+    # Drives hold what the host has not, and are asked for that alone.
+    drives = msgspec.structs.replace(tiers, host_gib_per_gpu=20.0, nvme_gib_per_gpu=2000.0)
+    driven = loaded(machine, [piece(hits=sparse, prefix=drives)], clients)
+    np.testing.assert_allclose(driven.cached_tokens, hosted.cached_tokens, rtol=0.05)
+    assert np.all(driven.load_s[0] > 2 * hosted.load_s[0])
     far = PrefixReuse(measured=True, remote_gib=1e6)
     assert np.all(loaded(machine, [piece(hits=sparse, prefix=far)], clients).cached_tokens == 800.0)
 

@@ -13,7 +13,7 @@ from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import seconds, significant
 from crosstie.core.units import HOURS_PER_MONTH
-from crosstie.core.workload import Slice, Workload
+from crosstie.core.workload import RequestClass, Slice, Workload
 from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
 from crosstie.decide.plan.optimise import Choice
@@ -177,6 +177,13 @@ def _held_back(asked: Choice, solution: Solution) -> str:
     targets = {"TPOT target": ("TPOT", kind.tpot), "TTFT target": ("TTFT", kind.ttft)}
     name, target = targets.get(limit, ("", None))
     return f"{kind.name}'s {name} p{target.percentile * 100:g} of {seconds(target.seconds)}" if target else limit
+
+
+def found_share(fleet: FleetPlan, one: RequestClass) -> float:
+    """Of a class's prompt tokens, those that its replicas have in a cache."""
+    mine = [c for pool in fleet.pools for c in pool.carried if c.part.request_class.name == one.name]
+    asked = sum(c.requests_per_s * c.part.slice.input_tokens for c in mine)
+    return sum(c.requests_per_s * c.part.slice.input_tokens * c.hit_rate for c in mine) / asked if asked else 0.0
 
 
 def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPlan:

@@ -13,10 +13,10 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.workload import ModelChoice, Slice, Workload
-from crosstie.decide.plan.answer import Alternative, alternative
+from crosstie.decide.plan.answer import Alternative, alternative, fleet_plan, found_share
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import Market
-from crosstie.decide.plan.optimise import choice
+from crosstie.decide.plan.optimise import Choice, choice
 from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.solver import solve
 from crosstie.decide.plan.survey import Survey, of_one_stack, offers, peak_of, surveys, undominated
@@ -29,6 +29,7 @@ _TRIED: dict[str, dict[str, tuple[str, ...]]] = {
 # Memory of the host for each GPU that is tried where prefixes are measured: what nodes of eight GPUs with 3 TB leave
 # beside the engines.
 _HOST_GIB = 256
+_MEMORY = (0.5, 2.0)
 # A saving below this share is not worth a check of what the model answers.
 _WORTH_SAYING = 0.02
 
@@ -41,6 +42,16 @@ class Lighter:
     but: str
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryStep:
+    """With so many times the memory for what sessions come back to."""
+
+    times: float
+    # By class, the share of prompt tokens that is in a cache.
+    found: dict[str, float]
+    fleet: Alternative
+
+
 def lighter_formats(
     catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
     correction: Mapping[str, float], known: Sequence[Survey] = (),
@@ -50,23 +61,63 @@ def lighter_formats(
     `correction`: by model, of what closed forms say that its replicas take. `known`: the surveys of the workload.
     """
     found = []
-    parts = [item.accelerator for item in market.items if item.id in accelerators]
     asks = [(what, _with(workload, more), "check what the model then answers") for what, more in _TRIED.items()]
     memory = f"{_HOST_GIB} GiB of host memory a GPU for prefixes"
     asks.append((memory, _with_host_memory(workload), "the price of the memory is not counted"))
     for what, asked, but in asks:
         if asked == workload:
             continue
-        scaling = scaling_of(asked)
         # Surveys of the workload are of the same traffic, and of other hits.
-        same = known if what in _TRIED else ()
-        tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked), known=same), scaling)
-        offered = offers(tried, scaling, peak=peak_of(asked)).corrected(correction)
-        read = choice(undominated(offered), market, asked)
+        read = _read(catalog, asked, market, accelerators, correction, known if what in _TRIED else ())
         fleet = alternative(read, solve(read.problem, quickly=True), usd_per_hour)
         if fleet is not None and fleet.dearer < -_WORTH_SAYING:
             found.append(Lighter(what, fleet, but))
     return found
+
+
+def memory_steps(
+    catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
+    correction: Mapping[str, float],
+) -> list[MemoryStep]:  # fmt: skip
+    """What sessions find, and what that takes of the answer's accelerators, where their GPUs keep half or twice as
+    much of them. None without sessions."""
+    steps = []
+    for times in _MEMORY if any(one.sessions for one in workload.classes) else ():
+        asked = _with_memory(workload, times)
+        read = _read(catalog, asked, market, accelerators, correction)
+        solution = solve(read.problem, quickly=True)
+        fleet = alternative(read, solution, usd_per_hour)
+        if solution is None or fleet is None:
+            continue
+        pools = fleet_plan(read, solution, asked)
+        found = {one.name: found_share(pools, one) for one in asked.classes if one.sessions}
+        steps.append(MemoryStep(times, found, fleet))
+    return steps
+
+
+def _read(
+    catalog: Catalog, asked: Workload, market: Market, accelerators: set[str], correction: Mapping[str, float],
+    known: Sequence[Survey] = (),
+) -> Choice:  # fmt: skip
+    """The same question of these accelerators alone."""
+    parts = [item.accelerator for item in market.items if item.id in accelerators]
+    scaling = scaling_of(asked)
+    tried = of_one_stack(surveys(catalog, asked, parts, gate=Gate(catalog, asked), known=known), scaling)
+    return choice(undominated(offers(tried, scaling, peak=peak_of(asked)).corrected(correction)), market, asked)
+
+
+def _with_memory(workload: Workload, times: float) -> Workload:
+    """As if caches held so many times as much between two turns."""
+    replaced = msgspec.structs.replace
+
+    def kept(piece: Slice) -> Slice:
+        if piece.hits is None:
+            return piece
+        sizes = tuple(size / times for size in piece.hits.cache_tokens)
+        return replaced(piece, hits=replaced(piece.hits, cache_tokens=sizes))
+
+    classes = tuple(replaced(one, slices=tuple(map(kept, one.slices))) for one in workload.classes)
+    return replaced(workload, classes=classes)
 
 
 def _with(workload: Workload, more: dict[str, tuple[str, ...]]) -> Workload:

@@ -27,7 +27,7 @@ from crosstie.decide.plan.flips import Binding, Flip, bindings, entering, leavin
 from crosstie.decide.plan.gate import Gate, LeftOut, PassedOver
 from crosstie.decide.plan.guide import Guided, guide
 from crosstie.decide.plan.infeasible import Obstacle, obstacles
-from crosstie.decide.plan.lighter import Lighter, lighter_formats
+from crosstie.decide.plan.lighter import Lighter, MemoryStep, lighter_formats, memory_steps
 from crosstie.decide.plan.market import Market, market
 from crosstie.decide.plan.mixture import Mixture, mixture
 from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
@@ -178,6 +178,8 @@ class Plan:
     mixture: Mixture | None = None
     # Formats that the workload does not name and that would make it cheaper.
     lighter: list[Lighter] = field(default_factory=list)
+    # Of workloads with sessions: what half and twice the memory for them would do.
+    memory: list[MemoryStep] = field(default_factory=list)
     # Beside an answer with prefill and decode apart, the fleet with both together; or the other way round, where both
     # ways were confirmed. Of each model that the workload leaves open, how far that was looked at.
     together: Alternative | None = None
@@ -326,20 +328,16 @@ def _planned(
         found = replace(found, measure_commands=commands)
     if found.fleet is None:
         return found
+    closed_form_usd = found.closed_form_usd_per_hour
+    corrected = found.confirmed.correction if found.confirmed else {}
+    used = set(found.fleet.gpus)
     return replace(
         found,
         power=fleet_power(catalog, workload, found.fleet),
         guide=guide(catalog, workload, pools),
         mixture=mixture(catalog, workload, priced, found.fleet),
-        lighter=lighter_formats(
-            catalog,
-            workload,
-            priced,
-            set(found.fleet.gpus),
-            found.closed_form_usd_per_hour,
-            found.confirmed.correction if found.confirmed else {},
-            everything,
-        ),
+        lighter=lighter_formats(catalog, workload, priced, used, closed_form_usd, corrected, everything),
+        memory=memory_steps(catalog, workload, priced, used, closed_form_usd, corrected),
     )
 
 

@@ -58,6 +58,7 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "fleet_file": to_builtins(fleet_of(plan)) if plan.answered else None,
         "shared": _shared(plan.shared) if plan.shared else None,
         "lighter_formats": to_builtins(plan.lighter),
+        "memory": to_builtins(plan.memory),
         "together": to_builtins(plan.together),
         "apart": to_builtins(plan.apart),
         "apart_looked_at": to_builtins(plan.outlooks),

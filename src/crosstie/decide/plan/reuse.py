@@ -15,7 +15,7 @@ from crosstie.catalog.loading import shipped_loading
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.units import UNITS
-from crosstie.core.workload import HitCurve, Slice
+from crosstie.core.workload import HitCurve, RequestClass, Slice
 from crosstie.perf.hardware import Array, Hardware
 from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence
 from crosstie.perf.steady_state import SteadyState, prefill_alone, steady_state
@@ -131,25 +131,25 @@ def _on(deployment: Deployment, one: Slice, tokens_per_s: Array, replicas: int =
 
     found = held(float(cache_sequences(deployment, context)) * context / split.dp)
     load_s = np.zeros_like(found)
-    # What another memory has it keeps beside what the GPU has of it.
-    in_host = prefix.host_gib_per_gpu * UNITS["GiB"].si / gpu_bytes_per_token
-    if in_host > 0:
-        link = prefix.host_gb_per_s * 1e9 if prefix.host_gb_per_s else _host_link(deployment)
-        more = np.maximum(held(in_host), found)
-        load_s, found = load_s + (more - found) * gpu_bytes_per_token / link, more
+    # What another memory has it keeps beside what the ones before it have; the slower one is asked for the rest.
+    facts = shipped_loading()
+    for gib, gb_per_s, usual in (
+        (prefix.host_gib_per_gpu, prefix.host_gb_per_s, facts.link_of(deployment.accelerator.id)),
+        (prefix.nvme_gib_per_gpu, prefix.nvme_gb_per_s, facts.nvme),
+    ):
+        if gib > 0:
+            more = np.maximum(held(gib * UNITS["GiB"].si / gpu_bytes_per_token), found)
+            link = gb_per_s * 1e9 if gb_per_s else usual.si
+            load_s, found = load_s + (more - found) * gpu_bytes_per_token / link, more
     bytes_per_token = deployment.model.cache_bytes(context, deployment.kv_bytes_per_element) / context
     far = prefix.remote_gib * UNITS["GiB"].si / bytes_per_token
     if far > 0:
         # All replicas share it, so that nothing is spread there.
-        link = prefix.remote_gb_per_s * 1e9 if prefix.remote_gb_per_s else shipped_loading().remote.si
+        link = prefix.remote_gb_per_s * 1e9 if prefix.remote_gb_per_s else facts.remote.si
         size = np.full_like(found, far * hits.tokens_per_s / hits.class_tokens_per_s)
         more = np.maximum(tokens_at(hits, size), found)
         load_s, found = load_s + (more - found) * gpu_bytes_per_token / link, more
     return np.minimum(found, one.input_tokens - 1.0), load_s
-
-
-def _host_link(deployment: Deployment) -> float:
-    return shipped_loading().link_of(deployment.accelerator.id).si
 
 
 def tokens_at(hits: HitCurve, cache_tokens: Array, caches: Array | float = 1.0) -> Array:
@@ -160,6 +160,25 @@ def tokens_at(hits: HitCurve, cache_tokens: Array, caches: Array | float = 1.0) 
     low = np.minimum(place.astype(int), max(len(rows) - 2, 0))
     share, points = place - low, np.arange(rows.shape[1])
     return np.asarray(rows[low, points] * (1.0 - share) + rows[np.minimum(low + 1, len(rows) - 1), points] * share)
+
+
+def found_by_memory(one: RequestClass) -> tuple[Array, Array]:
+    """Of a class with sessions: tokens of cache for each live session, and the share of its prompts that is found."""
+    pieces = [piece for piece in one.slices if piece.hits is not None]
+    first = pieces[0].hits
+    assert first is not None
+    assert one.sessions is not None
+    # The trace has so many sessions at work as make its tokens a second.
+    live = one.sessions.live * first.tokens_per_s / first.class_tokens_per_s
+    sizes = np.unique(np.concatenate([[0.0], first.cache_tokens]))
+    cached = sum(piece.share * tokens_at(piece.hits, sizes) for piece in pieces if piece.hits is not None)
+    return sizes / live, np.asarray(cached) / one.input_tokens
+
+
+def knee(sizes: Array, share: Array) -> int:
+    """Where more memory begins to buy little: the point furthest above the line from the first to the last."""
+    along, up = (np.asarray((v - v[0]) / max(float(v[-1] - v[0]), 1e-12)) for v in (sizes, share))
+    return int(np.argmax(up - along))
 
 
 def room_beside_idle(hardware: Hardware, one: Slice, fits: Array, loads: Array, requests_per_s: Array) -> Array:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from crosstie.catalog.benchmarks import Benchmark, PrefixBenchmark, SessionBenchmark, shipped_benchmarks
 from crosstie.catalog.calibration import CalibrationSubject, subject_of
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.protocols import BenchmarkSettings, Protocols, shipped_protocols
@@ -17,6 +18,7 @@ from crosstie.core.fact import Fact
 from crosstie.core.model import Model
 from crosstie.perf.fit import smallest_layout
 from crosstie.perf.memory import cache_sequences, gpu_weight_bytes, memory_plan
+from crosstie.prove.calibration.cached import with_cached
 from crosstie.prove.calibration.columns import (
     DECIMAL,
     SAYS_NO,
@@ -37,7 +39,7 @@ from crosstie.prove.calibration.columns import (
 )
 from crosstie.prove.calibration.results import Metric, OperatingPoint
 
-Method = Literal["loop", "batch", "full", "limits", "rate", "alone"]
+Method = Literal["loop", "batch", "full", "limits", "rate", "alone", "sessions"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class MeasuredCase:
     """One kind of accelerator under a load, and how that was measured.
 
     method: loop (clients that send again), batch (all at once, none after), full (as many as memory takes),
-    limits (the most within latency limits), rate (arrivals by the clock), alone (one step's GPU work)
+    limits (the most within latency limits), rate (arrivals by the clock), alone (one step's GPU work),
+    sessions (clients are live sessions, which pause between two requests)
     """
 
     point: OperatingPoint
@@ -63,8 +66,17 @@ class MeasuredCase:
     # Clients of a loop that have been at it for long: no start burst, and no lock-step of equal requests.
     steady: bool = False
     requests_per_s: float = 0.0
+    # Of a stage with a rate; 0 where nobody says how long it was.
+    lasts_s: float = 0.0
     ttft_limit_s: float = 0.0
     tpot_limit_s: float = 0.0
+    # Prompt tokens that a cache has, and what loading those takes that another memory keeps.
+    cached_tokens: float = 0.0
+    load_s: float = 0.0
+    # Of these, what a replica's memory holds once for all of its requests.
+    shared_tokens: float = 0.0
+    # Whose prompts these are, where they are sessions' or begin alike.
+    benchmark: Benchmark | None = None
     # What the row did not say: rules that spoke, and what was assumed.
     assumed: tuple[str, ...] = ()
     # Prefill and decode apart; `deployment` is then the decode side's.
@@ -118,6 +130,7 @@ class Cases:
 
     def __init__(self, catalog: Catalog, protocols: Protocols | None = None):
         self.catalog, self.protocols = catalog, protocols or shipped_protocols()
+        self.benchmarks = shipped_benchmarks()
         self._deployments: dict[tuple[str, ...], Deployment] = {}
 
     def of(self, point: OperatingPoint) -> tuple[MeasuredCase, ...]:
@@ -147,8 +160,9 @@ class Cases:
             assumed.append(f"precision {published['weights']}, as the submission's configuration says")
         if not point["engine"] and not alone:
             assumed.append("engine")
-        inputs, outputs = self._lengths(point, model, alone, assumed)
-        if _ALIKE.search(scenario):
+        benchmark = self._benchmark(scenario, model)
+        inputs, outputs = self._lengths(point, model, alone, assumed, benchmark)
+        if benchmark is None and _ALIKE.search(scenario):
             raise NotPredicted("prompts share prefixes, and the row does not say how much of them the cache served")
         plain = self._deployment(model, accelerator, Parallelism(), precision, "bf16", engine, BenchmarkSettings(), 0.0)
         apart = point["disagg"].casefold() not in SAYS_NO
@@ -165,9 +179,13 @@ class Cases:
                 "attention": "replicas" if split is not None and split.dp > 1 else "shared",
                 "sides": "apart" if apart else "together",
                 "load": "heavy" if (number(point["concurrency"]) or 0.0) >= _HEAVY * gpus else "light",
+                "prompts": benchmark.name if benchmark else "",
             }
         )
         settings = row_settings(point).over(settings)
+        if split is not None and _unsaid(point, model, split, settings):
+            split = Parallelism(dp=split.tp, ep=split.tp)
+            assumed.append("attention in replicas")
         speculation, drafting = speculation_of(self.catalog, point, model, plain.stack.id, settings)
         assumed += drafting
 
@@ -207,9 +225,12 @@ class Cases:
             point=point, deployment=deployment, method="alone" if alone and not apart else "loop", replicas=replicas,
             clients=0.0, input_tokens=inputs, output_tokens=outputs, shortest=settings.shortest or 1.0,
             first_wave_s=0.0 if apart else settings.first_wave_s or 0.0, assumed=(*assumed, *spoke), service=service,
-            steady=point["arrivals"] == "steady",
+            steady=point["arrivals"] == "steady", benchmark=benchmark,
         )  # fmt: skip
-        return self._corrected(self._loaded(case, settings))
+        return self._corrected(with_cached(self._loaded(case, settings), settings))
+
+    def _benchmark(self, scenario: str, model: Model) -> Benchmark | None:
+        return next((one for one in self.benchmarks if one.describes(scenario, model.id)), None)
 
     def _corrected(self, case: MeasuredCase) -> MeasuredCase:
         """With what calibration says of the measurement's own scopes; both sides of a service have theirs."""
@@ -265,6 +286,8 @@ class Cases:
         whole_batch = any(row.metric.kind in ("batch", "step") for row in point.rows)
         if clients is not None and ("batch" in scenario or whole_batch):
             return with_load("batch", clients=clients, requests=round(clients))
+        if clients is not None and isinstance(case.benchmark, SessionBenchmark):
+            return with_load("sessions", clients=clients, requests=round(prompts or 0))
         if clients is not None:
             prompts = prompts or (settings.requests_per_client or _ROUNDS) * clients
             every = settings.receive_every or 1
@@ -277,7 +300,9 @@ class Cases:
         if rate:
             if not float(rate[1]) > 0:
                 raise NotPredicted("a rate of no requests is no load")
-            return with_load("rate", requests_per_s=float(rate[1]), requests=round(prompts or 0))
+            lasts = case.benchmark.lasts_s(float(rate[1])) if isinstance(case.benchmark, PrefixBenchmark) else 0.0
+            prompts = prompts or lasts * float(rate[1])
+            return with_load("rate", requests_per_s=float(rate[1]), requests=round(prompts), lasts_s=lasts)
         if scenario == "offline" or "max load" in point["concurrency"] or "rate inf" in scenario:
             return with_load("full")
         if scenario in ("server", "interactive"):
@@ -297,8 +322,13 @@ class Cases:
         own = [limit for day, limit in known.items() if day in point["source_id"]]
         return (own or list(known.values()))[-1]
 
-    def _lengths(self, point: OperatingPoint, model: Model, alone: bool, assumed: list[str]) -> tuple[float, float]:
+    def _lengths(
+        self, point: OperatingPoint, model: Model, alone: bool, assumed: list[str], benchmark: Benchmark | None
+    ) -> tuple[float, float]:
         inputs, outputs = length(point, "input_len"), length(point, "output_len")
+        if benchmark and inputs is None and outputs is None:
+            inputs, outputs = benchmark.lengths
+            assumed.append(f"lengths of {benchmark.name} ({benchmark.date})")
         dataset = self.protocols.datasets.get(model.id) if is_mlperf(point) else None
         if inputs is None and dataset:
             inputs = dataset.input_mean
@@ -337,6 +367,12 @@ class Cases:
             )
         first = self._deployments[key]
         return msgspec.structs.replace(first, parallelism=split, stack=set_stack(first, settings, inputs))
+
+
+def _unsaid(point: OperatingPoint, model: Model, split: Parallelism, settings: BenchmarkSettings) -> bool:
+    """Whether recipes replicate attention at such a load, where a row does not say it."""
+    at, plain = settings.replicated_from, split.dp == split.ep == 1 < split.tp
+    return at is not None and model.is_moe and plain and (number(point["concurrency"]) or 0.0) >= at * split.gpus
 
 
 def _fitting(

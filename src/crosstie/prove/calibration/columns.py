@@ -24,6 +24,8 @@ _SIDES = re.compile(
     r"D:(?:(?P<d>\d{1,6})x)?TP(?P<d_tp>\d{1,6})(?:EP(?P<d_ep>\d{1,6}))?(?P<dpa> DPA)?"
 )
 _PAIRS = re.compile(r"(?P<p>\d{1,6})P(?P<d>\d{1,6})D, TP(?P<tp>\d{1,6}) each")
+# "P:4 GPUs D:8 GPUs (decode TP8)", "prefill 4 GPUs decode 4 GPUs (label 4p_4d)": only how many GPUs each side has.
+_COUNTED_SIDES = re.compile(r"(?:P:|prefill )(?P<p>\d{1,6}) GPUs (?:D:|decode )(?P<d>\d{1,6}) GPUs\b.*")
 _SIDE_GPUS = re.compile(
     r"prefill (\d{1,6}) GPUs(?: dp_attention=(\w+))?, decode (\d{1,6}) GPUs[^;]*?(?:dp_attention=(\w+))?(?:;|$)"
 )
@@ -254,6 +256,11 @@ def sides_of(point: OperatingPoint, model: Model, gpus: int, domain: int) -> tup
         split = Parallelism(tp=int(pairs["tp"]))
         return Side(int(pairs["p"]), split), Side(int(pairs["d"]), split), True
     found = _SIDES.fullmatch(point["parallelism"])
+    counted = _COUNTED_SIDES.fullmatch(point["parallelism"])
+    if counted:
+        clients = (number(point["concurrency"]) or 1.0) / int(counted["d"])
+        sides = [_counted_side(int(counted[side]), model, domain, clients) for side in ("p", "d")]
+        return sides[0], sides[1], False
     if not found:
         raise NotPredicted("the row does not say which of its GPUs prefill and which decode")
     workers = [int(found[side] or 0) for side in ("p", "d")]
@@ -285,6 +292,15 @@ def sides_of(point: OperatingPoint, model: Model, gpus: int, domain: int) -> tup
         whole_said &= split == asked
         sides.append(Side(replicas, split))
     return sides[0], sides[1], whole_said
+
+
+def _counted_side(gpus: int, model: Model, domain: int, clients: float) -> Side:
+    """All GPUs of a side as one worker, as wide as recipes make it: attention in replicas where clients are many."""
+    if gpus == 1:
+        return Side(1, Parallelism())
+    spread = model.is_moe and (gpus > domain or clients > _REPLICATED_FROM)
+    wide = Parallelism(dp=gpus, ep=_dividing(gpus, model.experts)) if spread else Parallelism(tp=gpus)
+    return Side(1, in_nodes(wide, model, domain))
 
 
 def in_nodes(split: Parallelism, model: Model, domain: int) -> Parallelism:

@@ -5,21 +5,25 @@ predicting again with other constants costs one evaluation of the steps.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
+from crosstie.catalog.benchmarks import SessionBenchmark
 from crosstie.perf.disaggregated import Sides, disaggregated_state
 from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
-from crosstie.perf.steady_state import SteadyState, steady_state
+from crosstie.perf.steady_state import HOST_S_PER_CACHED_TOKEN, SteadyState, steady_state
 from crosstie.perf.step import Shape, gpu_s, shape, step, step_s
+from crosstie.prove.calibration.cached import held_tokens
 from crosstie.prove.calibration.cases import MeasuredCase
 from crosstie.prove.calibration.results import Metric
+from crosstie.prove.calibration.stages import StageReplica, stage
 from crosstie.sim.schedule import Loop, Schedule, schedule
 
 # Columns of a prediction: seconds, and output tokens per second of all replicas.
 QUANTITIES = ("ttft_mean", "ttft_p50", "ttft_p99", "tpot", "tpot_p99", "run", "output_tokens_per_s",
-              "decode_step", "prefill", "e2e")  # fmt: skip
+              "decode_step", "prefill", "e2e", "ttft_p90", "tpot_p90", "e2e_p90", "hit")  # fmt: skip
 _SCHEDULED = QUANTITIES[:6]
 # Methods whose requests come when they come, so that queues decide their latencies.
 BY_THE_CLOCK = ("limits", "rate")
@@ -27,6 +31,10 @@ BY_THE_CLOCK = ("limits", "rate")
 _LOADS = 24
 # A p99 over a median, of TPOT and TTFT under arrivals by chance: medians of 270 MLPerf Server and Interactive runs.
 _TPOT_TAIL, _TTFT_TAIL = 1.13, 2.38
+# What live sessions on a GPU add to a p90 of TTFT each: prompts of other sessions that begin or are summarised.
+_CROWDING = 0.2
+# A p90 over the mean, of a queue and of TPOT of sessions.
+_QUEUE_TAIL, _SESSION_TPOT_TAIL = 2.3, 1.4
 # Most of a replica's steady rate that arrivals by chance may use.
 _USED = 0.95
 
@@ -94,8 +102,10 @@ class _Steady:
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
         self.inputs, self.outputs = _column(cases, "input_tokens"), _column(cases, "output_tokens")
-        self.replicas = np.array([case.replicas for case in cases])
+        self.cases, self.replicas = list(cases), np.array([case.replicas for case in cases])
         most = np.array([[_most_clients(case)] for case in cases])
+        self.cached, self.load_s = _column(cases, "cached_tokens"), _column(cases, "load_s")[:, 0]
+        self.shared = _column(cases, "shared_tokens")
         known = all(case.method in ("full", "loop") for case in cases)
         self.clients = most ** (np.ones((1, 1)) if known else np.linspace(0.0, 1.0, _LOADS)[None, :])
         # Closed loops that have settled or go through pipelines come here too: their clients are given, at every load.
@@ -109,11 +119,14 @@ class _Steady:
         self.limited = np.array([[case.method == "limits"] for case in cases])
         self.ttft_limit, self.tpot_limit = _column(cases, "ttft_limit_s"), _column(cases, "tpot_limit_s")
         self.rate = _column(cases, "requests_per_s") / self.replicas[:, None]
+        self.lasts_s = _column(cases, "lasts_s")[:, 0]
+        self.sessions = LiveSessions(cases)
         self.requests = _column(cases, "requests")[:, 0] / self.replicas
 
     def _settled(self) -> tuple[SteadyState, Array]:
         """Every load that is tried, and which of them it is."""
-        steady = steady_state(self.hardware, self.clients, self.inputs, self.outputs)
+        steady = steady_state(self.hardware, self.clients, self.inputs, self.outputs, cached_tokens=self.cached,
+                              shared_tokens=self.shared)  # fmt: skip
         # How far each load is from what decides, falling through zero: then the load is between two of them.
         over_limits = np.minimum(
             np.log(self.tpot_limit.clip(1e-9) / (steady.tpot_s * _TPOT_TAIL)),
@@ -121,22 +134,50 @@ class _Steady:
         )
         over_rate = np.log(self.rate.clip(1e-9) / steady.requests_per_s)
         room = np.where(self.full, 1.0, np.where(self.limited, over_limits, over_rate))
+        later = self.sessions.later_s(steady.tpot_s, self.outputs)
+        room = np.where(self.sessions.live > 0, self.sessions.room(self.clients, steady.requests_per_s, later), room)
         return steady, _crossing(room)
 
     def predict(self) -> dict[str, Array]:
         steady, at = self._settled()
         used = np.where(self.limited[:, 0], _USED, 1.0)
-        ttft, tpot = _pick(steady.ttft_s, at), _pick(steady.tpot_s, at)
+        ttft, tpot = _pick(steady.ttft_s, at), _pick(steady.tpot_s, at) * self.sessions.pace[:, 0]
         # More arrivals than a replica serves wait in a line that grows to the end of the run.
         behind = 1.0 / _pick(steady.requests_per_s, at) - 1.0 / self.rate[:, 0].clip(1e-9)
-        ttft = ttft + np.where(self.rate[:, 0] > 0, 0.5 * self.requests * np.maximum(behind, 0.0), 0.0)
+        line = np.where(self.rate[:, 0] > 0, 0.5 * self.requests * np.maximum(behind, 0.0), 0.0)
+        ttft = ttft + line
         rate = _pick(steady.output_tokens_per_s, at) * self.replicas * used
+        ttft = ttft + self.load_s
+        answered = ttft + tpot * (self.outputs[:, 0] - 1.0)
+        rate = self.sessions.rate(answered, rate, self.outputs[:, 0])
         found = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft)
+        room = np.minimum(_pick(steady.found_room_s, at), ttft)
+        found |= self.sessions.tails(room, ttft - room, tpot)
         # One client alone waits for nobody.
         ttft_tail, tpot_tail = np.where(self.alone, 1.0, _TTFT_TAIL), np.where(self.alone, 1.0, _TPOT_TAIL)
         found |= {"ttft_p99": ttft * ttft_tail, "tpot": tpot, "tpot_p99": tpot * tpot_tail}
         found |= {"run": ttft + tpot * (self.outputs[:, 0] - 1.0), "output_tokens_per_s": rate}
+        self._in_stages(steady, found)
         return found
+
+    def _in_stages(self, steady: SteadyState, found: dict[str, Array]) -> None:
+        """Stages of arrivals, which are too short to settle."""
+        held = self.inputs - self.shared
+        room = steady.concurrency_that_fits * (held + self.hardware.held_share * self.outputs)
+        for i in np.flatnonzero(self.lasts_s > 0).tolist():
+            replica = StageReplica(
+                steady.decoding[i], steady.tpot_s[i], steady.found_room_s[i], float(steady.service_s[i, -1]),
+                float(room[i, 0]), partial(held_tokens, self.cases[i]), float(self.hardware.max_sequences[i, 0]),
+            )  # fmt: skip
+            requests = max(round(self.requests[i]), 1)
+            seen = stage(replica, requests, self.lasts_s[i], self.outputs[i, 0])
+            ttft = seen.ttft_mean_s + self.load_s[i]
+            for name, value in (
+                ("ttft_mean", ttft), ("ttft_p50", ttft), ("ttft_p90", seen.ttft_p90_s + self.load_s[i]),
+                ("tpot", seen.tpot_s), ("run", ttft + seen.tpot_s * (self.outputs[i, 0] - 1.0)),
+                ("output_tokens_per_s", requests * self.outputs[i, 0] / seen.lasts_s * self.replicas[i]),
+            ):  # fmt: skip
+                found[name][i] = value
 
     def ideal(self) -> dict[str, Array]:
         """Throughput at the steady state's batch. A latency follows from the batch, which such results do not tell."""
@@ -155,8 +196,79 @@ class _Steady:
         return {"output_tokens_per_s": np.where(idle, np.nan, self.replicas * outputs / request), "run": run}
 
 
+class LiveSessions:
+    """Live sessions of closed loops, which pause between two requests; zeros where cases have none."""
+
+    def __init__(self, cases: Sequence[MeasuredCase]):
+        def column(of: Callable[[SessionBenchmark], float]) -> Array:
+            return np.array([[of(one.benchmark) if isinstance(one.benchmark, SessionBenchmark) else 0.0]
+                             for one in cases])  # fmt: skip
+
+        replicas = np.array([[case.replicas] for case in cases])
+        live = np.array([[case.clients if case.method == "sessions" else 0.0] for case in cases])
+        self.live = live / replicas
+        self.all_live = live
+        self.pause_s = column(lambda one: one.pause_s)
+        self.pause_alone_s = column(lambda one: one.pause_s if one.pause_alone_s is None else one.pause_alone_s)
+        self.any = bool((live > 0).any())
+        self.streams = column(lambda one: one.streams)
+        # Sessions that a client runs one after the other, where rows say how many requests there were.
+        turns = np.maximum(column(lambda one: float(one.shape.turns.mean())), 1.0)
+        rounds = np.array([[float(case.requests)] for case in cases]) / turns / np.maximum(live, 1.0)
+        self.drains = np.where(rounds > 0, rounds / (rounds + 1.0), 1.0)[:, 0]
+        self.cached = _column(cases, "cached_tokens")[:, 0]
+        self.pace = np.array([
+            [one.benchmark.pace.get(one.deployment.accelerator.id, 1.0)
+             if isinstance(one.benchmark, SessionBenchmark) else 1.0]
+            for one in cases
+        ])  # fmt: skip
+        self.crowd = live[:, 0] / np.array([case.gpus for case in cases])
+        self.later = _column(cases, "output_tokens")[:, 0] - 1.0
+        # p90 over mean of a prompt's length, of what is new in it, and of an answer.
+        self.longer, self.newer, self.wordier = (column(lambda one, i=i: one.tails[i])[:, 0] for i in range(3))  # type: ignore[misc]
+
+    def pauses_s(self, answered_s: Array) -> Array:
+        """The mean pause: cut where all other sessions happen to pause too."""
+        paused = self.pause_s / np.maximum(self.pause_s + answered_s, 1e-9)
+        alone = paused ** np.maximum(self.streams * (self.all_live - 1.0), 0.0)
+        return np.asarray(self.pause_s + alone * (self.pause_alone_s - self.pause_s))
+
+    def later_s(self, tpot_s: Array, outputs: Array) -> Array:
+        """What an answer takes beyond what steps say that it does."""
+        return np.asarray((self.pace - 1.0) * tpot_s * (outputs - 1.0))
+
+    def room(self, at_work: Array, requests_per_s: Array, later_s: Array) -> Array:
+        """How many times more are live than would have so many of them wait for an answer."""
+        answered = at_work / requests_per_s + later_s
+        pausing = at_work / answered * self.pauses_s(answered)
+        return np.asarray(np.log(np.maximum(self.live, 1e-9)) - np.log(at_work + pausing))
+
+    def rate(self, answered_s: Array, otherwise: Array, outputs: Array) -> Array:
+        """Output tokens a second of all replicas; at the end of a run some clients have no session left."""
+        each = answered_s + self.pauses_s(answered_s[:, None])[:, 0]
+        closed = self.drains * self.all_live[:, 0] * outputs / np.maximum(each, 1e-9)
+        return np.where(self.all_live[:, 0] > 0, closed, otherwise)
+
+    def tails(self, own_s: Array, waited_s: Array, tpot: Array) -> dict[str, Array]:
+        """The p90 of TTFT by that of what is new in a prompt and of its length, and by queues; not a number of others.
+
+        `own_s`: TTFT of a prompt that finds room, and `waited_s` what it waits beyond.
+        """
+        host = HOST_S_PER_CACHED_TOKEN * self.cached
+        longer = host * self.longer + (own_s - host) * self.newer + waited_s * _QUEUE_TAIL
+        longer = longer * (1.0 + _CROWDING * self.crowd)
+        here = self.all_live[:, 0] > 0
+        tails = {"ttft_p90": longer, "tpot_p90": tpot * _SESSION_TPOT_TAIL,
+                 "e2e_p90": longer + tpot * self.later * self.wordier}  # fmt: skip
+        return {name: np.where(here, values, np.nan) for name, values in tails.items()}
+
+
 class _Full(_Steady):
     """As much load as memory takes, which needs no looking for."""
+
+
+class _Waiting(_Steady):
+    """Sessions, some of which pause."""
 
 
 class _Apart:
@@ -169,8 +281,29 @@ class _Apart:
         self.outputs = np.maximum(_column(cases, "output_tokens") * mean, 1.0)
         self.clients = _column(cases, "clients")
         self.rounds = np.array([[max(case.requests / max(case.clients, 1.0), 1.0)] for case in cases])
+        self.cached, self.load_s = _column(cases, "cached_tokens"), _column(cases, "load_s")
+        self.sessions = LiveSessions(cases)
 
     def predict(self) -> dict[str, Array]:
+        return self._predict_sessions() if self.sessions.any else self._predict_loop()
+
+    def _predict_sessions(self) -> dict[str, Array]:
+        """The load of those sessions that wait for an answer, in a loop that has settled."""
+        loads = self.clients ** np.linspace(0.0, 1.0, _LOADS)[None, :]
+        state = disaggregated_state(self.hardware, loads, self.inputs, self.outputs, cached_tokens=self.cached)
+        later = self.sessions.later_s(state.tpot_s, self.outputs)
+        at = _crossing(self.sessions.room(loads, state.requests_per_s, later))
+        ttft = _pick(state.ttft_s, at) + self.load_s[:, 0]
+        tpot = _pick(state.tpot_s, at) * self.sessions.pace[:, 0]
+        answered = ttft + tpot * (self.outputs[:, 0] - 1.0)
+        rate = self.sessions.rate(answered, answered, self.outputs[:, 0])
+        # All that a prompt waits for counts as its own: what prefill replicas are busy with is others' new tokens.
+        tails = self.sessions.tails(ttft, np.zeros_like(ttft), tpot)
+        columns = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft) | tails
+        return columns | {"ttft_p99": ttft * _TTFT_TAIL, "tpot": tpot, "tpot_p99": tpot * _TPOT_TAIL, "run": answered,
+                          "output_tokens_per_s": rate}  # fmt: skip
+
+    def _predict_loop(self) -> dict[str, Array]:
         found = disaggregated_state(self.hardware, self.clients, self.inputs, self.outputs)
         burst = np.maximum(found.ttft_burst_s - found.ttft_s, 0.0)
         mean = found.ttft_s + (found.ttft_burst_s - found.ttft_s) / self.rounds
@@ -242,10 +375,13 @@ def schedule_of(case: MeasuredCase) -> Schedule:
 
 
 def _most_clients(case: MeasuredCase) -> float:
-    """Requests that a replica runs at once: memory or the engine sets the limit."""
+    """Requests that a replica runs at once: memory or the engine sets the limit; of sessions all may wait for that."""
+    if case.method == "sessions":
+        return max(case.clients / case.replicas, 1.0)
     deployment, stack = case.deployment, case.deployment.stack
     held = (case.input_tokens + stack.held_share * case.output_tokens) * (1.0 + case.shortest) / 2.0
-    return max(min(float(cache_sequences(deployment, held)), deployment.max_sequences), 1.0)
+    room = float(cache_sequences(deployment, held, case.shared_tokens))
+    return max(min(room, deployment.max_sequences), 1.0)
 
 
 def _crossing(room: Array) -> Array:
@@ -271,6 +407,7 @@ def _pick(values: Array, at: Array) -> Array:
 _Group = _Scheduled | _Steady | _Apart | _Alone
 _GROUPS: dict[str, type[_Group]] = {
     "loop": _Scheduled, "batch": _Scheduled, "full": _Full, "limits": _Steady, "rate": _Steady, "alone": _Alone,
+    "sessions": _Waiting,
 }  # fmt: skip
 
 
@@ -280,12 +417,12 @@ class Predictor:
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.cases = list(cases)
         self._later = np.array([case.mean_output_tokens - 1.0 for case in self.cases])
-        members: dict[tuple[type[_Group], str, str, str], list[int]] = {}
+        members: dict[tuple[type[_Group], bool, str, str, str], list[int]] = {}
         for index, case in enumerate(self.cases):
             deployment = case.deployment
             settled = case.method == "loop" and (case.steady or deployment.parallelism.pp > 1)
             kind = _Apart if case.service else _GROUPS["full" if settled else case.method]
-            key = (kind, deployment.model.id, deployment.precision.id, deployment.kv_format)
+            key = (kind, case.method == "sessions", deployment.model.id, deployment.precision.id, deployment.kv_format)
             members.setdefault(key, []).append(index)
         self._groups = [
             (np.array(indices), kind([self.cases[i] for i in indices])) for (kind, *_), indices in members.items()
@@ -316,19 +453,23 @@ class Predictor:
             for name, values in of(group).items():
                 columns[name][indices] = values
         columns["e2e"] = columns["ttft_p50"] + columns["tpot"] * self._later
+        for kind, otherwise in (("ttft", "ttft_p99"), ("tpot", "tpot_p99"), ("e2e", "e2e")):
+            unsaid = np.isnan(columns[f"{kind}_p90"])
+            columns[f"{kind}_p90"] = np.where(unsaid, columns[otherwise], columns[f"{kind}_p90"])
+        columns["hit"] = np.array([case.cached_tokens / case.input_tokens for case in self.cases])
         return columns
 
 
 def quantity_of(case: MeasuredCase, metric: Metric) -> tuple[str, float]:
     """The column that a row's number is of, and the factor between them."""
     if metric.kind == "ttft":
-        name = {"mean": "ttft_mean", "p50": "ttft_p50"}.get(metric.statistic, "ttft_p99")
+        name = {"mean": "ttft_mean", "p50": "ttft_p50", "p90": "ttft_p90"}.get(metric.statistic, "ttft_p99")
         return name, 1.0
     if metric.kind == "tpot":
-        return ("tpot" if metric.statistic in ("mean", "p50") else "tpot_p99"), 1.0
+        return {"mean": "tpot", "p50": "tpot", "p90": "tpot_p90"}.get(metric.statistic, "tpot_p99"), 1.0
     if metric.kind == "throughput":
         counted = (case.input_tokens + case.output_tokens) / case.output_tokens if metric.with_input else 1.0
         return "output_tokens_per_s", counted / (case.gpus_counted(metric) if metric.per_gpu else 1.0)
     if metric.kind in ("batch", "step"):
         return "run", 1.0 if metric.kind == "batch" else 1.0 / case.output_tokens
-    return metric.kind, 1.0
+    return ("e2e_p90" if metric.kind == "e2e" and metric.statistic == "p90" else metric.kind), 1.0

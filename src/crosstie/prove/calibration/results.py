@@ -46,6 +46,7 @@ for _unit, (_per_gpu, _total) in _RATES.items():
     _name = f"{'total' if _total else 'output'}_tokens_per_s_{'per_gpu' if _per_gpu else 'total'}"
     _METRICS[_name] = Metric("throughput", "mean", _per_gpu, _total), (_unit,)
 _METRICS["batch_e2e_latency_s"] = Metric("batch"), ("s", "ms")
+_METRICS["prefix_cache_hit_rate"] = Metric("hit"), ("share", "fraction", "ratio", "1", "")
 _METRICS["mean_step_ms_derived"] = Metric("step"), _TIMES
 _METRICS["joules_per_output_token"] = Metric("energy"), ("J/tok",)
 _METRICS["gpu_power_w_avg"] = Metric("power"), ("W",)

@@ -35,6 +35,7 @@ METRICS = {
     "step": "mean step of a batch",
     "decode_step": "GPU work of a decode step",
     "prefill": "GPU work of a prefill",
+    "hit": "share of prompt tokens in a cache",
     "energy": "joules of an output token",
     "power": "power of a GPU",
     "ttft_tail": "time to first token, p90 to p99",
@@ -43,7 +44,7 @@ METRICS = {
 }
 # A constant is moved by so much, in logarithms, to see what follows from it.
 _MOVE = 0.05
-_NO_INTERVAL = ("energy", "power")
+_NO_INTERVAL = ("energy", "power", "hit")
 # What a mixed fleet gives of the sum of its parts: the one that was submitted to MLPerf, 8 H200 and 8 MI350X,
 # reached 85 to 90%.
 FLEET_SHARE = 0.875

@@ -1,0 +1,174 @@
+"""Benchmarks of agents' sessions and of shared prefixes: what their prompts are, where rows do not say it."""
+
+import math
+import re
+from functools import cache, cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from crosstie.catalog.reading import Sources, only_keys, read_record, read_toml, table
+from crosstie.catalog.reuse import Reuse, reuse
+from crosstie.catalog.sessions import SESSIONS_AT_ONCE, SessionShape, read_shape, session_trace
+from crosstie.catalog.traces import Trace
+
+_Count = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_Pace = Annotated[float, msgspec.Meta(ge=0.1, le=10)]
+_SEED = 7
+# The most that a session may grow to where its benchmark sets no limit.
+_LONGEST = 10**7
+
+
+class _Described(msgspec.Struct, kw_only=True, dict=True):
+    """Whose rows they are: a pattern of their scenario, and the models, where not all."""
+
+    name: str
+    scenario: str
+    source: str
+    date: str
+    models: tuple[str, ...] = ()
+
+    def describes(self, scenario: str, model: str) -> bool:
+        return bool(re.search(self.scenario, scenario)) and (not self.models or model in self.models)
+
+
+class SessionBenchmark(_Described):
+    """Sessions replayed in a closed loop: so many are live at once."""
+
+    # What a session is, with the keys of a class's `sessions`.
+    session: dict[str, object]
+    # A pause during which no other session waits for an answer is cut to this.
+    pause_alone_s: _Seconds | None = None
+    # Requests of a session and its sub-agents that may be under way at once.
+    streams: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.0
+    # Of what memory holds, the share that engines find again.
+    finds: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
+    # By accelerator, TPOT as measured over that of steps as they were calibrated, on prompts a tenth as long.
+    pace: dict[str, _Pace] = {}
+    # The whole set was replayed before the measurement, which so found every prompt but for what is new to it.
+    warm: bool = False
+
+    @cached_property
+    def shape(self) -> SessionShape:
+        return read_shape(_FILE, "session", self.session, _LONGEST)
+
+    @property
+    def pause_s(self) -> float:
+        return float(self.shape.pause_s.mean())
+
+    @property
+    def lengths(self) -> tuple[float, float]:
+        """Mean tokens of a prompt and of an answer."""
+        return float(self.trace.input_tokens.mean()), float(self.trace.output_tokens.mean())
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Answers take as long as pauses: what decides is only the order in which turns come."""
+        return session_trace(self.name, self.shape, max(self.pause_s, 1.0))[0]
+
+    @cached_property
+    def _reuse(self) -> Reuse:
+        return reuse(self.trace)
+
+    @cached_property
+    def tails(self) -> tuple[float, float, float]:
+        """p90 over mean of a prompt's tokens, of those that are new where memory is endless, and of an answer's."""
+        inputs = self.trace.input_tokens
+        new = inputs - np.bincount(self._reuse.request, self._reuse.tokens, len(inputs))
+        return tuple(float(np.quantile(one, 0.9) / one.mean()) for one in (inputs, new, self.trace.output_tokens))  # type: ignore[return-value]
+
+    def cached_share(self, tokens_a_session: float) -> float:
+        """Share of prompt tokens that a cache with so many tokens for each live session has."""
+        if self.warm:
+            return self.finds
+        found = self._reuse.cached_tokens(tokens_a_session * SESSIONS_AT_ONCE)
+        return self.finds * found / float(self.trace.input_tokens.sum())
+
+
+class PrefixBenchmark(_Described):
+    """Prompts in groups that begin alike, the same ones again and again, in stages of so many requests a second."""
+
+    groups: _Count
+    prompts: _Count
+    shared: _Count
+    question: _Count
+    output: _Count
+    # Seconds of a stage by its requests a second; of rates between them the nearest.
+    stage_s: dict[str, _Seconds]
+
+    @property
+    def lengths(self) -> tuple[float, float]:
+        return float(self.shared + self.question), float(self.output)
+
+    def lasts_s(self, rate: float) -> float:
+        return self.stage_s[min(self.stage_s, key=lambda one: abs(float(one) - rate))]
+
+    @cached_property
+    def trace(self) -> Trace:
+        """Every prompt twice: what the first round leaves, the second finds."""
+        block = math.gcd(self.shared, self.question)
+        shared, own = self.shared // block, self.question // block
+        chance, count = np.random.default_rng(_SEED), self.groups * self.prompts
+        order = np.concatenate([chance.permutation(count) for _ in range(2)])
+        first_own = self.groups * shared
+
+        def blocks(prompt: int) -> tuple[int, ...]:
+            group, begins = prompt // self.prompts * shared, first_own + prompt * own
+            return (*range(group, group + shared), *range(begins, begins + own))
+
+        same = np.ones(len(order), np.int64)
+        return Trace(
+            self.name, np.arange(len(order), dtype=np.float64), same * (self.shared + self.question),
+            same * self.output, blocks=tuple(map(blocks, order.tolist())), block_tokens=block,
+        )  # fmt: skip
+
+    def held_tokens(self, requests: float, replicas: float) -> float:
+        """Tokens of the distinct prompts and beginnings of so many requests at once on one of the replicas that share
+        out the groups."""
+        groups = max(self.groups / replicas, 1.0)
+
+        def distinct(kinds: float) -> float:
+            return kinds * (1.0 - math.pow(1.0 - 1.0 / max(kinds, 1.0 + 1e-9), requests))
+
+        return distinct(groups) * self.shared + distinct(groups * self.prompts) * self.question
+
+    def cached_share(self, cache_tokens: float, replicas: int) -> float:
+        """Share of prompt tokens that each replica finds where requests go to any of so many."""
+        if replicas not in self._reuse:
+            self._reuse[replicas] = reuse(self.trace, replicas)
+        again = np.arange(len(self.trace)) >= len(self.trace) // 2
+        return float(self._reuse[replicas].curve(np.array([cache_tokens]), again)[0]) / (self.shared + self.question)
+
+    @cached_property
+    def _reuse(self) -> dict[int, Reuse]:
+        return {}
+
+
+Benchmark = SessionBenchmark | PrefixBenchmark
+_FILE = Path(str(files("crosstie.catalog") / "data" / "benchmarks.toml"))
+
+
+def read_benchmarks(file: Path) -> tuple[Benchmark, ...]:
+    raw = dict(read_toml(file))
+    sources = Sources(file, raw.pop("sources", None))
+    only_keys(file, "", raw, {"sessions", "prefixes"})
+    found: list[Benchmark] = []
+    for name, entry in table(file, "sessions", raw.get("sessions", {})).items():
+        where = f"sessions.{name}"
+        one = {**table(file, where, entry), "name": name}
+        session = table(file, f"{where}.session", one.pop("session", None))
+        read_shape(file, f"{where}.session", session, _LONGEST)
+        found.append(read_record(file, where, one, SessionBenchmark, sources, session=session))
+    for name, entry in table(file, "prefixes", raw.get("prefixes", {})).items():
+        where = f"prefixes.{name}"
+        found.append(read_record(file, where, {**table(file, where, entry), "name": name}, PrefixBenchmark, sources))
+    return tuple(found)
+
+
+@cache
+def shipped_benchmarks() -> tuple[Benchmark, ...]:
+    return read_benchmarks(_FILE)

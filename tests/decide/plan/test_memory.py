@@ -1,0 +1,68 @@
+"""What memory for sessions is worth: in GPUs, in dollars and as a picture."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.present import present
+
+from crosstie.catalog.library import Catalog
+from crosstie.catalog.workloads import read_workload
+from crosstie.decide.plan.answer import found_share
+from crosstie.decide.plan.plan import Plan, plan as make_plan
+from crosstie.decide.plan.reuse import found_by_memory, knee
+from crosstie.web.plan_chart import draw_plan
+
+CATALOG = Catalog([])
+AGENTS = """
+[[class]]
+name = "coders"
+model = "llama-3.3-70b"
+turn_s = { p95 = 60 }
+[class.sessions]
+live = 60
+turns = 20
+system = 4000
+first = 2000
+added = 2500
+output = 400
+pause_s = 20
+[constraints]
+accelerators = ["h200"]
+"""
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(CATALOG, read_workload(CATALOG, Path("w.toml"), AGENTS))
+
+
+def test_more_memory_finds_more_and_needs_no_more_gpus(plan: Plan) -> None:
+    half, twice = plan.memory
+    assert (half.times, twice.times) == (0.5, 2.0)
+    coders = plan.workload.classes[0]
+    assert half.found["coders"] <= found_share(present(plan.fleet), coders) + 0.01 <= twice.found["coders"] + 0.02
+    assert half.fleet.usd_per_hour >= twice.fleet.usd_per_hour
+    assert half.fleet.dearer > 0 or twice.fleet.dearer < 0
+
+
+def test_the_curve_rises_to_what_endless_memory_finds(plan: Plan) -> None:
+    one = plan.workload.classes[0]
+    tokens, found = found_by_memory(one)
+    assert found[0] == 0
+    assert (np.diff(found) >= -1e-9).all()
+    assert found[-1] == pytest.approx(one.cached_tokens / one.input_tokens, rel=0.01)
+    # A session of 20 turns has 50,000 tokens in the end and half of them on average: by then most is there.
+    assert 10_000 < tokens[knee(tokens, found)] < 80_000
+
+
+def test_the_knee_is_where_the_line_bends() -> None:
+    sizes = np.array([0.0, 1.0, 2.0, 3.0, 10.0])
+    assert knee(sizes, np.array([0.0, 0.3, 0.6, 0.9, 1.0])) == 3
+
+
+def test_the_picture_has_the_knee(plan: Plan, tmp_path: Path) -> None:
+    draw_plan(plan, tmp_path / "p.svg")
+    drawn = (tmp_path / "p.svg").read_text()
+    for words in ("knee: ", "this fleet: ", "0.5 x the memory"):
+        assert words in drawn
