@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 from tests.small_workload import small_text
 from tests.waiting import LIMIT_S
-from tests.web.test_in_browser import WIDTHS, browser
+from tests.web.test_in_browser import WIDTHS, barriers, browser
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.browser
@@ -130,6 +130,15 @@ def test_files_are_saved_as_the_commands_take_them(page: Any, tmp_path: Path) ->
         file = tmp_path / saved.value.suggested_filename
         saved.value.save_as(file)
         assert tomllib.loads(file.read_text())[key]
+
+
+def test_axe_finds_nothing(browser: Any, address: str) -> None:
+    page = browser.new_page(bypass_csp=True)
+    page.goto(address)
+    page.wait_for_selector("#now .facts", timeout=LIMIT_S * 1000)
+    page.get_by_role("button", name="Keep beside").click()
+    assert barriers(page) == []
+    page.close()
 
 
 def test_names_are_never_run(page: Any) -> None:

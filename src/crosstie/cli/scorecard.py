@@ -10,9 +10,11 @@ from crosstie.catalog.scenarios import shipped_scenarios
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.fit import deployment_json
 from crosstie.cli.options import on_option
+from crosstie.cli.progress import progress
 from crosstie.core.deployment import Accelerator
 from crosstie.core.document import picked
 from crosstie.core.figures import dollars, share, significant
+from crosstie.core.progress import OnProgress
 from crosstie.core.question import USUAL as QUESTION, assumptions
 from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.market import RENTS
@@ -98,11 +100,18 @@ def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: 
     """
     catalog = Catalog()
     chosen = catalog.accelerators_named(accelerators or USUAL)
-    asked = only or _CHOICES
+    asked: Sequence[str] = only or _CHOICES
+    if not (only or wanted.verbose or wanted.as_json or wanted.html):
+        # The longest to find, and only shown among details.
+        asked = [part for part in asked if part != SOFTWARE]
     contests = []
-    if _SCENARIOS in asked or SPEED in asked:
-        contests = [contest(catalog, one, chosen, kind) for one in shipped_scenarios()]
-    axes = _axes(catalog, chosen, contests, asked)
+    with progress("scorecard") as on_progress:
+        if _SCENARIOS in asked or SPEED in asked:
+            scenarios = shipped_scenarios()
+            for at, one in enumerate(scenarios):
+                on_progress(at, len(scenarios), one.name)
+                contests.append(contest(catalog, one, chosen, kind))
+        axes = _axes(catalog, chosen, contests, asked, on_progress)
     shown = contests if _SCENARIOS in asked else []
 
     def document() -> dict[str, object]:
@@ -122,8 +131,9 @@ def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: 
 
 
 def _axes(
-    catalog: Catalog, chosen: Sequence[Accelerator], contests: Sequence[Contest], wanted: Sequence[str]
-) -> list[Axis]:
+    catalog: Catalog, chosen: Sequence[Accelerator], contests: Sequence[Contest], wanted: Sequence[str],
+    on_progress: OnProgress,
+) -> list[Axis]:  # fmt: skip
     found: list[Axis] = []
     if SILICON in wanted:
         found += silicon(catalog, chosen)
@@ -134,7 +144,7 @@ def _axes(
     if SOFTWARE in wanted:
         names = [one.id for one in chosen]
         found += software(catalog, chosen)
-        found += delivered(tax(catalog, read_results(shipped_results()), names), names)
+        found += delivered(tax(catalog, read_results(shipped_results()), names, on_progress=on_progress), names)
     if EXPORT in wanted:
         found += export(chosen)
     return found
