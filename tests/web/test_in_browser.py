@@ -1,8 +1,8 @@
 """Pages in a real browser: they load without errors or requests, fit every width, and print on A4 uncut."""
 
 import shutil
-from importlib.util import find_spec
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import Command
 from tests.small_workload import small_text
 
+from crosstie.decide.compare.curve import Curve
 from crosstie.web.chart import draw_curves
 from crosstie.web.parts import CommandLine, Heading, Part, Table
 from crosstie.web.report import KeyNumber, Report, write_report
@@ -113,7 +114,7 @@ def test_axe_finds_nothing_on_reports(browser: Any, report: Path, crosstie: Comm
 
 def test_words_in_charts_are_told_from_the_page_by_night(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "c.html"
-    draw_curves([Curve("h200", "h200", 1, (1, 2), (30.0, 20.0), (30.0, 40.0))], "T", file)
+    draw_curves([Curve("1 x h200", "h200", [1, 2], [0.1, 0.2], [50.0, 40.0], [50.0, 80.0])], "T", file)
     page = browser.new_page(color_scheme="dark")
     page.goto(file.as_uri())
     for width, shown in ((1280, "wide"), (390, "narrow")):
