@@ -65,7 +65,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     parts: Sequence[Part]
     # Headings, by how they begin, of what comes first and open; the rest is folded. None: all is open, in its order.
     leading: Sequence[str] | None = None
-    # What `--json` prints.
+    # Pages beside it, by their files.
+    links: Sequence[tuple[str, str]] = ()
+    # What `--json` prints; None where no command has made the page.
     document: Any
 
 
@@ -189,7 +191,9 @@ def _kind(block: Block) -> str:
 
 
 def _is_wide(table: Table) -> bool:
-    """Too wide for a sheet of A4: a block for each row in its place, as on a narrow terminal."""
+    """Too wide for a sheet of A4: a block for each row in its place, as on a narrow terminal. A heat map scrolls."""
+    if table.tones:
+        return False
     widest = [
         max([20 if column.startswith("~") else len(column_name(column)), *(len(row[i]) for row in table.rows)])
         for i, column in enumerate(table.columns)
