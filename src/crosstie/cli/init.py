@@ -11,7 +11,7 @@ from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.catalog.workloads import read_workload
 from crosstie.catalog.writing import toml_value, write_text
-from crosstie.cli.options import FILE, complete_accelerators, complete_models
+from crosstie.cli.options import FILE, Decorator, complete_accelerators, complete_models
 from crosstie.core.errors import BadInput, CrosstieError
 
 
@@ -40,13 +40,14 @@ _QUESTIONS = {
 }
 
 
-def _option(question: InitQuestion, **more: Any) -> Any:
+def _option(question: InitQuestion, **more: Any) -> Decorator:
     kinds = [kind for kind, asked in _QUESTIONS.items() if question in asked]
     metavar = {float: "NUMBER", int: "COUNT"}.get(type(question.usual), "TEXT")
     told = f"{question.asks.partition('?')[0]}. [{' and '.join(kinds)}]"
-    return click.option(
+    made: Decorator = click.option(
         f"--{question.option.replace('_', '-')}", type=type(question.usual), metavar=metavar, help=told, **more
     )
+    return made
 
 
 @click.command("init")

@@ -55,7 +55,8 @@ def command(
     if plot:
         check_picture(plot)
     with progress("measured points") as on_progress:
-        found = tax(catalog, read_results(*(results or (shipped_results(),))), *only, on_progress=on_progress)
+        measured = read_results(*(results or (shipped_results(),)))
+        found = tax(catalog, measured, only[0], only[1], only[2], on_progress)
     if found.groups or wanted.as_json:
         wanted.give(lambda: to_json(found), lambda details: parts(found, details))
     if not found.groups:
