@@ -17,7 +17,7 @@ PYTEST := PATH="$(abspath .venvs/programs/bin):$$PATH" $(BIN)/pytest -n 3
 # minute of CPU to do it anew, and each command that a test starts compiles this package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all lint types quick quick-rest quick-torch quick-package unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy claims docs format clean
+.PHONY: demo test test-all lint types quick quick-rest quick-torch quick-package unit programs dry-run compiled vllm-cpu llama-router bench bench-gateway bench-routing chaos calibration accuracy scoreboard claims docs format clean
 
 # Plans a small fleet of MI300X and H200, emulates it, serves it and replays recorded traffic through it, under 90 s.
 # KEEP=1 leaves the gateway running.
@@ -109,6 +109,10 @@ calibration: $(VENV)/.base
 
 accuracy: $(VENV)/.base
 	$(BIN)/python benchmarks/render_accuracy.py
+
+# What is measured, predicted and missed, by accelerator and model, as a site in site/scoreboard: two minutes.
+scoreboard: $(VENV)/.base
+	$(BIN)/python benchmarks/scoreboard.py
 
 claims: $(VENV)/.base
 	CROSSTIE_CATALOG=/nonexistent $(BIN)/crosstie claims --markdown > docs/claims.md

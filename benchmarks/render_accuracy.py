@@ -160,7 +160,7 @@ def shipped(catalog: Catalog) -> str:
     return _table(("", ""), lines)
 
 
-def _joined(peer: Path) -> dict[str, list[Row]]:
+def joined(peer: Path) -> dict[str, list[Row]]:
     """Points with AISimulate's answers beside the measured and our left-out figures, by kind of serving.
 
     Those that it was not waited for are in none of them.
@@ -187,11 +187,11 @@ _WHO = {"Crosstie": "left_out_", "AISimulate": "peer_"}
 _PEER_METRICS = ("tpot_s", "ttft_s", "tokens_per_s")
 
 
-def _answered(point: Row, who: str) -> bool:
+def answered(point: Row, who: str) -> bool:
     return bool(point["peer_attempt"]) if who == "AISimulate" else not point["reason"]
 
 
-def _peer_cells(points: list[Row], who: str) -> list[str]:
+def peer_cells(points: list[Row], who: str) -> list[str]:
     cells = []
     for metric in _PEER_METRICS:
         pairs = [(point[_WHO[who] + metric], point[metric]) for point in points]
@@ -203,24 +203,24 @@ def _peer_cells(points: list[Row], who: str) -> list[str]:
 def beside(peer: Path) -> str:
     """The points that both answer, so that neither is judged by what the other avoids."""
     rows = []
-    for kind, points in _joined(peer).items():
-        both = [point for point in points if all(_answered(point, who) for who in _WHO)]
+    for kind, points in joined(peer).items():
+        both = [point for point in points if all(answered(point, who) for who in _WHO)]
         for who in _WHO:
-            count = sum(_answered(point, who) for point in points)
+            count = sum(answered(point, who) for point in points)
             formulas = sum(point["peer_attempt"] == "formulas" for point in points) if who == "AISimulate" else 0
             answered = f"{count} of {len(points)}" + f", {formulas} by formulas" * (formulas > 0)
-            rows.append((_in_words(kind), who, answered, *_peer_cells(both, who)))
+            rows.append((_in_words(kind), who, answered, *peer_cells(both, who)))
     return _table(("points", "", "answered", *_HEADINGS[:3]), rows)
 
 
 def alone(peer: Path) -> str:
     """All that each answers."""
-    kinds = _joined(peer)
+    kinds = joined(peer)
     kinds["all kinds, NVIDIA"] = [point for points in kinds.values() for point in points if point["vendor"] != "AMD"]
     return _table(
         ("points", "", *_HEADINGS[:3]),
         (
-            (_in_words(kind), who, *_peer_cells([point for point in points if _answered(point, who)], who))
+            (_in_words(kind), who, *peer_cells([point for point in points if answered(point, who)], who))
             for kind, points in kinds.items()
             for who in _WHO
         ),

@@ -21,7 +21,6 @@ def test_the_document_has_every_cell_with_its_source(crosstie: Command) -> None:
 
 
 def test_a_cell_of_the_page_opens_its_source(crosstie: Command, tmp_path: Path) -> None:
-    pytest.importorskip("jinja2")
     page = tmp_path / "card.html"
     got = crosstie(*SMALL, "--html", str(page))
     assert got.status == 0

@@ -99,7 +99,7 @@ def test_a_trace_and_a_pool_that_dies(crosstie: Command, tmp_path: Path) -> None
     assert "mi300x gone from 5,000 ms to 10 s: " in got.out
     assert "handed over" in got.out
     text = page.read_text()
-    assert text.startswith("<!doctype html>")
+    assert text.startswith("<!DOCTYPE html>")
     assert text.rstrip().endswith("</html>")
     assert "<svg" in text
 
@@ -159,7 +159,7 @@ def test_a_service_with_prefill_and_decode_apart(crosstie: Command, tmp_path: Pa
         ([FLEET, "--kill", "mi300x@noon"], ["'noon' is no time"]),
         ([FLEET, "--kill", "a100@5"], ["--kill a100: fleet 'two-vendors' has mi300x, h200"]),
         ([FLEET, "--kill", "mi300x@300h"], ["the traffic lasts"]),
-        ([FLEET, "--plot", "day.txt"], ["--plot day.txt: the name must end in .html, .svg, .png, .pdf"]),
+        ([FLEET, "--plot", "day.txt"], ["--plot day.txt: the name must end in .svg, .png, .pdf, .html"]),
         ([FLEET, "--class", "chat"], ["--class is for a trace"]),
         (
             [FLEET, "--trace", "azure-2023-code", "--class", "talk"],

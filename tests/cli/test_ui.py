@@ -5,7 +5,7 @@ import json
 import tomllib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from tests.conftest import Command
@@ -13,6 +13,7 @@ from tests.small_workload import small_text
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import toml_document
+from crosstie.cli import ui_server
 from crosstie.cli.ui_server import Explorer, answered
 
 pytestmark = pytest.mark.usefixtures("planned_once")
@@ -39,6 +40,24 @@ def test_the_answer_is_that_of_the_command_line(crosstie: Command, tmp_path: Pat
     again.write_text(found["workload"])
     assert json.loads(crosstie("plan", str(again), "--quick", "--json").out)["fleet"] == printed["fleet"]
     assert "[[pool]]" in found["fleet"]
+
+
+def test_how_far_it_is_is_told_and_a_first_fleet_before_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Line:
+        told: ClassVar[list[str]] = []
+
+        def __setattr__(self, name: str, value: bytes) -> None:
+            self.told.append(value.decode())
+
+    monkeypatch.setattr(ui_server, "_TOLD", [Line()])
+    assert answered({**SMALL, "name": "told"}, str(tmp_path), confirm=False)["feasible"]
+    assert any(" an hour so far: " in one for one in Line.told)
+    # The same again is not planned again.
+    before = len(Line.told)
+    answered({**SMALL, "name": "told", "prices": {}}, str(tmp_path), confirm=False)
+    assert len(Line.told) == before
 
 
 @pytest.mark.parametrize(
@@ -176,7 +195,10 @@ def test_only_files_beside_the_workload_and_those_that_it_names_are_read(tmp_pat
 
     for name in (str(secret), "../secret.csv", "link.csv", "~/secret.csv", "no-such.csv"):
         found = with_trace(name)
-        assert found == {"error": "class[0].trace: is neither a shipped trace nor a file beside the workload"}, name
+        assert found == {
+            "error": "class[0].trace: is neither a shipped trace nor a file beside the workload",
+            "key": "class[0].trace",
+        }, name
     assert "the-secret" in with_trace("../secret.csv", str(home / "../secret.csv"))["error"]
     assert "error" not in with_trace("own.csv")
 

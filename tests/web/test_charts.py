@@ -259,8 +259,6 @@ def test_a_reliability_picture_that_cannot_be_drawn_is_one_line(
     [
         ("matplotlib.figure", ("plan", "assistant", "--plot", "x.svg")),
         ("matplotlib.figure", ("simulate", "assistant", "--plot", "x.html")),
-        ("jinja2", ("plan", "assistant", "--html", "x.html")),
-        ("jinja2", ("ui",)),
     ],
 )
 def test_a_library_that_is_missing_is_said_before_the_work(
@@ -271,8 +269,30 @@ def test_a_library_that_is_missing_is_said_before_the_work(
 
     monkeypatch.setattr("crosstie.cli.plan.plan", work)
     monkeypatch.setattr("crosstie.cli.simulate.read_subject", work)
-    monkeypatch.setattr("crosstie.cli.ui.Explorer", work)
     monkeypatch.setitem(sys.modules, library, None)
     got = crosstie(*command)
     assert (got.status, got.err.count("\n")) == (2, 1)
     assert "pip install '.[plot]'" in got.err
+
+
+def test_a_page_is_made_without_what_draws_charts(
+    crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    file = tmp_path / "c.html"
+    assert crosstie("compare", "llama-3.1-8b", "--on", "h200", "--html", str(file)).status == 0
+    text = file.read_text()
+    assert "<svg" not in text
+    assert "without its charts: pictures need matplotlib" in text
+
+
+@pytest.mark.usefixtures("words")
+def test_a_picture_as_a_page_is_drawn_for_desk_and_phone_in_the_pages_ink(tmp_path: Path) -> None:
+    file = tmp_path / "c.html"
+    draw_curves([curve("h200"), curve("mi300x")], "A title", file)
+    text = file.read_text()
+    assert re.findall(r'<svg class="(\w+)"', text) == ["wide", "narrow"]
+    widths = [float(one) for one in re.findall(r'<svg class="\w+"[^>]*? width="([\d.]+)pt"', text)]
+    assert widths[0] > 1.5 * widths[1]
+    assert "<h1>A title</h1>" in text
+    assert not set(re.findall(r"(?<!, )#000000|(?<!, )#0072b2", text))

@@ -2,16 +2,22 @@
 
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from tests.conftest import Command
+from tests.small_workload import small_text
 
+from crosstie.decide.compare.curve import Curve
+from crosstie.web.chart import draw_curves
 from crosstie.web.parts import CommandLine, Heading, Part, Table
 from crosstie.web.report import KeyNumber, Report, write_report
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 768, 1280, 1920)
+LIGHTS: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 HOSTILE = "<img src=http://127.0.0.1:9/x onerror=document.title='taken'>"
 
 
@@ -65,6 +71,61 @@ def test_a_report_loads_alone_and_fits_every_width(browser: Any, report: Path) -
     assert page.locator("h1").count() == 1
     assert page.get_by_role("columnheader", name="pool").count() == 1
     assert page.get_by_role("heading", name="A wide one").count() == 1
+    page.close()
+
+
+def barriers(page: Any) -> list[str]:
+    """What axe has against the page at three widths, by day and by night, with everything unfolded."""
+    rules = find_spec("axe_playwright_python")
+    if rules is None or rules.origin is None:
+        pytest.skip("needs axe-playwright-python, which carries axe")
+    page.evaluate((Path(rules.origin).parent / "axe.min.js").read_text())
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    wrong = []
+    for light in LIGHTS:
+        page.emulate_media(color_scheme=light)
+        for width in (390, 768, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            said = page.evaluate("axe.run()")["violations"]
+            wrong += [f"{one['id']} at {width}, {light}: {one['nodes'][0]['html']}" for one in said]
+    return wrong
+
+
+@pytest.mark.slow
+def test_axe_finds_nothing_on_reports(browser: Any, report: Path, crosstie: Command, tmp_path: Path) -> None:
+    small = tmp_path / "small.toml"
+    small.write_text(small_text())
+    made = {
+        "plan": ("plan", str(small), "--quick"),
+        "compare": ("compare", "llama-3.1-8b", "--on", "mi300x,h200"),
+        "tco": ("tco", "llama-3.1-8b", "--on", "mi300x,h200"),
+        "scorecard": ("scorecard", "--on", "mi300x,h200"),
+    }
+    files = [report]
+    for name, command in made.items():
+        files.append(tmp_path / f"{name}.html")
+        assert crosstie(*command, "--html", str(files[-1])).status == 0
+    for file in files:
+        page = browser.new_page(bypass_csp=True)
+        page.goto(file.as_uri())
+        assert (file.name, barriers(page)) == (file.name, [])
+        page.close()
+
+
+def test_words_in_charts_are_told_from_the_page_by_night(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "c.html"
+    draw_curves([Curve("1 x h200", "h200", [1, 2], [0.1, 0.2], [50.0, 40.0], [50.0, 80.0])], "T", file)
+    page = browser.new_page(color_scheme="dark")
+    page.goto(file.as_uri())
+    for width, shown in ((1280, "wide"), (390, "narrow")):
+        page.set_viewport_size({"width": width, "height": 900})
+        fills = page.evaluate(
+            f"[...document.querySelectorAll('svg.{shown} text')].map(one => getComputedStyle(one).fill)"
+        )
+        assert len(fills) > 5
+        assert "rgb(0, 0, 0)" not in fills
+        # Words of a chart are as large as those of the page on a phone too.
+        assert page.locator(f"svg.{shown} text").first.bounding_box()["height"] > 8
     page.close()
 
 

@@ -7,11 +7,12 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from tests.small_workload import small_text
 from tests.waiting import LIMIT_S
-from tests.web.test_in_browser import WIDTHS, browser
+from tests.web.test_in_browser import WIDTHS, barriers, browser
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.browser
@@ -76,7 +77,10 @@ def test_typing_moves_the_fleet_and_numbers_are_the_answers(page: Any, address: 
         assert fact["value"] in now
     kept = page.locator("#kept").inner_text()
     assert "5 requests/s" in kept
-    assert page.locator("#now .bars").get_attribute("aria-label").count("the kept one") == 1
+    assert "against the kept one" in now
+    # Charts before words; and the same size for whether it was simulated as for the money.
+    assert page.locator("#now section").first.locator(":scope > *").first.evaluate("e => e.tagName") == "FIGURE"
+    assert page.locator("#now .facts dt").all_inner_texts().count("simulated") == 1
     assert page.wrong == []
     home = address.partition("?")[0]
     assert "token" not in page.url
@@ -92,11 +96,31 @@ def test_the_address_keeps_what_was_typed(page: Any, browser: Any, address: str)
 
 
 def test_a_mistake_is_said_and_the_last_answer_stays(page: Any) -> None:
-    planned(page, lambda: page.get_by_label("model").first.fill("no-such"))
+    model = page.locator("[data-key='class[0].model']")
+    assert not model.is_visible()
+    page.locator("form summary", has_text="Class").click()
+    planned(page, lambda: model.fill("no-such"))
     page.wait_for_selector("#error:not([hidden])")
+    assert model.get_attribute("aria-invalid") == "true"
+    assert "unknown model" in page.locator("#wrong").inner_text()
     assert "class[0].model: unknown model 'no-such'" in page.locator("#error").inner_text()
     assert page.locator("#now .facts").count() == 1
     assert page.locator("#save-fleet").is_disabled()
+
+
+def test_who_waits_sees_that_it_goes_on(page: Any) -> None:
+    page.evaluate(
+        "window.told = []; new MutationObserver(() => told.push(document.querySelector('#state').textContent))"
+        ".observe(document.querySelector('#state'), { childList: true })"
+    )
+    planned(page, lambda: page.get_by_label("requests/s at the peak").fill("1234"))
+    page.wait_for_function("told.length > 1")
+    assert page.evaluate("told[0]").startswith("planning…")
+
+
+def test_shares_are_typed_as_percentages(page: Any) -> None:
+    planned(page, lambda: page.get_by_label("growth a year, %").fill("25"))
+    assert '"growth_per_year":0.25' in unquote(page.url)
 
 
 def test_files_are_saved_as_the_commands_take_them(page: Any, tmp_path: Path) -> None:
@@ -106,6 +130,15 @@ def test_files_are_saved_as_the_commands_take_them(page: Any, tmp_path: Path) ->
         file = tmp_path / saved.value.suggested_filename
         saved.value.save_as(file)
         assert tomllib.loads(file.read_text())[key]
+
+
+def test_axe_finds_nothing(browser: Any, address: str) -> None:
+    page = browser.new_page(bypass_csp=True)
+    page.goto(address)
+    page.wait_for_selector("#now .facts", timeout=LIMIT_S * 1000)
+    page.get_by_role("button", name="Keep beside").click()
+    assert barriers(page) == []
+    page.close()
 
 
 def test_names_are_never_run(page: Any) -> None:

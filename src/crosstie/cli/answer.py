@@ -1,24 +1,19 @@
 """An answer in the forms that the command line asked for: on the screen, as JSON or Markdown, and as a page in one
 file."""
 
-import shlex
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import date
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from crosstie import __version__
 from crosstie.catalog.writing import write_text
 from crosstie.cli.options import FILE, Decorator, json_option, option_group, verbose_option
 from crosstie.cli.show import print_json, show
-from crosstie.core.errors import BadInput
-from crosstie.web.chart import check_pages
-from crosstie.web.parts import Figure, Heading, Part, Table
-from crosstie.web.report import KeyNumber, Report, write_report
+from crosstie.core.errors import BadInput, MissingExtra
+from crosstie.web.parts import Figure, Part, note
+from crosstie.web.report import KeyNumber, report_of, write_report
 
 html_option: Decorator = click.option(
     "--html", type=FILE, metavar="FILE", help="Write the answer as a page, in one file to mail or print."
@@ -39,14 +34,20 @@ class Wanted(NamedTuple):
         *,
         title: str = "",
         facts: Callable[[], Sequence[KeyNumber]] = tuple,
-        figures: Callable[[], Mapping[str, Figure]] = dict,
+        figures: Callable[[], Sequence[Figure]] = tuple,
         markdown: Callable[[], str] | None = None,
+        leading: Sequence[str] | None = None,
     ) -> None:
         """`parts` takes whether details are wanted, as a page has them; the document is made only for those who read
         it."""
         made = document() if self.html or self.as_json else None
         if self.html:
-            write_html(self.html, title, made, parts(True), facts=facts(), figures=figures())
+            shown = parts(True)
+            try:
+                drawn = figures()
+            except MissingExtra as error:
+                drawn, shown = (), [*shown, note(f"without its charts: {error}")]
+            write_html(self.html, title, made, shown, facts=facts(), figures=drawn, leading=leading)
         if self.as_json:
             print_json(made)
         elif markdown:
@@ -72,12 +73,11 @@ def answer_options(details: str = "", *, html: bool = False) -> Decorator:
 
 
 def check_html(file: Path | None) -> None:
-    """Before the work: a page must not fail at its end for a name or a library."""
+    """Before the work: a page must not fail at its end for its name."""
     if file is None:
         return
     if file.suffix.lower() not in (".html", ".htm"):
         raise BadInput(f"--html {file}: the name must end in .html")
-    check_pages()
 
 
 def write_html(
@@ -87,34 +87,12 @@ def write_html(
     parts: Iterable[Part],
     *,
     facts: Sequence[KeyNumber] = (),
-    figures: Mapping[str, Figure] | None = None,
-    appendix: Iterable[Part] = (),
+    figures: Sequence[Figure] = (),
+    leading: Sequence[str] | None = None,
 ) -> None:
-    """`parts`: with all details. Figures go under the heading that begins as they are named; "" is the answer's own."""
+    """`parts`: with all details. Figures come before its words. `leading`: headings of what is not folded."""
     # A page has its title above.
     shown = [part for part in parts if str(part) != title]
-    report = Report(
-        title=title,
-        command=shlex.join(["crosstie", *sys.argv[1:]]),
-        made=date.today().isoformat(),
-        version=__version__,
-        facts=facts,
-        parts=[*_placed(shown, figures or {}), *appendix],
-        document=document,
-    )
-    write_text(file, write_report(report))
+    made = report_of(title, [*figures, *shown], facts=facts, leading=leading, document=document)
+    write_text(file, write_report(made))
     click.echo(f"report written to {file}", err=True)
-
-
-def _placed(parts: Iterable[Part], figures: Mapping[str, Figure]) -> list[Part]:
-    """At the end of the section that each belongs to; where there is none, at the end."""
-    left = dict(figures)
-    placed: list[Part] = []
-    here = ""
-    for part in parts:
-        title = part.text if isinstance(part, Heading) else part.title if isinstance(part, Table) else ""
-        if title:
-            placed += [left.pop(name) for name in list(left) if (here.startswith(name) if name else not here)]
-            here = title
-        placed.append(part)
-    return [*placed, *left.values()]

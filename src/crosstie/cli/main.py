@@ -17,6 +17,7 @@ SECTIONS = {
         "scorecard": "accelerators by axis and scenario: who wins, by how much, how sure, every cell sourced",
         "reconcile": "two saved answers: which assumption makes which part of their difference",
         "schedule": "what to order now, what to rent until it comes, quarter by quarter, with announced parts",
+        "init": "a first workload or fleet file, from five questions",
         "plan": "the cheapest fleet for your traffic and latency targets, and what would change it",
         "simulate": "a fleet under traffic: percentiles, cost, queues, policies side by side, a pool that dies",
         "ui": "a page on this machine: change a workload and see the fleet change",

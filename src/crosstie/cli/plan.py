@@ -283,6 +283,7 @@ def _looked_up(option: str, name: str, look_up: Callable[[str], str]) -> str:
 def _watch(catalog: Catalog, files: tuple[Path, ...], wanted: Wanted) -> int:
     if not files:
         raise BadInput("--watch needs saved plans; `crosstie plan WORKLOAD --save plan.json` makes one")
-    found = watched(catalog, files)
+    with progress("watch") as on_progress:
+        found = watched(catalog, files, on_progress=on_progress)
     wanted.give(lambda: [watched_json(one) for one in found], lambda _: watched_parts(found))
     return 1 if any(one.flipped for one in found) else 0

@@ -20,9 +20,11 @@ from crosstie.decide.plan.report import horizon_usd
 from crosstie.prove.review.checklist import checklist
 from crosstie.prove.review.figures import changed
 from crosstie.prove.review.planned import read_planned
-from crosstie.web.parts import Heading, Parts, Table
-from crosstie.web.plan_chart import plan_figures
+from crosstie.web.parts import Heading, Line, Parts, Table
 from crosstie.web.report import KeyNumber
+
+# What a meeting needs: what would flip the answer, and the bill. The rest is folded.
+LEADING = ("What would change it", "Cost by class")
 
 
 def write_page(file: Path, catalog: Catalog, plan: Plan, document: dict[str, Any]) -> None:
@@ -30,10 +32,9 @@ def write_page(file: Path, catalog: Catalog, plan: Plan, document: dict[str, Any
         file,
         f"Fleet for {plan.workload.name}",
         document,
-        plan_parts(plan, verbose=True),
+        [*plan_parts(plan, verbose=True), *_appendix(catalog, plan, document)],
         facts=plan_facts(plan),
-        figures=plan_figures(plan) if plan.fleet else None,
-        appendix=_appendix(catalog, plan, document),
+        leading=LEADING,
     )
 
 
@@ -58,10 +59,10 @@ def plan_facts(plan: Plan) -> list[KeyNumber]:
             KeyNumber(f"over {plan.workload.horizon_years} years", dollars(over), between(over / fleet.usd_per_hour))
         )
     facts.append(KeyNumber("a million tokens", dollars(fleet.cost.usd_per_million)))
-    if plan.simulated:
-        held = sum(one.holds for one in plan.simulated)
-        facts.append(KeyNumber("classes within targets", f"{held} of {len(plan.simulated)}", "simulated"))
-    return facts
+    held = f"{sum(one.holds for one in plan.simulated)} of {len(plan.simulated)} classes within targets"
+    # As large as the money: a fleet that nobody simulated is a first answer.
+    seen = ("yes", held) if plan.confirmed else ("no", "by closed forms alone")
+    return [*facts, KeyNumber("simulated", *seen)]
 
 
 def _appendix(catalog: Catalog, plan: Plan, document: dict[str, Any]) -> Parts:
@@ -93,7 +94,9 @@ def _contract(catalog: Catalog, document: dict[str, Any]) -> Parts:
         write_text(saved, json_text(document))
         planned = replace(read_planned(catalog, saved), file="plan.json")
     yield Heading("What to demand in the contract")
-    yield from checklist_parts(planned, checklist(catalog, planned, changed({})))
+    for part in checklist_parts(planned, checklist(catalog, planned, changed({}))):
+        # All of it is folded as one.
+        yield Line(part.text, "bold") if isinstance(part, Heading) else part
 
 
 def _lengths(one: RequestClass) -> list[str]:

@@ -25,13 +25,16 @@ from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedC
 from crosstie.decide.plan.targets import FACTORS
 from crosstie.decide.plan.ways import Outlook
 from crosstie.port.preflight.effort import effort_of
-from crosstie.web.parts import Heading, Line, Parts, Table, caution, closing, note
+from crosstie.web.parts import Heading, Line, Parts, Section, Table, caution, closing, note
+from crosstie.web.plan_chart import fleet_bars, flip_bars
 
 DETAILS = "routing and its reasons, cost by class, intervals, growth, prices and their age"
 
 
 def plan_parts(plan: Plan, verbose: bool) -> Parts:
     work = plan.workload
+    if verbose and plan.fleet:
+        yield from fleet_bars(plan)
     rate = sum(one.requests_per_s for one in work.classes)
     kinds = f"{len(work.classes)} request class{'es' if len(work.classes) > 1 else ''}"
     grows = "growing" if work.growth_per_year > 0 else "shrinking"
@@ -45,10 +48,12 @@ def plan_parts(plan: Plan, verbose: bool) -> Parts:
     else:
         yield from _answer(plan, plan.fleet)
         yield from _prices(plan)
+        yield Section("Pools")
         yield from _pools(plan, plan.fleet, verbose)
         yield from _drafts(plan)
         yield from _simulated(plan)
         yield from _targets(plan)
+        yield Section("How sure it is")
         yield from _doubt(plan, plan.fleet, verbose)
         if verbose:
             yield from _routes(plan, plan.fleet)
@@ -464,6 +469,8 @@ def _flips(plan: Plan, verbose: bool) -> Parts:
                 )
     if lines:
         yield Heading("What would change it")
+    if verbose:
+        yield from flip_bars([flip for flip in plan.flips if flip.kind == "price" or flip.at_usd_per_gpu_hour > 0])
     yield from (f"- {line}" for line in lines)
 
 
@@ -510,6 +517,7 @@ def _memory_lines(plan: Plan, name: str) -> list[str]:
 
 
 def _rest(plan: Plan, verbose: bool) -> Parts:
+    yield Section("Prices, and what was left out")
     market = plan.market
     used = [item for item in market.items if item.id in plan.accelerators]
     if used:

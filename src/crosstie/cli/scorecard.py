@@ -10,9 +10,11 @@ from crosstie.catalog.scenarios import shipped_scenarios
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.fit import deployment_json
 from crosstie.cli.options import on_option
+from crosstie.cli.progress import progress
 from crosstie.core.deployment import Accelerator
 from crosstie.core.document import picked
 from crosstie.core.figures import dollars, share, significant
+from crosstie.core.progress import OnProgress
 from crosstie.core.question import USUAL as QUESTION, assumptions
 from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.market import RENTS
@@ -37,10 +39,13 @@ from crosstie.decide.scorecard.board import (
 from crosstie.decide.scorecard.contest import Contender, Contest, contest
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import UNSTATED, Series, Tax, shipped_results, tax
-from crosstie.web.parts import Heading, Parts, Table, across, closing, note
+from crosstie.web.parts import Heading, Parts, Section, Table, across, closing, note
 
 USUAL = "mi300x,mi325x,mi350x,mi355x,h100-sxm,h200,b200,b300"
 _SCENARIOS = "scenarios"
+# Where the shades of the heat map end, in times of the cheapest.
+_HEAT = (1.005, 1.5, 2.5, 4.0)
+_VERDICTS = "The cheapest, the second, and what would turn them"
 _CHOICES = (*PARTS, _SCENARIOS)
 _DETAILS = "every axis, and each scenario's ranking"
 _TITLES = {
@@ -95,11 +100,18 @@ def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: 
     """
     catalog = Catalog()
     chosen = catalog.accelerators_named(accelerators or USUAL)
-    asked = only or _CHOICES
+    asked: Sequence[str] = only or _CHOICES
+    if not (only or wanted.verbose or wanted.as_json or wanted.html):
+        # The longest to find, and only shown among details.
+        asked = [part for part in asked if part != SOFTWARE]
     contests = []
-    if _SCENARIOS in asked or SPEED in asked:
-        contests = [contest(catalog, one, chosen, kind) for one in shipped_scenarios()]
-    axes = _axes(catalog, chosen, contests, asked)
+    with progress("scorecard") as on_progress:
+        if _SCENARIOS in asked or SPEED in asked:
+            scenarios = shipped_scenarios()
+            for at, one in enumerate(scenarios):
+                on_progress(at, len(scenarios), one.name)
+                contests.append(contest(catalog, one, chosen, kind))
+        axes = _axes(catalog, chosen, contests, asked, on_progress)
     shown = contests if _SCENARIOS in asked else []
 
     def document() -> dict[str, object]:
@@ -113,13 +125,15 @@ def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: 
         document,
         lambda details: parts(chosen, axes, shown, details or bool(only)),
         title="Scorecard of accelerators",
+        leading=("Who wins", _VERDICTS),
     )
     return 0
 
 
 def _axes(
-    catalog: Catalog, chosen: Sequence[Accelerator], contests: Sequence[Contest], wanted: Sequence[str]
-) -> list[Axis]:
+    catalog: Catalog, chosen: Sequence[Accelerator], contests: Sequence[Contest], wanted: Sequence[str],
+    on_progress: OnProgress,
+) -> list[Axis]:  # fmt: skip
     found: list[Axis] = []
     if SILICON in wanted:
         found += silicon(catalog, chosen)
@@ -130,7 +144,7 @@ def _axes(
     if SOFTWARE in wanted:
         names = [one.id for one in chosen]
         found += software(catalog, chosen)
-        found += delivered(tax(catalog, read_results(shipped_results()), names), names)
+        found += delivered(tax(catalog, read_results(shipped_results()), names, on_progress=on_progress), names)
     if EXPORT in wanted:
         found += export(chosen)
     return found
@@ -162,7 +176,11 @@ def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
 
 def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence[Contest], details: bool) -> Parts:
     names = [one.id for one in chosen]
+    if contests and details:
+        yield _heat(names, contests)
+        yield note("times the cheapest of the scenario; -: no price of this kind, or no layout keeps its targets")
     if contests:
+        yield Section(_VERDICTS)
         columns = ["scenario", "cheapest", ">$/M tokens", "second", ">times", ">flips at", ">at worst", ">sure"]
         yield Table(columns, [_verdict(one) for one in contests], sources=[_verdict_sources(one) for one in contests])
         yield note(_LEGEND)
@@ -191,6 +209,25 @@ def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequenc
         yield note(f"  {one.question.line}")
     if contests or any(axis.part in (SPEED, SOFTWARE) for axis in axes):
         yield note(_HONEST)
+
+
+def _heat(names: Sequence[str], contests: Sequence[Contest]) -> Table:
+    """What each accelerator costs in each scenario: a row a scenario."""
+    rows, tones, sources = [], [], []
+    for one in contests:
+        usual = {entry.accelerator.id: entry for entry in one.ranking}
+        # A scenario may have parts of its own.
+        others = [name for name in usual if name not in names]
+        least = one.ranking[0].usd_per_mtok if one.ranking else 1.0
+        times = [usual[name].usd_per_mtok / least if name in usual else None for name in names]
+        told = ", ".join(f"{name} {usual[name].usd_per_mtok / least:.2f}x" for name in others)
+        rows.append([one.scenario.name, *map(_times, times), told])
+        tones.append(["", *(f"heat-{sum(each >= end for end in _HEAT)}" if each else "" for each in times), ""])
+        sources.append(["", *(_predicted(usual[name]) if name in usual else "" for name in names), ""])
+    columns = ["scenario", *(f">{name}" for name in names), "~its own parts"]
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    return Table(columns, rows, "Who wins which scenario: $ a million tokens", sources, tones)
 
 
 def _verdict(one: Contest) -> list[str]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from crosstie.web.parts import CommandLine, Figure, Heading, Line, Part, Table, Verbatim, column_name
+from crosstie.web.parts import PAGE_ALONE, CommandLine, Heading, Line, Part, Table, Verbatim, column_name
 
 _GAP = 2
 # Between values of a block, which have their names in front.
@@ -51,7 +51,7 @@ def show(parts: Iterable[Part]) -> None:
             _show_command(out, part.text)
         elif isinstance(part, Verbatim):
             click.echo(part.text)
-        elif not isinstance(part, Figure):
+        elif not isinstance(part, PAGE_ALONE):
             say(out, part)
 
 

@@ -23,7 +23,7 @@ from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.plan.sweep import RequestSource, ray_library
 from crosstie.web.chart import check_picture
-from crosstie.web.course_chart import COURSE_KINDS, course_figure, draw_course
+from crosstie.web.course_chart import course_figure, draw_course
 
 _POLICIES = get_args(Policy)
 _KILL = re.compile(r"(?P<pool>.+)@(?P<at>[^@+]+)(?:\+(?P<during>[^@+]+))?")
@@ -76,7 +76,7 @@ def command(
     if class_name is not None and trace is None:
         raise BadInput("--class is for a trace; a workload has its own")
     if plot is not None:
-        check_picture(plot, COURSE_KINDS)
+        check_picture(plot)
     if ray is not None:
         ray_library()
     outages = [outage(text) for text in kill]

@@ -7,6 +7,7 @@ import click
 from crosstie.catalog.library import Catalog, names_in
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.options import FILE, dark_option
+from crosstie.cli.progress import progress
 from crosstie.core.document import picked
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import share
@@ -53,7 +54,9 @@ def command(
     ]
     if plot:
         check_picture(plot)
-    found = tax(catalog, read_results(*(results or (shipped_results(),))), *only)
+    with progress("measured points") as on_progress:
+        measured = read_results(*(results or (shipped_results(),)))
+        found = tax(catalog, measured, only[0], only[1], only[2], on_progress)
     if found.groups or wanted.as_json:
         wanted.give(lambda: to_json(found), lambda details: parts(found, details))
     if not found.groups:

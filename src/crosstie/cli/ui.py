@@ -15,7 +15,6 @@ from crosstie.catalog.workloads import find_workload, read_workload
 from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.ui_server import Explorer
 from crosstie.core.errors import BadInput
-from crosstie.web.chart import check_pages
 
 
 @click.command("ui")
@@ -37,7 +36,6 @@ def command(workload: Path, port: int, opens: bool, as_json: bool) -> int:
     127.0.0.1 alone, for whoever has the token in the printed address; reads no file but those beside WORKLOAD and
     those that it names, writes nothing, and ends with Ctrl-C. WORKLOAD is a file, or a shipped example [assistant].
     """
-    check_pages()
     catalog = Catalog()
     file = find_workload(workload)
     # What is wrong with the file is said here, and not on a page.

@@ -1,7 +1,8 @@
 """The page of `crosstie ui`: what it is served, and how a workload that was typed becomes an answer.
 
 Plans are made in a process of their own, which keeps the catalog: the newest that was typed counts, and those that
-nobody waits for any more are dropped. A second process simulates, so that typing is not held up by it.
+nobody waits for any more are dropped. A second process simulates, so that typing is not held up by it. How far each
+is stands in memory that this one reads.
 
 Whoever asks has a token, from the address that was printed and then from a cookie: other users and processes of this
 machine reach the port too. Of files, only those are read that lie beside the workload or that it named.
@@ -9,12 +10,14 @@ machine reach the port too. Of files, only those are read that lie beside the wo
 
 import hmac
 import json
+import re
 import secrets
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from ctypes import c_char
 from email.message import Message
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,7 +30,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import shipped_traces
 from crosstie.catalog.workloads import read_workload
 from crosstie.catalog.writing import toml_document, write_text
-from crosstie.cli.plan_page import plan_facts
+from crosstie.cli.plan_page import LEADING, plan_facts
 from crosstie.cli.plan_show import plan_parts
 from crosstie.core.errors import CrosstieError
 from crosstie.decide.cost.prices import quotes
@@ -59,6 +62,12 @@ _MOST_BYTES = 2**20
 # Distributions and the like are typed as TOML has them.
 _TYPED = ("input", "output")
 _PERCENTILES = ("p50", "p75", "p90", "p95", "p99")
+# Of a workload, as messages begin: class[0].ttft_ms.
+_KEY = re.compile(r"[a-z_]+(\[\d+\])?(\.[\w-]+)*")
+# Planning and simulating happen in processes that share nothing with this one but a line each of how far they are.
+_APART = get_context("spawn")
+_MOST_WORDS = 240
+_TOLD: list[Any] = []
 
 
 class Page(NamedTuple):
@@ -71,7 +80,8 @@ class Page(NamedTuple):
 class Explorer:
     def __init__(self, catalog: Catalog, workload: dict[str, Any], folder: Path):
         self._catalog, self._workload, self._folder = catalog, workload, folder
-        self._planning, self._simulating = _process(), _process()
+        self._progress = {path: _APART.Array(c_char, _MOST_WORDS) for path in ("/plan", "/simulate")}
+        self._planning, self._simulating = map(_process, self._progress.values())
         self._waiting: Future[dict[str, Any]] | None = None
         self._server: ThreadingHTTPServer | None = None
         self.token = secrets.token_urlsafe(24)
@@ -87,8 +97,8 @@ class Explorer:
         self._hosts = {f"{name}:{at}" for name in ("127.0.0.1", "localhost")}
         # Browsers send the cookies of one port to all others.
         self._cookie = f"crosstie-ui-{at}={self.token}"
-        # So that the first answer does not wait for it.
-        self._planning.submit(_warm)
+        # The browser that is about to open asks for it.
+        self._planning.submit(answered, self._workload, str(self._folder), False, self._named)
         Thread(target=self._server.serve_forever, daemon=True).start()
         return at
 
@@ -117,7 +127,9 @@ class Explorer:
             return Page(200, (_DATA / name).read_bytes(), kind, cookie)
         if method == "GET" and path == "/start":
             return _page(200, self._start())
-        if path in ("/plan", "/simulate"):
+        if method == "GET" and path == "/progress":
+            return _page(200, {name: line.value.decode(errors="ignore") for name, line in self._progress.items()})
+        if path in self._progress:
             origin = headers.get("origin")
             own = origin is None or origin.removeprefix("http://") in self._hosts
             typed = headers.get("content-type", "").startswith("application/json")
@@ -202,8 +214,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing: the terminal has the address alone."""
 
 
-def _process() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=get_context("spawn"))
+def _process(line: Any) -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=_APART, initializer=_TOLD.append, initargs=(line,))
+
+
+def _tell(done: int, total: int, what: str) -> None:
+    """In a process that plans: how far it is, for the one that is asked."""
+    for line in _TOLD:
+        line.value = (f"{what}, {done:,} of {total:,}" if total else what).encode()[: _MOST_WORDS - 1]
 
 
 def _page(status: int, content: dict[str, Any]) -> Page:
@@ -216,30 +234,37 @@ def _catalog() -> Catalog:
     return Catalog()
 
 
-def _warm() -> None:
-    _catalog()
-
-
 def answered(asked: dict[str, Any], folder: str, confirm: bool, named: tuple[str, ...] = ()) -> dict[str, Any]:
     """A workload as it was typed to its plan, or to what is wrong with it, in the words of the command line. `named`:
     files outside the folder that may be read all the same."""
     try:
-        text = toml_document(_typed(asked, Path(folder), named))
-        with TemporaryDirectory() as scratch:
-            file = Path(scratch) / "workload.toml"
-            try:
-                write_text(file, text)
-                made = plan(_catalog(), read_workload(_catalog(), file), confirm=confirm)
-            except CrosstieError as error:
-                return {"error": str(error).replace(f"{file}: ", "").replace(str(file), "workload")}
+        return _answered(toml_document(_typed(asked, Path(folder), named)), confirm)
     except (CrosstieError, ValueError, TypeError) as error:
-        return {"error": str(error)}
+        return _refused(str(error))
+
+
+def _refused(why: str) -> dict[str, Any]:
+    """With the key that it is about, where the field is to be marked."""
+    key, colon, _ = why.partition(": ")
+    return {"error": why, "key": key if colon and _KEY.fullmatch(key) else ""}
+
+
+@lru_cache(8)
+def _answered(text: str, confirm: bool) -> dict[str, Any]:
+    _tell(0, 0, "")
+    with TemporaryDirectory() as scratch:
+        file = Path(scratch) / "workload.toml"
+        try:
+            write_text(file, text)
+            made = plan(_catalog(), read_workload(_catalog(), file), confirm=confirm, on_progress=_tell)
+        except CrosstieError as error:
+            return _refused(str(error).replace(f"{file}: ", "").replace(str(file), "workload"))
     facts = plan_facts(made)
     return {
         "feasible": made.answered,
         "simulated": made.confirmed is not None,
         "facts": [{"name": one.name, "value": one.value, "beside": one.beside} for one in facts],
-        "html": write_sections(made.workload.name, (), list(plan_parts(made, verbose=True))),
+        "html": write_sections(made.workload.name, (), list(plan_parts(made, verbose=True)), LEADING),
         "workload": text,
         "fleet": fleet_text(with_names(fleet_of(made))) if made.answered else None,
         "document": document(made, mark_of(_catalog().calibration)),
@@ -267,4 +292,4 @@ def _typed(asked: dict[str, Any], folder: Path, named: tuple[str, ...]) -> dict[
                 raise ValueError(f"class[{number}].trace: is neither a shipped trace nor a file beside the workload")
             entry["trace"] = str(file)
         classes.append(entry)
-    return {key: value for key, value in {**asked, "class": classes}.items() if value is not None}
+    return {key: value for key, value in {**asked, "class": classes}.items() if value is not None and value != {}}

@@ -3,13 +3,12 @@
 import io
 from collections.abc import Mapping, Sequence
 from datetime import date
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from crosstie import __version__
-from crosstie.catalog.writing import in_words, write_whole
+from crosstie.catalog.writing import in_words, write_text, write_whole
 from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.core.units import SECONDS_PER_HOUR
 from crosstie.decide.compare.curve import Curve
@@ -17,8 +16,10 @@ from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
 from crosstie.web.parts import Figure
+from crosstie.web.report import report_of, write_report
 
-KINDS = (".svg", ".png", ".pdf")
+_PAGE = ".html"
+KINDS = (".svg", ".png", ".pdf", _PAGE)
 
 
 # Told apart without colours: a style and a sign each.
@@ -33,11 +34,11 @@ def draw_curves(
     save(_curves(curves, title, published), file, _curves_note(published), dark=dark, which="both")
 
 
-def curves_figure(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()) -> dict[str, Figure]:
+def curves_figure(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()) -> list[Figure]:
     if not curves:
-        return {}
+        return []
     says = f"{title}: tokens a second of a GPU over those of a user, for {', '.join(one.label for one in curves)}"
-    return {"": Figure(inline(_curves(curves, title, published), _curves_note(published), which="both"), says)}
+    return [on_page(_curves(curves, title, published), _curves_note(published), says, which="both")]
 
 
 def _curves_note(published: Sequence[PublishedPoint]) -> str:
@@ -178,21 +179,14 @@ def plain_ticks(axis: Any, at: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def check_ending(file: Path, kinds: Sequence[str] = KINDS) -> None:
-    if file.suffix.lower() not in kinds:
-        raise BadInput(f"--plot {file}: the name must end in {', '.join(kinds)}")
+def check_ending(file: Path) -> None:
+    if file.suffix.lower() not in KINDS:
+        raise BadInput(f"--plot {file}: the name must end in {', '.join(KINDS)}")
 
 
-def check_pages() -> None:
-    """Before the work: what pages and their pictures are made with is installed."""
-    for library, name in (("jinja2", "Jinja2"), ("matplotlib", "matplotlib")):
-        if find_spec(library) is None:
-            raise MissingExtra(f"pages need {name}", "plot")
-
-
-def check_picture(file: Path, kinds: Sequence[str] = KINDS) -> None:
-    """Before the work: the name has an ending of `kinds`, the folder is there, and what draws is installed."""
-    check_ending(file, kinds)
+def check_picture(file: Path) -> None:
+    """Before the work: the name has an ending of KINDS, the folder is there, and what draws is installed."""
+    check_ending(file)
     with in_words(f"--plot {file}: cannot be written"):
         file.parent.stat()
     _figure_class()
@@ -211,7 +205,11 @@ def finish(figure: Any, note: str, **grid: str) -> None:
 
 
 def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str) -> None:
-    """By itself it must say where it is from: `note`, and who drew it when."""
+    """By itself it must say where it is from: `note`, and who drew it when. A page is by day and by night."""
+    if file.suffix.lower() == _PAGE:
+        title = next((axes.get_title(loc="left") for axes in figure.axes), "")
+        write_text(file, write_report(report_of(title, [on_page(figure, note, title, **grid)])))
+        return
     drawn = f"drawn by crosstie {__version__}, {date.today().isoformat()}"
     finish(figure, f"{note}\n{drawn}" if note else drawn, **grid)
     if dark:
@@ -251,20 +249,42 @@ def _by_night(figure: Any) -> None:
         axes.tick_params(which="both", colors=turned("black"), grid_color=turned("0.7"))
 
 
-def inline(figure: Any, note: str, **grid: str) -> str:
-    """SVG to stand in a page: its words stay words, its ink is the page's, by day and by night."""
-    from matplotlib import rc_context
+# Inches: what a phone shows without making words smaller, and how much higher what has less width is drawn.
+_PHONE, _HIGHER = 4.2, 1.25
+# Colours of which a page has others by night (report.css).
+_BY_PAGE = {
+    "#000000": "currentColor", "#666666": "var(--soft)", "#b0b0b0": "var(--line)", "#0072b2": "var(--blue, #0072b2)",
+    "#009e73": "var(--green, #009e73)", "#d55e00": "var(--orange, #d55e00)", "#8c6d31": "var(--brown, #8c6d31)",
+}  # fmt: skip
 
+
+def on_page(figure: Any, note: str, says: str, **grid: str) -> Figure:
     finish(figure, note, **grid)
     figure.patch.set_alpha(0.0)
     for axes in figure.axes:
         axes.patch.set_alpha(0.0)
+    wide = _inline(figure, "wide")
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(_PHONE, height * (_HIGHER if width > _PHONE else 1.0))
+    for axes in figure.axes:
+        axes.set_title("\n".join(wrap(axes.get_title(loc="left"), round(11 * _PHONE))), loc="left", fontsize=10)
+    finish(figure, note, **grid)
+    return Figure(wide, _inline(figure, "narrow"), says)
+
+
+def _inline(figure: Any, salt: str) -> str:
+    """SVG to stand in a page: its words stay words, its ink is the page's, by day and by night."""
+    from matplotlib import rc_context
+
     drawn = io.StringIO()
     # A fixed salt: the same plan gives the same file, byte by byte.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "crosstie"}):
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": salt}):
         figure.savefig(drawn, format="svg", metadata={"Date": None})
     text = drawn.getvalue()
-    return text[text.index("<svg") :].replace("#000000", "currentColor").rstrip()
+    text = text[text.index("<svg") :].replace("<svg ", f'<svg class="{salt}" ', 1).rstrip()
+    for colour, of_page in _BY_PAGE.items():
+        text = text.replace(colour, of_page)
+    return text
 
 
 def _figure_class() -> Any:

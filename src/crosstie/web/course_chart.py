@@ -1,35 +1,26 @@
 """A simulation as a picture: by pool, how busy it was, what it had in flight and how many waited, over time."""
 
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-from crosstie.catalog.writing import write_text
 from crosstie.decide.plan.run_result import Outage, Run
-from crosstie.web.chart import KINDS, check_ending, colours, inline, new_figure, save
+from crosstie.web.chart import check_ending, colours, new_figure, on_page, save
 from crosstie.web.parts import Figure
-
-_PAGE = ".html"
-COURSE_KINDS = (_PAGE, *KINDS)
 
 _NOTE = "simulated with predicted step times, not measured"
 
 
 def draw_course(runs: Sequence[Run], outages: Sequence[Outage], file: Path) -> None:
-    check_ending(file, COURSE_KINDS)
-    figure = _course(runs, outages, side_by_side=True)
-    if file.suffix.lower() == _PAGE:
-        _write_page(figure, runs[0].label, file)
-    else:
-        save(figure, file, _NOTE)
+    check_ending(file)
+    save(_course(runs, outages, side_by_side=True), file, _NOTE)
 
 
-def course_figure(runs: Sequence[Run], outages: Sequence[Outage]) -> dict[str, Figure]:
+def course_figure(runs: Sequence[Run], outages: Sequence[Outage]) -> list[Figure]:
     if not runs:
-        return {}
+        return []
     says = f"over time, for each pool of {runs[0].label}: how busy it is, and the requests that run and wait"
-    return {"": Figure(inline(_course(runs[:1], outages, side_by_side=False), _NOTE), says)}
+    return [on_page(_course(runs[:1], outages, side_by_side=False), _NOTE, says)]
 
 
 def _course(runs: Sequence[Run], outages: Sequence[Outage], *, side_by_side: bool) -> Any:
@@ -69,13 +60,3 @@ def _clock(run: Run) -> tuple[list[float], float, str]:
     last = run.course.at_s[-1]
     scale, unit = (3600.0, "hours") if last > 3 * 3600 else (60.0, "minutes") if last > 600 else (1.0, "seconds")
     return [moment / scale for moment in run.course.at_s], scale, unit
-
-
-def _write_page(figure: Any, title: str, file: Path) -> None:
-    picture = inline(figure, _NOTE)
-    page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
-        "<style>body{margin:2rem auto;max-width:80rem;font-family:sans-serif}svg{max-width:100%;height:auto}</style>"
-        f"</head><body>\n{picture}\n</body></html>\n"
-    )
-    write_text(file, page)

@@ -28,6 +28,8 @@ class Table(NamedTuple):
     title: str = ""
     # Who says what each cell says, "" where nobody need say it; none at all for most tables. Pages link to them.
     sources: Sequence[Sequence[str]] = ()
+    # The shade of each cell, by its name in report.css: for pages.
+    tones: Sequence[Sequence[str]] = ()
     # A row is a quantity, a column a name: names that do not fit beside the others go below them.
     across: bool = False
 
@@ -44,16 +46,55 @@ class Verbatim(NamedTuple):
     text: str
 
 
+class Section(NamedTuple):
+    """What follows, on a page: a screen is read in one go and needs no such title."""
+
+    title: str
+
+
 class Figure(NamedTuple):
-    """Only pages have it."""
+    """Only pages have it: drawn for a desk, and for a phone."""
 
     svg: str
+    narrow: str
     # What a picture shows, for those who do not see it.
     says: str
 
 
+class BarSpan(NamedTuple):
+    """Of a bar, in the unit of its chart. `tone`: a colour by its name in report.css."""
+
+    begin: float
+    end: float
+    tone: str
+    thin: bool = False
+
+
+class ChartBar(NamedTuple):
+    name: str
+    spans: Sequence[BarSpan]
+    # The numbers: a bar alone says how much only roughly.
+    words: str
+
+
+class Bars(NamedTuple):
+    """A chart of bars, which pages alone have. Its words are the page's own: it fits any width and any light."""
+
+    title: str
+    bars: Sequence[ChartBar]
+    # What each tone stands for.
+    key: Sequence[tuple[str, str]] = ()
+    note: str = ""
+
+    @property
+    def most(self) -> float:
+        return max((span.end for bar in self.bars for span in bar.spans), default=0.0) or 1.0
+
+
+# What a screen has no room or no use for.
+PAGE_ALONE = (Section, Figure, Bars)
 # A text without a style is a line.
-Part = str | Text | Line | Heading | Table | CommandLine | Verbatim | Figure
+Part = str | Text | Line | Heading | Section | Table | CommandLine | Verbatim | Figure | Bars
 Parts = Iterator[Part]
 
 

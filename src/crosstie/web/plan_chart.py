@@ -1,23 +1,27 @@
 """A plan as a picture: what the fleet costs beside its rivals, and which classes load which pool."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from crosstie.core.figures import dollars
+from crosstie.core.figures import dollars, share
 from crosstie.core.workload import RequestClass
-from crosstie.decide.plan.answer import Alternative, found_share
+from crosstie.decide.plan.answer import Alternative, PoolPlan, found_share
 from crosstie.decide.plan.flips import Flip
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.reuse import found_by_memory, knee
-from crosstie.web.chart import check_ending, colours, inline, new_figure, save
-from crosstie.web.parts import Figure
+from crosstie.web.chart import check_ending, colours, new_figure, save
+from crosstie.web.parts import Bars, BarSpan, ChartBar, Parts
 
 # AMD's accelerators and NVIDIA's, told apart by hue; kinds of one vendor by lightness.
 _HUES = {"AMD": ("#b3202c", "#d9595f", "#ec9a9c", "#f6cfd0"), "NVIDIA": ("#3b6e00", "#6aa01f", "#a2c96b", "#d3e7b9")}
 _DARK = ("#b3202c", "#3b6e00", "#5a5a5a")
 _OTHER = ("#5a5a5a", "#8c8c8c")
+# Tones of a page's bars; more boxes than this would be lines.
+_KEY = {"amd": "AMD", "nvidia": "NVIDIA", "other": "another vendor"}
+_MOST_BOXES = 64
 
 
 def draw_plan(plan: Plan, target: Path) -> None:
@@ -72,75 +76,105 @@ def _memory(axes: Any, plan: Plan, one: RequestClass) -> None:
     axes.set_xlabel("$ an hour, by closed forms")
 
 
-def plan_figures(plan: Plan) -> dict[str, Figure]:
-    """For a page, by the heading they belong to."""
+def fleet_bars(plan: Plan) -> Parts:
+    """The fleet, a box a replica; and what it costs beside others."""
     assert plan.fleet is not None, "there is nothing to draw without a fleet"
-    sheet = new_figure(8.6, 3.2 + 0.3 * max(len(plan.fleet.pools), 3))
-    upper, lower = sheet.subplots(2, 1)
-    _costs(upper, plan)
-    _pools(lower, plan)
-    for axes in (upper, lower):
-        axes.set_axisbelow(True)
-    says = f"bars: what this fleet costs an hour, ${plan.fleet.usd_per_hour:,.2f}, beside others; how busy pools are"
-    found = {"": Figure(inline(sheet, "predicted, not measured", axis="x"), says)}
-    prices = [flip for flip in plan.flips if flip.kind == "price" or flip.at_usd_per_gpu_hour > 0]
-    if prices:
-        sheet = new_figure(8.6, 1.1 + 0.42 * len(prices))
-        _flips(sheet.subplots(), prices)
-        says = "; ".join(
-            f"{one.accelerator} {dollars(one.usd_per_gpu_hour)} now, flips at {dollars(one.at_usd_per_gpu_hour)}"
-            for one in prices
-        )
-        note = "bar: what sources ask; dot: planned with; cross: where the decision flips"
-        found["What would change it"] = Figure(inline(sheet, note, axis="x"), says)
-    return found
+    vendors = {item.id: item.vendor for item in plan.market.items}
+    pools = [_pool_bar(pool, _tone(vendors[pool.deployment.accelerator.id])) for pool in plan.fleet.pools]
+    key = [(tone, word) for tone, word in _KEY.items() if any(span.tone == tone for bar in pools for span in bar.spans)]
+    yield Bars(
+        "The fleet: pools, as long as what they cost an hour",
+        pools,
+        [*key, ("idle", "idle at the peak")],
+        f"a box a replica, up to {_MOST_BOXES} of them",
+    )
+    bars = [
+        ChartBar(name, [BarSpan(*ends, _tone(vendors[gpu])) for gpu, ends in _stacked(plan, one).items()],
+            f"{dollars(one.usd_per_hour)}: {one.label}")
+        for name, one in _fleets(plan)
+    ]  # fmt: skip
+    doubt = plan.uncertainty
+    if doubt and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
+        low, high = doubt.low_usd_per_hour, doubt.high_usd_per_hour
+        words = f"{dollars(low)} to {dollars(high)}"
+        bars.insert(1, ChartBar("the same pools, 80%", [BarSpan(low, high, "range", thin=True)], words))
+    yield Bars("What each fleet costs an hour", bars, note="predicted, not measured")
 
 
-def _flips(axes: Any, flips: list[Flip]) -> None:
+def _pool_bar(pool: PoolPlan, tone: str) -> ChartBar:
+    boxes = pool.replicas if pool.replicas <= _MOST_BOXES else 1
+    each = pool.usd_per_hour / boxes
+    spans = []
+    for at in range(boxes):
+        busy = (at + min(pool.utilisation, 1.0)) * each
+        spans += [BarSpan(at * each, busy, tone), BarSpan(busy, (at + 1) * each, "idle")]
+    d = pool.deployment
+    what = f"{pool.replicas:,} x {d.accelerator.id} {d.layout}, {dollars(pool.usd_per_hour)}"
+    return ChartBar(pool.name, spans, f"{what}, {share(pool.utilisation)} busy")
+
+
+def _stacked(plan: Plan, fleet: Alternative) -> dict[str, tuple[float, float]]:
+    """What each accelerator costs of a fleet, one after another; in whole nodes some are paid for and not counted."""
+    prices = {item.id: item.quote.usd for item in plan.market.items}
+    worth = {name: count * prices[name] for name, count in fleet.gpus.items()}
+    scale, ends, begin = fleet.usd_per_hour / sum(worth.values()), {}, 0.0
+    for name, usd in worth.items():
+        ends[name] = (begin, begin + usd * scale)
+        begin = ends[name][1]
+    return ends
+
+
+def _tone(vendor: str) -> str:
+    return vendor.casefold() if vendor.casefold() in _KEY else "other"
+
+
+def flip_bars(flips: Sequence[Flip]) -> Parts:
     """A row each: the prices that sources ask, the one planned with, and the one at which another fleet wins."""
-    for row, flip in enumerate(flips):
-        low, high = min(flip.low_usd, flip.usd_per_gpu_hour), max(flip.high_usd, flip.usd_per_gpu_hour)
-        axes.plot([low, high], [row, row], linewidth=7, alpha=0.35, color=colours()[1], solid_capstyle="butt")
-        axes.plot(flip.usd_per_gpu_hour, row, "o", color=colours()[1])
-        axes.plot(flip.at_usd_per_gpu_hour, row, "X", color=colours()[0], markersize=9)
-        words = f"{flip.change:+.0%}: {flip.becomes.label}" if flip.kind == "price" else f"{flip.becomes.label}"
-        axes.annotate(words, (flip.at_usd_per_gpu_hour, row), textcoords="offset points", xytext=(0, 9),
-                      ha="center", fontsize=8, color=colours()[0])  # fmt: skip
-    axes.set_yticks(range(len(flips)), [f"{one.accelerator}, {one.kind}" for one in flips])
-    axes.set_ylim(len(flips) - 0.5, -0.8)
-    axes.set_xlim(left=0)
-    axes.margins(x=0.15)
-    axes.xaxis.set_major_formatter("${x:,.2f}")
-    axes.set_xlabel("USD a GPU-hour")
+    if not flips:
+        return
+    prices = [(flip.usd_per_gpu_hour, flip.at_usd_per_gpu_hour, flip.high_usd) for flip in flips]
+    mark = max(max(row) for row in prices) / 150.0
+    bars = []
+    for flip in flips:
+        now, at = flip.usd_per_gpu_hour, flip.at_usd_per_gpu_hour
+        asked = BarSpan(min(flip.low_usd, now), max(flip.high_usd, now), "range", thin=True)
+        marks = [BarSpan(max(usd - mark, 0.0), usd + mark, tone) for usd, tone in ((now, "now"), (at, "flips"))]
+        bars.append(
+            ChartBar(flip.accelerator, [asked, *marks], f"{dollars(now)} now, {dollars(at)}: {flip.becomes.label}")
+        )
+    key = [("range", "what sellers ask"), ("now", "planned with"), ("flips", "another fleet wins")]
+    yield Bars("Prices a GPU-hour at which the answer flips", bars, key)
+
+
+def _fleets(plan: Plan) -> list[tuple[str, Alternative]]:
+    """A bar of many times the length would leave nothing to see of the others."""
+    assert plan.fleet is not None
+    fleets = [("this plan", Alternative(plan.fleet.gpus, plan.fleet.usd_per_hour, 0.0))]
+    fleets += [(f"{vendor} alone", one) for vendor, one in plan.single_vendor.items() if one and not one.is_absurd]
+    if plan.runner_up and not plan.runner_up.fleet.is_absurd:
+        fleets.append((f"without {plan.runner_up.without}", plan.runner_up.fleet))
+    return fleets
 
 
 def _costs(axes: Any, plan: Plan) -> None:
     """One bar a fleet, stacked by accelerator."""
     assert plan.fleet is not None
-    fleets: list[tuple[str, Alternative]] = [("this plan", Alternative(plan.fleet.gpus, plan.fleet.usd_per_hour, 0.0))]
-    # A bar of many times the length would leave nothing to see of the others.
-    fleets += [(f"{vendor} alone", one) for vendor, one in plan.single_vendor.items() if one and not one.is_absurd]
-    if plan.runner_up and not plan.runner_up.fleet.is_absurd:
-        fleets.append((f"without {plan.runner_up.without}", plan.runner_up.fleet))
-    prices = {item.id: item.quote.usd for item in plan.market.items}
+    fleets = _fleets(plan)
     shades = _shades(plan, [name for _, fleet in fleets for name in fleet.gpus])
     widest = max(fleet.usd_per_hour for _, fleet in fleets)
     for row, (_, fleet) in enumerate(fleets):
-        worth = {name: count * prices[name] for name, count in fleet.gpus.items()}
-        scale = fleet.usd_per_hour / sum(worth.values())
-        start, small = 0.0, []
-        for name, usd in worth.items():
-            axes.barh(row, usd * scale, left=start, color=shades[name], edgecolor="white", height=0.62)
+        small = []
+        for name, (begin, end) in _stacked(plan, fleet).items():
+            axes.barh(row, end - begin, left=begin, color=shades[name], edgecolor="white", height=0.62)
             words = f"{fleet.gpus[name]} {name}"
-            if usd * scale > 0.16 * widest:
+            if end - begin > 0.16 * widest:
                 ink = "white" if shades[name] in _DARK else "black"
-                axes.text(start + usd * scale / 2, row, words, ha="center", va="center", fontsize=8, color=ink)
+                axes.text((begin + end) / 2, row, words, ha="center", va="center", fontsize=8, color=ink)
             else:
                 small.append(words)
-            start += usd * scale
         # What has no room in its segment stands after the bar.
         beside = f"  ({', '.join(small)})" if small else ""
-        axes.text(start, row, f"  ${fleet.usd_per_hour:,.2f}{beside}", va="center", fontsize=9)
+        axes.text(fleet.usd_per_hour, row, f"  ${fleet.usd_per_hour:,.2f}{beside}", va="center", fontsize=9)
     doubt, high = plan.uncertainty, 0.0
     if doubt and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
         low, high = doubt.low_usd_per_hour, doubt.high_usd_per_hour

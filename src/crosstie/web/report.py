@@ -5,22 +5,26 @@ has the exact one.
 
 import json
 import re
+import shlex
+import sys
 from collections.abc import Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.text import Text
 
-from crosstie.core.errors import MissingExtra
-from crosstie.web.parts import CommandLine, Figure, Heading, Line, Part, Table, Verbatim, column_name
+from crosstie import __version__
+from crosstie.web.parts import Bars, CommandLine, Figure, Heading, Line, Part, Section, Table, Verbatim, column_name
 
 _DATA = Path(__file__).parent / "data"
 # What stands so far in is a command to type.
 _COMMAND = 4
 
-Tone = Literal["", "note", "caution", "bad", "good"]
-_TONES: dict[str, Tone] = {"dim": "note", "yellow": "caution", "red": "bad", "green": "good"}
+Tone = Literal["", "note", "caution", "bad", "good", "name"]
+_TONES: dict[str, Tone] = {"dim": "note", "bold": "name", "yellow": "caution", "red": "bad", "green": "good"}
 
 
 class Paragraph(NamedTuple):
@@ -41,10 +45,14 @@ class KeyNumber(msgspec.Struct, frozen=True, tag=True):
     beside: str = ""
 
 
-class Section(NamedTuple):
+# Runs of list items are one list.
+Block = Paragraph | Table | Figure | Bars | list[Paragraph]
+
+
+class Chapter(NamedTuple):
     title: str
-    # Runs of list items are one list.
-    blocks: list[Paragraph | Table | Figure | list[Paragraph]]
+    blocks: list[Block]
+    folded: bool = False
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +63,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     facts: Sequence[KeyNumber] = ()
     parts: Sequence[Part]
-    # What `--json` prints.
+    # Headings, by how they begin, of what comes first and open; the rest is folded. None: all is open, in its order.
+    leading: Sequence[str] | None = None
+    # Pages beside it, by their files.
+    links: Sequence[tuple[str, str]] = ()
+    # What `--json` prints; None where no command has made the page.
     document: Any
+
+
+def report_of(title: str, parts: Sequence[Part], **more: Any) -> Report:
+    """By the command that was typed, today."""
+    typed = shlex.join(["crosstie", *sys.argv[1:]])
+    return Report(
+        title=title, command=typed, made=date.today().isoformat(), version=__version__, parts=parts,
+        **{"document": None, **more},
+    )  # fmt: skip
 
 
 def write_report(report: Report) -> str:
@@ -65,30 +86,29 @@ def write_report(report: Report) -> str:
         report=report,
         style=(_DATA / "report.css").read_text(),
         document=_in_a_script(report.document),
-        **_shown(report.parts),
+        **_shown(report.parts, report.leading),
     )
 
 
-def write_sections(title: str, facts: Sequence[KeyNumber], parts: Sequence[Part]) -> str:
+def write_sections(
+    title: str, facts: Sequence[KeyNumber], parts: Sequence[Part], leading: Sequence[str] | None = None
+) -> str:
     """The same without a page around it, for one that shows several."""
-    return _filled("sections.html", title=title, facts=facts, **_shown(parts))
+    return _filled("sections.html", title=title, facts=facts, **_shown(parts, leading))
 
 
-def _shown(parts: Sequence[Part]) -> dict[str, Any]:
+def _shown(parts: Sequence[Part], leading: Sequence[str] | None) -> dict[str, Any]:
     return {
-        "sections": _sections(parts),
+        "chapters": _arranged(_chapters(parts), leading),
         "sources": _numbered(parts),
         "kind": _kind,
         "source_of": _source,
+        "tone_of": _tone,
         "name_of": column_name,
     }
 
 
 def _filled(template: str, **values: Any) -> str:
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError:
-        raise MissingExtra("pages need Jinja2", "plot") from None
     # Names of models, classes and files are other people's: everything is escaped unless it says otherwise.
     pages = Environment(
         loader=FileSystemLoader(_DATA), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -100,29 +120,44 @@ def _source(table: Table, row: int, cell: int) -> str:
     return table.sources[row][cell] if table.sources else ""
 
 
+def _tone(table: Table, row: int, cell: int) -> str:
+    return table.tones[row][cell] if table.tones else ""
+
+
+def _arranged(chapters: Sequence[Chapter], leading: Sequence[str] | None) -> list[Chapter]:
+    if leading is None:
+        return list(chapters)
+
+    def place(one: Chapter) -> int:
+        begins = [at for at, name in enumerate(leading, 1) if name and one.title.startswith(name)]
+        return begins[0] if begins else len(leading) + 1 if one.title else 0
+
+    return [one._replace(folded=place(one) > len(leading)) for one in sorted(chapters, key=place)]
+
+
 def _numbered(parts: Sequence[Part]) -> dict[str, int]:
     """The sources of all tables, each once, in the order in which a reader meets them."""
     cells = (source for part in parts if isinstance(part, Table) for row in part.sources for source in row)
     return {source: number for number, source in enumerate(dict.fromkeys(filter(None, cells)), 1)}
 
 
-def _sections(parts: Iterable[Part]) -> list[Section]:
-    """A heading begins a section; what comes before the first one is the answer."""
-    found = [Section("", [])]
+def _chapters(parts: Iterable[Part]) -> list[Chapter]:
+    """A heading begins a chapter; what comes before the first one is the answer."""
+    found = [Chapter("", [])]
     for part in parts:
-        if isinstance(part, Heading):
-            found.append(Section(part.text, []))
+        if isinstance(part, Heading | Section):
+            found.append(Chapter(part.text if isinstance(part, Heading) else part.title, []))
         elif isinstance(part, Table):
             if part.title:
-                found.append(Section(part.title, []))
+                found.append(Chapter(part.title, []))
             found[-1].blocks.append(part)
-        elif isinstance(part, Figure):
+        elif isinstance(part, Figure | Bars):
             found[-1].blocks.append(part)
         elif isinstance(part, CommandLine | Verbatim):
             _add(found[-1].blocks, Paragraph(part.text, "", item=False, verbatim=True))
         elif (paragraph := _paragraph(part)).text:
             _add(found[-1].blocks, paragraph)
-    return [one for one in found if one.title or one.blocks]
+    return [one for one in found if one.blocks]
 
 
 def _paragraph(part: str | Text | Line) -> Paragraph:
@@ -135,7 +170,7 @@ def _paragraph(part: str | Text | Line) -> Paragraph:
     return Paragraph(begun.removeprefix("- ").rstrip(), tone, begun.startswith("- "), verbatim)
 
 
-def _add(blocks: list[Paragraph | Table | Figure | list[Paragraph]], paragraph: Paragraph) -> None:
+def _add(blocks: list[Block], paragraph: Paragraph) -> None:
     last = blocks[-1] if blocks else None
     if not (paragraph.item or paragraph.verbatim):
         blocks.append(paragraph)
@@ -145,16 +180,20 @@ def _add(blocks: list[Paragraph | Table | Figure | list[Paragraph]], paragraph: 
         blocks.append([paragraph])
 
 
-def _kind(block: Paragraph | Table | Figure | list[Paragraph]) -> str:
+def _kind(block: Block) -> str:
     if isinstance(block, Table):
         return "blocks" if _is_wide(block) else "table"
     if isinstance(block, list):
         return "commands" if block[0].verbatim else "list"
+    if isinstance(block, Bars):
+        return "bars"
     return "figure" if isinstance(block, Figure) else "line"
 
 
 def _is_wide(table: Table) -> bool:
-    """Too wide for a sheet of A4: a block for each row in its place, as on a narrow terminal."""
+    """Too wide for a sheet of A4: a block for each row in its place, as on a narrow terminal. A heat map scrolls."""
+    if table.tones:
+        return False
     widest = [
         max([20 if column.startswith("~") else len(column_name(column)), *(len(row[i]) for row in table.rows)])
         for i, column in enumerate(table.columns)
@@ -164,11 +203,11 @@ def _is_wide(table: Table) -> bool:
 
 def write_markdown(parts: Iterable[Part]) -> str:
     """The first line is the title."""
-    title, *rest = _sections(parts)
+    title, *rest = _chapters(parts)
     lines: list[str] = []
-    for section in (title, *rest):
-        lines += ["", f"## {section.title}", ""] if section.title else []
-        for block in section.blocks:
+    for chapter in (title, *rest):
+        lines += ["", f"## {chapter.title}", ""] if chapter.title else []
+        for block in chapter.blocks:
             if isinstance(block, Table):
                 lines += ["", *_markdown_table(block), ""]
             elif isinstance(block, list):

@@ -6,7 +6,7 @@ from typing import Any
 from crosstie.core.errors import BadInput
 from crosstie.decide.cost.assessment import Assessment, describe, ends_of
 from crosstie.decide.cost.sensitivity import saving
-from crosstie.web.chart import check_ending, colours, inline, new_figure, save
+from crosstie.web.chart import check_ending, colours, new_figure, on_page, save
 from crosstie.web.parts import Figure
 
 _NOTE = "blue: the input at its low end, orange: at its high end; predicted, not measured"
@@ -20,13 +20,13 @@ def draw_tornado(assessed: Assessment, file: Path) -> None:
     save(_tornado(assessed), file, _NOTE, axis="x")
 
 
-def tornado_figure(assessed: Assessment) -> dict[str, Figure]:
+def tornado_figure(assessed: Assessment) -> list[Figure]:
     if not assessed.tornado:
-        return {}
+        return []
     says = "what moves the answer most: " + "; ".join(
         f"{describe(bar)}: {ends_of(bar)}" for bar in assessed.tornado[:3]
     )
-    return {"": Figure(inline(_tornado(assessed), _NOTE, axis="x"), says)}
+    return [on_page(_tornado(assessed), _NOTE, says, axis="x")]
 
 
 def _tornado(assessed: Assessment) -> Any:

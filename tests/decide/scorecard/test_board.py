@@ -10,14 +10,13 @@ from tests.present import present
 from crosstie.catalog.export import export_class, read_export, shipped_export
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.scenarios import Scenario, read_scenarios, shipped_scenarios
-from crosstie.core.deployment import Accelerator, Parallelism
+from crosstie.core.deployment import Accelerator
 from crosstie.core.errors import BadData
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.cost.prices import quote
 from crosstie.decide.scorecard.board import Axis, ScoreCell, export, money, silicon, software, speed
 from crosstie.decide.scorecard.contest import contest
 from crosstie.perf.estimate import estimate
-from crosstie.perf.fit import FITS, place
 
 SMALL = Scenario(name="small", model="llama-3.1-8b", precision="bf16", input=512, output=128, tpot_ms=30.0)
 
@@ -51,19 +50,17 @@ def test_silicon_is_the_catalog_s_with_source_and_date(calibrated: Catalog, chos
     assert all(one.source for axis in axes for one in axis.cells.values())
 
 
-def test_the_largest_model_on_one_fits_and_no_larger_one_does(calibrated: Catalog, chosen: list[Accelerator]) -> None:
-    (h200,) = chosen[1:2]
-    held = cell(silicon(calibrated, [h200]), "largest model on one", "h200")
-    name = held.source.partition(":")[0]
-    assert held.value == calibrated.model(name).parameters
-
-    def fits(model: str) -> bool:
-        return place(calibrated.deployment(calibrated.model(model), h200, Parallelism()), 8192).verdict == FITS
-
-    assert fits(name)
-    assert not any(
-        fits(one.id) for one in calibrated.models.values() if one.parameters > calibrated.model(name).parameters
-    )
+def test_what_weights_a_gpu_holds_is_its_memorys_whatever_models_there_are(
+    calibrated: Catalog, chosen: list[Accelerator]
+) -> None:
+    axes = silicon(calibrated, chosen)
+    stack = calibrated.stack("vllm")
+    for one in chosen:
+        got = cell(axes, "bf16 weights it holds", one.id)
+        room = stack.memory_fraction.value * one.memory_bytes - stack.reserved.si
+        assert got.value == pytest.approx(room / 2.0)
+        assert cell(axes, "fp8 weights it holds", one.id).value == pytest.approx(room)
+        assert "vLLM" in got.source
 
 
 def test_money_is_the_quotes_and_their_share_of_a_gb(calibrated: Catalog, chosen: list[Accelerator]) -> None:

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from crosstie.catalog.library import Catalog
+from crosstie.core.figures import dollars
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.answer import (
@@ -514,6 +515,9 @@ def _as_sure(
     answer = solve(asked.problem)
     if answer is None:
         return asked, None, sure
+    if first := alternative(asked, answer, answer.usd_per_hour):
+        # Whoever waits has a number before all that stands beside it.
+        on_progress(0, 0, f"{dollars(first.usd_per_hour)} an hour so far: {first.label}")
     each = sure
     while True:
         errors = JointErrors(surveyed, asked, scaling)

@@ -8,6 +8,7 @@ import msgspec
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadData, BadInput, CrosstieError
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.plan import Plan, plan
 from crosstie.decide.plan.report import DIGEST, Saved, SavedPrice, mark_of, meet_folders, read_saved
@@ -58,8 +59,10 @@ class Watched:
         return [move for move in self.moves if move.dated[:10] > self.then.made[: len(move.dated[:10])]]
 
 
-def watched(catalog: Catalog, files: Sequence[Path], today: str = "") -> list[Watched]:
-    return [_watched(catalog, file, today) for file in saved_plans(files)]
+def watched(
+    catalog: Catalog, files: Sequence[Path], today: str = "", on_progress: OnProgress = no_progress
+) -> list[Watched]:
+    return [_watched(catalog, file, today, on_progress) for file in saved_plans(files)]
 
 
 def saved_plans(given: Sequence[Path]) -> list[Path]:
@@ -75,11 +78,12 @@ def saved_plans(given: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _watched(catalog: Catalog, file: Path, today: str) -> Watched:
+def _watched(catalog: Catalog, file: Path, today: str, on_progress: OnProgress) -> Watched:
+    on_progress(0, 0, f"{file.name}, planned again")
     saved = read_saved(file)
     meet_folders(catalog, file, saved.workload)
     try:
-        now = plan(catalog, saved.workload, today=today, confirm=saved.confirmed is not None)
+        now = plan(catalog, saved.workload, today=today, confirm=saved.confirmed is not None, on_progress=on_progress)
     except CrosstieError as error:
         raise BadData(file, "", f"cannot be planned again: {error}") from None
     prices = {item.id: item.quote for item in now.market.items}

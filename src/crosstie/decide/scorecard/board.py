@@ -10,12 +10,12 @@ from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.core.fact import Fact, Sourced
 from crosstie.core.figures import arithmetic, dollars, parameters, seconds, significant
-from crosstie.core.model import COMPUTE_FORMATS, Model
+from crosstie.core.model import COMPUTE_FORMATS
 from crosstie.core.question import USUAL
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.decide.cost.prices import PURCHASE, Quote, behind, quote, quotes
 from crosstie.decide.scorecard.contest import Contest
-from crosstie.perf.fit import FITS, place, smallest_layout
+from crosstie.perf.fit import smallest_layout
 from crosstie.perf.memory import memory_plan
 from crosstie.port.preflight.matrix import builds
 from crosstie.port.preflight.readiness import ReadinessCheck
@@ -23,6 +23,8 @@ from crosstie.port.preflight.readiness import ReadinessCheck
 # What is left for a cache hangs on what else is there: the model that $ per GB of KV cache and engines are asked with.
 REFERENCE, PRECISION = "llama-3.3-70b", "fp8"
 _CONTEXT = USUAL.context
+# Bytes a parameter of what one GPU's memory is asked to hold.
+_WEIGHTS = {"bf16": 2.0, "fp8": 1.0}
 _ENGINES = ("vllm", "sglang", "tensorrt-llm", "atom", "llama.cpp")
 # Words of a verdict that a cell has room for.
 _SHORT = {"ready with settings": "settings", "will not run": "no", "not known, but measured": "measured"}
@@ -79,33 +81,26 @@ def silicon(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]
         axis("GPUs they join", "count", {one.id: one.scale_up.domain for one in accelerators}),
         axis("network a GPU", "bytes/s", {one.id: one.scale_out.bandwidth for one in accelerators}),
         axis("power", "W", {one.id: one.chip.tdp for one in accelerators}),
-        _largest(catalog, accelerators),
-    ]
+        *(
+            Axis(SILICON, f"{format} weights it holds", "parameters",
+                 {one.id: _held(catalog, one, bytes_each) for one in accelerators})
+            for format, bytes_each in _WEIGHTS.items()
+        ),
+    ]  # fmt: skip
     return found
 
 
-def _largest(catalog: Catalog, accelerators: Sequence[Accelerator]) -> Axis:
-    """The model of the catalog with most parameters that one GPU holds with a sequence of 8,192 tokens."""
-    models = sorted(catalog.models.values(), key=lambda one: -one.parameters)
-    said = f"`crosstie fit` of every model of the catalog in its own precision, {_CONTEXT:,} tokens, one GPU"
-    cells = {}
-    for accelerator in accelerators:
-        held = next((one for one in models if _holds(catalog, one, accelerator)), None)
-        cells[accelerator.id] = (
-            ScoreCell(parameters(held.parameters), held.parameters, f"{held.id}: {said}")
-            if held
-            else ScoreCell("none", None, said)
-        )
-    return Axis(SILICON, "largest model on one", "parameters", cells)
-
-
-def _holds(catalog: Catalog, model: Model, accelerator: Accelerator) -> bool:
-    if model.max_context and model.max_context < _CONTEXT:
-        return False
-    try:
-        return place(catalog.deployment(model, accelerator, Parallelism()), _CONTEXT).verdict == FITS
-    except BadInput:
-        return False
+def _held(catalog: Catalog, accelerator: Accelerator, bytes_each: float) -> ScoreCell:
+    """Parameters of a model whose weights alone fill what the engine takes of one GPU: a limit of the memory, whatever
+    models there are."""
+    stack = next(one for one in map(catalog.stack, ("vllm", "llama.cpp")) if one.runs_on(accelerator.vendor))
+    share, reserved = stack.memory_fraction, stack.reserved
+    held = (share.value * accelerator.memory_bytes - reserved.si) / bytes_each
+    said = (
+        f"{accelerator.memory_bytes / 1e9:,.0f} GB, of which {stack.name} takes {share.value:.0%} and keeps "
+        f"{reserved} ({reserved.basis}, {reserved.date}), at {bytes_each:g} bytes a parameter; no KV cache"
+    )
+    return ScoreCell(parameters(held), held, said)
 
 
 def money(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:

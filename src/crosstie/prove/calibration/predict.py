@@ -6,10 +6,12 @@ predicting again with other constants costs one evaluation of the steps.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from crosstie.catalog.benchmarks import SessionBenchmark
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.perf.disaggregated import Sides, disaggregated_state
 from crosstie.perf.hardware import Array, Hardware, Mask
 from crosstie.perf.memory import cache_sequences
@@ -414,7 +416,7 @@ _GROUPS: dict[str, type[_Group]] = {
 class Predictor:
     """Cases in their order; `predict` again after `correct`."""
 
-    def __init__(self, cases: Sequence[MeasuredCase]):
+    def __init__(self, cases: Sequence[MeasuredCase], on_progress: OnProgress = no_progress):
         self.cases = list(cases)
         self._later = np.array([case.mean_output_tokens - 1.0 for case in self.cases])
         members: dict[tuple[type[_Group], bool, str, str, str], list[int]] = {}
@@ -424,9 +426,12 @@ class Predictor:
             kind = _Apart if case.service else _GROUPS["full" if settled else case.method]
             key = (kind, case.method == "sessions", deployment.model.id, deployment.precision.id, deployment.kv_format)
             members.setdefault(key, []).append(index)
-        self._groups = [
-            (np.array(indices), kind([self.cases[i] for i in indices])) for (kind, *_), indices in members.items()
-        ]
+        self._groups: list[tuple[Any, _Group]] = []
+        done = 0
+        for (kind, *_), indices in members.items():
+            on_progress(done, len(self.cases), "how each measurement was loaded")
+            self._groups.append((np.array(indices), kind([self.cases[i] for i in indices])))
+            done += len(indices)
 
     def correct(self, factors: Mapping[str, Array], more: bool = False) -> None:
         """Factors of shape (cases,): of the catalog's constants, or `more`, of those that deployments have."""

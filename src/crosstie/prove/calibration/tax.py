@@ -17,6 +17,7 @@ import numpy as np
 
 from crosstie.catalog.library import SHIPPED, Catalog
 from crosstie.catalog.releases import newest_file
+from crosstie.core.progress import OnProgress, no_progress
 from crosstie.prove.calibration.cases import Cases, MeasuredCase, campaign_of, release_of
 from crosstie.prove.calibration.columns import UNPREDICTABLE, reason_of
 from crosstie.prove.calibration.predict import Predictor, quantity_of
@@ -165,12 +166,14 @@ def tax(
     accelerators: Collection[str] = (),
     models: Collection[str] = (),
     engines: Collection[str] = (),
+    on_progress: OnProgress = no_progress,
 ) -> Tax:
     """Fractions of all results on these accelerators, models and engines, by their ids; all where none is named."""
     left_out = Counter(row.reason for row in results.unusable)
     resolve = Cases(catalog)
     cases: list[MeasuredCase] = []
-    for point in results.points:
+    for at, point in enumerate(results.points):
+        on_progress(at, len(results.points), "measured points")
         try:
             found = resolve.of(point)
         except UNPREDICTABLE as error:
@@ -184,7 +187,7 @@ def tax(
                 left_out["prefill and decode apart: pools that wait for each other have no one roofline"] += 1
             elif _wanted(found[0], accelerators, models, engines):
                 cases += found
-    ideal = Predictor(cases).ideal() if cases else {}
+    ideal = Predictor(cases, on_progress).ideal() if cases else {}
     readings = []
     for index, case in enumerate(cases):
         reading = _reading(case, {name: column[index] for name, column in ideal.items()})

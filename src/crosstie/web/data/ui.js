@@ -5,6 +5,8 @@
 const at = (id) => document.getElementById(id);
 let choices, workload, answer, kept;
 let asked = 0, wait = 0;
+// Parts of the form that are unfolded, by their names.
+const unfolded = new Set(["Traffic"]);
 
 function made(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -18,6 +20,12 @@ function made(tag, attributes = {}, ...children) {
 }
 
 // Fields
+
+function fold(name, summary, ...children) {
+  const part = made("details", { open: unfolded.has(name), ontoggle: () => { part.open ? unfolded.add(name) : unfolded.delete(name); } },
+    made("summary", {}, summary), ...children);
+  return part;
+}
 
 const number = (text) => (text.trim() === "" ? undefined : Number.isNaN(Number(text)) ? text.trim() : Number(text));
 const shown = (value) =>
@@ -33,29 +41,33 @@ function put(table, key, value) {
   changed();
 }
 
-function field(label, table, key, options = {}) {
+const percent = (value) => (typeof value === "number" ? String(Number((100 * value).toFixed(6))) : shown(value));
+const fraction = (text) => (typeof number(text) === "number" ? Number((number(text) / 100).toFixed(8)) : number(text));
+
+function field(label, table, key, where, options = {}) {
+  const [show, read] = options.percent ? [percent, fraction] : options.text ? [shown, (text) => text] : [shown, number];
   const input = made("input", {
-    type: "text", inputMode: options.text ? "text" : "decimal", value: shown(table[key]), placeholder: options.usual ?? "",
-    oninput: (event) => put(table, key, options.text ? event.target.value : number(event.target.value)),
+    type: "text", inputMode: options.text ? "text" : "decimal", value: show(table[key]), placeholder: options.usual ?? "", "data-key": where + key,
+    oninput: (event) => put(table, key, read(event.target.value)),
   });
   if (options.list) input.setAttribute("list", options.list);
-  return made("label", {}, label, input);
+  return made("label", {}, options.percent ? `${label}, %` : label, input);
 }
 
-function select(label, table, key, values, usual) {
+function select(label, table, key, where, values, usual) {
   const empty = usual === undefined ? [] : [made("option", { value: "" }, usual)];
-  const element = made("select", { onchange: (event) => { put(table, key, event.target.value); } },
+  const element = made("select", { "data-key": where + key, onchange: (event) => { put(table, key, event.target.value); } },
     ...empty, ...values.map((one) => made("option", { value: one }, one)));
   element.value = table[key] ?? "";
   return made("label", {}, label, element);
 }
 
-function target(label, one, key) {
+function target(label, one, key, where) {
   const [percentile, ms] = Object.entries(one[key] ?? {})[0] ?? ["p95", undefined];
   const which = made("select", { "aria-label": `${label}, percentile` },
     ...choices.percentiles.map((name) => made("option", { value: name }, name)));
   which.value = percentile;
-  const limit = made("input", { type: "text", inputMode: "decimal", value: shown(ms), placeholder: "none", "aria-label": `${label}, milliseconds` });
+  const limit = made("input", { type: "text", inputMode: "decimal", value: shown(ms), placeholder: "none", "data-key": where + key, "aria-label": `${label}, milliseconds` });
   const write = () => put(one, key, number(limit.value) === undefined ? undefined : { [which.value]: number(limit.value) });
   which.addEventListener("change", write);
   limit.addEventListener("input", write);
@@ -63,20 +75,21 @@ function target(label, one, key) {
 }
 
 function classFields(one, index) {
-  const traced = one.trace !== undefined;
+  const traced = one.trace !== undefined, where = `class[${index}].`;
   const lengths = traced
-    ? [select("trace", one, "trace", [...new Set([...choices.traces, one.trace])])]
-    : [field("tokens in", one, "input", { text: false }), field("tokens out", one, "output", { text: false })];
+    ? [select("trace", one, "trace", where, [...new Set([...choices.traces, one.trace])])]
+    : [field("tokens in", one, "input", where), field("tokens out", one, "output", where)];
   const swap = made("button", { type: "button", onclick: () => {
     if (traced) { delete one.trace; one.input = 1000; one.output = 200; } else { delete one.input; delete one.output; one.trace = choices.traces[0]; }
     fields(); changed();
   } }, traced ? "Type lengths" : "Take a trace");
   const gone = workload.class.length > 1
     ? made("button", { type: "button", "aria-label": `Remove class ${one.name}`, onclick: () => { workload.class.splice(index, 1); fields(); changed(); } }, "Remove") : null;
-  const rate = one.requests_per_s !== undefined ? field("requests/s", one, "requests_per_s") : field("share of requests", one, "share");
-  return made("fieldset", {}, made("legend", {}, `Class ${one.name ?? index + 1}`),
-    field("name", one, "name", { text: true }), field("model", one, "model", { text: true, list: "models" }), rate, ...lengths,
-    target("TTFT, ms", one, "ttft_ms"), target("TPOT, ms", one, "tpot_ms"), made("p", { className: "buttons" }, swap, gone));
+  const rate = one.requests_per_s !== undefined ? field("requests/s", one, "requests_per_s", where)
+    : field("share of requests", one, "share", where, { percent: true });
+  return fold(where, `Class ${one.name ?? index + 1}: ${one.model ?? ""}`,
+    field("name", one, "name", where, { text: true }), field("model", one, "model", where, { text: true, list: "models" }), rate, ...lengths,
+    target("TTFT, ms", one, "ttft_ms", where), target("TPOT, ms", one, "tpot_ms", where), made("p", { className: "buttons" }, swap, gone));
 }
 
 function acceleratorFields() {
@@ -91,7 +104,7 @@ function acceleratorFields() {
       put(rules, "accelerators", same ? undefined : chosen.length ? chosen : ["none chosen"]);
     }, value: one.id });
     const usd = made("input", { type: "text", inputMode: "decimal", value: shown(prices.usd_per_gpu_hour?.[one.id]),
-      placeholder: one.usd === null ? "no price" : one.usd.toFixed(2), "aria-label": `${one.id}, dollars a GPU-hour`,
+      placeholder: one.usd === null ? "no price" : one.usd.toFixed(2), "data-key": `prices.usd_per_gpu_hour.${one.id}`, "aria-label": `${one.id}, dollars a GPU-hour`,
       oninput: (event) => {
         const own = { ...prices.usd_per_gpu_hour };
         const value = number(event.target.value);
@@ -100,19 +113,19 @@ function acceleratorFields() {
       } });
     return made("div", {}, made("label", { className: "check" }, box, `${one.id} (${one.vendor})`), usd);
   });
-  return made("fieldset", {}, made("legend", {}, "Accelerators, $ a GPU-hour"), made("div", { className: "accelerators" }, ...rows));
+  return fold("Accelerators", "Accelerators, $ a GPU-hour", made("div", { className: "accelerators", "data-key": "constraints.accelerators" }, ...rows));
 }
 
 function discounts() {
   const prices = workload.prices, vendors = [...new Set(choices.accelerators.map((one) => one.vendor))];
   const rows = vendors.map((vendor) => made("label", {}, `discount of ${vendor}, %`, made("input", {
-    type: "text", inputMode: "decimal", value: prices.discount?.[vendor] === undefined ? "" : String(100 * prices.discount[vendor]), placeholder: "0",
+    type: "text", inputMode: "decimal", value: percent(prices.discount?.[vendor]), placeholder: "0", "data-key": `prices.discount.${vendor}`,
     oninput: (event) => {
-      const off = { ...prices.discount }, value = number(event.target.value);
-      if (value === undefined) delete off[vendor]; else off[vendor] = typeof value === "number" ? value / 100 : value;
+      const off = { ...prices.discount }, value = fraction(event.target.value);
+      if (value === undefined) delete off[vendor]; else off[vendor] = value;
       put(prices, "discount", off);
     } })));
-  return made("fieldset", {}, made("legend", {}, "Prices"), select("kind", prices, "kind", choices.kinds, "on-demand"), ...rows);
+  return fold("Prices", "Prices", select("kind", prices, "kind", "prices.", choices.kinds, "on-demand"), ...rows);
 }
 
 function fields() {
@@ -121,10 +134,10 @@ function fields() {
   const nodes = made("input", { type: "checkbox", checked: rules.whole_nodes !== false, onchange: (event) => put(rules, "whole_nodes", event.target.checked ? undefined : false) });
   const models = made("datalist", { id: "models" }, ...choices.models.map((name) => made("option", { value: name })));
   at("fields").replaceChildren(models,
-    made("fieldset", {}, made("legend", {}, "Traffic"), field("name", workload, "name", { text: true }),
-      field("requests/s at the peak", traffic, "requests_per_s"), field("mean over peak", traffic, "mean_over_peak", { usual: "0.5" }),
-      field("growth a year", traffic, "growth_per_year", { usual: "0" }), field("how sure, %", workload, "sure", { usual: "80" }),
-      field("spare capacity", rules, "spare", { usual: "0" }), made("label", { className: "check" }, nodes, "GPUs in whole nodes")),
+    fold("Traffic", "Traffic", field("name", workload, "name", "", { text: true }),
+      field("requests/s at the peak", traffic, "requests_per_s", "traffic."), field("mean over peak", traffic, "mean_over_peak", "traffic.", { usual: "50", percent: true }),
+      field("growth a year", traffic, "growth_per_year", "traffic.", { usual: "0", percent: true }), field("how sure, %", workload, "sure", "", { usual: "80" }),
+      field("spare capacity", rules, "spare", "constraints.", { usual: "0", percent: true }), made("label", { className: "check" }, nodes, "GPUs in whole nodes")),
     ...workload.class.map(classFields),
     made("p", { className: "buttons" }, made("button", { type: "button", onclick: () => {
       workload.class.push({ name: `class-${workload.class.length + 1}`, model: workload.class[0].model, share: 0.1, input: 1000, output: 200 });
@@ -141,12 +154,24 @@ function changed() {
   wait = setTimeout(() => ask("/plan"), 150);
 }
 
+// How far the program is, and after a second or two the first fleet that it has found.
+async function follow(path, turn, begun) {
+  while (turn === asked && at("now").hasAttribute("aria-busy")) {
+    const told = await fetch("/progress").then((reply) => reply.json()).catch(() => ({}));
+    if (turn !== asked || !at("now").hasAttribute("aria-busy")) return;
+    const what = `${path === "/simulate" ? "simulating" : "planning"}… ${told[path] ?? ""}`;
+    if (at("state").textContent !== what) at("state").textContent = what;
+    at("clock").textContent = `(${((performance.now() - begun) / 1000).toFixed(0)} s)`;
+    if (!answer) at("now").replaceChildren(made("p", { className: "first" }, told[path] || "reading the catalog"));
+    await new Promise((done) => setTimeout(done, 250));
+  }
+}
+
 async function ask(path) {
   const turn = ++asked, begun = performance.now();
-  const slow = path === "/simulate";
   at("now").setAttribute("aria-busy", "true");
-  at("state").textContent = slow ? "simulating…" : "planning…";
-  at("simulate").disabled = slow;
+  at("simulate").disabled = path === "/simulate";
+  follow(path, turn, begun);
   let status, found;
   try {
     const reply = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(workload) });
@@ -157,11 +182,10 @@ async function ask(path) {
   if (turn !== asked || status === 409) return;
   at("simulate").disabled = false;
   at("now").removeAttribute("aria-busy");
-  at("error").hidden = !found.error;
-  at("error").textContent = found.error ?? "";
-  const took = ((performance.now() - begun) / 1000).toFixed(1);
+  refuse(found.error, found.key);
+  at("clock").textContent = `(${((performance.now() - begun) / 1000).toFixed(1)} s)`;
   const fleet = found.document?.fleet, cost = fleet ? `$${fleet.usd_per_hour.toFixed(2)} an hour, ` : "";
-  at("state").textContent = found.error ? "not planned" : `${cost}${found.simulated ? "confirmed by simulation" : "by closed forms; Simulate confirms it"}, ${took} s`;
+  at("state").textContent = found.error ? "not planned" : `${cost}${found.simulated ? "simulated" : "NOT simulated: by closed forms"}`;
   // The last answer stays while something is mistyped, but cannot be saved as if it were of this workload.
   for (const id of ["keep", "save-workload", "save-fleet", "simulate"]) at(id).disabled = Boolean(found.error);
   if (found.error) return;
@@ -170,30 +194,33 @@ async function ask(path) {
   show(at("now"), answer, kept);
 }
 
+// What is wrong, above the answer and at the field that it is about.
+function refuse(why, key) {
+  at("error").hidden = !why;
+  at("error").textContent = why ?? "";
+  document.querySelectorAll("[aria-invalid]").forEach((one) => { one.removeAttribute("aria-invalid"); one.removeAttribute("aria-describedby"); });
+  at("wrong")?.remove();
+  const about = [...document.querySelectorAll("[data-key]")].filter((one) => key && (key === one.dataset.key || key.startsWith(`${one.dataset.key}.`)))
+    .sort((a, b) => b.dataset.key.length - a.dataset.key.length)[0];
+  if (!about) return;
+  if (about.matches("input, select")) { about.setAttribute("aria-invalid", "true"); about.setAttribute("aria-describedby", "wrong"); }
+  (about.closest("label") ?? about).after(made("p", { id: "wrong", className: "bad" }, why.slice(key.length + 2)));
+  about.closest("details").open = true;
+}
+
 // Showing
 
 function show(pane, one, other) {
-  const facts = made("dl", { className: "facts" }, ...one.facts.map((fact) => made("div", {}, made("dt", {}, fact.name),
+  const facts = [...one.facts], usd = (answer) => answer?.document.fleet?.usd_per_hour;
+  if (usd(one) && usd(other)) {
+    const more = usd(one) / usd(other) - 1;
+    facts.push({ name: "against the kept one", value: `${more < 0 ? "-" : "+"}${Math.abs(100 * more).toFixed(1)}%`, beside: `$${usd(other).toFixed(2)} an hour` });
+  }
+  const cards = made("dl", { className: "facts" }, ...facts.map((fact) => made("div", {}, made("dt", {}, fact.name),
     made("dd", {}, fact.value, fact.beside ? made("small", {}, fact.beside) : null))));
   const words = document.createElement("div");
   words.innerHTML = one.html;
-  const plan = one.document, title = made("h2", {}, `${plan.workload.name}${pane.id === "kept" ? ", kept" : ""}`);
-  pane.replaceChildren(title, facts, ...(plan.fleet ? [bars(plan, other?.document)] : []), words);
-}
-
-function bars(plan, other) {
-  const rows = [["this plan", plan.fleet.usd_per_hour]];
-  if (other?.fleet) rows.push(["the kept one", other.fleet.usd_per_hour]);
-  for (const [vendor, one] of Object.entries(plan.single_vendor)) if (one && one.usd_per_hour < 5 * plan.fleet.usd_per_hour) rows.push([`${vendor} alone`, one.usd_per_hour]);
-  if (plan.runner_up && plan.runner_up.usd_per_hour < 5 * plan.fleet.usd_per_hour) rows.push([`without ${plan.runner_up.without}`, plan.runner_up.usd_per_hour]);
-  const most = Math.max(...rows.map(([, usd]) => usd));
-  const lines = rows.map(([name, usd]) => {
-    const bar = made("i");
-    bar.style.width = `${(100 * usd) / most}%`;
-    return made("div", {}, made("span", {}, `${name}: $${usd.toFixed(2)}`), bar);
-  });
-  const said = rows.map(([name, usd]) => `${name} $${usd.toFixed(2)}`).join(", ");
-  return made("div", { className: "bars", role: "img", "aria-label": `dollars an hour: ${said}` }, ...lines);
+  pane.replaceChildren(made("h2", {}, `${one.document.workload.name}${pane.id === "kept" ? ", kept" : ""}`), cards, words);
 }
 
 function download(name, text) {
