@@ -53,8 +53,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_in_small(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie_gateway.demo.demo._SIMULATED", 200)
+def test_the_demo_in_small(crosstie: Command) -> None:
     seen = crosstie("demo", "--seconds", "10", "--speed", "10", "--json")
     assert seen.status == 0
     said = json.loads(seen.out)

@@ -279,6 +279,18 @@ def test_it_fits_every_width_and_names_what_it_has(browser: Any, gateway: Served
     watched.context.close()
 
 
+def test_an_address_with_a_key_signs_in_and_forgets_it(browser: Any, gateway: Served) -> None:
+    watched = Watched(browser, gateway)
+    watched.page.goto(f"{watched.root}/crosstie/#key={OPERATOR}")
+    watched.page.get_by_text("live", exact=True).wait_for()
+    assert watched.page.url == f"{watched.root}/crosstie/"
+    assert not any(OPERATOR in url for url in watched.asked)
+    watched.page.goto("about:blank")
+    watched.page.goto(f"{watched.root}/crosstie/#key=wrong")
+    assert comes_true(lambda: watched.page.url == f"{watched.root}/crosstie/")
+    watched.context.close()
+
+
 def test_a_key_that_opens_nothing_is_said_to_the_one_who_typed_it(browser: Any, gateway: Served) -> None:
     watched = Watched(browser, gateway)
     watched.page.goto(f"{watched.root}/crosstie/")

@@ -1,6 +1,5 @@
 """`crosstie demo`: the whole loop on one machine without an accelerator."""
 
-import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -14,7 +13,16 @@ from crosstie.cli.show import Output, closing, console, print_json, say, show_ta
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.workload import Target
 from crosstie.prove.replay.outcomes import ReplayedClass, RequestGroup
-from crosstie_gateway.demo.demo import CREDITS, TRACES, Demo, PolicyRun, demo_document, run_demo
+from crosstie_gateway.demo.demo import (
+    CREDITS,
+    TRACES,
+    Demo,
+    PolicyRun,
+    dashboard_address,
+    demo_document,
+    run_demo,
+    send_on,
+)
 
 _EMULATED = (
     "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them, so this "
@@ -26,7 +34,7 @@ _DETAILS = "the traces, medians, and where requests went"
 @click.command("demo", epilog="Example: crosstie demo --speed 20 --seconds 100 --keep")
 @real_option("--speed", 0.1, 100, "Emulated seconds to each second.", default=10.0)
 @real_option("--seconds", 5, 3600, "Emulated seconds of traffic.", metavar="S", default=150.0)
-@click.option("--keep", is_flag=True, help="Leave the gateway running until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Leave the gateway and its dashboard running, under traffic, until Ctrl-C.")
 @verbose_option(_DETAILS)
 @json_option
 def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bool) -> int:
@@ -39,7 +47,7 @@ def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bo
     with ExitStack() as held:
         with progress() as on_progress:
             demo, url = run_demo(Catalog(), held, speed=speed, seconds=seconds, on_progress=on_progress)
-        print_json(demo_document(demo)) if as_json else _show(console(), demo, verbose)
+        print_json(demo_document(demo)) if as_json else _show(console(), demo, verbose, url if keep else None)
         if keep:
             _wait_at(url, demo)
     return 1 if any(run.result.failed > run.result.turned_away for run in demo.runs) else 0
@@ -53,15 +61,19 @@ def _wait_at(url: str, demo: Demo) -> None:
     )
     click.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", err=True)
     click.echo(f"  crosstie explain --url {url} --model {model} --input 3000 --output 200", err=True)
+    click.echo(f"  {dashboard_address(url)}", err=True)
     try:
-        signal.pause()
+        send_on(url, demo)
     except KeyboardInterrupt:
         click.echo("", err=True)
 
 
-def _show(out: Output, demo: Demo, verbose: bool) -> None:
+def _show(out: Output, demo: Demo, verbose: bool, kept_at: str | None) -> None:
     own, rival = demo.runs
     _show_fleet(out, demo)
+    page = dashboard_address(kept_at) if kept_at else "crosstie demo --keep leaves it open"
+    # One address is one line, for whoever clicks it.
+    say(out, f"Its dashboard: {page}")
     _show_outcomes(out, demo)
     say(out, _EMULATED)
     rate = f"{significant(demo.seconds)} emulated seconds, {significant(demo.speed)} to each second"

@@ -5,6 +5,8 @@ runs: replicas keep the time that the performance model predicts, so what is sho
 routing at work, not hardware.
 """
 
+import os
+import secrets
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ CREDITS = {
     "mooncake-conversation": "Moonshot AI, Qin et al., Mooncake, FAST 2025, Apache-2.0",
 }
 RIVAL: Policy = "round-robin"
+_OPERATOR_KEY = "CROSSTIE_OPERATOR_KEY"
 # How often a machine that is too slow for a speed is given half of it.
 _MOST_HALVINGS = 2
 
@@ -59,6 +62,8 @@ class Demo:
     speed: float
     # The fleet's own policy, then the rival.
     runs: list[PolicyRun]
+    # What was sent to both.
+    sent: list[TimedRequest]
 
 
 def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
@@ -87,6 +92,8 @@ def run_demo(
     Emulated time goes on while a machine stands still, and what is then seen is the machine. So where the client fell
     behind the same requests are sent again at half the speed, a few times at most.
     """
+    # Of this demo alone, unless whoever runs it has one.
+    os.environ.setdefault(_OPERATOR_KEY, secrets.token_urlsafe(24))
     on_progress(0, 0, "planning the fleet")
     plan, fleet, expected = planned(catalog)
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-demo-")))
@@ -101,7 +108,18 @@ def run_demo(
                 held.push(serving.pop_all())
                 break
         speed /= 2
-    return Demo(plan, fleet, expected, len(requests), seconds, speed, runs), url
+    return Demo(plan, fleet, expected, len(requests), seconds, speed, runs, requests), url
+
+
+def dashboard_address(url: str) -> str:
+    """Where the page of operators is, signed in by the key behind #, which no server and no log sees."""
+    return f"{url}/crosstie/#key={os.environ[_OPERATOR_KEY]}"
+
+
+def send_on(url: str, demo: Demo) -> None:
+    """The same requests again and again, so that there is something to look at."""
+    while True:
+        replayed(url, demo.fleet.classes[0].model, demo.sent, speed=demo.speed)
 
 
 def _runs(
@@ -117,7 +135,7 @@ def _runs(
 
     def started(policy: Policy) -> RunningGateway:
         on_progress(0, 0, f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
-        return serve(file, emulate=True, speed=speed, policy=policy)
+        return serve(file, emulate=True, speed=speed, policy=policy, options=("--dashboard",))
 
     def run(gateway: RunningGateway, policy: Policy) -> PolicyRun:
         outcomes, spent = replayed(

@@ -607,6 +607,14 @@ function signedIn(found) {
   follow();
 }
 
+// An address may bring a key behind #, where no server and no log sees it: `crosstie demo` prints such a one.
+async function signInByAddress() {
+  const [, key] = location.hash.match(/^#key=(.+)$/) || [];
+  if (!key) return;
+  history.replaceState(null, "", location.pathname);
+  await send("POST", "session", { key: decodeURIComponent(key) }).catch(() => null);
+}
+
 async function look() {
   const answer = await fetch(`${ROOT}/session`).catch(() => null);
   if (answer && answer.ok) signedIn(await answer.json());
@@ -643,4 +651,4 @@ by("look").addEventListener("click", () => {
   charts.choose(Number(by("point").value), Number(by("point").value));
   by("h-moment").focus();
 });
-look();
+signInByAddress().then(look);
