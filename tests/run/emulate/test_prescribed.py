@@ -171,12 +171,11 @@ def test_a_prompt_is_said_back_with_its_logprobs_as_evaluations_ask() -> None:
             assert all(value <= 0.0 for value in told.token_logprobs[1:])
         streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
         assert streamed == choice.text
-        numbers = client.completions.create(model=SMALL, prompt=[5, 6, 7], max_tokens=1, echo=True, logprobs=1).choices[
-            0
-        ]
-        assert len(numbers.logprobs.tokens) == 4
-        plain = client.completions.create(model=SMALL, prompt=prompt, max_tokens=2, logprobs=0).choices[0]
-        assert (len(plain.logprobs.tokens), plain.logprobs.top_logprobs) == (2, None)
+        numbers: Any = client.completions.create(model=SMALL, prompt=[5, 6, 7], max_tokens=1, echo=True, logprobs=1)
+        assert len(numbers.choices[0].logprobs.tokens) == 4
+        plain: Any = client.completions.create(model=SMALL, prompt=prompt, max_tokens=2, logprobs=0)
+        told = plain.choices[0].logprobs
+        assert (len(told.tokens), told.top_logprobs) == (2, None)
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def merged(views: list[FleetView]) -> FleetView:
     first.processes = len(views)
     first.emulated = sum(backend.engine == "emulated" for pool in first.pools for backend in pool.backends)
     for served in first.served:
-        served.today_pace = served.pace(served.today, served.today_s)
+        served.price()
     for team in first.teams:
         team.today_usd += team.unwritten_usd
         team.month_usd += team.unwritten_usd

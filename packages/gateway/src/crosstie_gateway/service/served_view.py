@@ -22,16 +22,6 @@ class Totals(msgspec.Struct):
         return Totals(*[own + sign * more for own, more in both])
 
 
-class PaceView(msgspec.Struct):
-    """What was done in a time. None: there was nothing to take it from."""
-
-    seconds: float
-    requests_per_s: float
-    tokens_per_s: float
-    # What the pool cost meanwhile, busy or not, over the tokens of prompts and answers that it served.
-    usd_per_million_tokens: float | None
-
-
 class ServedView(msgspec.Struct, kw_only=True):
     pool: str
     usd_per_hour: float
@@ -41,18 +31,12 @@ class ServedView(msgspec.Struct, kw_only=True):
     today: Totals
     # Since midnight (UTC), or since the gateway started.
     today_s: float
-    today_pace: PaceView | None = None
+    # What the pool cost in that time, busy or not.
+    today_usd: float = 0.0
 
-    def pace(self, done: Totals, seconds: float) -> PaceView:
+    def price(self) -> None:
         """Seconds are the gateway's own, which may run faster than the clock where replicas are emulated."""
-        tokens = done.input_tokens + done.output_tokens
-        usd = done.charged_usd if self.is_bought else self.usd_per_hour * seconds / 3600.0
-        return PaceView(
-            seconds=seconds,
-            requests_per_s=done.requests / seconds if seconds > 0.0 else 0.0,
-            tokens_per_s=tokens / seconds if seconds > 0.0 else 0.0,
-            usd_per_million_tokens=1e6 * usd / tokens if tokens else None,
-        )
+        self.today_usd = self.today.charged_usd if self.is_bought else self.usd_per_hour * self.today_s / 3600.0
 
 
 class TeamView(msgspec.Struct):

@@ -194,7 +194,12 @@ function poolButtons(rowOf) {
 
 // What is shown
 
-const served = (row) => latest.served.find((one) => one.pool === row.pool) || {};
+const served = (row) => latest.served.find((one) => one.pool === row.pool);
+// What pools cost since midnight, over their tokens.
+function perMillion(pools) {
+  const tokens = sum(pools, (one) => one.today.input_tokens + one.today.output_tokens);
+  return tokens ? (1e6 * sum(pools, (one) => one.today_usd)) / tokens : null;
+}
 const minute = (row) => (past ? minuteOf((one) => one.pool === row.pool) : {});
 // What is counted of those series in the last minute, and what the pools of them cost.
 function minuteOf(wanted) {
@@ -247,7 +252,7 @@ const pools = new Table(by("pools"), "Each pool, as all processes of the gateway
   { head: "TTFT over the model's", right: true, text: (row) => ratio(row, "ttft_correction") },
   { head: "TPOT over the model's", right: true, text: (row) => ratio(row, "tpot_correction") },
   { head: "$/M last minute", right: true, text: once((row) => dollars(minute(row).perMillion)) },
-  { head: "$/M today", right: true, text: once((row) => dollars((served(row).today_pace || {}).usd_per_million_tokens)) },
+  { head: "$/M today", right: true, text: once((row) => dollars(perMillion([served(row)]))) },
   { head: "weight", right: true, text: once((row) => significant(row.weight)) },
   { head: "change", element: poolButtons },
 ], (row) => `${row.pool} ${row.model}`, "The fleet file has no pools.");
@@ -342,8 +347,6 @@ function faultRows(fleet) {
 function facts(fleet) {
   const all = fleet.pools.flatMap((pool) => pool.backends);
   const now = past ? minuteOf(() => true) : {};
-  const today = sum(fleet.served, (one) => one.today.input_tokens + one.today.output_tokens);
-  const spent = sum(fleet.served, (one) => (one.is_bought ? one.today.charged_usd : (one.usd_per_hour * one.today_s) / 3600));
   return [
     ["requests/s", significant(now.requests)],
     ["tokens/s", significant(now.tokens)],
@@ -353,7 +356,7 @@ function facts(fleet) {
     ["breakers open", whole(all.filter((one) => one.breaker === "open").length)],
     ["faults today", whole(sum(fleet.served, (one) => one.today.faults))],
     ["$/M tokens last minute", dollars(now.perMillion)],
-    ["$/M tokens today", dollars(today ? (1e6 * spent) / today : null)],
+    ["$/M tokens today", dollars(perMillion(fleet.served))],
   ];
 }
 
