@@ -28,7 +28,7 @@ _EMULATED = (
     "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them, so this "
     "shows the planner, the gateway and the routing at work, and nothing about hardware."
 )
-_DETAILS = "the traces, medians, and where requests went"
+_DETAILS = "the traces, what the gateway predicted, medians, and where requests went"
 
 
 @click.command("demo", epilog="Example: crosstie demo --speed 20 --seconds 100 --keep")
@@ -74,7 +74,7 @@ def _show(out: Output, demo: Demo, verbose: bool, kept_at: str | None) -> None:
     page = dashboard_address(kept_at) if kept_at else "crosstie demo --keep leaves it open"
     # One address is one line, for whoever clicks it.
     say(out, f"Its dashboard: {page}")
-    _show_outcomes(out, demo)
+    _show_outcomes(out, demo, verbose)
     say(out, _EMULATED)
     rate = f"{significant(demo.seconds)} emulated seconds, {significant(demo.speed)} to each second"
     say(out, f"{demo.requests:,} recorded requests over {rate}, at the rate that the fleet was planned for")
@@ -123,10 +123,9 @@ def _show_fleet(out: Output, demo: Demo) -> None:
 
 def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
     own, rival = demo.runs
-    columns = ["class", "latency", ">target", ">plan", ">gateway", ">seen", ">kept"]
-    columns += [f">{rival.policy} seen", f">{rival.policy} kept"]
+    columns = ["class", "latency", ">target", ">plan", ">seen", ">kept", f">{rival.policy} seen"]
     if verbose:
-        columns += [">seen p50", ">gateway p50"]
+        columns += [f">{rival.policy} kept", ">gateway", ">seen p50", ">gateway p50"]
     rows = []
     for expected, mine, theirs in zip(demo.expected, _in_order(demo, own), _in_order(demo, rival), strict=True):
         for name, target, simulated in (
@@ -136,7 +135,8 @@ def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
                 row = [expected.name, name, promised(target), latency(simulated), *_row(name, target, mine, theirs)]
                 rows.append(row[: len(columns)])
     show_table(out, columns, rows, "Latencies at the target's percentile")
-    say(out, "  plan: simulated; gateway: what it predicted as it sent them; seen: from when a request was due", "dim")
+    gateway = "; gateway: what it predicted as it sent them" if verbose else ""
+    say(out, f"  plan: simulated; seen: from when a request was due{gateway}", "dim")
 
 
 def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) -> tuple[str, ...]:
@@ -146,8 +146,9 @@ def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) 
     )
     other = theirs.seen.ttft_s if first else theirs.seen.tpot_s
     return (
-        at(predicted, target), at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept), at(other, target),
-        kept(theirs.ttft_kept if first else theirs.tpot_kept), latency(seen.p50), latency(predicted.p50),
+        at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept), at(other, target),
+        kept(theirs.ttft_kept if first else theirs.tpot_kept), at(predicted, target), latency(seen.p50),
+        latency(predicted.p50),
     )  # fmt: skip
 
 
@@ -156,17 +157,18 @@ def _in_order(demo: Demo, run: PolicyRun) -> list[ReplayedClass]:
     return [by_name[expected.name] for expected in demo.expected]
 
 
-def _show_outcomes(out: Output, demo: Demo) -> None:
-    columns = ["policy", *(f">{expected.name} within targets" for expected in demo.expected), ">all", ">failed"]
-    columns += [">attributed $/M tokens", ">fleet $/M tokens within targets"]
-    rows = [
-        (
-            run.policy, *(kept(replayed.kept) for replayed in _in_order(demo, run)), kept(run.result.kept),
-            f"{run.result.failed:,}", dollars(run.spent.usd_per_million), dollars(run.usd_per_good_million),
-        )
-        for run in demo.runs
-    ]  # fmt: skip
-    show_table(out, columns, rows)
+def _show_outcomes(out: Output, demo: Demo, verbose: bool) -> None:
+    """What requests cost at their pools' design loads tells little of a fleet that is paid for busy or not."""
+    columns = ["policy", *(f">{expected.name}" for expected in demo.expected), ">all", ">failed", ">$/M tokens"]
+    columns += [">attributed $/M"] if verbose else []
+    rows = []
+    for run in demo.runs:
+        row = [run.policy, *(kept(replayed.kept) for replayed in _in_order(demo, run)), kept(run.result.kept)]
+        row += [f"{run.result.failed:,}", dollars(run.usd_per_good_million), dollars(run.spent.usd_per_million)]
+        rows.append(row[: len(columns)])
+    show_table(
+        out, columns, rows, "Requests within their targets, and the fleet's cost of a million tokens within them"
+    )
 
 
 def _show_places(out: Output, demo: Demo) -> None:

@@ -38,6 +38,8 @@ CREDITS = {
 }
 RIVAL: Policy = "round-robin"
 _OPERATOR_KEY = "CROSSTIE_OPERATOR_KEY"
+# Seconds of the traces that go on with --keep, before they begin again.
+_ON_S = 1200.0
 # How often a machine that is too slow for a speed is given half of it.
 _MOST_HALVINGS = 2
 
@@ -62,8 +64,6 @@ class Demo:
     speed: float
     # The fleet's own policy, then the rival.
     runs: list[PolicyRun]
-    # What was sent to both.
-    sent: list[TimedRequest]
 
 
 def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
@@ -73,14 +73,23 @@ def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
     return made, fleet_of(made), made.simulated
 
 
-def demo_requests(fleet: Fleet, seconds: float) -> list[TimedRequest]:
-    """Each class's part of its trace, at the rate that the fleet was planned for."""
+def demo_requests(fleet: Fleet, seconds: float, after: float = 0.0) -> list[TimedRequest]:
+    """Each class's part of its trace, at the rate that the fleet was planned for; `after` so many seconds of it."""
     longest = min(pool.max_context for pool in fleet.pools)
     parts = []
     for served in fleet.classes:
         trace = read_trace(find_trace(TRACES[served.name], Path()))
         rate = served.requests_per_s
-        parts.append(from_trace(trace, class_name=served.name, requests_per_s=rate, seconds=seconds, longest=longest))
+        parts.append(
+            from_trace(
+                trace,
+                class_name=served.name,
+                requests_per_s=rate,
+                seconds=seconds,
+                start=round(after * rate),
+                longest=longest,
+            )
+        )
     return merged(*parts)
 
 
@@ -108,7 +117,7 @@ def run_demo(
                 held.push(serving.pop_all())
                 break
         speed /= 2
-    return Demo(plan, fleet, expected, len(requests), seconds, speed, runs, requests), url
+    return Demo(plan, fleet, expected, len(requests), seconds, speed, runs), url
 
 
 def dashboard_address(url: str) -> str:
@@ -117,9 +126,10 @@ def dashboard_address(url: str) -> str:
 
 
 def send_on(url: str, demo: Demo) -> None:
-    """The same requests again and again, so that there is something to look at."""
+    """What the traces have next, so that there is something to look at: what was sent before would be in caches."""
+    after = demo.seconds if demo.seconds < _ON_S else 0.0
     while True:
-        replayed(url, demo.fleet.classes[0].model, demo.sent, speed=demo.speed)
+        replayed(url, demo.fleet.classes[0].model, demo_requests(demo.fleet, _ON_S, after), speed=demo.speed)
 
 
 def _runs(
