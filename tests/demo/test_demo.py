@@ -17,14 +17,23 @@ from tests.waiting import comes_true
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import shipped_traces
-from crosstie.core.fleet import Fleet
+from crosstie.core.fleet import Fleet, ServedClass
 from crosstie.prove.bench.loads import BenchLoad
 from crosstie.prove.bench.measure import BenchRun
 from crosstie.prove.bench.summary import of_runs
 from crosstie.prove.replay.outcomes import ClassTargets
 from crosstie.prove.replay.replay import RequestOutcome
 from crosstie.prove.replay.traffic import TimedRequest
-from crosstie_gateway.demo.demo import CREDITS, TRACES, PolicyRun, run_demo
+from crosstie_gateway.demo.demo import (
+    CREDITS,
+    TRACES,
+    Demo,
+    PolicyRun,
+    dashboard_address,
+    demo_requests,
+    run_demo,
+    send_on,
+)
 
 _STARTS_ONE_AND_WAITS = """
 import sys, time
@@ -55,8 +64,7 @@ def test_children_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_in_small(crosstie: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("crosstie_gateway.demo.demo._SIMULATED", 200)
+def test_the_demo_in_small(crosstie: Command) -> None:
     seen = crosstie("demo", "--seconds", "10", "--speed", "10", "--json")
     assert seen.status == 0
     said = json.loads(seen.out)
@@ -109,6 +117,34 @@ def test_a_machine_too_slow_for_the_demo_gets_half_the_speed(
         # Gateways of speeds that were given up are gone, the last one serves on.
         assert tried == [at for speed in speeds for at in (speed, -speed)][:-1]
     assert tried[-1] == -speeds[-1]
+
+
+def test_with_keep_the_traces_go_on_where_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same prompts again would be in the caches, and show a fleet that is faster than it is."""
+    classes = tuple(
+        ServedClass(name=name, model="llama-3.1-8b", requests_per_s=rate)
+        for name, rate in (("chat", 6.0), ("documents", 0.6))
+    )
+    small = fleet(pool(), classes=classes)
+    first, sent = demo_requests(small, 20.0), list[TimedRequest]()
+
+    def replayed(url: str, model: str, requests: list[TimedRequest], fleet: Fleet, *, speed: float) -> None:
+        sent.extend(requests)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("crosstie_gateway.demo.demo.replayed", replayed)
+    demo = Demo(None, small, [], len(first), 20.0, 10.0, [])  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt):
+        send_on("http://there", demo)
+    assert len(sent) > 10 * len(first)
+    lengths = [(one.input_tokens, one.output_tokens) for one in first if one.class_name == "chat"]
+    after = [(one.input_tokens, one.output_tokens) for one in sent if one.class_name == "chat"]
+    assert after[: len(lengths)] != lengths
+
+
+def test_the_dashboards_address_signs_in_with_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CROSSTIE_OPERATOR_KEY", "an-operators-own-key")
+    assert dashboard_address("http://there:8080") == "http://there:8080/crosstie/#key=an-operators-own-key"
 
 
 def test_every_trace_is_credited() -> None:

@@ -1,5 +1,6 @@
 """Alerts: each fires when it should and not otherwise, and says where to read on."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -35,6 +36,24 @@ def test_prometheus_takes_the_rules_and_every_case_holds() -> None:
     assert checked.returncode == 0, checked.stdout + checked.stderr
     tested = promtool("test", "rules", "alerts_test.yml")
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@pytest.mark.slow
+@with_promtool
+def test_prometheus_reads_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    """Its own parser, with variables as Grafana would put them in."""
+    panels = json.loads((FOLDER.parent / "grafana" / "crosstie.json").read_text())["panels"]
+    queries = [target["expr"] for panel in panels for target in panel.get("targets", [])]
+    rules = [
+        {"record": f"panel:query_{n}", "expr": re.sub(r"\$\w+", ".*", query.replace("$__rate_interval", "1m"))}
+        for n, query in enumerate(queries)
+    ]
+    assert len(rules) > 40
+    (tmp_path / "queries.yml").write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = promtool("check", "rules", "queries.yml", folder=tmp_path)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    (tmp_path / "queries.yml").write_text('groups: [{name: x, rules: [{record: "x", expr: "sum(rate(a[1m])"}]}]')
+    assert promtool("check", "rules", "queries.yml", folder=tmp_path).returncode != 0
 
 
 @pytest.mark.slow

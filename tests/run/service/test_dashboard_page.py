@@ -21,7 +21,7 @@ from crosstie_gateway.wire.server import Reply
 
 pytestmark = pytest.mark.browser
 KEY, OPERATOR = "an-administrators-own-key", "an-operators-own-key"
-WIDTHS = (360, 768, 1280, 1920)
+WIDTHS = (360, 390, 768, 1280, 1920)
 HOSTILE = "<img src=x onerror=\"document.title='taken';window.taken=1\"><script>window.taken=1</script>"
 
 
@@ -114,6 +114,8 @@ def ask(gateway: Served, **body: Any) -> int:
     )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
+            # Who leaves before the end was not served.
+            answer.read()
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return int(error.code)
@@ -152,7 +154,8 @@ def test_it_loads_alone_shows_what_the_admin_json_says_and_runs_nothing(browser:
         1,
     ]
     assert {url.removeprefix(watched.root).partition("?")[0] for url in watched.asked} <= {
-        "/crosstie/", "/crosstie/app.js", "/crosstie/style.css", "/crosstie/session", "/crosstie/live", "data:,",
+        "/crosstie/", "/crosstie/app.js", "/crosstie/charts.js", "/crosstie/style.css", "/crosstie/session",
+        "/crosstie/live", "/crosstie/history", "data:,",
     }  # fmt: skip
     # The first look at a session finds none, which Chromium reports as an error.
     assert [one for one in watched.wrong if "401" not in one] == []
@@ -170,6 +173,58 @@ def test_a_decision_says_why_when_it_is_opened(browser: Any, gateway: Served) ->
     opened.get_by_text("Why:").wait_for()
     opened.get_by_role("rowheader", name="nvidia").wait_for()
     assert "Predicted TTFT" in opened.inner_text()
+    watched.context.close()
+
+
+def test_a_moment_is_chosen_over_a_chart_or_by_keyboard_and_says_why(browser: Any, gateway: Served) -> None:
+    watched = Watched(browser, gateway)
+    page = watched.sign_in(OPERATOR)
+    for _ in range(3):
+        assert ask(gateway, stream=True) == 200
+    charts = page.locator("#charts figure")
+    # As soon as the slot has ended in which they were answered.
+    assert comes_true(
+        lambda: "amd" in (charts.nth(2).locator("svg").get_attribute("aria-label") or "").partition("p95")[2]
+    )
+    assert comes_true(lambda: "at p95" in page.locator("#latency tbody").inner_text())
+    assert charts.count() == 7
+    assert page.locator("#charts").inner_text().count("mean") == 0
+    box = charts.first.locator("svg").bounding_box()
+    page.mouse.move(box["x"] + 60, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 7, box["y"] + 50)
+    page.mouse.up()
+    page.locator("#moments li", has_text=MODEL).first.locator("summary").click()
+    page.locator("#moments").get_by_text("It came to: served").first.wait_for()
+    page.locator("#moments").get_by_text("The pools as they were when it was decided").first.wait_for()
+    page.get_by_role("slider", name="Moment").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_text("No decision is kept of this time").wait_for()
+    assert page.evaluate("document.activeElement.id") == "h-moment"
+    page.get_by_role("button", name="amd", exact=True).press("Enter")
+    assert page.locator("#replicas tbody tr").count() == 2
+    assert [one for one in watched.wrong if "401" not in one] == []
+    watched.context.close()
+
+
+def test_on_a_phone_every_cell_is_there_and_says_what_it_is(browser: Any, gateway: Served) -> None:
+    watched = Watched(browser, gateway)
+    page = watched.sign_in(KEY)
+    page.set_viewport_size({"width": 390, "height": 844})
+    out = page.evaluate(
+        "[...document.querySelectorAll('tbody :is(th, td), #charts svg')].filter(one => one.offsetParent)"
+        ".filter(one => { const at = one.getBoundingClientRect(); return at.left < 0 || at.right > innerWidth })"
+        ".map(one => one.outerHTML)"
+    )
+    assert out == []
+    heads = page.evaluate(
+        "[...document.querySelectorAll('#pools tr:first-child td')].map(one => getComputedStyle(one, '::before').content)"
+    )
+    assert '"$/M today"' in heads
+    assert page.get_by_text("Nothing has gone wrong since").or_(page.locator("#faults tbody tr")).first.is_visible()
+    assert page.get_by_text("No teams: they come with keys").is_visible()
     watched.context.close()
 
 
@@ -221,6 +276,18 @@ def test_it_fits_every_width_and_names_what_it_has(browser: Any, gateway: Served
     for _ in range(2):
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Drain replica 127.0.0.1")
+    watched.context.close()
+
+
+def test_an_address_with_a_key_signs_in_and_forgets_it(browser: Any, gateway: Served) -> None:
+    watched = Watched(browser, gateway)
+    watched.page.goto(f"{watched.root}/crosstie/#key={OPERATOR}")
+    watched.page.get_by_text("live", exact=True).wait_for()
+    assert watched.page.url == f"{watched.root}/crosstie/"
+    assert not any(OPERATOR in url for url in watched.asked)
+    watched.page.goto("about:blank")
+    watched.page.goto(f"{watched.root}/crosstie/#key=wrong")
+    assert comes_true(lambda: watched.page.url == f"{watched.root}/crosstie/")
     watched.context.close()
 
 

@@ -97,7 +97,11 @@ def _look(page: Any, it: Running, headers: dict[str, str]) -> None:
     said = fleet()
     assert [cells("pools", n)[1] for n in range(3)] == [one["model"] for one in said["pools"]] == list(MODELS)
     # What belongs to the whole pool is said once, and can be done once.
-    assert cells("pools", 1)[6:12] == ["as above"] * 6
+    assert [cells("pools", 1)[n] for n in (6, 9, 10, 11)] == ["as above"] * 4
+    # A slot of both workers has ended.
+    assert comes_true(
+        lambda: sum(int(cells("latency", n)[2]) for n in range(page.locator("#latency tbody tr").count())) == 12
+    )
     assert page.get_by_role("button", name="Drain pool shared", exact=True).count() == 1
     backends = [(pool["model"], one) for pool in said["pools"] for one in pool["backends"]]
     for n, (model, one) in enumerate(backends):

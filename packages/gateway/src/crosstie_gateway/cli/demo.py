@@ -1,6 +1,5 @@
 """`crosstie demo`: the whole loop on one machine without an accelerator."""
 
-import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -14,19 +13,28 @@ from crosstie.cli.show import Output, closing, console, print_json, say, show_ta
 from crosstie.core.figures import dollars, share, significant
 from crosstie.core.workload import Target
 from crosstie.prove.replay.outcomes import Percentiles, ReplayedClass, RequestGroup
-from crosstie_gateway.demo.demo import CREDITS, TRACES, Demo, PolicyRun, demo_document, run_demo
+from crosstie_gateway.demo.demo import (
+    CREDITS,
+    TRACES,
+    Demo,
+    PolicyRun,
+    dashboard_address,
+    demo_document,
+    run_demo,
+    send_on,
+)
 
 _EMULATED = (
     "EMULATED: no AMD or NVIDIA GPU ran. Replicas keep the time that the performance model predicts for them, so this "
     "shows the planner, the gateway and the routing at work, and nothing about hardware."
 )
-_DETAILS = "the traces, medians, and where requests went"
+_DETAILS = "the traces, what the gateway predicted, medians, and where requests went"
 
 
 @click.command("demo", epilog="Example: crosstie demo --speed 20 --seconds 100 --keep")
 @real_option("--speed", 0.1, 100, "Emulated seconds to each second.", default=10.0)
 @real_option("--seconds", 5, 3600, "Emulated seconds of traffic.", metavar="S", default=150.0)
-@click.option("--keep", is_flag=True, help="Leave the gateway running until Ctrl-C.")
+@click.option("--keep", is_flag=True, help="Leave the gateway and its dashboard running, under traffic, until Ctrl-C.")
 @verbose_option(_DETAILS)
 @json_option
 def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bool) -> int:
@@ -39,7 +47,7 @@ def command(speed: float, seconds: float, keep: bool, verbose: bool, as_json: bo
     with ExitStack() as held:
         with progress() as on_progress:
             demo, url = run_demo(Catalog(), held, speed=speed, seconds=seconds, on_progress=on_progress)
-        print_json(demo_document(demo)) if as_json else _show(console(), demo, verbose)
+        print_json(demo_document(demo)) if as_json else _show(console(), demo, verbose, url if keep else None)
         if keep:
             _wait_at(url, demo)
     return 1 if any(run.result.failed > run.result.turned_away for run in demo.runs) else 0
@@ -53,16 +61,20 @@ def _wait_at(url: str, demo: Demo) -> None:
     )
     click.echo(f"  curl -N {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'", err=True)
     click.echo(f"  crosstie explain --url {url} --model {model} --input 3000 --output 200", err=True)
+    click.echo(f"  {dashboard_address(url)}", err=True)
     try:
-        signal.pause()
+        send_on(url, demo)
     except KeyboardInterrupt:
         click.echo("", err=True)
 
 
-def _show(out: Output, demo: Demo, verbose: bool) -> None:
+def _show(out: Output, demo: Demo, verbose: bool, kept_at: str | None) -> None:
     own, rival = demo.runs
     _show_fleet(out, demo)
-    _show_outcomes(out, demo)
+    page = dashboard_address(kept_at) if kept_at else "crosstie demo --keep leaves it open"
+    # One address is one line, for whoever clicks it.
+    say(out, f"Its dashboard: {page}")
+    _show_outcomes(out, demo, verbose)
     say(out, _EMULATED)
     rate = f"{significant(demo.seconds)} emulated seconds, {significant(demo.speed)} to each second"
     say(out, f"{demo.requests:,} recorded requests over {rate}, at the rate that the fleet was planned for")
@@ -111,10 +123,9 @@ def _show_fleet(out: Output, demo: Demo) -> None:
 
 def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
     own, rival = demo.runs
-    columns = ["class", "latency", ">target", ">plan", ">gateway", ">seen", ">kept"]
-    columns += [f">{rival.policy} seen", f">{rival.policy} kept"]
+    columns = ["class", "latency", ">target", ">plan", ">seen", ">kept", f">{rival.policy} seen"]
     if verbose:
-        columns += [">seen p50", ">gateway p50"]
+        columns += [f">{rival.policy} kept", ">gateway", ">seen p50", ">gateway p50"]
     rows = []
     for expected, mine, theirs in zip(demo.expected, _in_order(demo, own), _in_order(demo, rival), strict=True):
         for name, target, simulated in (
@@ -124,7 +135,8 @@ def _show_latencies(out: Output, demo: Demo, verbose: bool) -> None:
                 row = [expected.name, name, promised(target), latency(simulated), *_row(name, target, mine, theirs)]
                 rows.append(row[: len(columns)])
     show_table(out, columns, rows, "Latencies at the target's percentile")
-    say(out, "  plan: simulated; gateway: what it predicted as it sent them; seen: from when a request was due", "dim")
+    gateway = "; gateway: what it predicted as it sent them" if verbose else ""
+    say(out, f"  plan: simulated; seen: from when a request was due{gateway}", "dim")
 
 
 def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) -> tuple[str, ...]:
@@ -134,9 +146,9 @@ def _row(name: str, target: Target, mine: ReplayedClass, theirs: ReplayedClass) 
     )
     other = theirs.seen.ttft_s if first else theirs.seen.tpot_s
     return (
-        _at(predicted, target), _at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept),
-        _at(other, target),
-        kept(theirs.ttft_kept if first else theirs.tpot_kept), latency(seen.p50), latency(predicted.p50),
+        _at(seen, target), kept(mine.ttft_kept if first else mine.tpot_kept), _at(other, target),
+        kept(theirs.ttft_kept if first else theirs.tpot_kept), _at(predicted, target), latency(seen.p50),
+        latency(predicted.p50),
     )  # fmt: skip
 
 
@@ -153,18 +165,19 @@ def _in_order(demo: Demo, run: PolicyRun) -> list[ReplayedClass]:
     return [by_name[expected.name] for expected in demo.expected]
 
 
-def _show_outcomes(out: Output, demo: Demo) -> None:
-    columns = ["policy", *(f">{expected.name} within targets" for expected in demo.expected), ">all", ">failed"]
-    columns += [">attributed $/M tokens", ">fleet $/M tokens within targets"]
-    rows = [
-        (
-            run.policy, *(kept(replayed.kept) for replayed in _in_order(demo, run)), kept(run.result.kept),
-            f"{run.result.failed:,}", dollars(run.result.attributed_usd_per_million_tokens or 0.0),
-            dollars(_good_usd(run)),
-        )
-        for run in demo.runs
-    ]  # fmt: skip
-    show_table(out, columns, rows)
+def _show_outcomes(out: Output, demo: Demo, verbose: bool) -> None:
+    """What requests cost at their pools' design loads tells little of a fleet that is paid for busy or not."""
+    columns = ["policy", *(f">{expected.name}" for expected in demo.expected), ">all", ">failed", ">$/M tokens"]
+    columns += [">attributed $/M"] if verbose else []
+    rows = []
+    for run in demo.runs:
+        row = [run.policy, *(kept(replayed.kept) for replayed in _in_order(demo, run)), kept(run.result.kept)]
+        row += [f"{run.result.failed:,}", dollars(_good_usd(run))]
+        row.append(dollars(run.result.attributed_usd_per_million_tokens or 0.0))
+        rows.append(row[: len(columns)])
+    show_table(
+        out, columns, rows, "Requests within their targets, and the fleet's cost of a million tokens within them"
+    )
 
 
 def _show_places(out: Output, demo: Demo) -> None:

@@ -5,6 +5,8 @@ runs: replicas keep the time that the performance model predicts, so what is sho
 routing at work, not hardware.
 """
 
+import os
+import secrets
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +37,9 @@ CREDITS = {
     "mooncake-conversation": "Moonshot AI, Qin et al., Mooncake, FAST 2025, Apache-2.0",
 }
 RIVAL: Policy = "round-robin"
+_OPERATOR_KEY = "CROSSTIE_OPERATOR_KEY"
+# Seconds of the traces that go on with --keep, before they begin again.
+_ON_S = 1200.0
 # How often a machine that is too slow for a speed is given half of it.
 _MOST_HALVINGS = 2
 
@@ -65,14 +70,23 @@ def planned(catalog: Catalog) -> tuple[Plan, Fleet, list[SimulatedClass]]:
     return made, fleet_of(made), made.simulated
 
 
-def demo_requests(fleet: Fleet, seconds: float) -> list[TimedRequest]:
-    """Each class's part of its trace, at the rate that the fleet was planned for."""
+def demo_requests(fleet: Fleet, seconds: float, after: float = 0.0) -> list[TimedRequest]:
+    """Each class's part of its trace, at the rate that the fleet was planned for; `after` so many seconds of it."""
     longest = min(pool.max_context for pool in fleet.pools)
     parts = []
     for served in fleet.classes:
         trace = read_trace(find_trace(TRACES[served.name], Path()))
         rate = served.requests_per_s
-        parts.append(from_trace(trace, class_name=served.name, requests_per_s=rate, seconds=seconds, longest=longest))
+        parts.append(
+            from_trace(
+                trace,
+                class_name=served.name,
+                requests_per_s=rate,
+                seconds=seconds,
+                start=round(after * rate),
+                longest=longest,
+            )
+        )
     return merged(*parts)
 
 
@@ -84,6 +98,8 @@ def run_demo(
     Emulated time goes on while a machine stands still, and what is then seen is the machine. So where the client fell
     behind the same requests are sent again at half the speed, a few times at most.
     """
+    # Of this demo alone, unless whoever runs it has one.
+    os.environ.setdefault(_OPERATOR_KEY, secrets.token_urlsafe(24))
     on_progress(0, 0, "planning the fleet")
     plan, fleet, expected = planned(catalog)
     folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="crosstie-demo-")))
@@ -101,6 +117,19 @@ def run_demo(
     return Demo(plan, fleet, expected, len(requests), seconds, speed, runs), url
 
 
+def dashboard_address(url: str) -> str:
+    """Where the page of operators is, signed in by the key behind #, which no server and no log sees."""
+    return f"{url}/crosstie/#key={os.environ[_OPERATOR_KEY]}"
+
+
+def send_on(url: str, demo: Demo) -> None:
+    """What the traces have next, so that there is something to look at: what was sent before would be in caches."""
+    after = demo.seconds if demo.seconds < _ON_S else 0.0
+    while True:
+        requests = demo_requests(demo.fleet, _ON_S, after)
+        replayed(url, demo.fleet.classes[0].model, requests, demo.fleet, speed=demo.speed)
+
+
 def _runs(
     serving: ExitStack,
     file: Path,
@@ -114,7 +143,7 @@ def _runs(
 
     def started(policy: Policy) -> RunningGateway:
         on_progress(0, 0, f"starting {len(fleet.pools)} pools of emulated replicas and a gateway, {policy}")
-        return serve(file, emulate=True, speed=speed, policy=policy)
+        return serve(file, emulate=True, speed=speed, policy=policy, options=("--dashboard",))
 
     def run(gateway: RunningGateway, policy: Policy) -> PolicyRun:
         result = replayed(

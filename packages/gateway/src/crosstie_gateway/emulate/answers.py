@@ -1,7 +1,8 @@
-"""Answers in OpenAI's shapes. Filler needs no escaping, so a piece of a stream is three strings joined."""
+"""Answers in OpenAI's shapes. A piece of a stream is three strings joined."""
 
 import base64
 import json
+import math
 import zlib
 from array import array
 from collections.abc import Mapping
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.emulated import FINGERPRINT
+from crosstie_gateway.emulate.requests import GenerationRequest
+from crosstie_gateway.emulate.tokens import logprob, pieces
 
 _DONE = b"data: [DONE]\n\n"
 # Deterministic vectors are for plumbing, not for meaning.
@@ -51,8 +54,10 @@ class _Choices(AnswerShape):
     id_prefix = kind = chunk_kind = ""
     chunk_text = whole_text = ("", "")
 
-    def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
-        self._ending, self._include_usage = ending, include_usage
+    def __init__(self, id: str, created: int, model: str, wanted: GenerationRequest):
+        self._ending: str = wanted.ending
+        self._include_usage = wanted.include_usage
+        self._told, self._place = wanted.told, 0
 
         def head(kind: str) -> str:
             return (
@@ -66,19 +71,48 @@ class _Choices(AnswerShape):
 
     def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
         so_far = f',"usage":{usage.json()}' if usage is not None else ""
-        ending = f'{self._closing},"logprobs":null,"finish_reason":null}}]{so_far}}}\n\n'
-        return f"{self._piece}{text}{ending}".encode()
+        ending = f'{self._closing},"logprobs":{self._logprobs(text)},"finish_reason":null}}]{so_far}}}\n\n'
+        return f"{self._piece}{_escaped(text)}{ending}".encode()
 
     def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
-        last = f'{self._piece}{text}{self._closing},"logprobs":null,"finish_reason":"{self._ending}"}}]}}\n\n'
+        last = (
+            f'{self._piece}{_escaped(text)}{self._closing},"logprobs":{self._logprobs(text)},'
+            f'"finish_reason":"{self._ending}"}}]}}\n\n'
+        )
         if self._include_usage:
             last += f'{self._chunk}],"usage":{usage.json()}}}\n\n'
         return last.encode() + _DONE
 
     def whole(self, text: str, usage: AnswerUsage) -> bytes:
         opening, closing = self.whole_text
-        choice = f'{{"index":0,{opening}{text}{closing},"logprobs":null,"finish_reason":"{self._ending}"}}'
+        choice = (
+            f'{{"index":0,{opening}{_escaped(text)}{closing},"logprobs":{self._logprobs(text)},'
+            f'"finish_reason":"{self._ending}"}}'
+        )
         return f'{self._whole}{choice}],"usage":{usage.json()}}}'.encode()
+
+    def _logprobs(self, text: str) -> str:
+        """Of the tokens of a piece: null, unless they are asked for."""
+        if self._told.logprobs is None:
+            return "null"
+        tokens = pieces(text)
+        place, self._place = self._place, self._place + len(tokens)
+        return json.dumps(self._logprobs_of(tokens, place, self._told.logprobs))
+
+    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> dict[str, object]:
+        raise NotImplementedError
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text)[1:-1]
+
+
+def _alternatives(token: str, place: int, most: int) -> list[tuple[str, float]]:
+    """The likeliest tokens there, as many as are asked for: what was chosen, and what nobody would have."""
+    chosen = logprob(token, place)
+    rest = math.log1p(-math.exp(chosen)) if chosen < 0.0 else -20.0
+    others = [(f" {n}", rest - 0.7 * n) for n in range(1, most)]
+    return [(token, chosen), *others][:most]
 
 
 class Chat(_Choices):
@@ -86,23 +120,85 @@ class Chat(_Choices):
     chunk_text = ('"delta":{"content":"', '"}')
     whole_text = ('"message":{"role":"assistant","content":"', '"}')
 
+    def __init__(self, id: str, created: int, model: str, wanted: GenerationRequest):
+        self._begins = '{"role":"assistant","content":""}'
+        if name := wanted.told.calls:
+            call = f'"id":"call_{id}","type":"function","function":{{"name":{json.dumps(name)},"arguments":"'
+            self._begins = f'{{"role":"assistant","content":null,"tool_calls":[{{"index":0,{call}"}}}}]}}'
+            self.chunk_text = ('"delta":{"tool_calls":[{"index":0,"function":{"arguments":"', '"}}]}')
+            self.whole_text = (f'"message":{{"role":"assistant","content":null,"tool_calls":[{{{call}', '"}}]}')
+        super().__init__(id, created, model, wanted)
+        if name and self._ending == "stop":
+            self._ending = "tool_calls"
+
     def begun(self) -> bytes:
-        delta = '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
-        return (self._chunk + delta).encode()
+        return f'{self._chunk}{{"index":0,"delta":{self._begins},"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
+
+    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> dict[str, object]:
+        def told(token: str, value: float) -> dict[str, object]:
+            return {"token": token, "logprob": value, "bytes": list(token.encode())}
+
+        content = []
+        for n, token in enumerate(tokens, place):
+            top = [told(*other) for other in _alternatives(token, n, most)]
+            content.append({**told(token, logprob(token, n)), "top_logprobs": top})
+        return {"content": content, "refusal": None}
 
 
 class Completion(_Choices):
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
     chunk_text = whole_text = ('"text":"', '"')
 
+    def __init__(self, id: str, created: int, model: str, wanted: GenerationRequest):
+        super().__init__(id, created, model, wanted)
+        self._offset, self._unsaid = 0, wanted.told.echo
+
+    def begun(self) -> bytes:
+        """The prompt, where it is asked back."""
+        return self.piece("") if self._unsaid else b""
+
+    def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
+        return super().piece(self._with_prompt(text), usage)
+
+    def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
+        return super().ending(self._with_prompt(text), whole, usage)
+
+    def whole(self, text: str, usage: AnswerUsage) -> bytes:
+        return super().whole(self._with_prompt(text), usage)
+
+    def _with_prompt(self, text: str) -> str:
+        return self._unsaid + text
+
+    def _logprobs(self, text: str) -> str:
+        said, self._unsaid = self._unsaid, ""
+        if self._told.logprobs is None:
+            return "null"
+        tokens = (*(self._told.echoed if said else ()), *pieces(text.removeprefix(said)))
+        place, self._place = self._place, self._place + len(tokens)
+        return json.dumps(self._logprobs_of(tokens, place, self._told.logprobs))
+
+    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> dict[str, object]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        # Nothing comes before the first token of a prompt that would make it likely.
+        first = 1 if self._told.echoed and place == 0 else 0
+        chosen = [None if n < first else logprob(token, n) for n, token in enumerate(tokens, place)]
+        top = [None if n < first else dict(_alternatives(token, n, most)) for n, token in enumerate(tokens, place)]
+        return {
+            "tokens": list(tokens), "token_logprobs": chosen, "top_logprobs": top if most else None,
+            "text_offset": offsets,
+        }  # fmt: skip
+
 
 class Response(AnswerShape):
     """The Responses API: events are numbered, and the last one carries the whole response."""
 
-    def __init__(self, id: str, created: int, model: str, ending: str, include_usage: bool):
+    def __init__(self, id: str, created: int, model: str, wanted: GenerationRequest):
         self._id, self._item, self._created, self._model = f"resp_{id}", f"msg_{id}", created, model
         self._place = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        self._status = "completed" if ending == "stop" else "incomplete"
+        self._status = "completed" if wanted.ending == "stop" else "incomplete"
         self._number = -1
 
     def _event(self, kind: str, **more: object) -> bytes:
@@ -147,7 +243,7 @@ class Response(AnswerShape):
         return (
             f'event: response.output_text.delta\ndata: {{"type":"response.output_text.delta",'
             f'"sequence_number":{self._number},"item_id":"{self._item}","output_index":0,"content_index":0,'
-            f'"delta":"{text}","logprobs":[]}}\n\n'
+            f'"delta":"{_escaped(text)}","logprobs":[]}}\n\n'
         ).encode()
 
     def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:

@@ -1,16 +1,27 @@
 """Bodies of requests as what an engine needs to know: the prompt's bytes, its tokens, and how long the answer gets."""
 
+import json
 import zlib
 from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from crosstie.core.errors import BadInput
 from crosstie.core.images import ImageRule, size_of_data_url
 from crosstie_gateway.emulate.prefix_cache import BLOCK_BYTES
-from crosstie_gateway.emulate.tokens import AUDIO_TOKENS, BYTES_PER_TOKEN, IMAGE_TOKENS, begun, count, drawn_length
+from crosstie_gateway.emulate.schemas import example
+from crosstie_gateway.emulate.tokens import (
+    AUDIO_TOKENS,
+    BYTES_PER_TOKEN,
+    IMAGE_TOKENS,
+    begun,
+    count,
+    drawn_length,
+    pieces,
+)
 
 
 class EngineError(Exception):
@@ -48,6 +59,31 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = False
 
 
+class _Function(msgspec.Struct):
+    name: str
+    parameters: dict[str, Any] | bool | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _Function | None = None
+
+
+class _Schema(msgspec.Struct):
+    schema: dict[str, Any] | bool | None = None
+
+
+class _Format(msgspec.Struct):
+    """Of an answer: Chat's, or the Responses API's, which has the schema in it."""
+
+    type: str = "text"
+    json_schema: _Schema | None = None
+    schema: dict[str, Any] | bool | None = None
+
+
+class _TextOptions(msgspec.Struct):
+    format: _Format | None = None
+
+
 class _Body(msgspec.Struct):
     """What all ways of generating share; `model` None: the one that is there."""
 
@@ -83,6 +119,10 @@ class ChatBody(_Body, kw_only=True):
     add_generation_prompt: bool | None = None
     # The last message is the beginning of the answer.
     continue_final_message: bool | None = False
+    tool_choice: str | _Tool | None = None
+    response_format: _Format | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = 0
 
 
 # Text, several texts, or tokens as numbers.
@@ -91,12 +131,16 @@ Prompt: TypeAlias = str | list[str | int | list[int]]
 
 class CompletionBody(_Body, kw_only=True):
     prompt: Prompt
+    response_format: _Format | None = None
+    echo: bool | None = False
+    logprobs: int | None = None
 
 
 class ResponseBody(_Body, kw_only=True):
     input: str | list[Message]
     instructions: str | None = None
     previous_response_id: str | None = None
+    text: _TextOptions | None = None
 
 
 class EmbeddingBody(msgspec.Struct, kw_only=True):
@@ -104,6 +148,21 @@ class EmbeddingBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is to be in an answer beside filler."""
+
+    # All that the answer says, where a format or a tool prescribes it: plain ASCII.
+    text: str | None = None
+    # The tool that is called, whose arguments the text is.
+    calls: str = ""
+    # Alternatives to each token; None: nothing is told of tokens.
+    logprobs: int | None = None
+    # The prompt as it is repeated before the answer, and its tokens.
+    echo: str = ""
+    echoed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +187,7 @@ class GenerationRequest:
     meeting: tuple[str | None, int | None, int] | None = None
     # Of the blocks that the prompt is cut into for the cache.
     block_bytes: int = BLOCK_BYTES
+    told: Told = Told()
 
 
 def decode(body: bytes, type: Any) -> Any:
@@ -263,12 +323,100 @@ def prompts(given: Prompt, param: str) -> list[PromptText]:
     return texts
 
 
+_MOST_LOGPROBS = 20
+
+
+def _told(body: _Body) -> Told:
+    """Refused as vLLM refuses it."""
+    if isinstance(body, CompletionBody):
+        return _told_of_completion(body)
+    if isinstance(body, ResponseBody):
+        return Told(text=_prescribed(body.text.format if body.text else None, "text.format"))
+    if not isinstance(body, ChatBody):
+        return Told()
+    if body.top_logprobs and not body.logprobs:
+        raise bad_request("when using `top_logprobs`, `logprobs` must be set to true.", "top_logprobs")
+    logprobs = _logprobs(body.top_logprobs or 0, "top_logprobs") if body.logprobs else None
+    tool = _called(body)
+    if tool is None:
+        text = _prescribed(body.response_format, "response_format")
+    else:
+        text = _instance({"type": "object"} if tool.parameters is None else tool.parameters, "tools")
+    if text is not None and body.continue_final_message and isinstance(body.messages[-1].content, str):
+        text = text.removeprefix(body.messages[-1].content)
+    return Told(text=text, calls=tool.name if tool else "", logprobs=logprobs)
+
+
+def _told_of_completion(body: CompletionBody) -> Told:
+    prompt: Any = body.prompt
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str):
+        echo, tokens = prompt, pieces(prompt)
+    else:
+        tokens = tuple(f"token_id:{token}" for token in prompt)
+        echo = "".join(tokens)
+    logprobs = None if body.logprobs is None else _logprobs(body.logprobs, "logprobs")
+    said = Told(text=_prescribed(body.response_format, "response_format"), logprobs=logprobs)
+    return replace(said, echo=echo, echoed=tokens) if body.echo else said
+
+
+def _logprobs(count: int, param: str) -> int:
+    if not 0 <= count <= _MOST_LOGPROBS:
+        raise bad_request(f"{param} is {count}: from 0 to {_MOST_LOGPROBS}", param)
+    return count
+
+
+def _called(body: ChatBody) -> _Function | None:
+    """The tool that has to be called: the one that is named, or the first; None: an answer in words."""
+    choice = body.tool_choice
+    if choice in (None, "none", "auto"):
+        return None
+    try:
+        tools = msgspec.json.decode(bytes(body.tools) or b"[]", type=list[_Tool] | None) or []
+    except msgspec.DecodeError as error:
+        raise bad_request(f"tools: {error}", "tools") from None
+    functions = [tool.function for tool in tools if tool.function is not None]
+    if not functions:
+        raise bad_request("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if choice == "required":
+        return functions[0]
+    name = choice.function.name if isinstance(choice, _Tool) and choice.function else choice
+    named = next((function for function in functions if function.name == name), None)
+    if named is None:
+        why = "The tool specified in `tool_choice` does not match any of the specified `tools`"
+        raise bad_request(why, "tool_choice")
+    return named
+
+
+def _prescribed(format: _Format | None, param: str) -> str | None:
+    """The text of an answer of that format; None: any."""
+    if format is None or format.type == "text":
+        return None
+    if format.type == "json_object":
+        return _instance({"type": "object", "properties": {"answer": {"type": "string"}}}, param)
+    schema = format.json_schema.schema if format.json_schema is not None else format.schema
+    if format.type != "json_schema" or schema is None:
+        raise bad_request(f"{param} is of type '{format.type}': json_schema needs its schema", param)
+    return _instance(schema, param)
+
+
+def _instance(schema: Any, param: str) -> str:
+    try:
+        return json.dumps(example(schema))
+    except (BadInput, TypeError, ValueError, AttributeError) as error:
+        raise bad_request(f"{param}: the schema is not one that can be followed here: {error}", param) from None
+
+
 def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: float, seed: int) -> GenerationRequest:
     """How much is asked for, refused as vLLM refuses it."""
     if body.n not in (None, 1):
         raise bad_request(f"n is {body.n}: an emulated replica gives one choice", "n")
     key, limit = body.limit
-    least = body.min_tokens or 0
+    least, told = body.min_tokens or 0, _told(body)
+    if limit == 0 and told.echo:
+        # Only the prompt is asked back: nothing of an answer is shown.
+        limit, told = 1, replace(told, text="")
     if limit is not None and limit < 1:
         raise bad_request(f"{key} must be at least 1, got {limit}.", key)
     if limit is not None and least > limit:
@@ -283,7 +431,9 @@ def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: 
     prompt = b"".join(text.pieces)
     most = max_context - tokens if limit is None else limit
     there = begun(prompt)
-    if body.ignore_eos:
+    if told.text is not None:
+        wanted, there = count(len(told.text)), 0
+    elif body.ignore_eos:
         wanted = most
     else:
         given = 0 if body.seed is None else body.seed
@@ -296,11 +446,13 @@ def generation_of(body: _Body, text: PromptText, max_context: int, mean_output: 
         prompt_tokens=tokens,
         # An engine that has nothing to add finds that out in one step.
         output_tokens=max(min(wanted, most), 1),
-        ending="stop" if wanted < most else "length",
+        # What is prescribed may be just as long as it may be.
+        ending="stop" if wanted < most or (told.text is not None and wanted == most) else "length",
         streams=bool(body.stream),
         include_usage=bool(options.include_usage),
         continuous=bool(options.include_usage and options.continuous_usage_stats),
         begun=there,
+        told=told,
         written=max(min(wanted, most), 0),
         handover=body.kv_transfer_params,
         meeting=None

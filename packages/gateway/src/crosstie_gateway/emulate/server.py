@@ -38,7 +38,7 @@ from crosstie_gateway.emulate.requests import (
     PromptText,
     ResponseBody,
 )
-from crosstie_gateway.emulate.tokens import filler
+from crosstie_gateway.emulate.tokens import BYTES_PER_TOKEN, filler
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply, Server
 
@@ -126,7 +126,9 @@ class Generating(Sequence):
 
     def _text(self, start: int, end: int) -> str:
         """What the answer has there, after what it began with."""
-        begun, end = self.wanted.begun, min(end, self.wanted.written)
+        begun, end, text = self.wanted.begun, min(end, self.wanted.written), self.wanted.told.text
+        if text is not None:
+            return text[start * BYTES_PER_TOKEN : end * BYTES_PER_TOKEN]
         return filler(begun + start, begun + end) if start < end else ""
 
     def _usage(self, tokens: int) -> AnswerUsage:
@@ -357,7 +359,7 @@ class EmulatedServer:
             wanted = replace(wanted, prompt=wanted.prompt if ids is None else ids, block_bytes=emulated.block_bytes)
         self._answered += 1
         id = f"emulated-{emulated.pool}-{self.index}-{self._answered}"
-        shape = shape_of(id, int(time.time()), body.model or self.model, wanted.ending, wanted.include_usage)
+        shape = shape_of(id, int(time.time()), body.model or self.model, wanted)
         self._begin(reply, shape, wanted)
 
     def _embed(self, request: Request, reply: Reply) -> None:

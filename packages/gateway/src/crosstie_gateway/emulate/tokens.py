@@ -23,6 +23,19 @@ def count(size_bytes: int) -> int:
     return -(-size_bytes // BYTES_PER_TOKEN)
 
 
+def pieces(text: str) -> tuple[str, ...]:
+    """The tokens of a text; a character that two of them share is neither's."""
+    raw = text.encode("utf-8", "surrogatepass")
+    return tuple(
+        raw[at : at + BYTES_PER_TOKEN].decode("utf-8", "replace") for at in range(0, len(raw), BYTES_PER_TOKEN)
+    )
+
+
+def logprob(token: str, place: int) -> float:
+    """Of the token that was chosen there: the likeliest, with at least half of the chances."""
+    return -0.69 * (zlib.crc32(token.encode("utf-8", "replace"), place) % 1000) / 1000
+
+
 def filler(start: int, end: int) -> str:
     """Tokens `start` to `end` of an answer: plain ASCII that JSON need not escape."""
     first = start * BYTES_PER_TOKEN % len(_SENTENCE)

@@ -29,8 +29,6 @@ class _PoolCounts:
     def __init__(self) -> None:
         self.input_tokens = self.output_tokens = 0
         self.charged_usd = 0.0
-        # Of the requests in the histograms, what was predicted when they were sent.
-        self.predicted_ttft_s = self.predicted_tpot_s = 0.0
         self.ttft, self.tpot = Histogram(TTFT_S), Histogram(TPOT_S)
         # Of the last ones: TTFT predicted and seen, TPOT predicted and seen, each of the same request.
         self.lately: deque[tuple[float, float, float, float]] = deque(maxlen=_LATELY)
@@ -105,12 +103,10 @@ class Metrics:
         if served.ttft_s is not None:
             ttft_s = waited_s + served.ttft_s
             counts.ttft.add(ttft_s)
-            counts.predicted_ttft_s += predicted.ttft_s if predicted is not None else 0.0
             if ask.ttft_s is not None:
                 self.targets[name, "ttft", ttft_s <= ask.ttft_s] += 1
         if served.tpot_s is not None:
             counts.tpot.add(served.tpot_s)
-            counts.predicted_tpot_s += predicted.tpot_s if predicted is not None else 0.0
             if ask.tpot_s is not None:
                 self.targets[name, "tpot", served.tpot_s <= ask.tpot_s] += 1
             if served.ttft_s is not None and predicted is not None:

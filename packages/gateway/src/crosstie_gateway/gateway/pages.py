@@ -46,6 +46,9 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
         if own is not None and path in own.paths:
             own.handle(request, reply)
             return
+        if own is not None and path == "/" and b"text/html" in request.headers.get(b"accept", b""):
+            reply.send(303, b"", b"location: /crosstie/\r\n")
+            return
         if path.startswith(_BATCHED) and gateway.context.batches is not None:
             gateway.context.batches.handle(request, reply)
             return
@@ -150,6 +153,14 @@ def _page(gateway: Gateway, request: Request, prompt: CountedPrompt | None = Non
 def _key_id(gateway: Gateway, request: Request) -> int:
     """Whose a page is that shows to each key its own models. Raises RequestRejected."""
     return gateway.context.guard.known(request) if gateway.context.guard is not None else 0
+
+
+def _home(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
+    """Where things are, for whoever opens the address in a browser."""
+    own = gateway.context.own_pages
+    page = "/crosstie/" if own is not None else "none here: start the gateway with --dashboard"
+    places = {"gateway": "crosstie", "api": "/v1", "dashboard": page, "health": "/health", "metrics": "/metrics"}
+    return 200, _encode(places), _JSON
 
 
 def _health(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
@@ -323,6 +334,7 @@ def _of_late(gateway: Gateway, considered: Considered) -> dict[str, object]:
 
 
 _PAGES: dict[str, Page] = {
+    "/": _home,
     "/health": _health,
     "/ready": _ready,
     "/metrics": _metrics,

@@ -20,10 +20,20 @@ from crosstie.core.fleet import Fleet, Pool
 from crosstie.core.histogram import Family
 from crosstie_gateway.gateway.notices import Level, Notice
 from crosstie_gateway.service.admin_view import FleetView, RecentDecisions, fleet_view
+from crosstie_gateway.service.history import History
 from crosstie_gateway.service.overlay import Action, Change, Laid, laid_over, pool_named, pool_of, with_change
 from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.served_view import DayCounts
-from crosstie_gateway.service.worker_link import Changes, ChangesRequest, Done, Failed, ReloadRequest, WorkerAnswer
+from crosstie_gateway.service.worker_link import (
+    Changes,
+    ChangesRequest,
+    Done,
+    Failed,
+    HistoryAnswer,
+    HistoryRequest,
+    ReloadRequest,
+    WorkerAnswer,
+)
 
 # What a reader's complaint calls the request that it was reading.
 _REQUEST = Path("request")
@@ -43,6 +53,7 @@ class Administration:
     def __init__(self, process: GatewayProcess):
         self.process, self.gateway = process, process.gateway
         self.recent, self.day = RecentDecisions(process.gateway), DayCounts(process.gateway)
+        self.history = History(process.gateway, self.recent.sample)
         self.base = process.fleet
         self.changes: tuple[Change, ...] = ()
         # Grows with every change: the process that has the larger one knows better.
@@ -59,6 +70,7 @@ class Administration:
         process.on(Changes, self._on_changes)
         process.on(ReloadRequest, lambda _: self._read_again())
         process.on(ChangesRequest, lambda _: Changes(self.revision, self.changes))
+        process.on(HistoryRequest, self._look_back)
 
     async def join(self) -> None:
         """Takes over what the other processes hold, as after a restart of this one."""
@@ -72,6 +84,16 @@ class Administration:
     def view(self) -> FleetView:
         """The fleet as this process has it."""
         return fleet_view(self.gateway, self.base, self.day)
+
+    def _look_back(self, asked: HistoryRequest) -> HistoryAnswer:
+        slots = (asked.width_s, asked.end, asked.count)
+        # Whoever asks may have looked at the clock a moment earlier.
+        self.history.turn()
+        return HistoryAnswer(self.history.requests(*slots), self.history.pools(*slots))
+
+    def close(self) -> None:
+        self.day.close()
+        self.history.close()
 
     # The fleet, with the changes over it
 

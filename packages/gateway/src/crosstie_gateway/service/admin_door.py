@@ -91,7 +91,7 @@ class AdminDoor(Door):
             task.cancel()
         await asyncio.gather(*self._followers, *self._tasks, return_exceptions=True)
         await self.dashboard.stop()
-        self.admin.day.close()
+        self.admin.close()
         self._server.close()
 
     def close(self) -> None:
@@ -229,6 +229,8 @@ class AdminDoor(Door):
             self._explain_for_a_while()
         if request.why:
             return Decisions(name, recent.taken, 0, recent.why(request.why))
+        if request.moment is not None:
+            return Decisions(name, recent.taken, 0, recent.of_moment(*request.moment, request.most))
         if request.after is None:
             return Decisions(name, recent.taken, 0, recent.rows(0, request.most))
         after = request.after.get(name, recent.taken)
@@ -239,9 +241,9 @@ class AdminDoor(Door):
         """Decisions that name all pools cost more: no longer than someone asks for them again and again."""
         if self._explaining is not None:
             self._explaining.cancel()
-        gateway = self.process.gateway
-        gateway.explaining = True
-        self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: setattr(gateway, "explaining", False))
+        recent = self.admin.recent
+        recent.follow(wanted=True)
+        self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: recent.follow(wanted=False))
 
     async def _decisions(self, request: DecisionsRequest) -> list[Decisions]:
         return [answer for answer in await self.process.ask_all(request) if isinstance(answer, Decisions)]

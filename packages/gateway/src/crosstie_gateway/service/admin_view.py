@@ -16,9 +16,13 @@ from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
 from crosstie.route.live import LivePool, Replica
 from crosstie_gateway.gateway.gateway import Gateway
+from crosstie_gateway.gateway.record import RequestRecord
+from crosstie_gateway.service.history import ROWS, seen_times
 from crosstie_gateway.service.served_view import DayCounts, ServedView, TargetView, TeamView, target_views, team_views
 
 MOST_DECISIONS = 500
+# Decisions of each short slot of the history whose words are kept as long as the slot, with their alternatives.
+_SAMPLED = 4
 _PRIORITIES = ("low", "normal", "high")
 Source = Literal["file", "admin"]
 
@@ -184,7 +188,7 @@ def merged(views: list[FleetView]) -> FleetView:
     first.processes = len(views)
     first.emulated = sum(backend.engine == "emulated" for pool in first.pools for backend in pool.backends)
     for served in first.served:
-        served.today_pace = served.pace(served.today, served.today_s)
+        served.price()
     for team in first.teams:
         team.today_usd += team.unwritten_usd
         team.month_usd += team.unwritten_usd
@@ -235,7 +239,16 @@ class ConsideredView(msgspec.Struct):
     dropped: str | None
 
 
-class DecisionView(msgspec.Struct, kw_only=True):
+class EndingView(msgspec.Struct):
+    """What came of a request, in the fleet's seconds."""
+
+    how: str
+    output_tokens: int
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+class DecisionView(msgspec.Struct, kw_only=True, omit_defaults=True):
     at: float
     request_id: str
     model: str
@@ -253,6 +266,8 @@ class DecisionView(msgspec.Struct, kw_only=True):
     meets_target: bool | None
     reason: str
     considered: list[ConsideredView]
+    # Of those that are kept longer, once the request has ended.
+    ended: EndingView | None = None
 
 
 class RecentDecisions:
@@ -260,11 +275,46 @@ class RecentDecisions:
         # Of all that were ever taken, those from `taken - len` to `taken` are kept.
         self.taken, self._gateway = 0, gateway
         self._kept: deque[tuple[float, bytes, int, Ask, Decision]] = deque(maxlen=MOST_DECISIONS)
+        # A few of each short slot, as long as there are slots; and those whose requests go on, by the request's id.
+        self._sampled: deque[DecisionView] = deque(maxlen=_SAMPLED * ROWS)
+        self._open: dict[bytes, DecisionView] = {}
+        self._to_sample = _SAMPLED
+        self.is_followed = False
+        self._explain_if_wanted()
         gateway.context.on_decision = self._on_decision
+        gateway.listeners.append(self._on_record)
 
     def _on_decision(self, request_id: bytes, attempts: int, ask: Ask, decision: Decision) -> None:
         self.taken += 1
-        self._kept.append((time(), request_id, attempts, ask, decision))
+        entry = (time(), request_id, attempts, ask, decision)
+        self._kept.append(entry)
+        if self._to_sample > 0:
+            self._to_sample -= 1
+            self._open[request_id] = row = _decision_view(*entry)
+            self._sampled.append(row)
+            self._explain_if_wanted()
+
+    def _on_record(self, record: RequestRecord) -> None:
+        row = self._open.pop(record.request_id, None)
+        if row is not None:
+            row.ended = EndingView(record.how, record.output_tokens, *seen_times(record, self._gateway.speed))
+
+    def sample(self) -> None:
+        """A short slot of the history begins."""
+        self._to_sample = _SAMPLED
+        self._explain_if_wanted()
+
+    def follow(self, *, wanted: bool) -> None:
+        """Whether somebody wants the alternatives of every decision."""
+        self.is_followed = wanted
+        self._explain_if_wanted()
+
+    def _explain_if_wanted(self) -> None:
+        self._gateway.explaining = self.is_followed or self._to_sample > 0
+
+    def of_moment(self, since: float, until: float, most: int) -> list[DecisionView]:
+        """Sampled ones of that time, oldest first: of more than `most`, from all of it."""
+        return spread([row for row in self._sampled if since <= row.at < until], most)
 
     def rows(self, after: int, most: int) -> list[DecisionView]:
         """Those taken after the first `after` ones, oldest first; of more than `most`, the latest."""
@@ -281,6 +331,10 @@ class RecentDecisions:
                 row.considered = _considered_views(now)
                 return [row]
         return []
+
+
+def spread(rows: list[DecisionView], most: int) -> list[DecisionView]:
+    return rows[:: max(-(-len(rows) // most), 1)]
 
 
 def _considered_views(decision: Decision) -> list[ConsideredView]:

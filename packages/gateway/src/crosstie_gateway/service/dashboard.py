@@ -8,7 +8,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from importlib.resources import files
-from time import monotonic, time
+from math import isfinite
+from time import time
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -19,21 +20,29 @@ from crosstie_gateway.gateway.clients import Clients
 from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_after
 from crosstie_gateway.gateway.interfaces import OwnPages
 from crosstie_gateway.service.admin import Administration
-from crosstie_gateway.service.admin_view import DecisionView, FleetView
+from crosstie_gateway.service.admin_view import DecisionView, FleetView, spread
 from crosstie_gateway.service.door import json_object
 from crosstie_gateway.service.door_keys import DoorKeys
+from crosstie_gateway.service.history import MINUTE, SHORT_S, WINDOWS
+from crosstie_gateway.service.look_back import history_document, last_minute
 from crosstie_gateway.service.process import GatewayProcess
-from crosstie_gateway.service.served_view import Totals
 from crosstie_gateway.service.sessions import DashboardSession, Sessions, WrongKeys, set_cookie
-from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, Done, SessionEnded, WrongKey
+from crosstie_gateway.service.worker_link import (
+    Decisions,
+    DecisionsRequest,
+    Done,
+    HistoryAnswer,
+    HistoryRequest,
+    SessionEnded,
+    WrongKey,
+)
 from crosstie_gateway.wire.request import BadRequest, Request
 from crosstie_gateway.wire.server import Reply
 
 ROOT = "/crosstie"
 # Looking costs a few microseconds a replica: a second for up to a hundred, two for two hundred.
 _EVERY_S, _REPLICAS_A_S = 1.0, 100
-# What "now" means: as far back as this, of the clock.
-_WINDOW_S = 60
+_MOST_OF_MOMENT = 40
 _MOST_READERS = 32
 # Decisions that are told at once, and those that a page which has just opened is given.
 _AT_ONCE, _KEPT = 25, 50
@@ -42,6 +51,7 @@ _CHANGES = {f"{ROOT}/{name}": name for name in ("drain", "undrain", "weight")}
 _STATIC = {
     ROOT: ("index.html", b"text/html; charset=utf-8"),
     f"{ROOT}/app.js": ("app.js", b"text/javascript; charset=utf-8"),
+    f"{ROOT}/charts.js": ("charts.js", b"text/javascript; charset=utf-8"),
     f"{ROOT}/style.css": ("style.css", b"text/css; charset=utf-8"),
 }
 _POLICY = (
@@ -52,6 +62,7 @@ _HEADERS = (
     b"cache-control: no-store\r\nx-content-type-options: nosniff\r\nx-frame-options: DENY\r\n"
     b"referrer-policy: no-referrer\r\ncontent-security-policy: %b\r\n" % _POLICY
 )
+_ASKED = ("session", "live", "why", "history", "moment")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -89,12 +100,14 @@ class Dashboard(OwnPages):
         self.sessions, self._wrong_keys = Sessions(keys.secret), WrongKeys()
         data = files("crosstie_gateway.service") / "data" / "dashboard"
         self._static = {path: ((data / name).read_bytes(), kind) for path, (name, kind) in _STATIC.items()}
-        self.paths = frozenset((*_STATIC, *_CHANGES, *(f"{ROOT}/{name}" for name in ("session", "live", "why"))))
+        self.paths = frozenset((*_STATIC, *_CHANGES, *(f"{ROOT}/{name}" for name in _ASKED)))
         self._readers: set[_Reader] = set()
         self._telling: asyncio.Task[None] | None = None
         self._working: set[asyncio.Task[None]] = set()
-        # While one is open: what was served when, the latest decisions, and how many of each worker are known.
-        self._past: deque[tuple[float, float, dict[str, Totals]]] = deque()
+        # What was last looked back on, by window: until its next point is there, the same for all pages.
+        self._histories: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._minute: tuple[int, dict[str, Any]] = (0, {})
+        # While one is open: the latest decisions, and how many of each worker are known.
         self._rows: deque[DecisionView] = deque(maxlen=_KEPT)
         self._after: dict[str, int] | None = None
         self._latest: dict[str, Any] | None = None
@@ -144,7 +157,16 @@ class Dashboard(OwnPages):
             self._follow(session, reply)
         elif path == f"{ROOT}/why":
             _check_method(request, "GET")
-            self._later(reply, "a reason", self._why(parse_qs(request.query).get("request", [""])[-1]))
+            self._later(reply, "a reason", self._why(_given(request, "request")))
+        elif path == f"{ROOT}/history":
+            _check_method(request, "GET")
+            window = _given(request, "window")
+            if window not in WINDOWS:
+                raise RequestRejected(400, f"window: must be one of {', '.join(WINDOWS)}", "bad_request")
+            self._later(reply, "looking back", self._history(window))
+        elif path == f"{ROOT}/moment":
+            _check_method(request, "GET")
+            self._later(reply, "looking back", self._moment(_time(request, "from"), _time(request, "to")))
         elif path == f"{ROOT}/session":
             _check_method(request, "GET", "DELETE")
             if method == "GET":
@@ -247,6 +269,26 @@ class Dashboard(OwnPages):
             raise RequestRejected(404, "this decision is no longer kept: others have come since", "not_found")
         return max(rows, key=lambda row: row.at)
 
+    async def _moment(self, since: float, until: float) -> dict[str, Any]:
+        """Those requests of that time whose words are kept, and why they went where."""
+        asked = DecisionsRequest(_MOST_OF_MOMENT, moment=(since, until))
+        rows = [row for answer in await self._decisions(asked) for row in answer.rows]
+        return {"decisions": spread(sorted(rows, key=lambda row: row.at), _MOST_OF_MOMENT)}
+
+    async def _history(self, window: str) -> dict[str, Any]:
+        width_s, step, points = WINDOWS[window]
+        end, turn, gateway = int(time() // (width_s * step)), int(time() // SHORT_S), self._process.gateway
+        if self._histories.get(window, (0,))[0] != end:
+            answers = await self._slots(width_s, end * step, points * step)
+            self._histories[window] = end, history_document(answers, window, end, gateway)
+        if self._minute[0] != turn:
+            self._minute = turn, last_minute(await self._slots(SHORT_S, turn, MINUTE), gateway)
+        return self._histories[window][1] | {"minute": self._minute[1]}
+
+    async def _slots(self, width_s: int, end: int, count: int) -> list[HistoryAnswer]:
+        answers = await self._process.ask_all(HistoryRequest(width_s, end, count))
+        return [answer for answer in answers if isinstance(answer, HistoryAnswer)]
+
     def _failed(self, doing: str, error: Exception) -> None:
         self._process.gateway.loop.call_exception_handler({"message": f"dashboard: {doing} failed", "exception": error})
 
@@ -285,19 +327,11 @@ class Dashboard(OwnPages):
                 reader.end()
         finally:
             self._telling = self._latest = self._after = None
-            self._past.clear()
             self._rows.clear()
 
     async def _look_again(self) -> dict[str, Any]:
         self.made += 1
-        view, clock, now = await self._look(), monotonic(), self._process.gateway.now()
-        while len(self._past) > 1 and self._past[1][0] <= clock - _WINDOW_S:
-            self._past.popleft()
-        _, since, before = self._past[0] if self._past else (clock, now, {})
-        for served in view.served:
-            if served.pool in before and now > since:
-                served.now_pace = served.pace(served.total.plus(before[served.pool], -1), now - since)
-        self._past.append((clock, now, {served.pool: served.total for served in view.served}))
+        view = await self._look()
         first, fresh, skipped = self._after is None, list[DecisionView](), 0
         after: dict[str, int] = {}
         for answer in await self._decisions(DecisionsRequest(_KEPT if first else _AT_ONCE, self._after)):
@@ -317,6 +351,21 @@ def _event(said: dict[str, Any]) -> bytes:
 def _check_method(request: Request, *known: str) -> None:
     if request.method not in known:
         raise RequestRejected(405, f"{request.path} takes {', '.join(known)}", "method_not_allowed")
+
+
+def _given(request: Request, name: str) -> str:
+    return parse_qs(request.query).get(name, [""])[-1]
+
+
+def _time(request: Request, name: str) -> float:
+    """Seconds since the epoch. Raises RequestRejected."""
+    try:
+        seconds = float(_given(request, name))
+    except ValueError:
+        seconds = float("nan")
+    if not isfinite(seconds):
+        raise RequestRejected(400, f"{name}: must be a time, in seconds since the epoch", "bad_request")
+    return seconds
 
 
 def _check_origin(request: Request) -> None:

@@ -13,13 +13,6 @@ class Totals(msgspec.Struct):
     input_tokens: int = 0
     output_tokens: int = 0
     charged_usd: float = 0.0
-    # Requests whose times were seen; the sums of these, and of what was predicted when they were sent.
-    ttft_requests: int = 0
-    ttft_s: float = 0.0
-    predicted_ttft_s: float = 0.0
-    tpot_requests: int = 0
-    tpot_s: float = 0.0
-    predicted_tpot_s: float = 0.0
     faults: int = 0
     retries: int = 0
     resumed: int = 0
@@ -27,20 +20,6 @@ class Totals(msgspec.Struct):
     def plus(self, other: "Totals", sign: int = 1) -> "Totals":
         both = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return Totals(*[own + sign * more for own, more in both])
-
-
-class PaceView(msgspec.Struct):
-    """What was done in a time. None: there was nothing to take it from."""
-
-    seconds: float
-    requests_per_s: float
-    tokens_per_s: float
-    # What the pool cost meanwhile, busy or not, over the tokens of prompts and answers that it served.
-    usd_per_million_tokens: float | None
-    ttft_s: float | None
-    predicted_ttft_s: float | None
-    tpot_s: float | None
-    predicted_tpot_s: float | None
 
 
 class ServedView(msgspec.Struct, kw_only=True):
@@ -52,24 +31,12 @@ class ServedView(msgspec.Struct, kw_only=True):
     today: Totals
     # Since midnight (UTC), or since the gateway started.
     today_s: float
-    today_pace: PaceView | None = None
-    # Of the last minute, while somebody looks.
-    now_pace: PaceView | None = None
+    # What the pool cost in that time, busy or not.
+    today_usd: float = 0.0
 
-    def pace(self, done: Totals, seconds: float) -> PaceView:
+    def price(self) -> None:
         """Seconds are the gateway's own, which may run faster than the clock where replicas are emulated."""
-        tokens = done.input_tokens + done.output_tokens
-        usd = done.charged_usd if self.is_bought else self.usd_per_hour * seconds / 3600.0
-        return PaceView(
-            seconds=seconds,
-            requests_per_s=done.requests / seconds if seconds > 0.0 else 0.0,
-            tokens_per_s=tokens / seconds if seconds > 0.0 else 0.0,
-            usd_per_million_tokens=_mean(1e6 * usd, tokens),
-            ttft_s=_mean(done.ttft_s, done.ttft_requests),
-            predicted_ttft_s=_mean(done.predicted_ttft_s, done.ttft_requests),
-            tpot_s=_mean(done.tpot_s, done.tpot_requests),
-            predicted_tpot_s=_mean(done.predicted_tpot_s, done.tpot_requests),
-        )
+        self.today_usd = self.today.charged_usd if self.is_bought else self.usd_per_hour * self.today_s / 3600.0
 
 
 class TeamView(msgspec.Struct):
@@ -94,10 +61,6 @@ class TargetView(msgspec.Struct):
     missed: int
 
 
-def _mean(total: float, count: int) -> float | None:
-    return total / count if count else None
-
-
 def totals(gateway: Gateway) -> dict[str, Totals]:
     """By pool, since the gateway started."""
     metrics, by_pool = gateway.metrics, {pool.name: Totals() for pool in gateway.live.fleet.pools}
@@ -110,9 +73,6 @@ def totals(gateway: Gateway) -> dict[str, Totals]:
         if seen is not None:
             done.input_tokens, done.output_tokens = seen.input_tokens, seen.output_tokens
             done.charged_usd = seen.charged_usd
-            done.ttft_requests, done.ttft_s = seen.ttft.count, seen.ttft.total
-            done.tpot_requests, done.tpot_s = seen.tpot.count, seen.tpot.total
-            done.predicted_ttft_s, done.predicted_tpot_s = seen.predicted_ttft_s, seen.predicted_tpot_s
     return by_pool
 
 

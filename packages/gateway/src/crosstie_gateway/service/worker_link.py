@@ -17,6 +17,7 @@ from crosstie.core.errors import CrosstieError
 from crosstie.route.load import State
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.service.admin_view import DecisionView, FleetView
+from crosstie_gateway.service.history import SeriesRows
 from crosstie_gateway.service.overlay import Change
 from crosstie_gateway.service.trial_view import TrialView
 from crosstie_gateway.wire.frames import framed, read_frame
@@ -79,6 +80,8 @@ class DecisionsRequest(_Message, frozen=True):
     explain: bool = False
     # The id of a request: its own decision alone, with what each pool would be worth to it now.
     why: str = ""
+    # Of the sampled ones, those taken from the first of these times up to the second.
+    moment: tuple[float, float] | None = None
 
 
 class Decisions(_Message, frozen=True):
@@ -87,6 +90,19 @@ class Decisions(_Message, frozen=True):
     taken: int
     skipped: int
     rows: list[DecisionView]
+
+
+class HistoryRequest(_Message, frozen=True):
+    """Answered by `HistoryAnswer`: the `count` slots of that width before the slot `end`."""
+
+    width_s: int
+    end: int
+    count: int
+
+
+class HistoryAnswer(_Message, frozen=True):
+    requests: list[SeriesRows]
+    pools: list[SeriesRows]
 
 
 class SessionEnded(_Message, frozen=True):
@@ -167,11 +183,12 @@ class Failed(_Message, frozen=True):
 
 
 WorkerRequest = (
-    MetricsRequest | ChangesRequest | Changes | ReloadRequest | FleetRequest | DecisionsRequest | LeaderState
-    | FollowerReport | ResponseKept | SessionEnded | WrongKey | TrialsRequest | TrialStopped
+    MetricsRequest | ChangesRequest | Changes | ReloadRequest | FleetRequest | DecisionsRequest | HistoryRequest
+    | LeaderState | FollowerReport | ResponseKept | SessionEnded | WrongKey | TrialsRequest | TrialStopped
 )  # fmt: skip
 WorkerAnswer = (
-    MetricsPage | Changes | FleetAnswer | Decisions | LeaderState | FollowerLoad | TrialsAnswer | Done | Failed
+    MetricsPage | Changes | FleetAnswer | Decisions | HistoryAnswer | LeaderState | FollowerLoad | TrialsAnswer | Done
+    | Failed
 )  # fmt: skip
 # What a worker can be asked, by the class of the request.
 Handlers = dict[type, Callable[[Any], WorkerAnswer]]

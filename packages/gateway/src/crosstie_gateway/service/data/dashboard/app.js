@@ -1,6 +1,9 @@
 // The page of operators. What comes from the gateway is only ever set as text: nothing in it becomes markup.
 
+import { Charts, clock } from "./charts.js";
+
 const ROOT = "/crosstie";
+const LOOK_BACK_MS = 5000;
 const MOST_DECISIONS = 100;
 const by = (id) => document.getElementById(id);
 
@@ -9,6 +12,9 @@ let stream = null;
 let latest = null;
 let paused = false;
 let retry = 0;
+// What is looked back on, as the gateway has it.
+let past = null;
+let looking = 0;
 
 // Elements. `children` are elements, or what is to stand there as text.
 function make(tag, attributes = {}, ...children) {
@@ -41,22 +47,26 @@ function seconds(value) {
 
 const whole = (value) => (isNumber(value) ? Math.round(value).toLocaleString("en-US") : NONE);
 const dollars = (value) => (isNumber(value) ? `$${significant(value)}` : NONE);
-const both = (predicted, delivered) => `${seconds(predicted)} → ${seconds(delivered)}`;
 const sum = (rows, of) => rows.reduce((total, row) => total + (of(row) || 0), 0);
 
 // Tables that are brought up to date cell by cell: rows by name, cells as text, or an element made once for a row.
 // A column: {head, right, kind, text: (row) => string, mood: (row) => class, element: (row) => Node}.
+// `empty`: why there is no row, where there is none. Roles are said since narrow pages show each row as a card.
 class Table {
-  constructor(table, caption, columns, nameOf) {
+  constructor(table, caption, columns, nameOf, empty = "none") {
     this.columns = columns;
     this.nameOf = nameOf;
     this.rows = new Map();
-    const heads = columns.map((one) => make("th", { scope: "col", class: one.right ? "right" : null }, one.head));
-    this.body = make("tbody");
-    table.replaceChildren(make("caption", {}, caption), make("thead", {}, make("tr", {}, ...heads)), this.body);
+    const heads = columns.map((one) => make("th", { scope: "col", role: "columnheader", class: one.right ? "right" : null }, one.head));
+    this.body = make("tbody", { role: "rowgroup" });
+    this.empty = make("p", { class: "note" }, empty);
+    table.setAttribute("role", "table");
+    table.replaceChildren(make("caption", {}, caption), make("thead", { role: "rowgroup" }, make("tr", { role: "row" }, ...heads)), this.body);
+    table.after(this.empty);
   }
 
   show(rows) {
+    this.empty.hidden = rows.length > 0;
     const seen = new Set();
     let before = null;
     for (const row of rows) {
@@ -64,8 +74,8 @@ class Table {
       seen.add(name);
       let shown = this.rows.get(name);
       if (!shown) {
-        const cells = this.columns.map((one, n) => make(n ? "td" : "th", { scope: n ? null : "row" }));
-        shown = { line: make("tr", {}, ...cells), cells, made: [] };
+        const cells = this.columns.map((one, n) => make(n ? "td" : "th", { scope: n ? null : "row", role: n ? "cell" : "rowheader", "data-head": one.head }));
+        shown = { line: make("tr", { role: "row" }, ...cells), cells, made: [] };
         this.rows.set(name, shown);
       }
       shown.row = row;
@@ -184,28 +194,68 @@ function poolButtons(rowOf) {
 
 // What is shown
 
-const served = (row) => latest.served.find((one) => one.pool === row.pool) || {};
-const pace = (row, name) => served(row)[name] || {};
+const served = (row) => latest.served.find((one) => one.pool === row.pool);
+// What pools cost since midnight, over their tokens.
+function perMillion(pools) {
+  const tokens = sum(pools, (one) => one.today.input_tokens + one.today.output_tokens);
+  return tokens ? (1e6 * sum(pools, (one) => one.today_usd)) / tokens : null;
+}
+const minute = (row) => (past ? minuteOf((one) => one.pool === row.pool) : {});
+// What is counted of those series in the last minute, and what the pools of them cost.
+function minuteOf(wanted) {
+  const { seconds: long, series, pools: costs } = past.minute;
+  if (!long) return {};
+  const own = series.filter(wanted);
+  const tokens = sum(own, (one) => one.input_tokens + one.output_tokens);
+  const usd = sum(costs.filter(wanted), (one) => one.usd) + sum(own, (one) => (past.bought.includes(one.pool) ? one.charged_usd : 0));
+  const rate = (value) => value / long;
+  return { requests: rate(sum(own, (one) => one.requests)), tokens: rate(tokens), perMillion: tokens ? (1e6 * usd) / tokens : null };
+}
+
+// Of the replicas that are up, what they take over what the model predicts: the same figures that stand in their rows.
+function ratio(row, name) {
+  const values = row.backends.filter((one) => one.state === "up").map((one) => one[name]);
+  const [least, most] = [Math.min(...values), Math.max(...values)].map((one) => significant(one));
+  return !values.length ? NONE : least === most ? least : `${least} to ${most}`;
+}
+
+function poolName(rowOf) {
+  const button = make("button", { type: "button", class: "link" });
+  button.addEventListener("click", () => {
+    by("find").value = rowOf().pool;
+    showReplicas();
+    by("find").scrollIntoView({ block: "center" });
+    by("find").focus();
+  });
+  return {
+    node: button,
+    update(row) {
+      say(button, row.pool);
+      button.title = "show its replicas";
+    },
+  };
+}
+
 // A shared pool has a row for each of its models; what is counted for the whole pool stands in the first.
 const once = (text) => (row) => (row.again ? "as above" : text(row));
 const isEmulated = (one) => one.engine === "emulated";
 const where = (address) => address.replace(/^https?:\/\//, "").replace(/\/v1$/, "");
 
 const pools = new Table(by("pools"), "Each pool, as all processes of the gateway have it", [
-  { head: "pool", text: (row) => row.pool },
+  { head: "pool", element: poolName },
   { head: "model", kind: "wrap", text: (row) => row.model },
   { head: "accelerator", text: (row) => (row.accelerator || "any") + (row.backends.some(isEmulated) ? " (emulated)" : "") },
   { head: "state", text: (row) => row.state, mood: (row) => MOODS[row.state] },
   { head: "up", right: true, text: (row) => `${row.backends.filter((one) => one.state === "up").length} of ${row.backends.length}` },
   { head: "in flight", right: true, text: (row) => whole(row.in_flight) },
-  { head: "requests/s", right: true, text: once((row) => significant(pace(row, "now_pace").requests_per_s)) },
-  { head: "TTFT predicted → delivered", right: true, text: once((row) => both(pace(row, "now_pace").predicted_ttft_s, pace(row, "now_pace").ttft_s)) },
-  { head: "TPOT predicted → delivered", right: true, text: once((row) => both(pace(row, "now_pace").predicted_tpot_s, pace(row, "now_pace").tpot_s)) },
-  { head: "$/M now", right: true, text: once((row) => dollars(pace(row, "now_pace").usd_per_million_tokens)) },
-  { head: "$/M today", right: true, text: once((row) => dollars(pace(row, "today_pace").usd_per_million_tokens)) },
+  { head: "requests/s", right: true, text: once((row) => significant(minute(row).requests)) },
+  { head: "TTFT over the model's", right: true, text: (row) => ratio(row, "ttft_correction") },
+  { head: "TPOT over the model's", right: true, text: (row) => ratio(row, "tpot_correction") },
+  { head: "$/M last minute", right: true, text: once((row) => dollars(minute(row).perMillion)) },
+  { head: "$/M today", right: true, text: once((row) => dollars(perMillion([served(row)]))) },
   { head: "weight", right: true, text: once((row) => significant(row.weight)) },
   { head: "change", element: poolButtons },
-], (row) => `${row.pool} ${row.model}`);
+], (row) => `${row.pool} ${row.model}`, "The fleet file has no pools.");
 
 const replicas = new Table(by("replicas"), "Each replica", [
   { head: "replica", text: (row) => where(row.backend) },
@@ -214,12 +264,12 @@ const replicas = new Table(by("replicas"), "Each replica", [
   { head: "breaker", text: (row) => row.breaker, mood: (row) => (row.breaker === "closed" ? "" : "bad") },
   { head: "in flight", right: true, text: load },
   { head: "KV used", right: true, text: (row) => (row.reported && isNumber(row.reported.kv_used_fraction) ? `${Math.round(100 * row.reported.kv_used_fraction)}%` : NONE) },
-  { head: "TTFT delivered / predicted", right: true, text: (row) => significant(row.ttft_correction) },
-  { head: "TPOT delivered / predicted", right: true, text: (row) => significant(row.tpot_correction) },
+  { head: "TTFT over the model's", right: true, text: (row) => significant(row.ttft_correction) },
+  { head: "TPOT over the model's", right: true, text: (row) => significant(row.tpot_correction) },
   { head: "model there", text: (row) => (row.residency ? `${row.model}: ${row.residency}` : NONE) },
   { head: "engine", text: (row) => (isEmulated(row) ? "emulated, no GPU" : row.engine || "not known"), mood: (row) => (isEmulated(row) ? "caution" : "") },
   { head: "change", element: (rowOf) => drainButton(rowOf, (row) => `replica ${where(row.backend)}`, (row) => ({ backend: row.backend })) },
-], (row) => row.backend);
+], (row) => row.backend, "No replica is shown: none of them has what is looked for, or no pool has an address yet.");
 
 function load(row) {
   return whole(row.in_flight) + (row.reported ? ` (${whole(row.reported.running)} + ${whole(row.reported.waiting)})` : "");
@@ -248,7 +298,7 @@ const teams = new Table(by("teams"), "What each team's keys have used since the 
   { head: "charged", right: true, text: (row) => dollars(row.usd) },
   { head: "today", element: () => budget((row) => row.today_usd, (row) => row.usd_per_day) },
   { head: "this month", element: () => budget((row) => row.month_usd, (row) => row.usd_per_month) },
-], (row) => row.team);
+], (row) => row.team, "No teams: they come with keys (crosstie keys team), and this gateway has none.");
 
 const targets = new Table(by("targets"), "Requests that kept their targets", [
   { head: "class", text: (row) => row.class || "no class" },
@@ -256,13 +306,33 @@ const targets = new Table(by("targets"), "Requests that kept their targets", [
   { head: "kept", right: true, text: (row) => whole(row.kept) },
   { head: "missed", right: true, text: (row) => whole(row.missed) },
   { head: "share", right: true, text: (row) => `${significant((100 * row.kept) / Math.max(row.kept + row.missed, 1))}%` },
-], (row) => `${row.class} ${row.target}`);
+], (row) => `${row.class} ${row.target}`, "No class of the fleet file has a target, so there is none to keep.");
+
+function promised(target) {
+  return target ? `${seconds(target.seconds)} at p${significant(100 * target.percentile, 4)}` : "no target";
+}
+
+function seen(value, target, usual) {
+  return isNumber(value) ? `${seconds(value)} at p${significant(100 * (target ? target.percentile : usual), 4)}` : NONE;
+}
+
+const mood = (value, target) => (target && isNumber(value) ? (value <= target.seconds ? "good" : "bad") : "");
+const latencies = new Table(by("latency"), "Requests that ended in the last minute, by class and pool", [
+  { head: "class", text: (row) => row.class || "no class" },
+  { head: "pool", text: (row) => row.pool },
+  { head: "requests", right: true, text: (row) => whole(row.requests) },
+  { head: "not served", right: true, text: (row) => whole(row.unserved), mood: (row) => (row.unserved ? "bad" : "") },
+  { head: "TTFT", right: true, text: (row) => seen(row.ttft_s, row.ttft, row.usual), mood: (row) => mood(row.ttft_s, row.ttft) },
+  { head: "TTFT target", right: true, text: (row) => promised(row.ttft) },
+  { head: "TPOT", right: true, text: (row) => seen(row.tpot_s, row.tpot, row.usual), mood: (row) => mood(row.tpot_s, row.tpot) },
+  { head: "TPOT target", right: true, text: (row) => promised(row.tpot) },
+], (row) => `${row.class} ${row.pool}`, "No request has ended in the last minute.");
 
 const faults = new Table(by("faults"), "What went wrong since the gateway started", [
   { head: "where", text: (row) => row.where },
   { head: "what", text: (row) => row.what },
   { head: "times", right: true, text: (row) => whole(row.times) },
-], (row) => `${row.where} ${row.what}`);
+], (row) => `${row.where} ${row.what}`, "Nothing has gone wrong since the gateway started.");
 
 function faultRows(fleet) {
   const rows = [];
@@ -276,24 +346,17 @@ function faultRows(fleet) {
 
 function facts(fleet) {
   const all = fleet.pools.flatMap((pool) => pool.backends);
-  const total = (name, of) => sum(fleet.served, (one) => one[name] && of(one[name], one));
-  // Dollars of a time over its tokens, of all pools.
-  const cost = (name) => {
-    const tokens = total(name, (one) => one.tokens_per_s * one.seconds);
-    const spent = total(name, (one, row) => (row.is_bought
-      ? ((one.usd_per_million_tokens || 0) * one.tokens_per_s * one.seconds) / 1e6 : (row.usd_per_hour * one.seconds) / 3600));
-    return tokens > 0 ? (1e6 * spent) / tokens : null;
-  };
+  const now = past ? minuteOf(() => true) : {};
   return [
-    ["requests/s", significant(total("now_pace", (one) => one.requests_per_s))],
-    ["tokens/s", significant(total("now_pace", (one) => one.tokens_per_s))],
+    ["requests/s", significant(now.requests)],
+    ["tokens/s", significant(now.tokens)],
     ["in flight", whole(fleet.exchanges)],
     ["queued", whole(fleet.queued)],
     ["replicas up", `${all.filter((one) => one.state === "up").length} of ${all.length}`],
     ["breakers open", whole(all.filter((one) => one.breaker === "open").length)],
     ["faults today", whole(sum(fleet.served, (one) => one.today.faults))],
-    ["$/M tokens now", dollars(cost("now_pace"))],
-    ["$/M tokens today", dollars(cost("today_pace"))],
+    ["$/M tokens last minute", dollars(now.perMillion)],
+    ["$/M tokens today", dollars(perMillion(fleet.served))],
   ];
 }
 
@@ -321,10 +384,27 @@ function decision(row) {
   const went = row.pool ? `→ ${row.pool} (${where(row.backend)})` : row.outcome;
   const shape = `${whole(row.input_tokens)} in, ${whole(row.expected_output_tokens)} out expected`;
   const missed = row.pool && row.meets_target === false ? make("span", { class: "caution" }, " expected to miss its target") : "";
+  const more = row.ended ? make("span", { class: "note" }, ` ${ending(row.ended)}`) : "";
   const inside = make("div");
-  const details = make("details", {}, make("summary", {}, `${at} ${row.model}, ${shape} ${went}`, missed), inside);
+  const details = make("details", {}, make("summary", {}, `${at} ${row.model}, ${shape} ${went}`, missed, more), inside);
   details.addEventListener("toggle", () => details.open && !inside.childNodes.length && explain(row, inside));
   return make("li", {}, details);
+}
+
+function ending({ how, output_tokens, ttft_s, tpot_s }) {
+  const times = [isNumber(ttft_s) ? `TTFT ${seconds(ttft_s)}` : "", isNumber(tpot_s) ? `TPOT ${seconds(tpot_s)}` : ""];
+  return [how, `${whole(output_tokens)} out`, ...times].filter(Boolean).join(", ");
+}
+
+function showConsidered(inside, caption, considered) {
+  const box = make("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Alternatives" }, make("table"));
+  inside.append(box);
+  new Table(box.firstChild, caption, [
+    { head: "pool", text: (one) => one.pool },
+    { head: "replica", text: (one) => (one.backend ? where(one.backend) : NONE) },
+    { head: "score, lowest wins", right: true, text: (one) => significant(one.score) },
+    { head: "why not", kind: "wrap", text: (one) => one.dropped || "" },
+  ], (one) => `${one.pool} ${one.backend}`).show(considered);
 }
 
 async function explain(row, inside) {
@@ -335,19 +415,123 @@ async function explain(row, inside) {
     inside.append(make("p", {}, `Predicted TTFT ${seconds(ttft_s)}, TPOT ${seconds(tpot_s)}, ${dollars(usd)}, ${whole(cached_tokens)} tokens cached.`));
   }
   inside.append(make("p", { class: "note" }, `Request ${row.request_id}, class ${row.class || "none"}, priority ${row.priority}, attempt ${row.attempt}, target ${target.filter(Boolean).join(", ") || "none"}.`));
+  if (row.ended) inside.append(make("p", {}, `It came to: ${ending(row.ended)}.`));
+  if (row.considered.length) {
+    showConsidered(inside, "The pools as they were when it was decided", row.considered);
+    return;
+  }
   try {
     const now = await send("GET", `why?request=${encodeURIComponent(row.request_id)}`);
-    const box = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Alternatives" }, make("table"));
-    inside.append(box);
-    new Table(box.firstChild, "The same request, if it were decided now", [
-      { head: "pool", text: (one) => one.pool },
-      { head: "replica", text: (one) => (one.backend ? where(one.backend) : NONE) },
-      { head: "score, lowest wins", right: true, text: (one) => significant(one.score) },
-      { head: "why not", kind: "wrap", text: (one) => one.dropped || "" },
-    ], (one) => `${one.pool} ${one.backend}`).show(now.considered);
+    showConsidered(inside, "The same request, if it were decided now", now.considered);
   } catch (error) {
     inside.append(make("p", { class: "note" }, `Alternatives: ${error.message}.`));
   }
+}
+
+// Over time
+
+const COLOURS = 8;
+const known = (value, looks) => (looks ? value : null);
+
+// One number for each point, of the series of a pool together; nothing where there was no gateway.
+function added(pool, of, wanted = () => true) {
+  const own = past.series.filter((one) => one.pool === pool && wanted(one));
+  const there = past.pools.find((one) => one.pool === "") || { looks: [] };
+  return Array.from({ length: past.points }, (_, n) => known(sum(own, (one) => of(one, n)), there.looks[n]));
+}
+
+function lines(of) {
+  const named = latest.pools.map((one) => one.pool).filter((name, n, all) => all.indexOf(name) === n);
+  return named.map((name, n) => ({ name, colour: `c${n % COLOURS}`, values: of(name) }));
+}
+
+// TTFT or TPOT of a class; where that runs on no pool, nowhere.
+function latency(name, target, wanted) {
+  const at = 100 * (target ? target.percentile : past.usual_percentile);
+  const of = (pool) => past.series.find((one) => one.pool === pool && one.class === wanted);
+  return {
+    name: `${name.slice(0, 4).toUpperCase()} at p${significant(at, 4)}${wanted ? `, ${wanted}` : ""}`, format: seconds,
+    target: target && target.seconds, promised: promised(target),
+    lines: lines((pool) => (of(pool) ? of(pool)[name] : Array(past.points).fill(null))),
+  };
+}
+
+function shownCharts() {
+  const long = past.point_s * past.speed;
+  const wanted = by("class").value;
+  const found = past.classes.find((one) => one.class === wanted) || {};
+  const gauges = (pool) => past.pools.find((one) => one.pool === pool) || { looks: [], usd: [], in_flight: [], queued: [] };
+  const gauge = (pool, name) => Array.from({ length: past.points }, (_, n) => known(gauges(pool)[name][n], gauges(pool).looks[n]));
+  const tokens = (pool) => added(pool, (one, n) => one.input_tokens[n] + one.output_tokens[n]);
+  const usd = (pool) => (past.bought.includes(pool) ? added(pool, (one, n) => one.charged_usd[n]) : gauge(pool, "usd"));
+  const over = (parts, wholes, scale) => parts.map((part, n) => (wholes[n] ? (scale * part) / wholes[n] : null));
+  const rate = (values) => values.map((value) => (value === null ? null : value / long));
+  const unserved = rate(Array.from({ length: past.points }, (_, n) => known(sum(past.series, (one) => one.unserved[n]), gauge("", "queued")[n] !== null)));
+  const none = "The gateway has just begun.";
+  return [
+    { name: "Requests/s", format: significant, empty: none, lines: [
+      ...lines((pool) => rate(added(pool, (one, n) => one.requests[n]))),
+      ...(unserved.some(Boolean) ? [{ name: "not served", colour: "wrong", values: unserved }] : [])] },
+    { name: "Tokens/s, prompts and answers", format: significant, empty: none, lines: lines((pool) => rate(tokens(pool))) },
+    latency("ttft_s", found.ttft, wanted),
+    latency("tpot_s", found.tpot, wanted),
+    { name: "In flight, and queued", format: significant, empty: none, lines: [
+      ...lines((pool) => gauge(pool, "in_flight")), { name: "queued", colour: "wrong", values: gauge("", "queued") }] },
+    { name: "Cost, $/M tokens", format: dollars, lines: lines((pool) => over(usd(pool), tokens(pool), 1e6)) },
+    { name: "Cache hits, % of prompts", format: (value) => (isNumber(value) ? `${significant(value)}%` : NONE),
+      lines: lines((pool) => over(added(pool, (one, n) => one.cached_tokens[n]), added(pool, (one, n) => one.input_tokens[n]), 100)) },
+  ];
+}
+
+const charts = new Charts(by("charts"), (from, to) => showMoment(from, to), (point) => {
+  if (point !== null) by("point").value = point;
+  say(by("at"), point === null ? "" : pointTime(point).map((at) => clock(at, past.point_s)).join(" to "));
+});
+
+function pointTime(point) {
+  const from = past.ends_at - (past.points - point) * past.point_s;
+  return [from, from + past.point_s];
+}
+
+function showPast() {
+  if (!past || !latest) return;
+  const names = past.classes.length ? past.classes.map((one) => one.class) : [""];
+  if ([...by("class").options].map((one) => one.value).join("\n") !== names.join("\n")) {
+    by("class").replaceChildren(...names.map((name) => make("option", { value: name }, name || "requests without a class")));
+  }
+  by("point").max = past.points - 1;
+  charts.show({ points: past.points, pointS: past.point_s, endsAt: past.ends_at }, shownCharts());
+  const classes = new Map(past.classes.map((one) => [one.class, one]));
+  latencies.show(past.minute.series.filter((one) => one.requests).map((one) => {
+    const { ttft, tpot } = classes.get(one.class) || {};
+    return { ...one, pool: one.pool || "none: refused", ttft, tpot, usual: past.usual_percentile };
+  }));
+}
+
+async function lookBack() {
+  clearTimeout(looking);
+  if (!session) return;
+  const window = by("window").value;
+  try {
+    const found = await send("GET", `history?window=${window}`);
+    if (window !== by("window").value) return;
+    past = found;
+    showPast();
+  } catch (error) {
+    say(by("at"), `Over time: ${error.message}`);
+  }
+  clearTimeout(looking);
+  looking = setTimeout(lookBack, LOOK_BACK_MS);
+}
+
+async function showMoment(from, to) {
+  const found = await send("GET", `moment?from=${from}&to=${to}`).catch((error) => ({ error }));
+  by("moment").hidden = false;
+  say(by("h-moment"), `Requests of ${clock(from, 1)} to ${clock(to, 1)}`);
+  const rows = found.decisions || [];
+  const few = "Of every five seconds the first few decisions are kept, for half an hour.";
+  say(by("kept"), found.error ? found.error.message : rows.length ? few : `No decision is kept of this time. ${few}`);
+  by("moments").replaceChildren(...rows.map(decision));
 }
 
 function showDecisions(said) {
@@ -373,11 +557,11 @@ function show(said) {
   pools.show(fleet.pools.map((one, n) => ({ ...one, again: named.indexOf(one.pool) < n })));
   showReplicas();
   showDecisions(said);
-  teams.show(fleet.teams.length ? fleet.teams : [{ team: "no teams, or no keys", usd_per_day: 0, usd_per_month: 0 }]);
+  teams.show(fleet.teams);
   targets.show(fleet.targets);
   faults.show(faultRows(fleet));
   const changes = [...fleet.changes, ...fleet.dropped.map((one) => `dropped: ${one.change}: ${one.why}`)];
-  const words = changes.length ? changes : ["none"];
+  const words = changes.length ? changes : ["None: the fleet is as its file has it."];
   const list = by("changes");
   if ([...list.children].map((one) => one.textContent).join("\n") !== words.join("\n")) {
     list.replaceChildren(...words.map((one) => make("li", {}, one)));
@@ -394,6 +578,7 @@ function follow() {
     say(by("state"), "live");
     by("state").className = "good";
     show(JSON.parse(event.data));
+    if (!past) lookBack();
   });
   stream.addEventListener("error", () => {
     stream.close();
@@ -406,10 +591,11 @@ function follow() {
 
 function signedOut(why = "") {
   if (stream) stream.close();
-  stream = session = latest = null;
+  stream = session = latest = past = null;
   by("board").hidden = by("leave").hidden = true;
   by("enter").hidden = false;
   by("decisions").replaceChildren();
+  by("moment").hidden = true;
   for (const id of ["state", "role", "about", "said"]) say(by(id), "");
   say(by("name"), "Crosstie");
   say(by("wrong"), why);
@@ -422,6 +608,14 @@ function signedIn(found) {
   by("board").hidden = by("leave").hidden = false;
   say(by("role"), found.role === "administrator" ? "administrator" : "operator, read-only");
   follow();
+}
+
+// An address may bring a key behind #, where no server and no log sees it: `crosstie demo` prints such a one.
+async function signInByAddress() {
+  const [, key] = location.hash.match(/^#key=(.+)$/) || [];
+  if (!key) return;
+  history.replaceState(null, "", location.pathname);
+  await send("POST", "session", { key: decodeURIComponent(key) }).catch(() => null);
 }
 
 async function look() {
@@ -452,4 +646,12 @@ by("pause").addEventListener("click", () => {
   by("pause").setAttribute("aria-pressed", String(paused));
 });
 by("find").addEventListener("input", showReplicas);
-look();
+by("window").addEventListener("change", lookBack);
+by("class").addEventListener("change", showPast);
+by("point").addEventListener("input", () => past && charts.point(Number(by("point").value)));
+by("look").addEventListener("click", () => {
+  if (!past) return;
+  charts.choose(Number(by("point").value), Number(by("point").value));
+  by("h-moment").focus();
+});
+signInByAddress().then(look);
