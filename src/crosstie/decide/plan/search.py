@@ -154,7 +154,6 @@ class Shown:
         best = min(allowed, key=lambda one: one.usd_per_hour, default=None)
         return best if best is not None and best.usd_per_hour < inf else None
 
-
     def _sure_enough(self, fleet: Proposal, question: Question) -> float:
         """How sure its estimates must be: of one accelerator and stack alone they go wrong together, and need be no
         surer than the fleet is to be."""
