@@ -258,3 +258,18 @@ def test_what_only_the_margin_keeps_out_is_sent_at_the_end_of_its_patience() -> 
     assert not waiting.in_doubt
     # What the prediction itself speaks against is turned away as before.
     assert router.last_chance(ask(patience_s=10.0, tpot_s=0.002), 10.0) is None
+
+
+def test_one_replica_is_asked_whether_it_may_take_who_waits() -> None:
+    """A decision over all of them would say the same of it."""
+    fleet = live(pool("amd", replicas=2))
+    router = Router(fleet, make_policy("cheapest-meeting-target", 0))
+    free, full = fleet.pools[0].replicas
+    load(full, full.pool.pool.max_in_flight)
+    asked = ask(ttft_s=1.0, tpot_s=0.05)
+    assert router.may_take(asked, free, 0.0)
+    assert not router.may_take(asked, full, 0.0)
+    assert router.decide(asked, 0.0).replica is free
+    # Nor one whose model it is not, and a policy that does not look so closely leaves it to the decision.
+    assert not router.may_take(ask(model="another"), free, 0.0)
+    assert Router(fleet, make_policy("round-robin", 0)).may_take(asked, full, 0.0)

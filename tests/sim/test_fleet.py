@@ -436,3 +436,25 @@ def test_tables_of_an_earlier_simulation_change_nothing() -> None:
     sent = [replace(REQUEST, arrival_s=0.05 * n, input_tokens=200 + 37 * n) for n in range(120)]
     first, again, other = (FleetSimulator(CATALOG, asked, tables=shared).run(sent) for shared in (tables, tables, None))
     assert first == again == other
+
+
+def test_who_waits_is_decided_for_anew_where_something_has_changed() -> None:
+    """Of a fleet that is overrun, every token of any engine was a decision over all replicas for each kind that waits,
+    which was most of what such a simulation took."""
+    simulator = FleetSimulator(CATALOG, fleet(alone("h200", "a"), alone("h200", "b")), None, 0, prefixes=False)
+    counts = {"decide": 0, "may_take": 0}
+    for name in counts:
+        whole = getattr(simulator.router, name)
+
+        def counted(*args: Any, name: str = name, whole: Any = whole, **options: Any) -> Any:
+            counts[name] += 1
+            return whole(*args, **options)
+
+        setattr(simulator.router, name, counted)
+    simulator.live.classes.update({"chat": served(ttft=Target(seconds=0.5, percentile=0.9))})
+    sent = [SimulatedRequest(0.01 * n, MODEL, 3000, 150, "chat") for n in range(600)]
+    answers = simulator.run(sent)
+    assert len(answers) == len(sent)
+    assert counts["may_take"] > 0
+    # By tokens it was some three for each request, over all replicas.
+    assert counts["decide"] < 2.5 * len(sent)

@@ -150,7 +150,10 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
             entries = self._places.get(scope)
             if entries is not None and len(entries):
                 cells, pulls = self._unpacked
-                told = cells.entries[entries].astype(np.float64).T @ pulls[entries].astype(np.float64)
+                # By BLAS hundreds of such small products take longer to share out than to multiply.
+                told = np.einsum(
+                    "ec,ep->cp", cells.entries[entries].astype(np.float64), pulls[entries].astype(np.float64)
+                )
                 found = found - (width**2)[:, None] * told
             self._draws[scope] = found
         return self._draws[scope]

@@ -109,7 +109,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     if prefix:
         block_tokens = query.fleet.lengths.block_tokens(ask.model)
         most_saved_s = speed.idle_s(input_tokens, 0.0)
-    for replica in looked_at(pool, ask, now, exclude, panic, turn):
+    for replica in looked_at(pool, ask, now, exclude, panic, turn) if query.only is None else [query.only]:
         if not replica.up and not (panic and replica.suspected):
             continue
         if replica.draining or replica.busy_until > now or (exclude and replica.key in exclude):
@@ -214,6 +214,10 @@ class CheapestMeetingTarget(_Predicting):
             if within:
                 return self._cheapest(within, query, meets=False)
         return self._missing(found, ask, limits)
+
+    def may_take(self, query: Query) -> bool:
+        best = best_of(query, query.pools[0], limits_of(query), self._turn, 0.0)
+        return best is not None and best.miss <= 1.0
 
     def _until_dearer(self, query: Query, limits: LatencyLimits) -> tuple[list[Best], list[Best]]:
         """Those within the limits that can still be the cheapest, and all that were looked at.

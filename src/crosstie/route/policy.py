@@ -37,6 +37,8 @@ class Query:
         self.pools = pools
         # Backends that have been tried for it; where they are many, all are compared with each replica.
         self.exclude = exclude if len(exclude) < _FEW else frozenset(exclude)
+        # The only replica that is asked for; None: all are.
+        self.only: Replica | None = None
 
 
 class Rated(NamedTuple):
@@ -74,6 +76,11 @@ class RoutingPolicy(ABC):
     @abstractmethod
     def pick(self, query: Query) -> Decision:
         """Where it goes, of pools that could serve it; there is at least one."""
+
+    def may_take(self, query: Query) -> bool:
+        """Whether one who waits may be sent to the only replica that is asked for; a policy that does not look so
+        closely says yes, and is asked where to."""
+        return True
 
     @abstractmethod
     def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:

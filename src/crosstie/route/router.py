@@ -17,7 +17,7 @@ from crosstie.route.filters import fitting
 from crosstie.route.live import LiveFleet, LivePool, Replica
 from crosstie.route.load import Cell
 from crosstie.route.overflow import with_overflow
-from crosstie.route.policy import RoutingPolicy
+from crosstie.route.policy import Query, RoutingPolicy
 
 # How old what is known of other workers and peers may be when nothing depends on it.
 READ_S: Final = 0.005
@@ -70,6 +70,15 @@ class Router:
             if replica is None and not self._read_shared(now):
                 return decision
         return Decision("wait", "other gateways took every place while this was decided")
+
+    def may_take(self, ask: Ask, replica: Replica, now: float) -> bool:
+        """Whether a replica that has something less to do may take one who waits: far less work than a decision."""
+        if replica.pool not in fitting(self.fleet.by_model.get(ask.model, []), ask):
+            return False
+        replica.advance(now)
+        query = Query(self.fleet, [replica.pool], ask, now, ())
+        query.only = replica
+        return self.policy.may_take(query)
 
     def last_chance(self, ask: Ask, now: float) -> Decision | None:
         """At the end of its patience the urgent is sent wherever there is room, and so is a prompt that takes longer on

@@ -7,6 +7,7 @@ Answers' lengths are known to the engines alone.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from math import inf
 
@@ -23,6 +24,11 @@ from crosstie.route.policies import make_policy
 from crosstie.route.router import Router
 from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine
+
+# Where nothing has ended, who waits is decided for again after so long (choice: a step or two): prompts ahead of it
+# move on meanwhile.
+_AGAIN_S = 0.05
+_STAYS = Decision("wait", "as it was")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -98,6 +104,8 @@ class FleetSimulator:
         self._upcoming: list[tuple[float, str]] = []
         self._sent: dict[int, _Sent] = {}
         self._numbers = 0
+        # When all who wait are next decided for over all replicas.
+        self._again_at = -inf
         for pool in self.live.pools:
             deployment = deployment_of(catalog, pool.pool)
             if deployment is None:
@@ -208,10 +216,10 @@ class FleetSimulator:
                 self._expire(moment)
             if moment > self.now:
                 self.now = moment
-            ended = self._tokens(key, moment)
+            changed = self._tokens(key, moment)
             self._plan(key)
-            if ended and len(room):
-                self._let_in()
+            if changed is not None and len(room):
+                self._let_in(changed)
         if len(room):
             self._expire(until)
         if until < inf:
@@ -219,11 +227,12 @@ class FleetSimulator:
             if len(room):
                 self._let_in()
 
-    def _tokens(self, key: str, moment: float) -> bool:
-        """An engine's tokens up to then; whether there may be room that there was not before."""
-        found = self.engines[key].advance(moment)
+    def _tokens(self, key: str, moment: float) -> Replica | None:
+        """An engine's tokens up to then; its replica, where there may be room that there was not before."""
+        changed, found = None, self.engines[key].advance(moment)
         for number, tokens, finished, at in found:
             sent = self._sent[number]
+            changed = sent.flight.replica
             if tokens == 1:
                 if sent.made:
                     sent.flight.decode_from(at)
@@ -231,7 +240,7 @@ class FleetSimulator:
                     sent.flight.first_token(at)
             if finished:
                 self._end(number, sent, at)
-        return bool(found)
+        return changed
 
     def _end(self, number: int, sent: _Sent, at: float) -> None:
         del self._sent[number]
@@ -293,6 +302,7 @@ class FleetSimulator:
         """These are back, with nothing in their caches, and are brought up slowly."""
         for replica in replicas:
             replica.came_up(self.now)
+        self._again_at = -inf
         self._let_in()
 
     def _expire(self, now: float) -> None:
@@ -305,9 +315,17 @@ class FleetSimulator:
             else:
                 self._turn_away(request)
 
-    def _let_in(self) -> None:
+    def _let_in(self, changed: Replica | None = None) -> None:
+        """Those who wait. `changed`: all other replicas are as they were when it was last decided."""
+        decide: Callable[[Ask, float], Decision] = self.router.decide
+        if self.now < self._again_at:
+            if changed is None:
+                return
+            decide = partial(self._decide_if_taken, changed)
+        else:
+            self._again_at = self.now + _AGAIN_S
         while len(self.room):
-            taken = self.room.take(self.router.decide, self.now)
+            taken = self.room.take(decide, self.now)
             if taken is None:
                 return
             ticket, decision = taken
@@ -316,3 +334,6 @@ class FleetSimulator:
                 self._start(request, ticket.ask, decision, made, first_at)
             else:
                 self._turn_away(request)
+
+    def _decide_if_taken(self, changed: Replica, ask: Ask, now: float) -> Decision:
+        return self.router.decide(ask, now) if self.router.may_take(ask, changed, now) else _STAYS

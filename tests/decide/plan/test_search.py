@@ -150,6 +150,31 @@ def test_requests_pile_up_beyond_chance() -> None:
     assert not piles_up([100])
     assert not piles_up([100, 90, 120, 110])
     assert piles_up([100, 120, 160, 200])
+    # Numbers inside vary by more than arrivals do where steps take longer the more there are.
+    assert not piles_up([900, 1300, 1000, 1250, 950, 1200, 1350, 1050, 1300, 1250])
+    assert piles_up([900, 1000, 1100, 1200, 1300, 1400, 1500, 1600, 1700, 1800])
+
+
+def test_a_few_misses_too_many_of_a_few_requests_are_not_hopeless() -> None:
+    """Of twelve classes a look has some twenty requests of each: three late ones are chance."""
+    few = tally(CHAT, [answer()] * 12 + [answer(2.0)] * 3)
+    assert level(CHAT, [answer()] * 12 + [answer(2.0)] * 3) == pytest.approx(2.0)
+    assert few.verdict().tolist() == [0]
+    assert tally(CHAT, [answer()] * 11 + [answer(2.0)] * 9).verdict().tolist() == [-1]
+
+
+def test_of_a_large_fleet_a_part_is_simulated_that_says_the_same(catalog: Catalog, small: Plan) -> None:
+    (pool,) = present(small.fleet).pools
+    large = resized(pool, 200 * pool.replicas)
+    large = replace(large, utilisation=pool.utilisation)
+    classes = tuple(replace_rate(one, 200.0) for one in small.workload.classes)
+    work = msgspec.structs.replace(small.workload, classes=classes)
+    trials = Trials(catalog, work, "llama-3.1-8b", EstimateScale.none, 1.0)
+    assert trials.verdict([large]).holds
+    (run,) = trials.runs.values()
+    assert run.sent <= SHORT
+    half = replace(resized(large, large.replicas // 2), utilisation=2.0 * pool.utilisation)
+    assert not trials.verdict([half]).holds
 
 
 def confirmed_plan(catalog: Catalog, *classes: RequestClass, **changes: Any) -> Plan:
@@ -421,7 +446,7 @@ def test_limits_keep_a_fleet_from_growing_and_it_takes_more_than_was_thought(
     assert 0.0 < least < most <= 1.0
 
 
-def test_the_answer_is_the_cheapest_of_all_that_hold(search: Search) -> None:
+def test_the_answer_is_the_cheapest_of_all_that_hold(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever question a fleet was found for; a vendor alone is answered by fleets of that vendor only."""
     shown, (dear, cheap) = search.shown, (proposed(search, n) for n in (4, 3))
     shown.holding = [dear, replace(cheap, question=replace(cheap.question, vendor="AMD"))]
@@ -430,7 +455,14 @@ def test_the_answer_is_the_cheapest_of_all_that_hold(search: Search) -> None:
     assert best.usd_per_hour == cheap.usd_per_hour
     assert shown.answering(replace(search.question, vendor="NVIDIA")) is None
     # Fleets that are less sure than a question asks are no answers to it.
-    assert shown.answering(replace(search.question, scaling=WorldScaling(shown.workload, 0.9))) is None
+    surer = replace(search.question, scaling=WorldScaling(shown.workload, 0.9))
+    shown.workload = msgspec.structs.replace(shown.workload, sure=0.9)
+    assert shown.answering(surer) is None
+    # Where it asks for more because a fleet of several estimates does, one of a single estimate is as sure as it was.
+    shown.workload = msgspec.structs.replace(shown.workload, sure=0.5)
+    assert present(shown.answering(surer)).usd_per_hour == cheap.usd_per_hour
+    monkeypatch.setattr(Proposal, "families", {("mi300x", "vllm"), ("h200", "vllm")})
+    assert shown.answering(surer) is None
 
 
 def test_a_fleet_that_fails_in_the_long_run_grows_and_is_the_answer_no_more(

@@ -31,7 +31,15 @@ from crosstie.decide.plan.infeasible import Obstacle, obstacles
 from crosstie.decide.plan.lighter import Lighter, MemoryStep, lighter_formats, memory_steps
 from crosstie.decide.plan.market import Market, market
 from crosstie.decide.plan.mixture import Mixture, mixture
-from crosstie.decide.plan.optimise import Choice, choice, near_ones_simplified, simplest, single_vendor, without_each
+from crosstie.decide.plan.optimise import (
+    Choice,
+    choice,
+    least_usd_per_hour,
+    near_ones_simplified,
+    simplest,
+    single_vendor,
+    without_each,
+)
 from crosstie.decide.plan.power import FleetPower, fleet_power
 from crosstie.decide.plan.programme import Mask, Solution
 from crosstie.decide.plan.scaling import WorldScaling, scaling_of
@@ -352,7 +360,9 @@ def _best_plan(
     sized, dear = workload, None
     if workload.sureness > 0.5:
         even = msgspec.structs.replace(workload, sure=0.5)
-        likely, cheap, half = _as_sure(surveyed, priced, even, no_progress)
+        likely, cheap, half = asked, None, workload.sureness
+        if answer is None or answer.usd_per_hour > _MOST_TO_BE_SURE * _least_by_estimates(surveyed, asked):
+            likely, cheap, half = _as_sure(surveyed, priced, even, no_progress)
         if cheap is not None and (answer is None or answer.usd_per_hour > _MOST_TO_BE_SURE * cheap.usd_per_hour):
             # By the estimates another stack may be the better one.
             others = of_one_stack(everything, scaling_of(even))
@@ -389,6 +399,12 @@ def _best_plan(
         usd = found.closed_form_usd_per_hour
         found = replace(found, unmeasured=with_unmeasured(catalog, sized, gate, asked, scaling, usd))
     return replace(found, workload=workload, too_dear=dear, outlooks=looked)
+
+
+def _least_by_estimates(surveyed: list[Survey], asked: Choice) -> float:
+    """What no fleet costs less than by the estimates themselves."""
+    read = asked.by(offers(surveyed, EstimateScale.none, peak=asked.peak))
+    return least_usd_per_hour(read.problem, np.ones(len(read.problem.gpus), bool))
 
 
 def _confirmed(

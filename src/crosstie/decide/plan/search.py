@@ -29,7 +29,7 @@ from crosstie.decide.plan.scaling import Reading, WorldScaling
 from crosstie.decide.plan.simulated import SimulatedClass
 from crosstie.decide.plan.solver import solve, tidied
 from crosstie.decide.plan.survey import Column, Offers, Purpose, undominated
-from crosstie.decide.plan.trials import LONG, SHORT, FleetRun, PoolKey, RunKey, Trials, Verdict, pool_key
+from crosstie.decide.plan.trials import HOPELESS, LONG, SHORT, FleetRun, PoolKey, RunKey, Trials, Verdict, pool_key
 from crosstie.decide.plan.uncertainty import family_of
 from crosstie.perf.hardware import Array
 
@@ -92,6 +92,11 @@ class Proposal:
         return {pool.deployment.accelerator.vendor for pool in self.pools}
 
     @property
+    def families(self) -> set[tuple[str, str]]:
+        """Accelerators and stacks."""
+        return {family_of(pool.deployment.decode) for pool in self.pools}
+
+    @property
     def gpus(self) -> dict[str, int]:
         """By accelerator, that of the largest pool first."""
         found: dict[str, int] = {}
@@ -142,12 +147,18 @@ class Shown:
         allowed = [
             replace(one, asked=one.asked.with_vendor_share(question.asked.problem.vendor_share))
             for one in self.holding
-            if (question.family is None or one.question.family == question.family)
-            and (one.question.family is not None or one.question.scaling.sure >= question.scaling.sure)
+            if (question.family is None or one.families == {question.family})
+            and one.question.scaling.sure >= self._sure_enough(one, question)
             and (question.vendor is None or one.vendors == {question.vendor})
         ]
         best = min(allowed, key=lambda one: one.usd_per_hour, default=None)
         return best if best is not None and best.usd_per_hour < inf else None
+
+    def _sure_enough(self, fleet: Proposal, question: Question) -> float:
+        """How sure its estimates must be: of one accelerator and stack alone they go wrong together, and need be no
+        surer than the fleet is to be."""
+        sure: float = question.scaling.sure
+        return min(sure, self.workload.sureness) if len(fleet.families) == 1 else sure
 
 
 class Search:
@@ -250,7 +261,7 @@ class Search:
     def _grown(self, trials: Trials, proposed: Proposal, pools: list[PoolPlan], budget: int) -> list[PoolPlan] | None:
         """With more replicas of the pools whose classes miss, until none does."""
         mine = {place for place, pool in enumerate(pools) if pool.deployment.model.id == trials.model}
-        tried, short, carrying, levels = pools, set[int](), set[int](), list[float]()
+        tried, short, carrying, levels, times = pools, set[int](), set[int](), list[float](), 1.0
         for again in range(_GROWN + 1):
             if not trials.is_ruled_out(tried):
                 verdict = self.verdict(trials, tried, budget)
@@ -258,9 +269,11 @@ class Search:
                     return tried
                 levels.append(verdict.worst)
                 missing = {one.name for one in verdict.classes if not one.holds}
-                carrying |= {place for place in mine if _serves(pools[place], missing)}
-                short |= carrying or mine
-                if len(levels) > 2 and levels[-1] > levels[-3] / 2.0:
+                carrying = {place for place in mine if _serves(pools[place], missing)}
+                short = carrying or mine
+                # How much an overloaded fleet misses says little, and closed forms may be so far off.
+                comparable = levels[-1] <= HOPELESS or times > _FAR
+                if len(levels) > 2 and levels[-1] > levels[-3] / 2.0 and comparable:
                     if short == mine:
                         break
                     # Others may let them have less to do.

@@ -21,6 +21,7 @@ from crosstie.decide.plan.answer import PoolPlan
 from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier
 from crosstie.decide.plan.pools import class_of, pool_of, routes_of
+from crosstie.decide.plan.programme import Mask
 from crosstie.decide.plan.reuse import encoding_tokens, hit_rate
 from crosstie.decide.plan.scaling import Reading
 from crosstie.decide.plan.simulated import MAY_BE_UNSERVED, PARKED_S, SimulatedClass
@@ -29,7 +30,7 @@ from crosstie.perf.hardware import Array
 from crosstie.route.build import Tables
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
-# Budgets of requests of the whole fleet: of a run that compares fleets, and of one that confirms the answer.
+# Budgets of requests: of a run that compares fleets, and of one that confirms the answer.
 SHORT, LONG = 8_000, 60_000
 # A look lasts for so many times as long as a request is there, so that looks know little of one another (choice), and
 # has at least so many requests; the first one, in which the fleet fills, does not count.
@@ -38,14 +39,14 @@ _LIFETIMES, _LEAST_REQUESTS = 2.0, 200
 _LOOKS_DRAWN = 8
 # Looks before a fleet may be said to hold, in a short run and in a long one, which lasts for twenty lifetimes (choice:
 # by then a fleet at the edge is over it); and misses over those allowed that no later look makes good.
-_LEAST_LOOKS, _LONG_LOOKS, _HOPELESS = 3, 10, 2.0
+_LEAST_LOOKS, _LONG_LOOKS, HOPELESS = 3, 10, 2.0
 # Student's t at 97.5%, by degrees of freedom from 1 on (any table); beyond it is about 2.1.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 _STUDENT_BEYOND = 2.1
 # Requests after which it is asked again whether the look is lost already.
 _LOOKED_AFTER = 50
-# Standard deviations of the number inside by which it must have grown for requests to pile up.
-_PILED = 3.0
+# Standard deviations beyond which a difference is not taken for chance.
+_BEYOND_CHANCE = 3.0
 # Of larger fleets a part is simulated with its part of the traffic: by then replicas have pooled what they can.
 _MOST_REPLICAS = 24.0
 # The seed of all runs, so that fleets are compared under the same arrivals.
@@ -111,7 +112,7 @@ class Misses:
     def is_lost(self, sent: Array) -> bool:
         """Whether more have missed than `sent` would make hopeless, were all the rest of them answered in time."""
         allowed = np.maximum(sent, np.sum(self.allowed, axis=0))
-        return bool((np.sum(self.missed, axis=0) > _HOPELESS * allowed).any())
+        return bool(_hopeless(np.sum(self.missed, axis=0), allowed).any())
 
     def allowed_of(self, requests: Sequence[SimulatedRequest]) -> Array:
         found = np.zeros((len(self._classes), 3))
@@ -156,12 +157,17 @@ class Misses:
     def verdict(self, *, at_end: bool = False) -> Array:
         """By class: 1 where it holds in another run, too, as far as its looks show, -1 where it does not, 0 where they
         leave a doubt."""
-        worst = np.array(list(self.levels().values()))
+        misses = _hopeless(np.sum(self.missed, axis=0), np.sum(self.allowed, axis=0)).any(axis=1)
         if len(self.missed) < _LEAST_LOOKS:
-            return np.where(worst > _HOPELESS, -1, 0)
+            return np.where(misses, -1, 0)
         least, most = self._bounds(at_end)
-        misses = (least > HOLDS).any(axis=1) | (worst > _HOPELESS)
+        misses |= (least > HOLDS).any(axis=1)
         return np.where(misses, -1, np.where((most <= HOLDS).all(axis=1), 1, 0))
+
+
+def _hopeless(missed: Array, allowed: Array) -> Mask:
+    """So many more than allowed, beyond the chance of counts, that no later look makes it good."""
+    return np.asarray((missed > HOPELESS * allowed) & (missed > allowed + _BEYOND_CHANCE * np.sqrt(allowed)))
 
 
 def _over(count: Array, allowed: Array) -> Array:
@@ -173,10 +179,12 @@ def piles_up(inside: Sequence[int]) -> bool:
     """Whether more requests are inside in the second half of the looks than in the first, beyond chance. `inside`: at
     the end of each look."""
     half = len(inside) // 2
-    if not half:
+    if half < 2:
         return False
-    before, after = float(np.mean(inside[:half])), float(np.mean(inside[-half:]))
-    return bool(after - before > _PILED * max(before, 1.0) ** 0.5)
+    before, after = np.array(inside[:half], float), np.array(inside[-half:], float)
+    # Where steps take longer the more are inside, their number varies by more than arrivals do.
+    spread = max(before.var(ddof=1) + after.var(ddof=1), 2.0 * float(before.mean()), 2.0)
+    return bool(after.mean() - before.mean() > _BEYOND_CHANCE * (spread / half) ** 0.5)
 
 
 class FleetRun:
@@ -184,9 +192,8 @@ class FleetRun:
 
     def __init__(self, trials: "Trials", pools: Sequence[PoolPlan], seed: int):
         rates = {one.name: one.requests_per_s * trials.peak * trials.more(pools) for one in trials.classes}
-        self._scale = _scale(pools, sum(pool.replicas for pool in pools) / _MOST_REPLICAS)
-        wanted = _LIFETIMES * _inside(pools) / self._scale
-        self._look_of = ceil(max(wanted, _LEAST_REQUESTS))
+        self._scale = 1.0 if trials.whole else _scale(pools)
+        self._look_of = ceil(max(_LIFETIMES * _inside(pools) / self._scale, _LEAST_REQUESTS))
         self._traffic, self._simulator = trials.begun(pools, rates, self._look_of * _LOOKS_DRAWN, self._scale, seed)
         self._classes, self._late, self._seed = trials.classes, trials.late(pools), seed
         self._tally = Misses(trials.classes, self._late)
@@ -198,12 +205,12 @@ class FleetRun:
         self.verdict = Verdict(False, {}, [], {})
 
     def go_on(self, budget: int) -> Verdict:
-        """Until its looks leave no doubt, or so many requests of the whole fleet are sent."""
+        """Until its looks leave no doubt, or so many requests are sent."""
         if budget <= self._budget or (self._budget and (self._verdicts < 0).any()):
             return self.verdict
         self._budget = budget
         least = _LEAST_LOOKS if budget < LONG else _LONG_LOOKS
-        most = max(budget / self._scale, (least + 1) * self._look_of)
+        most = max(budget, (least + 1) * self._look_of)
         while not self._is_decided and self.sent + self._look_of <= most:
             self._look()
         self.verdict = self._as_seen(budget)
@@ -264,12 +271,14 @@ def _inside(pools: Sequence[PoolPlan]) -> float:
 
 
 class Trials:
-    """Simulates fleets of one model's pools. `runs`: those of all questions of a plan, which share them."""
+    """Simulates fleets of one model's pools. `runs`: those of all questions of a plan, which share them. `whole`: large
+    fleets, too, with all of their replicas."""
 
     def __init__(
         self, catalog: Catalog, workload: Workload, model: str, scaling: Reading, peak: float,
-        runs: dict[RunKey, FleetRun] | None = None,
+        runs: dict[RunKey, FleetRun] | None = None, *, whole: bool = False,
     ):  # fmt: skip
+        self.whole = whole
         self.catalog, self.workload, self.scaling, self.peak = catalog, workload, scaling, peak
         self.model = model
         self.classes = [one for one in workload.classes if one.model == model]
@@ -400,9 +409,14 @@ class Trials:
             yield SimulatedRequest(at, one.model, inputs + encoding[kind], outputs, one.name, cached_tokens=cached)
 
 
-def _scale(pools: Sequence[PoolPlan], *wanted: float) -> float:
-    """By how much a fleet is made smaller, as far as its smallest pool allows."""
-    return max(min(max(wanted), min(pool.replicas for pool in pools) / 2.0), 1.0)
+def _scale(pools: Sequence[PoolPlan]) -> float:
+    """By how much a fleet is made smaller, so that a short run has its looks; as far as its smallest pool allows.
+
+    What fewer replicas hold with their part of the traffic, more of them do: they share what comes unevenly.
+    """
+    looks = (_LEAST_LOOKS + 1) * _LIFETIMES * _inside(pools) / SHORT
+    replicas = [pool.replicas for pool in pools]
+    return max(min(max(looks, sum(replicas) / _MOST_REPLICAS), float(min(replicas))), 1.0)
 
 
 def pool_key(pool: PoolPlan | Column) -> PoolKey:
