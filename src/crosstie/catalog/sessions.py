@@ -102,7 +102,7 @@ def session_turns(
     """One session, turn by turn. `whole`: rounds what is added to tokens, or to tokens of whole blocks."""
 
     def draw(values: Sequence[float]) -> float:
-        return float(values[chance.integers(len(values))])
+        return float(values[int(chance.integers(len(values)))])
 
     system = round(shape.system)
     known, conversation, pause_s = system + max(whole(draw(shape.first)), 1), 0, 0.0
@@ -152,7 +152,7 @@ def session_trace(name: str, shape: SessionShape, answer_s: float) -> tuple[Trac
                 at += turn.pause_s
                 rows.append((at, turn.input_tokens, turn.output_tokens, tuple(known)))
                 at, made = at + answer_s * turn.output_tokens / mean_output, made + 1
-            at += float(shape.pause_s[chance.integers(len(shape.pause_s))])
+            at += float(shape.pause_s[int(chance.integers(len(shape.pause_s)))])
         busy_s += at - begun
     rows.sort(key=lambda row: row[0])
     times, inputs, outputs, held = zip(*rows, strict=True)

@@ -64,7 +64,7 @@ def replayed(sessions: Sequence[Sequence[_Prompt]]) -> SessionMaker:
 
     def make(number: int, chance: np.random.Generator) -> Iterator[_Prompt]:
         own = number + 1 << 2 * _SESSION_AT
-        for turn, blocks in sessions[chance.integers(len(sessions))]:
+        for turn, blocks in sessions[int(chance.integers(len(sessions)))]:
             yield turn, tuple(block if seen[block] < 0 else own + block for block in blocks)
 
     return make
