@@ -104,6 +104,8 @@ def test_a_new_session_waits_where_the_cache_is_full_of_those_who_come_back() ->
     fleet = small_fleet()
     (only,) = fleet.replicas()
     now = coming_back(fleet, only, range(60))
+    assert decided(POLICY, fleet, new, now).outcome == "send", "nobody else's prompt waits to be computed"
+    load(only, 1, now=now, decoding=False, input_tokens=4000.0)
     got = decided(POLICY, fleet, new, now)
     assert got.outcome == "wait"
     assert "sessions under way" in got.reason
@@ -117,6 +119,8 @@ def test_who_does_not_come_back_is_no_more_waited_for() -> None:
     fleet = small_fleet()
     (only,) = fleet.replicas()
     now = coming_back(fleet, only, range(60))
+    load(only, 1, now=now + 3600.0, decoding=False, input_tokens=4000.0)
+    fleet.sessions.advance(now + 3600.0)
     assert decided(POLICY, fleet, turn(99, 20, patience_s=10.0), now + 3600.0).outcome == "send"
     assert only.warm_tokens == pytest.approx(0.0, abs=1e-3)
 
@@ -131,6 +135,7 @@ def test_the_last_turn_of_a_session_leaves_nothing_to_wait_for() -> None:
         took(fleet, last, only, now)
     assert only.warm_tokens == pytest.approx(0.0, abs=1e-3)
     assert len(fleet.sessions) == 0
+    load(only, 1, now=now + 2.0, decoding=False, input_tokens=4000.0)
     assert decided(POLICY, fleet, turn(99, 20, patience_s=10.0), now + 2.0).outcome == "send"
 
 
@@ -139,6 +144,7 @@ def test_requests_that_nobody_goes_on_with_keep_nobody_waiting() -> None:
     (only,) = fleet.replicas()
     for session in range(100):
         took(fleet, turn(session, 20), only, 0.1 * session)
+    load(only, 1, now=12.0, decoding=False, input_tokens=4000.0)
     assert decided(POLICY, fleet, turn(999, 20, patience_s=10.0), 12.0).outcome == "send"
 
 

@@ -5,8 +5,8 @@ target. That time is its own until its last token, what its prompt takes from ea
 pushes out of the cache and others must compute again. So a session goes on where its cache is unless waiting there
 costs more than computing it again elsewhere, and no weight says so.
 
-Who begins a session waits where caches are full with sessions that come back: past that point each one more makes all
-of them slower.
+Who begins a session waits where caches are full with sessions that come back and prompts wait to be computed: past
+that point each one more makes all of them slower. Where none waits there is time to compute a few again.
 """
 
 from math import inf
@@ -156,7 +156,7 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
             if replica.warm_tokens > taken:
                 taken = replica.warm_tokens
             pushed_out = min(max(taken + needs - speed.cache_tokens, 0.0), needs)
-            if is_held and pushed_out > 0.0:
+            if is_held and pushed_out > 0.0 and view.ahead_tokens > 0.0:
                 continue
         raw_ttft_s = first_token_s(view, speed, new, cached, output_tokens)
         ttft_s = raw_ttft_s * view.ttft_factor + view.late_s

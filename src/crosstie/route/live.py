@@ -19,7 +19,7 @@ from crosstie.route.load import RATE_S, ReplicaLoad, Reported
 from crosstie.route.observed import Observations
 from crosstie.route.prefix import Holders, Prefixes
 from crosstie.route.session import LiveSession
-from crosstie.route.sessions import Sessions
+from crosstie.route.sessions import LiveSessions
 from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import ENDLESS, Prediction, Speed, View
 from crosstie.route.spending import Spending
@@ -77,7 +77,7 @@ class LivePool:
         self.ttft_scatter = Scatter()
         self.tpot_scatter = Scatter()
         # Those under way; a fleet's pools have them in common.
-        self.sessions = Sessions()
+        self.sessions = LiveSessions()
         # The tightest targets of the classes that the plan sends here: nobody may be sent here who breaks them.
         self.promised_ttft = self.promised_tpot = Promise(inf, 0.0)
         # Of one that is paid by the token, see `route.overflow`; None: it is the fleet's own.
@@ -212,10 +212,10 @@ def _guides(one: ServedClass) -> list[tuple[float, frozenset[str]]]:
 
 
 class LiveFleet:
-    def __init__(self, fleet: Fleet, pools: list[LivePool], lengths: Lengths, sessions: Sessions | None = None):
+    def __init__(self, fleet: Fleet, pools: list[LivePool], lengths: Lengths, sessions: LiveSessions | None = None):
         self.fleet = fleet
         self.pools = pools
-        self.sessions = Sessions() if sessions is None else sessions
+        self.sessions = LiveSessions() if sessions is None else sessions
         for pool in pools:
             pool.sessions = self.sessions
         self.lengths = lengths

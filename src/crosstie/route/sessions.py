@@ -18,7 +18,7 @@ _MOST_SESSIONS: Final = 50_000
 _MOST: Final = 0.5
 
 
-class Sessions:
+class LiveSessions:
     def __init__(self) -> None:
         self._by_end: dict[int, LiveSession] = {}
         self._by_name: dict[str, LiveSession] = {}
