@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import msgspec
+from tests.sim.test_sessions import run
 
 from crosstie.web.knee_chart import draw_knee, has_knee
-from tests.sim.test_sessions import run
 
 
 def test_sessions_at_several_loads_are_drawn(tmp_path: Path) -> None:
