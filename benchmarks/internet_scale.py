@@ -284,7 +284,7 @@ class World:
     def step(self, key: str, moment: float) -> None:
         if self.planned.get(key) != moment:
             return
-        for number, tokens, finished, at in self.engines[key].advance(moment):
+        for number, tokens, finished, at, _ in self.engines[key].advance(moment):
             sent = self.flying.get(number)
             if sent is None or sent.flight is None:
                 continue

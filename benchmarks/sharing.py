@@ -296,7 +296,7 @@ class World:
         if self._planned.get(key) != moment:
             return
         told: set[int] = set()
-        for number, tokens, finished, at in self.engines[key].advance(moment):
+        for number, tokens, finished, at, _ in self.engines[key].advance(moment):
             gateway, flight = self._flying[number]
             told.add(gateway.number)
             if tokens == 1:

@@ -7,11 +7,11 @@ import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reuse import reuse
-from crosstie.catalog.sessions import SessionShape, session_trace
+from crosstie.catalog.sessions import session_trace
 from crosstie.catalog.traces import Trace
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.errors import BadData
-from crosstie.core.workload import RequestClass
+from crosstie.core.workload import RequestClass, SessionShape
 from crosstie.sim.prefix_cache import PrefixCache
 
 CATALOG = Catalog()
@@ -28,7 +28,7 @@ context = 100000
 
 def shape(**changed: float) -> SessionShape:
     values = {"turns": 20, "first": 1000, "added": 2000, "output": 300, "pause_s": 9, **changed}
-    lengths = {name: np.array([float(values[name])]) for name in ("turns", "first", "added", "output", "pause_s")}
+    lengths = {name: (float(values[name]),) for name in ("turns", "first", "added", "output", "pause_s")}
     return SessionShape(
         **lengths, system=values.get("system", 4000.0), context=values.get("context", 1e6),
         compact_to=values.get("compact_to", 2000.0),

@@ -48,7 +48,7 @@ class Cell:
 def state(fleet: LiveFleet) -> list[Any]:
     found: list[Any] = []
     for one in fleet.pools:
-        found.append((one.name, one.slowness, one.slowness_until, dict(one.sessions), one.draining))
+        found.append((one.name, one.slowness, one.slowness_until, len(one.sessions), one.draining))
         for replica in one.replicas:
             found.append([getattr(replica, name) for name in _COUNTS])
             found.append([getattr(replica.view, name) for name in _SEEN])

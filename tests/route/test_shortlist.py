@@ -105,8 +105,10 @@ def test_who_holds_most_of_the_prompt_is_always_looked_at(seed: int) -> None:
 def test_the_conversation_s_replica_is_always_looked_at() -> None:
     found = live(pool(replicas=100))
     load(found.pools[0].replicas[77], 1, session="s")
+    again = ask(session="s")
+    again.under_way = found.sessions.find(again)
     for turn in range(20):
-        assert found.pools[0].replicas[77] in looked_at(found.pools[0], ask(session="s"), 0.0, (), False, turn)
+        assert found.pools[0].replicas[77] in looked_at(found.pools[0], again, 0.0, (), False, turn)
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 16])

@@ -36,7 +36,7 @@ def loop(one: Disaggregated, clients: int, inputs: int, outputs: int, rounds: in
     while len(ends) < clients * rounds:
         moment = engine.next_event_s()
         assert moment is not None
-        for id, tokens, finished, at in engine.advance(moment):
+        for id, tokens, finished, at, _ in engine.advance(moment):
             if tokens == 1 or id not in first:
                 first[id] = at
             if finished:

@@ -5,6 +5,7 @@ import re
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated
 
 import msgspec
@@ -12,8 +13,9 @@ import numpy as np
 
 from crosstie.catalog.reading import Sources, only_keys, read_record, read_toml, table
 from crosstie.catalog.reuse import Reuse, reuse
-from crosstie.catalog.sessions import SESSIONS_AT_ONCE, SessionShape, read_shape, session_trace
+from crosstie.catalog.sessions import SESSIONS_AT_ONCE, read_shape, session_trace
 from crosstie.catalog.traces import Trace
+from crosstie.core.workload import SessionShape
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=10**7)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
@@ -58,7 +60,7 @@ class SessionBenchmark(_Described):
 
     @property
     def pause_s(self) -> float:
-        return float(self.shape.pause_s.mean())
+        return fmean(self.shape.pause_s)
 
     @property
     def lengths(self) -> tuple[float, float]:

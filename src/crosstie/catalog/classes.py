@@ -180,8 +180,8 @@ def _sessions(
     for key in ("input", "output", "trace", "requests_per_s", "share"):
         if key in raw:
             raise BadData(reader.file, f"{where}.{key}", "the class has sessions, which say its lengths and its rate")
-    sessions, shape = read_sessions(reader.file, f"{where}.sessions", raw["sessions"], context, tpot)
-    trace, requests_per_s = session_trace(name, shape, sessions.answer_s)
+    sessions = read_sessions(reader.file, f"{where}.sessions", raw["sessions"], context, tpot)
+    trace, requests_per_s = session_trace(name, sessions.shape, sessions.answer_s)
     reader.notes.append(sessions_note(name, sessions, trace, requests_per_s))
     prefix = {**table(reader.file, f"{where}.prefix", raw.get("prefix", {})), "measured": True}
     return {**raw, "requests_per_s": sessions.live * requests_per_s, "prefix": prefix}, sessions, trace

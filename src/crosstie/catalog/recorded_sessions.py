@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from crosstie.catalog.sessions import SessionTurn
 from crosstie.catalog.traces import BLOCKS, Trace
 from crosstie.core.errors import BadData
 
@@ -75,6 +76,28 @@ def _sessions(trace: Trace) -> list[_Session]:
         if whole:
             ends[whole[-1]] = session
     return found
+
+
+def recorded_turns(trace: Trace, longest: int) -> tuple[list[list[tuple[SessionTurn, tuple[int, ...]]]], int]:
+    """Each session of a trace, turn by turn with the blocks that each has; and how many have more than so many
+    tokens, which are left out."""
+    if trace.blocks is None or trace.arrival_s is None:
+        raise BadData(trace.file, "", f"needs times and {BLOCKS}, which tell what prompts have in common")
+    total = trace.input_tokens + trace.output_tokens
+    found, left_out = [], 0
+    for rows in _sessions(trace):
+        if int(total[rows].max()) > longest:
+            left_out += 1
+            continue
+        pauses = [0.0, *_between_turns(trace, [rows])[1]]
+        found.append([
+            (SessionTurn(pause_s, int(trace.input_tokens[row]), int(trace.output_tokens[row]), int(total[row]), 0),
+             trace.blocks[row])
+            for row, pause_s in zip(rows, pauses, strict=True)
+        ])  # fmt: skip
+    if not found:
+        raise BadData(trace.file, "", f"every session has more than the {longest:,} tokens that the fleet takes")
+    return found, left_out
 
 
 def _shared_tokens(trace: Trace, sessions: list[_Session]) -> int:

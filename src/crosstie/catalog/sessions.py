@@ -4,20 +4,23 @@ What the file says of one session becomes a trace of many at work at once. Hits 
 recorded one: from how much of it a replica's memory holds until the next turn.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from crosstie.catalog.lengths import Lengths, read_lengths
 from crosstie.catalog.reading import number, only_keys, table
 from crosstie.catalog.traces import Trace
 from crosstie.core.errors import BadData
-from crosstie.core.workload import SessionTraffic, Target
+from crosstie.core.workload import SessionShape, SessionTraffic, Target
 
 _KEYS = {
     "live", "starts_per_hour", "turns", "system", "first", "added", "output", "pause_s", "context", "compact_to",
+    "success_rate",
 }  # fmt: skip
 # Sessions of the trace. What a cache holds depends on sessions over memory alone, so any number would do; with fewer
 # than some forty, chance decides whose turn is next.
@@ -29,60 +32,60 @@ _LEAST_BLOCK = 16
 _SEED = 7
 
 
-@dataclass(frozen=True, slots=True)
-class SessionShape:
-    """One session: values that each turn draws from, evenly; lengths in tokens."""
+class SessionTurn(NamedTuple):
+    """One request of a session, in tokens."""
 
-    turns: Lengths
-    # What every session of the class begins with: system prompt and tools.
-    system: float
-    # The user's first message; what a tool or the user adds to each later prompt; the model's answers.
-    first: Lengths
-    added: Lengths
-    output: Lengths
-    # From an answer's end to the next prompt.
-    pause_s: Lengths
-    # Prompt and answer at most; what the conversation is summarised to when they would exceed it.
-    context: float
-    compact_to: float
+    # From the last answer's end.
+    pause_s: float
+    input_tokens: int
+    output_tokens: int
+    # Prompt and answer, with which the next turn begins; and which of the session's conversations, one after the
+    # other, it is of: a summary begins another.
+    known: int
+    conversation: int
 
 
-def read_sessions(
-    file: Path, where: str, raw: object, context: int, tpot: Target | None
-) -> tuple[SessionTraffic, SessionShape]:
+def read_sessions(file: Path, where: str, raw: object, context: int, tpot: Target | None) -> SessionTraffic:
     """`context`: the most that the model takes."""
     entry = table(file, where, raw)
     only_keys(file, where, entry, _KEYS)
     shape = read_shape(file, where, entry, context)
     # The longest that an answer may take by its target: a faster fleet is asked more often, until answers take that
     # long, so the mean answer keeps its target whichever fleet it is.
-    answer_s = float(shape.output.mean()) * tpot.seconds if tpot else 0.0
-    pause_s = float(shape.pause_s.mean())
+    answer_s = fmean(shape.output) * tpot.seconds if tpot else 0.0
+    pause_s = fmean(shape.pause_s)
     if answer_s + pause_s <= 0:
         raise BadData(file, f"{where}.pause_s", "is 0, and there is no tpot_ms: nothing says how often turns come")
-    turns = float(shape.turns.mean())
-    return SessionTraffic(live=_live(file, where, entry, turns * (answer_s + pause_s)), turns=turns, pause_s=pause_s,
-                    answer_s=answer_s), shape  # fmt: skip
+    turns = fmean(shape.turns)
+    solved = number(file, f"{where}.success_rate", entry["success_rate"], 0.001, 1) if "success_rate" in entry else None
+    return SessionTraffic(
+        live=_live(file, where, entry, turns * (answer_s + pause_s)), turns=turns, pause_s=pause_s, answer_s=answer_s,
+        success_rate=solved, shape=shape,
+    )  # fmt: skip
 
 
 def read_shape(file: Path, where: str, entry: dict[str, Any], context: int) -> SessionShape:
     most = number(file, f"{where}.context", entry.get("context", context), 2, context)
     shape = SessionShape(
-        turns=read_lengths(file, f"{where}.turns", entry.get("turns"), "turns"),
+        turns=_values(read_lengths(file, f"{where}.turns", entry.get("turns"), "turns")),
         system=number(file, f"{where}.system", entry.get("system", 0), 0, most),
-        first=read_lengths(file, f"{where}.first", entry.get("first")),
-        added=read_lengths(file, f"{where}.added", entry.get("added")),
-        output=read_lengths(file, f"{where}.output", entry.get("output")),
-        pause_s=_pauses(file, f"{where}.pause_s", entry.get("pause_s")),
+        first=_values(read_lengths(file, f"{where}.first", entry.get("first"))),
+        added=_values(read_lengths(file, f"{where}.added", entry.get("added"))),
+        output=_values(read_lengths(file, f"{where}.output", entry.get("output"))),
+        pause_s=_values(_pauses(file, f"{where}.pause_s", entry.get("pause_s"))),
         context=most,
         compact_to=number(file, f"{where}.compact_to", entry.get("compact_to", most / 40), 1, most / 2),
     )
-    begins = shape.system + shape.compact_to + float(shape.output.mean())
+    begins = shape.system + shape.compact_to + fmean(shape.output)
     if begins > most:
         raise BadData(
             file, where, f"a summarised prompt and its answer are {begins:,.0f} tokens, the context {most:,.0f}"
         )
     return shape
+
+
+def _values(lengths: Lengths) -> tuple[float, ...]:
+    return tuple(lengths.tolist())
 
 
 def _pauses(file: Path, where: str, raw: object) -> Lengths:
@@ -98,6 +101,30 @@ def _live(file: Path, where: str, entry: dict[str, Any], lasts_s: float) -> floa
     return number(file, f"{where}.starts_per_hour", entry["starts_per_hour"], 0.01, 1e9) / 3600.0 * lasts_s
 
 
+def session_turns(
+    shape: SessionShape, chance: np.random.Generator, whole: Callable[[float], int] = round
+) -> Iterator[SessionTurn]:
+    """One session, turn by turn. `whole`: rounds what is added to tokens, or to tokens of whole blocks."""
+
+    def draw(values: Sequence[float]) -> float:
+        return float(values[int(chance.integers(len(values)))])
+
+    system = round(shape.system)
+    known, conversation, pause_s = system + max(whole(draw(shape.first)), 1), 0, 0.0
+    for _ in range(max(round(draw(shape.turns)), 1)):
+        output = max(draw(shape.output), 1.0)
+        if known + output > shape.context:
+            # One more request, of what still fits, writes the summary that the session goes on with.
+            prompt = min(known, int(shape.context - shape.compact_to))
+            yield SessionTurn(pause_s, prompt, round(shape.compact_to), known, conversation)
+            known, conversation, pause_s = system + max(whole(shape.compact_to), 1), conversation + 1, 0.0
+        prompt = min(known, int(shape.context - output))
+        known += whole(output)
+        yield SessionTurn(pause_s, prompt, round(output), known, conversation)
+        known += whole(draw(shape.added))
+        pause_s = draw(shape.pause_s)
+
+
 def session_trace(name: str, shape: SessionShape, answer_s: float) -> tuple[Trace, float]:
     """A trace of sessions, the same every time, and the requests a second that one of them makes.
 
@@ -107,36 +134,30 @@ def session_trace(name: str, shape: SessionShape, answer_s: float) -> tuple[Trac
     chance = np.random.default_rng(_SEED)
     block = _block_tokens(shape)
 
-    def draw(values: Lengths) -> float:
-        return float(values[chance.integers(len(values))])
-
-    def blocks(tokens: float) -> int:
-        return int(tokens / block + chance.random())
+    def whole(tokens: float) -> int:
+        return int(tokens / block + chance.random()) * block
 
     shared = max(round(shape.system / block), 1) if shape.system else 0
+    in_blocks = msgspec.structs.replace(shape, system=float(shared * block))
     numbers = iter(range(shared, 10**12))
     rows: list[tuple[float, int, int, tuple[int, ...]]] = []
     busy_s = 0.0
-    lasts_s = float(shape.turns.mean()) * (answer_s + float(shape.pause_s.mean()))
+    mean_output = fmean(shape.output)
+    lasts_s = fmean(shape.turns) * (answer_s + fmean(shape.pause_s))
     for _ in range(SESSIONS_AT_ONCE):
         # Sessions are under way at different turns.
         at, made = chance.random() * lasts_s, 0
         begun = at
         while made < _REQUESTS // SESSIONS_AT_ONCE:
-            known = [*range(shared), *(next(numbers) for _ in range(max(blocks(draw(shape.first)), 1)))]
-            for _ in range(max(round(draw(shape.turns)), 1)):
-                output = max(draw(shape.output), 1.0)
-                if len(known) * block + output > shape.context:
-                    # One more request, of what still fits, writes the summary that the session goes on with.
-                    prompt = min(len(known) * block, int(shape.context - shape.compact_to))
-                    rows.append((at, prompt, round(shape.compact_to), tuple(known)))
-                    at, made = at + answer_s * shape.compact_to / float(shape.output.mean()), made + 1
-                    known = [*range(shared), *(next(numbers) for _ in range(max(blocks(shape.compact_to), 1)))]
-                prompt = min(len(known) * block, int(shape.context - output))
-                known += [next(numbers) for _ in range(blocks(output))]
-                rows.append((at, prompt, round(output), tuple(known)))
-                known += [next(numbers) for _ in range(blocks(draw(shape.added)))]
-                at, made = at + answer_s * output / float(shape.output.mean()) + draw(shape.pause_s), made + 1
+            known, conversation = list(range(shared)), 0
+            for turn in session_turns(in_blocks, chance, whole):
+                if turn.conversation != conversation:
+                    known, conversation = list(range(shared)), turn.conversation
+                known += [next(numbers) for _ in range(-(-turn.known // block) - len(known))]
+                at += turn.pause_s
+                rows.append((at, turn.input_tokens, turn.output_tokens, tuple(known)))
+                at, made = at + answer_s * turn.output_tokens / mean_output, made + 1
+            at += float(shape.pause_s[int(chance.integers(len(shape.pause_s)))])
         busy_s += at - begun
     rows.sort(key=lambda row: row[0])
     times, inputs, outputs, held = zip(*rows, strict=True)
@@ -159,6 +180,6 @@ def sessions_note(name: str, sessions: SessionTraffic, trace: Trace, requests_pe
 
 def _block_tokens(shape: SessionShape) -> int:
     """Whole blocks of engines, in which a mean prompt has about as many as can be counted quickly."""
-    grown = shape.system + float(shape.first.mean())
-    grown += 0.5 * float(shape.turns.mean()) * float(shape.added.mean() + shape.output.mean())
+    grown = shape.system + fmean(shape.first)
+    grown += 0.5 * fmean(shape.turns) * (fmean(shape.added) + fmean(shape.output))
     return max(round(min(grown, shape.context) / _BLOCKS / _LEAST_BLOCK), 1) * _LEAST_BLOCK

@@ -24,6 +24,7 @@ from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.plan.sweep import RequestSource, ray_library
 from crosstie.web.chart import check_picture
 from crosstie.web.course_chart import course_figure, draw_course
+from crosstie.web.knee_chart import draw_knee, has_knee, knee_figure
 
 _POLICIES = get_args(Policy)
 _KILL = re.compile(r"(?P<pool>.+)@(?P<at>[^@+]+)(?:\+(?P<during>[^@+]+))?")
@@ -36,6 +37,8 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 @click.option("--trace", metavar="TRACE", help="Recorded requests, at their own times.")
 @click.option("--class", "class_name", metavar="NAME", help="The class of all requests of a trace.")
 @real_option("--rate", 1e-6, 1e9, "Requests/s. [default: peak, or the trace's]")
+@whole_option("--sessions", 1, 1_000_000, "At work at once, each prompt a pause after the last answer. [default: the "
+              "workload's]")  # fmt: skip
 @click.option("--load", "loads", default="1", metavar="X,Y,...", help="Times that rate; several are compared.")
 @click.option("--policy", "policies", metavar="A,B,...", help=f"Of {', '.join(_POLICIES)}. [default: the fleet's]")
 @click.option("--fleet", "fleets", multiple=True, type=FILE, metavar="FILE", help="Another fleet or plan to compare.")
@@ -49,10 +52,16 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 @click.option("--clairvoyant", is_flag=True, help="Each policy also with answers' lengths known in advance.")
 @whole_option("--processes", 1, 4096, "[default: one a core]")
 @click.option("--ray", metavar="ADDRESS", help="Run on a Ray cluster; `local` starts one here. Needs the extra ray.")
-@click.option("--plot", type=FILE, metavar="FILE", help="Utilisation and queues over time (.html, .svg, .png, .pdf).")
+@click.option(
+    "--plot",
+    type=FILE,
+    metavar="FILE",
+    help="Utilisation and queues over time, or sessions at several loads (.html, .svg, .png, .pdf).",
+)
 @answer_options(DETAILS, html=True)
 def command(
-    what: Path, workload: Path | None, trace: str | None, class_name: str | None, rate: float | None, loads: str,
+    what: Path, workload: Path | None, trace: str | None, class_name: str | None, rate: float | None,
+    sessions: int | None, loads: str,
     policies: str | None, fleets: tuple[Path, ...], seeds: int, requests: int | None, kill: tuple[str, ...],
     sure: float | None, clairvoyant: bool, processes: int | None, ray: str | None, plot: Path | None, wanted: Wanted,
 ) -> int:  # fmt: skip
@@ -63,9 +72,11 @@ def command(
     crosstie simulate fleet.toml --workload work.toml --policy fastest,prefix
     crosstie simulate fleet.toml --trace azure-2023-conversation --load 0.5,1,2
     crosstie simulate plan.json --kill chat-mi300x@60s+60s --plot day.html
+    crosstie simulate agents --load 0.5,1,2 --plot knee.svg
 
     WHAT is a fleet file, a plan (`plan --save`) or a workload, which is planned first. Requests come at random at the
-    workload's peak, or as a trace has them (names and files as in `crosstie replay`). Nothing is measured: replicas
+    workload's peak, or as a trace has them (names and files as in `crosstie replay`); those of sessions a pause after
+    the answer before them. Nothing is measured: replicas
     take the time that the performance model predicts.
 
     Exit status 1 where a class misses its targets or no steady state is reached. Ctrl-C ends a sweep with the runs
@@ -73,6 +84,8 @@ def command(
     """
     if trace is not None and workload is not None:
         raise BadInput("--trace and --workload: requests come from one of them")
+    if sessions is not None and rate is not None:
+        raise BadInput("--rate and --sessions: requests come by the clock, or after the answers before them")
     if class_name is not None and trace is None:
         raise BadInput("--class is for a trace; a workload has its own")
     if plot is not None:
@@ -86,19 +99,22 @@ def command(
     with progress("planning") as on_progress:
         subjects = [read_subject(catalog, file, on_progress) for file in (what, *fleets)]
         found = simulate(
-            catalog, subjects, RequestSource(asked, recorded, class_name, rate, requests),
+            catalog, subjects, RequestSource(asked, recorded, class_name, rate, requests, sessions),
             policies=_policies(policies), loads=_loads(loads), seeds=range(seeds), outages=outages,
             clairvoyant=clairvoyant, sure=None if sure is None else sure / 100.0, processes=processes, ray=ray,
             on_progress=on_progress,
         )  # fmt: skip
     if plot is not None:
-        draw_course(found.runs, outages, plot)
+        if has_knee(found.runs):
+            draw_knee(found.runs, plot)
+        else:
+            draw_course(found.runs, outages, plot)
         click.echo(f"plot written to {plot}", err=True)
     wanted.give(
         lambda: to_json(found),
         lambda details: simulation_parts(found, details),
         title=f"{what}, simulated",
-        figures=lambda: course_figure(found.runs, outages),
+        figures=lambda: knee_figure(found.runs) if has_knee(found.runs) else course_figure(found.runs, outages),
     )
     if len(found.runs) < found.asked:
         click.echo(f"crosstie: interrupted after {len(found.runs)} of {found.asked} runs", err=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from crosstie.core.figures import dollars, percent, plural, seconds, share, significant
-from crosstie.decide.plan.run_result import ClassResult, Latency, OutageResult, Run
+from crosstie.decide.plan.run_result import ClassResult, Latency, OutageResult, Run, SessionsResult, TurnResult
 from crosstie.decide.plan.seeds import OverSeeds, SeedSpread, at_target, classes_of, holding, over_seeds, worst
 from crosstie.decide.plan.simulate import Simulation
 from crosstie.web.parts import Heading, Parts, Table, closing, note
@@ -19,6 +19,8 @@ def simulation_parts(found: Simulation, verbose: bool) -> Parts:
     first = groups[0]
     yield from _answer(first, found.mean_over_peak)
     yield from _classes(first)
+    for kinds in zip(*(run.sessions for run in first.each), strict=True):
+        yield from _sessions(OverSeeds(kinds))
     yield from _pools(first, verbose)
     for outage in first.first.outages:
         yield from _outage(outage, len(first.each))
@@ -123,6 +125,40 @@ def _seconds(spread: SeedSpread | None) -> str:
     return "never" if spread is None else seconds(spread.mean)
 
 
+def _sessions(kind: OverSeeds[SessionsResult]) -> Parts:
+    one = kind.first
+    took = kind.part(lambda each: each.turn_s).spread(lambda each: each.p95)
+    mean_s, turns_per_s = kind.mean(lambda each: each.mean_turn_s), kind.mean(lambda each: each.turns_per_s)
+    waiting = share(kind.mean(lambda each: each.waiting) / one.live)
+    cost = kind.spread(lambda each: each.usd_per_session)
+    solved = kind.spread(lambda each: each.usd_per_solved)
+    yield (
+        f"{one.name or 'sessions'}: {one.live:,} sessions at work, {significant(turns_per_s)} turns/s; a turn takes "
+        f"{seconds(mean_s)} on average, p95 {_seconds(took)}; {waiting} wait for an answer"
+    )
+    yield (
+        f"{share(kind.mean(lambda each: each.hit_rate))} of prompt tokens were in a cache; "
+        f"{percent(kind.mean(lambda each: each.evicted))} of turns found most of theirs gone"
+        + (f"; {dollars(cost.mean)} a session" if cost else "")
+        + (f", {dollars(solved.mean)} a solved task" if solved else "")
+    )
+    rows = []
+    for turns in zip(*(each.by_turn for each in kind.each), strict=False):
+        of = OverSeeds(turns)
+        rows.append([
+            _numbers(of.first),
+            f"{of.total(lambda each: each.turns):,}", seconds(of.mean(lambda each: each.ttft_p50_s)),
+            seconds(of.mean(lambda each: each.ttft_p95_s)), share(of.mean(lambda each: each.hit_rate)),
+        ])  # fmt: skip
+    yield Table(["turn", ">turns", ">TTFT p50", ">p95", ">in cache"], rows)
+
+
+def _numbers(turns: TurnResult) -> str:
+    if turns.last is None:
+        return f"{turns.first} on"
+    return f"{turns.first}" if turns.last == turns.first else f"{turns.first} to {turns.last}"
+
+
 def _pools(runs: OverSeeds[Run], verbose: bool) -> Parts:
     columns = ["pool", ">replicas", ">$/h", ">requests", ">busy", ">in flight each", ">waiting"]
     sent = max(runs.total(lambda run: run.requests), 1)
@@ -215,7 +251,9 @@ def _side_by_side(groups: Sequence[OverSeeds[Run]]) -> Parts:
 
 
 def _bound(found: Simulation, one: Run, verbose: bool) -> Parts:
-    bound = found.bounds[one.label, one.load]
+    bound = found.bounds.get((one.label, one.load))
+    if bound is None:
+        return
     least = f"at least {dollars(bound.usd_per_hour)} of GPU time an hour, if all replicas were always full"
     yield (
         f"no routing could beat {percent(bound.within)} within targets (each request alone on its fastest pool); "

@@ -106,6 +106,23 @@ class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
     remote_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
 
 
+class SessionShape(msgspec.Struct, frozen=True, kw_only=True):
+    """One session: values that each turn draws from, evenly; lengths in tokens."""
+
+    turns: Annotated[tuple[float, ...], _Some]
+    # What every session of the class begins with: system prompt and tools.
+    system: float
+    # The user's first message; what a tool or the user adds to each later prompt; the model's answers.
+    first: Annotated[tuple[float, ...], _Some]
+    added: Annotated[tuple[float, ...], _Some]
+    output: Annotated[tuple[float, ...], _Some]
+    # From an answer's end to the next prompt.
+    pause_s: Annotated[tuple[float, ...], _Some]
+    # Prompt and answer at most; what the conversation is summarised to when they would exceed it.
+    context: float
+    compact_to: float
+
+
 class SessionTraffic(msgspec.Struct, frozen=True, kw_only=True):
     """Agents or chats whose turns a class's requests are; means over sessions and turns."""
 
@@ -115,6 +132,9 @@ class SessionTraffic(msgspec.Struct, frozen=True, kw_only=True):
     # Between an answer's end and the next prompt, and what an answer may take by its TPOT target.
     pause_s: Annotated[float, msgspec.Meta(ge=0)]
     answer_s: Annotated[float, msgspec.Meta(ge=0)]
+    # Of sessions, those that solve their task; None: nobody said.
+    success_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    shape: SessionShape
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True):

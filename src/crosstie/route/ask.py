@@ -1,6 +1,7 @@
 """What is known of a request before it is sent anywhere."""
 
 from crosstie.route.held import PromptTokens
+from crosstie.route.session import LiveSession
 
 
 class Ask:
@@ -70,6 +71,9 @@ class Ask:
         self.tokens: PromptTokens | None = None
         # The tenant whose prompts alone may be used for it, and told of; 0: everybody's.
         self.cache_tenant = 0
+        # The session that it goes on with; None: it is a new one's, or nobody has looked. Whether it is its last turn.
+        self.under_way: LiveSession | None = None
+        self.last_turn = False
         # It is judged with no more margin than predictions need on a fleet that works.
         self.in_doubt = False
         # Its model was loaded nowhere when it came.

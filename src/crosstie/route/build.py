@@ -92,7 +92,7 @@ def live_fleet(
         _pair(live, fleet, lengths, since)
         pools.append(live)
     _introduce(pools)
-    found = LiveFleet(fleet, pools, lengths)
+    found = LiveFleet(fleet, pools, lengths, None if previous is None else previous.sessions)
     for one in fleet.classes:
         found.deviations[one.name] = (_deviations(one.ttft), _deviations(one.tpot))
     for live in pools:

@@ -1,7 +1,12 @@
 """The policies that predict: the cheapest pool that keeps the target, and the fastest one.
 
-Of each pool its best replica counts, which is the one that finishes first among those that keep the target. A prefix
-that a replica holds makes it finish sooner and cost less, so affinity needs no weight of its own.
+Of each pool its best replica counts: the one where a request costs everybody the least time among those that keep the
+target. That time is its own until its last token, what its prompt takes from each of those who are there, and what it
+pushes out of the cache and others must compute again. So a session goes on where its cache is unless waiting there
+costs more than computing it again elsewhere, and no weight says so.
+
+Who begins a session waits where caches are full with sessions that come back and prompts wait to be computed: past
+that point each one more makes all of them slower. Where none waits there is time to compute a few again.
 """
 
 from math import inf
@@ -11,7 +16,7 @@ from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
 from crosstie.route.corrections import Scatter
 from crosstie.route.decision import Decision, in_words
-from crosstie.route.filters import without_room
+from crosstie.route.filters import available, without_room
 from crosstie.route.live import LivePool, Promise, Replica
 from crosstie.route.policy import Query, Rated, RoutingPolicy
 from crosstie.route.shortlist import looked_at, most_held
@@ -23,8 +28,8 @@ _PATIENCE: Final = 2.0
 _USUAL_DEVIATIONS: Final = 1.2816
 # Prices this close are the same, and the sooner one is taken.
 _SAME_PRICE: Final = 1.02
-# How much later than the best replica of its pool a conversation may finish where it was before.
-_LOYALTY: Final = 1.25
+# From which likelihood of another turn on a class is one of sessions.
+_LIKELY: Final = 0.5
 # Whoever misses comes after all who do not, however soon they finish.
 _AFTER: Final = 1e12
 
@@ -44,10 +49,12 @@ class LatencyLimits:
 
 
 class Best:
-    """The best replica of a pool; `miss` is the larger of the two latencies over their limits, up to 1 if both hold."""
+    """The best replica of a pool; `miss` is the larger of the two latencies over their limits, up to 1 if both hold.
+    `cost_s`: what it takes from everybody, its own time among it."""
 
-    def __init__(self, replica: Replica, prediction: Prediction, finish_s: float, miss: float):
+    def __init__(self, replica: Replica, prediction: Prediction, finish_s: float, miss: float, cost_s: float):
         self.replica, self.prediction, self.finish_s, self.miss = replica, prediction, finish_s, miss
+        self.cost_s = cost_s
 
 
 def limits_of(query: Query) -> LatencyLimits:
@@ -95,20 +102,23 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
     """
     ask, now, exclude, panic = query.ask, query.now, query.exclude, query.panic
     speed, per_cached = pool.speed, pool.speed.per_cached
-    prefix = bool(ask.prefix) or ask.tokens is not None
+    prefix = bool(ask.prefix) or ask.tokens is not None or ask.under_way is not None
     input_tokens, output_tokens = ask.input_tokens, ask.output_tokens
     context, later = input_tokens + 0.5 * output_tokens, max(output_tokens - 1.0, 0.0)
     in_doubt = ask.in_doubt
     ttft_limit = _with_margin(limits.ttft_s, limits.ttft_deviations, pool.promised_ttft, pool.ttft_scatter, in_doubt)
     tpot_limit = _with_margin(limits.tpot_s, limits.tpot_deviations, pool.promised_tpot, pool.tpot_scatter, in_doubt)
     finish_limit = limits.finish_s
-    loyal = pool.sessions.get(ask.session) if ask.session is not None else None
+    under_way, kind = ask.under_way, query.fleet.sessions.kind_of(ask)
+    home = under_way.home if under_way is not None else None
+    mean_tokens = kind.mean_tokens()
+    # A new session may be kept waiting as long as it is patient.
+    is_held = under_way is None and kind.returns() > _LIKELY and (ask.waited_s < ask.patience_s or ask.priority < 1)
     best: Replica | None = None
     least, even = inf, turn & 1
-    cached = most_saved_s = 0.0
+    cached = 0.0
     if prefix:
         block_tokens = query.fleet.lengths.block_tokens(ask.model)
-        most_saved_s = speed.idle_s(input_tokens, 0.0)
     for replica in looked_at(pool, ask, now, exclude, panic, turn) if query.only is None else [query.only]:
         if not replica.up and not (panic and replica.suspected):
             continue
@@ -120,8 +130,8 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
         # What is left out of it only adds to the time: most replicas of a large pool are dropped by this alone.
         raw_tpot_s = (view.step_s + context * per_cached) * view.stretch
         tpot_s = raw_tpot_s * view.tpot_factor
-        before_s = view.before_s * view.ttft_factor + view.late_s - most_saved_s
-        if before_s + tpot_s * later > least and replica is not loyal:
+        before_s = view.before_s * view.ttft_factor + view.late_s
+        if before_s + tpot_s * later > least:
             continue
         ttft_most = ttft_limit if ttft_limit < view.strictest_ttft_s else view.strictest_ttft_s
         tpot_miss = tpot_s / (tpot_limit if tpot_limit < view.strictest_tpot_s else view.strictest_tpot_s)
@@ -131,45 +141,57 @@ def best_of(query: Query, pool: LivePool, limits: LatencyLimits, turn: int, usd:
             if tpot_s * tpot_s <= empty_s * bare_s:
                 tpot_miss = 1.0
             # Those that miss a limit by more than another does are dropped, too.
-            elif _AFTER * tpot_miss > least:
+            elif under_way is None and _AFTER * tpot_miss > least:
                 continue
-        if before_s > ttft_most and _AFTER * (before_s / ttft_most) > least:
+        if under_way is None and before_s > ttft_most and _AFTER * (before_s / ttft_most) > least:
             continue
         if prefix:
             cached = replica.cached_tokens(ask, block_tokens)
-        raw_ttft_s = first_token_s(view, speed, input_tokens - cached, cached, output_tokens)
+        new = input_tokens - cached
+        pushed_out = 0.0
+        if replica.warm_sessions > 0.0:
+            # Where it is at home, its cache is counted already.
+            needs = new if replica is home or mean_tokens < new else mean_tokens
+            taken = replica.warm_sessions * mean_tokens
+            if replica.warm_tokens > taken:
+                taken = replica.warm_tokens
+            pushed_out = min(max(taken + needs - speed.cache_tokens, 0.0), needs)
+            if is_held and pushed_out > 0.0 and view.ahead_tokens > 0.0:
+                continue
+        raw_ttft_s = first_token_s(view, speed, new, cached, output_tokens)
         ttft_s = raw_ttft_s * view.ttft_factor + view.late_s
-        finish_s = rank = ttft_s + later * tpot_s
+        finish_s = ttft_s + later * tpot_s
+        others, token_s = replica.in_flight + replica.elsewhere.in_flight, view.slope_high * view.ttft_factor
+        cost_s = rank = finish_s + (new * others + pushed_out * (1.0 + others)) * token_s
         miss = ttft_s / ttft_most
         if tpot_miss > miss:
             miss = tpot_miss
         if finish_s > finish_limit * miss:
             miss = finish_s / finish_limit
-        if cached:
-            # What it need not compute delays nobody else either.
-            rank -= cached * view.slope_high * view.ttft_factor
-        if replica is loyal:
-            rank /= _LOYALTY
-        if miss > 1.0:
+        if miss > 1.0 and under_way is None:
             rank = _AFTER * miss
         # Equals are told apart by turn.
         if rank < least or (even and rank == least):
             least, best = rank, replica
-            chosen = finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s
+            chosen = finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s, cost_s
     if best is None:
         return None
-    finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s = chosen
+    finish_s, miss, ttft_s, tpot_s, cached, raw_ttft_s, raw_tpot_s, cost_s = chosen
     if usd is None or cached:
         usd = pool.weighed * pool.request_usd(input_tokens - cached, cached, output_tokens, ask.tpot_s)
     predicted = Prediction(
         ttft_s=ttft_s, tpot_s=tpot_s, predicted_usd=usd, cached_tokens=cached, raw_ttft_s=raw_ttft_s,
         raw_tpot_s=raw_tpot_s, ttft_limit_s=ttft_limit, tpot_limit_s=tpot_limit,
     )  # fmt: skip
-    return Best(best, predicted, finish_s, miss)
+    return Best(best, predicted, finish_s, miss, cost_s)
 
 
 def _finish_s(best: Best) -> float:
     return best.finish_s
+
+
+def _cost_s(best: Best) -> float:
+    return best.cost_s
 
 
 class _Predicting(RoutingPolicy):
@@ -208,7 +230,11 @@ class CheapestMeetingTarget(_Predicting):
         if within:
             return self._cheapest(within, query, meets=True)
         if not found:
+            if any(available(pool, query.now, query.exclude, query.panic) for pool in pools):
+                return Decision("wait", "a new session would push those of sessions under way out of every cache")
             return without_room(pools, query.now, query.exclude)
+        if ask.under_way is not None:
+            return self._going_on(found, ask)
         if ask.patience_s > 0.0 and limits.ttft_s < inf and _lost(query, limits):
             within = [one for one in self._found(query, limits.without_ttft()) if one.miss <= 1.0]
             if within:
@@ -280,6 +306,12 @@ class CheapestMeetingTarget(_Predicting):
             meets=meets,
             told=ask,
         )
+
+    def _going_on(self, found: list[Best], ask: Ask) -> Decision:
+        """A session that was let in is not kept waiting: it comes back in any case."""
+        chosen = min(found, key=_cost_s)
+        why = f"least delay to all of {len(found)}, none within target"
+        return Decision("send", why, replica=chosen.replica, prediction=chosen.prediction, told=ask)
 
     def _missed(self, best: Best, pool: LivePool, limits: LatencyLimits) -> str | None:
         if best.miss <= 1.0:

@@ -18,6 +18,8 @@ from crosstie.route.lengths import Classes, Lengths
 from crosstie.route.load import RATE_S, ReplicaLoad, Reported
 from crosstie.route.observed import Observations
 from crosstie.route.prefix import Holders, Prefixes
+from crosstie.route.session import LiveSession
+from crosstie.route.sessions import LiveSessions
 from crosstie.route.slots import AdapterSlots
 from crosstie.route.speed import ENDLESS, Prediction, Speed, View
 from crosstie.route.spending import Spending
@@ -32,7 +34,6 @@ _POOL_MEMORY_S: Final = 60.0
 # Differences that do not matter: the network's, and the clock's.
 _TTFT_GUARD_S: Final = 0.02
 _TPOT_GUARD_S: Final = 0.001
-_MOST_SESSIONS: Final = 10_000
 # A cache whose size nobody knows is taken for this large, as that of many replicas is; what is believed to be there
 # then takes a megabyte of memory, and 28 of the most.
 _UNKNOWN_CACHE_TOKENS: Final = 4e6
@@ -75,8 +76,8 @@ class LivePool:
         self.fresh_until = -inf
         self.ttft_scatter = Scatter()
         self.tpot_scatter = Scatter()
-        # Where each conversation went last.
-        self.sessions: dict[str, Replica] = {}
+        # Those under way; a fleet's pools have them in common.
+        self.sessions = LiveSessions()
         # The tightest targets of the classes that the plan sends here: nobody may be sent here who breaks them.
         self.promised_ttft = self.promised_tpot = Promise(inf, 0.0)
         # Of one that is paid by the token, see `route.overflow`; None: it is the fleet's own.
@@ -197,12 +198,6 @@ class LivePool:
         whys = sorted({one.why_down or "draining" for one in self.replicas})
         return whys[0] if len(whys) == 1 else "; ".join(whys)
 
-    def remember(self, session: str, replica: "Replica") -> None:
-        self.sessions.pop(session, None)
-        self.sessions[session] = replica
-        if len(self.sessions) > _MOST_SESSIONS:
-            del self.sessions[next(iter(self.sessions))]
-
 
 def _seconds(target: Target | None) -> float | None:
     return None if target is None else target.seconds
@@ -217,9 +212,12 @@ def _guides(one: ServedClass) -> list[tuple[float, frozenset[str]]]:
 
 
 class LiveFleet:
-    def __init__(self, fleet: Fleet, pools: list[LivePool], lengths: Lengths):
+    def __init__(self, fleet: Fleet, pools: list[LivePool], lengths: Lengths, sessions: LiveSessions | None = None):
         self.fleet = fleet
         self.pools = pools
+        self.sessions = LiveSessions() if sessions is None else sessions
+        for pool in pools:
+            pool.sessions = self.sessions
         self.lengths = lengths
         self.classes: dict[str, ServedClass] = {one.name: one for one in fleet.classes}
         # By class, its targets of TTFT and TPOT.
@@ -358,6 +356,7 @@ class Replica(ReplicaLoad):
             self.adapters.clear()
         # What it held is likely to be gone when it comes back.
         self.prefixes.clear()
+        self.pool.sessions.lost(self)
         self.touch()
 
     def full(self, now: float, for_s: float) -> None:
@@ -400,8 +399,8 @@ class Replica(ReplicaLoad):
                 self.pool.observations.was_sent(self.key, ask.prefix)
         if self.held is not None and ask.tokens is not None:
             self.held.expect(ask.tokens, ask.cache_tenant)
-        if ask.session is not None:
-            self.pool.remember(ask.session, self)
+        if (ask.prefix or ask.session is not None) and self.pool.side != "prefill":
+            flight.session = self.pool.sessions.start(ask, self, prediction.cached_tokens, now)
         if not ask.streams:
             flight.due = now + prediction.ttft_s
             self.silent.append(flight)
@@ -422,7 +421,11 @@ class Replica(ReplicaLoad):
         if held is not None and tokens is not None:
             found = float(held.match(tokens, ask.cache_tenant))
         if held is None or tokens is None or not held.complete:
-            sent = self.prefixes.match(ask.prefix) * block_tokens
+            blocks = self.prefixes.match(ask.prefix)
+            sent, session = blocks * block_tokens, ask.under_way
+            if session is not None and session.home is self and blocks >= session.depth:
+                # All of its last prompt is there, and so is the answer to it.
+                sent = max(sent, session.tokens)
             found = sent if sent > found else found
         most = ask.input_tokens - 1.0
         return found if found < most else most if most > 0.0 else 0.0
@@ -530,6 +533,8 @@ class Flight:
         self.seen = False
         self.due = inf
         self.released = False
+        # Of which it is a turn.
+        self.session: LiveSession | None = None
         # Where it uses an adapter.
         self.slots: AdapterSlots | None = None
         # At a provider: what it may come to, and what the bill will have of it as far as that is known.
@@ -581,9 +586,11 @@ class Flight:
         self._release()
         if self.spending is not None:
             self.spending.settle(self.reserved_usd, self.billed_usd, now)
+        ask, pool, session = self.ask, self.replica.pool, self.session
         if not completed:
+            if session is not None:
+                pool.sessions.end(session, None, 0.0, now)
             return None
-        ask, pool = self.ask, self.replica.pool
         # The bytes of an image say nothing about those of a token.
         counted = None if ask.modalities else input_tokens
         pool.lengths.observe(
@@ -593,7 +600,10 @@ class Flight:
             pool.observations.saw_lengths(ask.class_name, ask.model, output_tokens, counted, ask.prompt_bytes)
         tpot_s = self._teach_tpot(now, output_tokens)
         known_input = float(input_tokens) if input_tokens else ask.input_tokens
-        charged_usd = self.charge_usd(known_input, float(output_tokens) if output_tokens else ask.output_tokens)
+        known_output = float(output_tokens) if output_tokens else ask.output_tokens
+        charged_usd = self.charge_usd(known_input, known_output)
+        if session is not None:
+            pool.sessions.end(session, known_input + known_output, charged_usd, now, last=ask.last_turn)
         ttft_s = self.first_at - self.started if self.seen and self.first_at is not None else None
         return ServedRequest(ttft_s, tpot_s, known_input, output_tokens, charged_usd)
 

@@ -144,6 +144,8 @@ class ReplicaLoad:
         self.last_first_at = -inf
         # TTFT and TPOT targets of those in flight, and how many have each.
         self.targets: dict[tuple[float, ...], int] = {}
+        # Sessions that left their cache here and are likely to come back, and what they have of it: expected values.
+        self.warm_sessions = self.warm_tokens = 0.0
         self.elsewhere = LoadElsewhere()
         self.external_running = self.external_waiting = self.external_held = 0.0
         self.external_until = -inf

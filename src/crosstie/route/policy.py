@@ -65,6 +65,8 @@ class RoutingPolicy(ABC):
         """`exclude`: backends that have been tried for this request. `panic`: those that are only suspected may be
         chosen. The fleet must have been advanced to `now`."""
         pools = fleet.by_model.get(ask.model)
+        if ask.under_way is None:
+            ask.under_way = fleet.sessions.find(ask)
         query = Query(fleet, fitting(pools, ask) if pools else [], ask, now, exclude, panic)
         # Before the decision, which may change whose turn it is.
         considered = self._considered(query) if explain else None
@@ -129,7 +131,7 @@ def _joules(pool: LivePool, predicted: Prediction, ask: Ask) -> float:
 def predict(fleet: LiveFleet, replica: Replica, ask: Ask) -> Prediction:
     """What a replica would give the request at its present load."""
     pool, view, cached = replica.pool, replica.view, 0.0
-    if ask.prefix or ask.tokens is not None:
+    if ask.prefix or ask.tokens is not None or ask.under_way is not None:
         cached = replica.cached_tokens(ask, fleet.lengths.block_tokens(ask.model))
     new, output = max(ask.input_tokens - cached, 1.0), ask.output_tokens
     raw_ttft_s, raw_tpot_s = estimate(view, pool.speed, new, cached, ask.input_tokens + 0.5 * output, output)

@@ -4,10 +4,10 @@ from typing import Final
 from zlib import crc32
 
 BLOCK_BYTES: Final = 2048
-# Prompts are compared over their first 128 KiB; what they share beyond that is not seen.
-MOST_BLOCKS: Final = 64
-# Of a hash: 32 bits of checksum, 6 of the block's number, and above them whose it is.
-WHOSE_AT: Final = 38
+# Prompts are compared over their first 2 MiB, some 500,000 tokens; what they share beyond that is not seen.
+MOST_BLOCKS: Final = 1024
+# Of a hash: 32 bits of checksum, 10 of the block's number, and above them whose it is.
+WHOSE_AT: Final = 42
 
 
 def prefix_hashes(body: bytes, start: int = 0, tenant: int = 0) -> tuple[int, ...]:

@@ -57,6 +57,7 @@ class Router:
         fleet = self.fleet
         if self._shared and now - self._read_at >= self._read_every_s:
             self._read_shared(now)
+        fleet.sessions.advance(now)
         for _ in range(_TRIES):
             fleet.advance(now, ask.model)
             decision = self.policy.choose(fleet, ask, now, exclude=exclude, explain=explain)

@@ -69,9 +69,9 @@ def _favoured(pool: LivePool, ask: Ask) -> list[Replica]:
     common = max(len(pool.replicas) // 4, HOLDERS)
     numbers = holders.most(ask.prefix, HOLDERS, common) if holders is not None and ask.prefix else []
     found = [pool.replicas[number] for number in numbers]
-    loyal = pool.sessions.get(ask.session) if ask.session is not None else None
-    if loyal is not None and loyal.pool is pool and not loyal.draining and loyal not in found:
-        found.append(loyal)
+    home = ask.under_way.home if ask.under_way is not None else None
+    if isinstance(home, Replica) and home.pool is pool and not home.draining and home not in found:
+        found.append(home)
     return found
 
 

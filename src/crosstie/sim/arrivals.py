@@ -57,7 +57,7 @@ def latencies_of(
 ) -> Latencies:
     """`told`: of all requests, each by its place among them."""
     first, last = np.full(len(ordered), math.nan), np.full(len(ordered), math.nan)
-    for index, count, finished, at in told:
+    for index, count, finished, at, _ in told:
         if count == 1 or math.isnan(first[index]):
             first[index] = at
         if finished:

@@ -304,7 +304,7 @@ class DisaggregatedEngine:
             decoder = self.decoders[side - len(self.prefillers)]
             ended = decoder.complete(found) if decoder.under_way else decoder.begin(self._slower, found, moment)
             for job in ended:
-                found.append(Token(job.id, job.output, True, moment))
+                found.append(Token(job.id, job.output, True, moment, job.cached))
                 self._jobs.pop(job.id, None)
             if ended:
                 self._let_in(moment)
@@ -326,9 +326,10 @@ class DisaggregatedEngine:
         job = self._jobs.get(token.id)
         if job is None:
             return
+        job.cached = token.cached
         if self.prefill_answers:
             job.made = 1
-            found.append(Token(job.id, 1, job.output == 1, token.at))
+            found.append(Token(job.id, 1, job.output == 1, token.at, job.cached))
         if job.output == 1 and self.prefill_answers:
             if job.decoder is not None:
                 job.decoder.leave(job)

@@ -35,6 +35,8 @@ class Token(NamedTuple):
     tokens: int
     finished: bool
     at: float
+    # Of the prompt, those that were in the cache.
+    cached: int = 0
 
 
 class _Job:
@@ -184,7 +186,8 @@ class Engine:
     ) -> None:
         """`now` may not go back. Of the prompt, `cached_tokens` need not be computed; the last token always must.
 
-        `prefix`: keys of the prompt's blocks, which the engine's own cache is asked for when its prefill begins.
+        `prefix`: keys of the prompt's blocks, which the engine's own cache is asked for when its prefill begins, and
+        of the answer's where they are known.
         """
         if id in self._jobs:
             raise BadInput(f"request {id!r} is there already")
@@ -441,14 +444,14 @@ class Engine:
                 self._release(job)
                 self._keep(job, answer=True)
                 del self._jobs[job.id]
-                found.append(Token(job.id, job.output, True, self._ends))
+                found.append(Token(job.id, job.output, True, self._ends, job.cached))
 
     def _first(self, job: _Job, found: list[Token]) -> None:
         """The end of a prompt's prefill: the next token of its answer, as a rule the first."""
         job.made += 1
         finished = job.made >= job.output
         if job.made == 1 or finished:
-            found.append(Token(job.id, job.made, finished, self._ends))
+            found.append(Token(job.id, job.made, finished, self._ends, job.cached))
         self._keep(job, answer=finished)
         rank = job.rank
         assert rank is not None
@@ -474,9 +477,15 @@ class Engine:
         # What nobody can ask for only takes room from what came before it: none, in an empty cache.
         if cache is None or not (job.prefix or len(cache)):
             return
-        if answer:
-            cache.keep_answer(job.output if job.prefix else job.prompt + job.output)
-        cache.keep(job.prefix, job.prompt)
+        if not answer:
+            cache.keep(job.prefix, job.prompt)
+            return
+        # Keys beyond the prompt's are those of its answer, which the next turn begins with; without them nobody can ask
+        # for it.
+        made = job.prompt + job.output
+        named = min(len(job.prefix) * cache.block_tokens, made)
+        cache.keep_answer(made - named if named > job.prompt or not job.prefix else job.output)
+        cache.keep(job.prefix, max(named, job.prompt))
 
     def _release(self, job: _Job) -> None:
         """Takes a decoding sequence out of the cache."""

@@ -21,6 +21,7 @@ from crosstie.route.build import Tables, deployment_of, live_fleet, service_of, 
 from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, LiveFleet, Replica
 from crosstie.route.policies import make_policy
+from crosstie.route.policy import RoutingPolicy
 from crosstie.route.router import Router
 from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine
@@ -33,7 +34,8 @@ _STAYS = Decision("wait", "as it was")
 
 @dataclass(frozen=True, slots=True, order=True)
 class SimulatedRequest:
-    """A request as it will turn out; `prefix` and the rest as in `route.ask`."""
+    """A request as it will turn out; `prefix` has the blocks of its prompt, as a trace numbers them, and after those of
+    its answer where they are known; the rest as in `route.ask`."""
 
     arrival_s: float
     model: str
@@ -45,6 +47,8 @@ class SimulatedRequest:
     priority: int = 1
     # Tokens of the prompt that are in the cache wherever it goes, where no prefix says so.
     cached_tokens: int = 0
+    # Who sent it, which the answer says again and no router is told.
+    sender: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class SimulatedAnswer:
     finished_s: float
     # Its part of the price of the replica, by the tokens that it turned out to have.
     usd: float
+    # Of its prompt, what the engine had in its cache.
+    cached_tokens: int = 0
 
 
 class _Sent:
@@ -81,7 +87,7 @@ class FleetSimulator:
         self,
         catalog: Catalog,
         fleet: Fleet,
-        policy: Policy | None = None,
+        policy: Policy | RoutingPolicy | None = None,
         seed: int = 0,
         *,
         prefixes: bool = True,
@@ -91,7 +97,8 @@ class FleetSimulator:
     ):
         tables = tables or Tables()
         self.live: LiveFleet = live_fleet(catalog, fleet, 0.0, tables=tables)
-        self.router = Router(self.live, make_policy(policy or fleet.policy, seed))
+        chosen = policy if isinstance(policy, RoutingPolicy) else make_policy(policy or fleet.policy, seed)
+        self.router = Router(self.live, chosen)
         self.serving = fleet.serving
         self.knows_lengths = knows_lengths
         self.room = WaitingRoom(fleet.serving.max_queued)
@@ -135,6 +142,14 @@ class FleetSimulator:
         """Requests that wait or are being answered."""
         return len(self._sent) + len(self.room)
 
+    @property
+    def next_s(self) -> float:
+        """When an engine has something to tell next, as far as is known now."""
+        upcoming, planned = self._upcoming, self.planned
+        while upcoming and planned.get(upcoming[0][1]) != upcoming[0][0]:
+            heappop(upcoming)
+        return upcoming[0][0] if upcoming else inf
+
     def run(self, requests: Iterable[SimulatedRequest]) -> list[SimulatedAnswer]:
         """Open traffic: every request arrives by the clock. Answers in the order in which they ended."""
         for request in sorted(requests):
@@ -172,7 +187,8 @@ class FleetSimulator:
             tpot_s=served.tpot.seconds if served and served.tpot else None,
             priority=request.priority,
             patience_s=self.serving.queue_s,
-            prefix=request.prefix,
+            # A gateway sees the prompt, and of it whole blocks.
+            prefix=request.prefix[: request.input_tokens // BLOCK_TOKENS],
             session=request.session,
         )
 
@@ -230,7 +246,7 @@ class FleetSimulator:
     def _tokens(self, key: str, moment: float) -> Replica | None:
         """An engine's tokens up to then; its replica, where there may be room that there was not before."""
         changed, found = None, self.engines[key].advance(moment)
-        for number, tokens, finished, at in found:
+        for number, tokens, finished, at, cached in found:
             sent = self._sent[number]
             changed = sent.flight.replica
             if tokens == 1:
@@ -239,10 +255,10 @@ class FleetSimulator:
                 else:
                     sent.flight.first_token(at)
             if finished:
-                self._end(number, sent, at)
+                self._end(number, sent, at, cached)
         return changed
 
-    def _end(self, number: int, sent: _Sent, at: float) -> None:
+    def _end(self, number: int, sent: _Sent, at: float, cached: int) -> None:
         del self._sent[number]
         request, flight, first_at = sent.request, sent.flight, sent.first_at
         replica = flight.replica
@@ -268,6 +284,7 @@ class FleetSimulator:
                 (at - first_at) / later if later else 0.0,
                 at - request.arrival_s,
                 usd,
+                cached,
             )
         )
 

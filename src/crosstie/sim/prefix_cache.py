@@ -32,14 +32,19 @@ class PrefixCache:
 
     def look_up(self, keys: Sequence[Hashable], tokens: int) -> int:
         """How many of a prompt's tokens need not be computed; the last always is."""
-        blocks, known = self._blocks, 0
+        blocks, size, known, found = self._blocks, self.block_tokens, 0, 0
         for key in keys:
-            if key not in blocks:
+            held = blocks.get(key)
+            if held is None:
                 break
             known += 1
+            found += held
+            if held < size:
+                # What follows in the prompt was not yet there when this block was computed.
+                break
         for key in reversed(keys[:known]):
             blocks.move_to_end(key)
-        whole = min(known * self.block_tokens, tokens - 1) // self.engine_block * self.engine_block
+        whole = min(found, tokens - 1) // self.engine_block * self.engine_block
         self.queries += tokens
         self.hits += whole
         return whole
@@ -47,8 +52,8 @@ class PrefixCache:
     def keep(self, keys: Sequence[Hashable], tokens: int) -> None:
         """A text of so many tokens has been computed; its last block may be shorter than the others."""
         blocks, size = self._blocks, self.block_tokens
-        for place in range(len(keys) - 1, -1, -1):
-            key, held = keys[place], max(min(tokens - place * size, size), 0)
+        for place in range(min(len(keys), -(-tokens // size)) - 1, -1, -1):
+            key, held = keys[place], min(tokens - place * size, size)
             self.held_tokens += held - blocks.pop(key, 0)
             blocks[key] = held
         self._trim()

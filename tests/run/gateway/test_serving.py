@@ -99,6 +99,20 @@ async def test_a_client_s_key_is_passed_on_unless_the_pool_has_its_own() -> None
         assert b"x-crosstie-priority" not in heard
 
 
+@on_loop
+async def test_sessions_are_counted() -> None:
+    async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
+        # After the first turn nobody knows that another comes.
+        for last, count in (("false", 0), ("false", 1), ("true", 0)):
+            await at.ask(headers={"x-crosstie-session": "a", "x-crosstie-last-turn": last})
+            warm = f'crosstie_sessions{{state="warm"}} {count}'
+            await until(lambda warm=warm: warm in at.gateway.metrics_page())
+        page = at.gateway.metrics_page()
+        assert "crosstie_sessions_begun_total 1" in page
+        assert 'crosstie_session_turns_total{found="home"} 2' in page
+        assert len(at.gateway.live.sessions) == 0
+
+
 def test_a_pool_s_own_key_takes_the_place_of_the_client_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_KEY", "theirs")
 
@@ -132,6 +146,7 @@ def test_the_other_paths_of_the_api(path: str) -> None:
         ({}, {"x-crosstie-ttft-ms": "soon"}, 400, "milliseconds"),
         ({}, {"x-crosstie-tpot-ms": "-1"}, 400, "milliseconds"),
         ({}, {"x-crosstie-priority": "urgent"}, 400, "low, normal, high"),
+        ({}, {"x-crosstie-last-turn": "maybe"}, 400, "true, false"),
         ({"messages": [{"role": "user", "content": "x" * 400_000}]}, {}, 400, "8,?192"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},

@@ -107,6 +107,38 @@ class OutageResult(msgspec.Struct, frozen=True, kw_only=True):
     after: float | None
 
 
+class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Turns of sessions from one of them to another, both counted from 1."""
+
+    first: int
+    last: int | None
+    turns: int
+    ttft_p50_s: float
+    ttft_p95_s: float
+    hit_rate: float
+
+
+class SessionsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions of a class that were at work at once."""
+
+    name: str | None
+    live: int
+    turns_per_s: float
+    # From when a turn is first asked to its answer's end: the mean by Little's law, those that still wait among them,
+    # and percentiles of those that ended.
+    mean_turn_s: float
+    turn_s: Latency
+    # Of prompt tokens, those found in a cache; of turns that went on with an earlier one, those that found less than
+    # half of it; and sessions whose turns wait for an answer, on average.
+    hit_rate: float
+    evicted: float
+    waiting: float
+    # The class's part of the fleet's bill over its sessions, and over those that solve their task.
+    usd_per_session: float | None
+    usd_per_solved: float | None
+    by_turn: list[TurnResult]
+
+
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     policy: Policy
@@ -133,6 +165,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     outages: list[OutageResult]
     # Why the fleet never came to rest, in words; None: it did.
     unsteady: str | None
+    sessions: list[SessionsResult] = []
 
     @property
     def holds(self) -> bool:

@@ -22,14 +22,17 @@ from crosstie.decide.plan.run_result import (
     PoolCourse,
     PoolResult,
     Run,
+    SessionsResult,
     SimulatedCase,
 )
 from crosstie.decide.plan.scaling import steps_when_sure
-from crosstie.decide.plan.traffic import Traffic
+from crosstie.decide.plan.sessions import sessions_result
+from crosstie.decide.plan.traffic import ClosedTraffic, Traffic
 from crosstie.perf.hardware import Array
 from crosstie.route.build import Tables, deployment_of, service_of, typical
 from crosstie.route.live import LivePool
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer
+from crosstie.sim.sessions import ClosedLoop
 
 _Flags = NDArray[np.bool_]
 
@@ -47,12 +50,13 @@ _FEW = 0.005
 class _Tally:
     """What is kept of every answer: a few numbers, so that a day of millions fits into memory."""
 
-    def __init__(self, traffic: Traffic, fleet: Fleet):
+    def __init__(self, traffic: Traffic | ClosedTraffic, fleet: Fleet):
         self.kinds = {name: number for number, (name, _) in enumerate(traffic.classes)}
         self.pools = {pool.name: number for number, pool in enumerate(fleet.pools)}
         self.kind, self.pool = array("i"), array("i")
         self.at, self.ttft, self.tpot, self.finish = array("d"), array("d"), array("d"), array("d")
         self.inputs, self.outputs = array("q"), array("q")
+        self.usd = array("d")
 
     def add(self, answer: SimulatedAnswer) -> None:
         request = answer.request
@@ -65,6 +69,7 @@ class _Tally:
         self.finish.append(answer.finished_s)
         self.inputs.append(request.input_tokens)
         self.outputs.append(request.output_tokens)
+        self.usd.append(answer.usd)
 
 
 class _Watch:
@@ -117,19 +122,49 @@ def checked_outages(outages: Sequence[Outage], fleet: Fleet, span_s: float) -> N
             )
 
 
-def run(catalog: Catalog, case: SimulatedCase, traffic: Traffic, tables: Tables | None = None) -> Run:
+class _Clocked:
+    """Requests that come by the clock, whatever becomes of those before."""
+
+    def __init__(self, simulator: FleetSimulator, traffic: Traffic):
+        self.simulator = simulator
+        self._left = traffic.requests()
+        self._next = next(self._left, None)
+
+    def advance(self, until: float) -> None:
+        while self._next is not None and self._next.arrival_s <= until:
+            self.simulator.advance(self._next.arrival_s)
+            self.simulator.send(self._next)
+            self._next = next(self._left, None)
+        self.simulator.advance(until)
+
+
+def run(catalog: Catalog, case: SimulatedCase, traffic: Traffic | ClosedTraffic, tables: Tables | None = None) -> Run:
     checked_outages(case.outages, case.fleet, traffic.span_s)
     tally = _Tally(traffic, case.fleet)
     simulator = FleetSimulator(
-        catalog, case.fleet, case.policy, case.seed, prefixes=traffic.prefixes is not None, tell=tally.add,
-        knows_lengths=case.knows_lengths, tables=tables,
+        catalog, case.fleet, case.policy, case.seed, tell=tally.add, knows_lengths=case.knows_lengths, tables=tables,
+        prefixes=isinstance(traffic, ClosedTraffic) or traffic.prefixes is not None,
     )  # fmt: skip
     if case.sure is not None:
         _slow_down(catalog, simulator, case.fleet, case.sure)
-    since = float(traffic.arrival_s[int(len(traffic) * WARM_UP)]) if traffic.steady else 0.0
     watch = _Watch(simulator)
-    handed = _play(simulator, traffic, case.outages, watch, since)
-    return _result(case, traffic, simulator, tally, watch, since, handed)
+    if isinstance(traffic, Traffic):
+        since = float(traffic.arrival_s[int(len(traffic) * WARM_UP)]) if traffic.steady else 0.0
+        handed = _play(_Clocked(simulator, traffic), traffic, case.outages, watch, since)
+        return _result(case, traffic, simulator, tally, watch, since, handed, [])
+    others = traffic.others.requests() if traffic.others is not None else iter(())
+    loop = ClosedLoop(simulator, traffic.loads, traffic.ramp_s, traffic.seed, others)
+    hear = tally.add
+
+    def tell(answer: SimulatedAnswer) -> None:
+        hear(answer)
+        loop.ended(answer)
+
+    simulator.tell = tell
+    handed = _play(loop, traffic, case.outages, watch, traffic.since_s)
+    beside = (np.array(tally.kind) >= len(traffic.loads)) & (np.array(tally.at) >= traffic.since_s)
+    found = sessions_result(loop, case.fleet, traffic, float(np.array(tally.usd)[beside].sum()), latency_of)
+    return _result(case, traffic, simulator, tally, watch, traffic.since_s, handed, found)
 
 
 def _slow_down(catalog: Catalog, simulator: FleetSimulator, fleet: Fleet, sure: float) -> None:
@@ -144,10 +179,11 @@ def _slow_down(catalog: Catalog, simulator: FleetSimulator, fleet: Fleet, sure: 
 
 
 def _play(
-    simulator: FleetSimulator, traffic: Traffic, outages: Sequence[Outage], watch: _Watch, since: float
-) -> list[int]:
+    sender: _Clocked | ClosedLoop, traffic: Traffic | ClosedTraffic, outages: Sequence[Outage], watch: _Watch,
+    since: float,
+) -> list[int]:  # fmt: skip
     """Requests and outages by the clock; of each outage, how many requests were handed over."""
-    last = traffic.span_s
+    simulator, last = sender.simulator, traffic.span_s
     looks = {*(last * point / _POINTS for point in range(1, _POINTS + 1)), since}
     events = [_Event(at, lambda: watch.sample(simulator.now)) for at in looks if at > 0.0 or traffic.steady]
     pools = {pool.name: pool for pool in simulator.live.pools}
@@ -156,19 +192,11 @@ def _play(
         events.append(_Event(one.at_s, _failing(simulator, pools[one.pool], handed, number)))
         if one.until_s < last:
             events.append(_Event(one.until_s, _restoring(simulator, pools[one.pool])))
-    events.sort(key=lambda event: -event.at_s)
-    for request in traffic.requests():
-        while events and events[-1].at_s <= request.arrival_s:
-            event = events.pop()
-            simulator.advance(event.at_s)
-            event.what()
-        simulator.advance(request.arrival_s)
-        simulator.send(request)
-    while events:
-        event = events.pop()
-        simulator.advance(event.at_s)
+    for event in sorted(events, key=lambda event: event.at_s):
+        sender.advance(event.at_s)
         event.what()
-    simulator.advance(math.inf)
+    if isinstance(sender, _Clocked):
+        sender.advance(math.inf)
     return handed
 
 
@@ -184,8 +212,8 @@ def _restoring(simulator: FleetSimulator, pool: LivePool) -> Callable[[], None]:
 
 
 def _result(
-    case: SimulatedCase, traffic: Traffic, simulator: FleetSimulator, tally: _Tally, watch: _Watch, since: float,
-    handed: list[int],
+    case: SimulatedCase, traffic: Traffic | ClosedTraffic, simulator: FleetSimulator, tally: _Tally, watch: _Watch,
+    since: float, handed: list[int], sessions: list[SessionsResult],
 ) -> Run:  # fmt: skip
     fleet, last = case.fleet, traffic.span_s
     at, kind, pool = np.array(tally.at), np.array(tally.kind), np.array(tally.pool)
@@ -210,9 +238,9 @@ def _result(
                 name=name,
                 requests=count,
                 refused=int((counted & ~served).sum()),
-                ttft_s=_latency(ttft[counted], ttft_target),
-                tpot_s=_latency(tpot[counted], tpot_target),
-                finish_s=_latency(finish[counted], None),
+                ttft_s=latency_of(ttft[counted], ttft_target),
+                tpot_s=latency_of(tpot[counted], tpot_target),
+                finish_s=latency_of(finish[counted], None),
                 within=float(good[counted].mean()) if count else 0.0,
             )
         )
@@ -235,7 +263,7 @@ def _result(
         usd_per_hour=fleet.usd_per_hour,
         usd_per_million_tokens=1e6 * usd / tokens if tokens else None,
         usd_per_million_good_tokens=1e6 * usd / good_tokens if good_tokens else None,
-        within=float(good[measured].mean()),
+        within=float(good[measured].mean()) if measured.any() else 0.0,
         good_requests_per_s=float((good & measured).sum()) / span_s,
         good_output_tokens_per_s=float(outputs[good & measured].sum()) / span_s,
         prefix_hit_rate=simulator.hit_rate,
@@ -245,11 +273,12 @@ def _result(
         course=course,
         outages=[_outage(one, count, at, served, good) for one, count in zip(case.outages, handed, strict=True)],
         unsteady=_unsteady(case, traffic, watch, refused, int(measured.sum()), at + finish, since),
+        sessions=sessions,
     )  # fmt: skip
 
 
 def _pool_result(
-    number: int, simulator: FleetSimulator, traffic: Traffic, course: Course, since: float, kinds: Array
+    number: int, simulator: FleetSimulator, traffic: Traffic | ClosedTraffic, course: Course, since: float, kinds: Array
 ) -> PoolResult:
     live = simulator.live.pools[number]
     seen = course.pools[live.name]
@@ -274,7 +303,7 @@ def _pool_result(
     )
 
 
-def _latency(seconds: Array, target: Target | None) -> Latency:
+def latency_of(seconds: Array, target: Target | None) -> Latency:
     """Of those that are numbers; a request that was turned away took for ever."""
     known = np.sort(seconds[~np.isnan(seconds)])
 
@@ -310,10 +339,12 @@ def _outage(one: Outage, handed: int, at: Array, served: _Flags, good: _Flags) -
 
 
 def _unsteady(
-    case: SimulatedCase, traffic: Traffic, watch: _Watch, refused: int, measured: int, ends: Array, since: float
-) -> str | None:
+    case: SimulatedCase, traffic: Traffic | ClosedTraffic, watch: _Watch, refused: int, measured: int, ends: Array,
+    since: float,
+) -> str | None:  # fmt: skip
     """Where more comes than goes, percentiles say how long somebody looked, and nothing about the fleet."""
-    if not traffic.steady or case.outages:
+    # Sessions wait for their answers: however slow a fleet is, no more comes than goes.
+    if not isinstance(traffic, Traffic) or not traffic.steady or case.outages:
         return None
     last, middle = watch.in_system[-1], watch.in_system[len(watch.in_system) * 3 // 5]
     grows = last > _GROWN * middle + _SLACK + 4.0 * math.sqrt(middle)

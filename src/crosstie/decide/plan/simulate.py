@@ -18,7 +18,7 @@ from crosstie.decide.plan.run_result import Outage, Run, SimulatedCase
 from crosstie.decide.plan.runs import WARM_UP, checked_outages
 from crosstie.decide.plan.subject import Subject
 from crosstie.decide.plan.sweep import RequestSource, sweep
-from crosstie.decide.plan.traffic import of_means
+from crosstie.decide.plan.traffic import Traffic, of_means
 from crosstie.route.policies import make_policy
 
 # Fewer say nothing about a percentile.
@@ -80,7 +80,8 @@ def simulate(
         for load in loads:
             traffic = source.traffic(subject.fleet, load, seeds[0])
             checked_outages(outages, subject.fleet, traffic.span_s)
-            bounds[subject.label, load] = clairvoyant_bound(catalog, subject.fleet, traffic)
+            if isinstance(traffic, Traffic):
+                bounds[subject.label, load] = clairvoyant_bound(catalog, subject.fleet, traffic)
             notes += [note for note in traffic.notes if note not in notes]
     swept = sweep(catalog, source, cases, processes=processes, ray=ray, on_progress=on_progress)
     workload, first, notes = source.workload, swept.runs[0], [*notes, *_doubtful(swept.runs)]

@@ -14,6 +14,8 @@ from multiprocessing import get_context
 from queue import SimpleQueue
 from typing import Any
 
+from msgspec.structs import replace
+
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.traces import Trace
 from crosstie.core.errors import BadInput, MissingExtra
@@ -22,7 +24,15 @@ from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
 from crosstie.decide.plan.run_result import Run, SimulatedCase
 from crosstie.decide.plan.runs import run
-from crosstie.decide.plan.traffic import Traffic, poisson, recorded
+from crosstie.decide.plan.traffic import (
+    ClosedTraffic,
+    Traffic,
+    closed,
+    poisson,
+    recorded,
+    recorded_loads,
+    sessions_of,
+)
 from crosstie.route.build import Tables
 
 # Requests of a run that nobody gave a number for: of so many seconds, within bounds.
@@ -39,8 +49,20 @@ class RequestSource:
     # Of all classes together, in place of the workload's or the trace's own.
     requests_per_s: float | None = None
     requests: int | None = None
+    # In a closed loop, at once: of a trace, or in place of what the workload says.
+    sessions: int | None = None
 
-    def traffic(self, fleet: Fleet, load: float, seed: int) -> Traffic:
+    @property
+    def is_closed(self) -> bool:
+        """Whether prompts wait for the answers before them: sessions, unless their requests are given a rate."""
+        if self.sessions is not None:
+            return True
+        asked = self.workload.classes if self.workload is not None and self.trace is None else ()
+        return self.requests_per_s is None and any(one.sessions is not None for one in asked)
+
+    def traffic(self, fleet: Fleet, load: float, seed: int) -> Traffic | ClosedTraffic:
+        if self.is_closed:
+            return self._closed(fleet, load, seed)
         if self.trace is not None:
             return recorded(
                 self.trace, fleet, class_name=self.class_name, requests_per_s=self.requests_per_s, load=load,
@@ -50,6 +72,24 @@ class RequestSource:
         rate = load * (self.requests_per_s or sum(one.requests_per_s for one in self.workload.classes))
         count = self.requests or int(min(max(rate * _USUAL_S, _FEW), _MANY))
         return poisson(self.workload, count, self.requests_per_s, load, seed)
+
+    def _closed(self, fleet: Fleet, load: float, seed: int) -> ClosedTraffic:
+        if self.trace is not None:
+            assert self.sessions is not None
+            live = max(round(self.sessions * load), 1)
+            loads, notes = recorded_loads(self.trace, fleet, self.class_name, live)
+            return closed(loads, None, self.requests, seed, notes)
+        assert self.workload is not None
+        loads = sessions_of(self.workload, load, self.sessions)
+        if not loads:
+            raise BadInput(f"--sessions: no class of {self.workload.name} has sessions")
+        rest = tuple(one for one in self.workload.classes if one.sessions is None)
+        if not rest:
+            return closed(loads, None, self.requests, seed)
+        beside = replace(self.workload, classes=rest)
+        rate = load * sum(one.requests_per_s for one in rest)
+        return closed(loads, lambda span_s: poisson(beside, max(int(rate * span_s), 1), None, load, seed),
+                      self.requests, seed)  # fmt: skip
 
 
 def one_run(catalog: Catalog, source: RequestSource, case: SimulatedCase, tables: Tables | None = None) -> Run:

@@ -1,20 +1,24 @@
 """The requests of a simulation, as columns: drawn from a workload's classes, or as somebody recorded them."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
+from crosstie.catalog.recorded_sessions import recorded_turns
 from crosstie.catalog.traces import Floats, Ints, Trace
 from crosstie.core.errors import BadInput
-from crosstie.core.fleet import Fleet
+from crosstie.core.figures import plural
+from crosstie.core.fleet import Fleet, ServedClass
 from crosstie.core.workload import RequestClass, Slice, Workload
 from crosstie.perf.hardware import Array
 from crosstie.perf.rounding import nine_digits
 from crosstie.route.lengths import Classes
 from crosstie.sim.fleet import SimulatedRequest
 from crosstie.sim.recorded import arrivals_of
+from crosstie.sim.sessions import SessionLoad, replayed, shaped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +60,88 @@ class Traffic:
 
 
 _PIECE = 50_000
+
+# Of closed loops, in times from one turn to the next: over how many sessions begin, after how many it is measured, and
+# how many it is measured for at least; and turns that are measured where nobody says how many.
+_RAMP, _SETTLED, _LEAST_MEASURED, _USUAL_TURNS = 8.0, 14.0, 6.0, 3000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClosedTraffic:
+    """Sessions that are at work at once, and beside them requests that come by the clock."""
+
+    classes: tuple[tuple[str | None, str], ...]
+    loads: tuple[SessionLoad, ...]
+    others: Traffic | None
+    ramp_s: float
+    since_s: float
+    span_s: float
+    seed: int
+    notes: tuple[str, ...] = ()
+    steady = True
+
+
+def closed(
+    loads: Sequence[SessionLoad], others: Callable[[float], Traffic] | None, turns: int | None, seed: int,
+    notes: Sequence[str] = (),
+) -> ClosedTraffic:  # fmt: skip
+    """`others`: for so many seconds. `turns`: to measure."""
+    turn_s = max(one.turn_s for one in loads)
+    measured = max((turns or _USUAL_TURNS) / sum(one.live for one in loads), 1.0 if turns else _LEAST_MEASURED)
+    span_s = (_SETTLED + measured) * turn_s
+    beside = others(span_s) if others is not None else None
+    names = tuple((one.class_name, one.model) for one in loads)
+    return ClosedTraffic(
+        names + (beside.classes if beside else ()), tuple(loads), beside, _RAMP * turn_s, _SETTLED * turn_s, span_s,
+        seed, tuple(notes),
+    )  # fmt: skip
+
+
+def sessions_of(workload: Workload, load: float, live: int | None) -> list[SessionLoad]:
+    """The sessions of its classes; `live`: at once in all, in place of what the workload says, in its proportions."""
+    asked = [(number, one, one.sessions) for number, one in enumerate(workload.classes) if one.sessions is not None]
+    scale = load * (live / sum(sessions.live for _, _, sessions in asked) if live and asked else 1.0)
+    return [
+        SessionLoad(
+            class_name=one.name, model=one.model, live=max(round(sessions.live * scale), 1),
+            turns=sessions.turns, turn_s=sessions.pause_s + sessions.answer_s, make=shaped(sessions.shape, number),
+            success_rate=sessions.success_rate,
+        )
+        for number, one, sessions in asked
+    ]  # fmt: skip
+
+
+def recorded_loads(
+    trace: Trace, fleet: Fleet, class_name: str | None, live: int
+) -> tuple[list[SessionLoad], list[str]]:
+    """The sessions of a recording, so many of them at once."""
+    kind = _class_of_trace(trace, fleet, class_name)
+    longest = max((pool.max_context for pool in fleet.pools if kind is None or pool.model == kind.model), default=0)
+    found, left_out = recorded_turns(trace, longest)
+    lengths = [len(one) for one in found]
+    pauses = [turn.pause_s for one in found for turn, _ in one]
+    notes = [f"{plural(left_out, 'session')} of more than {longest:,} tokens are left out"] if left_out else []
+    tpot_s = kind.tpot.seconds if kind is not None and kind.tpot else 0.0
+    answer_s = tpot_s * float(trace.output_tokens.mean())
+    return [
+        SessionLoad(
+            class_name=kind.name if kind else None, model=kind.model if kind else fleet.pools[0].model, live=live,
+            turns=fmean(lengths), turn_s=max(fmean(pauses) + answer_s, 1.0), make=replayed(found),
+        )
+    ], notes  # fmt: skip
+
+
+def _class_of_trace(trace: Trace, fleet: Fleet, class_name: str | None) -> ServedClass | None:
+    if class_name is not None:
+        return _class_named(fleet, class_name)
+    return Classes(fleet).of(fleet.pools[0].model, float(trace.input_tokens.mean()))
+
+
+def _class_named(fleet: Fleet, name: str) -> ServedClass:
+    known = {one.name: one for one in fleet.classes}
+    if name not in known:
+        raise BadInput(f"--class {name}: fleet '{fleet.name}' has {', '.join(known) or 'none'}")
+    return known[name]
 
 
 def drawn(
@@ -107,8 +193,8 @@ def recorded(
     that the gateway would put them into."""
     classes = {one.name: one for one in fleet.classes}
     known = ", ".join(classes) or "none"
-    if class_name is not None and class_name not in classes:
-        raise BadInput(f"--class {class_name}: fleet '{fleet.name}' has {known}")
+    if class_name is not None:
+        _class_named(fleet, class_name)
     unknown = {one for one in trace.classes or () if one is not None} - set(classes)
     if class_name is None and unknown:
         raise BadInput(

@@ -6,6 +6,7 @@ predicting again with other constants costs one evaluation of the steps.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -215,7 +216,7 @@ class LiveSessions:
         self.any = bool((live > 0).any())
         self.streams = column(lambda one: one.streams)
         # Sessions that a client runs one after the other, where rows say how many requests there were.
-        turns = np.maximum(column(lambda one: float(one.shape.turns.mean())), 1.0)
+        turns = np.maximum(column(lambda one: fmean(one.shape.turns)), 1.0)
         rounds = np.array([[float(case.requests)] for case in cases]) / turns / np.maximum(live, 1.0)
         self.drains = np.where(rounds > 0, rounds / (rounds + 1.0), 1.0)[:, 0]
         self.cached = _column(cases, "cached_tokens")[:, 0]

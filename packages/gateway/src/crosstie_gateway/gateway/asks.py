@@ -1,6 +1,7 @@
 """A client's request as the router's question: whose model, which class, how long, how fast, how urgent.
 
-Hints come in headers: x-crosstie-class, -ttft-ms, -tpot-ms, -priority (low, normal, high), -pool and -session.
+Hints come in headers: x-crosstie-class, -ttft-ms, -tpot-ms, -priority (low, normal, high), -pool, -session and
+-last-turn (true).
 """
 
 from typing import Final
@@ -17,7 +18,7 @@ from crosstie_gateway.gateway.roads import WORDLESS
 from crosstie_gateway.wire.request import Request
 
 HINTS: Final = frozenset(
-    b"x-crosstie-" + name for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session")
+    b"x-crosstie-" + name for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session", b"last-turn")
 )
 # Below that there is nothing to keep, and everybody's latency is divided by it.
 _LEAST_MS: Final = 1e-3
@@ -122,6 +123,10 @@ def _take_hints(live: LiveFleet, headers: dict[bytes, bytes], ask: Ask) -> None:
     if ask.pin is not None and ask.pin not in pools:
         raise BadInput(f"x-crosstie-pool: '{ask.pin}' is no pool of this fleet; there are {', '.join(sorted(pools))}")
     ask.session = _hint(headers, b"session") or ask.session
+    last = _hint(headers, b"last-turn")
+    if last is not None and last not in ("true", "false"):
+        raise BadInput(f"x-crosstie-last-turn: '{last}' is not one of true, false")
+    ask.last_turn = last == "true"
 
 
 def _hint(headers: dict[bytes, bytes], name: bytes) -> str | None:

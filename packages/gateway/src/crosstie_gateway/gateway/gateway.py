@@ -665,6 +665,23 @@ class Gateway:
             ),
             ("crosstie_queued", "gauge", "Requests that wait for room.", [({}, len(self.waiting))]),
             ("crosstie_exchanges", "gauge", "Requests that are being answered or wait.", [({}, len(self.exchanges))]),
+            (
+                "crosstie_sessions", "gauge", "Sessions: answered now, or warm, that is likely to come back.",
+                [({"state": state}, count) for state, count in self.live.sessions.by_state().items()],
+            ),
+            (
+                "crosstie_session_turns_total", "counter",
+                "Turns of sessions that went on, by what was known of their cache when they were sent.",
+                [({"found": found}, count) for found, count in self.live.sessions.turns.items()],
+            ),
+            (
+                "crosstie_session_usd_total", "counter", "What sessions that went on have cost.",
+                [({}, self.live.sessions.usd)],
+            ),
+            (
+                "crosstie_sessions_begun_total", "counter", "Sessions that went on with a second turn.",
+                [({}, self.live.sessions.begun)],
+            ),
         ]  # fmt: skip
 
     def give_up(self) -> None:

@@ -1,0 +1,102 @@
+"""One session under way, and what sessions of its class have shown."""
+
+from bisect import bisect_left, insort
+from collections import deque
+from typing import Final
+
+from crosstie.route.load import ReplicaLoad
+
+# Pauses of a class that are kept. A session is waited for twice as long as this share of them takes, since pauses of
+# one class may all be alike.
+_PAUSES: Final = 256
+_WAITED_FOR: Final = 0.95
+_TIMES: Final = 2.0
+# Until a class has shown how long its pauses are.
+_USUAL_PAUSE_S: Final = 60.0
+_FEW_PAUSES: Final = 8
+# Turns after which what they showed is half forgotten.
+_MEMORY: Final = 500.0
+
+
+class _Mean:
+    """Of what was seen lately."""
+
+    def __init__(self) -> None:
+        self._sum = self._count = 0.0
+
+    def value(self) -> float:
+        return self._sum / self._count if self._count else 0.0
+
+    def add(self, seen: float) -> None:
+        if self._count >= _MEMORY:
+            self._sum, self._count = 0.5 * self._sum, 0.5 * self._count
+        self._sum += seen
+        self._count += 1.0
+
+
+class SessionClass:
+    """What sessions of a class have shown."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque()
+        self._sorted: list[float] = []
+        # Turns, and how many of them were the first of a session.
+        self._turns = self._begun = 0.0
+        # Tokens that a session has of its own: at any turn, at its first, and what it grows by from one to the next.
+        self._held, self._first, self._growth = _Mean(), _Mean(), _Mean()
+
+    def pause_s(self) -> float:
+        """Within which those come back that do."""
+        if len(self._sorted) < _FEW_PAUSES:
+            return _USUAL_PAUSE_S
+        return _TIMES * self._sorted[int(_WAITED_FOR * len(self._sorted))]
+
+    def returns(self) -> float:
+        """How likely another turn follows."""
+        return (self._turns - self._begun) / self._turns if self._turns else 0.0
+
+    def mean_tokens(self) -> float:
+        """What a session has of its own, on average until its end: those that are young will not stay so."""
+        turns = self._turns / self._begun if self._begun else 1.0
+        grown = self._first.value() + 0.5 * (turns - 1.0) * self._growth.value()
+        held = self._held.value()
+        return held if held > grown else grown
+
+    def saw_pause(self, seconds: float) -> None:
+        insort(self._sorted, seconds)
+        self._last.append(seconds)
+        if len(self._last) > _PAUSES:
+            del self._sorted[bisect_left(self._sorted, self._last.popleft())]
+
+    def saw_turn(self, tokens: float, growth: float | None) -> None:
+        """`growth`: since the turn before; None: there was none."""
+        self._held.add(tokens)
+        if self._turns >= _MEMORY:
+            self._turns, self._begun = 0.5 * self._turns, 0.5 * self._begun
+        self._turns += 1.0
+        if growth is None:
+            self._begun += 1.0
+            self._first.add(tokens)
+        elif growth > 0.0:
+            self._growth.add(growth)
+
+
+class LiveSession:
+    def __init__(self, number: int, kind: SessionClass):
+        self.number = number
+        self.kind = kind
+        # Where its last turn went; None: nowhere yet, or its replica has lost it.
+        self.home: ReplicaLoad | None = None
+        # Of its last prompt and answer, and of these such as others had before it came.
+        self.tokens = self.shared = 0.0
+        # Blocks of its last prompt, the last of them, and its name: what it is found by.
+        self.depth = 0
+        self.end: int | None = None
+        self.name: str | None = None
+        self.in_flight = 0
+        self.turns = 0
+        self.usd = 0.0
+        self.ended_at = 0.0
+        # Until when it is waited for, and what it counts for on its home.
+        self.until = 0.0
+        self.weight = self.counted = 0.0

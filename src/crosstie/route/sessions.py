@@ -1,0 +1,165 @@
+"""Sessions under way: agents and chats whose next prompt contains the last one and its answer.
+
+A prompt goes on with the session whose last whole block it has, or whose name it brings: nobody has to say anything.
+What a session left on a replica is worth keeping while it is likely to come back. How soon that is, and how likely, is
+learnt by class from those that came back and those that did not.
+"""
+
+from heapq import heappop, heappush
+from typing import Final
+
+from crosstie.route.ask import Ask
+from crosstie.route.load import ReplicaLoad
+from crosstie.route.session import LiveSession, SessionClass
+
+# Sessions that are remembered, those that are given up among them: one that comes back late teaches how long to wait.
+_MOST_SESSIONS: Final = 50_000
+# Of a session's last prompt and answer; who finds less has lost its cache.
+_MOST: Final = 0.5
+
+
+class LiveSessions:
+    def __init__(self) -> None:
+        self._by_end: dict[int, LiveSession] = {}
+        self._by_name: dict[str, LiveSession] = {}
+        # In the order of their last turns; and the idle ones that are waited for, by the moment at which no more.
+        self._all: dict[int, LiveSession] = {}
+        self._idle: list[tuple[float, int, LiveSession]] = []
+        self._kinds: dict[str, SessionClass] = {}
+        self._numbers = 0
+        # Turns after a session's first, by what they found: most of their last prompt, at home or elsewhere, or hardly
+        # anything of it. Sessions that had a second turn, and what their turns cost.
+        self.turns: dict[str, int] = {"home": 0, "moved": 0, "evicted": 0}
+        self.begun = 0
+        self.usd = 0.0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def by_state(self) -> dict[str, int]:
+        """How many are being answered, and how many pause and are waited for."""
+        answered = sum([one.in_flight > 0 for one in self._all.values()])
+        warm = sum([not one.in_flight and one.weight > 0.0 for one in self._all.values()])
+        return {"answered": answered, "warm": warm}
+
+    def kind_of(self, ask: Ask) -> SessionClass:
+        name = ask.class_name or ask.model
+        kind = self._kinds.get(name)
+        if kind is None:
+            kind = self._kinds[name] = SessionClass()
+        return kind
+
+    def find(self, ask: Ask) -> LiveSession | None:
+        """The session that a request goes on with."""
+        if ask.session is not None:
+            return self._by_name.get(ask.session)
+        ends = self._by_end
+        if ends:
+            for block in reversed(ask.prefix):
+                session = ends.get(block)
+                if session is not None:
+                    return session
+        return None
+
+    def start(self, ask: Ask, replica: ReplicaLoad, cached_tokens: float, now: float) -> LiveSession:
+        """A turn was sent to a replica."""
+        session = ask.under_way
+        if session is None or session.number not in self._all:
+            self._numbers += 1
+            session = LiveSession(self._numbers, self.kind_of(ask))
+            session.shared = cached_tokens
+        elif not session.in_flight:
+            session.kind.saw_pause(max(now - ask.waited_s - session.ended_at, 0.0))
+        if session.turns:
+            self._found(session, cached_tokens < _MOST * min(session.tokens, ask.input_tokens), replica)
+        if session.home is not replica:
+            self._leave(session)
+            session.home = replica
+        session.turns += 1
+        session.in_flight += 1
+        before, session.tokens = session.tokens, ask.input_tokens + ask.output_tokens
+        self._name(session, ask)
+        self._all.pop(session.number, None)
+        self._all[session.number] = session
+        self._count(session, 1.0)
+        session.kind.saw_turn(session.tokens - session.shared, session.tokens - before if session.turns > 1 else None)
+        while len(self._all) > _MOST_SESSIONS:
+            self._drop(next(iter(self._all.values())))
+        return session
+
+    def _found(self, session: LiveSession, evicted: bool, replica: ReplicaLoad) -> None:
+        found = "evicted" if evicted else "home" if session.home is replica else "moved"
+        self.turns[found] += 1
+        if session.turns == 1:
+            self.begun += 1
+            self.usd += session.usd
+
+    def _name(self, session: LiveSession, ask: Ask) -> None:
+        if ask.session is not None:
+            session.name = ask.session
+            self._by_name[ask.session] = session
+        session.depth = len(ask.prefix)
+        if ask.prefix and ask.prefix[-1] != session.end:
+            if session.end is not None and self._by_end.get(session.end) is session:
+                del self._by_end[session.end]
+            session.end = ask.prefix[-1]
+            self._by_end[session.end] = session
+
+    def end(self, session: LiveSession, tokens: float | None, usd: float, now: float, last: bool = False) -> None:
+        """A turn has ended, and its prompt and answer came to so many tokens; None: it failed. `last`: no other
+        follows."""
+        session.in_flight -= 1
+        session.usd += usd
+        if session.turns > 1:
+            self.usd += usd
+        if tokens is not None:
+            session.tokens = tokens
+        if session.in_flight:
+            return
+        session.ended_at = now
+        if last:
+            self._drop(session)
+            return
+        session.until = now + session.kind.pause_s()
+        heappush(self._idle, (session.until, session.number, session))
+        self._count(session, session.kind.returns())
+
+    def advance(self, now: float) -> None:
+        """Those who have not come back are no more waited for."""
+        idle = self._idle
+        while idle and idle[0][0] <= now:
+            until, _, session = heappop(idle)
+            if until == session.until and not session.in_flight and session.weight > 0.0:
+                self._count(session, 0.0)
+
+    def lost(self, replica: ReplicaLoad) -> None:
+        """A replica is gone, and with it what it held."""
+        for session in list(self._all.values()):
+            if session.home is replica:
+                self._leave(session)
+                session.home = None
+
+    def _count(self, session: LiveSession, weight: float) -> None:
+        """What it counts for on its home: its own tokens, as likely as it comes back."""
+        self._leave(session)
+        home = session.home
+        if home is not None:
+            session.weight = weight
+            session.counted = weight * max(session.tokens - session.shared, 0.0)
+            home.warm_sessions += weight
+            home.warm_tokens += session.counted
+
+    def _leave(self, session: LiveSession) -> None:
+        home = session.home
+        if home is not None and session.weight:
+            home.warm_sessions -= session.weight
+            home.warm_tokens -= session.counted
+        session.weight = session.counted = 0.0
+
+    def _drop(self, session: LiveSession) -> None:
+        self._leave(session)
+        self._all.pop(session.number, None)
+        if session.end is not None and self._by_end.get(session.end) is session:
+            del self._by_end[session.end]
+        if session.name is not None and self._by_name.get(session.name) is session:
+            del self._by_name[session.name]

@@ -1,0 +1,202 @@
+"""Sessions: who goes on with whom, where their next turn goes, and when new ones wait."""
+
+import pytest
+from tests.route.fleets import AMD, NVIDIA, ask, decided, live, load, told
+
+from crosstie.route.ask import Ask
+from crosstie.route.live import LiveFleet, Replica
+from crosstie.route.policies import make_policy
+from crosstie.route.session import SessionClass
+
+POLICY = make_policy("cheapest-meeting-target")
+BLOCK = 512
+
+
+def turn(session: int, blocks: int, **changes: object) -> Ask:
+    """A turn whose prompt has so many blocks of its session."""
+    prefix = tuple(1000 * session + place for place in range(blocks))
+    return ask(prefix=prefix, input_tokens=float(BLOCK * blocks + 10), ttft_s=5.0, **changes)
+
+
+def took(fleet: LiveFleet, one: Ask, replica: Replica, now: float, lasts_s: float = 1.0) -> None:
+    """A turn from then on, on that replica."""
+    one.under_way = fleet.sessions.find(one)
+    flight = replica.start(one, told(), now)
+    flight.first_token(now + 0.1)
+    flight.end(now + lasts_s, output_tokens=200, input_tokens=int(one.input_tokens), completed=True)
+
+
+def coming_back(fleet: LiveFleet, replica: Replica, sessions: range, blocks: int = 20, turns: int = 4) -> float:
+    """So many sessions that take turns there every ten seconds; when they have ended their last."""
+    for number in range(turns):
+        for session in sessions:
+            took(fleet, turn(session, blocks + number), replica, 10.0 * number)
+    return 10.0 * turns - 5.0
+
+
+def test_a_prompt_goes_on_with_the_session_whose_last_block_it_has() -> None:
+    fleet = live(AMD)
+    first, second = fleet.replicas()
+    took(fleet, turn(1, 4), first, 0.0)
+    took(fleet, turn(2, 4), second, 0.0)
+    on = fleet.sessions.find(turn(2, 6))
+    assert on is not None
+    assert on.home is second
+    # The same system prompt, and another task after it.
+    assert fleet.sessions.find(ask(prefix=(1000, 1001, 77))) is None
+    assert len(fleet.sessions) == 2
+    took(fleet, turn(2, 6), second, 9.0)
+    assert len(fleet.sessions) == 2
+
+
+def test_the_next_turn_goes_where_the_cache_is() -> None:
+    fleet = live(AMD)
+    first, second = fleet.replicas()
+    took(fleet, turn(1, 40), first, 0.0)
+    load(first, 4)
+    assert decided(POLICY, fleet, turn(1, 44), 10.0).replica is first
+    assert decided(POLICY, fleet, turn(2, 44), 10.0).replica is second
+
+
+def test_unless_waiting_there_costs_more_than_computing_it_again() -> None:
+    fleet = live(AMD)
+    first, second = fleet.replicas()
+    took(fleet, turn(1, 40), first, 0.0)
+    load(first, 20, now=9.9, decoding=False, input_tokens=20_000.0)
+    assert decided(POLICY, fleet, turn(1, 44), 10.0).replica is second
+
+
+def test_the_answer_is_in_the_cache_as_well() -> None:
+    fleet = live(AMD)
+    first, _ = fleet.replicas()
+    took(fleet, turn(1, 10), first, 0.0)
+    got = decided(POLICY, fleet, turn(1, 12), 5.0).prediction
+    assert got is not None
+    # Ten tokens of the prompt beyond its whole blocks, and 200 of the answer.
+    assert got.cached_tokens == 10 * BLOCK + 10 + 200
+
+
+def test_a_session_under_way_does_not_wait_for_targets_that_are_lost() -> None:
+    fleet = live(AMD)
+    first, second = fleet.replicas()
+    took(fleet, turn(1, 40), first, 0.0)
+    for replica in (first, second):
+        load(replica, 30, now=9.9, decoding=False, input_tokens=20_000.0)
+    assert decided(POLICY, fleet, turn(1, 44, patience_s=10.0), 10.0).outcome == "send"
+    assert decided(POLICY, fleet, turn(2, 44, patience_s=10.0), 10.0).outcome == "wait"
+
+
+def small_fleet(replicas: int = 1) -> LiveFleet:
+    """With caches for some 40 sessions of 11,000 tokens each."""
+    fleet = live(NVIDIA)
+    for pool in fleet.pools:
+        pool.speed.cache_tokens = 450_000.0
+        pool.staff(pool.replicas[:replicas])
+    return fleet
+
+
+def test_a_new_session_waits_where_the_cache_is_full_of_those_who_come_back() -> None:
+    fleet = small_fleet()
+    (only,) = fleet.replicas()
+    now = coming_back(fleet, only, range(20))
+    new = turn(99, 20, patience_s=10.0)
+    assert decided(POLICY, fleet, new, now).outcome == "send", "there is room for twenty more"
+    fleet = small_fleet()
+    (only,) = fleet.replicas()
+    now = coming_back(fleet, only, range(60))
+    assert decided(POLICY, fleet, new, now).outcome == "send", "nobody else's prompt waits to be computed"
+    load(only, 1, now=now, decoding=False, input_tokens=4000.0)
+    got = decided(POLICY, fleet, new, now)
+    assert got.outcome == "wait"
+    assert "sessions under way" in got.reason
+    # Who comes back is served, and who cannot wait any longer is not kept.
+    assert decided(POLICY, fleet, turn(7, 24, patience_s=10.0), now).outcome == "send"
+    new.waited_s = 10.0
+    assert decided(POLICY, fleet, new, now).outcome == "send"
+
+
+def test_who_does_not_come_back_is_no_more_waited_for() -> None:
+    fleet = small_fleet()
+    (only,) = fleet.replicas()
+    now = coming_back(fleet, only, range(60))
+    load(only, 1, now=now + 3600.0, decoding=False, input_tokens=4000.0)
+    fleet.sessions.advance(now + 3600.0)
+    assert decided(POLICY, fleet, turn(99, 20, patience_s=10.0), now + 3600.0).outcome == "send"
+    assert only.warm_tokens == pytest.approx(0.0, abs=1e-3)
+
+
+def test_the_last_turn_of_a_session_leaves_nothing_to_wait_for() -> None:
+    fleet = small_fleet()
+    (only,) = fleet.replicas()
+    now = coming_back(fleet, only, range(60))
+    for session in range(60):
+        last = turn(session, 24)
+        last.last_turn = True
+        took(fleet, last, only, now)
+    assert only.warm_tokens == pytest.approx(0.0, abs=1e-3)
+    assert len(fleet.sessions) == 0
+    load(only, 1, now=now + 2.0, decoding=False, input_tokens=4000.0)
+    assert decided(POLICY, fleet, turn(99, 20, patience_s=10.0), now + 2.0).outcome == "send"
+
+
+def test_requests_that_nobody_goes_on_with_keep_nobody_waiting() -> None:
+    fleet = small_fleet()
+    (only,) = fleet.replicas()
+    for session in range(100):
+        took(fleet, turn(session, 20), only, 0.1 * session)
+    load(only, 1, now=12.0, decoding=False, input_tokens=4000.0)
+    assert decided(POLICY, fleet, turn(999, 20, patience_s=10.0), 12.0).outcome == "send"
+
+
+def test_a_replica_that_is_lost_is_nobody_s_home() -> None:
+    fleet = live(AMD)
+    first, _ = fleet.replicas()
+    took(fleet, turn(1, 40), first, 0.0)
+    first.went_down("gone")
+    first.came_up(5.0)
+    on = fleet.sessions.find(turn(1, 44))
+    assert on is not None
+    assert on.home is None
+    assert (first.warm_sessions, first.warm_tokens) == (0.0, 0.0)
+    assert decided(POLICY, fleet, turn(1, 44), 6.0).outcome == "send"
+
+
+def test_how_long_to_wait_is_learnt_from_pauses() -> None:
+    kind = SessionClass()
+    assert kind.pause_s() == 60.0
+    for seconds in range(1, 101):
+        kind.saw_pause(float(seconds))
+    assert kind.pause_s() == pytest.approx(2 * 96.0, abs=2.0)
+    for _ in range(300):
+        kind.saw_pause(2.0)
+    assert kind.pause_s() == 4.0, "by the last ones"
+
+
+def test_how_large_sessions_become_is_learnt_before_the_first_has_ended() -> None:
+    kind = SessionClass()
+    assert (kind.returns(), kind.mean_tokens()) == (0.0, 0.0)
+    for _ in range(10):
+        kind.saw_turn(1000.0, None)
+    assert (kind.returns(), kind.mean_tokens()) == (0.0, 1000.0)
+    for number in range(1, 20):
+        for _ in range(10):
+            kind.saw_turn(1000.0 + 500.0 * number, 500.0)
+    assert kind.returns() == pytest.approx(0.95)
+    assert kind.mean_tokens() == pytest.approx(1000.0 + 9.5 * 500.0)
+
+
+def test_turns_are_counted_by_what_they_find() -> None:
+    fleet = live(AMD)
+    first, second = fleet.replicas()
+    took(fleet, turn(1, 10), first, 0.0)
+    assert (fleet.sessions.begun, sum(fleet.sessions.turns.values())) == (0, 0), "nobody knows yet that it is one"
+    for replica, now, cached in ((first, 10.0, 5000.0), (first, 20.0, 0.0), (second, 30.0, 6000.0)):
+        again = turn(1, 11)
+        again.under_way = fleet.sessions.find(again)
+        flight = replica.start(again, told(cached=cached), now)
+        assert fleet.sessions.by_state() == {"answered": 1, "warm": 0}
+        flight.end(now + 1.0, output_tokens=200, input_tokens=5642, completed=True)
+    assert fleet.sessions.turns == {"home": 1, "evicted": 1, "moved": 1}
+    assert fleet.sessions.begun == 1
+    assert fleet.sessions.usd > 0.0
+    assert fleet.sessions.by_state() == {"answered": 0, "warm": 1}
