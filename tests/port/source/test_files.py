@@ -219,3 +219,11 @@ def test_a_header_that_only_files_for_nvidia_include(tmp_path: Path) -> None:
     (tmp_path / "hip" / "load.h").write_text("#ifdef USE_ROCM\nint x;\n#endif\n")
     report = preflight_source(tmp_path, on="mi300x", hipify=False, use_clang=False)
     assert not [one for one in report.findings if one.severity == "error"]
+
+
+def test_folders_of_other_back_ends_are_not_judged(tmp_path: Path) -> None:
+    for folder in ("csrc_xpu", "csrc"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.hpp").write_text("#include <cute/tensor.hpp>\n")
+    report = preflight_source(tmp_path, on="mi300x", hipify=False, use_clang=False)
+    assert {one.where.file for one in report.findings if one.check == "cutlass"} == {"csrc/a.hpp"}

@@ -122,7 +122,7 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
     for number, path in enumerate(files.cpp, 1):
         on_progress(number, len(files.cpp), f"reading {path}")
         codes = streams(path, project)
-        if _OTHER_BACK_ENDS.isdisjoint(path.split("/")[:-1]):
+        if _OTHER_BACK_ENDS.isdisjoint(re.split("[/_.-]", path.rpartition("/")[0].lower())):
             # Their assembly and number formats are their own.
             yield from hazards_in(path, codes)
         collect(path, codes, names)
