@@ -161,11 +161,18 @@ def test_an_architecture_that_vllm_has_no_class_for_is_run_by_transformers_or_re
         ("XLNetLMHeadModel", "error", "does not take vLLM's attention"),
         ("BartForCausalLM", "error", "encoder and decoder"),
         ("xLSTMForCausalLM", "error", "neither full nor sliding"),
-        ("BertLMHeadModel", "unknown", "no tensor-parallel plan"),
+        ("JetMoeForCausalLM", "setting", "no tensor-parallel plan"),
         ("HeliumForCausalLM", "setting", "full or sliding attention"),
     ):
         told_severity, what = told(name, "vllm")
         assert (told_severity, why in what, "through that of transformers" in what) == (severity, True, True)
+    (over_two,) = architecture_findings(
+        Config({"architectures": ["JetMoeForCausalLM"]}, "config.json"), engine_from("vllm"), tp=2
+    )
+    assert over_two.severity == "unknown"
+    for is_decoder, severity in ((None, "error"), (False, "error"), (True, "setting")):
+        encoder = Config({"architectures": ["BertLMHeadModel"], "is_decoder": is_decoder}, "config.json")
+        assert [one.severity for one in architecture_findings(encoder, engine_from("vllm"))] == [severity]
     # Of another release, another engine or another name nobody has read that.
     for name, engine in (("XLNetLMHeadModel", "vllm==0.27.1"), ("XLNetLMHeadModel", "sglang"), ("Mine", "vllm")):
         severity, what = told(name, engine)

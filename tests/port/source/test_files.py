@@ -202,3 +202,28 @@ def test_a_twin_for_amd_shows_that_a_name_is_nvidias(path: str, expected: bool) 
     ]
     files = Files(cpp=dict.fromkeys(paths, ""))
     assert is_nvidia(path, files.folders, files.stems) == expected
+
+
+def test_a_makefile_beside_one_for_hip(tmp_path: Path) -> None:
+    for name, compiler in (("makefile", "nvcc"), ("makefile.hip", "hipcc")):
+        (tmp_path / name).write_text(f"CC = {compiler}\na.o: a.cu\n\t$(CC) -c a.cu\n")
+    report = preflight_source(tmp_path, on="mi300x", hipify=False, use_clang=False)
+    assert {(one.where.file, one.severity) for one in report.findings} == {("makefile", "note")}
+
+
+def test_a_header_that_only_files_for_nvidia_include(tmp_path: Path) -> None:
+    for folder in ("cuda", "hip"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "ptx.h").write_text('__device__ void f() { asm("ld.cs.global.v2.f64 {%0, %1}, [%2];"); }\n')
+    (tmp_path / "cuda" / "load.h").write_text('#include "ptx.h"\n')
+    (tmp_path / "hip" / "load.h").write_text("#ifdef USE_ROCM\nint x;\n#endif\n")
+    report = preflight_source(tmp_path, on="mi300x", hipify=False, use_clang=False)
+    assert not [one for one in report.findings if one.severity == "error"]
+
+
+def test_folders_of_other_back_ends_are_not_judged(tmp_path: Path) -> None:
+    for folder in ("csrc_xpu", "csrc"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.hpp").write_text("#include <cute/tensor.hpp>\n")
+    report = preflight_source(tmp_path, on="mi300x", hipify=False, use_clang=False)
+    assert {one.where.file for one in report.findings if one.check == "cutlass"} == {"csrc/a.hpp"}

@@ -196,3 +196,46 @@ def test_a_template_that_only_nvidias_side_calls() -> None:
     assert ("mask-32-bit", 2) in checks(ballot + guarded + call)
     # Nobody calls it here: whoever includes this may.
     assert ("mask-32-bit", 2) in checks(ballot + "#ifndef USE_ROCM\nint n;\n#endif\n")
+
+
+PTX = 'asm volatile("membar.sys;" ::: "memory");'
+
+
+@pytest.mark.parametrize(
+    ("before", "condition"),
+    [
+        ("#ifdef __CLION_IDE__\n#define __CUDA_ARCH__ 900\n#endif\n", "#if __CUDA_ARCH__"),
+        ("", "#ifdef __MY_DTK__"),
+        ("", "#ifdef USE_SYCL"),
+        ("", "#if defined(__x86_64__)"),
+    ],
+)
+def test_what_a_build_for_rocm_on_linux_leaves_out(before: str, condition: str) -> None:
+    assert "inline-ptx" not in names(f"{before}{condition}\n__global__ void k() {{ {PTX} }}\n#endif\n")
+    assert "inline-ptx" in names(f"{before}#ifdef SOMETHING\n__global__ void k() {{ {PTX} }}\n#endif\n")
+
+
+def test_the_other_side_of_a_condition_may_ask_for_nvidia(tmp_path: Path) -> None:
+    (tmp_path / "a.cuh").write_text(
+        "#if defined(USE_ROCM) && !FORCE_NVSHMEM_API\nint team;\n#else\nusing team = nvshmem_team_t;\n#endif\n"
+        "#ifndef DISABLE_SM90_FEATURES\ncudaLaunchConfig_t config;\n#endif\n"
+    )
+    report = preflight_source(tmp_path, on="mi300x", hipify=False, use_clang=False)
+    assert {(one.check, one.severity) for one in report.findings} == {
+        ("nvshmem", "note"),
+        ("cluster-launch", "setting"),
+    }
+
+
+def test_a_host_function_of_a_class_behind_a_kernel_launches() -> None:
+    """Both sides of an open condition open one brace, so that the kernel has no end."""
+    kernel_twice = "#ifdef A\n__global__ void k(int a) {\n#else\n__global__ void k() {\n#endif\n}\n"
+    text = kernel_twice + "class Runner {\npublic:\ntemplate <typename T> static void run() { k<<<1, 64>>>(); }\n};\n"
+    assert "nested-launch" not in names(text)
+
+
+def test_a_name_of_the_projects_own_is_none_of_cudas() -> None:
+    assert "nvshmem" not in names("void f() { auto nvshmem_rank = 3; g(nvshmem_rank); }")
+    assert "compute-capability" not in names(
+        "constexpr auto cudaDevAttrComputeCapabilityMajor = hipDeviceAttributeComputeCapabilityMajor;"
+    )

@@ -154,3 +154,9 @@ def test_progress_names_each_file(tmp_path: Path) -> None:
 )
 def test_what_the_project_declares_is_its_own(tmp_path: Path, own: str) -> None:
     assert leftovers(checked(write(tmp_path, own))) == []
+
+
+def test_names_of_hip_made_by_the_prefix_alone(tmp_path: Path) -> None:
+    found = leftovers(checked(write(tmp_path, "#define gpuProp hipDeviceProp\nhipDeviceProp_t p;\n")))
+    assert [(one.check, one.severity, one.where.line) for one in found] == [("hipify-name", "unknown", 1)]
+    assert "hipDeviceProp_t" in found[0].remedy

@@ -207,3 +207,25 @@ def test_a_tree_with_a_side_for_rocm_may_mean_its_32_lanes() -> None:
     assert severities(text, "lane-arithmetic") == {"error"}
     ported = "#ifdef USE_ROCM\nvoid f();\n#endif\n"
     assert severities(text, "lane-arithmetic", compat_h=ported) == {"unknown"}
+
+
+@pytest.mark.parametrize(
+    ("line", "check"),
+    [
+        ("for (int i = lane_id; i < n; i += 32) out[i] = 0;", "lane-arithmetic"),
+        ("for (int i = threadIdx.y; i < n; i += 32) out[i] = 0;", None),
+        ("int warp_id = get_thread_id<1>() >> 5;", "lane-arithmetic"),
+        ("constexpr int kMaxWarps = 32;", "launch-size"),
+        ("int each = 32 / num_warp_groups;", "launch-size"),
+        ("int each = 32 / groups;", None),
+        ("v += __shfl_down(0xffffffff, v, 2);", "overload"),
+        ("v += __shfl_down(v, 2, 32);", None),
+    ],
+)
+def test_steps_blocks_and_masks_of_32_lanes(line: str, check: str | None) -> None:
+    found = names(kernel(line)) & {"lane-arithmetic", "launch-size", "overload"}
+    assert found == ({check} if check else set())
+
+
+def test_a_warp_of_one_shifted_by_five() -> None:
+    assert "warp-size" in names("constexpr unsigned warp_max_threads() { return 1 << 5; }")

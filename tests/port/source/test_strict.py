@@ -125,3 +125,34 @@ def test_what_both_take(text: str) -> None:
         "architecture-macro",
     }
     assert names(text + "\n").isdisjoint(unwanted)
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("float3 v = {x, y};", "error"),
+        ("float4 v{1.0f};", "unknown"),
+        ("int4 a[4] = {0};", "error"),
+        ("float2 v = {x, y};", None),
+        ("int4 a[2] = {};", None),
+        ("float4 v = {make(x)};", None),
+        ("int4 a[2] = {make_int4(0, 0, 0, 0), b};", None),
+    ],
+)
+def test_too_few_values_in_the_braces_of_a_vector(line: str, severity: str | None) -> None:
+    found = [one.severity for one in findings(kernel(line)) if one.check == "clang-strictness"]
+    assert found == ([severity] if severity else [])
+
+
+def test_a_typed_pointer_where_hip_takes_void() -> None:
+    call = "cudaHostGetDevicePointer(&device, host, 0);"
+    assert "overload" in names("void f(int* host) { int* device; " + call + " }")
+    assert "overload" not in names("void f(int* host) { void* device; " + call + " }")
+    assert "overload" not in names(
+        "void f(int* host) { int* device; cudaHostGetDevicePointer(reinterpret_cast<void**>(&device), host, 0); }"
+    )
+
+
+def test_a_cast_to_the_templates_type_is_read_with_ldg() -> None:
+    text = "template <typename T> __global__ void k(void* x, T* y) { y[0] = __ldg((T*)x + 1); }"
+    assert "overload" in names(text)

@@ -168,7 +168,8 @@ def _oldest(engine: str) -> Version:
     return min(row.since for row in architectures(engine).values())
 
 
-def architecture_findings(config: Config, engine: EngineRelease) -> list[Finding]:
+def architecture_findings(config: Config, engine: EngineRelease, tp: int | None = None) -> list[Finding]:
+    """`tp`: over how many GPUs it is asked to run; None where one is not known to be too few."""
     named = config.outer.get("architectures")
     if not isinstance(named, list) or not named or not all(isinstance(name, str) for name in named):
         return [
@@ -177,7 +178,7 @@ def architecture_findings(config: Config, engine: EngineRelease) -> list[Finding
                 "add the class of the model under architectures, as Hugging Face writes it",
             )
         ]  # fmt: skip
-    found = [_architecture(named[0], config, engine)]
+    found = [_architecture(named[0], config, engine, tp or 1)]
     if config.outer.get("auto_map") is not None and found[0].severity != "note":
         found.append(
             Finding(
@@ -196,11 +197,11 @@ def _finding(config: Config, severity: Severity, what: str, evidence: str, remed
     )  # fmt: skip
 
 
-def _architecture(name: str, config: Config, engine: EngineRelease) -> Finding:
+def _architecture(name: str, config: Config, engine: EngineRelease, tp: int) -> Finding:
     known = architectures(engine.name)
     support = known.get(name)
     if support is None and engine.name == "vllm" and engine.version == engine.newest and name in fallbacks():
-        return _by_transformers(name, config, engine)
+        return _by_transformers(name, config, engine, tp)
     if support is None:
         near = f"; {len(known)} architectures were read" if known else "; no list of architectures was read"
         return _finding(
@@ -262,7 +263,7 @@ class Fallback(msgspec.Struct, frozen=True, kw_only=True):
 def fallbacks() -> dict[str, Fallback]:
     file = DATA / "architectures-transformers.csv"
     return {
-        row["architecture"]: Fallback(runs=one_of(file, where, row["runs"], tuple(_BY_FALLBACK)), why=row["why"])
+        row["architecture"]: Fallback(runs=one_of(file, where, row["runs"], (*_BY_FALLBACK, "encoder")), why=row["why"])
         for where, row in read_table(file, ("architecture", "runs", "why"))
     }
 
@@ -273,6 +274,10 @@ _BY_FALLBACK: Mapping[str, tuple[Severity, str, str]] = {
         "setting", "runs it through that of transformers, by vLLM's documentation at the speed of a class of its own",
         "nothing to set: vLLM chooses --model-impl transformers; nobody here has tried it, so compare answers once",
     ),
+    "one": (
+        "setting", "runs it on one GPU through that of transformers, and over several cuts it as well as it can",
+        "keep it on one GPU; nothing else to set: vLLM chooses --model-impl transformers; compare answers once",
+    ),
     "unknown": (
         "unknown", "would run it through that of transformers, which nobody here has tried",
         "try it on one GPU; over several its class needs a tensor-parallel plan (base_model_tp_plan)",
@@ -281,10 +286,16 @@ _BY_FALLBACK: Mapping[str, tuple[Severity, str, str]] = {
 }  # fmt: skip
 
 
-def _by_transformers(name: str, config: Config, engine: EngineRelease) -> Finding:
+def _by_transformers(name: str, config: Config, engine: EngineRelease, tp: int) -> Finding:
     fallback = fallbacks()[name]
-    severity, says, remedy = _BY_FALLBACK[fallback.runs]
-    what = f"{engine} has no class for {name} and {says}: {fallback.why}"
+    runs, why = fallback.runs, fallback.why
+    if runs == "encoder":
+        # transformers' attention is causal where is_decoder says so; vLLM takes the rest for an encoder.
+        runs = "one" if config.get("is_decoder") is True else "no"
+    if runs == "one" and tp > 1:
+        runs = "unknown"
+    severity, says, remedy = _BY_FALLBACK[runs]
+    what = f"{engine} has no class for {name} and {says}: {why}"
     return _finding(config, severity, what, _FALLBACKS, remedy)
 
 

@@ -118,7 +118,7 @@ def check_model(
         *stored_findings(stored, accelerators, options.scan, on_progress),
         *whole_findings(stored, model),
         *setting_findings(stored.config),
-        *architecture_findings(stored.config, options.engine),
+        *architecture_findings(stored.config, options.engine, options.tp),
         *quantisation_findings(_foreign_method(stored), stored.config, options.engine),
         *draft_findings(stored.config, stored.checkpoint.tensors if stored.checkpoint else None, options.features),
         *unread,

@@ -30,10 +30,13 @@ VERDICTS = {
     "error": "needs changes",
 }
 NOTHING_TO_PORT = "nothing to port"
+# What an error becomes behind a switch of NVIDIA's; one that leaves such a thing out need only be set.
+SEVERITY_BEHIND: dict[str, Severity] = {"library": "note", "refusal": "setting", "switch": "unknown"}
 _OTHER_BACK_ENDS = frozenset({"cpu", "xpu", "npu", "sycl", "musa", "metal", "vulkan", "opencl"})
 _HALF = re.compile(
     r"^[^\n/*]*\b(?:__half2?|half2?)\s*[*&]?\s*\w+\s*[=;,)\[(]|\b(?:at|c10)::Half\b|\bkHalf\b|AND_HALF", re.MULTILINE
 )
+_FOR_ROCM = re.compile(r"\b(?:USE_ROCM|__HIP_PLATFORM_AMD__|\w+_(?:USE|WITH)_(?:HIP|ROCM))\b")
 _HIP_HEADER = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<hip/hip_runtime", re.MULTILINE)
 _CUDA_HEADERS = ("cuda_runtime.h", "cuda_runtime_api.h", "cuda.h", "cuda_fp16.h", "cuda_bf16.h")
 _HALF_FLAGS = re.compile(r"(?:HIP|CUDA)_NO_HALF")
@@ -75,7 +78,7 @@ def preflight_source(
         hazards += files.hazards
         compiler = find_compiler(clang, targets) if use_clang and hipify else None
         on_progress(0, len(files.cpp), "reading preprocessor lines")
-        left_out, names = files_left_out(files), CudaNames()
+        left_out, names = _left_out(files), CudaNames()
         project = Project(files.cpp, by_hipify=may_hipify(files), left_out=left_out)
         hazards += _read(files, project, names, on_progress)
         hazards += _unconverted(files, project, names)
@@ -105,12 +108,21 @@ def preflight_source(
     )
 
 
+def _left_out(files: Files) -> dict[str, str]:
+    """Files that a build for ROCm does not compile, each with the reason: its lists of sources, or the file's name."""
+    folders, stems = files.folders, files.stems
+    by_name = "the file is NVIDIA's by its name, and the tree has a side for AMD"
+    by_list = {path: f"{place} leaves this file out on ROCm" for path, place in files_left_out(files).items()}
+    has_side = hip_builds(files.build) or files.asks_for_hip or any(map(_FOR_ROCM.search, files.cpp.values()))
+    return {path: by_name for path in files.cpp if has_side and is_nvidia(path, folders, stems)} | by_list
+
+
 def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgress) -> Iterator[SourceHazard]:
     """What the texts alone show; the names of CUDA that they use go into `names`."""
     for number, path in enumerate(files.cpp, 1):
         on_progress(number, len(files.cpp), f"reading {path}")
         codes = streams(path, project)
-        if _OTHER_BACK_ENDS.isdisjoint(path.split("/")[:-1]):
+        if _OTHER_BACK_ENDS.isdisjoint(re.split("[/_.-]", path.rpartition("/")[0].lower())):
             # Their assembly and number formats are their own.
             yield from hazards_in(path, codes)
         collect(path, codes, names)
@@ -136,7 +148,9 @@ def _unconverted(files: Files, project: Project, names: CudaNames) -> Iterator[S
         headers = {one.line: one.header for one in unit.directives if one.header in _CUDA_HEADERS}
         used = {line: name for name, lines in names.used.get(path, {}).items() for line in lines}
         calls = {
-            line: name for line, name in used.items() if re.match("cuda[A-Z]", name) and name not in names.declared
+            line: name
+            for line, name in used.items()
+            if re.match("(?:cuda|cu(?:fft|blas|rand|sparse|solver))[A-Z]", name) and name not in names.declared
         }
         spoken = {line: name for line, name in {**calls, **headers}.items() if not unit.is_dead(line)}
         for line in sorted(spoken)[:1]:
@@ -158,7 +172,6 @@ def _beside_amd(
     asks_for_hip = files.asks_for_hip
     if not (project.is_ported or hip_builds(files.build) or asks_for_hip):
         return hazards
-    by_name = "; the file is NVIDIA's by its name, and the tree has a side for AMD"
     by_switch = "; a switch that asks for NVIDIA is in front of it, and the tree has a side for AMD"
     by_caller = "; Python of this tree asks for ROCm, so a caller may leave this out"
     by_hand = "; the tree is built for HIP without PyTorch's HIPIFY, so it may have its own way to convert this"
@@ -166,13 +179,11 @@ def _beside_amd(
     by_fnuz = "; other files of the tree know e4m3fnuz, so the numbers may be right by the time they are here"
     knows_fnuz = any("fnuz" in text.lower() for text in (*files.cpp.values(), *files.python.values()))
     asks_for_libhipcxx = any("hipcxx" in text.lower() for text in files.build.values())
-    folders, stems, own_way = files.folders, files.stems, not may_hipify(files)
+    own_way = not may_hipify(files)
 
     def judged(one: SourceHazard) -> tuple[Severity, str]:
         if one.severity != "note" and one.file in left_out:
-            return "note", f"; {left_out[one.file]} leaves this file out on ROCm"
-        if one.severity != "note" and is_nvidia(one.file, folders, stems):
-            return "note", by_name
+            return "note", f"; {left_out[one.file]}"
         if one.severity != "error":
             return one.severity, ""
         if one.check == "libcudacxx" and asks_for_libhipcxx:
@@ -183,7 +194,7 @@ def _beside_amd(
             return "unknown", by_hand
         if asked := project.asks_for_nvidia(one.file, one.line):
             # Whether a build for ROCm sets the project's own switch as well stands in no source.
-            return "note" if asked == "library" else "unknown", by_switch
+            return SEVERITY_BEHIND[asked], by_switch
         return ("unknown", by_caller) if asks_for_hip and one.file in files.python else ("error", "")
 
     return [replace(one, severity=severity, what=one.what + why) for one in hazards for severity, why in [judged(one)]]

@@ -260,7 +260,10 @@ class Code:
     def type_of(self, name: str, at: int) -> str:
         """The word before the nearest `T name` at or before a place, which is its type where that declares it."""
         for place in reversed([one for one in self.names.get(name, ()) if 0 < one < at]):
-            before = self.tokens[place - 1]
+            behind = place - 1
+            while behind and self.text(behind) in ("&", "*", "const", "__restrict__"):
+                behind -= 1
+            before = self.tokens[behind]
             if before.kind == "name" and before.text not in _CONTROL and before.text not in ("else", "do", "case"):
                 return before.text
         return ""
@@ -402,7 +405,7 @@ def _end(tokens: Sequence[CppToken], brace: int) -> int:
     end = closing(tokens, brace)
     for index in range(brace + 1, end):
         text = tokens[index].text
-        begins = text in ("template", "__device__", "__host__") and tokens[index - 1].text in (";", "}")
+        begins = text in ("template", "__device__", "__host__", "class") and tokens[index - 1].text in (";", "}", ":")
         if begins or text == "__global__" or (text == "extern" and tokens[index + 1].kind == "string"):
             return index - 1
     return end

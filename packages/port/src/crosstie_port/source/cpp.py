@@ -33,6 +33,9 @@ _SPECIAL = re.compile(r"%(laneid|warpid|smid|nsmid|globaltimer\w*|clock\w*|lanem
                       r"|cluster\w*|dynamic_smem_size|total_smem_size|envreg\d+|is_explicit_cluster)")  # fmt: skip
 # `void f() asm("symbol")` names a symbol.
 _LABEL = re.compile(r"^(?:llvm\.[\w.]+|[A-Za-z_$][\w$@]*)$")
+_HOST_CHIPS = re.compile(
+    r"(?i)x86|i386|amd64|_x64|_ix86|aarch64|_arm|powerpc|ppc|riscv|s390|loongarch|(?:^|_)(?:sse|avx|neon)"
+)
 _LANGUAGES = (".cu", ".cuh")
 _DEVICE = re.compile(r"__device__|__global__|cuda_runtime|<cuda")
 _MOST_NAMED = 4
@@ -95,8 +98,9 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
     for name, places in code.names.items():
         if not rule.names_it(name) or name in code.parameters:
             continue
-        # A member of the project's own ends so.
-        if not (name.endswith("_") and name[0] != "_") and not code.provided(name):
+        # A member of the project's own ends so; a variable of its own is declared here.
+        is_own = (name.endswith("_") and name[0] != "_") or name in code.declarations
+        if not is_own and not code.provided(name):
             for at in places:
                 is_member = code.text(at - 1) in (".", "->") and not name.startswith(("shared", "cuda", "__"))
                 if not is_member and not code.is_dropped(at):
@@ -136,8 +140,19 @@ def assembly_hazards(code: Code) -> Iterator[SourceHazard]:
             open_at = at + 1
             while code.text(open_at) in _BETWEEN:
                 open_at += 1
-            if code.text(open_at) == "(" and (found := _statement(code, at, open_at)) is not None:
+            if (
+                code.text(open_at) == "("
+                and not _asks_for_host(code, at)
+                and (found := _statement(code, at, open_at)) is not None
+            ):
                 yield found
+
+
+def _asks_for_host(code: Code, at: int) -> bool:
+    """Whether a condition around a place names a processor: `#elif defined(__x86_64__)`."""
+    line = code.tokens[at].line
+    around = (one.directive for one in code.project.units[code.path].sides if one.first <= line <= one.last)
+    return any(token.kind == "name" and _HOST_CHIPS.search(token.text) for one in around for token in one.tokens)
 
 
 def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:

@@ -38,7 +38,7 @@ _KINDS = {
     **dict.fromkeys((".ptx", ".cubin", ".fatbin"), "binary"),
     **dict.fromkeys((".cmake", ".mk"), "build"),
 }
-_BUILD_NAMES = frozenset({"CMakeLists.txt", "Makefile", "makefile", "GNUmakefile"})
+_BUILD_NAME = re.compile(r"(?i)^(?:cmakelists\.txt|(?:gnu)?makefile(?:[._]\w+)?)$")
 _PASSED_OVER = frozenset({"__pycache__", "node_modules"})
 # Generated tables are larger than anything that people write.
 MOST_BYTES = 8_000_000
@@ -97,7 +97,8 @@ def build_hazards(path: str, text: str, hip_builds: Sequence[str] = ()) -> Itera
         assert rule.pattern is not None
         places = [number for number, line in enumerate(plain.split("\n"), 1) if rule.pattern.search(line)]
         if places:
-            severity = "note" if aside else rule.severity
+            # What a release of ROCm takes away concerns its side above all.
+            severity = "note" if aside and rule.id != "hip-release" else rule.severity
             evidence = shorten(text.split("\n")[places[0] - 1]) + also(places[1:])
             yield SourceHazard(rule.id, severity, rule.says + aside, path, evidence, rule.remedy, places[0], rule.on)
 
@@ -211,7 +212,7 @@ def _walk(root: Path) -> Iterator[Path]:
 
 def _kind(path: Path, chosen: bool) -> str:
     """What it is read as, "" for what is not read. A file that was named itself is read in any case."""
-    if path.name in _BUILD_NAMES:
+    if _BUILD_NAME.match(path.name):
         return "build"
     suffix = path.suffix.lower()
     # Of templates, those of C++ files alone.

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.core.finding import Severity
 from crosstie.core.progress import OnProgress
 from crosstie_port.source.code import Code, also, shorten
 from crosstie_port.source.hazard import SourceHazard
@@ -32,6 +33,10 @@ _CUDA_HEADER = re.compile(
     r"|device_functions|math_constants|builtin_types|driver_types|texture_fetch|helper_cuda|channel_descriptor"
     r"|cooperative_groups|library_types|vector_types|vector_functions|device_atomic|common_functions)"
 )
+_OF_HIP = re.compile(r"\b(?:hip|HIP)\w+")
+_PREFIX = re.compile(
+    r"^(?:cuda(?=[A-Z])|cu(?=(?:blas|fft|rand|sparse|solver|[A-Z]))|CUDA(?=_)|CU(?=(?:BLAS|FFT|RAND|SPARSE|SOLVER)?_))"
+)
 _NOT_TYPES = frozenset({
     "return", "else", "do", "case", "throw", "co_return", "new", "delete", "goto", "not", "and", "or", "const",
     "volatile",
@@ -51,6 +56,8 @@ class Hipified(msgspec.Struct, kw_only=True):
     paths: dict[str, Path]
     # What its maps replace headers by.
     counterparts: frozenset[str]
+    sources: Mapping[str, str]
+    misnamed: Mapping[str, str]
 
     def kept_headers(self, path: str) -> frozenset[str]:
         return frozenset(_INCLUDE.findall(self.outputs.get(path, "")))
@@ -90,7 +97,10 @@ def _convert(module: Any, texts: Mapping[str, str], folder: Path, on_progress: O
     counterparts = frozenset(
         str(new) for old, new in module.PYTORCH_MAP.items() if old.endswith((".h", ".hpp", ".cuh"))
     )
-    result = Hipified(converted={}, outputs={}, failed={}, folder=folder, paths={}, counterparts=counterparts)
+    result = Hipified(
+        converted={}, outputs={}, failed={}, folder=folder, paths={}, counterparts=counterparts, sources=texts,
+        misnamed=misnamed(module.PYTORCH_MAP),
+    )  # fmt: skip
     every = [copy.as_posix() for copy in originals.values()]
     stats: dict[str, list[Any]] = {"unsupported_calls": [], "kernel_launches": []}
     cleaner = module.GeneratedFileCleaner(keep_intermediates=True)
@@ -192,10 +202,27 @@ def leftover_hazards(project: Project, names: CudaNames, result: Hipified) -> It
         for check, name, lines, what, remedy in _leftovers(path, names, result):
             first, *others = sorted(set(lines))
             evidence = shorten(source[first - 1]) + also(others)
-            yield SourceHazard(check, "error", what, path, evidence, remedy, first, name=name, grounds="computed")
+            severity: Severity = "unknown" if check == "hipify-name" else "error"
+            yield SourceHazard(check, severity, what, path, evidence, remedy, first, name=name, grounds="computed")
     for path, why in result.failed.items():
         what, remedy = "HIPIFY could not convert this file", "convert it by hand"
         yield SourceHazard("hipify-failed", "unknown", what, path, why, remedy, grounds="computed")
+
+
+def _lines_of(text: str, pattern: str) -> list[int]:
+    return [text.count("\n", 0, found.start()) + 1 for found in re.finditer(pattern, text)]
+
+
+def misnamed(known: Mapping[str, str]) -> dict[str, str]:
+    """Names that one would make of CUDA's by its prefix alone, where the map has another: hipDeviceProp."""
+    made = set(known.values())
+    return {
+        guess: new
+        for old, new in known.items()
+        if new.lower().startswith("hip")
+        and (guess := _PREFIX.sub(lambda one: "HIP" if one[0].isupper() else "hip", old)) not in made
+        and guess != old
+    }
 
 
 def _leftovers(path: str, names: CudaNames, result: Hipified) -> Iterator[tuple[str, str, Sequence[int], str, str]]:
@@ -206,6 +233,10 @@ def _leftovers(path: str, names: CudaNames, result: Hipified) -> Iterator[tuple[
             what = f"HIPIFY leaves {name} as it is, and HIP has nothing of that name"
             remedy = "replace it by hand under #ifdef USE_ROCM, or guard its use with #ifndef USE_ROCM"
             yield "hipify-leftover", name, lines, what, remedy
+    for name in sorted(set(_OF_HIP.findall(result.sources[path])) & result.misnamed.keys() - names.declared):
+        lines = _lines_of(result.sources[path], rf"\b{name}\b")
+        what = f"HIP may have no {name}: HIPIFY's map makes {result.misnamed[name]} of the name of CUDA behind it"
+        yield "hipify-name", name, lines, what, f"write {result.misnamed[name]}"
     headers, kept_headers = names.headers[path], result.kept_headers(path)
     known = tuple(header for rule in name_rules() for header in rule.headers)
     for header, line in headers.items():

@@ -12,27 +12,31 @@ from crosstie_port.source.hazard import SourceHazard
 from crosstie_port.source.lexer import CppToken, arguments, closing, number, opening, statements, until
 
 _SIZE_NAME = re.compile(
-    r"(?i)(?:warp|wave(?:front)?)_*(?:size|sz|threads|width|len(?:gth)?|lanes)"
+    r"(?i)(?:warp|wave(?:front)?)_*(?:max_*)?(?:size|sz|threads|width|len(?:gth)?|lanes)"
     r"|(?:threads?|lanes?|thr)_*(?:per|in)_*(?:a_*)?warp|(?:num|n)_?lanes"
 )
 _OTHER_SIZE = re.compile(
-    r"(?i)tile|bytes|elem|block|max|min|sub|group|col|row|iter|frag|vec|quant|pack|head|page|expert|(?:^|_)[mnk](?:_|$)"
+    r"(?i)tile|bytes|elem|block|max(?!_*threads)|min|sub|group|col|row|iter|frag|vec|quant|pack|head|page|expert|(?:^|_)[mnk](?:_|$)"
     r"|(?:^|_)q[kir]\d*(?:_|$)"
 )
 _LOG = re.compile(r"(?i)log|shift|bits|exp")
 _THREAD = re.compile(
     r"(?i)^(?:tid|tidx|t_?idx|tx|thread_?(?:id|idx|index|rank|num|linear)?(?:_?[xyz]|_?in_?block)?|(?:linear|flat|local)_?"
-    r"(?:tid|thread_?(?:id|idx)?)|threadid\w*|lid|g?tid)$"
+    r"(?:tid|thread_?(?:id|idx)?)|threadid\w*|lid|g?tid|get_?(?:thread_?id|tid)|\w+_get_(?:num_)?thread(?:s|_?id))$"
 )
 _BLOCK = re.compile(
     r"(?i)^(?:blockdim\w*|(?:k|n|num_?|n_?|max_?)*(?:threads|block_?size|block_?dim|cta_?size|nthreads)\w*)$"
 )
 _WARP_OR_LANE = re.compile(r"(?i)warp|lane")
+_LANE = re.compile(r"(?i)^lane(?:_?(?:id|idx|index))?$|^(?:k_?)?tid_in_warp$|^t?l?id_in_warp$")
+_MOST_WARPS = re.compile(r"(?i)(?:max|most)_?(?:num_?)?(?:of_?)?warps?(?!_?size)|warps_?per_?(?:block|cta)")
+_SOME_WARPS = re.compile(r"(?i)^k?(?:num|n)_?warps?(?:_|$|[A-Z])(?!size)")
 _WARPS = re.compile(r"(?i)^k?(?:num|n)_?(?:of_?)?warps\w*$|^warps_?per_?\w+$")
 # What stands for the 32 lanes behind each sign.
 _LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5, "<": 32, ">=": 32, "*": 32}
 _FLOATS = ("32.f", "32.0f", "32.0", "32.")
 _SHUFFLES = ("__shfl_down_sync", "__shfl_xor_sync", "__shfl_up_sync", "__shfl_down", "__shfl_xor", "__shfl_up")
+_WHOLE_MASKS = ("0xffffffff", "0xffffffffffffffff")
 _SHUFFLE = re.compile(r"(?i)shfl|shuffle")
 _FIX = (
     "take the width from the target: warpSize in device code (64 on gfx9; no constant expression since ROCm 7.0), "
@@ -197,7 +201,11 @@ def _operand(tokens: Sequence[CppToken], at: int) -> Sequence[CppToken]:
     """What stands left of a sign: a bracket, or names joined by dots."""
     index = at - 1
     if index >= 0 and tokens[index].text in (")", "]"):
-        return tokens[max(opening(tokens, index), 0) : at]
+        start = max(opening(tokens, index), 0)
+        # A call has its name, and arguments of its template, before the bracket.
+        while start and index == start + 1 and (tokens[start - 1].kind == "name" or tokens[start - 1].text in "<>"):
+            start, index = start - 1, index - 1
+        return tokens[start:at]
     while index >= 0 and (tokens[index].kind in ("name", "number") or tokens[index].text in (".", "->", "::")):
         if tokens[index].text in ("return", "case"):
             break
@@ -249,6 +257,32 @@ def _loops(code: Code) -> Iterator[SourceHazard]:
         body_end = closing(tokens, end + 1) if code.text(end + 1) == "{" else end + 40
         if len(parts) == 3 and _covers_32(code, parts, at) and _shuffles_all(code, end, body_end):
             yield _half(code, at)
+
+
+def _strides(code: Code) -> Iterator[SourceHazard]:
+    """`for (i = lane_id; i < n; i += 32)`: each lane takes every 32nd, which is every 64th here."""
+    for at in code.names.get("for", ()):
+        end = closing(code.tokens, at + 1) if code.text(at + 1) == "(" else at
+        parts = statements(code.tokens[at + 2 : end])
+        if len(parts) == 3 and any(_LANE.search(one.text) for one in parts[0] if one.kind == "name"):
+            step = [one.text for one in parts[2]]
+            behind = step.index("+=") + 1 if "+=" in step else len(step)
+            if step[behind : behind + 1] == ["32"] and not code.is_for_amd(at):
+                what = "lanes step by 32, the lanes of a warp; a wavefront of this target has 64"
+                yield code.hazard("lane-arithmetic", _severity(code, at, talk=False), what, at, _FIX, "wave64")
+
+
+def _warps_of_block(code: Code) -> Iterator[SourceHazard]:
+    """`constexpr int kMaxWarps = 32`, `32 / num_warp_groups`: 1,024 threads are 16 wavefronts of 64."""
+    tokens = code.tokens
+    for at, (first, sign, last) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
+        made = sign.text == "=" and _MOST_WARPS.search(first.text) and number(last.text) == 32
+        shared = sign.text == "/" and number(first.text) == 32 and _SOME_WARPS.search(last.text)
+        if (made and code.text(at + 3) in (";", ",", ">")) or shared:
+            what = "a block is taken for up to 32 warps: of 64 lanes, 16 are the most (1,024 threads)"
+            remedy = "take 1024 / warpSize, or 16 on gfx9"
+            severity: Severity = "note" if code.is_for_amd(at) or code.knows_wavefronts else "unknown"
+            yield code.hazard("launch-size", severity, what, at, remedy, "wave64")
 
 
 def _while_loops(code: Code) -> Iterator[SourceHazard]:
@@ -312,6 +346,9 @@ def _shuffles(code: Code) -> Iterator[SourceHazard]:
     """Shuffles by 16 written out one by one, and lane 31 as the last."""
     for name, at, given in code.foreign_calls((*_SHUFFLES, "__shfl_sync", "__shfl")):
         synced = name.endswith("_sync")
+        if not synced and len(given) > 2 and given[0][0].text.lower().rstrip("u") in _WHOLE_MASKS:
+            what = f"{name} takes no mask: this passes the mask for the value, and the value for the lanes to go by"
+            yield code.hazard("overload", "error", what, at, f"write {name}({given[1][0].text}, ...), or {name}_sync")
         if len(given) != (3 if synced else 2):
             continue
         by = _literal(given[2 if synced else 1])
@@ -339,4 +376,4 @@ def _shuffles_by(code: Code, name: str, at: int, step: int) -> bool:
     return any(_literal(one) == step for given in same for one in given)
 
 
-LANE_RULES = (_sizes, _arithmetic, _blocks, _loops, _while_loops, _shuffles)
+LANE_RULES = (_sizes, _arithmetic, _blocks, _strides, _warps_of_block, _loops, _while_loops, _shuffles)

@@ -22,8 +22,11 @@ NVIDIA_ONLY = frozenset({
     "__HIP_PLATFORM_NVIDIA__", "__HIP_PLATFORM_NVCC__", "__CUDA_ARCH_FEAT_SM90_ALL", "__CUDA_ARCH_SPECIFIC__",
     "__CUDA_ARCH_FAMILY_SPECIFIC__", "__CUDA_ARCH_FEAT_SM100_ALL", "__CUDACC_RTC__",
 })  # fmt: skip
-_ABSENT_OTHERS = {"__CUDA_ARCH_LIST__", "_WIN32", "_MSC_VER", "__APPLE__", "__MUSACC__", "GGML_USE_MUSA", "USE_XPU"}
-_ABSENT = NVIDIA_ONLY | _ABSENT_OTHERS | {"USE_MUSA"}
+# What programs set that read code and build none, other systems, and other makers' compilers.
+_ELSEWHERE = re.compile(
+    r"(?i)(?:^|_)(?:clion_ide|jetbrains_ide|intellisense|cdt_parser|eclipse|clang_analyzer|doxygen|win32|win64|msc_ver|apple"
+    r"|musa|musacc|xpu|sycl|npu|ascend|cann|maca|metax|dtk|mlu|bang|iluvatar|corex|gcu|supa)(?:_|$)"
+)
 _PRESENT = {"__clang__": 1, "__linux__": 1, "__GNUC__": 4, "__HIPCC__": 1, "__HIP__": 1, "USE_ROCM": 1}
 _COMPILERS = {"__clang__", "__linux__", "__GNUC__"}
 # Of ROCm 7.2. HIPIFY makes TORCH_HIP_VERSION of CUDA_VERSION, which is less than any release of CUDA that is asked for.
@@ -114,24 +117,38 @@ class Branch(msgspec.Struct, frozen=True):
     has_else: bool = False
 
 
+def _is_absent(name: str) -> bool:
+    return name in NVIDIA_ONLY or name == "__CUDA_ARCH_LIST__" or bool(_ELSEWHERE.search(name) and not refuses(name))
+
+
+def refuses(name: str) -> bool:
+    """Whether a switch leaves something out where it is set: DISABLE_SM90_FEATURES, NO_CUDNN."""
+    return _REFUSES.search(name) is not None
+
+
 def rocm_defines(name: str) -> bool | None:
     """Whether a build for ROCm defines a macro that the project itself says nothing about."""
-    if name in _ABSENT:
+    if _is_absent(name):
         return False
     if name in _PRESENT:
         return True
-    is_switch = _SWITCH.search(name) and not _OPEN.match(name) and not _REFUSES.search(name)
+    is_switch = _SWITCH.search(name) and not _OPEN.match(name) and not refuses(name)
     return True if is_switch else None
 
 
 def _needs(directive: Directive, wanted: Callable[[str], object]) -> bool:
     """Whether a condition cannot hold where none of the wanted names is set."""
 
-    def defined(name: str) -> bool | None:
-        return False if wanted(name) and not _REFUSES.search(name) else None
+    return directive.word != "else" and holds_under(directive, _without(wanted)) is False
 
-    macros = Macros(defined, lambda name: 0 if defined(name) is False else None)
-    return directive.word != "else" and holds_under(directive, macros) is False
+
+def _without(wanted: Callable[[str], object], others: Defined = lambda name: None) -> Macros:
+    """What holds where none of the wanted names is set, and switches that leave such things out are."""
+
+    def defined(name: str) -> bool | None:
+        return refuses(name) if wanted(name) else others(name)
+
+    return Macros(defined, lambda name: 0 if defined(name) is False else None)
 
 
 def asks_for_rocm(directive: Directive) -> bool:
@@ -141,7 +158,7 @@ def asks_for_rocm(directive: Directive) -> bool:
 
 
 def rocm_value(name: str) -> Value:
-    if name in _ABSENT:
+    if _is_absent(name):
         return 0
     known = _PRESENT.get(name, _VALUES.get(name))
     # A switch asked for its value, `#if PADDLE_WITH_HIP`; a version has one that is not known.
@@ -520,20 +537,28 @@ class Project:
         return frozenset(found - self._definitions.keys() - NVIDIA_ONLY - converted)
 
     def asks_for_nvidia(self, path: str, line: int | None) -> str:
-        """What a condition around a line asks of NVIDIA: a "library" that ROCm lacks, another "switch", or nothing."""
+        """What a condition around a line asks of NVIDIA: a "library" that ROCm lacks, one that HIP has under another
+        name ("switch"), that a switch which leaves such a thing out is not set ("refusal"), or nothing."""
         if line is None or path not in self.units:
             return ""
         sides = self.units[path].sides
         around = [side.directive for side in sides if side.first <= line <= side.last]
-        # The other side of `#ifndef NAME` asks for it as `#ifdef NAME` does.
-        ends = {side.last + 1: side.directive for side in sides if side.directive.word == "ifndef"}
-        around = [
-            msgspec.structs.replace(ends[one.line], word="ifdef") if one.word == "else" and one.line in ends else one
-            for one in around
-        ]
-        if any(_needs(one, _OF_NVIDIA.search) for one in around):
+        # What is in front of an #else, by the line where it stands.
+        before = {side.last + 1: side.directive for side in sides}
+
+        def asks(wanted: Callable[[str], object]) -> bool:
+            instead = _without(wanted, lambda name: rocm_defines(name) or None)
+            return any(
+                (one.word == "else" and one.line in before and holds_under(before[one.line], instead) is True)
+                or _needs(one, wanted)
+                for one in around
+            )
+
+        if asks(lambda name: _OF_NVIDIA.search(name) and not refuses(name)):
             return "library"
-        return "switch" if any(_needs(one, _LIKE_HIPS.search) for one in around) else ""
+        if asks(lambda name: _OF_NVIDIA.search(name) and refuses(name)):
+            return "refusal"
+        return "switch" if asks(_LIKE_HIPS.search) else ""
 
     def expands_for_nvidia(self, macro: str) -> bool:
         """Whether all places that use a macro are left out on ROCm, so that its body is compiled nowhere."""

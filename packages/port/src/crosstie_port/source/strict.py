@@ -102,7 +102,7 @@ def _loads(code: Code) -> Iterator[SourceHazard]:
         function = code.function(at)
         kinds = {name for name, _ in function.template} if function else set()
         names = [token.text for token in given[0] if token.kind == "name"] if given else []
-        if names and code.points_to(names[0], at) in kinds:
+        if names and (names[0] in kinds or code.points_to(names[0], at) in kinds):
             what = f"__ldg of {names[0]}, of a template's type: HIP has none of at::Half, c10::BFloat16 and its like"
             yield code.hazard("overload", "unknown", what, at, "read it plainly on ROCm, where __ldg is no other load")
 
@@ -183,6 +183,47 @@ def _operators(code: Code) -> Iterator[SourceHazard]:
         yield replace(one, evidence=one.evidence + also(others))
 
 
+def _braced(code: Code) -> Iterator[SourceHazard]:
+    """`float3 v = {x, y};`, `int4 a[4] = {0};`: HIP's vectors have constructors, an explicit one of a single value."""
+    for kind in _VECTORS & code.names.keys():
+        width = int(kind[-1])
+        for at in code.names[kind] if width > 1 else ():
+            behind = at + 2
+            while code.text(behind) == "[":
+                behind = closing(code.tokens, behind) + 1
+            copied = code.text(behind) == "="
+            if code.text(behind + copied) != "{" or code.tokens[at + 1].kind != "name":
+                continue
+            given = arguments(code.tokens[behind + copied + 1 : closing(code.tokens, behind + copied)])
+            is_array, plain = behind > at + 2, [one for one in given if all(map(_is_plain, one))]
+            if is_array and copied and plain and len(plain) == len(given):
+                what = f"numbers in braces for an array of {kind}: HIP's constructor of one value is explicit"
+                yield code.hazard("clang-strictness", "error", what, at, f"write make_{kind}(...) for each element")
+            elif not is_array and 0 < len(given) < width and (plain or len(given) > 1):
+                filled = len(given) == 1 and not copied
+                says = "fills all of them in HIP" if filled else "HIP's constructors refuse"
+                what = f"{len(given)} of {width} values in the braces of a {kind}, which {says}"
+                severity: Severity = "unknown" if filled else "error"
+                yield code.hazard("clang-strictness", severity, what, at, f"write all {width} values, or empty braces")
+
+
+def _is_plain(token: CppToken) -> bool:
+    """No call or element, which may be a vector itself."""
+    return token.kind == "number" or token.text in ("-", "+")
+
+
+def _pointers(code: Code) -> Iterator[SourceHazard]:
+    """CUDA has these calls as templates of the pointer as well, HIP has them of void** alone."""
+    for name, at, given in code.foreign_calls(("cudaHostGetDevicePointer", "cudaMallocPitch")):
+        if len(given) > 1 and len(given[0]) == 2 and given[0][0].text == "&":
+            kind = code.points_to(given[0][1].text, at)
+            if kind != "void":
+                sure: Severity = "error" if kind else "unknown"
+                what = f"HIP's {name} takes void** alone, which a pointer to {kind or 'another type'} is not"
+                remedy = f"write reinterpret_cast<void**>(&{given[0][1].text})"
+                yield code.hazard("overload", sure, what, at, remedy)
+
+
 def _standard(code: Code) -> Iterator[SourceHazard]:
     """What nvcc takes of the standard library in device code, by --expt-relaxed-constexpr or anyway."""
     arrays = code.project.arrays(code.path)
@@ -243,5 +284,5 @@ def _has_result(function: Function) -> bool:
 
 STRICT_RULES = (
     _missing, _compute_types, _pairs, _own, _loads, _device_members, _dependent, _returns, _operators, _standard,
-    _switched,
+    _switched, _braced, _pointers,
 )  # fmt: skip
