@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -18,17 +20,15 @@ ROWS = [
 
 
 @pytest.fixture
-def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def scoreboard(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A script, which imports the scripts beside it."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    yield
-    for name in ("scoreboard", "render_accuracy"):
+    yield import_module("scoreboard")
+    for name in ("scoreboard", "render_accuracy", "interval_bar"):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.usefixtures("benchmarks")
-def test_a_page_for_each_accelerator_with_what_is_missed(tmp_path: Path) -> None:
-    import scoreboard
-
+def test_a_page_for_each_accelerator_with_what_is_missed(scoreboard: ModuleType, tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text(HEAD + "\n".join(ROWS) + "\n")
     made = scoreboard.pages(Catalog([]), [file], ROOT / "benchmarks" / "results")
