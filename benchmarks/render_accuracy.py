@@ -208,8 +208,8 @@ def beside(peer: Path) -> str:
         for who in _WHO:
             count = sum(answered(point, who) for point in points)
             formulas = sum(point["peer_attempt"] == "formulas" for point in points) if who == "AISimulate" else 0
-            answered = f"{count} of {len(points)}" + f", {formulas} by formulas" * (formulas > 0)
-            rows.append((_in_words(kind), who, answered, *peer_cells(both, who)))
+            share = f"{count} of {len(points)}" + f", {formulas} by formulas" * (formulas > 0)
+            rows.append((_in_words(kind), who, share, *peer_cells(both, who)))
     return _table(("points", "", "answered", *_HEADINGS[:3]), rows)
 
 

@@ -92,7 +92,7 @@ def test_what_the_answer_leaves_out_is_there_on_request(quick_plan: Command, tmp
 KEYS = {"confirmed", "targets_hold", "target_prices", "worth_measuring", "fleet_file", "sureness", "passed_over_unmeasured", "will_not_run", "mixture", "lighter_formats", "together", "apart", "apart_looked_at", "guide",
     "format", "made", "calibration", "feasible", "workload", "prices", "price_kinds", "left_out", "replicas_considered", "obstacles",
     "fleet", "shared", "single_vendor", "runner_up", "flips", "prompt_lengths", "years", "simulated", "by_estimates", "too_dear_to_be_sure",
-    "assumptions", "reckoned", "sure_of_prices", "binding_limits", "cheaper_but_less_simple", "closed_form_usd_per_hour", "with_unmeasured_stacks",
+    "assumptions", "reckoned", "memory", "sure_of_prices", "binding_limits", "cheaper_but_less_simple", "closed_form_usd_per_hour", "with_unmeasured_stacks",
 }  # fmt: skip
 FLEET = {
     "usd_per_hour", "uncertainty", "usd_per_month", "usd_over_horizon", "watts", "gpus", "on_hand", "to_be_had", "optimality_gap",

@@ -23,6 +23,7 @@ from tests.run.gateway.test_serving import CHAT
 from tests.run.hosting.shared import MODELS, hosted, shared_pool
 from tests.run.service.processes import serving
 from tests.run.service.test_admin import administered, two_pools
+from tests.run.service.test_trials import on_trial
 
 from crosstie.catalog.fleet_text import fleet_text
 from crosstie.core.fleet import SharedState
@@ -120,6 +121,11 @@ async def page_of_a_gateway_with_an_administrator() -> str:
         return (await admin.running.get("/metrics")).body.decode()
 
 
+async def page_of_a_gateway_with_a_pool_on_trial() -> str:
+    async with fakes(2) as [old, new], on_trial(old, new, shadow=0.5, canary=0.1) as at:
+        return (await at.running.get("/metrics")).body.decode()
+
+
 def page_of_workers(folder: Path) -> str:
     file = folder / "fleet.toml"
     file.write_text(fleet_text(fleet_of(pool_of("one", "http://127.0.0.1:9/v1"))))
@@ -161,6 +167,7 @@ def _counted(page: str, tmp_path_factory: pytest.TempPathFactory) -> Known:
         run_on_loop(page_of_a_gateway_that_loads_models()),
         run_on_loop(page_of_a_gateway_that_other_machines_know()),
         run_on_loop(page_of_a_gateway_with_an_administrator()),
+        run_on_loop(page_of_a_gateway_with_a_pool_on_trial()),
         page_of_workers(tmp_path_factory.mktemp("workers")),
     ]
     found = known_of(page)

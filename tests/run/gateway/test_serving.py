@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from crosstie.core.fleet import ServedClass
 from crosstie.core.workload import Target
 from crosstie.wire.loops import run_on_loop
 from crosstie.wire.sse import payloads
+from crosstie_gateway.gateway.gateway import Gateway
 
 CHAT = ServedClass(
     name="chat", model=MODEL, requests_per_s=1.0, input_tokens=100.0, output_tokens=20.0,
@@ -99,6 +101,10 @@ async def test_a_client_s_key_is_passed_on_unless_the_pool_has_its_own() -> None
         assert b"x-crosstie-priority" not in heard
 
 
+def _is_told(gateway: Gateway, line: str) -> bool:
+    return line in gateway.metrics_page()
+
+
 @on_loop
 async def test_sessions_are_counted() -> None:
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
@@ -106,7 +112,7 @@ async def test_sessions_are_counted() -> None:
         for last, count in (("false", 0), ("false", 1), ("true", 0)):
             await at.ask(headers={"x-crosstie-session": "a", "x-crosstie-last-turn": last})
             warm = f'crosstie_sessions{{state="warm"}} {count}'
-            await until(lambda warm=warm: warm in at.gateway.metrics_page())
+            await until(partial(_is_told, at.gateway, warm))
         page = at.gateway.metrics_page()
         assert "crosstie_sessions_begun_total 1" in page
         assert 'crosstie_session_turns_total{found="home"} 2' in page

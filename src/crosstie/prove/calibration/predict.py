@@ -123,7 +123,7 @@ class _Steady:
         self.ttft_limit, self.tpot_limit = _column(cases, "ttft_limit_s"), _column(cases, "tpot_limit_s")
         self.rate = _column(cases, "requests_per_s") / self.replicas[:, None]
         self.lasts_s = _column(cases, "lasts_s")[:, 0]
-        self.sessions = LiveSessions(cases)
+        self.sessions = MeasuredSessions(cases)
         self.requests = _column(cases, "requests")[:, 0] / self.replicas
 
     def _settled(self) -> tuple[SteadyState, Array]:
@@ -199,7 +199,7 @@ class _Steady:
         return {"output_tokens_per_s": np.where(idle, np.nan, self.replicas * outputs / request), "run": run}
 
 
-class LiveSessions:
+class MeasuredSessions:
     """Live sessions of closed loops, which pause between two requests; zeros where cases have none."""
 
     def __init__(self, cases: Sequence[MeasuredCase]):
@@ -285,7 +285,7 @@ class _Apart:
         self.clients = _column(cases, "clients")
         self.rounds = np.array([[max(case.requests / max(case.clients, 1.0), 1.0)] for case in cases])
         self.cached, self.load_s = _column(cases, "cached_tokens"), _column(cases, "load_s")
-        self.sessions = LiveSessions(cases)
+        self.sessions = MeasuredSessions(cases)
 
     def predict(self) -> dict[str, Array]:
         return self._predict_sessions() if self.sessions.any else self._predict_loop()
