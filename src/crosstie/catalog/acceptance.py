@@ -70,10 +70,10 @@ def _curve(file: Path, where: str, row: dict[str, str], models: Mapping[str, obj
             raise BadData(file, where, f"{column} '{row[column]}' is not one of {', '.join(known)}")
     lengths: dict[int, float] = {}
     for part in row["lengths"].split():
-        found = _PAIR.fullmatch(part)
-        if not found or not 1 <= int(found[1]) <= DEEPEST:
+        match = _PAIR.fullmatch(part)
+        if not match or not 1 <= int(match[1]) <= DEEPEST:
             raise BadData(file, where, f"lengths '{part}' is no DEPTH:LENGTH with a depth of 1 to {DEEPEST}")
-        depth, length = int(found[1]), float(found[2])
+        depth, length = int(match[1]), float(match[2])
         if not 1.0 <= length <= depth + 1.0:
             raise BadData(file, where, f"lengths '{part}': {depth} drafts give 1 to {depth + 1} tokens a step")
         lengths[depth] = length
@@ -137,12 +137,12 @@ def speculation_of(
     if length is not None:
         positions, basis, source = _scaled(positions, length, depth), "claimed", "given"
         low = high = 1.0
-    one = Speculation(
+    speculation = Speculation(
         method=method, acceptance=positions, drafter=drafter, text=text, range=(1.0, 1.0), basis=basis, source=source,
         date=day,
     )  # fmt: skip
-    kept, most = one.acceptance_length - 1.0, float(depth)
-    return msgspec.structs.replace(one, range=(1.0 + low * kept, 1.0 + min(high * kept, most)))
+    kept, most = speculation.acceptance_length - 1.0, float(depth)
+    return msgspec.structs.replace(speculation, range=(1.0 + low * kept, 1.0 + min(high * kept, most)))
 
 
 def _scaled(positions: tuple[float, ...], length: float, depth: int) -> tuple[float, ...]:

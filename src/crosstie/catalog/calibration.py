@@ -407,7 +407,7 @@ def read_calibration(file: Path) -> Calibration:
 
 def _check_posterior(file: Path, posterior: Posterior) -> None:
     for level, widths in posterior.widths.items():
-        if len(widths) != len(CONSTANTS) or not all(0.0 <= one <= _FURTHEST for one in widths):
+        if len(widths) != len(CONSTANTS) or not all(0.0 <= width <= _FURTHEST for width in widths):
             raise BadData(file, f"posterior.widths.{level}", f"must have {len(CONSTANTS)} numbers from 0 to 20")
 
 

@@ -65,7 +65,7 @@ def read_classes(reader: ClassReader, raw: object, traffic: dict[str, Any]) -> t
     if any("share" in entry for entry in entries):
         _check_shares(file, entries, total)
     classes = tuple(_class(reader, f"class[{index}]", entry, total) for index, entry in enumerate(entries))
-    check_unique(file, "class", "name", [one.name for one in classes])
+    check_unique(file, "class", "name", [request_class.name for request_class in classes])
     return classes
 
 

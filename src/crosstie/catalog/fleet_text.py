@@ -41,8 +41,8 @@ def fleet_text(fleet: Fleet) -> str:
     ]
     for pool in fleet.pools:
         lines += ["", "[[pool]]", *_pool(pool, fleet.folders)]
-    for one in fleet.classes:
-        lines += ["", "[[class]]", *_class(one)]
+    for served_class in fleet.classes:
+        lines += ["", "[[class]]", *_class(served_class)]
     return "\n".join(lines) + "\n"
 
 

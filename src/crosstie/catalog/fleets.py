@@ -56,10 +56,10 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         _class(catalog, file, f"class[{i}]", entry, pools, models)
         for i, entry in enumerate(_many(file, "class", raw.get("class", [])))
     )
-    check_unique(file, "class", "name", [one.name for one in classes])
+    check_unique(file, "class", "name", [served_class.name for served_class in classes])
     for i, pool in enumerate(pools):
-        if pool.trial_class is not None and pool.trial_class not in {one.name for one in classes}:
-            names = ", ".join(one.name for one in classes) or "none"
+        if pool.trial_class is not None and pool.trial_class not in {served_class.name for served_class in classes}:
+            names = ", ".join(served_class.name for served_class in classes) or "none"
             raise BadData(file, f"pool[{i}].trial_class", f"'{pool.trial_class}' is no class; there are {names}")
     planned, state = raw.get("planned", ""), _state(file, raw.get("state", {}))
     return Fleet(
@@ -70,7 +70,7 @@ def read_fleet(catalog: Catalog, file: Path) -> Fleet:
         classes=classes,
         aliases=_aliases(catalog, file, table(file, "aliases", raw.get("aliases", {})), models),
         fallbacks=_fallbacks(catalog, file, table(file, "fallbacks", raw.get("fallbacks", {})), models),
-        serving=_serving(file, raw.get("serve", {}), [one.name for one in classes]),
+        serving=_serving(file, raw.get("serve", {}), [served_class.name for served_class in classes]),
         state=state,
         jwt=read_jwt(file, raw.get("jwt"), keys=state.keys),
     )
@@ -108,7 +108,7 @@ def _check_addresses(file: Path, pools: Iterable[Pool]) -> None:
     places: dict[str, str] = {}
     for index, pool in enumerate(pools):
         lists = [(f"pool[{index}]", pool.backends)]
-        lists += [(f"pool[{index}].hosts[{i}]", one.backends) for i, one in enumerate(pool.hosts)]
+        lists += [(f"pool[{index}].hosts[{i}]", model.backends) for i, model in enumerate(pool.hosts)]
         if pool.apart is not None:
             sides = (("prefill", pool.apart.prefill), ("decode", pool.apart.decode))
             lists += [(f"pool[{index}].{name}", side.backends) for name, side in sides]
@@ -143,12 +143,12 @@ def _check_adapters(file: Path, pools: Iterable[Pool], owners: dict[str, tuple[s
     """A name is a model's or an adapter's, and an adapter is one model's."""
     of: dict[str, str] = {}
     for index, pool in enumerate(pools):
-        for position, one in enumerate(pool.adapters):
+        for position, adapter in enumerate(pool.adapters):
             where = f"pool[{index}].adapters[{position}].name"
-            if one.name in owners:
-                raise BadData(file, where, f"'{one.name}' is the name of a model by {owners[one.name][1]}")
-            if of.setdefault(one.name, pool.model) != pool.model:
-                raise BadData(file, where, f"'{one.name}' is an adapter of {of[one.name]} already")
+            if adapter.name in owners:
+                raise BadData(file, where, f"'{adapter.name}' is the name of a model by {owners[adapter.name][1]}")
+            if of.setdefault(adapter.name, pool.model) != pool.model:
+                raise BadData(file, where, f"'{adapter.name}' is an adapter of {of[adapter.name]} already")
 
 
 def _check_weights(file: Path, pools: Iterable[Pool]) -> None:
@@ -232,7 +232,7 @@ def _route(file: Path, where: str, raw: dict[str, Any], model: str, pools: dict[
     name = route.pool
     if name not in pools:
         raise BadData(file, f"{where}.pool", f"'{name}' is no pool of this file; there are {', '.join(pools)}")
-    served = [one.model for one in pools[name].by_model()]
+    served = [pool.model for pool in pools[name].by_model()]
     if model not in served:
         raise BadData(file, f"{where}.pool", f"'{name}' serves {', '.join(served)}, and the class asks for {model}")
     return route

@@ -20,24 +20,24 @@ def read_jwt(file: Path, raw: object, *, keys: bool) -> JwtIdentity | None:
         raise BadData(file, "jwt", 'goes with keys = "required" in [state]: usage and teams are kept in its store')
     if isinstance(entry.get("audience"), str):
         entry["audience"] = [entry["audience"]]
-    found = read_record(file, "jwt", entry, JwtIdentity)
-    if not found.audience:
+    identity = read_record(file, "jwt", entry, JwtIdentity)
+    if not identity.audience:
         raise BadData(file, "jwt.audience", "is empty: tokens for anybody would be taken")
-    _check_url(file, "jwt.issuer", found.issuer)
-    if found.jwks is not None and "://" in found.jwks:
-        _check_url(file, "jwt.jwks", found.jwks)
-    if not found.algorithms:
+    _check_url(file, "jwt.issuer", identity.issuer)
+    if identity.jwks is not None and "://" in identity.jwks:
+        _check_url(file, "jwt.jwks", identity.jwks)
+    if not identity.algorithms:
         raise BadData(file, "jwt.algorithms", f"is empty; known: {', '.join(ASYMMETRIC)}")
-    for index, name in enumerate(found.algorithms):
+    for index, name in enumerate(identity.algorithms):
         # Neither none nor a shared secret: whoever can verify those can make them.
         one_of(file, f"jwt.algorithms[{index}]", name, ASYMMETRIC)
-    if found.teams and found.team_claim is None:
+    if identity.teams and identity.team_claim is None:
         raise BadData(file, "jwt.teams", "goes with team_claim, which is missing")
-    if found.jwks is not None and "://" not in found.jwks:
+    if identity.jwks is not None and "://" not in identity.jwks:
         # As that of the store: from where the fleet file lies.
-        place = str(file.parent.absolute() / Path(found.jwks).expanduser())
+        place = str(file.parent.absolute() / Path(identity.jwks).expanduser())
         return read_record(file, "jwt", {**entry, "jwks": place}, JwtIdentity)
-    return found
+    return identity
 
 
 def _check_url(file: Path, where: str, url: str) -> None:

@@ -57,7 +57,7 @@ def kube_source(url: str) -> KubeSource | None:
 
 def read_source(file: Path, where: str, given: str) -> str:
     """Refuses what names nothing."""
-    found = kube_source(KUBE + given[len(KUBE) :].rstrip("/"))
-    if found is None:
+    source = kube_source(KUBE + given[len(KUBE) :].rstrip("/"))
+    if source is None:
         raise BadData(file, where, f"'{given}' names nothing of a cluster; such as {_EXAMPLES}")
-    return found.url
+    return source.url

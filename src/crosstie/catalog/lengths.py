@@ -127,11 +127,11 @@ def cut(
     """
     order = np.argsort(inputs, kind="stable")
     ranked = inputs[order]
-    found: list[Slice] = []
+    slices: list[Slice] = []
     start = 0
     for end, late in _edges(ranked, exempt, halved):
         part = outputs[order[start:end]] if paired else outputs
-        found.append(
+        slices.append(
             Slice(
                 share=(end - start) / len(ranked),
                 input_tokens=float(ranked[start:end].mean()),
@@ -143,7 +143,7 @@ def cut(
             )
         )
         start = end
-    return tuple(found)
+    return tuple(slices)
 
 
 def _sample(inputs: Lengths, outputs: Lengths, paired: bool) -> tuple[tuple[int, int], ...]:

@@ -86,10 +86,10 @@ def update_and_user_directories() -> list[Path]:
 
 def user_directory() -> Path:
     """Where `crosstie catalog add` writes unless told otherwise."""
-    found = user_directories()
-    if not found:
+    paths = user_directories()
+    if not paths:
         raise BadInput("there is no home directory: set CROSSTIE_CATALOG to a folder")
-    return found[0]
+    return paths[0]
 
 
 class Catalog:
@@ -219,10 +219,10 @@ class Catalog:
             return [one for one in known if stack is None or self.stack(stack).runs_on(one.vendor)]
         if isinstance(names, str):
             names = names_in(names)
-        nouns = [one if isinstance(one, Accelerator) else self.accelerator(one) for one in names]
+        nouns = [name if isinstance(name, Accelerator) else self.accelerator(name) for name in names]
         if not nouns:
             raise BadParameter("on", "names no accelerator")
-        return list({one.id: one for one in nouns}.values())
+        return list({noun.id: noun for noun in nouns}.values())
 
     def model(self, name: str | Path | Model) -> Model:
         """By id, alias, or the path of a model directory, config.json or catalog file; a model is itself.

@@ -45,7 +45,7 @@ def shipped_loading() -> LoadingFacts:
 def read_loading(file: Path) -> LoadingFacts:
     with sourced_file(file) as (raw, sources):
         facts = read_facts(file, "loading", raw.pop("loading", None), LoadingFacts, sources)
-        found = read_record(file, "", raw, LoadingFacts, sources, **facts)
-    if _USUAL not in found.host_link:
+        loading_facts = read_record(file, "", raw, LoadingFacts, sources, **facts)
+    if _USUAL not in loading_facts.host_link:
         raise BadData(file, f"host_link.{_USUAL}", "missing: the link of accelerators that have no entry")
-    return found
+    return loading_facts

@@ -39,8 +39,8 @@ class LoraFacts(msgspec.Struct, frozen=True, kw_only=True):
         """Low, likely and high: between the ranks that were measured by the logarithm, else as at the nearest."""
         own = [one for one in self.speeds if one.engine == engine and one.moe == moe]
         rows = sorted(own or [one for one in self.speeds if one.engine == _ANY and one.moe == moe], key=_rank)
-        below = max((one for one in rows if one.rank <= rank), key=_rank, default=rows[0])
-        above = min((one for one in rows if one.rank >= rank), key=_rank, default=rows[-1])
+        below = max((row for row in rows if row.rank <= rank), key=_rank, default=rows[0])
+        above = min((row for row in rows if row.rank >= rank), key=_rank, default=rows[-1])
         share = math.log(rank / below.rank) / math.log(above.rank / below.rank) if above.rank > below.rank else 0.0
 
         def between(first: float, second: float) -> float:
@@ -70,7 +70,7 @@ def read_lora_facts(file: Path) -> LoraFacts:
         if not one.low <= one.speed.value <= one.high:
             raise BadData(file, f"speed[{index}].low", "the speed must lie between low and high")
     for moe in (False, True):
-        if not any(one.engine == _ANY and one.moe == moe for one in speeds):
+        if not any(speed.engine == _ANY and speed.moe == moe for speed in speeds):
             raise BadData(file, "speed", f"missing: engine = 'any' with moe = {str(moe).lower()}")
     return LoraFacts(speeds=speeds, **facts)
 

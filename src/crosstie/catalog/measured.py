@@ -57,7 +57,7 @@ class MeasuredWith:
 
     @property
     def words(self) -> str:
-        known = [one for one in self.layouts if one]
+        known = [layout for layout in self.layouts if layout]
         found = [f"layouts {', '.join(known)}" if known else "layouts that are not said"]
         pairs = ((self.input_tokens, "tokens in"), (self.output_tokens, "out"), (self.in_flight, "in flight"))
         found += [f"{_span(span)} {what}" for span, what in pairs if span]
@@ -103,14 +103,14 @@ def measured_with(catalog: Catalog, one: Deployment) -> MeasuredWith | None:
     )
 
 
-def measured_apart(catalog: Catalog, one: Deployment) -> bool:
+def measured_apart(catalog: Catalog, deployment: Deployment) -> bool:
     """Whether anybody has published a disaggregated row of this model there, in any layout."""
-    shape = architecture_of(one.model)
-    same_accelerator = _named(lambda name: catalog.accelerator(name).id == one.accelerator.id)
+    shape = architecture_of(deployment.model)
+    same_accelerator = _named(lambda name: catalog.accelerator(name).id == deployment.accelerator.id)
     same_model = _named(lambda name: architecture_of(catalog.model(name)) == shape)
     return any(
         row.disagg.casefold() not in _NOT
-        for (accelerator, _, _, model), alike in _rows(frozenset(spellings(one.accelerator)), _files()).items()
+        for (accelerator, _, _, model), alike in _rows(frozenset(spellings(deployment.accelerator)), _files()).items()
         if same_accelerator(accelerator) and same_model(model)
         for row in alike
     )
@@ -137,8 +137,8 @@ def _layout(said: str) -> str:
 
 @cache
 def _width(precision: str) -> str:
-    found = _WIDTH.search(precision)
-    return found[0] if found else "16"
+    match = _WIDTH.search(precision)
+    return match[0] if match else "16"
 
 
 def _range(values: list[str]) -> Range | None:

@@ -36,7 +36,7 @@ def read_images(file: Path, where: str, raw: object, model: Model) -> tuple[floa
     images = read_record(file, where, raw, Images)
     rule = _rule(model)
     if rule is None:
-        known = ", ".join(pattern for one in shipped_vision() for pattern in one.models)
+        known = ", ".join(pattern for vision_rule in shipped_vision() for pattern in vision_rule.models)
         raise BadData(file, where, f"nobody says how {model.id} cuts pictures up, if at all; known: {known}")
     assert rule.encoder is not None, "the catalog refuses rules without one"
     seen = rule.seen(images.width, images.height)

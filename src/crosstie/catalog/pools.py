@@ -112,7 +112,7 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         "kv_format": kv,
         "replicas": _replicas(file, where, name, replicas, addresses, named=_by_name(file, where, raw, backends)),
         "backends": backends,
-        "reach": read_reach(file, where, raw, (*backends, *(at for one in owners for at in one.backends))),
+        "reach": read_reach(file, where, raw, (*backends, *(at for owner in owners for at in owner.backends))),
         "api_key_env": _variable(file, f"{where}.api_key_env", raw.get("api_key_env")),
         "modalities": _modalities(file, f"{where}.modalities", raw.get("modalities")),
         "apart": apart,
@@ -157,11 +157,11 @@ def read_split(file: Path, where: str, raw: dict[str, Any]) -> Parallelism:
 
 def _sides(file: Path, where: str, raw: dict[str, Any]) -> tuple[PoolSide, PoolSide]:
     """`prefill` and `decode` of a pool that has them apart."""
-    found = [_side(file, f"{where}.{key}", key, table(file, f"{where}.{key}", raw[key]), raw) for key in SIDE_KEYS[:2]]
-    if bool(found[0].backends) != bool(found[1].backends):
-        lacking = SIDE_KEYS[bool(found[0].backends)]
+    sides = [_side(file, f"{where}.{key}", key, table(file, f"{where}.{key}", raw[key]), raw) for key in SIDE_KEYS[:2]]
+    if bool(sides[0].backends) != bool(sides[1].backends):
+        lacking = SIDE_KEYS[bool(sides[0].backends)]
         raise BadData(file, f"{where}.{lacking}.backends", "missing: the other side has addresses of its own")
-    return found[0], found[1]
+    return sides[0], sides[1]
 
 
 def _side(file: Path, where: str, key: str, entry: dict[str, Any], raw: dict[str, Any]) -> PoolSide:
@@ -282,7 +282,7 @@ def _unknown(
 def _by_name(file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...]) -> bool:
     """Whether some of a pool's replicas are found by name, so that nobody knows yet how many there are."""
     named = [index for index, one in enumerate(backends) if is_found(one)]
-    if "discover_every_s" in raw and not any(one.startswith(BY_NAME) for one in backends):
+    if "discover_every_s" in raw and not any(backend.startswith(BY_NAME) for backend in backends):
         raise BadData(
             file, f"{where}.discover_every_s", f"has no meaning: no backend of the pool begins with {BY_NAME}"
         )
@@ -390,17 +390,17 @@ def _host(file: Path, where: str, entry: dict[str, Any], pool: dict[str, Any], d
 
 
 def _check_models(file: Path, where: str, hosts: tuple[HostedModel, ...]) -> None:
-    for index, one in enumerate(hosts):
-        first = next(i for i, other in enumerate(hosts) if other.model == one.model)
+    for index, model in enumerate(hosts):
+        first = next(i for i, other in enumerate(hosts) if other.model == model.model)
         if first != index:
-            raise BadData(file, f"{where}.hosts[{index}].model", f"{one.model} is hosts[{first}] already")
+            raise BadData(file, f"{where}.hosts[{index}].model", f"{model.model} is hosts[{first}] already")
 
 
 def _check_backends(
     file: Path, where: str, hosts: tuple[HostedModel, ...], loading: Loading, backends: tuple[str, ...]
 ) -> None:
     """One address for all models of a replica, or one for each model."""
-    having = [index for index, one in enumerate(hosts) if one.backends]
+    having = [index for index, hosted_model in enumerate(hosts) if hosted_model.backends]
     if loading == "vllm-sleep" and backends:
         reason = "a vLLM server has one model: give each entry of hosts the backends that serve it"
         raise BadData(file, f"{where}.backends", reason)
@@ -411,7 +411,7 @@ def _check_backends(
         raise BadData(file, at, "a router of llama.cpp has one address for all its models: give the pool its backends")
     if backends:
         raise BadData(file, at, "the pool has backends already: addresses are the pool's, or each model's")
-    for index, one in enumerate(hosts):
-        if len(one.backends) != len(hosts[having[0]].backends):
-            reason = f"{len(one.backends)} addresses, and hosts[{having[0]}] has {len(hosts[having[0]].backends)}: "
+    for index, model in enumerate(hosts):
+        if len(model.backends) != len(hosts[having[0]].backends):
+            reason = f"{len(model.backends)} addresses, and hosts[{having[0]}] has {len(hosts[having[0]].backends)}: "
             raise BadData(file, f"{where}.hosts[{index}].backends", reason + "one for each replica of the pool")

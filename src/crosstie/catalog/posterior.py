@@ -270,7 +270,7 @@ def pack(
     raw = _Packed(
         scopes="\n".join(cells.scopes),
         levels="\n".join(cells.levels),
-        sizes=np.array([len(one) for one in cells.members], np.int16).tobytes(),
+        sizes=np.array([len(member) for member in cells.members], np.int16).tobytes(),
         members=np.concatenate(cells.members).astype(np.int16).tobytes() if cells.members else b"",
         owners=cells.owners.astype(np.int16).tobytes(),
         entries=cells.entries.astype(np.float32).tobytes(),

@@ -23,19 +23,19 @@ _OF_MEASURED = ("routing", *_TIERS.values(), *_TIERS)
 
 def read_prefix(file: Path, where: str, raw: object, trace: Trace | None) -> PrefixReuse:
     entry = table(file, where, raw)
-    found = read_record(file, where, entry, PrefixReuse)
-    if found.measured:
+    prefix_reuse = read_record(file, where, entry, PrefixReuse)
+    if prefix_reuse.measured:
         _check_measurable(file, where, entry, trace)
     else:
         for key in _OF_MEASURED:
             if key in entry:
                 raise BadData(file, f"{where}.{key}", "needs measured = true: where hits are is known of a trace alone")
-        if found.hit_rate is None and not found.shared_tokens:
+        if prefix_reuse.hit_rate is None and not prefix_reuse.shared_tokens:
             raise BadData(file, where, "give hit_rate, shared_tokens, or measured = true with a trace of hash_ids")
     for rate, memory in _TIERS.items():
-        if rate in entry and not getattr(found, memory):
+        if rate in entry and not getattr(prefix_reuse, memory):
             raise BadData(file, f"{where}.{rate}", f"has no meaning without {memory}")
-    return found
+    return prefix_reuse
 
 
 def _check_measurable(file: Path, where: str, entry: dict[str, object], trace: Trace | None) -> None:
@@ -100,16 +100,16 @@ def _measured(
     prefix: PrefixReuse, slices: tuple[Slice, ...], inputs: Lengths, requests_per_s: float, trace: Trace
 ) -> tuple[Slice, ...]:
     # Attention replicas of one engine are spread over as well, so that all rows are needed however requests are routed.
-    found = [reuse(trace, count) for count in _SPREAD]
-    sizes = _sizes(found)
-    spared = np.bincount(found[0].request, found[0].tokens, len(trace))
+    reuses = [reuse(trace, count) for count in _SPREAD]
+    sizes = _sizes(reuses)
+    spared = np.bincount(reuses[0].request, reuses[0].tokens, len(trace))
     assert trace.requests_per_s
     tokens = float((trace.input_tokens + trace.output_tokens).mean())
     made = []
     for one, group in zip(slices, _groups(slices, inputs), strict=True):
         mine = np.zeros(len(trace), np.bool_)
         mine[group] = True
-        rows = [each.curve(sizes, mine) for each in found]
+        rows = [each.curve(sizes, mine) for each in reuses]
         hits = HitCurve(
             tokens_per_s=trace.requests_per_s * tokens,
             class_tokens_per_s=requests_per_s * tokens,
@@ -125,8 +125,8 @@ def _measured(
     return tuple(made)
 
 
-def _sizes(found: list[Reuse]) -> Lengths:
-    needs = np.concatenate([one.needs for one in found])
+def _sizes(reuses: list[Reuse]) -> Lengths:
+    needs = np.concatenate([one.needs for one in reuses])
     if not len(needs):
         return np.array([1.0])
     return np.unique(np.quantile(needs, np.linspace(0.0, 1.0, _SIZES)))

@@ -147,7 +147,7 @@ _DATASET = {"dataset", "samples", "input_mean", "input_min", "input_max", "outpu
 def read_datasets(file: Path) -> dict[str, Dataset]:
     raw = dict(read_toml(file))
     Sources(file, raw.pop("sources", None))
-    found = {}
+    datasets = {}
     for name, entry in raw.items():
         entry = table(file, name, entry)
         only_keys(file, name, entry, _DATASET)
@@ -165,10 +165,10 @@ def read_datasets(file: Path) -> dict[str, Dataset]:
         output = table(file, f"{name}.output_mean", entry.get("output_mean", {}))
         if not isinstance(output.get("value", 0.0), int | float):
             raise BadData(file, f"{name}.output_mean.value", "must be a number")
-        found[name.casefold()] = Dataset(
+        datasets[name.casefold()] = Dataset(
             input_mean=float(mean["value"]),
             output_mean=float(output["value"]) if "value" in output else None,
             basis=text(file, f"{name}.input_mean.basis", mean.get("basis")),
             limits=limits,
         )
-    return found
+    return datasets

@@ -26,7 +26,7 @@ def read_reach(file: Path, where: str, raw: dict[str, Any], backends: tuple[str,
         if key in given:
             given[key] = str(file.parent.absolute() / Path(given[key]).expanduser())
     tls = next((key for key in given if key.startswith("tls_")), None)
-    if tls and backends and not any(one.removeprefix(BY_NAME).startswith("https:") for one in backends):
+    if tls and backends and not any(backend.removeprefix(BY_NAME).startswith("https:") for backend in backends):
         raise BadData(file, f"{where}.{tls}", "has no meaning: no backend of the pool is https")
     if "proxy" in given:
         _check_proxy(file, f"{where}.proxy", given["proxy"], backends)
@@ -41,7 +41,7 @@ def _check_proxy(file: Path, where: str, proxy: str, backends: tuple[str, ...]) 
         raise BadData(file, where, "has a password in it: put it into a variable, as http://${PROXY_USER}@proxy:3128")
     if proxy != "environment" and not proxy.startswith("${") and not _PROXY.fullmatch(proxy):
         raise BadData(file, where, "is no proxy such as http://proxy:3128, nor ${VARIABLE}, nor 'environment'")
-    if any(one.startswith(ON_SOCKET) for one in backends):
+    if any(backend.startswith(ON_SOCKET) for backend in backends):
         raise BadData(file, where, f"does not go with {ON_SOCKET}, which is on this machine")
     if any(map(is_found, backends)):
         raise BadData(file, where, f"does not go with {BY_NAME} and {KUBE}: a proxy looks names up itself")

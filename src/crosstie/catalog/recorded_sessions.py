@@ -28,14 +28,14 @@ def workload_text(trace: Trace) -> str:
     if trace.blocks is None or trace.arrival_s is None:
         raise BadData(trace.file, "", f"needs times and {BLOCKS}, which tell what prompts have in common")
     sessions = _sessions(trace)
-    turns = [len(one) for one in sessions]
+    turns = [len(session) for session in sessions]
     if np.mean(turns) < _WITHOUT_SESSIONS:
         raise BadData(
             trace.file, "", f"its {len(trace):,} prompts hardly go on with one another ({np.mean(turns):.2f} turns a "
             "session): give it as `trace` of a class",
         )  # fmt: skip
     system = _shared_tokens(trace, sessions)
-    first = [int(trace.input_tokens[one[0]]) - system for one in sessions]
+    first = [int(trace.input_tokens[session[0]]) - system for session in sessions]
     added, pauses = _between_turns(trace, sessions)
     spoke = "" if trace.answers is not None else "  # the recording does not say how long answers took: they are in it"
     return "\n".join([
@@ -103,14 +103,14 @@ def recorded_turns(trace: Trace, longest: int) -> tuple[list[list[tuple[SessionT
 def _shared_tokens(trace: Trace, sessions: list[_Session]) -> int:
     """What more than half of the sessions begin with, in whole blocks."""
     assert trace.blocks is not None
-    begins = [trace.blocks[one[0]] for one in sessions]
+    begins = [trace.blocks[session[0]] for session in sessions]
     shared = 0
     for place in range(min(map(len, begins))):
         most = Counter(blocks[place] for blocks in begins).most_common(1)[0][1]
         if most <= len(begins) / 2:
             break
         shared += trace.block_tokens
-    shortest = min(int(trace.input_tokens[one[0]]) for one in sessions)
+    shortest = min(int(trace.input_tokens[session[0]]) for session in sessions)
     return min(shared, shortest - 1)
 
 
@@ -122,8 +122,8 @@ def _between_turns(trace: Trace, sessions: list[_Session]) -> tuple[list[float],
         later = np.maximum(trace.output_tokens - 1, 0)
         answer_s = np.nan_to_num(trace.answers.ttft_s) + np.nan_to_num(trace.answers.tpot_s) * later
     added, pauses = [], []
-    for one in sessions:
-        for row, after in pairwise(one):
+    for session in sessions:
+        for row, after in pairwise(session):
             grown = trace.input_tokens[after] - trace.input_tokens[row] - trace.output_tokens[row]
             added.append(max(float(grown), 1.0))
             pauses.append(max(float(trace.arrival_s[after] - trace.arrival_s[row] - answer_s[row]), 0.001))
@@ -132,8 +132,8 @@ def _between_turns(trace: Trace, sessions: list[_Session]) -> tuple[list[float],
 
 def _live(trace: Trace, sessions: list[_Session]) -> int:
     assert trace.arrival_s is not None
-    begun = np.sort([trace.arrival_s[one[0]] for one in sessions])
-    ended = np.sort([trace.arrival_s[one[-1]] for one in sessions])
+    begun = np.sort([trace.arrival_s[session[0]] for session in sessions])
+    ended = np.sort([trace.arrival_s[session[-1]] for session in sessions])
     moments = np.linspace(0.0, trace.arrival_s[-1], max(_MOMENTS, int(trace.arrival_s[-1] // 60)))
     at_work = np.searchsorted(begun, moments, side="right") - np.searchsorted(ended, moments, side="left")
     return max(round(float(np.quantile(at_work, _BUSY_MINUTE))), 1)

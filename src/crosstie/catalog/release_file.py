@@ -76,13 +76,13 @@ def _entry(name: str) -> zipfile.ZipInfo:
 def opened(source: str, raw: bytes, keys: Sequence[Path], unsigned: bool) -> tuple[Release, dict[str, bytes], str]:
     """The release, its files, and the key that signed it. `keys`: public ones in PEM beside a shipped one."""
     try:
-        found = msgspec.json.decode(raw, type=_Envelope)
+        envelope = msgspec.json.decode(raw, type=_Envelope)
     except msgspec.MsgspecError as error:
         raise BadData(source, "", f"is no release of the catalog, or cut off: {error}") from None
-    if found.format != FORMAT:
-        raise BadData(source, "format", f"is '{found.format}'; this version reads '{FORMAT}'")
-    key = "" if unsigned else _signer(source, found, keys)
-    files = _unpacked(source, found.content)
+    if envelope.format != FORMAT:
+        raise BadData(source, "format", f"is '{envelope.format}'; this version reads '{FORMAT}'")
+    key = "" if unsigned else _signer(source, envelope, keys)
+    files = _unpacked(source, envelope.content)
     try:
         release = msgspec.json.decode(files.pop(_MANIFEST, b""), type=Release)
     except msgspec.MsgspecError as error:
@@ -96,8 +96,8 @@ def _check_day(source: object, release: Release) -> None:
         raise BadData(source, "release", f"'{release.release}' is no day: releases are named YYYY-MM-DD")
 
 
-def _signer(source: str, found: _Envelope, keys: Sequence[Path]) -> str:
-    if not found.signature:
+def _signer(source: str, envelope: _Envelope, keys: Sequence[Path]) -> str:
+    if not envelope.signature:
         raise BadData(source, "", "is not signed; --unsigned takes it all the same")
     try:
         from cryptography.exceptions import InvalidSignature
@@ -109,7 +109,7 @@ def _signer(source: str, found: _Envelope, keys: Sequence[Path]) -> str:
     for file in trusted:
         key = _public(file)
         try:
-            key.verify(found.signature, found.content)
+            key.verify(envelope.signature, envelope.content)
         except InvalidSignature:
             continue
         return sha256(key.public_bytes_raw()).hexdigest()[:16]

@@ -35,10 +35,10 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_signals(file: Path) -> dict[str, Signal]:
     with sourced_file(file, ["signal"]) as (raw, sources):
-        found = read_records(file, "signal", raw.get("signal", []), Signal, sources)
-    for index, signal in enumerate(found):
+        signals = read_records(file, "signal", raw.get("signal", []), Signal, sources)
+    for index, signal in enumerate(signals):
         for key in _NEEDS[signal.kind]:
             if not getattr(signal, key):
                 reason = f"missing: a signal of kind {signal.kind} is looked at by it"
                 raise BadData(file, f"signal[{index}].{key}", reason)
-    return {signal.id: signal for signal in found}
+    return {signal.id: signal for signal in signals}

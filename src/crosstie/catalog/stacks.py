@@ -57,7 +57,7 @@ def read_formats(file: Path) -> dict[str, Format]:
 
 def _reached(accelerator: Accelerator) -> dict[str, Fact]:
     """Shares of the dense peak that matrix products were measured to reach, the best of all sources."""
-    found = {}
+    facts = {}
     for name, fact in accelerator.measured.items():
         format = name.removeprefix("matmul_")
         if format != name and format in accelerator.dense:
@@ -67,8 +67,8 @@ def _reached(accelerator: Accelerator) -> dict[str, Fact]:
             peak = accelerator.dense[format]
             note = f"{best:,g} of {peak.value:,g} {peak.unit}, the best that was measured on {accelerator.id}"
             share = best / fact.value * fact.si / peak.si
-            found[format] = Fact(value=share, unit="fraction", basis="derived", source=source, date=day, note=note)
-    return found
+            facts[format] = Fact(value=share, unit="fraction", basis="derived", source=source, date=day, note=note)
+    return facts
 
 
 def resolve_efficiency(

@@ -102,7 +102,7 @@ class Tokenizer:
         ):
             return None
         compiled, takes_parts = self._template
-        read = [_message(one, takes_parts) for one in messages]
+        read = [_message(message, takes_parts) for message in messages]
         if any(one is None for one in read):
             return None
         said: dict[str, Any] = {
@@ -125,7 +125,7 @@ class Tokenizer:
             return found
         ids: list[int] = []
         at = 0
-        for cut in [*(one.start() for one in self._cuts.finditer(text)), len(text)]:
+        for cut in [*(match.start() for match in self._cuts.finditer(text)), len(text)]:
             if cut > at:
                 ids += self._piece(text[at:cut])
             at = cut
@@ -212,10 +212,10 @@ def _message(given: Any, takes_parts: bool) -> dict[str, Any] | None:
     content = given.get("content")
     if isinstance(content, list):
         texts = [part if isinstance(part, str) else part.get("text") if _is_text(part) else None for part in content]
-        if not all(isinstance(one, str) for one in texts):
+        if not all(isinstance(text, str) for text in texts):
             return None
         said["content"] = (
-            [{"type": "text", "text": one} for one in texts] if takes_parts else "\n".join(map(str, texts))
+            [{"type": "text", "text": text} for text in texts] if takes_parts else "\n".join(map(str, texts))
         )
     elif content is None:
         said["content"] = [] if takes_parts else ""
@@ -223,7 +223,7 @@ def _message(given: Any, takes_parts: bool) -> dict[str, Any] | None:
         said["content"] = [{"type": "text", "text": content}]
     calls = given.get("tool_calls")
     if isinstance(calls, list):
-        said["tool_calls"] = [_call(one) for one in calls]
+        said["tool_calls"] = [_call(call) for call in calls]
     return said
 
 

@@ -254,14 +254,14 @@ def _from_json_lines(file: Path, text: str) -> _Columns:
 
 
 def _answers(requests: Sequence[_Request]) -> Answers | None:
-    pools = tuple(one.pool if isinstance(one.pool, str) else None for one in requests)
+    pools = tuple(request.pool if isinstance(request.pool, str) else None for request in requests)
     if not any(pools):
         return None
 
     def column(values: Sequence[object], scale: float) -> Floats:
         return np.array([v * scale if isinstance(v, int | float) and v >= 0 else np.nan for v in values], np.float64)
 
-    cached = column([one.cached_length for one in requests], 1.0)
+    cached = column([request.cached_length for request in requests], 1.0)
     if not np.isnan(cached).all():
         cached = np.nan_to_num(cached)
     return Answers(
@@ -343,12 +343,12 @@ def _calendar(table: _Columns, column: Sequence[str | float]) -> Floats:
     """Dates and times, in seconds after the earliest; of one zone, if they name any."""
     bare, zones = [], []
     for row, cell in enumerate(column):
-        found = _WHEN.fullmatch(str(cell))
-        if not found:
+        match = _WHEN.fullmatch(str(cell))
+        if not match:
             table.blame(row, f"time '{cell}' is neither a number nor a date and time")
-        bare.append(found[1])
-        zones.append(found[2])
-        if found[2] != zones[0]:
+        bare.append(match[1])
+        zones.append(match[2])
+        if match[2] != zones[0]:
             table.blame(row, f"time '{cell}' is not of the first row's time zone")
     try:
         when = np.array(bare, "datetime64[ns]")

@@ -37,7 +37,7 @@ def shipped_vision() -> tuple[VisionRule, ...]:
 def image_rule(model: str) -> ImageRule | None:
     """The first that matches the model's id; None: nobody says how it takes pictures, if at all."""
     name = model.casefold()
-    rules = (one.rule for one in shipped_vision() if any(fnmatchcase(name, pattern) for pattern in one.models))
+    rules = (rule.rule for rule in shipped_vision() if any(fnmatchcase(name, pattern) for pattern in rule.models))
     return next(rules, None)
 
 
@@ -46,7 +46,7 @@ def read_vision(file: Path) -> tuple[VisionRule, ...]:
         given = raw.get("rule")
         if not isinstance(given, list) or not given:
             raise BadData(file, "rule", "missing: a [[rule]] for every way of cutting pictures up")
-        found = []
+        rules = []
         for index, entry in enumerate(given):
             where = f"rule[{index}]"
             own = dict(table(file, where, entry))
@@ -60,5 +60,5 @@ def read_vision(file: Path) -> tuple[VisionRule, ...]:
             for key in ("encoder", *_NEEDS[rule.kind]):
                 if key not in own:
                     raise BadData(file, f"{where}.{key}", f"missing: a rule of kind '{rule.kind}' needs it")
-            found.append(VisionRule(models=models, rule=rule, sources=references, note=note))
-        return tuple(found)
+            rules.append(VisionRule(models=models, rule=rule, sources=references, note=note))
+        return tuple(rules)

@@ -92,12 +92,12 @@ def read_workload(catalog: Catalog, file: Path, content: str | None = None) -> W
     return Workload(
         name=text(file, "name", raw.get("name", file.stem)),
         classes=classes,
-        models=_models(reader, raw.get("models", {}), {one.model for one in classes}),
+        models=_models(reader, raw.get("models", {}), {request_class.model for request_class in classes}),
         constraints=_constraints(file, raw.get("constraints", {}), names),
         prices=_prices(file, raw.get("prices", {}), names),
         sharing=_sharing(reader, raw["hosting"], classes) if "hosting" in raw else None,
         schedule=_schedule(file, raw.get("schedule", {}), names),
-        folders=catalog.folders(sorted({one.model for one in classes})),
+        folders=catalog.folders(sorted({request_class.model for request_class in classes})),
         file=str(file),
         notes=tuple(reader.notes),
         day=day or read_day(file, "", USUAL, values.get("mean_over_peak", _HALF)),
@@ -134,20 +134,20 @@ class _ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _models(reader: ClassReader, raw: object, asked: set[str]) -> dict[str, ModelChoice]:
-    found: dict[str, ModelChoice] = {}
+    choices: dict[str, ModelChoice] = {}
     for name, said in table(reader.file, "models", raw).items():
         where = f'models."{name}"'
         entry = read_record(reader.file, where, said, _ModelEntry)
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name))
-        check_once(reader.file, where, model.id, found)
+        check_once(reader.file, where, model.id, choices)
         if model.id not in asked:
             reader.notes.append(f"{where} changes nothing: no class asks for {model.id}")
         if entry.apart:
             # No result and no code of an engine says otherwise (catalog/data/connectors.toml).
             why = "no engine is known to hand a cache from one vendor's GPUs to another's"
             reader.notes.append(f"disaggregated prefill and decode of {model.id} are offered on one accelerator: {why}")
-        found[model.id] = _choice(reader, where, entry, model)
-    return found
+        choices[model.id] = _choice(reader, where, entry, model)
+    return choices
 
 
 def _choice(reader: ClassReader, where: str, entry: _ModelEntry, model: Model) -> ModelChoice:
@@ -198,12 +198,12 @@ def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]
     models = _hosted(reader, "hosting.models", entry.get("models"), asked) or asked
     pinned = _hosted(reader, "hosting.pinned", entry.get("pinned"), models)
     sharing = read_record(reader.file, "hosting", raw, Sharing, models=models, pinned=pinned)
-    for index, one in enumerate(classes):
-        if one.lora is not None and one.model in models:
+    for index, request_class in enumerate(classes):
+        if request_class.lora is not None and request_class.model in models:
             raise BadData(
                 reader.file,
                 f"class[{index}].lora",
-                f"{one.model} shares replicas by [hosting]: adapters need their own",
+                f"{request_class.model} shares replicas by [hosting]: adapters need their own",
             )
     for key, needs in (("host_gb_per_s", ("host",)), ("disk_gb_per_s", ("disk", "start")), ("start_s", ("start",))):
         if key in entry and sharing.load_from not in needs:
@@ -214,8 +214,8 @@ def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]
 def _schedule(file: Path, raw: object, names: Names) -> ScheduleRequest:
     """[schedule]: what `crosstie schedule` asks for."""
     asked = read_record(file, "schedule", raw, ScheduleRequest, names)
-    quarters = [(f"deliveries[{i}].quarter", one.quarter) for i, one in enumerate(asked.deliveries)]
-    quarters += [(f"contracts[{i}].until", one.until) for i, one in enumerate(asked.contracts)]
+    quarters = [(f"deliveries[{i}].quarter", delivery.quarter) for i, delivery in enumerate(asked.deliveries)]
+    quarters += [(f"contracts[{i}].until", contract.until) for i, contract in enumerate(asked.contracts)]
     for where, quarter in quarters:
         if quarter_number(quarter) is None:
             raise BadData(file, f"schedule.{where}", f"'{quarter}' is no quarter, such as 2027Q1")
@@ -268,7 +268,7 @@ def _names(catalog: Catalog) -> Names:
     """What a name in a workload stands for, as the structs of `core.workload` say what it is of."""
 
     def id_of(kind: NounKind, name: str) -> str:
-        vendors = {one.vendor.casefold(): one.vendor for one in catalog.accelerators.values()}
+        vendors = {accelerator.vendor.casefold(): accelerator.vendor for accelerator in catalog.accelerators.values()}
         if kind.startswith("vendor") and name.casefold() in vendors:
             return vendors[name.casefold()]
         if kind == "vendor":

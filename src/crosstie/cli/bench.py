@@ -218,11 +218,11 @@ def measured(
 
     with progress("asking") as on_progress:
         endpoints = [_endpoint(url, model, settings, given or {}) for url in urls]
-        if not gpus and all(one.emulated for one in endpoints):
+        if not gpus and all(endpoint.emulated for endpoint in endpoints):
             sources = ()
         settings = fitted(settings, endpoints)
         earlier = read_earlier(file) if resume and file else EarlierRun()
-        earlier.check(document(Bench(settings, [Measured(one, Sizing()) for one in endpoints])))
+        earlier.check(document(Bench(settings, [Measured(endpoint, Sizing()) for endpoint in endpoints])))
         found = bench(
             endpoints, loads, settings, limit=limit, sizing=sizing, gpus=sources, earlier=earlier,
             on_progress=on_progress, on_point=keep,
@@ -248,7 +248,7 @@ def traced(name: str, start: int, class_name: str | None) -> BenchLengths:
 def promised(settings: Settings, file: Path, model: str | None) -> Settings:
     """Held against a fleet: what it promised each class, its bill, and the longest request that it takes."""
     fleet, lengths = read_fleet(Catalog(), file), settings.lengths
-    known = [one.name for one in fleet.classes]
+    known = [served_class.name for served_class in fleet.classes]
     if lengths.class_name is not None and lengths.class_name not in known:
         raise BadInput(f"--class {lengths.class_name}: the fleet has {', '.join(known) or 'none'}")
     of_trace = lengths.trace.classes or () if lengths.trace and lengths.class_name is None else ()
@@ -314,11 +314,11 @@ def _lengths(usual: BenchLengths, vary: float | None, shortest: float | None, lo
 def _target(option: str, text: str | None) -> Target | None:
     if text is None:
         return None
-    found = _TARGET.fullmatch(text)
-    if not found or not float(found[2]) > 0 or (found[1] and not 0 < float(found[1]) < 100):
+    match = _TARGET.fullmatch(text)
+    if not match or not float(match[2]) > 0 or (match[1] and not 0 < float(match[1]) < 100):
         raise BadInput(f"{option} {text}: must be milliseconds, or a percentile and milliseconds as p95=1000")
-    percentile = float(found[1]) / 100 if found[1] else _USUAL_PERCENTILE
-    return Target(seconds=float(found[2]) / 1e3, percentile=percentile)
+    percentile = float(match[1]) / 100 if match[1] else _USUAL_PERCENTILE
+    return Target(seconds=float(match[2]) / 1e3, percentile=percentile)
 
 
 def _field(text: str) -> tuple[str, object]:
@@ -346,8 +346,8 @@ def _sizing(file: Path) -> Sizing:
 def _sources(gpu_metrics: Sequence[str], urls: Sequence[str]) -> tuple[str, ...]:
     if gpu_metrics == ("none",):
         return ()
-    for one in gpu_metrics:
-        check(one)
+    for gpu_metric in gpu_metrics:
+        check(gpu_metric)
     if gpu_metrics:
         return tuple(gpu_metrics)
     tool = local_tool()

@@ -23,26 +23,26 @@ _ARRIVALS = {
 _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
-def bench_parts(found: Bench, verbose: bool) -> Parts:
-    for one in found.measured:
-        yield from _endpoint(one, found, verbose)
-    if len(found.measured) > 1:
-        yield from _side_by_side(found)
-    yield from _client(found)
-    if found.interrupted:
+def bench_parts(bench: Bench, verbose: bool) -> Parts:
+    for one in bench.measured:
+        yield from _endpoint(one, bench, verbose)
+    if len(bench.measured) > 1:
+        yield from _side_by_side(bench)
+    yield from _client(bench)
+    if bench.interrupted:
         yield "interrupted: what was measured until then is above and in the file"
     if not verbose:
         yield closing(DETAILS)
 
 
-def _endpoint(one: Measured, found: Bench, verbose: bool) -> Parts:
+def _endpoint(one: Measured, bench: Bench, verbose: bool) -> Parts:
     of = one.endpoint
     emulated = "  EMULATED: the performance model's own time, no GPU ran" if of.emulated else ""
     yield f"{of.name}: {of.model} at {of.url}{emulated}"
     served = next((point for point in one.points if not math.isnan(point.input_tokens)), None)
     lengths = f"{served.input_tokens:,.0f} tokens in and {served.output_tokens:,.0f} out on average; " if served else ""
     yield note(f"  {lengths}{_counted(one.sizing)}")
-    if texts := found.settings.prompts:
+    if texts := bench.settings.prompts:
         yield note(f"  prompts of {texts.source}: {texts.kind}, {len(texts.texts):,} of them ({texts.sha256})")
     if one.points:
         wants = one.points[0].kept is not None
@@ -61,7 +61,7 @@ def _endpoint(one: Measured, found: Bench, verbose: bool) -> Parts:
         columns = ["load", ">GPUs", ">W", ">W at most", ">memory at most", ">busy", ">J a token"]
         yield Table(columns, [_power(point) for point in watched])
     if one.limit is not None:
-        yield from _limit(one, found)
+        yield from _limit(one, bench)
     if verbose:
         yield from _details(one)
 
@@ -73,9 +73,9 @@ def _phases(point: PointResult) -> Parts:
     if not point.phases:
         return
     rows = [
-        [one.name, f"{one.requests:,}", f"{one.input_tokens / max(one.requests - one.failed, 1):,.0f}",
-         latency(one.ttft_s.p50), latency(one.ttft_s.p95), latency(one.tpot_s.p50), latency(one.tpot_s.p95)]
-        for one in point.phases
+        [phase.name, f"{phase.requests:,}", f"{phase.input_tokens / max(phase.requests - phase.failed, 1):,.0f}",
+         latency(phase.ttft_s.p50), latency(phase.ttft_s.p95), latency(phase.tpot_s.p50), latency(phase.tpot_s.p95)]
+        for phase in point.phases
     ]  # fmt: skip
     columns = [point.load.name, ">requests", ">tokens in", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
     yield Table(columns, rows)
@@ -93,12 +93,12 @@ def _classes(point: PointResult, verbose: bool) -> Parts:
             columns = ["class", ">requests", ">failed", ">both kept"]
             columns += [f">TTFT {name}" for name in ("p50", "p95", "p99", "target", "kept")]
             columns += [f">TPOT {name}" for name in ("p50", "p90", "p99", "target", "kept")]
-        yield Table(columns, [_class_row(one, verbose) for one in point.classes])
+        yield Table(columns, [_class_row(replayed_class, verbose) for replayed_class in point.classes])
     if verbose and point.pools:
         rows = [
-            [one.name, f"{one.requests:,}", share(one.requests / point.requests), f"{one.input_tokens:,}",
-             f"{one.output_tokens:,}", latency(one.ttft_s.p50), latency(one.tpot_s.p50)]
-            for one in point.pools
+            [pool.name, f"{pool.requests:,}", share(pool.requests / point.requests), f"{pool.input_tokens:,}",
+             f"{pool.output_tokens:,}", latency(pool.ttft_s.p50), latency(pool.tpot_s.p50)]
+            for pool in point.pools
         ]  # fmt: skip
         columns = ["pool", ">requests", ">share", ">input tokens", ">output tokens", ">TTFT p50", ">TPOT p50"]
         yield Table(columns, rows)
@@ -155,16 +155,16 @@ def _row(point: PointResult, wants: bool) -> list[str]:
     return cells + [_seconds(metrics.get(name)) for name in ("ttft_s_p50", "ttft_s_p95", "tpot_s_p50", "tpot_s_p95")]
 
 
-def _number(one: MeasuredInterval | None) -> str:
+def _number(interval: MeasuredInterval | None) -> str:
     """With half of its interval's width beside it."""
-    if one is None or math.isnan(one.value):
+    if interval is None or math.isnan(interval.value):
         return "-"
-    said = f"{one.value:,.0f}" if one.value >= 100 else significant(one.value)
-    return said if math.isnan(one.low) else f"{said} ±{share((one.high - one.low) / 2 / one.value)}"
+    said = f"{interval.value:,.0f}" if interval.value >= 100 else significant(interval.value)
+    return said if math.isnan(interval.low) else f"{said} ±{share((interval.high - interval.low) / 2 / interval.value)}"
 
 
-def _seconds(one: MeasuredInterval | None) -> str:
-    return "-" if one is None or math.isnan(one.value) else seconds(one.value)
+def _seconds(interval: MeasuredInterval | None) -> str:
+    return "-" if interval is None or math.isnan(interval.value) else seconds(interval.value)
 
 
 def _between(one: MeasuredInterval) -> str:
@@ -173,13 +173,13 @@ def _between(one: MeasuredInterval) -> str:
 
 
 def _power(point: PointResult) -> list[str]:
-    watts = sum(one.power_w for one in point.gpus)
+    watts = sum(use.power_w for use in point.gpus)
     joules = point.metrics.get("joules_per_output_token")
-    busy = [one.busy for one in point.gpus if not math.isnan(one.busy)]
+    busy = [use.busy for use in point.gpus if not math.isnan(use.busy)]
     return [
         point.load.name, str(len(point.gpus)), _known(watts, _whole),
-        _known(sum(one.most_power_w for one in point.gpus), _whole),
-        _known(sum(one.most_memory_bytes for one in point.gpus), gigabytes),
+        _known(sum(use.most_power_w for use in point.gpus), _whole),
+        _known(sum(use.most_memory_bytes for use in point.gpus), gigabytes),
         share(sum(busy) / len(busy)) if busy else "-", significant(joules.value) if joules else "-",
     ]  # fmt: skip
 
@@ -192,8 +192,8 @@ def _known(value: float, form: Callable[[float], str]) -> str:
     return "-" if math.isnan(value) else form(value)
 
 
-def _limit(one: Measured, found: Bench) -> Parts:
-    limit, targets = one.limit, found.settings.targets
+def _limit(one: Measured, bench: Bench) -> Parts:
+    limit, targets = one.limit, bench.settings.targets
     assert limit is not None
     words = [
         f"{name} p{round(target.percentile * 100)} {seconds(target.seconds)}"
@@ -214,10 +214,10 @@ def _limit(one: Measured, found: Bench) -> Parts:
     )
 
 
-def _side_by_side(found: Bench) -> Parts:
-    first, *others = found.measured
-    if any(one.limit is not None for one in found.measured):
-        limits = [one.limit.requests_per_s if one.limit else None for one in found.measured]
+def _side_by_side(bench: Bench) -> Parts:
+    first, *others = bench.measured
+    if any(one.limit is not None for one in bench.measured):
+        limits = [one.limit.requests_per_s if one.limit else None for one in bench.measured]
         for one, limit in zip(others, limits[1:], strict=True):
             if limit and limits[0]:
                 times = significant(limit / limits[0])
@@ -230,19 +230,19 @@ def _side_by_side(found: Bench) -> Parts:
             rows.append([f"{one.endpoint.name}, {point.load.name}", *cells])
     if rows:
         yield Table([f"over {first.endpoint.name}", ">tok/s", ">TTFT p50", ">TPOT p50"], rows)
-        if found.settings.repeats == 1:
+        if bench.settings.repeats == 1:
             yield note("one run each: --repeat 3 tells whether a difference is more than chance")
 
 
-def _times(one: MeasuredInterval) -> str:
-    if math.isnan(one.value):
+def _times(interval: MeasuredInterval) -> str:
+    if math.isnan(interval.value):
         return "-"
-    said = f"{one.value:.2f}x"
-    return said if math.isnan(one.low) else f"{said} ±{share((one.high - one.low) / 2 / one.value)}"
+    said = f"{interval.value:.2f}x"
+    return said if math.isnan(interval.low) else f"{said} ±{share((interval.high - interval.low) / 2 / interval.value)}"
 
 
-def _client(found: Bench) -> Parts:
-    points = [point for one in found.measured for point in one.points]
+def _client(bench: Bench) -> Parts:
+    points = [point for one in bench.measured for point in one.points]
     if not points:
         return
     late = max(point.client.late_p99_s for point in points)

@@ -77,7 +77,7 @@ def command(
         sizes, asked = replica.scaled(catalog, model, accelerators, gpus), replica.load
         wanted.give(lambda: scaled_json(sizes, asked), lambda _: scaled_parts(sizes, asked))
         return 0
-    pictures = [one for one in (plot, plot_cost, plot_roofline) if one]
+    pictures = [path for path in (plot, plot_cost, plot_roofline) if path]
     for picture in pictures:
         check_picture(picture)
     card = replica.scorecard(catalog, model, accelerators)
@@ -102,8 +102,8 @@ def command(
     contexts = context_curves(card) if sweep else []
     more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
     more |= {"context_sweep": [asdict(curve) for curve in contexts]} if contexts else {}
-    more |= {"roofline": [roofline_json(one) for one in roofs]} if roofs else {}
-    more |= {"apart": [apart_json(one) for one in split]} if split else {}
+    more |= {"roofline": [roofline_json(roof) for roof in roofs]} if roofs else {}
+    more |= {"apart": [apart_json(apart_entry) for apart_entry in split]} if split else {}
 
     def shown(details: bool) -> Parts:
         yield from parts(card, details)
@@ -235,7 +235,7 @@ def apart_parts(split: list[ApartEntry], card: Scorecard) -> Parts:
     ]  # fmt: skip
     if rows:
         yield Table(columns, rows, f"disaggregated prefill and decode, {card.load.concurrency:,} requests in flight")
-    yield from (f"- {one.accelerator.id}: {one.verdict}" for one in split)
+    yield from (f"- {apart_entry.accelerator.id}: {apart_entry.verdict}" for apart_entry in split)
 
 
 def apart_json(one: ApartEntry) -> dict[str, object]:

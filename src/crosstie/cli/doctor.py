@@ -59,13 +59,13 @@ def command(engines: str | None, python: str | None, record: Path | None, folder
     if record is not None:
         write_record(texts, record)
         click.echo(f"record written to {record}", err=True)
-    found = diagnose(machine_of(texts, str(folder or "this machine")), engines=names_in(engines) if engines else ())
-    title = f"{folder}, recorded {found.machine.taken}" if folder else "this machine"
+    diagnosis = diagnose(machine_of(texts, str(folder or "this machine")), engines=names_in(engines) if engines else ())
+    title = f"{folder}, recorded {diagnosis.machine.taken}" if folder else "this machine"
     if not reporting["as_json"]:
-        show(parts(found.machine))
-    more = {"engines": list(found.engines), "machine": msgspec.to_builtins(found.machine)}
-    against = f", against {', '.join(found.engines)}" if found.engines else ""
-    return report(f"{title}{against}", found.findings, found.verdicts, more=more, caveat=_CAVEAT, **reporting)
+        show(parts(diagnosis.machine))
+    more = {"engines": list(diagnosis.engines), "machine": msgspec.to_builtins(diagnosis.machine)}
+    against = f", against {', '.join(diagnosis.engines)}" if diagnosis.engines else ""
+    return report(f"{title}{against}", diagnosis.findings, diagnosis.verdicts, more=more, caveat=_CAVEAT, **reporting)
 
 
 def parts(machine: Machine) -> Parts:

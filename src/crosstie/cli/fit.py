@@ -85,9 +85,9 @@ def command(
 def parts(result: Fit, verbose: bool) -> Parts:
     model, sizes = result.model, result.sizes[0]
     yield Text.assemble((model.name, "bold"), f"  {describe(model)}")
-    for one in result.sizes:
-        by_format = " + ".join(f"{gigabytes(b)} {name}" for name, b in one.weight_bytes_by_format.items())
-        yield f"  {one.precision}: weights {gigabytes(one.weight_bytes)} ({by_format})"
+    for size in result.sizes:
+        by_format = " + ".join(f"{gigabytes(b)} {name}" for name, b in size.weight_bytes_by_format.items())
+        yield f"  {size.precision}: weights {gigabytes(size.weight_bytes)} ({by_format})"
     state = sizes.state_bytes_per_sequence
     kept = f", plus {gigabytes(state)} of state a sequence" if state else ""
     per_token = kibibytes(sizes.kv_bytes_per_token)

@@ -64,11 +64,11 @@ def _pools(shared: SharedPlan, answer: SharedPoolPlan, verbose: bool) -> Parts:
 
 
 def _row(pool: SharedPoolPlan) -> list[str]:
-    found, beside = pool.expected, pool.beside
+    expectation, beside = pool.expected, pool.beside
     return [
         pool.accelerator, f"{pool.replicas:,}", str(pool.layout.parallelism), f"{pool.usd_per_hour:,.2f}",
-        share(pool.utilisation), significant(found.evictions_per_hour), share(found.cold_share),
-        seconds(found.wait_s) if found.loads_per_s else "-", gigabytes(pool.layout.room_bytes),
+        share(pool.utilisation), significant(expectation.evictions_per_hour), share(expectation.cold_share),
+        seconds(expectation.wait_s) if expectation.loads_per_s else "-", gigabytes(pool.layout.room_bytes),
         significant(beside.evictions_per_hour) if beside.holds else "thrashes", pool.limit,
     ]  # fmt: skip
 

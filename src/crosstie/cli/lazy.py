@@ -59,8 +59,8 @@ class LazyGroup(click.Group):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Without importing every command for its help line, as click would."""
         listed = [pair for commands in self.sections.values() for pair in commands.items()]
-        found = [CompletionItem(name, help=text) for name, text in listed if name.startswith(incomplete)]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
+        completion_items = [CompletionItem(name, help=text) for name, text in listed if name.startswith(incomplete)]
+        return completion_items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self.describe(formatter, self.first)

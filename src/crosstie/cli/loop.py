@@ -91,22 +91,22 @@ def command(out: Path, as_json: bool, **options: Any) -> int:
         with progress("loop") as on_progress:
             settings = LoopSettings(on_progress, _tell, api_key=os.environ.get(_KEY) or None)
             try:
-                found = MachineLoop(Catalog(), folder, state, settings).run()
+                loop_result = MachineLoop(Catalog(), folder, state, settings).run()
             except EngineFailed as error:
                 click.echo(f"crosstie: {error}", err=True)
                 return 1
-        if found.interrupted:
+        if loop_result.interrupted:
             click.echo(f"interrupted: `crosstie loop --out {out}` goes on", err=True)
             return _INTERRUPTED
-        if not found.measured:
+        if not loop_result.measured:
             click.echo("crosstie: no point was measured: more --minutes", err=True)
             return 1
-        made = _write(out, found)
+        made = _write(out, loop_result)
     if as_json:
         print_json(made)
     else:
         show(loop_parts(made))
-    return int(bool(found.failed))
+    return int(bool(loop_result.failed))
 
 
 def _wherever(name: str) -> str:
@@ -129,9 +129,9 @@ def _tell(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _write(out: Path, found: LoopResult) -> dict[str, Any]:
+def _write(out: Path, loop_result: LoopResult) -> dict[str, Any]:
     """The report three ways, of one document."""
-    made = report_document(found)
+    made = report_document(loop_result)
     write_text(out / "report.json", json_text(made) + "\n")
     write_text(out / "report.md", write_markdown(loop_parts(made)))
     write_html(out / "report.html", made["title"], made, loop_parts(made))

@@ -15,17 +15,17 @@ _LEGEND = (
 )
 
 
-def matrix_parts(found: ReleaseMatrix, verbose: bool) -> Parts:
-    yield Heading(f"{found.name} by engine and release: {found.stored}")
-    for engine, group in groupby(found.rows, key=lambda row: row.build.engine):
-        yield from _engine(engine, list(group), found, verbose)
+def matrix_parts(matrix: ReleaseMatrix, verbose: bool) -> Parts:
+    yield Heading(f"{matrix.name} by engine and release: {matrix.stored}")
+    for engine, group in groupby(matrix.rows, key=lambda row: row.build.engine):
+        yield from _engine(engine, list(group), matrix, verbose)
     yield note(_LEGEND)
     yield note("Nothing here ran on an AMD GPU.")
     if not verbose:
         yield closing("all releases, their dates, settings and sources, and each change in full")
 
 
-def _engine(engine: str, rows: Sequence[MatrixRow], found: ReleaseMatrix, verbose: bool) -> Parts:
+def _engine(engine: str, rows: Sequence[MatrixRow], matrix: ReleaseMatrix, verbose: bool) -> Parts:
     parts = list(rows[0].verdicts)
     shown = rows if verbose else _without_tail(rows)
     table = [
@@ -38,7 +38,7 @@ def _engine(engine: str, rows: Sequence[MatrixRow], found: ReleaseMatrix, verbos
     ]  # fmt: skip
     yield ""
     yield Table([engine, "CUDA", "ROCm", *parts], table)
-    yield from (f"  {end.name}: {end.what} ({end.source}, {end.date})" for end in found.ended if end.engine == engine)
+    yield from (f"  {end.name}: {end.what} ({end.source}, {end.date})" for end in matrix.ended if end.engine == engine)
     named = next((row.build for row in rows if row.build.rocm_image or row.build.cuda_image), None)
     if named:
         images = [image for image in (named.cuda_image, named.rocm_image) if image]
@@ -50,7 +50,7 @@ def _engine(engine: str, rows: Sequence[MatrixRow], found: ReleaseMatrix, verbos
                 f"  {row.build.version} of {row.build.released}: {row.build.source}"
                 + (f"; {settings}" if settings else "")
             )
-    yield from _changes([change for change in found.changes if change.engine == engine], verbose)
+    yield from _changes([change for change in matrix.changes if change.engine == engine], verbose)
 
 
 def _without_tail(rows: Sequence[MatrixRow]) -> Sequence[MatrixRow]:
@@ -66,7 +66,7 @@ def _changes(changes: Sequence[MatrixChange], verbose: bool) -> Parts:
     order = list(VERDICTS.values())
     for (version, before, after), group in groupby(changes, key=lambda one: (one.version, one.before, one.after)):
         alike = list(group)
-        parts = ", ".join(one.accelerator for one in reversed(alike))
+        parts = ", ".join(change.accelerator for change in reversed(alike))
         word = "gone" if order.index(after) < order.index(before) else "new"
         why = alike[0].why if verbose else alike[0].why.partition(": ")[2].partition(". ")[0] or alike[0].why
         yield Line(f"  {version} ({alike[0].released}), {parts}: {before}, then {after}; {word}: {why}", hang=4)

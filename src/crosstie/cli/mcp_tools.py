@@ -124,11 +124,11 @@ class Fit(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stack: Stack = None
 
     def document(self, gateway: str, on_progress: OnProgress) -> Document:
-        found = crosstie.fit(
+        fit = crosstie.fit(
             self.model, self.on, context=self.context, precisions=self.precisions, kv_format=self.kv_format,
             stack=self.stack, layout=_split(self.layout),
         )  # fmt: skip
-        return of_fit.to_json(found)
+        return of_fit.to_json(fit)
 
     def shorten(self, whole: Document) -> tuple[Document, list[str]]:
         least = {(p["accelerator"], p["precision"]) for p in whole["placements"] if p["fewest"]}
@@ -247,13 +247,13 @@ class Simulate(OnWorkload, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise BadInput("trace and workload: requests come from one of them")
         if self.class_name is not None and self.trace is None:
             raise BadInput("class_name is for a trace; a workload has its own")
-        found = crosstie.simulate(
+        simulation = crosstie.simulate(
             self.either("what", self.what), self.workload, fleets=self.fleets, trace=self.trace,
             class_name=self.class_name, rate=self.rate, load=self.load, policy=self.policies or None,
             requests=self.requests, seeds=self.seeds, kill=[of_simulate.outage(text) for text in self.kill],
             processes=1, on_progress=on_progress,
         )  # fmt: skip
-        return of_simulate.to_json(found)
+        return of_simulate.to_json(simulation)
 
     def shorten(self, whole: Document) -> tuple[Document, list[str]]:
         return {**whole, "runs": _without("course", whole["runs"])}, ["runs.course: the fleet by moment"]
@@ -287,12 +287,12 @@ class Preflight(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=T
                 catalog.model(self.model)
             except UnknownName as error:
                 raise BadInput(f"{error} There is no such folder, and the hub is not asked from here.") from None
-        found = preflight(
+        report = preflight(
             self.model, on=self.on, engine=self.engine, tp=self.tp, ep=self.ep,
             kv=None if self.kv == "auto" else self.kv, context=self.context, features=self.features,
             environment=self.environment, flags=self.flags, scan=self.scan, catalog=catalog, on_progress=on_progress,
         )  # fmt: skip
-        return findings_json(found.findings, found.verdicts, about(self.model, found))
+        return findings_json(report.findings, report.verdicts, about(self.model, report))
 
     def shorten(self, whole: Document) -> tuple[Document, list[str]]:
         return _only(whole, "findings", lambda one: one["severity"] != "note", "notes: what was found to be in order")
@@ -352,7 +352,7 @@ class CatalogList(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields
         if self.on and self.kind != "prices":
             raise BadInput("on goes with prices")
         catalog = Catalog()
-        only = [one.id for one in catalog.accelerators_named(self.on)] if self.on else None
+        only = [accelerator.id for accelerator in catalog.accelerators_named(self.on)] if self.on else None
         wanted = self.search.casefold()
         rows = overview(catalog, self.kind, only)
         return {"rows": [row for row in rows if any(wanted in str(cell).casefold() for cell in row.values())]}

@@ -120,7 +120,7 @@ def command(
         )
     limits = Limits(kl=max_kl, disagreement=1 - min_top1)
     faults = SIZES if fault is None else (fault,)
-    found = [judged(party.url, other.url, one, limits, faults) for other, one in zip(parties, passes, strict=True)]
+    parities = [judged(party.url, other.url, one, limits, faults) for other, one in zip(parties, passes, strict=True)]
     scores: list[Score] = []
     if tasks:
         with progress() as on_progress:
@@ -128,11 +128,11 @@ def command(
                 scores += scored(
                     (party, one.a_model), (other, one.b_model), tasks.split(","), task_limit, on_progress=on_progress
                 )
-    same = all(one.verdict == "same" for one in found) and not any(one.worse for one in scores)
+    same = all(parity.verdict == "same" for parity in parities) and not any(score.worse for score in scores)
     admitted = _admitted(port, pool or "") if port is not None and admit and same else None
     wanted.give(
-        lambda: document(found, scores) | {"admitted": admitted is not None, "gpus": gpus},
-        lambda details: _parts(found, scores, gpus, admitted, details, pool if admit else None),
+        lambda: document(parities, scores) | {"admitted": admitted is not None, "gpus": gpus},
+        lambda details: _parts(parities, scores, gpus, admitted, details, pool if admit else None),
         title=f"{party.url} and {', '.join(one.url for one in parties)}: the same model?",
     )
     return 0 if same else 1
@@ -182,10 +182,10 @@ def _parts(
     found: list[Parity], scores: list[Score], gpus: dict[str, dict[str, int]], admitted: str | None, verbose: bool,
     pool: str | None,
 ) -> Parts:  # fmt: skip
-    for number, one in enumerate(found):
+    for number, parity in enumerate(found):
         if number:
             yield ""
-        yield from parity_parts(one, verbose)
+        yield from parity_parts(parity, verbose)
     for end, counts in gpus.items():
         held = ", ".join(f"{count} x {name}" for name, count in counts.items())
         yield f"{end.upper()} runs on a machine with {held or 'no GPU of the catalog'}, as its record says"

@@ -114,10 +114,10 @@ def _parted(said: Groups) -> str:
 
 
 def _groups(title: str, groups: Sequence[Group]) -> Parts:
-    def parted(one: Group) -> str:
-        if math.isnan(one.parted):
+    def parted(group: Group) -> str:
+        if math.isnan(group.parted):
             return "-"
-        return percent(one.parted) + ("" if math.isnan(one.parted_at) else f" at {one.parted_at:g}")
+        return percent(group.parted) + ("" if math.isnan(group.parted_at) else f" at {group.parted_at:g}")
 
     rows = [
         [
@@ -133,9 +133,9 @@ def _groups(title: str, groups: Sequence[Group]) -> Parts:
 def scores_table(scores: Sequence[Score]) -> Table:
     rows = [
         [
-            one.task, one.metric, f"{one.a:.4f} ± {one.a_error:.4f}", f"{one.b:.4f} ± {one.b_error:.4f}",
-            "worse" if one.worse else "no worse",
+            score.task, score.metric, f"{score.a:.4f} ± {score.a_error:.4f}", f"{score.b:.4f} ± {score.b_error:.4f}",
+            "worse" if score.worse else "no worse",
         ]
-        for one in scores
+        for score in scores
     ]  # fmt: skip
     return Table(["lm-eval", "metric", ">A", ">B", "says"], rows)

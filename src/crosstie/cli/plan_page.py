@@ -99,8 +99,8 @@ def _contract(catalog: Catalog, document: dict[str, Any]) -> Parts:
         yield Line(part.text, "bold") if isinstance(part, Heading) else part
 
 
-def _lengths(one: RequestClass) -> list[str]:
-    return [f"{one.input_tokens:,.0f}", f"{one.output_tokens:,.0f}"]
+def _lengths(request_class: RequestClass) -> list[str]:
+    return [f"{request_class.input_tokens:,.0f}", f"{request_class.output_tokens:,.0f}"]
 
 
 def _targets(one: RequestClass) -> list[str]:

@@ -35,7 +35,7 @@ def plan_parts(plan: Plan, verbose: bool) -> Parts:
     work = plan.workload
     if verbose and plan.fleet:
         yield from fleet_bars(plan)
-    rate = sum(one.requests_per_s for one in work.classes)
+    rate = sum(request_class.requests_per_s for request_class in work.classes)
     kinds = f"{len(work.classes)} request class{'es' if len(work.classes) > 1 else ''}"
     grows = "growing" if work.growth_per_year > 0 else "shrinking"
     growth = f", {grows} {abs(work.growth_per_year):.0%} a year" if work.growth_per_year else ""
@@ -70,7 +70,7 @@ def _obstacles(plan: Plan) -> Parts:
     if not plan.obstacles:
         yield "- several limits together are in the way; giving up any one of them would not be enough"
     if len(plan.obstacles) > 1:
-        any_of = all(one.alone for one in plan.obstacles)
+        any_of = all(obstacle.alone for obstacle in plan.obstacles)
         yield "Any one of these would be enough:" if any_of else "All of these are in the way:"
     yield from (f"- {one.key}: {one.now} would have to be {one.needs}; {one.why}" for one in plan.obstacles)
 
@@ -97,10 +97,10 @@ def _prices(plan: Plan) -> Parts:
     if sure is None:
         return
     beyond = [
-        f"{one.accelerator} {'above' if one.kind == 'price' else 'below'} {dollars(one.at_usd_per_gpu_hour)} "
-        f"(sellers: {dollars(one.low_usd)} to {dollars(one.high_usd)})"
-        for one in plan.flips
-        if one.within_sources
+        f"{flip.accelerator} {'above' if flip.kind == 'price' else 'below'} {dollars(flip.at_usd_per_gpu_hour)} "
+        f"(sellers: {dollars(flip.low_usd)} to {dollars(flip.high_usd)})"
+        for flip in plan.flips
+        if flip.within_sources
     ]
     if beyond:
         told = f"the answer stands in {share(sure)} of worlds that each draw a seller"
@@ -150,7 +150,7 @@ def _doubt(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
 
 def _power(power: FleetPower) -> Parts:
     watts = (power.rated, power.at_peak, power.mean, *power.mean_80)
-    rated, peak, mean, low, high = (significant(one / 1e3) for one in watts)
+    rated, peak, mean, low, high = (significant(watt / 1e3) for watt in watts)
     told = f"{rated} kW rated; predicted {peak} at the peak, {mean} in the mean ({low} to {high})"
     yield f"{told}; {significant(power.kwh_per_million_output_tokens)} kWh per million output tokens, with cooling"
     if power.not_predicted:
@@ -160,8 +160,8 @@ def _power(power: FleetPower) -> Parts:
 def _sureness(plan: Plan, fleet: FleetPlan) -> Parts:
     if not plan.sureness:
         return
-    fleets = [(one.sure, one.fleet) for one in plan.sureness]
-    said = [f"{sure:.0%} {_priced(one)}" for sure, one in fleets]
+    fleets = [(sureness.sure, sureness.fleet) for sureness in plan.sureness]
+    said = [f"{sure:.0%} {_priced(alternative)}" for sure, alternative in fleets]
     yield f"How sure, and what that costs an hour: {'; '.join(said)} (--sure)"
     likely = plan.by_estimates
     vendors = {item.id: item.vendor for item in plan.market.items}
@@ -180,18 +180,18 @@ def _priced(one: Alternative | None) -> str:
 
 
 def _worth(plan: Plan) -> Parts:
-    one = plan.worth_measuring
-    if one is None:
+    worth = plan.worth_measuring
+    if worth is None:
         return
-    d = one.deployment
+    d = worth.deployment
     yield Heading("Worth measuring first")
-    month = dollars(one.saves_usd_per_hour * HOURS_PER_MONTH)
+    month = dollars(worth.saves_usd_per_hour * HOURS_PER_MONTH)
     what = f"{d.model.id} on {d.label} with {d.stack.name}"
-    mean = dollars(one.expected_usd_per_hour * HOURS_PER_MONTH)
-    would = f"{_gpus(one.gpus)} would do"
+    mean = dollars(worth.expected_usd_per_hour * HOURS_PER_MONTH)
+    would = f"{_gpus(worth.gpus)} would do"
     yield f"- {what}: as fast as estimated, it saves {month} a month ({would}); {mean} on average"
     yield f"- known of it: {d.correction.basis}"
-    yield f"- {one.input_tokens:,} tokens in, {one.output_tokens:,} out, {one.in_flight:,} in flight:"
+    yield f"- {worth.input_tokens:,} tokens in, {worth.output_tokens:,} out, {worth.in_flight:,} in flight:"
     yield from (f"    {command}" for command in plan.measure_commands)
 
 
@@ -206,15 +206,15 @@ def _pools(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
 
 def _drafts(plan: Plan) -> Parts:
     """Why pools speculate, and what hangs on it."""
-    for one in plan.drafts:
-        worth, kept = one.payoff, one.speculation
+    for draft in plan.drafts:
+        worth, kept = draft.payoff, draft.speculation
         until = "at any load" if worth.pays_below is None else f"up to {worth.pays_below:,} requests in flight"
         bill = "then no number of replicas keeps the targets"
-        if one.replicas_if_fewer is not None and one.more_usd_per_hour is not None:
-            more = f"{dollars(one.more_usd_per_hour)} an hour more"
-            bill = more if one.more_usd_per_hour > 0 else "the replicas still suffice"
+        if draft.replicas_if_fewer is not None and draft.more_usd_per_hour is not None:
+            more = f"{dollars(draft.more_usd_per_hour)} an hour more"
+            bill = more if draft.more_usd_per_hour > 0 else "the replicas still suffice"
         yield (
-            f"{one.pool} drafts by {kept}, which keeps {kept.acceptance_length:.2f} tokens a step on {kept.text} "
+            f"{draft.pool} drafts by {kept}, which keeps {kept.acceptance_length:.2f} tokens a step on {kept.text} "
             f"({kept.basis}): {worth.gain:.2f}x the tokens/s of none, and it pays {until}; if {share(FEWER)} fewer "
             f"drafts are kept, {bill}"
         )
@@ -308,7 +308,7 @@ def _simulated(plan: Plan) -> Parts:
         yield note("by closed forms alone: not confirmed by simulation")
     if not plan.confirmed:
         return
-    last = sum(one.requests for one in plan.simulated)
+    last = sum(simulated_class.requests for simulated_class in plan.simulated)
     how = f"{plan.confirmed.simulations} simulations behind the gateway's policy, the last of {last:,} requests"
     if plan.holds:
         yield Heading(f"Simulated: confirmed by {how}")
@@ -317,7 +317,7 @@ def _simulated(plan: Plan) -> Parts:
         yield f"- by the capacities that simulation has shown, the cheapest fleet there is could cost {less}"
     else:
         yield Heading(f"Simulated, NOT confirmed: no fleet within the limits was found that holds, in {how}")
-    yield from (f"- {one.name}: {_seen(one)}" for one in plan.simulated)
+    yield from (f"- {simulated_class.name}: {_seen(simulated_class)}" for simulated_class in plan.simulated)
 
 
 def _targets(plan: Plan) -> Parts:
@@ -331,18 +331,18 @@ def _targets(plan: Plan) -> Parts:
         "knee",
     ]
     rows = []
-    for one in plan.targets:
-        at = f"{one.metric.upper()} p{one.percentile * 100:g} {seconds(one.seconds)}"
+    for target in plan.targets:
+        at = f"{target.metric.upper()} p{target.percentile * 100:g} {seconds(target.seconds)}"
         costs = [
             "none" if step.usd_per_hour is None else f"{'>' if step.at_least else ''}{step.usd_per_hour:,.0f}"
-            for step in one.steps
+            for step in target.steps
         ]
-        knee = "at the floor" if one.at_floor else seconds(one.knee_s) if one.knee_s else "no"
-        rows.append([one.class_name, at, *costs, knee])
+        knee = "at the floor" if target.at_floor else seconds(target.knee_s) if target.knee_s else "no"
+        rows.append([target.class_name, at, *costs, knee])
     yield Table(columns, rows, "What your targets cost, $ an hour with each moved, by closed forms")
-    if any(step.at_least for one in plan.targets for step in one.steps):
+    if any(step.at_least for price in plan.targets for step in price.steps):
         yield note("  >: more than that; this fleet misses it when simulated")
-    if any(one.at_floor for one in plan.targets):
+    if any(price.at_floor for price in plan.targets):
         yield note("  at the floor: hardly above what a request sees by itself on the fastest replica")
 
 
@@ -376,9 +376,9 @@ def _seen(one: SimulatedClass) -> str:
 def _alternatives_parts(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
     yield Heading(_alternatives(plan, fleet))
     used = {pool.deployment.accelerator.vendor for pool in fleet.pools}
-    for vendor, one in plan.single_vendor.items():
-        same = used == {vendor} and one is not None and one.gpus == fleet.gpus
-        yield f"- {vendor} alone: {'the answer' if same else _beside(one)}"
+    for vendor, alternative in plan.single_vendor.items():
+        same = used == {vendor} and alternative is not None and alternative.gpus == fleet.gpus
+        yield f"- {vendor} alone: {'the answer' if same else _beside(alternative)}"
     if plan.runner_up:
         yield f"- runner-up, without {plan.runner_up.without}: {_beside(plan.runner_up.fleet)}"
     else:
@@ -536,22 +536,22 @@ def _rest(plan: Plan, verbose: bool) -> Parts:
 def _left_out(plan: Plan, verbose: bool) -> Parts:
     """What preflight keeps out; without -v each engine and accelerator once, and only where nothing of it is left."""
     if plan.passed_over:
-        names = dict.fromkeys(one.stack for one in plan.passed_over)
+        names = dict.fromkeys(over.stack for over in plan.passed_over)
         more = "" if verbose else f": {', '.join(names)} on some accelerators"
         yield note(f"not compared, since other stacks were measured there and these were not{more} (--evidence any)")
     if verbose:
         for passed in plan.passed_over:
             yield note(f"- {passed.model} with {passed.stack} on {', '.join(passed.accelerators)}")
-        for one in plan.will_not_run:
-            where = f"{', '.join(one.accelerators)}{' ' + ', '.join(one.layouts) if one.layouts else ''}"
-            of = f"{one.model} in {one.precision} with {one.engine} on {where}"
-            yield note(f"left out, {one.verdict}: {of}: {one.why}")
+        for left_out in plan.will_not_run:
+            where = f"{', '.join(left_out.accelerators)}{' ' + ', '.join(left_out.layouts) if left_out.layouts else ''}"
+            of = f"{left_out.model} in {left_out.precision} with {left_out.engine} on {where}"
+            yield note(f"left out, {left_out.verdict}: {of}: {left_out.why}")
         return
     together: dict[tuple[str, str, str], dict[str, None]] = {}
-    for one in plan.will_not_run:
-        if not one.layouts:
-            whom = together.setdefault((one.verdict, one.model, one.engine), {})
-            whom.update(dict.fromkeys(one.accelerators))
+    for left_out in plan.will_not_run:
+        if not left_out.layouts:
+            whom = together.setdefault((left_out.verdict, left_out.model, left_out.engine), {})
+            whom.update(dict.fromkeys(left_out.accelerators))
     for (verdict, model, engine), names in together.items():
         yield note(f"left out, {verdict}: {model} with {engine} on {', '.join(names)}")
 

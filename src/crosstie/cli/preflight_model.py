@@ -121,8 +121,8 @@ def _matrix(model: str, on: list[str], engine: str | None, given: dict[str, Any]
         if reporting[flag]:
             raise BadInput(f"--{flag.partition('_')[0]} goes with findings: leave --matrix away")
     with progress() as on_progress:
-        found = matrix(model, on=on, engine=engine, on_progress=on_progress, **given)
+        release_matrix = matrix(model, on=on, engine=engine, on_progress=on_progress, **given)
     Wanted(reporting["verbose"], reporting["as_json"]).give(
-        lambda: msgspec.to_builtins(found), lambda details: matrix_parts(found, details)
+        lambda: msgspec.to_builtins(release_matrix), lambda details: matrix_parts(release_matrix, details)
     )
     return 0

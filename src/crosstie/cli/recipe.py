@@ -40,13 +40,13 @@ def _named(context: click.Context, option: click.Parameter, given: Sequence[str]
 
 
 def _adapters(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[Adapter, ...]:
-    found = []
+    adapters = []
     for one in given:
         name, equals, path = one.partition("=")
         if not (equals and name and path):
             raise click.BadParameter(f"'{one}' is no NAME=PATH")
-        found.append(Adapter(name=name, path=path))
-    return tuple(found)
+        adapters.append(Adapter(name=name, path=path))
+    return tuple(adapters)
 
 
 @click.command(
@@ -125,13 +125,13 @@ def command(
             raise BadInput("--pool is about --fleet, which is not given")
         recipes, left_out = _of_model(catalog, model, accelerators, (weights, drafter, image), given), []
     if engine_command:
-        recipes = [started_by(one, shlex.split(engine_command)) for one in recipes]
+        recipes = [started_by(recipe, shlex.split(engine_command)) for recipe in recipes]
     if nodes is not None:
         check_room(recipes, read_nodes(catalog, nodes), nodes)
     if served is not None and form == "kubernetes" and pool is None:
         files = manifests(served, recipes)
     else:
-        files = {name: text for one in recipes for name, text in render(one, form or "shell", bare=bare).items()}
+        files = {name: text for recipe in recipes for name, text in render(recipe, form or "shell", bare=bare).items()}
     if out is not None:
         write_folder("-o", out, files)
     if form and out is None and not wanted.as_json:
@@ -140,10 +140,10 @@ def command(
         shown = {"files": files} if form or out else {}
         written = [str(out / name) for name in files] if out else []
         wanted.give(
-            lambda: {"recipes": [_json(one) for one in recipes], "left_out": left_out, **shown},
+            lambda: {"recipes": [_json(recipe) for recipe in recipes], "left_out": left_out, **shown},
             lambda details: _parts(recipes, left_out, None if out else bare, details, written),
         )
-    return 0 if all(one.runs for one in recipes) else 1
+    return 0 if all(recipe.runs for recipe in recipes) else 1
 
 
 def _of_model(
@@ -152,7 +152,7 @@ def _of_model(
     tp, pp, ep, dp = (given.pop(name) for name in ("tp", "pp", "ep", "dp"))
     layout = layout_from(tp, pp, ep, dp)
     weights, drafter, image = named
-    found: list[Recipe] = []
+    recipes: list[Recipe] = []
     known, at_most = accelerators_on(catalog, accelerators, None)
     here = engines_on(accelerators)
     for accelerator in known:
@@ -160,8 +160,8 @@ def _of_model(
         if pool.replica_gpus > at_most.get(accelerator.id, pool.replica_gpus):
             raise BadInput(f"a replica takes {pool.replica_gpus} {accelerator.id}; there are {at_most[accelerator.id]}")
         options = RecipeOptions(weights=weights, drafter=drafter, image=image, chosen=chosen)
-        found += RecipeBook(catalog, options).recipes(pool)
-    return found
+        recipes += RecipeBook(catalog, options).recipes(pool)
+    return recipes
 
 
 def _read(catalog: Catalog, file: Path, only: str | None, options: RecipeOptions) -> Fleet:

@@ -42,7 +42,7 @@ def command(first: Path, second: Path, wanted: Wanted) -> int:
     """
     found = reconcile(Catalog(), *chosen(read_answers(first), read_answers(second)))
     wanted.give(lambda: to_json(found), lambda _: parts(found))
-    return 0 if all(one.agree or 0.9 < one.left < 1.1 for one in found.differences) else 1
+    return 0 if all(difference.agree or 0.9 < difference.left < 1.1 for difference in found.differences) else 1
 
 
 def parts(found: Reconciled) -> Parts:
@@ -50,13 +50,13 @@ def parts(found: Reconciled) -> Parts:
         yield f"{label} {answer.name}: {answer.question.line}"
     differing = ", ".join(name.replace("_", " ") for name in found.assumptions)
     yield f"assumptions that differ: {differing or 'none'}"
-    for one in found.differences:
-        yield Heading(f"{one.model} on {one.accelerator}: {_said(one)}")
-        rows = [[part.name, part.first, part.second, _times(part)] for part in one.parts]
+    for difference in found.differences:
+        yield Heading(f"{difference.model} on {difference.accelerator}: {_said(difference)}")
+        rows = [[part.name, part.first, part.second, _times(part)] for part in difference.parts]
         yield Table(["assumption", "~A", "~B", ">B over A"], rows)
     if not found.differences:
         yield "no figure in both: what differs is named above"
-    if any(abs(one.left - 1.0) > 0.01 for one in found.differences):
+    if any(abs(figure_difference.left - 1.0) > 0.01 for figure_difference in found.differences):
         yield note(_LEFT)
     if found.alone:
         yield note(f"in one of them only: {', '.join(found.alone)}")
@@ -76,6 +76,6 @@ def _times(part: DifferencePart) -> str:
 def to_json(found: Reconciled) -> dict[str, object]:
     return {
         **picked(found, "first=first.name second=second.name assumptions_that_differ=assumptions"),
-        "differences": [{**plain(one), **picked(one, "left agree")} for one in found.differences],
+        "differences": [{**plain(difference), **picked(difference, "left agree")} for difference in found.differences],
         "in_one_only": found.alone,
     }

@@ -90,7 +90,7 @@ class ReplicaOptions:
         if self.parallelism is not None:
             raise BadInput("--gpus chooses the layout of each size itself: leave --tp, --pp, --ep and --dp out")
         counts = names_in(gpus)
-        if not all(one.isdigit() for one in counts):
+        if not all(count.isdigit() for count in counts):
             raise BadInput(f"--gpus '{gpus}': write numbers of GPUs of at least 1, such as 8,16,32")
         found, chosen = catalog.model(model), catalog.accelerators_named(accelerators, self.stack)
         return scaling(catalog, found, chosen, list(map(int, counts)), self.load, **self._kind(catalog, found))

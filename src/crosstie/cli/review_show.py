@@ -25,25 +25,25 @@ _PARTS = {
 _WORDS = {"holds": "holds", "beyond": "BEYOND", "unsure": "unsure", "told": ""}
 
 
-def review_parts(found: Review, learnt: Again | None, verbose: bool) -> Parts:
-    yield Text.assemble((found.planned.workload.name, "bold"), f": {_subject(found)}")
-    yield _answer(found)
-    yield from (f"- {_sentence(one)}" for one in (*found.beyond, *found.unsure))
-    for title, figures in _parts(found, verbose):
+def review_parts(review: Review, learnt: Again | None, verbose: bool) -> Parts:
+    yield Text.assemble((review.planned.workload.name, "bold"), f": {_subject(review)}")
+    yield _answer(review)
+    yield from (f"- {_sentence(figure)}" for figure in (*review.beyond, *review.unsure))
+    for title, figures in _parts(review, verbose):
         columns, rows = _table(figures, verbose)
         yield Table(columns, rows, title)
     if learnt is not None:
         yield from _again(learnt)
-    yield from (f"- {note}" for note in found.notes)
-    if line := found.planned.assumptions.get("line"):
+    yield from (f"- {note}" for note in review.notes)
+    if line := review.planned.assumptions.get("line"):
         yield note(f"the plan {line}")
     if not verbose:
         yield closing(DETAILS)
 
 
-def _subject(found: Review) -> str:
-    planned, production = found.planned, found.production
-    age = planned.age_days(found.today)
+def _subject(review: Review) -> str:
+    planned, production = review.planned, review.production
+    age = planned.age_days(review.today)
     return (
         f"plan of {planned.saved.made}, {plural(age, 'day')} old, against {len(production.classes):,} requests "
         f"over {_span(production.span_s)}"
@@ -54,42 +54,42 @@ def _span(value: float) -> str:
     return f"{value / 3600:,.1f} hours" if value >= 5400 else f"{value:,.0f} s"
 
 
-def _answer(found: Review) -> str:
-    held = [one for one in found.figures if one.verdict != "told"]
-    if found.beyond:
-        return f"Production is not as planned: {len(found.beyond)} of {len(held)} figures are beyond their limits"
-    if found.unsure:
+def _answer(review: Review) -> str:
+    held = [figure for figure in review.figures if figure.verdict != "told"]
+    if review.beyond:
+        return f"Production is not as planned: {len(review.beyond)} of {len(held)} figures are beyond their limits"
+    if review.unsure:
         return (
-            f"Nothing is surely beyond its limit; of {len(held)} figures {len(found.unsure)} may be: "
+            f"Nothing is surely beyond its limit; of {len(held)} figures {len(review.unsure)} may be: "
             "too few requests to tell"
         )
     return f"Production is as planned: {len(held)} figures are within their limits"
 
 
-def _sentence(one: ReviewFigure) -> str:
-    limit = one.limit.words if one.limit else ""
-    sure = "" if one.verdict == "beyond" else "; the interval reaches within, so this may be chance"
+def _sentence(figure: ReviewFigure) -> str:
+    limit = figure.limit.words if figure.limit else ""
+    sure = "" if figure.verdict == "beyond" else "; the interval reaches within, so this may be chance"
     return (
-        f"{f'{one.of}: ' if one.of else ''}{one.what} {_value(one, one.seen.value)}, predicted "
-        f"{_value(one, one.predicted)} ({_off(one)}, limit {limit}){sure}"
+        f"{f'{figure.of}: ' if figure.of else ''}{figure.what} {_value(figure, figure.seen.value)}, predicted "
+        f"{_value(figure, figure.predicted)} ({_off(figure)}, limit {limit}){sure}"
     )
 
 
-def _parts(found: Review, verbose: bool) -> list[tuple[str, list[ReviewFigure]]]:
+def _parts(review: Review, verbose: bool) -> list[tuple[str, list[ReviewFigure]]]:
     parts: list[tuple[str, list[ReviewFigure]]] = []
     for title, checks in _PARTS.items():
-        figures = [one for one in found.figures if one.check in checks or (verbose and _told_in(one) == title)]
+        figures = [one for one in review.figures if one.check in checks or (verbose and _told_in(one) == title)]
         if figures:
             parts.append((title, figures))
     return parts
 
 
-def _told_in(one: ReviewFigure) -> str:
+def _told_in(figure: ReviewFigure) -> str:
     """Where a figure without a limit stands."""
-    if one.check:
+    if figure.check:
         return ""
     places = list(_PARTS)
-    return places[2] if one.unit == "s" else places[3] if one.unit == "usd" else places[0]
+    return places[2] if figure.unit == "s" else places[3] if figure.unit == "usd" else places[0]
 
 
 def _table(figures: Sequence[ReviewFigure], verbose: bool) -> tuple[list[str], list[list[str]]]:
@@ -99,11 +99,11 @@ def _table(figures: Sequence[ReviewFigure], verbose: bool) -> tuple[list[str], l
     columns += [">plan"] * planned + [">predicted", ">seen (95% interval)", ">off by", "verdict"]
     columns += [">limit", ">requests"] * verbose
     rows = []
-    for one in figures:
-        cells = [one.of or "all", one.note if loads else one.what]
-        cells += [_value(one, one.planned)] * planned
-        cells += [_value(one, one.predicted), _seen(one), _off(one), _WORDS[one.verdict]]
-        rows.append([*cells, *[one.limit.words if one.limit else "", f"{one.seen.requests:,}"] * verbose])
+    for figure in figures:
+        cells = [figure.of or "all", figure.note if loads else figure.what]
+        cells += [_value(figure, figure.planned)] * planned
+        cells += [_value(figure, figure.predicted), _seen(figure), _off(figure), _WORDS[figure.verdict]]
+        rows.append([*cells, *[figure.limit.words if figure.limit else "", f"{figure.seen.requests:,}"] * verbose])
     return columns, rows
 
 
@@ -118,56 +118,56 @@ def _seen(one: ReviewFigure) -> str:
     return f"{value} ({ends[0].removeprefix('$')}-{ends[1].removeprefix('$')})"
 
 
-def _value(one: ReviewFigure, value: float | None) -> str:
+def _value(figure: ReviewFigure, value: float | None) -> str:
     if value is None:
         return "-"
-    if one.unit == "s":
+    if figure.unit == "s":
         return seconds(value)
-    if one.unit == "share":
+    if figure.unit == "share":
         return f"{value:.1%}" if 0.995 <= value < 0.9995 else share(value)
-    if one.unit == "usd":
+    if figure.unit == "usd":
         return dollars(value)
     return significant(value)
 
 
-def _off(one: ReviewFigure) -> str:
-    off = one.difference
+def _off(figure: ReviewFigure) -> str:
+    off = figure.difference
     if off is None:
         return "-"
     if not math.isfinite(off):
         return "new"
-    points = one.unit == "share"
+    points = figure.unit == "share"
     return f"{off * 100:+.0f} pt" if points else f"{off:+.0%}"
 
 
 def _again(learnt: Again) -> Parts:
     first = learnt.steps[0]
-    rows = [_step(one, first) for one in learnt.steps]
+    rows = [_step(step, first) for step in learnt.steps]
     yield Table(["~planned again", "~fleet", ">$/h", ">$/M tokens", ">$/month more"], rows)
     yield from (f"- {one}" for one in learnt.learnt)
 
 
-def _step(one: RevisedPlan, first: RevisedPlan) -> list[str]:
-    if one.usd_per_hour is None:
-        return [one.what, f"no fleet: {one.why}", "-", "-", "-"]
-    fleet = ", ".join(f"{count} {name}" for name, count in one.gpus.items())
-    more = (one.usd_per_hour - (first.usd_per_hour or 0.0)) * HOURS_PER_MONTH
-    moved = "" if one is first else f"{more:+,.0f}"
-    return [one.what, fleet, f"{one.usd_per_hour:,.2f}", dollars(one.usd_per_million or 0.0), moved]
+def _step(plan: RevisedPlan, first: RevisedPlan) -> list[str]:
+    if plan.usd_per_hour is None:
+        return [plan.what, f"no fleet: {plan.why}", "-", "-", "-"]
+    fleet = ", ".join(f"{count} {name}" for name, count in plan.gpus.items())
+    more = (plan.usd_per_hour - (first.usd_per_hour or 0.0)) * HOURS_PER_MONTH
+    moved = "" if plan is first else f"{more:+,.0f}"
+    return [plan.what, fleet, f"{plan.usd_per_hour:,.2f}", dollars(plan.usd_per_million or 0.0), moved]
 
 
 def checklist_parts(planned: Planned, items: Sequence[Demand], *, boxes: bool = False) -> Parts:
     """With `boxes` to tick, as Markdown has them."""
     yield Text.assemble((planned.workload.name, "bold"), f": what to demand, by the plan of {planned.saved.made}")
     topic = ""
-    for one in items:
-        if one.topic != topic:
-            yield Heading(one.topic)
-            topic = one.topic
-        yield f"- {'[ ] ' if boxes else ''}{f'{one.of}: ' if one.of else ''}{one.ask}"
-        if one.run:
-            yield f"    {one.run}"
-        yield note(f"  why: {one.why}")
+    for item in items:
+        if item.topic != topic:
+            yield Heading(item.topic)
+            topic = item.topic
+        yield f"- {'[ ] ' if boxes else ''}{f'{item.of}: ' if item.of else ''}{item.ask}"
+        if item.run:
+            yield f"    {item.run}"
+        yield note(f"  why: {item.why}")
     yield (
         "Hours, names and shares that no plan knows are proposals of ours; numbers are the plan's, by its calibration. "
         "Have it read by whoever reads your contracts."

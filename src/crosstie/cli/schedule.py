@@ -54,13 +54,13 @@ def command(
     asked = read_workload(catalog, find_workload(workload))
     asked = msgspec.structs.replace(asked, schedule=_changed(asked.schedule, quarters, growth))
     with progress("schedule") as on_progress:
-        found = purchase_schedule(
+        schedule = purchase_schedule(
             catalog, asked, names_in(accelerators), announced=not sold_only, on_progress=on_progress
         )
     if plot:
-        draw_schedule(found, plot, dark=dark)
-    wanted.give(lambda: to_json(found), lambda _: parts(found))
-    return 0 if any(one.gpus for one in found.quarters) else 1
+        draw_schedule(schedule, plot, dark=dark)
+    wanted.give(lambda: to_json(schedule), lambda _: parts(schedule))
+    return 0 if any(quarter.gpus for quarter in schedule.quarters) else 1
 
 
 def _changed(asked: ScheduleRequest, quarters: int | None, growth: str | None) -> ScheduleRequest:
@@ -90,9 +90,9 @@ def parts(found: PurchaseSchedule) -> Parts:
     if found.standing_usd:
         yield f"besides {dollars(found.standing_usd)} for what is there: contracts to their ends, and running it"
     yield Heading("Now")
-    for one in found.orders:
-        what = "order" if one.how == "buy" else f"sign {one.how}"
-        yield f"- {what} {one.gpus:,} x {one.accelerator}, {dollars(one.usd)}, serving from {one.serves_from}"
+    for order in found.orders:
+        what = "order" if order.how == "buy" else f"sign {order.how}"
+        yield f"- {what} {order.gpus:,} x {order.accelerator}, {dollars(order.usd)}, serving from {order.serves_from}"
     if not found.orders:
         yield "- order nothing"
     for name, kinds in found.quarters[0].gpus.items():
@@ -100,7 +100,7 @@ def parts(found: PurchaseSchedule) -> Parts:
             yield f"- rent {kinds['rented']:,.0f} x {name} by the hour"
     yield Heading("Then, in the mean of all worlds")
     columns = ["quarter", ">peak", ">cost", ">80% of worlds", "~in use"]
-    yield Table(columns, [_row(one) for one in found.quarters])
+    yield Table(columns, [_row(quarter) for quarter in found.quarters])
     yield note("peak over today's, with 80% of worlds; GPUs in the mean of worlds, so that few is some or none")
     yield Heading("What it is worth")
     for name, more in found.beside.items():
@@ -109,43 +109,43 @@ def parts(found: PurchaseSchedule) -> Parts:
     yield from _announced(found)
 
 
-def _announced(found: PurchaseSchedule) -> Parts:
-    for part in found.parts:
+def _announced(schedule: PurchaseSchedule) -> Parts:
+    for part in schedule.parts:
         told = part.accelerator.announced
         if told is None:
             continue
         rated = f"{part.likely_gpus:.3g} carry today's peak by its vendor's figures"
         price = f"{dollars(told.usd_low.value)} to {dollars(told.usd_high.value)} assumed"
         when = f"said for {told.expected.value}, {part.slip_months:.0f} months later in the mean"
-        yield f"- {part.id}: in {share(found.announced[part.id])} of worlds; {rated}; {price}; {when}"
-    for name, filled in found.only_rented.items():
+        yield f"- {part.id}: in {share(schedule.announced[part.id])} of worlds; {rated}; {price}; {when}"
+    for name, filled in schedule.only_rented.items():
         yield f"- {name} is only rented: sold by the rack, of which this fills {share(filled)}"
-    if found.waiting_saves > 0.005 * found.usd:
-        yield f"- announced parts save {dollars(found.waiting_saves)} of it; --sold-only plans without them"
+    if schedule.waiting_saves > 0.005 * schedule.usd:
+        yield f"- announced parts save {dollars(schedule.waiting_saves)} of it; --sold-only plans without them"
 
 
-def _row(one: QuarterPlan) -> list[str]:
-    used = [f"{significant(gpus)} {name} {_KINDS[kind]}" for name, kinds in one.gpus.items()
+def _row(plan: QuarterPlan) -> list[str]:
+    used = [f"{significant(gpus)} {name} {_KINDS[kind]}" for name, kinds in plan.gpus.items()
             for kind, gpus in kinds.items() if gpus >= 0.5]  # fmt: skip
-    middle, low, high = one.demand
+    middle, low, high = plan.demand
     peak = f"{middle:.2f}" if high - low < 0.005 else f"{middle:.2f} ({low:.2f}-{high:.2f})"
-    ends = f"{dollars(one.usd_80[0])} to {dollars(one.usd_80[1])}"
-    return [one.name, peak, dollars(one.usd), ends, "; ".join(used) or "-"]
+    ends = f"{dollars(plan.usd_80[0])} to {dollars(plan.usd_80[1])}"
+    return [plan.name, peak, dollars(plan.usd), ends, "; ".join(used) or "-"]
 
 
-def to_json(found: PurchaseSchedule) -> dict[str, Any]:
+def to_json(schedule: PurchaseSchedule) -> dict[str, Any]:
     return {
-        **picked(found, "workload=workload.name schedule=asked usd usd_80 standing_usd now=orders quarters"),
-        "others_usd_more": found.beside,
+        **picked(schedule, "workload=workload.name schedule=asked usd usd_80 standing_usd now=orders quarters"),
+        "others_usd_more": schedule.beside,
         "announced": [
             {
                 "accelerator": part.id,
-                "in_share_of_worlds": found.announced[part.id],
+                "in_share_of_worlds": schedule.announced[part.id],
                 **picked(part, "expected=accelerator.announced.expected.value slip_months"),
                 **picked(part, "gpus_for_todays_peak=likely_gpus usd_assumed=accelerator.announced.usd.value"),
             }
-            for part in found.parts
+            for part in schedule.parts
             if part.accelerator.announced
         ],
-        **picked(found, "announced_parts_save_usd=waiting_saves only_rented"),
+        **picked(schedule, "announced_parts_save_usd=waiting_saves only_rented"),
     }

@@ -108,15 +108,15 @@ def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: 
     with progress("scorecard") as on_progress:
         if _SCENARIOS in asked or SPEED in asked:
             scenarios = shipped_scenarios()
-            for at, one in enumerate(scenarios):
-                on_progress(at, len(scenarios), one.name)
-                contests.append(contest(catalog, one, chosen, kind))
+            for at, scenario in enumerate(scenarios):
+                on_progress(at, len(scenarios), scenario.name)
+                contests.append(contest(catalog, scenario, chosen, kind))
         axes = _axes(catalog, chosen, contests, asked, on_progress)
     shown = contests if _SCENARIOS in asked else []
 
     def document() -> dict[str, object]:
         return {
-            "accelerators": [one.id for one in chosen],
+            "accelerators": [accelerator.id for accelerator in chosen],
             "axes": [asdict(axis) for axis in axes],
             "scenarios": [contest_json(one) for one in shown],
         }
@@ -134,20 +134,20 @@ def _axes(
     catalog: Catalog, chosen: Sequence[Accelerator], contests: Sequence[Contest], wanted: Sequence[str],
     on_progress: OnProgress,
 ) -> list[Axis]:  # fmt: skip
-    found: list[Axis] = []
+    axises: list[Axis] = []
     if SILICON in wanted:
-        found += silicon(catalog, chosen)
+        axises += silicon(catalog, chosen)
     if MONEY in wanted:
-        found += money(catalog, chosen)
+        axises += money(catalog, chosen)
     if SPEED in wanted:
-        found += speed(contests, chosen)
+        axises += speed(contests, chosen)
     if SOFTWARE in wanted:
-        names = [one.id for one in chosen]
-        found += software(catalog, chosen)
-        found += delivered(tax(catalog, read_results(shipped_results()), names, on_progress=on_progress), names)
+        names = [accelerator.id for accelerator in chosen]
+        axises += software(catalog, chosen)
+        axises += delivered(tax(catalog, read_results(shipped_results()), names, on_progress=on_progress), names)
     if EXPORT in wanted:
-        found += export(chosen)
-    return found
+        axises += export(chosen)
+    return axises
 
 
 def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
@@ -175,7 +175,7 @@ def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
 
 
 def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence[Contest], details: bool) -> Parts:
-    names = [one.id for one in chosen]
+    names = [accelerator.id for accelerator in chosen]
     if contests and details:
         yield _heat(names, contests)
         yield note("times the cheapest of the scenario; -: no price of this kind, or no layout keeps its targets")
@@ -248,28 +248,28 @@ def _verdict_sources(one: Contest) -> list[str]:
     return ["", "", said[0], "", said[1], "", "", ""]
 
 
-def _predicted(one: Contender) -> str:
-    return f"{one.accelerator.id}: {one.reckoned.price}; predicted, {one.estimate.basis}"
+def _predicted(contender: Contender) -> str:
+    return f"{contender.accelerator.id}: {contender.reckoned.price}; predicted, {contender.estimate.basis}"
 
 
-def _place(one: Contender) -> list[str]:
-    between = one.usd_interval
+def _place(contender: Contender) -> list[str]:
+    between = contender.usd_interval
     return [
-        one.accelerator.id, f"{one.deployment.parallelism}", f"{one.concurrency:,}",
-        significant(one.tokens_per_s_per_gpu), dollars(one.quote.usd), dollars(one.usd_per_mtok),
+        contender.accelerator.id, f"{contender.deployment.parallelism}", f"{contender.concurrency:,}",
+        significant(contender.tokens_per_s_per_gpu), dollars(contender.quote.usd), dollars(contender.usd_per_mtok),
         f"{dollars(between[0])} to {dollars(between[1])}" if between else "-",
     ]  # fmt: skip
 
 
-def _place_sources(one: Contender) -> list[str]:
+def _place_sources(contender: Contender) -> list[str]:
     return [
         "",
         "",
         "",
-        f"predicted, {one.estimate.basis}",
-        one.reckoned.price,
-        _predicted(one),
-        f"predicted, {one.estimate.basis}",
+        f"predicted, {contender.estimate.basis}",
+        contender.reckoned.price,
+        _predicted(contender),
+        f"predicted, {contender.estimate.basis}",
     ]
 
 

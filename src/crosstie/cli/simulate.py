@@ -122,18 +122,18 @@ def command(
     return 0 if found.holds else 1
 
 
-def to_json(found: Simulation) -> dict[str, object]:
+def to_json(simulation: Simulation) -> dict[str, object]:
     return {
-        "asked": found.asked,
-        "interrupted": len(found.runs) < found.asked,
-        "holds": found.holds,
-        "notes": found.notes,
-        "mean_over_peak": found.mean_over_peak,
-        **assumptions(found.question, found.reckoned),
+        "asked": simulation.asked,
+        "interrupted": len(simulation.runs) < simulation.asked,
+        "holds": simulation.holds,
+        "notes": simulation.notes,
+        "mean_over_peak": simulation.mean_over_peak,
+        **assumptions(simulation.question, simulation.reckoned),
         "bounds": [
-            {"label": label, "load": load, **to_builtins(bound)} for (label, load), bound in found.bounds.items()
+            {"label": label, "load": load, **to_builtins(bound)} for (label, load), bound in simulation.bounds.items()
         ],
-        "runs": [{**to_builtins(one), "holds": one.holds} for one in found.runs],
+        "runs": [{**to_builtins(run), "holds": run.holds} for run in simulation.runs],
     }
 
 

@@ -14,10 +14,10 @@ from crosstie.web.parts import Heading, Parts, Table, closing, note
 DETAILS = "all percentiles, which class went where, queues and preemptions, bounds by class"
 
 
-def simulation_parts(found: Simulation, verbose: bool) -> Parts:
-    groups = over_seeds(found.runs)
+def simulation_parts(simulation: Simulation, verbose: bool) -> Parts:
+    groups = over_seeds(simulation.runs)
     first = groups[0]
-    yield from _answer(first, found.mean_over_peak)
+    yield from _answer(first, simulation.mean_over_peak)
     yield from _classes(first)
     for kinds in zip(*(run.sessions for run in first.each), strict=True):
         yield from _sessions(OverSeeds(kinds))
@@ -29,9 +29,9 @@ def simulation_parts(found: Simulation, verbose: bool) -> Parts:
         yield from _ways(first)
     if len(groups) > 1:
         yield from _side_by_side(groups)
-    yield from _bound(found, first.first, verbose)
-    yield from map(note, found.notes)
-    yield note(found.question.line)
+    yield from _bound(simulation, first.first, verbose)
+    yield from map(note, simulation.notes)
+    yield note(simulation.question.line)
     if not verbose:
         yield closing(DETAILS)
 
@@ -71,15 +71,15 @@ def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
 
 
 def _has_targets(kind: OverSeeds[ClassResult]) -> bool:
-    return any(one.holds is not None for one in kind.each)
+    return any(class_result.holds is not None for class_result in kind.each)
 
 
 def _turned_away(runs: OverSeeds[Run]) -> float:
     return runs.total(lambda run: run.refused) / max(runs.total(lambda run: run.requests), 1)
 
 
-def _policy(one: Run) -> str:
-    return f"{one.policy}, lengths known" if one.knows_lengths else one.policy
+def _policy(run: Run) -> str:
+    return f"{run.policy}, lengths known" if run.knows_lengths else run.policy
 
 
 def _between(within: SeedSpread | None) -> str:
@@ -92,7 +92,7 @@ def _classes(runs: OverSeeds[Run]) -> Parts:
     rows = [
         [
             _name(kind), _against(kind.part(lambda one: one.ttft_s)), _against(kind.part(lambda one: one.tpot_s)),
-            percent(kind.mean(lambda one: one.within)), _held(kind),
+            percent(kind.mean(lambda class_result: class_result.within)), _held(kind),
         ]
         for kind in classes_of(runs)
     ]  # fmt: skip
@@ -105,7 +105,7 @@ def _name(kind: OverSeeds[ClassResult]) -> str:
 
 def _held(kind: OverSeeds[ClassResult]) -> str:
     if not _has_targets(kind):
-        return "none" if kind.total(lambda one: one.requests) else "no traffic"
+        return "none" if kind.total(lambda class_result: class_result.requests) else "no traffic"
     held = holding(kind)
     if held == len(kind.each):
         return "hold"
@@ -191,9 +191,9 @@ def _percentiles(runs: OverSeeds[Run]) -> Parts:
     rows = []
     for kind in classes_of(runs):
         latencies = {
-            "TTFT": kind.part(lambda one: one.ttft_s),
-            "TPOT": kind.part(lambda one: one.tpot_s),
-            "whole": kind.part(lambda one: one.finish_s),
+            "TTFT": kind.part(lambda class_result: class_result.ttft_s),
+            "TPOT": kind.part(lambda class_result: class_result.tpot_s),
+            "whole": kind.part(lambda class_result: class_result.finish_s),
         }
         for name, latency in latencies.items():
             ends = [latency.spread(lambda one, end=end: getattr(one, end)) for end in ("p50", "p90", "p95", "p99")]  # type: ignore[misc]
@@ -205,7 +205,7 @@ def _percentiles(runs: OverSeeds[Run]) -> Parts:
 def _ways(runs: OverSeeds[Run]) -> Parts:
     rows = []
     for kind in classes_of(runs):
-        sent = max(kind.total(lambda one: one.requests), 1)
+        sent = max(kind.total(lambda class_result: class_result.requests), 1)
         served: dict[str, int] = {}
         for run in runs.each:
             for pool in run.pools:
@@ -217,12 +217,12 @@ def _ways(runs: OverSeeds[Run]) -> Parts:
 
 def _side_by_side(groups: Sequence[OverSeeds[Run]]) -> Parts:
     several = {
-        "fleet": len({one.first.label for one in groups}) > 1,
-        ">load": len({one.first.load for one in groups}) > 1,
-        "~policy": len({_policy(one.first) for one in groups}) > 1,
+        "fleet": len({group.first.label for group in groups}) > 1,
+        ">load": len({group.first.load for group in groups}) > 1,
+        "~policy": len({_policy(group.first) for group in groups}) > 1,
     }
     # What is the same for all, or nothing, stands above or need not stand at all.
-    shown = {">$/h": several["fleet"], ">in cache": any(run.prefix_hit_rate for one in groups for run in one.each)}
+    shown = {">$/h": several["fleet"], ">in cache": any(run.prefix_hit_rate for group in groups for run in group.each)}
     names = [name for name, differs in several.items() if differs]
     others = [">within", ">turned away", ">worst", *(name for name, is_shown in shown.items() if is_shown)]
     columns = [*names, *others, ">$/M good", ">hold"]
@@ -250,8 +250,8 @@ def _side_by_side(groups: Sequence[OverSeeds[Run]]) -> Parts:
     )
 
 
-def _bound(found: Simulation, one: Run, verbose: bool) -> Parts:
-    bound = found.bounds.get((one.label, one.load))
+def _bound(simulation: Simulation, run: Run, verbose: bool) -> Parts:
+    bound = simulation.bounds.get((run.label, run.load))
     if bound is None:
         return
     least = f"at least {dollars(bound.usd_per_hour)} of GPU time an hour, if all replicas were always full"

@@ -49,7 +49,7 @@ def parts(answer: Tco, verbose: bool) -> Parts:
 
 def _row(answer: Tco, bill: Ownership) -> list[str]:
     name = bill.option.name
-    spread = next(one for one in answer.assessed.risk.spreads if one.option == name)
+    spread = next(cost for cost in answer.assessed.risk.spreads if cost.option == name)
     return [
         name, dollars(bill.option.price.usd), dollars(bill.total_usd), dollars(bill.usd_per_gpu_hour),
         dollars(answer.assessed.usd_per_mtok[name]), f"{dollars(spread.low)} to {dollars(spread.high)}",
@@ -181,16 +181,16 @@ def rent_sentence(rented: RentComparison) -> str:
 def api_sentences(apis: ApiMarket, model: str) -> list[str]:
     quote = apis.quote
     if quote.is_given:
-        return [given_api_sentence(one.name, one.choices[1]) for one in apis.options]
+        return [given_api_sentence(option.name, option.choices[1]) for option in apis.options]
     how_many = f"{plural(len(quote.providers), 'provider')}, {plural(quote.prices, 'price')}, {dates(quote)}"
     ends = f"{dollars(quote.low)} ({quote.cheapest}) to {dollars(quote.high)} ({quote.dearest})"
     opening = f"APIs sell {model} at {ends} per million output tokens, prompts included, median {dollars(quote.usd)}"
-    return [f"{opening} ({how_many}).", *(listed_api_sentence(one, quote) for one in apis.options)]
+    return [f"{opening} ({how_many}).", *(listed_api_sentence(option, quote) for option in apis.options)]
 
 
-def listed_api_sentence(one: ApiComparison, quote: ApiQuote) -> str:
-    least, usual, most = one.choices
-    name, mine = one.name, usual.own_usd_per_mtok
+def listed_api_sentence(comparison: ApiComparison, quote: ApiQuote) -> str:
+    least, usual, most = comparison.choices
+    name, mine = comparison.name, usual.own_usd_per_mtok
     winner = f"{name} beats the median API" if usual.fleet_wins else f"The median API beats {name}"
     beaten = f"cheaper than {quote.dearer_than(mine)} of {plural(len(quote.providers), 'provider')}"
     levels = f"with the cheapest at {_level(least)}, with the dearest at {_level(most)}"

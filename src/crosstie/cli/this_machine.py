@@ -30,8 +30,8 @@ def accelerators_on(
     where = folder_in(names)
     if where is None:
         return catalog.accelerators_named(names, stack), {}
-    found = stock(read_machine(*where), catalog)
-    return [one.accelerator for one in found], {one.accelerator.id: one.count for one in found}
+    stocks = stock(read_machine(*where), catalog)
+    return [one.accelerator for one in stocks], {one.accelerator.id: one.count for one in stocks}
 
 
 def stock_on(catalog: Catalog, names: str | None) -> list[Stock]:

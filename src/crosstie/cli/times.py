@@ -14,10 +14,10 @@ _FORMS = "%Y-%m-%d", "%Y-%m-%dT%H", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"
 
 def span(option: str, text: str) -> float:
     """Seconds of 90s, 30m, 1h, 7d, 2w."""
-    found = _SPAN.match(text.strip().lower())
-    if found is None:
+    match = _SPAN.match(text.strip().lower())
+    if match is None:
         raise BadInput(f"{option}: '{text}' is no time such as 30m, 1h or 7d")
-    seconds = float(found[1]) * _SECONDS[found[2]]
+    seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds > _LONGEST_S:
         raise BadInput(f"{option}: '{text}' is more than a thousand years")
     return seconds

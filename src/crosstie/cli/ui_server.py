@@ -106,11 +106,11 @@ class Explorer:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
-        for one in (self._planning, self._simulating):
+        for executor in (self._planning, self._simulating):
             # Not asked to finish: nobody is there for its answer.
-            for process in list((one._processes or {}).values()):
+            for process in list((executor._processes or {}).values()):
                 process.kill()
-            one.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown(wait=False, cancel_futures=True)
 
     def answer(self, method: str, target: str, headers: Message, body: bytes) -> Page:
         path, _, query = target.partition("?")
@@ -263,7 +263,7 @@ def _answered(text: str, confirm: bool) -> dict[str, Any]:
     return {
         "feasible": made.answered,
         "simulated": made.confirmed is not None,
-        "facts": [{"name": one.name, "value": one.value, "beside": one.beside} for one in facts],
+        "facts": [{"name": fact.name, "value": fact.value, "beside": fact.beside} for fact in facts],
         "html": write_sections(made.workload.name, (), list(plan_parts(made, verbose=True)), LEADING),
         "workload": text,
         "fleet": fleet_text(with_names(fleet_of(made))) if made.answered else None,

@@ -65,38 +65,38 @@ def command(
     if target and target.resolve() in [file.resolve() for file in files]:
         raise BadInput(f"--predictions {target} would replace the RESULTS")
     with progress("reading") as on_progress:
-        found = validate(Catalog(), files, on_progress, given)
+        validation = validate(Catalog(), files, on_progress, given)
     if target:
-        write_text(target, predictions(found))
+        write_text(target, predictions(validation))
     names = ", ".join(file.name for file in files)
     if plot:
         of = names if len(names) < 70 else f"{len(files)} files"
-        draw_reliability(found.outcomes, f"How far intervals hold: {of}", plot, dark=dark)
+        draw_reliability(validation.outcomes, f"How far intervals hold: {of}", plot, dark=dark)
         click.echo(f"drawn as {plot}", err=True)
     wanted.give(
-        lambda: {**document(found), "emulated": _emulated(found)},
-        lambda details: parts(found, details),
+        lambda: {**document(validation), "emulated": _emulated(validation)},
+        lambda details: parts(validation, details),
         title=f"Predicted against measured: {names}",
     )
     if target and not wanted.as_json:
         click.echo(f"predictions written to {target}", err=True)
-    return 0 if found.outcomes else 1
+    return 0 if validation.outcomes else 1
 
 
-def _emulated(found: Validation) -> int:
+def _emulated(validation: Validation) -> int:
     """Rows that no GPU was measured for."""
-    return sum(outcome.cases[0].point["emulated"] == "yes" for outcome in found.outcomes)
+    return sum(outcome.cases[0].point["emulated"] == "yes" for outcome in validation.outcomes)
 
 
-def parts(found: Validation, verbose: bool) -> Parts:
-    made = document(found)
+def parts(validation: Validation, verbose: bool) -> Parts:
+    made = document(validation)
     yield f"{made['rows']:,} rows, {made['covered']:,} predicted ({share(made['coverage'])})"
     reasons = list(made["uncovered"].items())
     yield from (f"  {count:,} not: {reason}" for reason, count in reasons[: None if verbose else _REASONS])
-    if not found.outcomes:
+    if not validation.outcomes:
         return
-    if _emulated(found):
-        yield f"{_emulated(found):,} of them are of emulated replicas: how well the model agrees with itself"
+    if _emulated(validation):
+        yield f"{_emulated(validation):,} of them are of emulated replicas: how well the model agrees with itself"
     cells = [
         [METRICS[name], f"{error['n']:,}", *(percent(error[key]) for key in ("median_ape", "p90_ape", "bias"))]
         for name, error in made["metrics"].items()

@@ -290,14 +290,14 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(
             msgspec.structs.replace(
                 self,
-                model=one.model,
-                served_as=one.served_as,
-                precision=one.precision or self.precision,
-                max_context=one.max_context or self.max_context,
-                backends=one.backends or tuple(f"{address}#{one.model}" for address in self.backends),
+                model=host.model,
+                served_as=host.served_as,
+                precision=host.precision or self.precision,
+                max_context=host.max_context or self.max_context,
+                backends=host.backends or tuple(f"{address}#{host.model}" for address in self.backends),
                 hosts=(),
             )
-            for one in self.hosts
+            for host in self.hosts
         )
 
 

@@ -151,9 +151,9 @@ def assumptions(question: BuyersQuestion, reckoned: list[Reckoning]) -> dict[str
     }
 
 
-def differing(one: BuyersQuestion, other: BuyersQuestion) -> list[str]:
+def differing(question: BuyersQuestion, other: BuyersQuestion) -> list[str]:
     """The assumptions in which two questions differ, by name."""
-    return [name for name in one.__struct_fields__ if not _same(getattr(one, name), getattr(other, name))]
+    return [name for name in question.__struct_fields__ if not _same(getattr(question, name), getattr(other, name))]
 
 
 def _same(one: object, other: object) -> bool:

@@ -49,8 +49,8 @@ class ScheduleRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def quarter_number(name: str) -> int | None:
     """2027Q1 as a count of quarters; None: it is written otherwise."""
-    found = _QUARTER.fullmatch(name)
-    return 4 * int(found[1]) + int(found[2]) - 1 if found else None
+    match = _QUARTER.fullmatch(name)
+    return 4 * int(match[1]) + int(match[2]) - 1 if match else None
 
 
 def quarter_name(number: int) -> str:

@@ -22,7 +22,7 @@ class Used:
 
 def total(rows: Iterable[Used]) -> Used:
     rows = list(rows)
-    sums = {one.name: sum(getattr(row, one.name) for row in rows) for one in fields(Used) if one.name != "of"}
+    sums = {field.name: sum(getattr(row, field.name) for row in rows) for field in fields(Used) if field.name != "of"}
     return Used(of=(), **sums)
 
 

@@ -193,7 +193,7 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
         """Mean square of the prompts' lengths over the square of their mean: 1 where all are equal."""
         lengths = [one for one, _ in self.sample]
         mean = math.fsum(lengths) / len(lengths)
-        return math.fsum(one * one for one in lengths) / len(lengths) / mean**2
+        return math.fsum(length * length for length in lengths) / len(lengths) / mean**2
 
 
 class RequestClass(msgspec.Struct, frozen=True, kw_only=True):

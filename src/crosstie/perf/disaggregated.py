@@ -68,11 +68,11 @@ class Sides:
 
     def __init__(self, services: Sequence[Disaggregated]):
         self.services = tuple(services)
-        self.prefill = Hardware([one.prefill for one in services])
-        self.decode = Hardware([one.decode for one in services])
+        self.prefill = Hardware([service.prefill for service in services])
+        self.decode = Hardware([service.decode for service in services])
 
         def column(of: Callable[[Disaggregated], float]) -> Array:
-            return np.array([[of(one)] for one in services], dtype=np.float64)
+            return np.array([[of(service)] for service in services], dtype=np.float64)
 
         self.prefill_replicas = column(lambda one: one.prefill_replicas)
         self.decode_replicas = column(lambda one: one.decode_replicas)
@@ -276,16 +276,16 @@ def without_queues(
     load, _, fits = _load(sides, inputs, outputs, cached)
     prefill, sent = _prefill(sides, load), transfer(sides, inputs)
     each = many / sides.decode_replicas
-    found = _cycle(sides, each, _step_s(sides, load, np.maximum(each, 1.0)), load, prefill, sent, np.zeros(1))
+    cycle = _cycle(sides, each, _step_s(sides, load, np.maximum(each, 1.0)), load, prefill, sent, np.zeros(1))
     # Who comes during a step of many prompts waits for its end, which is more than for a prompt's share of it.
     prompts = np.maximum(prefill.budget / np.maximum(load.fresh, 1.0), 1.0)
-    step_s = found.own_s / prefill.chunks
-    residual = 0.5 * step_s * np.minimum(found.busy * prompts, 1.0) * (1.0 - 1.0 / prompts)
+    step_s = cycle.own_s / prefill.chunks
+    residual = 0.5 * step_s * np.minimum(cycle.busy * prompts, 1.0) * (1.0 - 1.0 / prompts)
     later = np.maximum(load.later, 1e-9)
     return WithoutQueues(
-        ttft_s=found.ttft_s + residual,
-        tpot_s=np.where(load.later > 0, found.rest_s / later, found.step_s),
-        requests_per_s=found.requests_per_s,
+        ttft_s=cycle.ttft_s + residual,
+        tpot_s=np.where(load.later > 0, cycle.rest_s / later, cycle.step_s),
+        requests_per_s=cycle.requests_per_s,
         service_s=prefill.service_s / sides.prefill_replicas + np.zeros(size),
         room=fits * sides.decode_replicas + np.zeros(size),
     )

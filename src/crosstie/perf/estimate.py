@@ -155,19 +155,19 @@ def ceiling(deployment: Deployment) -> float:
     return steps_per_s * (deployment.speculation.acceptance_length if deployment.speculation else 1.0)
 
 
-def _beyond(found: Correction, load: float) -> str:
+def _beyond(correction: Correction, load: float) -> str:
     """Words for a load that is twice as far as any that was measured, or further."""
-    if found.loads is None or found.doublings(load) < 1.0:
+    if correction.loads is None or correction.doublings(load) < 1.0:
         return ""
-    low, high = found.loads
+    low, high = correction.loads
     return f"; at {load:.3g} requests in flight a GPU, where {low:.3g} to {high:.3g} were measured"
 
 
 def basis(deployment: Deployment, load: float) -> str:
     """What an estimate at so many requests in flight a GPU rests on, said so that nobody takes more from it."""
-    found = deployment.correction
-    if found.worlds is not None:
-        return found.basis + _beyond(found, load)
+    correction = deployment.correction
+    if correction.worlds is not None:
+        return correction.basis + _beyond(correction, load)
     constants = deployment.efficiency
     used: dict[str, Fact] = {f"compute.{name}": constants.compute[name] for name in deployment.accelerator.dense}
     used |= {f"weights.{name}": fact for name, fact in constants.weights.items()}

@@ -59,15 +59,15 @@ def parse_layout(text: str) -> tuple[SideLayout, SideLayout]:
 
 
 def _side(text: str, side: str, expected: str) -> SideLayout:
-    found = _SIDE.fullmatch(side)
-    if not found:
+    match = _SIDE.fullmatch(side)
+    if not match:
         raise BadInput(f"'{side[:60]}' of '{text[:60]}' is no number of replicas and their split; {expected}")
     parts: dict[str, int] = {}
-    for name, width in _PART.findall(found["split"]):
+    for name, width in _PART.findall(match["split"]):
         if name.lower() in parts:
             raise BadInput(f"'{side[:60]}' has {name.upper()} twice")
         parts[name.lower()] = int(width)
-    return SideLayout(int(found["replicas"]), Parallelism(**parts), found["accelerator"])
+    return SideLayout(int(match["replicas"]), Parallelism(**parts), match["accelerator"])
 
 
 def estimate_apart(

@@ -181,10 +181,10 @@ def fit(
 
 def _within(splits: Sequence[Parallelism], accelerator: Accelerator, at_most: Mapping[str, int]) -> list[Parallelism]:
     limit = at_most.get(accelerator.id)
-    found = [split for split in splits if limit is None or split.gpus <= limit]
-    if not found:
+    parallelisms = [split for split in splits if limit is None or split.gpus <= limit]
+    if not parallelisms:
         raise BadInput(f"{splits[0]} takes {splits[0].gpus} GPUs, and there are {limit} of {accelerator.id}")
-    return found
+    return parallelisms
 
 
 def place_each(catalog: Deployments, first: Deployment, splits: Sequence[Parallelism], context: int) -> list[Placement]:
@@ -208,7 +208,7 @@ def longest_context(*deployments: Deployment) -> int:
     most = deployments[0].model.max_context or 10**7
 
     def too_long(tokens: int) -> bool:
-        return not all(sequences_that_fit(one, tokens) for one in deployments)
+        return not all(sequences_that_fit(deployment, tokens) for deployment in deployments)
 
     # The first length that does not fit, less one.
     return bisect_left(range(most + 1), True, lo=2, key=too_long) - 1
@@ -220,12 +220,12 @@ def candidate_layouts(model: Model, accelerator: Accelerator) -> list[Parallelis
     Spreading experts under tensor parallelism (TPn·EPn) fills memory as TPn does, so it is left out.
     """
     widths = [n for n in (1, 2, 4, 8, 16, 32, 64, 72) if n <= accelerator.domain]
-    found = [Parallelism(tp=n) for n in widths]
+    parallelisms = [Parallelism(tp=n) for n in widths]
     if model.is_moe:
-        found += [Parallelism(dp=n, ep=n) for n in widths if n > 1]
-    widest = max((split.tp for split in allowed(found, model, accelerator)), default=1)
-    found += [Parallelism(tp=widest, pp=n) for n in range(2, _MOST_STAGES + 1) if n <= model.layer_count]
-    return list(allowed(found, model, accelerator))
+        parallelisms += [Parallelism(dp=n, ep=n) for n in widths if n > 1]
+    widest = max((split.tp for split in allowed(parallelisms, model, accelerator)), default=1)
+    parallelisms += [Parallelism(tp=widest, pp=n) for n in range(2, _MOST_STAGES + 1) if n <= model.layer_count]
+    return list(allowed(parallelisms, model, accelerator))
 
 
 def allowed(layouts: Iterable[Parallelism], model: Model, accelerator: Accelerator) -> Iterable[Parallelism]:

@@ -109,7 +109,7 @@ class Hardware:
         """Multiplies the constants of the catalog; columns as everything here."""
         self.factors = dict(factors)
         # With a factor for each operating point, points can be neither split nor joined.
-        self.varies = any(np.shape(one)[-1] > 1 for one in factors.values())
+        self.varies = any(np.shape(factor)[-1] > 1 for factor in factors.values())
         self.kept.clear()
         self.cache_bytes_per_s = self.memory_bytes_per_s * self._attainable("cache", self._cache)
         self.kernel_s = self._kernel * factors["kernel"]

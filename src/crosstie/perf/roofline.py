@@ -113,7 +113,7 @@ def _operations(hardware: Hardware) -> Iterator[tuple[str, str, Work]]:
     )  # fmt: skip
 
     def computes(operation: Operation) -> str:
-        largest = max(operation.tensors, key=lambda one: one.parameters)
+        largest = max(operation.tensors, key=lambda tensor: tensor.parameters)
         return compute_format(deployment, hardware.precision[largest.role].main)
 
     for operation, count in whole.operations.items():

@@ -87,13 +87,13 @@ def estimate_in_worlds(one: Servable, found: Estimate, lengths: tuple[int, int])
 
 
 def known_worlds(deployments: Sequence[Deployment]) -> list[Worlds] | None:
-    found = [one.correction.worlds for one in deployments if one.correction.worlds is not None]
-    return found if len(found) == len(deployments) else None
+    worldses = [deployment.correction.worlds for deployment in deployments if deployment.correction.worlds is not None]
+    return worldses if len(worldses) == len(deployments) else None
 
 
 def put_in_worlds(hardware: Hardware, worlds: Sequence[Worlds]) -> None:
     """From now on the hardware has a column a world: its constants, and how many drafts are kept."""
-    logs = np.stack([one.constants for one in worlds])
+    logs = np.stack([world.constants for world in worlds])
     hardware.put_off({name: logs[:, :, i] for i, name in enumerate(CONSTANTS)})
     if hardware.speculates:
         doubts = [one.speculation.doubt if one.speculation else (0.0, 0.0) for one in hardware.deployments]
@@ -111,8 +111,8 @@ def measured(
     output_tokens: float,
 ) -> WorldEstimates:  # fmt: skip
     """With what measurements are off by besides, and the throughput that follows."""
-    ttft = ttft_s * np.exp(np.stack([one.metrics[:, _TTFT] for one in prefill]))
-    tpot = tpot_s * np.exp(np.stack([one.metrics[:, _TPOT] for one in decode]))
+    ttft = ttft_s * np.exp(np.stack([worlds.metrics[:, _TTFT] for worlds in prefill]))
+    tpot = tpot_s * np.exp(np.stack([worlds.metrics[:, _TPOT] for worlds in decode]))
     requests_per_s = concurrency / (ttft + tpot * (output_tokens - 1.0))
     return WorldEstimates(ttft, tpot, requests_per_s * output_tokens)
 
@@ -152,7 +152,7 @@ def _logs_of_replicas(several: Sequence[Deployment], input_tokens: float, output
 
 
 def _logs_of_services(services: Sequence[Disaggregated], input_tokens: float, output_tokens: float) -> Array:
-    prefill, decode = ([getattr(one, side) for one in services] for side in ("prefill", "decode"))
+    prefill, decode = ([getattr(service, side) for service in services] for side in ("prefill", "decode"))
     first, then = known_worlds(prefill) or [], known_worlds(decode) or []
     sides, moved = Sides(services), 2 * (len(CONSTANTS) + 1)
     columns = _moved(sides.prefill, 1, moved)
@@ -204,7 +204,7 @@ def _logs(
         slopes = np.log(values[:, 1:] / values[:, :1]) / _MOVE
         return np.asarray(np.einsum("dwm,dm->dw", moves, slopes))
 
-    off = [np.stack([one.metrics[:, i] for one in side]) for side, i in ((prefill, _TTFT), (decode, _TPOT))]
+    off = [np.stack([worlds.metrics[:, i] for worlds in side]) for side, i in ((prefill, _TTFT), (decode, _TPOT))]
     waiting = (ttft_s / request_s)[:, :1]
     rate = -in_every_world(request_s) - waiting * off[0] - (1.0 - waiting) * off[1]
     return np.stack([in_every_world(ttft_s) + off[0], in_every_world(tpot_s) + off[1], rate], axis=2)

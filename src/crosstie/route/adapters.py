@@ -42,23 +42,23 @@ class AdapterAffinity(RoutingPolicy):
         having = own.choose(fleet, ask, now, exclude=(*exclude, *without), panic=panic)
         targets = ask.ttft_s is not None or ask.tpot_s is not None
         if having.outcome == "send" and (having.meets or not targets):
-            found = having
+            decision = having
         else:
-            found = own.choose(fleet, ask, now, exclude=(*exclude, *unable), panic=panic)
-            if found.outcome != "send" and having.outcome == "refuse" and busy:
-                found = Decision("wait", f"no replica has a place for adapter {adapter}: those there are in use")
-            elif found.outcome == "refuse":
-                found = having
-        if found.replica is not None:
-            there = found.replica.key not in without
-            found.note = f"adapter {adapter} {'is' if there else 'has to be'} loaded there"
+            decision = own.choose(fleet, ask, now, exclude=(*exclude, *unable), panic=panic)
+            if decision.outcome != "send" and having.outcome == "refuse" and busy:
+                decision = Decision("wait", f"no replica has a place for adapter {adapter}: those there are in use")
+            elif decision.outcome == "refuse":
+                decision = having
+        if decision.replica is not None:
+            there = decision.replica.key not in without
+            decision.note = f"adapter {adapter} {'is' if there else 'has to be'} loaded there"
         # As if every replica of the pools that have it had it loaded.
         missing = f"adapter: does not have {adapter}"
-        found.considered = [
+        decision.considered = [
             one if one.pool in fleet.adapters[adapter] or one.prediction is None else one._replace(dropped=missing)
             for one in considered
         ]
-        return found
+        return decision
 
     def pick(self, query: Query) -> Decision:
         return self.own.pick(query)

@@ -162,12 +162,12 @@ class WaitingRoom:
 
     def expired(self, now: float) -> list[Ticket]:
         """Those whose deadline has come; they have left."""
-        found = []
+        tickets = []
         while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].there):
             ticket = heappop(self._deadlines)[2]
             if self.leave(ticket):
-                found.append(ticket)
-        return found
+                tickets.append(ticket)
+        return tickets
 
     def take(self, decide: "Decider", now: float) -> tuple[Ticket, Decision] | None:
         """The next whom the policy would not keep waiting, with its decision; it has left.

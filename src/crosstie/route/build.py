@@ -93,8 +93,8 @@ def live_fleet(
         pools.append(live)
     _introduce(pools)
     found = LiveFleet(fleet, pools, lengths, None if previous is None else previous.sessions)
-    for one in fleet.classes:
-        found.deviations[one.name] = (_deviations(one.ttft), _deviations(one.tpot))
+    for served_class in fleet.classes:
+        found.deviations[served_class.name] = (_deviations(served_class.ttft), _deviations(served_class.tpot))
     for live in pools:
         _promise(live, fleet)
     kept = {id(replica) for replica in found.replicas()}
@@ -138,15 +138,15 @@ def _watts(catalog: Catalog, pool: Pool) -> float:
 
 
 def _promise(live: LivePool, fleet: Fleet) -> None:
-    of_model = [one for one in fleet.classes if one.model == live.pool.model]
+    of_model = [served_class for served_class in fleet.classes if served_class.model == live.pool.model]
     routed = [one for one in of_model if any(route.pool == live.name for route in one.routes)]
-    live.promised_ttft = _tightest(one.ttft for one in routed)
-    live.promised_tpot = _tightest(one.tpot for one in routed)
+    live.promised_ttft = _tightest(served_class.ttft for served_class in routed)
+    live.promised_tpot = _tightest(served_class.tpot for served_class in routed)
 
 
 def _tightest(targets: Iterable[Target | None]) -> Promise:
-    promises = [Promise(one.seconds, _deviations(one)) for one in targets if one is not None]
-    return min(promises, default=Promise(float("inf"), 0.0), key=lambda one: (one.seconds, -one.deviations))
+    promises = [Promise(target.seconds, _deviations(target)) for target in targets if target is not None]
+    return min(promises, default=Promise(float("inf"), 0.0), key=lambda promise: (promise.seconds, -promise.deviations))
 
 
 def _deviations(target: Target | None) -> float:
@@ -256,14 +256,14 @@ def speed_of(catalog: Catalog, pool: Pool, inputs: float, outputs: float, memory
 
 def typical(fleet: Fleet, pool: Pool) -> tuple[float, float]:
     """Mean lengths of what a pool mostly gets: of the classes that are routed there, or else of its model's."""
-    of_model = [one for one in fleet.classes if one.model == pool.model]
-    routed = [(one, share) for one in of_model if (share := _share(one, pool)) > 0]
-    weighted = routed or [(one, one.requests_per_s or 1.0) for one in of_model]
+    of_model = [served_class for served_class in fleet.classes if served_class.model == pool.model]
+    routed = [(served_class, share) for served_class in of_model if (share := _share(served_class, pool)) > 0]
+    weighted = routed or [(served_class, served_class.requests_per_s or 1.0) for served_class in of_model]
     total = sum(weight for _, weight in weighted)
     if not total:
         return min(_TYPICAL_INPUT, 0.7 * pool.max_context), min(_TYPICAL_OUTPUT, 0.3 * pool.max_context)
-    inputs = sum(weight * one.input_tokens for one, weight in weighted) / total
-    outputs = sum(weight * one.output_tokens for one, weight in weighted) / total
+    inputs = sum(weight * served_class.input_tokens for served_class, weight in weighted) / total
+    outputs = sum(weight * served_class.output_tokens for served_class, weight in weighted) / total
     return max(inputs, 1.0), max(outputs, 1.0)
 
 

@@ -197,12 +197,12 @@ def _cost_s(best: Best) -> float:
 class _Predicting(RoutingPolicy):
     def _found(self, query: Query, limits: LatencyLimits) -> list[Best]:
         """The best replica of every pool that has room."""
-        found = []
+        bests = []
         for pool in query.pools:
             best = best_of(query, pool, limits, self._turn)
             if best is not None:
-                found.append(best)
-        return found
+                bests.append(best)
+        return bests
 
     def best(self, query: Query, pool: LivePool) -> Rated | None:
         limits = limits_of(query)
@@ -226,20 +226,20 @@ class CheapestMeetingTarget(_Predicting):
     def pick(self, query: Query) -> Decision:
         self._turn += 1
         ask, pools, limits = query.ask, query.pools, limits_of(query)
-        within, found = self._until_dearer(query, limits)
+        within, bests = self._until_dearer(query, limits)
         if within:
             return self._cheapest(within, query, meets=True)
-        if not found:
+        if not bests:
             if any(available(pool, query.now, query.exclude, query.panic) for pool in pools):
                 return Decision("wait", "a new session would push those of sessions under way out of every cache")
             return without_room(pools, query.now, query.exclude)
         if ask.under_way is not None:
-            return self._going_on(found, ask)
+            return self._going_on(bests, ask)
         if ask.patience_s > 0.0 and limits.ttft_s < inf and _lost(query, limits):
-            within = [one for one in self._found(query, limits.without_ttft()) if one.miss <= 1.0]
+            within = [best for best in self._found(query, limits.without_ttft()) if best.miss <= 1.0]
             if within:
                 return self._cheapest(within, query, meets=False)
-        return self._missing(found, ask, limits)
+        return self._missing(bests, ask, limits)
 
     def may_take(self, query: Query) -> bool:
         best = best_of(query, query.pools[0], limits_of(query), self._turn, 0.0)
@@ -253,8 +253,8 @@ class CheapestMeetingTarget(_Predicting):
         """
         ask, pools = query.ask, query.pools
         if len(pools) == 1:
-            found = self._found(query, limits)
-            return [one for one in found if one.miss <= 1.0], found
+            bests = self._found(query, limits)
+            return [one for one in bests if one.miss <= 1.0], bests
         new, output = ask.input_tokens, ask.output_tokens
         prefix = bool(ask.prefix) or ask.tokens is not None
         block_tokens = query.fleet.lengths.block_tokens(ask.model) if prefix else 0.0
@@ -275,27 +275,27 @@ class CheapestMeetingTarget(_Predicting):
             while at > 0 and least[order[at - 1]] > least_usd:
                 at -= 1
             order.insert(at, index)
-        within, found, most_usd = [], [], inf
+        within, bests, most_usd = [], [], inf
         for index in order:
             if least[index] > most_usd:
                 break
             best = best_of(query, pools[index], limits, self._turn, usds[index])
             if best is not None:
-                found.append(best)
+                bests.append(best)
                 if best.miss <= 1.0:
                     within.append(best)
                     most_usd = min(most_usd, best.prediction.predicted_usd * _SAME_PRICE)
-        return within, found
+        return within, bests
 
     def _cheapest(self, within: list[Best], query: Query, meets: bool) -> Decision:
         """Of those that cost the same, pools that the plan sends such requests to go first."""
         ask, chosen = query.ask, within[0]
         if len(within) > 1:
-            most_usd = min(one.prediction.predicted_usd for one in within) * _SAME_PRICE
-            same = [one for one in within if one.prediction.predicted_usd <= most_usd]
+            most_usd = min(best.prediction.predicted_usd for best in within) * _SAME_PRICE
+            same = [best for best in within if best.prediction.predicted_usd <= most_usd]
             if len(same) > 1:
                 guide = query.fleet.guide(ask)
-                same = [one for one in same if one.replica.pool.name in guide] or same
+                same = [best for best in same if best.replica.pool.name in guide] or same
             chosen = min(same, key=_finish_s)
         said = "within target" if meets else "without harm to others, its TTFT lost,"
         return Decision(
@@ -307,10 +307,10 @@ class CheapestMeetingTarget(_Predicting):
             told=ask,
         )
 
-    def _going_on(self, found: list[Best], ask: Ask) -> Decision:
+    def _going_on(self, bests: list[Best], ask: Ask) -> Decision:
         """A session that was let in is not kept waiting: it comes back in any case."""
-        chosen = min(found, key=_cost_s)
-        why = f"least delay to all of {len(found)}, none within target"
+        chosen = min(bests, key=_cost_s)
+        why = f"least delay to all of {len(bests)}, none within target"
         return Decision("send", why, replica=chosen.replica, prediction=chosen.prediction, told=ask)
 
     def _missed(self, best: Best, pool: LivePool, limits: LatencyLimits) -> str | None:
@@ -326,9 +326,9 @@ class CheapestMeetingTarget(_Predicting):
         margin = f", less a margin of {best.miss / (seconds / limit) - 1.0:.0%}" if best.miss > seconds / limit else ""
         return f"target: {name} {seconds * 1e3:.0f} ms of {limit * 1e3:.0f} ms{margin}"
 
-    def _missing(self, found: list[Best], ask: Ask, limits: LatencyLimits) -> Decision:
-        chosen = min(found, key=lambda one: one.miss)
-        prediction, count = chosen.prediction, len(found)
+    def _missing(self, bests: list[Best], ask: Ask, limits: LatencyLimits) -> Decision:
+        chosen = min(bests, key=lambda best: best.miss)
+        prediction, count = chosen.prediction, len(bests)
         # On an idle replica there is nothing to wait for, and who names no target is not to wait for one.
         patient = (ask.in_doubt or ask.waited_s < ask.patience_s) and limits.finish_s == inf
         replica = chosen.replica
@@ -353,13 +353,13 @@ class Fastest(_Predicting):
 
     def pick(self, query: Query) -> Decision:
         self._turn += 1
-        found = self._found(query, limits_of(query))
-        if not found:
+        bests = self._found(query, limits_of(query))
+        if not bests:
             return without_room(query.pools, query.now, query.exclude)
-        chosen = min(found, key=_finish_s)
+        chosen = min(bests, key=_finish_s)
         return Decision(
             "send",
-            f"soonest to finish of {len(found)}",
+            f"soonest to finish of {len(bests)}",
             replica=chosen.replica,
             prediction=chosen.prediction,
             meets=chosen.miss <= 1.0,

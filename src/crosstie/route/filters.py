@@ -30,10 +30,10 @@ def fitting(pools: list[LivePool], ask: Ask) -> list[LivePool]:
     """Pools of the model that could serve it if they had room."""
     needs, pin, modalities = longest(ask), ask.pin, ask.modalities
     if pin is None and not modalities:
-        found = [pool for pool in pools if needs <= pool.max_context and not pool.draining]
+        live_pools = [pool for pool in pools if needs <= pool.max_context and not pool.draining]
     else:
-        found = [pool for pool in pools if needs <= pool.max_context and _may(pool, pin, modalities)]
-    return found or _barely(pools, ask)
+        live_pools = [pool for pool in pools if needs <= pool.max_context and _may(pool, pin, modalities)]
+    return live_pools or _barely(pools, ask)
 
 
 def _may(pool: LivePool, pin: str | None, modalities: frozenset[str]) -> bool:
@@ -148,7 +148,7 @@ def without_room(pools: list[LivePool], now: float, exclude: Collection[str]) ->
 
 def _full(pools: list[LivePool], now: float, exclude: Collection[str]) -> str:
     up = [one for pool in pools for one in pool.replicas if one.up and not one.draining and one.key not in exclude]
-    full = [one for one in up if one.presence is None or one.presence.there]
-    busy = sum([one.busy_until > now for one in full])
+    full = [replica for replica in up if replica.presence is None or replica.presence.there]
+    busy = sum([replica.busy_until > now for replica in full])
     said = f", {busy} of them by their engine's word" if busy else ""
     return f"all {len(full)} replicas that are up are full{said}"

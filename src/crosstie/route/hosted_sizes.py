@@ -21,7 +21,7 @@ def sizes(catalog: Catalog, pool: Pool) -> tuple[list[Hosted], float]:
     given = pool.host_memory_gib
     found, rooms = [], [] if given is None else [given * _GIB]
     sharing = Sharing(
-        models=tuple(one.model for one in pool.hosts), load_from="host" if pool.loading == "vllm-sleep" else "start"
+        models=tuple(host.model for host in pool.hosts), load_from="host" if pool.loading == "vllm-sleep" else "start"
     )
     for one, entry in zip(pool.by_model(), pool.hosts, strict=True):
         known = deployment_of(catalog, one)

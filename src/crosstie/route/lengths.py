@@ -50,8 +50,8 @@ class Lengths:
         # How models that the catalog knows cut pictures up.
         self.images: dict[str, ImageRule] = {}
         models: dict[str, list[ServedClass]] = {}
-        for one in classes:
-            models.setdefault(one.model, []).append(one)
+        for served_class in classes:
+            models.setdefault(served_class.model, []).append(served_class)
         for model, of in models.items():
             rate = sum(one.requests_per_s for one in of)
             weights = [one.requests_per_s / rate if rate > 0 else 1.0 / len(of) for one in of]

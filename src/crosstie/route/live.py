@@ -157,8 +157,8 @@ class LivePool:
 
     def start_at(self, slowness: float, now: float) -> None:
         """Begins as though it had learnt how much slower than modelled its replicas are."""
-        for one in (self.ttft, self.tpot, self.pace):
-            one.start(slowness, now)
+        for correction in (self.ttft, self.tpot, self.pace):
+            correction.start(slowness, now)
         self.slowness_until = -inf
 
     def idle_ttft_s(self, input_tokens: float, now: float) -> float:
@@ -187,15 +187,15 @@ class LivePool:
         """Of its replicas, those that may be chosen, and all that are not being emptied."""
         found = self._in_service
         if found is None:
-            there = [one for one in self.replicas if not one.draining]
-            found = self._in_service = sum([one.up for one in there]), len(there)
+            there = [replica for replica in self.replicas if not replica.draining]
+            found = self._in_service = sum([replica.up for replica in there]), len(there)
         return found
 
     def why_out(self) -> str:
         """Why none of its replicas may be sent anything, in words; empty: one may."""
-        if any(one.up and not one.draining for one in self.replicas):
+        if any(replica.up and not replica.draining for replica in self.replicas):
             return ""
-        whys = sorted({one.why_down or "draining" for one in self.replicas})
+        whys = sorted({replica.why_down or "draining" for replica in self.replicas})
         return whys[0] if len(whys) == 1 else "; ".join(whys)
 
 
@@ -203,10 +203,10 @@ def _seconds(target: Target | None) -> float | None:
     return None if target is None else target.seconds
 
 
-def _guides(one: ServedClass) -> list[tuple[float, frozenset[str]]]:
+def _guides(served_class: ServedClass) -> list[tuple[float, frozenset[str]]]:
     """The pools of prompts up to so many tokens, the shortest first."""
     pools: dict[float, set[str]] = {}
-    for route in one.routes:
+    for route in served_class.routes:
         pools.setdefault(inf if route.up_to_input is None else float(route.up_to_input), set()).add(route.pool)
     return [(up_to, frozenset(pools[up_to])) for up_to in sorted(pools)]
 
@@ -219,7 +219,7 @@ class LiveFleet:
         for pool in pools:
             pool.sessions = self.sessions
         self.lengths = lengths
-        self.classes: dict[str, ServedClass] = {one.name: one for one in fleet.classes}
+        self.classes: dict[str, ServedClass] = {served_class.name: served_class for served_class in fleet.classes}
         # By class, its targets of TTFT and TPOT.
         self.targets = {one.name: (_seconds(one.ttft), _seconds(one.tpot)) for one in fleet.classes}
         # For requests that name none.
@@ -243,7 +243,7 @@ class LiveFleet:
         self.deviations: dict[str | None, tuple[float, float]] = {}
         # Pools that the plan sends a class to.
         self.planned = {one.name: frozenset(route.pool for route in one.routes) for one in fleet.classes}
-        self._guides = {one.name: _guides(one) for one in fleet.classes}
+        self._guides = {served_class.name: _guides(served_class) for served_class in fleet.classes}
         # By model, the pools whose engines the gateway leads from prefill to decode.
         self.led: dict[str, list[LivePool]] = {}
         for pool in pools:
@@ -268,9 +268,9 @@ class LiveFleet:
         """Until the first replica that is up takes requests again, by the word of its engine; 0: one does."""
         least = inf
         for pool in self.by_model.get(model, ()):
-            for one in pool.replicas:
-                if one.up and not one.draining and one.busy_until < least:
-                    least = one.busy_until
+            for replica in pool.replicas:
+                if replica.up and not replica.draining and replica.busy_until < least:
+                    least = replica.busy_until
                     if least <= now:
                         return 0.0
         return least - now if least < inf else 0.0

@@ -198,7 +198,7 @@ class Presence:
 
     def crowd(self) -> float:
         """How many models share the machine's time just now, with one more request of this one."""
-        return 1.0 + sum(1.0 for one in self.beside if one.in_flight or one.elsewhere.in_flight)
+        return 1.0 + sum(1.0 for load in self.beside if load.in_flight or load.elsewhere.in_flight)
 
 
 def become(load: ReplicaLoad, state: State, why: str = "") -> None:

@@ -29,13 +29,13 @@ class _Counting(RoutingPolicy):
 
     def _able(self, query: Query) -> list[Replica]:
         """Those that have room; of large pools, some of them."""
-        found: list[Replica] = []
+        replicas: list[Replica] = []
         for pool in query.pools:
             if pool.holders is None:
-                found += available(pool, query.now, query.exclude, query.panic)
+                replicas += available(pool, query.now, query.exclude, query.panic)
             else:
-                found += looked_at(pool, query.ask, query.now, query.exclude, query.panic, self._turn)
-        return found
+                replicas += looked_at(pool, query.ask, query.now, query.exclude, query.panic, self._turn)
+        return replicas
 
     @abstractmethod
     def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
@@ -78,10 +78,10 @@ class RoundRobin(_Counting):
         return []
 
     def _everybody(self, query: Query) -> list[Replica]:
-        found: list[Replica] = []
+        replicas: list[Replica] = []
         for pool in query.fleet.by_model[query.ask.model]:
-            found += pool.replicas
-        return found
+            replicas += pool.replicas
+        return replicas
 
     def _of_able(self, query: Query, able: list[Replica]) -> tuple[Replica, str]:
         return able[0], f"its turn of {len(self._everybody(query))}"

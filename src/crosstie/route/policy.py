@@ -107,7 +107,7 @@ class RoutingPolicy(ABC):
             why = pool_dropped(pool, ask, pool in query.pools)
             best = self.best(query, pool) if why is None else None
             if why is None and best is None:
-                dropped = {str(replica_dropped(one, query.now, query.exclude)) for one in pool.replicas}
+                dropped = {str(replica_dropped(replica, query.now, query.exclude)) for replica in pool.replicas}
                 why = "; ".join(sorted(dropped))
             found.append(
                 Considered(

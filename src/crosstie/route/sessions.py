@@ -38,8 +38,8 @@ class LiveSessions:
 
     def by_state(self) -> dict[str, int]:
         """How many are being answered, and how many pause and are waited for."""
-        answered = sum([one.in_flight > 0 for one in self._all.values()])
-        warm = sum([not one.in_flight and one.weight > 0.0 for one in self._all.values()])
+        answered = sum([session.in_flight > 0 for session in self._all.values()])
+        warm = sum([not session.in_flight and session.weight > 0.0 for session in self._all.values()])
         return {"answered": answered, "warm": warm}
 
     def kind_of(self, ask: Ask) -> SessionClass:

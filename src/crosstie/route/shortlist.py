@@ -68,11 +68,11 @@ def _favoured(pool: LivePool, ask: Ask) -> list[Replica]:
     # Of what a quarter of them hold, some are among the others who are looked at.
     common = max(len(pool.replicas) // 4, HOLDERS)
     numbers = holders.most(ask.prefix, HOLDERS, common) if holders is not None and ask.prefix else []
-    found = [pool.replicas[number] for number in numbers]
+    replicas = [pool.replicas[number] for number in numbers]
     home = ask.under_way.home if ask.under_way is not None else None
-    if isinstance(home, Replica) and home.pool is pool and not home.draining and home not in found:
-        found.append(home)
-    return found
+    if isinstance(home, Replica) and home.pool is pool and not home.draining and home not in replicas:
+        replicas.append(home)
+    return replicas
 
 
 def _scattered(turn: int, count: int) -> int:

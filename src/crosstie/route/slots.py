@@ -66,7 +66,7 @@ class AdapterSlots:
     def found(self, adapters: list[str]) -> None:
         """What the engine says that it has: what it has no more is forgotten, and what others have loaded there was
         used by nobody here."""
-        new = [one for one in adapters if one not in self._loaded]
+        new = [adapter for adapter in adapters if adapter not in self._loaded]
         known = [one for one in self._loaded if one in adapters]
         first, last = [one for one in new if one not in self._in_use], [one for one in new if one in self._in_use]
         self._loaded = dict.fromkeys([*first, *known, *last])

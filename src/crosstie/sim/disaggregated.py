@@ -136,7 +136,7 @@ class _DecodeReplica:
         self.expected += 1
         heappush(self.endings, (job.ends_at_step, self.expected, job))
 
-    def complete(self, found: list[Token]) -> list[_Job]:
+    def complete(self, tokens: list[Token]) -> list[_Job]:
         """The end of the step; those that end with it."""
         self.under_way = False
         self.steps += 1
@@ -151,7 +151,7 @@ class _DecodeReplica:
                     job.ends_at_step = self.steps + math.ceil(left / self.tokens_per_step - 1e-9)
                     self._expect(job)
                     if left:
-                        found.append(Token(job.id, 1, False, self.clock))
+                        tokens.append(Token(job.id, 1, False, self.clock))
         ended = []
         while self.endings and self.endings[0][0] <= self.steps:
             ends, _, job = heappop(self.endings)
@@ -183,8 +183,8 @@ class DisaggregatedEngine:
         self.request_s = self.prefillers[0].request_s
         self.speculation = service.decode.speculation
         self.tokens_per_step = self.decoders[0].tokens_per_step
-        self.cache_tokens = sum(one.cache_tokens for one in self.decoders)
-        self.caches: list[PrefixCache] = [cache for one in self.prefillers for cache in one.caches]
+        self.cache_tokens = sum(decoder.cache_tokens for decoder in self.decoders)
+        self.caches: list[PrefixCache] = [cache for prefiller in self.prefillers for cache in prefiller.caches]
         self.room_first = service.connector.room == "before prefill"
         self.prefill_answers = service.connector.first_token == "prefill"
         self._slower = slower
@@ -205,12 +205,12 @@ class DisaggregatedEngine:
     @slower.setter
     def slower(self, factor: float) -> None:
         self._slower = factor
-        for one in self.prefillers:
-            one.slower = factor
+        for prefiller in self.prefillers:
+            prefiller.slower = factor
 
     @property
     def busy_s(self) -> float:
-        return self._mean(sum(one.busy_s for one in self.prefillers), sum(one.busy_s for one in self.decoders))
+        return self._mean(sum(one.busy_s for one in self.prefillers), sum(decoder.busy_s for decoder in self.decoders))
 
     def busy_by(self, moment: float) -> float:
         return self._mean(
@@ -253,7 +253,7 @@ class DisaggregatedEngine:
 
     @property
     def running(self) -> int:
-        return sum(one.running for one in self.prefillers) + sum(len(one.jobs) for one in self.decoders)
+        return sum(one.running for one in self.prefillers) + sum(len(decoder.jobs) for decoder in self.decoders)
 
     @property
     def waiting(self) -> int:
@@ -261,7 +261,7 @@ class DisaggregatedEngine:
 
     @property
     def kv_used_fraction(self) -> float:
-        return min(sum(one.held for one in self.decoders) / max(self.cache_tokens, 1.0), 1.0)
+        return min(sum(decoder.held for decoder in self.decoders) / max(self.cache_tokens, 1.0), 1.0)
 
     @property
     def idle(self) -> bool:
@@ -277,7 +277,7 @@ class DisaggregatedEngine:
         return min(job.made + since, job.output)
 
     def next_event_s(self) -> float | None:
-        moments = [one for one in self._events() if one is not None]
+        moments = [event for event in self._events() if event is not None]
         return min(moments) if moments else None
 
     def next_answer_s(self) -> float | None:
@@ -288,30 +288,30 @@ class DisaggregatedEngine:
 
     def advance(self, now: float) -> list[Token]:
         """All that happens up to and including that moment, in order."""
-        found: list[Token] = []
+        tokens: list[Token] = []
         while True:
             moment, side = math.inf, -1
             for index, at in enumerate(self._events()):
                 if at is not None and at < moment:
                     moment, side = at, index
             if side < 0 or moment > now:
-                return found
+                return tokens
             self.clock = max(self.clock, moment)
             if side < len(self.prefillers):
                 for token in self.prefillers[side].advance(moment):
-                    self._prefilled(side, token, found)
+                    self._prefilled(side, token, tokens)
                 continue
             decoder = self.decoders[side - len(self.prefillers)]
-            ended = decoder.complete(found) if decoder.under_way else decoder.begin(self._slower, found, moment)
+            ended = decoder.complete(tokens) if decoder.under_way else decoder.begin(self._slower, tokens, moment)
             for job in ended:
-                found.append(Token(job.id, job.output, True, moment, job.cached))
+                tokens.append(Token(job.id, job.output, True, moment, job.cached))
                 self._jobs.pop(job.id, None)
             if ended:
                 self._let_in(moment)
 
     def _take(self, job: _Job) -> bool:
         """Memory on the decode replica that holds least."""
-        decoder = min(self.decoders, key=lambda one: one.held)
+        decoder = min(self.decoders, key=lambda replica: replica.held)
         if decoder.has_room(job):
             decoder.take(job)
             return True
@@ -322,14 +322,14 @@ class DisaggregatedEngine:
         job.prefiller = index
         self.prefillers[index].add(job.id, job.input, 1, now, job.cached, job.prefix)
 
-    def _prefilled(self, index: int, token: Token, found: list[Token]) -> None:
+    def _prefilled(self, index: int, token: Token, tokens: list[Token]) -> None:
         job = self._jobs.get(token.id)
         if job is None:
             return
         job.cached = token.cached
         if self.prefill_answers:
             job.made = 1
-            found.append(Token(job.id, 1, job.output == 1, token.at, job.cached))
+            tokens.append(Token(job.id, 1, job.output == 1, token.at, job.cached))
         if job.output == 1 and self.prefill_answers:
             if job.decoder is not None:
                 job.decoder.leave(job)

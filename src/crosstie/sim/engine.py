@@ -268,14 +268,14 @@ class Engine:
 
     def advance(self, now: float) -> list[Token]:
         """All that happens up to and including that moment, in order."""
-        found: list[Token] = []
+        tokens: list[Token] = []
         while self._planned or self._begin(now):
             if self._ends > now:
                 if self._planned > 1:
                     self._done, self._looked = self._steps_by(now), now
                 break
-            self._complete(found)
-        return found
+            self._complete(tokens)
+        return tokens
 
     def made(self, id: Key) -> int:
         """Tokens of a request's answer so far; 0 for one that is not there."""
@@ -404,19 +404,19 @@ class Engine:
         part = min(1.0, self.times.chunk / largest) if largest else 1.0
         return self.times.seconds(riding / self.pp, read / self.pp, part * tokens, part * largest, part * before)
 
-    def _complete(self, found: list[Token]) -> None:
+    def _complete(self, tokens: list[Token]) -> None:
         """The end of the steps under way."""
         steps, completed = self._planned, self._completed
         self._began_last = self._end_of(steps - 1)
         self._pass(steps)
         self._planned = self._done = 0
         if self._rides:
-            self._end_answers(found)
+            self._end_answers(tokens)
         if completed:
             self._completed = []
             for job in completed:
                 if not job.gone:
-                    self._first(job, found)
+                    self._first(job, tokens)
         if self.preempts and not self.whole:
             for rank in self._ranks:
                 while rank.blocks > self.blocks and self._preempt(rank):
@@ -436,7 +436,7 @@ class Engine:
         self._steps += steps
         self._cached += steps * self._decoding * self.tokens_per_step
 
-    def _end_answers(self, found: list[Token]) -> None:
+    def _end_answers(self, tokens: list[Token]) -> None:
         endings, steps = self._endings, self._steps
         while endings and endings[0][0] <= steps:
             ends, _, job = heappop(endings)
@@ -444,14 +444,14 @@ class Engine:
                 self._release(job)
                 self._keep(job, answer=True)
                 del self._jobs[job.id]
-                found.append(Token(job.id, job.output, True, self._ends, job.cached))
+                tokens.append(Token(job.id, job.output, True, self._ends, job.cached))
 
-    def _first(self, job: _Job, found: list[Token]) -> None:
+    def _first(self, job: _Job, tokens: list[Token]) -> None:
         """The end of a prompt's prefill: the next token of its answer, as a rule the first."""
         job.made += 1
         finished = job.made >= job.output
         if job.made == 1 or finished:
-            found.append(Token(job.id, job.made, finished, self._ends, job.cached))
+            tokens.append(Token(job.id, job.made, finished, self._ends, job.cached))
         self._keep(job, answer=finished)
         rank = job.rank
         assert rank is not None

@@ -201,5 +201,5 @@ class ClosedLoop:
 
     def waiting(self) -> list[tuple[int, float]]:
         """Turns that were asked and have no answer yet: whose, and since when."""
-        late = [one for at, _, one in self._due if one.asked_s < at]
-        return [(self.loads.index(one.load), one.asked_s) for one in (*self._flying.values(), *late)]
+        late = [session for at, _, session in self._due if session.asked_s < at]
+        return [(self.loads.index(session.load), session.asked_s) for session in (*self._flying.values(), *late)]

@@ -37,15 +37,15 @@ def draw_curves(
 def curves_figure(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()) -> list[Figure]:
     if not curves:
         return []
-    says = f"{title}: tokens a second of a GPU over those of a user, for {', '.join(one.label for one in curves)}"
+    says = f"{title}: tokens a second of a GPU over those of a user, for {', '.join(curve.label for curve in curves)}"
     return [on_page(_curves(curves, title, published), _curves_note(published), says, which="both")]
 
 
 def _curves_note(published: Sequence[PublishedPoint]) -> str:
     if not published:
         return _CURVES_NOTE
-    days = sorted(one.date for one in published if one.date)
-    who = ", ".join(sorted({one.publisher for one in published}))
+    days = sorted(point.date for point in published if point.date)
+    who = ", ".join(sorted({point.publisher for point in published}))
     span = f", {days[0]} to {days[-1]}" if days else ""
     return (
         f"lines: predicted, not measured; numbers: requests in flight\nhollow: {len(published)} published ({who}{span})"
@@ -61,12 +61,12 @@ def _curves(curves: Sequence[Curve], title: str, published: Sequence[PublishedPo
         marker = MARKERS[index % len(MARKERS)]
         axes.plot(x, y, marker=marker, markersize=4, linewidth=1.8, color=colour, label=curve.label,
                   linestyle=STYLES[index % len(STYLES)])  # fmt: skip
-        own = [one for one in published if one.accelerator == curve.accelerator]
+        own = [point for point in published if point.accelerator == curve.accelerator]
         if own:
             axes.plot(
-                [one.tokens_per_s_per_user for one in own], [one.output_tokens_per_s_per_gpu for one in own],
+                [point.tokens_per_s_per_user for point in own], [point.output_tokens_per_s_per_gpu for point in own],
                 linestyle="none", marker=marker, markersize=8, markerfacecolor="none", color=colour,
-                label=f"{curve.accelerator}, published, {_span([one.gpus for one in own])} GPUs",
+                label=f"{curve.accelerator}, published, {_span([point.gpus for point in own])} GPUs",
             )  # fmt: skip
         for at in (0, len(x) - 1):
             axes.annotate(
@@ -130,8 +130,8 @@ def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark
     figure = new_figure(9, 1.9 + 0.5 * len(placements))
     axes = figure.subplots()
     names = [f"{one.deployment.label}" for one in placements]
-    for row, one in enumerate(placements):
-        plan, reserved = one.plan, one.deployment.stack.reserved.si
+    for row, placement in enumerate(placements):
+        plan, reserved = placement.plan, placement.deployment.stack.reserved.si
         free = max(plan.engine_bytes - reserved, 0.0)
         parts = (plan.weight_bytes, plan.cache_bytes, plan.engine_bytes - free, free)
         left = 0.0
@@ -150,7 +150,7 @@ def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark
                           va="top" if below else "bottom")  # fmt: skip
             left += size
         axes.plot([plan.capacity_bytes / 1e9] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2)
-        more = f" {one.sequences:,} x {one.context:,} tokens" if one.fits else " does not fit"
+        more = f" {placement.sequences:,} x {placement.context:,} tokens" if placement.fits else " does not fit"
         axes.text(max(left, plan.capacity_bytes) / 1e9, row, more, va="center", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     axes.invert_yaxis()

@@ -28,8 +28,8 @@ def _course(runs: Sequence[Run], outages: Sequence[Outage], *, side_by_side: boo
     shown = [one for one in runs if one.seed == runs[0].seed][:4]
     figure = new_figure(2.0 + 6.0 * len(shown) if side_by_side else 8.6, 8)
     rows = figure.subplots(3, len(shown), squeeze=False, sharex="col")
-    for column, one in enumerate(shown):
-        _draw(rows[0][column], rows[1][column], rows[2][column], one, outages)
+    for column, run in enumerate(shown):
+        _draw(rows[0][column], rows[1][column], rows[2][column], run, outages)
     return figure
 
 
@@ -41,8 +41,8 @@ def _draw(busy: Any, flying: Any, waiting: Any, run: Run, outages: Sequence[Outa
         waiting.plot(at, pool.waiting, color=colour, linewidth=1.4)
     waiting.plot(at, run.course.queued, color="0.3", linewidth=1.4, linestyle=":", label="at the gateway")
     for axes in (busy, flying, waiting):
-        for one in outages:
-            axes.axvspan(one.at_s / scale, min(one.until_s / scale, at[-1]), color="0.85", zorder=0)
+        for outage in outages:
+            axes.axvspan(outage.at_s / scale, min(outage.until_s / scale, at[-1]), color="0.85", zorder=0)
         axes.set_ylim(bottom=0)
     busy.set_ylim(0, 1.05)
     busy.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")

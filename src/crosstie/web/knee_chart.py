@@ -14,7 +14,7 @@ _NOTE = "simulated with predicted step times, not measured; means over the seeds
 
 def has_knee(runs: Sequence[Run]) -> bool:
     """Whether there are sessions, at more than one load."""
-    return any(one.sessions for one in runs) and len({one.load for one in runs}) > 1
+    return any(run.sessions for run in runs) and len({run.load for run in runs}) > 1
 
 
 def draw_knee(runs: Sequence[Run], file: Path) -> None:
@@ -30,7 +30,7 @@ def knee_figure(runs: Sequence[Run]) -> list[Figure]:
 def _knee(runs: Sequence[Run]) -> Any:
     lines: dict[str, list[tuple[int, OverSeeds[Run]]]] = {}
     for group in over_seeds(runs):
-        live = sum(one.live for one in group.first.sessions)
+        live = sum(session.live for session in group.first.sessions)
         lines.setdefault(f"{group.first.label}: {group.first.policy}", []).append((live, group))
     figure = new_figure(8.6, 8)
     throughput, latency, hits = figure.subplots(3, 1, sharex=True)
@@ -61,7 +61,7 @@ def _mean(group: OverSeeds[Run], of: Callable[[SessionsResult], float], *, total
     def one_run(run: Run) -> float:
         if total:
             return sum(map(of, run.sessions))
-        turns = sum(one.turns_per_s for one in run.sessions)
-        return sum(of(one) * one.turns_per_s for one in run.sessions) / turns if turns else 0.0
+        turns = sum(session.turns_per_s for session in run.sessions)
+        return sum(of(session) * session.turns_per_s for session in run.sessions) / turns if turns else 0.0
 
     return group.mean(one_run)

@@ -28,7 +28,7 @@ def draw_plan(plan: Plan, target: Path) -> None:
     """Needs a plan with a fleet."""
     assert plan.fleet is not None, "there is nothing to draw without a fleet"
     check_ending(target)
-    sessions = [one for one in plan.workload.classes if one.sessions]
+    sessions = [request_class for request_class in plan.workload.classes if request_class.sessions]
     rows = 1 + bool(sessions)
     figure = new_figure(12, (1.8 + 0.45 * max(len(plan.fleet.pools), 4)) * rows)
     panels = figure.subplots(rows, 2, squeeze=False)
@@ -45,14 +45,14 @@ def draw_plan(plan: Plan, target: Path) -> None:
 def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
     """What sessions find by the memory for each of them: the knee, and where the fleet stands."""
     assert plan.fleet is not None
-    for colour, one in zip(colours(), sessions, strict=False):
-        tokens, found = found_by_memory(one)
+    for colour, request_class in zip(colours(), sessions, strict=False):
+        tokens, found = found_by_memory(request_class)
         at = knee(tokens, found)
-        axes.plot(tokens / 1e3, 100 * found, color=colour, label=one.name)
+        axes.plot(tokens / 1e3, 100 * found, color=colour, label=request_class.name)
         axes.plot(tokens[at] / 1e3, 100 * found[at], "o", color=colour, markerfacecolor="none")
         axes.annotate(f"knee: {tokens[at] / 1e3:,.0f}k tokens, {found[at]:.0%}", (tokens[at] / 1e3, 100 * found[at]),
                       textcoords="offset points", xytext=(8, -12), fontsize=8)  # fmt: skip
-        now = found_share(plan.fleet, one)
+        now = found_share(plan.fleet, request_class)
         here = float(np.interp(now, found, tokens)) / 1e3
         axes.plot(here, 100 * now, "D", color=colour)
         axes.annotate(f"this fleet: {now:.0%}", (here, 100 * now), textcoords="offset points", xytext=(-8, 6),
@@ -63,11 +63,11 @@ def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
     axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
-def _memory(axes: Any, plan: Plan, one: RequestClass) -> None:
+def _memory(axes: Any, plan: Plan, request_class: RequestClass) -> None:
     """What half, the same and twice the memory for sessions costs."""
     assert plan.fleet is not None
-    steps = [(step.times, step.fleet.usd_per_hour, step.found[one.name]) for step in plan.memory]
-    steps = sorted([*steps, (1.0, plan.closed_form_usd_per_hour, found_share(plan.fleet, one))])
+    steps = [(step.times, step.fleet.usd_per_hour, step.found[request_class.name]) for step in plan.memory]
+    steps = sorted([*steps, (1.0, plan.closed_form_usd_per_hour, found_share(plan.fleet, request_class))])
     names = [f"{times:g} x the memory" for times, *_ in steps]
     axes.barh(names, [usd for _, usd, _ in steps], color=colours()[0])
     for row, (_, usd, found) in enumerate(steps):
@@ -89,9 +89,9 @@ def fleet_bars(plan: Plan) -> Parts:
         f"a box a replica, up to {_MOST_BOXES} of them",
     )
     bars = [
-        ChartBar(name, [BarSpan(*ends, _tone(vendors[gpu])) for gpu, ends in _stacked(plan, one).items()],
-            f"{dollars(one.usd_per_hour)}: {one.label}")
-        for name, one in _fleets(plan)
+        ChartBar(name, [BarSpan(*ends, _tone(vendors[gpu])) for gpu, ends in _stacked(plan, alternative).items()],
+            f"{dollars(alternative.usd_per_hour)}: {alternative.label}")
+        for name, alternative in _fleets(plan)
     ]  # fmt: skip
     doubt = plan.uncertainty
     if doubt and doubt.low_usd_per_hour is not None and doubt.high_usd_per_hour is not None:
@@ -202,7 +202,7 @@ def _shades(plan: Plan, names: list[str]) -> dict[str, str]:
 def _pools(axes: Any, plan: Plan) -> None:
     """One bar a pool: how much of its replicas each class keeps busy at the peak."""
     assert plan.fleet is not None
-    colour = {one.name: hue for one, hue in zip(plan.workload.classes, colours() * 8, strict=False)}
+    colour = {request_class.name: hue for request_class, hue in zip(plan.workload.classes, colours() * 8, strict=False)}
     for row, pool in enumerate(plan.fleet.pools):
         start = 0.0
         for name in colour:

@@ -38,7 +38,7 @@ def draw_reliability(outcomes: Sequence[PredictedRow], title: str, file: Path, *
     left.plot([0, 1], [0, 1], color="black", linewidth=0.8)
     for metric, points in held.items():
         colour, marker, style = _LOOKS[metric]
-        left.plot([one["level"] for one in points], [one["inside"] for one in points], color=colour, marker=marker,
+        left.plot([one["level"] for one in points], [point["inside"] for point in points], color=colour, marker=marker,
                   markersize=4, linewidth=1.8, linestyle=style, label=_NAMES[metric])  # fmt: skip
     left.set_xlim(0, 1)
     left.set_xlabel("level of the interval")
@@ -52,7 +52,7 @@ def draw_reliability(outcomes: Sequence[PredictedRow], title: str, file: Path, *
         axes.set_ylim(0, 1.02)
         axes.tick_params(labelsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    rows = sum(one.has_interval and one.metric in _NAMES for one in outcomes)
+    rows = sum(outcome.has_interval and outcome.metric in _NAMES for outcome in outcomes)
     save(figure, file, f"{rows:,} {_NOTE}", dark=dark)
 
 
@@ -77,19 +77,19 @@ def _by_group(axes: Any, dots: Sequence[_Dot]) -> None:
         axes.set_xticks([])
         axes.text(0.5, 0.3, f"no group has {_ENOUGH} rows", ha="center", transform=axes.transAxes, fontsize=9)
         return
-    for one in dots:
-        colour, marker, _ = _LOOKS[one.metric]
-        axes.plot(one.width, one.inside, color=colour, marker=marker, markersize=5, linestyle="none", alpha=0.8)
+    for dot in dots:
+        colour, marker, _ = _LOOKS[dot.metric]
+        axes.plot(dot.width, dot.inside, color=colour, marker=marker, markersize=5, linestyle="none", alpha=0.8)
     axes.set_xscale("log")
     plain_ticks(axes.xaxis, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
     widths = [one.width for one in dots]
     axes.set_xlim(min(widths) / 1.15, max(widths) * 1.15)
     worst = sorted(dots, key=lambda one: one.inside)
     # Numbers at the dots, each on a side of its own, and names where there is room: names at dots would overlap.
-    for number, (one, place) in enumerate(zip(worst, _SIDES, strict=False), 1):
-        axes.annotate(f"{number}", (one.width, one.inside), xytext=place, textcoords="offset points", ha="center",
+    for number, (dot, place) in enumerate(zip(worst, _SIDES, strict=False), 1):
+        axes.annotate(f"{number}", (dot.width, dot.inside), xytext=place, textcoords="offset points", ha="center",
                       va="center", fontsize=9, fontweight="bold")  # fmt: skip
         axes.plot([], [], marker=f"${number}$", markersize=6, color="black", linestyle="none",
-                  label=f"{one.group}, {_NAMES[one.metric]}: {one.inside:.0%}")  # fmt: skip
+                  label=f"{dot.group}, {_NAMES[dot.metric]}: {dot.inside:.0%}")  # fmt: skip
     axes.legend(frameon=False, fontsize=8, loc="best", title="hold least", title_fontsize=8,
                 alignment="left", handletextpad=0.3)  # fmt: skip

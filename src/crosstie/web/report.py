@@ -128,11 +128,11 @@ def _arranged(chapters: Sequence[Chapter], leading: Sequence[str] | None) -> lis
     if leading is None:
         return list(chapters)
 
-    def place(one: Chapter) -> int:
-        begins = [at for at, name in enumerate(leading, 1) if name and one.title.startswith(name)]
-        return begins[0] if begins else len(leading) + 1 if one.title else 0
+    def place(chapter: Chapter) -> int:
+        begins = [at for at, name in enumerate(leading, 1) if name and chapter.title.startswith(name)]
+        return begins[0] if begins else len(leading) + 1 if chapter.title else 0
 
-    return [one._replace(folded=place(one) > len(leading)) for one in sorted(chapters, key=place)]
+    return [chapter._replace(folded=place(chapter) > len(leading)) for chapter in sorted(chapters, key=place)]
 
 
 def _numbered(parts: Sequence[Part]) -> dict[str, int]:
@@ -143,21 +143,21 @@ def _numbered(parts: Sequence[Part]) -> dict[str, int]:
 
 def _chapters(parts: Iterable[Part]) -> list[Chapter]:
     """A heading begins a chapter; what comes before the first one is the answer."""
-    found = [Chapter("", [])]
+    chapters = [Chapter("", [])]
     for part in parts:
         if isinstance(part, Heading | Section):
-            found.append(Chapter(part.text if isinstance(part, Heading) else part.title, []))
+            chapters.append(Chapter(part.text if isinstance(part, Heading) else part.title, []))
         elif isinstance(part, Table):
             if part.title:
-                found.append(Chapter(part.title, []))
-            found[-1].blocks.append(part)
+                chapters.append(Chapter(part.title, []))
+            chapters[-1].blocks.append(part)
         elif isinstance(part, Figure | Bars):
-            found[-1].blocks.append(part)
+            chapters[-1].blocks.append(part)
         elif isinstance(part, CommandLine | Verbatim):
-            _add(found[-1].blocks, Paragraph(part.text, "", item=False, verbatim=True))
+            _add(chapters[-1].blocks, Paragraph(part.text, "", item=False, verbatim=True))
         elif (paragraph := _paragraph(part)).text:
-            _add(found[-1].blocks, paragraph)
-    return [one for one in found if one.blocks]
+            _add(chapters[-1].blocks, paragraph)
+    return [chapter for chapter in chapters if chapter.blocks]
 
 
 def _paragraph(part: str | Text | Line) -> Paragraph:

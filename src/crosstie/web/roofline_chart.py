@@ -21,31 +21,31 @@ _NOTE = (
 )
 
 
-def draw_roofline(found: Sequence[Roofline], title: str, file: Path, *, dark: bool = False) -> None:
+def draw_roofline(rooflines: Sequence[Roofline], title: str, file: Path, *, dark: bool = False) -> None:
     """FLOP/s over FLOPs a byte: a sign below the roof leaves as much undone as it lies lower."""
     check_ending(file)
-    if not found:
+    if not rooflines:
         raise BadInput(f"--plot-roofline {file}: none of these accelerators runs it at this load")
-    if len(found) > _MOST:
-        raise BadInput(f"--plot-roofline {file}: a picture holds {_MOST} accelerators, not {len(found)}")
-    figure = new_figure(10.5, 0.9 + 5.0 * len(found))
-    spots = [spot for one in found for step in one.steps for spot in step.spots]
-    x_ends = _room([spot.flop_per_byte for spot in spots] + [_ridge(one) for one in found], 2.5, 5.0)
-    highest = max(roof.peak_flop_per_s for one in found for roof in one.roofs)
+    if len(rooflines) > _MOST:
+        raise BadInput(f"--plot-roofline {file}: a picture holds {_MOST} accelerators, not {len(rooflines)}")
+    figure = new_figure(10.5, 0.9 + 5.0 * len(rooflines))
+    spots = [spot for one in rooflines for step in one.steps for spot in step.spots]
+    x_ends = _room([spot.flop_per_byte for spot in spots] + [_ridge(one) for one in rooflines], 2.5, 5.0)
+    highest = max(roof.peak_flop_per_s for one in rooflines for roof in one.roofs)
     y_ends = _room([spot.flop_per_s / 1e12 for spot in spots] + [highest / 1e12], 2.0, 1.6)
-    for axes, one in zip(figure.subplots(len(found), squeeze=False)[:, 0], found, strict=True):
+    for axes, roofline in zip(figure.subplots(len(rooflines), squeeze=False)[:, 0], rooflines, strict=True):
         logarithmic(axes)
         plain_ticks(axes.xaxis, (1.0, 5.0))
         axes.tick_params(labelsize=8)
         axes.set_xlim(*x_ends)
         axes.set_ylim(*y_ends)
-        _roofs(axes, one)
-        _operations(axes, one.steps)
+        _roofs(axes, roofline)
+        _operations(axes, roofline.steps)
         axes.set_xlabel("FLOPs a byte of weights and cache")
         axes.set_ylabel("TFLOP/s of one GPU")
-        axes.set_title("\n".join([one.deployment.label, *map(_said, one.steps)]), loc="left", fontsize=8.5)
+        axes.set_title("\n".join([roofline.deployment.label, *map(_said, roofline.steps)]), loc="left", fontsize=8.5)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    sources = "; ".join(dict.fromkeys(_sources(one) for one in found))
+    sources = "; ".join(dict.fromkeys(_sources(one) for one in rooflines))
     save(figure, file, f"{_NOTE}\n{sources}", dark=dark, which="both")
 
 
@@ -53,19 +53,19 @@ def _room(values: Sequence[float], below: float, above: float) -> tuple[float, f
     return min(values) / below, max(values) * above
 
 
-def _ridge(one: Roofline) -> float:
+def _ridge(roofline: Roofline) -> float:
     """Where the highest roof begins."""
-    return max(roof.peak_flop_per_s for roof in one.roofs) / one.memory_bytes_per_s
+    return max(roof.peak_flop_per_s for roof in roofline.roofs) / roofline.memory_bytes_per_s
 
 
-def _roofs(axes: Any, one: Roofline) -> None:
+def _roofs(axes: Any, roofline: Roofline) -> None:
     left, right = axes.get_xlim()
-    memory = one.memory_bytes_per_s / 1e12
-    used = {spot.format for step in one.steps for spot in step.spots}
-    lowest = min(roof.peak_flop_per_s for roof in one.roofs if roof.format in used)
+    memory = roofline.memory_bytes_per_s / 1e12
+    used = {spot.format for step in roofline.steps for spot in step.spots}
+    lowest = min(roof.peak_flop_per_s for roof in roofline.roofs if roof.format in used)
     # Formats of one rate share a line. Those that the model does not use are thin, and only there if they are faster.
     by_rate: dict[float, list[Roof]] = {}
-    for roof in one.roofs:
+    for roof in roofline.roofs:
         if roof.format in used or (roof.peak_flop_per_s > lowest and roof.format.startswith("fp")):
             by_rate.setdefault(roof.peak_flop_per_s / 1e12, []).append(roof)
     for peak, roofs in by_rate.items():
@@ -121,8 +121,8 @@ def _percent(part: float) -> str:
     return f"{part:.0%}" if part >= 0.01 else "<1%"
 
 
-def _sources(one: Roofline) -> str:
-    accelerator = one.deployment.accelerator
-    used = {spot.format for step in one.steps for spot in step.spots}
+def _sources(roofline: Roofline) -> str:
+    accelerator = roofline.deployment.accelerator
+    used = {spot.format for step in roofline.steps for spot in step.spots}
     facts = [accelerator.memory.bandwidth, *(accelerator.dense[name] for name in sorted(used))]
     return f"{accelerator.id}: " + ", ".join(dict.fromkeys(f"{fact.source} ({fact.date})" for fact in facts))

@@ -9,16 +9,16 @@ _HATCHES = {"there": "..", "owned": "", "contract": "//", "rented": "xx"}
 _WORDS = {"there": "on hand", "owned": "owned", "contract": "under contract", "rented": "rented"}
 
 
-def draw_schedule(found: PurchaseSchedule, file: Path, *, dark: bool = False) -> None:
+def draw_schedule(schedule: PurchaseSchedule, file: Path, *, dark: bool = False) -> None:
     figure = new_figure(9, 4.8)
     axes = figure.subplots()
-    quarters = found.quarters
+    quarters = schedule.quarters
     places = list(range(len(quarters)))
-    names = [part.id for part in found.parts if any(part.id in one.carried for one in quarters)]
+    names = [part.id for part in schedule.parts if any(part.id in quarter.carried for quarter in quarters)]
     below = [0.0] * len(quarters)
     for name, colour in zip(names, colours() * 3, strict=False):
         for kind, hatch in _HATCHES.items():
-            height = [one.carried.get(name, {}).get(kind, 0.0) for one in quarters]
+            height = [quarter.carried.get(name, {}).get(kind, 0.0) for quarter in quarters]
             if max(height) < 1e-3:
                 continue
             axes.bar(
@@ -26,13 +26,13 @@ def draw_schedule(found: PurchaseSchedule, file: Path, *, dark: bool = False) ->
                 label=f"{name}, {_WORDS[kind]}",
             )  # fmt: skip
             below = [a + b for a, b in zip(below, height, strict=True)]
-    middle, low, high = (list(ends) for ends in zip(*(one.demand for one in quarters), strict=True))
+    middle, low, high = (list(ends) for ends in zip(*(quarter.demand for quarter in quarters), strict=True))
     axes.plot(places, middle, color="0.1", linewidth=1.6, label="peak over today's")
     axes.fill_between(places, low, high, color="0.1", alpha=0.12, linewidth=0, label="80% of worlds")
-    axes.set_xticks(places, [one.name for one in quarters], rotation=45, ha="right")
+    axes.set_xticks(places, [quarter.name for quarter in quarters], rotation=45, ha="right")
     axes.set_ylabel("share of today's peak")
-    axes.set_title(f"{found.workload.name}: what carries the traffic, by quarter", loc="left", fontsize=11)
+    axes.set_title(f"{schedule.workload.name}: what carries the traffic, by quarter", loc="left", fontsize=11)
     axes.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
-    coming = any(part.accelerator.announced for part in found.parts)
+    coming = any(part.accelerator.announced for part in schedule.parts)
     note = "predicted, means over worlds" + ("; announced parts by their vendors' figures" if coming else "")
     save(figure, file, note, dark=dark, axis="y")

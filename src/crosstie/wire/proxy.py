@@ -107,15 +107,15 @@ def proxies_for(said: str | None, addresses: Iterable[Address]) -> dict[str, Pro
     if said is None:
         return {}
     if said != ENVIRONMENT:
-        one = Proxy(filled(said))
-        return {at.url: one for at in addresses}
-    given, found = getproxies_environment(), dict[str, Proxy]()
+        proxy = Proxy(filled(said))
+        return {at.url: proxy for at in addresses}
+    given, proxies = getproxies_environment(), dict[str, Proxy]()
     for at in addresses:
         url = given.get("https" if at.secure else "http")
         if url and not proxy_bypass_environment(f"{at.host}:{at.port}", given):
             try:
-                found[at.url] = Proxy(url)
+                proxies[at.url] = Proxy(url)
             except BadInput as error:
                 name = "HTTPS_PROXY" if at.secure else "HTTP_PROXY"
                 raise BadInput(f"{name if name in os.environ else name.lower()} {error}") from None
-    return found
+    return proxies

@@ -11,10 +11,10 @@ _VARIABLE = re.compile(r"\$\{(\w+)\}")
 def filled(place: str) -> str:
     """With the environment's values in the place of its variables."""
 
-    def value(found: re.Match[str]) -> str:
-        said = os.environ.get(found[1], "").strip()
+    def value(match: re.Match[str]) -> str:
+        said = os.environ.get(match[1], "").strip()
         if not said:
-            raise BadInput(f"${{{found[1]}}}: no such variable is set")
+            raise BadInput(f"${{{match[1]}}}: no such variable is set")
         return said
 
     return _VARIABLE.sub(value, place)

@@ -103,7 +103,7 @@ def way_of(pool: Pool, addresses: Sequence[Address], previous: Way | None) -> Wa
         proxies = proxies_for(reach.proxy, addresses)
     except BadInput as error:
         raise BadInput(f"pool {pool.name}: proxy: {error}") from None
-    seen.update(repr(sorted((url, one.name, one.authorization) for url, one in proxies.items())).encode())
+    seen.update(repr(sorted((url, proxy.name, proxy.authorization) for url, proxy in proxies.items())).encode())
     for content in read.values():
         # Each with its length, so that no two sets of files look the same.
         seen.update(b"%d:%b" % (len(content), content))

@@ -72,7 +72,7 @@ def compare_apart(
     def named(side: SideLayout) -> Accelerator | None:
         return catalog.accelerator(side.accelerator) if side.accelerator else None
 
-    found: list[ApartEntry] = []
+    apart_entries: list[ApartEntry] = []
     refused: list[BadInput] = []
     for accelerator in accelerators:
         try:
@@ -82,9 +82,9 @@ def compare_apart(
                 )
                 for side in (prefill, decode)
             ]
-            for name, one in zip(("prefill", "decode"), sides, strict=True):
-                if not place(one, load.context).fits:
-                    raise DoesNotFit(f"{name} {one.parallelism} cannot hold it")
+            for name, deployment in zip(("prefill", "decode"), sides, strict=True):
+                if not place(deployment, load.context).fits:
+                    raise DoesNotFit(f"{name} {deployment.parallelism} cannot hold it")
             first, second = (one.accelerator for one in sides)
             way = catalog.connector(connector) if connector else catalog.connector_for(sides[0].stack, first)
             gpus = prefill.gpus + decode.gpus
@@ -103,12 +103,12 @@ def compare_apart(
         except (DoesNotFit, BadInput) as error:
             if isinstance(error, BadInput):
                 refused.append(error)
-            found.append(ApartEntry(accelerator, problem=str(error)))
+            apart_entries.append(ApartEntry(accelerator, problem=str(error)))
             continue
         moved = transfer(Sides([service]), float(load.input_tokens))
         state = disaggregated_state(Sides([service]), load.concurrency, load.input_tokens, load.output_tokens)
         moved_s, busy = float((moved.start_s + moved.wire_s)[0, 0]), float(state.prefill_busy[0, 0])
-        found.append(ApartEntry(accelerator, service, got, together, moved_s, busy))
+        apart_entries.append(ApartEntry(accelerator, service, got, together, moved_s, busy))
     if len(refused) == len(accelerators) and refused:
         raise refused[0]
-    return found
+    return apart_entries

@@ -30,7 +30,7 @@ class Curve:
 def curves(card: Scorecard) -> list[Curve]:
     """A curve for each entry of a scorecard that runs, at its lengths."""
     deployments = [entry.deployment for entry in card.entries if entry.deployment]
-    return [curve(one, card.load.input_tokens, card.load.output_tokens) for one in deployments]
+    return [curve(deployment, card.load.input_tokens, card.load.output_tokens) for deployment in deployments]
 
 
 def curve(deployment: Deployment, input_tokens: int, output_tokens: int) -> Curve:

@@ -61,17 +61,17 @@ def scaling(
         first = catalog.deployment(model, accelerator, Parallelism(), precision, kv_format, stack, speculation)
         sizes = [_size(catalog, first, n, load, load.concurrency * n / gpus[0]) for n in gpus]
         base = sizes[0].output_tokens_per_s / sizes[0].gpus
-        found.append(Scaling(accelerator, [_with_efficiency(one, base) for one in sizes]))
-    if not any(one.deployment for each in found for one in each.sizes):
+        found.append(Scaling(accelerator, [_with_efficiency(size, base) for size in sizes]))
+    if not any(size.deployment for each in found for size in each.sizes):
         raise BadInput(found[0].sizes[-1].problem)
     return found
 
 
-def _with_efficiency(one: Size, base: float) -> Size:
-    if not base or one.deployment is None:
-        return one
-    kept = one.output_tokens_per_s / one.gpus / base
-    return Size(one.gpus, one.deployment, one.replicas, one.estimate, one.output_tokens_per_s, kept)
+def _with_efficiency(size: Size, base: float) -> Size:
+    if not base or size.deployment is None:
+        return size
+    kept = size.output_tokens_per_s / size.gpus / base
+    return Size(size.gpus, size.deployment, size.replicas, size.estimate, size.output_tokens_per_s, kept)
 
 
 def _size(catalog: Catalog, first: Deployment, gpus: int, load: Load, requests: float) -> Size:
@@ -80,21 +80,21 @@ def _size(catalog: Catalog, first: Deployment, gpus: int, load: Load, requests: 
     tried = place_each(catalog, first, layouts(first.model, first.accelerator, gpus), load.context)
     holding = [placed.deployment for placed in tried if placed.verdict == FITS]
     # Stages beyond what one needs to hold the model are for nobody who can have replicas.
-    for one in [d for d in holding if d.parallelism.pp == 1] or holding:
-        replicas = gpus // one.parallelism.gpus
+    for deployment in [d for d in holding if d.parallelism.pp == 1] or holding:
+        replicas = gpus // deployment.parallelism.gpus
         each = max(round(requests / replicas), 1)
-        got = estimate(one, concurrency=each, input_tokens=load.input_tokens, output_tokens=load.output_tokens)
+        got = estimate(deployment, concurrency=each, input_tokens=load.input_tokens, output_tokens=load.output_tokens)
         several = replicas > 1 and gpus > _MACHINE
         rate = got.output_tokens_per_s * replicas * (SEVERAL_MACHINES if several else 1.0)
         if best is None or rate > best.output_tokens_per_s:
-            best = Size(gpus, one, replicas, got, rate)
+            best = Size(gpus, deployment, replicas, got, rate)
     return best or Size(gpus, problem=f"{gpus} {first.accelerator.id} cannot hold {first.model.id}")
 
 
 def layouts(model: Model, accelerator: Accelerator, gpus: int) -> list[Parallelism]:
     """Those of which whole replicas fill the GPUs, with experts that reach beyond a node among them."""
-    found = candidate_layouts(model, accelerator)
+    parallelisms = candidate_layouts(model, accelerator)
     if model.is_moe:
         reach = [n for n in (16, 32, _WIDEST) if n > accelerator.domain]
-        found += allowed([Parallelism(dp=n, ep=n) for n in reach], model, accelerator)
-    return [split for split in found if gpus % split.gpus == 0]
+        parallelisms += allowed([Parallelism(dp=n, ep=n) for n in reach], model, accelerator)
+    return [split for split in parallelisms if gpus % split.gpus == 0]

@@ -74,27 +74,27 @@ class Scorecard:
     @property
     def question(self) -> BuyersQuestion:
         """Nothing is paid for yet: estimates themselves, at a load that is given."""
-        one = next((entry.deployment for entry in self.entries if entry.deployment), None)
+        deployment = next((entry.deployment for entry in self.entries if entry.deployment), None)
         asked = BuyersQuestion(
             models=(self.model.id,), input_tokens=self.load.input_tokens, output_tokens=self.load.output_tokens,
             in_flight=self.load.concurrency, price="", sure=0.5,
         )  # fmt: skip
-        if one is None:
+        if deployment is None:
             return asked
         return msgspec.structs.replace(
             asked,
-            precision=one.precision.id,
-            kv_format=one.kv_format,
-            engine=one.stack.id,
-            drafts=str(one.speculation or ""),
+            precision=deployment.precision.id,
+            kv_format=deployment.kv_format,
+            engine=deployment.stack.id,
+            drafts=str(deployment.speculation or ""),
         )
 
     def reckoned(self, entry: Entry, **price: Any) -> Reckoning:
-        found, one = _estimate(entry), _deployment(entry)
+        found, deployment = _estimate(entry), _deployment(entry)
         return reckoning(
-            one, self.load.input_tokens, self.load.output_tokens, in_flight=self.load.concurrency,
+            deployment, self.load.input_tokens, self.load.output_tokens, in_flight=self.load.concurrency,
             output_tokens_per_s_per_gpu=found.output_tokens_per_s_per_gpu,
-            tokens_80=found.interval.per_gpu(one.parallelism.gpus) if found.interval else None, **price,
+            tokens_80=found.interval.per_gpu(deployment.parallelism.gpus) if found.interval else None, **price,
         )  # fmt: skip
 
     @property
@@ -138,8 +138,8 @@ def compare(
             continue
         memory = place(deployment, load.context).verdict
         if not check.runs(deployment):
-            found = check.readiness(deployment)
-            against = f"preflight: {found.verdict} with {found.label}: {found.why}"
+            readiness = check.readiness(deployment)
+            against = f"preflight: {readiness.verdict} with {readiness.label}: {readiness.why}"
             entries.append(Entry(accelerator, None, None, (), against, memory=memory))
             continue
         payoff = payoff_of(deployment, load.concurrency, load.input_tokens, load.output_tokens)
@@ -248,11 +248,11 @@ def _flipped(first: Entry, second: Entry) -> str:
 
 def _overlap(first: Entry, second: Entry) -> bool:
     """Whether the better could turn out the worse, by the intervals of tokens/s per GPU."""
-    one, other = _estimate(first).interval, _estimate(second).interval
-    if one is None or other is None:
+    interval, other = _estimate(first).interval, _estimate(second).interval
+    if interval is None or other is None:
         return False
     gpus = _deployment(first).parallelism.gpus, _deployment(second).parallelism.gpus
-    return one.per_gpu(gpus[0])[0] < other.per_gpu(gpus[1])[1]
+    return interval.per_gpu(gpus[0])[0] < other.per_gpu(gpus[1])[1]
 
 
 def reasons_for(first: Entry, second: Entry) -> list[str]:

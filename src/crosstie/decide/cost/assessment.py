@@ -58,7 +58,7 @@ def assess(
     bars = tornado(match, ranking[0], second)
     # What each would need to draw level with the other.
     pairs = [(second, ranking[0]), (ranking[0], second)] if second else []
-    found = [break_even(match, one, other, key) for one, other in pairs for key in KEYS]
+    evens = [break_even(match, one, other, key) for one, other in pairs for key in KEYS]
     return Assessment(
         years=years,
         bills=bills,
@@ -66,8 +66,8 @@ def assess(
         ranking=ranking,
         risk=risk,
         tornado=bars,
-        break_evens=found,
-        verdicts=sentences(bills, prices, ranking, risk, bars, found),
+        break_evens=evens,
+        verdicts=sentences(bills, prices, ranking, risk, bars, evens),
     )
 
 
@@ -132,33 +132,31 @@ def _per_hour(bill: Ownership, line: str) -> float:
     return bill.usd[line] / bill.total_usd * bill.usd_per_gpu_hour
 
 
-def _level(found: BreakEven) -> str:
+def _level(even: BreakEven) -> str:
     """Levels are listed for the one behind first; each key has its sentence for one side only."""
-    behind = found.key == "discount"
-    if behind and (found.at is None or found.at >= found.now):
-        return _level_discount(found)
-    if found.at is None:
+    behind = even.key == "discount"
+    if behind and (even.at is None or even.at >= even.now):
+        return _level_discount(even)
+    if even.at is None:
         return ""
-    if found.key == "engineers" and found.at >= found.now:
-        more = f"{found.at:.1f} engineers ({found.now:g} assumed)"
-        return f"{found.option} could pay {more} over the horizon and still match {found.against}."
-    if found.key == "purchase_usd" and found.at >= found.now:
-        prices = f"{dollars(found.at)} before its discount ({dollars(found.now)} now)"
-        return f"{found.option} stays ahead up to a price of {prices}."
-    if found.key == "output_tokens_per_s_per_gpu" and found.at <= found.now:
-        share = found.at / found.now
-        return (
-            f"{found.option} stays ahead down to {found.at:,.0f} output tokens/s a GPU, {share:.2f}x of the estimate."
-        )
+    if even.key == "engineers" and even.at >= even.now:
+        more = f"{even.at:.1f} engineers ({even.now:g} assumed)"
+        return f"{even.option} could pay {more} over the horizon and still match {even.against}."
+    if even.key == "purchase_usd" and even.at >= even.now:
+        prices = f"{dollars(even.at)} before its discount ({dollars(even.now)} now)"
+        return f"{even.option} stays ahead up to a price of {prices}."
+    if even.key == "output_tokens_per_s_per_gpu" and even.at <= even.now:
+        share = even.at / even.now
+        return f"{even.option} stays ahead down to {even.at:,.0f} output tokens/s a GPU, {share:.2f}x of the estimate."
     return ""
 
 
-def _level_discount(found: BreakEven) -> str:
-    if found.at is None:
+def _level_discount(even: BreakEven) -> str:
+    if even.at is None:
         return (
-            f"No discount brings {found.option} level with {found.against}: without any accelerator bill it costs more."
+            f"No discount brings {even.option} level with {even.against}: without any accelerator bill it costs more."
         )
-    return f"{found.option} draws level with {found.against} at {found.at:.0%} off its price ({found.now:.0%} assumed)."
+    return f"{even.option} draws level with {even.against} at {even.at:.0%} off its price ({even.now:.0%} assumed)."
 
 
 def _drivers(bars: Sequence[Bar], first: str, second: str | None) -> list[str]:

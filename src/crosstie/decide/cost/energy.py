@@ -35,7 +35,7 @@ class Draw:
 
     def interval(self, share: float) -> tuple[float, float]:
         ends = (replace(self, busy=ValueRange(end, end, end)) for end in (self.busy.low, self.busy.high))
-        low, high = (one.watts(share) for one in ends)
+        low, high = (draw.watts(share) for draw in ends)
         return low, high
 
     def held(self, share: float) -> "Draw":
@@ -84,7 +84,7 @@ def mean_share(workload: Workload) -> float:
 
 def owned_draw(catalog: Catalog, workload: Workload, accelerator: Accelerator) -> Draw | None:
     """What an owned GPU draws in the mean, by the class with most output, on the fewest GPUs that hold its model."""
-    main = max(workload.classes, key=lambda one: one.requests_per_s * one.output_tokens)
+    main = max(workload.classes, key=lambda request_class: request_class.requests_per_s * request_class.output_tokens)
     lengths = max(round(main.input_tokens), 1), max(round(main.output_tokens), 1)
     choice = workload.models.get(main.model)
     if not catalog.power.knows(accelerator):
@@ -95,12 +95,12 @@ def owned_draw(catalog: Catalog, workload: Workload, accelerator: Accelerator) -
         precision = choice.precisions[0] if choice and choice.precisions else None
         first = catalog.deployment(model, accelerator, splits[0], precision)
         each = (msgspec.structs.replace(first, parallelism=split) for split in splits)
-        one = next(one for one in each if surely_fits(one, sum(lengths)))
+        deployment = next(one for one in each if surely_fits(one, sum(lengths)))
         load = {"input_tokens": lengths[0], "output_tokens": lengths[1]}
-        found = draw_of(catalog, one, estimate(one, concurrency=_IN_FLIGHT, **load), *lengths)
+        draw = draw_of(catalog, deployment, estimate(deployment, concurrency=_IN_FLIGHT, **load), *lengths)
     except (CrosstieError, StopIteration):
         return None
-    return found and found.held(mean_share(workload) / (1.0 + workload.constraints.spare))
+    return draw and draw.held(mean_share(workload) / (1.0 + workload.constraints.spare))
 
 
 def basis(catalog: Catalog, accelerator: Accelerator, draw: Draw | None, is_set: bool = False) -> str:

@@ -221,9 +221,9 @@ def inputs(option: Option, costs: Costs, years: float) -> dict[str, ValueRange]:
     if not 0.0 < years <= 20.0:
         raise BadInput(f"a horizon of {years:g} years: must be above 0 and at most 20")
     ranges = costs_for(option.accelerator, costs).items()
-    found = {key: ValueRange(one.low.value, one.likely.value, one.high.value) for key, one in ranges}
-    found |= {key: exactly(value) for key, value in option.overrides.items()}
-    found |= {
+    value_ranges = {key: ValueRange(one.low.value, one.likely.value, one.high.value) for key, one in ranges}
+    value_ranges |= {key: exactly(value) for key, value in option.overrides.items()}
+    value_ranges |= {
         "purchase_usd": price_span(option.price),
         "discount": exactly(option.discount),
         "engineers": exactly(option.engineers),
@@ -232,11 +232,11 @@ def inputs(option: Option, costs: Costs, years: float) -> dict[str, ValueRange]:
         "gpu_watts": exactly(option.accelerator.chip.tdp.si),
     }
     if option.output_tokens_per_s_per_gpu is not None:
-        found["output_tokens_per_s_per_gpu"] = option.output_tokens_per_s_per_gpu
+        value_ranges["output_tokens_per_s_per_gpu"] = option.output_tokens_per_s_per_gpu
     if draw := option.used_draw:
-        found["gpu_busy_watts"] = draw.busy
-        found |= {"gpu_idle_watts": exactly(draw.idle), "load_exponent": exactly(draw.exponent)}
-    return found
+        value_ranges["gpu_busy_watts"] = draw.busy
+        value_ranges |= {"gpu_idle_watts": exactly(draw.idle), "load_exponent": exactly(draw.exponent)}
+    return value_ranges
 
 
 def price_span(price: Quote) -> ValueRange:

@@ -68,7 +68,7 @@ class FigureDifference:
     @property
     def left(self) -> float:
         """The factor that no assumption explains."""
-        return next(one.factor for one in self.parts if one.name == LEFT)
+        return next(part.factor for part in self.parts if part.name == LEFT)
 
     @property
     def agree(self) -> bool:
@@ -103,9 +103,9 @@ class _Document(msgspec.Struct, frozen=True):
 def read_answers(file: Path) -> list[SavedAnswer]:
     """From what `--json` printed or `plan --save` kept."""
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Document)
-        rest = [] if found.assumptions is None else [_Saved(found.assumptions, found.reckoned)]
-        saved = [*found.scenarios, *rest]
+        document = msgspec.json.decode(file.read_bytes(), type=_Document)
+        rest = [] if document.assumptions is None else [_Saved(document.assumptions, document.reckoned)]
+        saved = [*document.scenarios, *rest]
         answers = [
             SavedAnswer(one.scenario or file.stem, msgspec.convert(one.assumptions, BuyersQuestion), one.reckoned)
             for one in saved
@@ -127,7 +127,7 @@ def chosen(first: Sequence[SavedAnswer], second: Sequence[SavedAnswer]) -> tuple
         lengths = [{(row.input_tokens, row.output_tokens) for row in answer.reckoned} for answer in pair]
         return len(one & other), len(lengths[0] & lengths[1])
 
-    pairs = [(one, other) for one in first for other in second]
+    pairs = [(saved_answer, other) for saved_answer in first for other in second]
     return max(pairs, key=common)
 
 
@@ -137,10 +137,10 @@ def reconcile(catalog: Catalog, first: SavedAnswer, second: SavedAnswer) -> Reco
     if not shared:
         have = [", ".join(sorted({f"{m} on {a}" for m, a in rows})) or "nothing" for rows in (mine, theirs)]
         raise BadInput(f"nothing in common: {first.name} has {have[0]}; {second.name} has {have[1]}")
-    found = [_difference(catalog, mine[key], theirs[key]) for key in shared]
+    differences = [_difference(catalog, mine[key], theirs[key]) for key in shared]
     alone = [accelerator for model, accelerator in mine.keys() ^ theirs.keys()]
     return Reconciled(
-        first, second, differing(first.question, second.question), [one for one in found if one], sorted(alone)
+        first, second, differing(first.question, second.question), [one for one in differences if one], sorted(alone)
     )
 
 
@@ -231,13 +231,13 @@ def _rate(catalog: Catalog, lengths: Reckoning, replica: Reckoning, drafts: Reck
 def _words(name: str, *rows: Reckoning) -> tuple[str, str]:
     """What an assumption is in each answer; equal words are no difference."""
     if name == LENGTHS:
-        found = [f"{one.input_tokens:,} in, {one.output_tokens:,} out" for one in rows]
+        found = [f"{row.input_tokens:,} in, {row.output_tokens:,} out" for row in rows]
     elif name == REPLICA:
-        found = [f"{one.layout} {one.precision}, {one.kv_format} cache, {one.stack}" for one in rows]
+        found = [f"{row.layout} {row.precision}, {row.kv_format} cache, {row.stack}" for row in rows]
     elif name == DRAFTS:
-        found = [one.drafts or "none" for one in rows]
+        found = [row.drafts or "none" for row in rows]
     elif name == LOAD:
-        found = [f"{one.in_flight or 0.0:.3g} in flight" for one in rows]
+        found = [f"{row.in_flight or 0.0:.3g} in flight" for row in rows]
     else:
-        found = [f"{one.filled:.0%} of what estimates give then" for one in rows]
+        found = [f"{row.filled:.0%} of what estimates give then" for row in rows]
     return found[0], found[1]

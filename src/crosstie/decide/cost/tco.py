@@ -163,7 +163,7 @@ class Tco:
         flips += [(d, cost, mine) for d, cost in _in_others(second, theirs) if cost < mine]
         if not flips:
             return ""
-        d, cheap, dear = max(flips, key=lambda one: one[2] / one[1])
+        d, cheap, dear = max(flips, key=lambda flip: flip[2] / flip[1])
         gpus = plural(d.parallelism.gpus, "GPU")
         at = f"{dollars(cheap)} against {dollars(dear)} per million output tokens"
         return f"The layout decides: with {d.accelerator.id} on {gpus} {second.accelerator.id} costs less, {at}."
@@ -230,8 +230,8 @@ def _speedup(catalog: Catalog, card: Scorecard, entry: Entry, later: Accelerator
         return None
     lengths = (card.load.input_tokens, card.load.output_tokens)
     drawn = [
-        estimate_in_worlds(deployment, found, lengths).output_tokens_per_s[0] / deployment.gpus
-        for deployment, found in ((other.deployment, other.estimate), (one, entry.estimate))
+        estimate_in_worlds(deployment, estimate, lengths).output_tokens_per_s[0] / deployment.gpus
+        for deployment, estimate in ((other.deployment, other.estimate), (one, entry.estimate))
     ]
     low, high = np.quantile(drawn[0] / drawn[1], [0.1, 0.9]).tolist()
     ratio = other.estimate.output_tokens_per_s_per_gpu / entry.estimate.output_tokens_per_s_per_gpu
@@ -256,8 +256,8 @@ def _check(card: Scorecard, asked: TcoRequest) -> None:
 
 
 def _option(catalog: Catalog, card: Scorecard, entry: Entry, price: Quote | None, asked: TcoRequest) -> Option:
-    name, found, deployment = entry.accelerator.id, entry.estimate, entry.deployment
-    assert found, "only entries that run are bought"
+    name, estimate, deployment = entry.accelerator.id, entry.estimate, entry.deployment
+    assert estimate, "only entries that run are bought"
     assert deployment, "what runs is deployed somehow"
     if asked.gpus < deployment.parallelism.gpus:
         raise BadParameter("gpus", f"{asked.gpus}: one replica on {name} takes {deployment.parallelism.gpus}")
@@ -266,9 +266,9 @@ def _option(catalog: Catalog, card: Scorecard, entry: Entry, price: Quote | None
     working = working_share(deployment.parallelism.gpus, asked.gpus)
     return Option(
         accelerator=entry.accelerator, gpus=asked.gpus, price=price,
-        draw=draw_of(catalog, deployment, found, card.load.input_tokens, card.load.output_tokens, working),
+        draw=draw_of(catalog, deployment, estimate, card.load.input_tokens, card.load.output_tokens, working),
         output_tokens_per_s_per_gpu=throughput(
-            deployment, found, (card.load.input_tokens, card.load.output_tokens), asked.gpus
+            deployment, estimate, (card.load.input_tokens, card.load.output_tokens), asked.gpus
         ),
         discount=asked.discount.get(name, 0.0), engineers=asked.engineers.get(name, 0.0),
         overrides=asked.assumptions.get(name, {}),

@@ -20,7 +20,7 @@ _LONGER = [-1.0 if metric == "throughput" else 1.0 for metric in METRICS]
 
 def with_adapters(deployments: Sequence[Deployment], classes: Sequence[RequestClass]) -> list[Deployment]:
     """The same with room for the adapters that the classes of their model ask for."""
-    asked = [(one.lora, one.requests_per_s) for one in classes if one.lora]
+    asked = [(request_class.lora, request_class.requests_per_s) for request_class in classes if request_class.lora]
     if not asked:
         return list(deployments)
     popularity = _together([(lora, rate) for lora, rate in asked], sum(one.requests_per_s for one in classes))
@@ -30,11 +30,11 @@ def with_adapters(deployments: Sequence[Deployment], classes: Sequence[RequestCl
     most = most_in_flight(popularity, slots)
     facts = shipped_lora()
     found = []
-    for one in deployments:
-        low, likely, high = facts.speed(one.stack.id, moe=one.model.is_moe, rank=rank)
+    for deployment in deployments:
+        low, likely, high = facts.speed(deployment.stack.id, moe=deployment.model.is_moe, rank=rank)
         adapters = Adapters(slots=slots, rank=rank, targets=targets, slowdown=1.0 / likely, max_sequences=most)
-        correction = _wider(one.correction, math.log(likely / low), math.log(high / likely))
-        found.append(msgspec.structs.replace(one, adapters=adapters, correction=correction))
+        correction = _wider(deployment.correction, math.log(likely / low), math.log(high / likely))
+        found.append(msgspec.structs.replace(deployment, adapters=adapters, correction=correction))
     return found
 
 

@@ -179,9 +179,9 @@ def _held_back(asked: Choice, solution: Solution) -> str:
     return f"{kind.name}'s {name} p{target.percentile * 100:g} of {seconds(target.seconds)}" if target else limit
 
 
-def found_share(fleet: FleetPlan, one: RequestClass) -> float:
+def found_share(fleet: FleetPlan, request_class: RequestClass) -> float:
     """Of a class's prompt tokens, those that its replicas have in a cache."""
-    mine = [c for pool in fleet.pools for c in pool.carried if c.part.request_class.name == one.name]
+    mine = [c for pool in fleet.pools for c in pool.carried if c.part.request_class.name == request_class.name]
     asked = sum(c.requests_per_s * c.part.slice.input_tokens for c in mine)
     return sum(c.requests_per_s * c.part.slice.input_tokens * c.hit_rate for c in mine) / asked if asked else 0.0
 
@@ -202,7 +202,7 @@ def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPl
         bought={item.id: round(solution.bought[i]) for i, item in enumerate(items) if solution.bought[i] > 0},
         gap=solution.gap,
         by_class={one.name: _cost(pools, workload, [one.name]) for one in workload.classes},
-        cost=_cost(pools, workload, [one.name for one in workload.classes]),
+        cost=_cost(pools, workload, [request_class.name for request_class in workload.classes]),
     )  # fmt: skip
 
 
@@ -289,12 +289,12 @@ def _estimate(one: Servable, **load: int) -> Estimate:
 
 def _named(pools: list[PoolPlan]) -> list[PoolPlan]:
     """Pools by the class that loads them most and their accelerator, the dearest first."""
-    found: list[PoolPlan] = []
-    for pool in sorted(pools, key=lambda one: -one.usd_per_hour):
+    plans: list[PoolPlan] = []
+    for pool in sorted(pools, key=lambda plan: -plan.usd_per_hour):
         main = pool.carried[0].part.request_class.name if pool.carried else "idle"
         stem = _slug(f"{main}-{pool.deployment.accelerator.id}")
-        found.append(replace(pool, name=unused_name(stem, {one.name for one in found})))
-    return found
+        plans.append(replace(pool, name=unused_name(stem, {plan.name for plan in plans})))
+    return plans
 
 
 def unused_name(stem: str, taken: set[str]) -> str:

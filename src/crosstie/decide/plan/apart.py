@@ -32,9 +32,9 @@ def services(catalog: Catalog, deployments: Sequence[Deployment], slices: Sequen
         # Where a service apart encodes pictures is not modelled, so that none is offered cheaper than it is.
         return []
     return [
-        one
+        in_number
         for sides, connector in able(catalog, deployments, slices)
-        for one in in_numbers([(prefill, decode) for prefill in sides for decode in sides], connector, slices)
+        for in_number in in_numbers([(prefill, decode) for prefill in sides for decode in sides], connector, slices)
     ]
 
 
@@ -70,7 +70,7 @@ def able(
     found = []
     for _, group in groupby(sorted((d for d in deployments if d.parallelism.pp == 1), key=kind), key=kind):
         held = [one for one in group if cache_sequences(one, longest) / one.parallelism.dp >= 1.0]
-        narrow = sorted(held, key=lambda one: (one.parallelism.gpus, one.parallelism.dp))[:_SPLITS]
+        narrow = sorted(held, key=lambda deployment: (deployment.parallelism.gpus, deployment.parallelism.dp))[:_SPLITS]
         try:
             found += [(narrow, catalog.connector_for(narrow[0].stack, narrow[0].accelerator))] if narrow else []
         except BadInput:

@@ -21,7 +21,7 @@ def plan_question(plan: Plan) -> BuyersQuestion:
     by = "simulation" if plan.confirmed else "closed forms"
     sure = 0.5 if plan.too_dear else work.sureness
     sold, pools = mean_share(work), plan.fleet.pools if plan.fleet else []
-    drafts = dict.fromkeys(str(one.deployment.speculation) for one in pools if one.deployment.speculation)
+    drafts = dict.fromkeys(str(pool.deployment.speculation) for pool in pools if pool.deployment.speculation)
     price = plan.market.kinds[0]
     return _asked(work, price=price, sure=sure, utilisation=sold, by=by, drafts=" or ".join(drafts))
 
@@ -40,14 +40,14 @@ def simulation_question(workload: Workload | None, trace: Trace | None, run: Run
 
 
 def _asked(work: Workload, **others: object) -> BuyersQuestion:
-    rate = math.fsum(one.requests_per_s for one in work.classes)
+    rate = math.fsum(request_class.requests_per_s for request_class in work.classes)
     named = dict.fromkeys(word for one in work.classes for word in work.choice(one.model).precisions)
     return BuyersQuestion(
-        models=tuple(dict.fromkeys(one.model for one in work.classes)),
+        models=tuple(dict.fromkeys(request_class.model for request_class in work.classes)),
         input_tokens=round(math.fsum(one.requests_per_s * one.input_tokens for one in work.classes) / rate),
         output_tokens=round(math.fsum(one.requests_per_s * one.output_tokens for one in work.classes) / rate),
         in_flight=None,
-        targets=tuple(dict.fromkeys(word for one in work.classes for word in _targets(one))),
+        targets=tuple(dict.fromkeys(word for request_class in work.classes for word in _targets(request_class))),
         precision=" or ".join(named),
         evidence=work.constraints.evidence,
         horizon_years=float(work.horizon_years),
@@ -56,8 +56,8 @@ def _asked(work: Workload, **others: object) -> BuyersQuestion:
     )
 
 
-def _targets(one: RequestClass) -> list[str]:
-    both = (("TTFT", one.ttft), ("TPOT", one.tpot))
+def _targets(request_class: RequestClass) -> list[str]:
+    both = (("TTFT", request_class.ttft), ("TPOT", request_class.tpot))
     return [f"{name} p{target.percentile * 100:g} {seconds(target.seconds)}" for name, target in both if target]
 
 
@@ -71,14 +71,14 @@ def plan_reckoned(plan: Plan) -> list[Reckoning]:
 
 
 def _pool(pool: PoolPlan, price: str, sold: float) -> Reckoning:
-    found = pool.estimate
+    estimate = pool.estimate
     sent = math.fsum(one.requests_per_s * one.part.slice.output_tokens for one in pool.carried) / pool.gpus
-    ends = found.interval.per_gpu(pool.deployment.gpus) if found.interval else None
-    scale = sent / found.output_tokens_per_s_per_gpu
+    ends = estimate.interval.per_gpu(pool.deployment.gpus) if estimate.interval else None
+    scale = sent / estimate.output_tokens_per_s_per_gpu
     main = max(pool.carried, key=lambda one: (not one.part.slice.exempt, one.load)).part.slice if pool.carried else None
     lengths = (main.input_tokens, main.output_tokens) if main else (1, 1)
     return reckoning(
-        pool.deployment, *lengths, in_flight=found.concurrency, output_tokens_per_s_per_gpu=sent or None,
+        pool.deployment, *lengths, in_flight=estimate.concurrency, output_tokens_per_s_per_gpu=sent or None,
         filled=scale or 1.0,
         tokens_80=(ends[0] * scale, ends[1] * scale) if ends and sent else None,
         usd_per_gpu_hour=pool.usd_per_gpu_hour, price=price, utilisation=sold,

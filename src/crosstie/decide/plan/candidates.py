@@ -50,7 +50,7 @@ def candidates(
     evidence: Evidence = "stack",
 ) -> list[Deployment]:
     """Those that run, and hold at least one request of the shortest contexts, and some that hold the longest."""
-    found: list[Deployment] = []
+    deployments: list[Deployment] = []
     precisions = _different(catalog, model, choice.precisions)
     drafts = catalog.speculations(model, choice.speculation, text=choice.text, length=choice.acceptance)
     for accelerator in accelerators:
@@ -62,16 +62,16 @@ def candidates(
                     for way in drafts:
                         first = msgspec.structs.replace(plain, speculation=way)
                         held = _layouts(catalog, first, splits, shortest, longest)
-                        found += [deployment for deployment in held if gate.passes(deployment)]
-    return found if evidence == "any" else _better_known(found, evidence, gate)
+                        deployments += [deployment for deployment in held if gate.passes(deployment)]
+    return deployments if evidence == "any" else _better_known(deployments, evidence, gate)
 
 
 def _of_kind(catalog: Catalog, tried: Sequence[Deployment], gate: Gate) -> Sequence[Deployment]:
     """Stacks that were measured here with this model or models of its kind, where there are any."""
     near = [d for d in tried if d.correction.nearness in _WITH_MODEL or catalog.knows_kind(d)]
-    for one in tried if near else ():
-        if one not in near:
-            gate.pass_over(one)
+    for deployment in tried if near else ():
+        if deployment not in near:
+            gate.pass_over(deployment)
     return near or tried
 
 
@@ -80,13 +80,13 @@ def _better_known(found: Sequence[Deployment], evidence: Evidence, gate: Gate) -
     layouts, where that is asked."""
     kept: list[Deployment] = []
     by_accelerator: dict[str, list[Deployment]] = {}
-    for one in found:
-        by_accelerator.setdefault(one.accelerator.id, []).append(one)
+    for deployment in found:
+        by_accelerator.setdefault(deployment.accelerator.id, []).append(deployment)
     for mine in by_accelerator.values():
         measured = {one.stack.id for one in mine if one.correction.nearness in _WITH_MODEL}
-        for one in mine if measured else ():
-            if one.stack.id not in measured:
-                gate.pass_over(one)
+        for deployment in mine if measured else ():
+            if deployment.stack.id not in measured:
+                gate.pass_over(deployment)
         mine = [one for one in mine if not measured or one.stack.id in measured]
         exact = [one for one in mine if not one.correction.extrapolated]
         kept += exact if exact and evidence == "layout" else mine
@@ -122,12 +122,12 @@ def _layouts(
     catalog: Catalog, first: Deployment, splits: Sequence[Parallelism], shortest: int, longest: int
 ) -> list[Deployment]:
     """Within one domain; stages beyond it only where nothing smaller holds the shortest, or the longest."""
-    found = [d for d in (_held(first, split, shortest) for split in splits if split.pp == 1) if d]
+    deployments = [d for d in (_held(first, split, shortest) for split in splits if split.pp == 1) if d]
     for context in (shortest, longest):
-        if not any(_held(first, d.parallelism, context) for d in found):
+        if not any(_held(first, d.parallelism, context) for d in deployments):
             staged = (_held(first, split, context) for split in splits if split.pp > 1)
-            found += [d for d in staged if d][:1]
-    return [catalog.calibrated(deployment) for deployment in found]
+            deployments += [d for d in staged if d][:1]
+    return [catalog.calibrated(deployment) for deployment in deployments]
 
 
 def _held(first: Deployment, split: Parallelism, context: int) -> Deployment | None:
@@ -160,18 +160,18 @@ def longest_context(workload: Workload, model: str) -> int:
 def shared_layouts(
     catalog: Catalog, workload: Workload, sharing: Sharing, accelerator: Accelerator, gate: Gate
 ) -> list[SharedLayout]:
-    found: list[SharedLayout] = []
+    layouts: list[SharedLayout] = []
     reason = ""
     for width in _SHARED_WIDTHS:
-        if width > accelerator.domain or len(found) == _SHARED_LAYOUTS:
+        if width > accelerator.domain or len(layouts) == _SHARED_LAYOUTS:
             break
         try:
-            found.append(_shared_layout(catalog, workload, sharing, accelerator, Parallelism(tp=width), gate))
+            layouts.append(_shared_layout(catalog, workload, sharing, accelerator, Parallelism(tp=width), gate))
         except (Unfit, BadInput) as error:
             reason = str(error)
-    if not found:
+    if not layouts:
         raise Unfit(reason)
-    return found
+    return layouts
 
 
 def _shared_layout(
@@ -181,22 +181,22 @@ def _shared_layout(
     deployments = {name: _smallest(catalog, workload, accelerator, split, name, gate) for name in sharing.models}
     hosted = [
         hosted_model(
-            one,
+            deployment,
             path,
             context=longest_context(workload, name),
             sequences=sharing.sequences,
             pinned=name in sharing.pinned,
         )
-        for name, one in deployments.items()
+        for name, deployment in deployments.items()
     ]
-    room = min(room_bytes(one, path, len(hosted)) for one in deployments.values())
+    room = min(room_bytes(deployment, path, len(hosted)) for deployment in deployments.values())
     largest = max(hosted, key=lambda one: one.taken_bytes)
     if largest.taken_bytes > room:
         raise Unfit(
             f"{largest.model} takes {largest.taken_bytes / 1e9:.0f} GB with a cache for {sharing.sequences} requests, "
             f"and {split.gpus} GPU{'s' if split.gpus > 1 else ''} leave {room / 1e9:.0f} GB for models that are awake"
         )
-    weights = sum(gpu_weight_bytes(one) * split.gpus for one in deployments.values())
+    weights = sum(gpu_weight_bytes(deployment) * split.gpus for deployment in deployments.values())
     asleep = sharing.load_from == "host"
     return SharedLayout(accelerator, split, deployments, hosted, room, weights if asleep else 0.0)
 
@@ -207,19 +207,19 @@ def _smallest(
     """In the smallest of the precisions that it may have: a shared replica is short of memory first."""
     model, choice = catalog.model(name), workload.choice(name)
     stack = choice.stacks[0] if choice.stacks else _USUAL_STACK
-    found: list[Deployment] = []
+    deployments: list[Deployment] = []
     reason = ""
     for precision in choice.precisions:
         try:
-            one = catalog.deployment(model, accelerator, split, precision, choice.kv_formats[0], stack)
+            deployment = catalog.deployment(model, accelerator, split, precision, choice.kv_formats[0], stack)
         except BadInput as error:
             reason = str(error)
             continue
-        if gate.passes(one):
-            found.append(one)
+        if gate.passes(deployment):
+            deployments.append(deployment)
         else:
-            judged = gate.readiness(one)
+            judged = gate.readiness(deployment)
             reason = f"{model.id} with {judged.label}: {judged.verdict}: {judged.why}"
-    if not found:
+    if not deployments:
         raise Unfit(reason)
-    return catalog.calibrated(min(found, key=gpu_weight_bytes))
+    return catalog.calibrated(min(deployments, key=gpu_weight_bytes))

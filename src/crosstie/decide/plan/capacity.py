@@ -73,13 +73,13 @@ class Tier:
     ttft_s: float
     tpot_s: float
 
-    def admits(self, one: RequestClass) -> bool:
-        wanted = tier_of(one)
+    def admits(self, request_class: RequestClass) -> bool:
+        wanted = tier_of(request_class)
         return wanted.ttft_s >= self.ttft_s and wanted.tpot_s >= self.tpot_s
 
-    def is_asked_by(self, one: RequestClass) -> bool:
+    def is_asked_by(self, request_class: RequestClass) -> bool:
         """Whether the class is as strict as the tier in some target, or neither has any."""
-        wanted = tier_of(one)
+        wanted = tier_of(request_class)
         strict = wanted.ttft_s <= self.ttft_s < np.inf or wanted.tpot_s <= self.tpot_s < np.inf
         return strict or wanted == self
 
@@ -107,7 +107,7 @@ class ByDeployment:
     __slots__ = ()
 
     def rows(self, index: Sequence[int] | NDArray[np.int64] | slice) -> Self:
-        return type(self)(*(getattr(self, one.name)[index] for one in fields(self)))  # type: ignore[arg-type]
+        return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
     def stacked(cls, several: Sequence[Self]) -> Self:
@@ -177,8 +177,8 @@ class Capacity(ByDeployment):
         return cls(*(np.zeros(shape, np.int64 if f.name == "limit" else np.float64) for f in fields(cls)))  # type: ignore[arg-type]
 
     def fill(self, rows: slice | NDArray[np.int64], parts: Sequence[int] | slice, found: Self) -> None:
-        for one in fields(self):
-            getattr(self, one.name)[rows, parts] = getattr(found, one.name)
+        for field in fields(self):
+            getattr(self, field.name)[rows, parts] = getattr(found, field.name)
 
     def of_parts(self, parts: Sequence[int]) -> Self:
         return type(self)(*(getattr(self, f.name)[:, parts] for f in fields(self)))
@@ -205,14 +205,14 @@ def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
     contexts = np.array([float(s.context) for s in slices])
     # Each attention replica holds its own requests, and a whole one at least.
     whole = np.stack([cache_sequences(d, contexts) / d.parallelism.dp for d in hardware.deployments])
-    found = []
+    load_curves = []
     for k, one in enumerate(slices):
         alone, filled = k * count, slice(k * count + 1, (k + 1) * count)
         # Of the n + 1 clients one is oneself. What is loaded from other memory comes one after the other.
         most_loaded = hardware.dp / np.maximum(under.load_s[:, filled], 1e-12)
         rates = np.minimum(got.requests_per_s[:, filled] * GRID / (GRID + 1.0), most_loaded)
         room = room_beside_idle(hardware, one, got.concurrency_that_fits[:, alone], GRID, rates)
-        found.append(
+        load_curves.append(
             LoadCurve(
                 tpot_s=got.tpot_s[:, filled],
                 found_room_s=got.found_room_s[:, filled] + under.load_s[:, filled],
@@ -230,7 +230,7 @@ def curves(hardware: Hardware, slices: Sequence[Slice]) -> list[LoadCurve]:
                 stalls=np.ones(len(hardware.deployments)),
             )
         )
-    return found
+    return load_curves
 
 
 def _prompts(one: Slice) -> tuple[Array, Array]:
@@ -277,8 +277,8 @@ class PartTargets:
         classes = [part.request_class for part in parts]
         self.ttft_s = np.array([one.ttft.seconds if one.ttft else np.inf for one in classes])
         self.tpot_s = np.array([one.tpot.seconds if one.tpot else np.inf for one in classes])
-        self.classes = list({id(one): one for one in classes}.values())
-        self.class_of = np.array([[id(c) for c in self.classes].index(id(one)) for one in classes])
+        self.classes = list({id(request_class): request_class for request_class in classes}.values())
+        self.class_of = np.array([[id(c) for c in self.classes].index(id(request_class)) for request_class in classes])
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +302,10 @@ class Levels:
     logarithm; what a replica takes of each part alone at that time is looked up once and interpolated from then on.
     """
 
-    def __init__(self, parts: Sequence[TrafficPart], found: Sequence[LoadCurve], scale: EstimateScale):
+    def __init__(self, parts: Sequence[TrafficPart], load_curves: Sequence[LoadCurve], scale: EstimateScale):
         self.targets = PartTargets(parts)
-        tpot = np.stack([c.tpot_s for c in found], axis=1) * scale.tpot[:, None, None]
-        alone = np.stack([c.alone_tpot_s for c in found], axis=1) * scale.tpot[:, None]
+        tpot = np.stack([c.tpot_s for c in load_curves], axis=1) * scale.tpot[:, None, None]
+        alone = np.stack([c.alone_tpot_s for c in load_curves], axis=1) * scale.tpot[:, None]
         first = np.maximum(tpot[:, :, 0], alone * (1.0 + 1e-9))
         # What a token takes before anybody's own context and prompts.
         empty = np.maximum(2.0 * alone - first, 0.5 * alone)
@@ -315,7 +315,7 @@ class Levels:
         in_flight = _largest_within(tpot[:, None], self.tpot_s[:, :, None], empty[:, None])
 
         def at_level(name: str) -> Array:
-            return at_or_first(np.stack([getattr(c, name) for c in found], axis=1)[:, None], in_flight)
+            return at_or_first(np.stack([getattr(c, name) for c in load_curves], axis=1)[:, None], in_flight)
 
         self.in_flight = in_flight
         self.requests_per_s = at_level("requests_per_s") * np.minimum(in_flight, 1.0) * scale.rate[:, None, None]
@@ -323,15 +323,15 @@ class Levels:
         self.own_s = at_level("found_room_s") * scale.ttft[:, None, None]
         # One table, since they are looked up together.
         self.table = np.stack((self.requests_per_s, self.service_s, self.own_s, in_flight), axis=-1)
-        self.extra_s = np.stack([c.extra_s for c in found], axis=1) * scale.ttft[:, None, None]
-        self.room = np.stack([c.room for c in found], axis=1)
-        self.prompts_a_step = np.stack([c.prompts_a_step for c in found], axis=1)
-        self.engine_limit, self.stalls = found[0].engine_limit, found[0].stalls
+        self.extra_s = np.stack([c.extra_s for c in load_curves], axis=1) * scale.ttft[:, None, None]
+        self.room = np.stack([c.room for c in load_curves], axis=1)
+        self.prompts_a_step = np.stack([c.prompts_a_step for c in load_curves], axis=1)
+        self.engine_limit, self.stalls = load_curves[0].engine_limit, load_curves[0].stalls
         # A long context makes one's own tokens slower than those of the others.
         self.slower_s = alone
         self.later = np.array([_points([max(o - 1.0, 0.0) for _, o in p.slice.sample]) for p in parts])
         self.spread = np.array([p.slice.input_dispersion for p in parts])
-        self._idle_s = np.stack([c.alone_ttft_s for c in found], axis=1) * scale.ttft[:, None]
+        self._idle_s = np.stack([c.alone_ttft_s for c in load_curves], axis=1) * scale.ttft[:, None]
 
     def able(self, targets: PartTargets) -> Mask:
         """(deployments, parts): nobody is sent where it takes far longer than it may, or has to."""
@@ -498,11 +498,11 @@ def operating_points(levels: Levels, meant: Sequence[Meant]) -> list[Capacity]:
     at_once = max(_VALUES // max(rows * parts * _POINTS, 1), 1)
     # Those of about as many parts together.
     order = sorted(range(len(meant)), key=lambda place: np.count_nonzero(meant[place].share))
-    found: dict[int, Capacity] = {}
+    capacities: dict[int, Capacity] = {}
     for start in range(0, len(order), at_once):
         some = order[start : start + at_once]
-        found.update(zip(some, _operating_points(levels, [meant[place] for place in some]), strict=True))
-    return [found[place] for place in range(len(meant))]
+        capacities.update(zip(some, _operating_points(levels, [meant[place] for place in some]), strict=True))
+    return [capacities[place] for place in range(len(meant))]
 
 
 def _operating_points(levels: Levels, meant: Sequence[Meant]) -> list[Capacity]:
@@ -510,12 +510,12 @@ def _operating_points(levels: Levels, meant: Sequence[Meant]) -> list[Capacity]:
     able = np.stack([levels.able(one.targets) for one in meant])
     mine = np.stack([one.share > 0 for one in meant])
     serving = np.flatnonzero((able | ~mine[:, None, :]).all(axis=2))
-    found = Capacity.empty((len(meant) * rows, parts))
+    capacity = Capacity.empty((len(meant) * rows, parts))
     if len(serving):
         point = _found_points(levels, meant, serving)
         point.requests_per_s[~able.reshape(-1, parts)[serving]] = 0.0
-        found.fill(serving, slice(None), point)
-    return [found.rows(slice(start, start + rows)) for start in range(0, len(meant) * rows, rows)]
+        capacity.fill(serving, slice(None), point)
+    return [capacity.rows(slice(start, start + rows)) for start in range(0, len(meant) * rows, rows)]
 
 
 def _found_points(levels: Levels, meant: Sequence[Meant], pair: NDArray[np.int64]) -> Capacity:

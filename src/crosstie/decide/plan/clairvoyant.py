@@ -58,18 +58,18 @@ def clairvoyant_bound(catalog: Catalog, fleet: Fleet, traffic: Traffic) -> Bound
     cached = _held_at_best(traffic)
     models = np.array([model for _, model in traffic.classes])[traffic.kinds]
     pools = [_alone(catalog, fleet, number, traffic, cached, models) for number in range(len(fleet.pools))]
-    targets = {one.name: (one.ttft, one.tpot) for one in fleet.classes}
-    ttft, tpot = (np.min([getattr(one, name) for one in pools], axis=0) for name in ("ttft_s", "tpot_s"))
+    targets = {served_class.name: (served_class.ttft, served_class.tpot) for served_class in fleet.classes}
+    ttft, tpot = (np.min([getattr(alone, name) for alone in pools], axis=0) for name in ("ttft_s", "tpot_s"))
     good = np.zeros(len(traffic), bool)
     classes = []
     for kind, (name, _) in enumerate(traffic.classes):
         mine = traffic.kinds == kind
         ttft_target, tpot_target = targets.get(name or "", (None, None))
         kept = np.zeros(len(traffic), bool)
-        for one in pools:
-            late = one.ttft_s > (ttft_target.seconds if ttft_target else math.inf)
-            slow = one.tpot_s > (tpot_target.seconds if tpot_target else math.inf)
-            kept |= ~late & ~slow & np.isfinite(one.ttft_s)
+        for pool in pools:
+            late = pool.ttft_s > (ttft_target.seconds if ttft_target else math.inf)
+            slow = pool.tpot_s > (tpot_target.seconds if tpot_target else math.inf)
+            kept |= ~late & ~slow & np.isfinite(pool.ttft_s)
         good |= kept & mine
         if not mine.any():
             continue
@@ -83,7 +83,7 @@ def clairvoyant_bound(catalog: Catalog, fleet: Fleet, traffic: Traffic) -> Bound
             )
         )
     usd = max(
-        float(np.min([weight * one.prompt_usd + (1.0 - weight) * one.answer_usd for one in pools], axis=0).sum())
+        float(np.min([weight * alone.prompt_usd + (1.0 - weight) * alone.answer_usd for alone in pools], axis=0).sum())
         for weight in _WEIGHTS
     )
     return Bound(within=float(good.mean()), usd_per_hour=usd / max(traffic.span_s, 1e-9) * 3600.0, classes=classes)

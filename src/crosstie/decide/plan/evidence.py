@@ -39,7 +39,7 @@ def is_known_apart(catalog: Catalog, workload: Workload, pools: Iterable[PoolPla
     if workload.constraints.evidence == "any":
         return True
     services = [pool.deployment for pool in pools if isinstance(pool.deployment, Disaggregated)]
-    return all(measured_apart(catalog, side) for one in services for side in (one.prefill, one.decode))
+    return all(measured_apart(catalog, side) for service in services for side in (service.prefill, service.decode))
 
 
 def with_unmeasured(
@@ -54,11 +54,11 @@ def with_unmeasured(
     kinds = [item.accelerator for item in asked.market.items if item.id in where]
     tried = of_one_stack(surveys(catalog, every, kinds, gate=Gate(catalog, every)), scaling)
     read = asked.by(offers(tried, scaling, peak=asked.peak))
-    found = solve(read.problem, quickly=True)
-    fleet = alternative(read, found, usd_per_hour)
-    if found is None or fleet is None or fleet.dearer > -_WORTH_SAYING:
+    solution = solve(read.problem, quickly=True)
+    fleet = alternative(read, solution, usd_per_hour)
+    if solution is None or fleet is None or fleet.dearer > -_WORTH_SAYING:
         return None
-    used = [read.offers.columns[i].deployment.decode for i in np.flatnonzero(found.replicas)]
+    used = [read.offers.columns[i].deployment.decode for i in np.flatnonzero(solution.replicas)]
     over = [d.stack.name for d in used if d.accelerator.id in gate.passed_over.get((d.model.id, d.stack.name), ())]
     return Unmeasured(tuple(dict.fromkeys(over)), fleet) if over else None
 

@@ -42,7 +42,7 @@ def _shared(name: str, pool: SharedPoolPlan, workload: Workload) -> Pool:
     layout = pool.layout
     first = next(iter(layout.deployments.values()))
     assert workload.sharing is not None
-    newest = next((str(one.version) for one in engines().values() if one.stack == first.stack.id), None)
+    newest = next((str(engine.version) for engine in engines().values() if engine.stack == first.stack.id), None)
     return Pool(
         name=name,
         model=first.model.id,

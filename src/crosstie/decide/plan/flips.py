@@ -67,9 +67,9 @@ def sure_of_prices(flips: Sequence[Flip], market: Market) -> float | None:
     if not any(quote.is_open for _, quote in told):
         return None
     holds = np.ones(WORLDS, dtype=bool)
-    for one, quote in told:
-        beyond = quote.in_worlds - one.at_usd_per_gpu_hour
-        holds &= beyond < 0.0 if one.kind == "price" else beyond > 0.0
+    for flip, quote in told:
+        beyond = quote.in_worlds - flip.at_usd_per_gpu_hour
+        holds &= beyond < 0.0 if flip.kind == "price" else beyond > 0.0
     return float(holds.mean())
 
 
@@ -80,7 +80,7 @@ def _flip(kind: str, item: MarketItem, usd: float, becomes: Alternative) -> Flip
 
 def leaving(asked: Choice, answer: Solution, without: dict[str, Solution | None]) -> list[Flip]:
     """For each accelerator of the fleet the price above which a fleet without it is cheaper than this one."""
-    found = []
+    flips = []
     for name, other in without.items():
         place = asked.market.index(name)
         item, paid = asked.market.items[place], answer.bought[place]
@@ -88,8 +88,8 @@ def leaving(asked: Choice, answer: Solution, without: dict[str, Solution | None]
         if other is None or becomes is None or paid <= 0:
             continue
         rise = max(other.usd_per_hour - answer.usd_per_hour, 0.0) / paid
-        found.append(_flip("price", item, item.quote.usd + rise, becomes))
-    return found
+        flips.append(_flip("price", item, item.quote.usd + rise, becomes))
+    return flips
 
 
 def entering(asked: Choice, answer: Solution, known: Mask) -> list[Flip]:
@@ -98,13 +98,13 @@ def entering(asked: Choice, answer: Solution, known: Mask) -> list[Flip]:
     inside = asked.gpus(answer)
     outside = [(name, usd) for name, usd in _entry_prices(asked, answer).items() if name not in inside]
     outside.sort(key=lambda pair: -pair[1] / now[pair[0]])
-    found = []
+    flips = []
     for name, relaxed in outside[:_NEWCOMERS]:
         usd = min(relaxed, now[name]) * _WHOLE
         becomes = _at_price(asked, name, usd, answer, known) if usd > _FURTHEST * now[name] else None
         if becomes:
-            found.append(_flip("discount", asked.market.items[asked.market.index(name)], usd, becomes))
-    return found
+            flips.append(_flip("discount", asked.market.items[asked.market.index(name)], usd, becomes))
+    return flips
 
 
 def _at_price(asked: Choice, name: str, usd: float, answer: Solution, known: Mask) -> Alternative | None:

@@ -31,7 +31,7 @@ def guide(catalog: Catalog, workload: Workload, pools: Sequence[PoolPlan]) -> li
     by_model: dict[str, list[PoolPlan]] = {}
     for pool in pools:
         by_model.setdefault(pool.deployment.model.id, []).append(pool)
-    several = [one for one in workload.classes if len(by_model.get(one.model, ())) > 1]
+    several = [request_class for request_class in workload.classes if len(by_model.get(request_class.model, ())) > 1]
     asked = _asked(catalog, workload, several, [pool for one in by_model.values() if len(one) > 1 for pool in one])
     alone = [
         Guided(one.name, piece.longest_input, by_model[one.model][0].name, "the only pool of its model")
@@ -39,7 +39,7 @@ def guide(catalog: Catalog, workload: Workload, pools: Sequence[PoolPlan]) -> li
         if len(by_model.get(one.model, ())) == 1
         for piece in one.slices
     ]
-    order = {one.name: place for place, one in enumerate(workload.classes)}
+    order = {request_class.name: place for place, request_class in enumerate(workload.classes)}
     return sorted([*asked, *alone], key=lambda one: order[one.class_name])
 
 
@@ -56,17 +56,17 @@ def _asked(
     )
     router = Router(live_fleet(catalog, fleet, 0.0), make_policy(fleet.policy, 0))
     found = []
-    for one in classes:
-        for piece in one.slices:
+    for request_class in classes:
+        for piece in request_class.slices:
             ask = Ask(
-                model=one.model,
-                class_name=one.name,
+                model=request_class.model,
+                class_name=request_class.name,
                 input_tokens=piece.input_tokens,
                 output_tokens=piece.output_tokens,
-                ttft_s=one.ttft.seconds if one.ttft else None,
-                tpot_s=one.tpot.seconds if one.tpot else None,
+                ttft_s=request_class.ttft.seconds if request_class.ttft else None,
+                tpot_s=request_class.tpot.seconds if request_class.tpot else None,
             )
             decision = router.decide(ask, 1.0)
             pool = decision.replica.pool.name if decision.replica else ""
-            found.append(Guided(one.name, piece.longest_input, pool, decision.reason))
+            found.append(Guided(request_class.name, piece.longest_input, pool, decision.reason))
     return found

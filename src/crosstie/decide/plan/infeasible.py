@@ -55,12 +55,12 @@ def _unserved(surveyed: Sequence[Survey], asked: Choice, workload: Workload) -> 
             longest = max((one.parts[place].slice for place in places), key=lambda piece: piece.context)
             held = [one.deployments and bool((one.curves[place].room > 0).any()) for place in places]
             found += _targets(surveyed, one, kind, workload) if all(held) else [_memory(one, kind, longest, workload)]
-    return found if len(found) == 1 else [replace(one, alone=False) for one in found]
+    return found if len(found) == 1 else [replace(obstacle, alone=False) for obstacle in found]
 
 
-def _memory(one: Survey, kind: RequestClass, longest: Slice, workload: Workload) -> Obstacle:
+def _memory(survey: Survey, kind: RequestClass, longest: Slice, workload: Workload) -> Obstacle:
     stacks = workload.choice(kind.model).stacks
-    if not one.deployments and workload.choice(kind.model).apart:
+    if not survey.deployments and workload.choice(kind.model).apart:
         return Obstacle(
             f'models."{kind.model}".apart',
             "true",
@@ -68,9 +68,9 @@ def _memory(one: Survey, kind: RequestClass, longest: Slice, workload: Workload)
             f"no allowed engine serves {kind.model} apart with room for {longest.context:,} tokens on both sides",
         )
     more = "more memory: other accelerators, precisions or kv formats"
-    if not one.deployments and stacks:
+    if not survey.deployments and stacks:
         more += f"; or other stacks than {', '.join(stacks)}"
-    most = max((_longest_held(deployment) for deployment in one.deployments), default=0)
+    most = max((_longest_held(deployment) for deployment in survey.deployments), default=0)
     kept = kind.prefix
     if kept is not None and kept.idle_s and most >= longest.context:
         return Obstacle(
@@ -94,9 +94,9 @@ def _longest_held(one: Servable) -> int:
     return int(tokens[held].max(initial=0.0))
 
 
-def _targets(surveyed: Sequence[Survey], one: Survey, kind: RequestClass, workload: Workload) -> list[Obstacle]:
+def _targets(surveyed: Sequence[Survey], survey: Survey, kind: RequestClass, workload: Workload) -> list[Obstacle]:
     """The least that a class's targets would have to give: one of them if that will do, else both."""
-    alone = alone_s(one, kind, scaling_of(workload)(one.deployments))
+    alone = alone_s(survey, kind, scaling_of(workload)(survey.deployments))
 
     def serves(**targets: Target | None) -> bool:
         return _serves(surveyed, kind, msgspec.structs.replace(kind, **targets), workload)
@@ -121,16 +121,16 @@ def _targets(surveyed: Sequence[Survey], one: Survey, kind: RequestClass, worklo
         both = " and ".join(f"{key}_ms" for key in ("ttft", "tpot") if getattr(kind, key))
         why = "no replica keeps what the class asks, and no looser target was found that one would keep"
         return [Obstacle(f"class '{kind.name}' {both}".strip(), "as written", "left out, or other accelerators", why)]
-    return [_target(kind, key, needed, one, alone[key], workload) for key, needed in needs.items()]
+    return [_target(kind, key, needed, survey, alone[key], workload) for key, needed in needs.items()]
 
 
 def _target(
-    kind: RequestClass, key: str, needed: Target, one: Survey, alone: tuple[float, int, int], workload: Workload
+    kind: RequestClass, key: str, needed: Target, survey: Survey, alone: tuple[float, int, int], workload: Workload
 ) -> Obstacle:
     target: Target = getattr(kind, key)
     percentile = f"p{target.percentile * 100:g}"
     best, place, tokens = alone
-    fastest = one.deployments[place]
+    fastest = survey.deployments[place]
     read = f" (as slow as it is in {1.0 - workload.sureness:.0%} of cases)" if workload.sureness > 0.5 else ""
     return Obstacle(
         f"class '{kind.name}' {key}_ms",
@@ -141,12 +141,12 @@ def _target(
     )
 
 
-def alone_s(one: Survey, kind: RequestClass, scale: EstimateScale) -> dict[str, tuple[float, int, int]]:
+def alone_s(survey: Survey, kind: RequestClass, scale: EstimateScale) -> dict[str, tuple[float, int, int]]:
     """By target, for the slice in which its percentile lies: the seconds of one request alone, the replica that is
     fastest at it, and its mean prompt."""
     found: dict[str, tuple[float, int, int]] = {"ttft": (0.0, 0, 0), "tpot": (0.0, 0, 0)}
     upto = 0.0
-    for part, curve in zip(one.parts, one.curves, strict=True):
+    for part, curve in zip(survey.parts, survey.curves, strict=True):
         if part.request_class is not kind:
             continue
         own = {"tpot": (kind.tpot, curve.alone_tpot_s * scale.tpot), "ttft": (kind.ttft, own_ttft_s(curve, scale))}
@@ -166,9 +166,9 @@ def _serves(surveyed: Sequence[Survey], kind: RequestClass, instead: RequestClas
     return bool(np.all(offered.requests_per_s[:, mine].max(axis=0, initial=0.0) > 0))
 
 
-def with_class(one: Survey, kind: RequestClass, instead: RequestClass) -> Survey:
-    parts = [replace(part, request_class=instead) if part.request_class is kind else part for part in one.parts]
-    return replace(one, parts=parts, tiers=tiers([part.request_class for part in parts]))
+def with_class(survey: Survey, kind: RequestClass, instead: RequestClass) -> Survey:
+    parts = [replace(part, request_class=instead) if part.request_class is kind else part for part in survey.parts]
+    return replace(survey, parts=parts, tiers=tiers([part.request_class for part in parts]))
 
 
 def _least(target: Target, start_s: float, will_do: Callable[[Target], bool]) -> Target | None:

@@ -60,7 +60,7 @@ def lighter_formats(
 
     `correction`: by model, of what closed forms say that its replicas take. `known`: the surveys of the workload.
     """
-    found = []
+    lighters = []
     asks = [(what, _with(workload, more), "check what the model then answers") for what, more in _TRIED.items()]
     memory = f"{_HOST_GIB} GiB of host memory a GPU for prefixes"
     asks.append((memory, _with_host_memory(workload), "the price of the memory is not counted"))
@@ -71,8 +71,8 @@ def lighter_formats(
         read = _read(catalog, asked, market, accelerators, correction, known if what in _TRIED else ())
         fleet = alternative(read, solve(read.problem, quickly=True), usd_per_hour)
         if fleet is not None and fleet.dearer < -_WORTH_SAYING:
-            found.append(Lighter(what, fleet, but))
-    return found
+            lighters.append(Lighter(what, fleet, but))
+    return lighters
 
 
 def memory_steps(
@@ -82,7 +82,7 @@ def memory_steps(
     """What sessions find, and what that takes of the answer's accelerators, where their GPUs keep half or twice as
     much of them. None without sessions."""
     steps = []
-    for times in _MEMORY if any(one.sessions for one in workload.classes) else ():
+    for times in _MEMORY if any(request_class.sessions for request_class in workload.classes) else ():
         asked = _with_memory(workload, times)
         read = _read(catalog, asked, market, accelerators, correction)
         solution = solve(read.problem, quickly=True)
@@ -129,7 +129,7 @@ def _with(workload: Workload, more: dict[str, tuple[str, ...]]) -> Workload:
         }
         return msgspec.structs.replace(chosen, **added)
 
-    models = {one.model: wider(workload.choice(one.model)) for one in workload.classes}
+    models = {request_class.model: wider(workload.choice(request_class.model)) for request_class in workload.classes}
     return msgspec.structs.replace(workload, models={**workload.models, **models})
 
 

@@ -51,7 +51,7 @@ class Mixture:
     mean: float
 
     def total(self, what: str) -> float:
-        return sum(float(getattr(one, what)) for one in self.accelerators.values())
+        return sum(float(getattr(accelerator, what)) for accelerator in self.accelerators.values())
 
     @property
     def saves(self) -> float:

@@ -76,10 +76,10 @@ def percentiles(parts: Sequence[TrafficPart]) -> tuple[Percentile, ...]:
     """What the classes of some parts ask, target by target."""
     found = []
     by_class = {id(part.request_class): part.request_class for part in parts}
-    for one in by_class.values():
-        mine = [part for part in parts if part.request_class is one]
+    for request_class in by_class.values():
+        mine = [part for part in parts if part.request_class is request_class]
         indices, share = np.array([p.index for p in mine], np.int64), np.array([p.slice.share for p in mine])
-        for kept, target in enumerate((one.ttft, one.tpot)):
+        for kept, target in enumerate((request_class.ttft, request_class.tpot)):
             if target is not None:
                 found.append(Percentile(kept, indices, share / share.sum(), target.percentile))
     return tuple(found)
@@ -164,14 +164,14 @@ def near_ones_simplified(
 
     Of programmes with many parts, only the least itself: nobody waits for all.
     """
-    least = min((one.usd_per_hour for one in fleets.values() if one), default=0.0)
+    least = min((fleet.usd_per_hour for fleet in fleets.values() if fleet), default=0.0)
     most = least * (1.0 + simplicity)
     near = most if len(problem.demand) <= MANY_PARTS else least
 
     def simpler(one: Solution | None) -> Solution | None:
         return simplify(problem, one, most / one.usd_per_hour - 1.0) if one and one.usd_per_hour <= near else one
 
-    return {name: simpler(one) for name, one in fleets.items()}
+    return {name: simpler(solution) for name, solution in fleets.items()}
 
 
 def simplest(
@@ -181,31 +181,31 @@ def simplest(
 
     None of the fleets that are `undercutting` may be cheaper than it.
     """
-    found = [one for one in fleets.values() if one]
-    cheapest = min(found, key=lambda one: one.usd_per_hour)
+    solutions = [fleet for fleet in fleets.values() if fleet]
+    cheapest = min(solutions, key=lambda solution: solution.usd_per_hour)
     most = cheapest.usd_per_hour * (1.0 + simplicity)
-    most = min([most, *(one.usd_per_hour for one in undercutting if one)])
-    near = [one for one in found if one.usd_per_hour <= most + 1e-9]
-    return cheapest, min(near, key=lambda one: (one.kinds, one.pools, one.usd_per_hour))
+    most = min([most, *(solution.usd_per_hour for solution in undercutting if solution)])
+    near = [solution for solution in solutions if solution.usd_per_hour <= most + 1e-9]
+    return cheapest, min(near, key=lambda solution: (solution.kinds, solution.pools, solution.usd_per_hour))
 
 
 def single_vendor(asked: Choice) -> dict[str, Solution | None]:
     """The best fleet of each vendor alone, whatever share a policy asks for others."""
     free = asked.with_vendor_share(np.zeros_like(asked.problem.vendor_share)).problem
-    found: dict[str, Solution | None] = {}
+    solutions: dict[str, Solution | None] = {}
     for vendor in asked.market.vendors:
         allowed = asked.allowing(lambda item, vendor=vendor: item.vendor == vendor)  # type: ignore[misc]
-        found[vendor] = solve(free, allowed, quickly=True)
-    return found
+        solutions[vendor] = solve(free, allowed, quickly=True)
+    return solutions
 
 
 def without_each(
     asked: Choice, solution: Solution, known: Mapping[str, Solution | None] | None = None
 ) -> dict[str, Solution | None]:
     """For each accelerator of a fleet, the best fleet that does without it; `known` are found already."""
-    found = dict(known or {})
+    solutions = dict(known or {})
     for name in asked.gpus(solution):
-        if name not in found:
+        if name not in solutions:
             allowed = asked.allowing(lambda item, name=name: item.id != name)  # type: ignore[misc]
-            found[name] = solve(asked.problem, allowed, quickly=True)
-    return {name: found[name] for name in asked.gpus(solution)}
+            solutions[name] = solve(asked.problem, allowed, quickly=True)
+    return {name: solutions[name] for name in asked.gpus(solution)}

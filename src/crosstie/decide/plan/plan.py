@@ -212,7 +212,7 @@ class Plan:
     @property
     def holds(self) -> bool:
         """Whether no class misses its targets, as far as was simulated."""
-        return not self.search_failed and all(one.holds for one in self.simulated)
+        return not self.search_failed and all(simulated_class.holds for simulated_class in self.simulated)
 
     @property
     def gpus(self) -> dict[str, int]:
@@ -278,14 +278,14 @@ def _own_plan(
         found = _planned(catalog, asked, priced, made, on_progress, confirm, alone=alone)
         return replace(found, workload=workload)
 
-    models = dict.fromkeys(one.model for one in workload.classes)
+    models = dict.fromkeys(request_class.model for request_class in workload.classes)
     found = _planned(catalog, workload, priced, made, on_progress, confirm)
     named = [name for name in models if workload.choice(name).apart]
     if named and found.fleet:
         on_progress(0, 0, "the same with prefill and decode together")
         return replace(found, together=_beside(planned(named, False, alone=True), found))
     # Where replicas that do both keep no targets, services may.
-    better = [one.model for one in found.outlooks if one.may_pay] if found.fleet else []
+    better = [outlook.model for outlook in found.outlooks if outlook.may_pay] if found.fleet else []
     if confirm and (not found.fleet or found.search_failed):
         better = [name for name in models if workload.choice(name).apart is None]
     if not better:
@@ -295,7 +295,7 @@ def _own_plan(
     worse = found.fleet and (apart.search_failed or (found.holds and not apart.holds))
     if not apart.fleet or worse:
         # What simulation could not confirm does not stand against what it did.
-        return replace(found, outlooks=[_of_one_model_alone(one) for one in found.outlooks])
+        return replace(found, outlooks=[_of_one_model_alone(outlook) for outlook in found.outlooks])
     simple = 1.0 - workload.constraints.simplicity
     known = is_known_apart(catalog, workload, apart.fleet.pools)
     dear = found.fleet and apart.fleet.usd_per_hour >= found.fleet.usd_per_hour * simple
@@ -304,10 +304,10 @@ def _own_plan(
     return replace(apart, together=_beside(found, apart), outlooks=found.outlooks)
 
 
-def _of_one_model_alone(one: Outlook) -> Outlook:
-    if not one.may_pay:
-        return one
-    return replace(one, why="the search found no such fleet that holds when simulated whole", may_pay=False)
+def _of_one_model_alone(outlook: Outlook) -> Outlook:
+    if not outlook.may_pay:
+        return outlook
+    return replace(outlook, why="the search found no such fleet that holds when simulated whole", may_pay=False)
 
 
 def _beside(other: Plan, answer: Plan) -> Alternative | None:
@@ -477,9 +477,9 @@ def _confirmed(
     seen = search.confirmed(best)
     paid = seen.answer.usd_per_hour
     beside = {
-        vendor: Alternative(one.gpus, one.usd_per_hour, one.usd_per_hour / paid - 1.0, confirmed=True)
-        for vendor, one in rivals.items()
-        if one.usd_per_hour >= paid and seen.vendors != {vendor}
+        vendor: Alternative(proposal.gpus, proposal.usd_per_hour, proposal.usd_per_hour / paid - 1.0, confirmed=True)
+        for vendor, proposal in rivals.items()
+        if proposal.usd_per_hour >= paid and seen.vendors != {vendor}
     }
     return _beside_others(seen, surveyed) if seen.question.family or seen.question.vendor else seen, beside
 
@@ -543,11 +543,11 @@ def _as_sure(
         # A fleet of more pools rests on more estimates, and each of them must be surer still.
         scaling = WorldScaling(workload, surer)
         again = read(scaling)
-        found = solve_beside(again.problem)
-        if found is None:
+        solution = solve_beside(again.problem)
+        if solution is None:
             # Limits leave no room for that; then the answer says how sure it is.
             return asked, answer, each
-        asked, answer, each = again, found, surer
+        asked, answer, each = again, solution, surer
 
 
 def _with_alternatives(
@@ -611,20 +611,20 @@ def _with_alternatives(
         sureness=_sureness(surveyed, asked, answer, workload, known, likely, errors),
         binding=bindings(asked, basis, workload),
         targets=target_prices(surveyed, asked, answer, known, scaling_of(workload), bare.simulated),
-        simulated=[_with_predicted(one, asked, answer) for one in bare.simulated],
+        simulated=[_with_predicted(simulated_class, asked, answer) for simulated_class in bare.simulated],
     )
 
 
-def _with_predicted(one: SimulatedClass, asked: Choice, answer: Solution) -> SimulatedClass:
+def _with_predicted(simulated_class: SimulatedClass, asked: Choice, answer: Solution) -> SimulatedClass:
     """Beside what was simulated, the shares that closed forms say keep each target at the load of each pool."""
-    parts = [part.index for part in asked.offers.parts if part.request_class.name == one.name]
+    parts = [part.index for part in asked.offers.parts if part.request_class.name == simulated_class.name]
     weight = np.array([asked.offers.parts[place].slice.share for place in parts])
     share, kept = answer.share[:, parts], asked.problem.kept[:, :, parts]
     ttft, tpot = ((share * kept[k]).sum(axis=0) @ weight / weight.sum() for k in (0, 1))
     return replace(
-        one,
-        predicted_ttft=float(ttft) if one.ttft else None,
-        predicted_tpot=float(tpot) if one.tpot else None,
+        simulated_class,
+        predicted_ttft=float(ttft) if simulated_class.ttft else None,
+        predicted_tpot=float(tpot) if simulated_class.tpot else None,
     )
 
 
@@ -655,7 +655,7 @@ def _sureness(
     kinds = {asked.offers.columns[i].deployment.accelerator.id for i in np.flatnonzero(known)}
     kinds |= set(likely.gpus) if likely else set()
     some = [one.rows([i for i, d in enumerate(one.deployments) if d.accelerator.id in kinds]) for one in surveyed]
-    found = []
+    surenesses = []
     ours = alternative(asked, answer, answer.usd_per_hour)
     for sure in sorted({*_SURE, workload.sureness}):
         fleet: Alternative | None
@@ -671,8 +671,8 @@ def _sureness(
         dearer = fleet is not None and fleet.usd_per_hour > answer.usd_per_hour
         if fleet is not None and sure != workload.sureness and dearer == (sure < workload.sureness):
             fleet = ours
-        found.append(Sureness(sure, fleet))
-    return found
+        surenesses.append(Sureness(sure, fleet))
+    return surenesses
 
 
 def _length(
@@ -688,13 +688,13 @@ def _length(
 
 def _years(asked: Choice, answer: Solution, workload: Workload, known: Mask, cost: float) -> list[Year]:
     """By the end of each year; the first is the answer's, and the others are compared with `cost`."""
-    today = sum(one.requests_per_s for one in workload.classes)
+    today = sum(request_class.requests_per_s for request_class in workload.classes)
     growth = 1.0 + workload.growth_per_year
-    found = []
+    years = []
     for year in range(1, workload.horizon_years + 1):
         times = growth ** (year - 1)
         bigger = replace(asked.problem, demand=asked.problem.demand * times)
         solution = answer if times == 1.0 else solve(bigger, known, quickly=True)
         fleet = alternative(asked, solution, answer.usd_per_hour if times == 1.0 else cost)
-        found.append(Year(year, today * max(growth, 1.0) * times, fleet))
-    return found
+        years.append(Year(year, today * max(growth, 1.0) * times, fleet))
+    return years

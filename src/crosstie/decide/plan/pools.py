@@ -50,27 +50,27 @@ def _apart(service: Disaggregated) -> PoolApart:
     )
 
 
-def routes_of(one: RequestClass, pools: Sequence[PoolPlan]) -> list[Route]:
+def routes_of(request_class: RequestClass, pools: Sequence[PoolPlan]) -> list[Route]:
     routes = []
-    last = len(one.slices) - 1
-    for index, piece in enumerate(one.slices):
+    last = len(request_class.slices) - 1
+    for index, piece in enumerate(request_class.slices):
         for pool in pools:
             for carried in pool.carried:
-                if carried.part.request_class is one and carried.part.slice is piece:
+                if carried.part.request_class is request_class and carried.part.slice is piece:
                     # The longest slice takes whatever comes.
                     upto = None if index == last else piece.longest_input
                     routes.append(Route(pool=pool.name, share=carried.share, up_to_input=upto, why=carried.why))
     return routes
 
 
-def class_of(one: RequestClass, routes: Sequence[Route]) -> ServedClass:
+def class_of(request_class: RequestClass, routes: Sequence[Route]) -> ServedClass:
     return ServedClass(
-        name=one.name,
-        model=one.model,
-        requests_per_s=one.requests_per_s,
-        input_tokens=one.input_tokens,
-        output_tokens=one.output_tokens,
-        ttft=one.ttft,
-        tpot=one.tpot,
+        name=request_class.name,
+        model=request_class.model,
+        requests_per_s=request_class.requests_per_s,
+        input_tokens=request_class.input_tokens,
+        output_tokens=request_class.output_tokens,
+        ttft=request_class.ttft,
+        tpot=request_class.tpot,
         routes=tuple(routes),
     )

@@ -32,8 +32,8 @@ def fleet_power(catalog: Catalog, workload: Workload, fleet: FleetPlan) -> Fleet
     costs, today = catalog.costs, mean_share(workload)
     typical = costs["mean_power_fraction"].likely.value
 
-    def server(one: Accelerator) -> float:
-        return costs_for(one, costs)["server_watts_per_gpu"].likely.value * typical
+    def server(accelerator: Accelerator) -> float:
+        return costs_for(accelerator, costs)["server_watts_per_gpu"].likely.value * typical
 
     draws = {pool.name: _draw(catalog, pool) for pool in fleet.pools}
 
@@ -76,6 +76,6 @@ def _unused(catalog: Catalog, fleet: FleetPlan, server: Callable[[Accelerator], 
     watts = 0.0
     for name, bought in fleet.bought.items():
         left = bought + fleet.on_hand.get(name, 0) - fleet.gpus.get(name, 0)
-        one = catalog.accelerator(name)
-        watts += max(left, 0) * (catalog.power.idle_watts(one) + server(one))
+        accelerator = catalog.accelerator(name)
+        watts += max(left, 0) * (catalog.power.idle_watts(accelerator) + server(accelerator))
     return watts

@@ -130,24 +130,24 @@ class Programme:
             accelerator=self.accelerator[columns],
             kept=self.kept[:, columns][:, :, parts] if self.percentiles else self.kept,
             alike=self.alike[columns] if len(self.alike) else self.alike,
-            percentiles=tuple(one for kept in self.percentiles if (one := _within(kept, parts))),
+            percentiles=tuple(percentile for kept in self.percentiles if (percentile := _within(kept, parts))),
         )
 
     def keeps(self, columns: Indices) -> Array:
         """By column and percentile's part: what it keeps of it, nothing where it may not go there."""
         each = []
-        for one in self.percentiles:
-            there = np.ix_(columns, one.parts)
-            each.append(np.where(self.rate[there] > 0, self.kept[one.kept][there], 0.0))
+        for percentile in self.percentiles:
+            there = np.ix_(columns, percentile.parts)
+            each.append(np.where(self.rate[there] > 0, self.kept[percentile.kept][there], 0.0))
         return np.concatenate(each, axis=1) if each else np.zeros((len(columns), 0))
 
 
-def _within(one: Percentile, parts: Indices) -> Percentile | None:
+def _within(percentile: Percentile, parts: Indices) -> Percentile | None:
     """The same among some of the parts: all of its own, or none of them."""
     place = {int(part): index for index, part in enumerate(parts)}
-    if not all(int(part) in place for part in one.parts):
+    if not all(int(part) in place for part in percentile.parts):
         return None
-    return replace(one, parts=np.array([place[int(part)] for part in one.parts], np.int64))
+    return replace(percentile, parts=np.array([place[int(part)] for part in percentile.parts], np.int64))
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,25 +88,25 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
         "years": to_builtins(plan.years),
         "simulated": [
             {
-                "class": one.name,
-                "requests": one.requests,
-                "ttft_s": _finite(one.ttft_s),
-                "tpot_s": _finite(one.tpot_s),
+                "class": simulated_class.name,
+                "requests": simulated_class.requests,
+                "ttft_s": _finite(simulated_class.ttft_s),
+                "tpot_s": _finite(simulated_class.tpot_s),
                 # Pipelines are not simulated; that is no proof that they hold.
-                "targets_hold": one.holds if one.requests else None,
-                "within_ttft": one.keeps_ttft,
-                "within_tpot": one.keeps_tpot,
-                "predicted_within_ttft": one.predicted_ttft,
-                "predicted_within_tpot": one.predicted_tpot,
-                "turned_away": one.refused,
-                "parked": one.parked,
+                "targets_hold": simulated_class.holds if simulated_class.requests else None,
+                "within_ttft": simulated_class.keeps_ttft,
+                "within_tpot": simulated_class.keeps_tpot,
+                "predicted_within_ttft": simulated_class.predicted_ttft,
+                "predicted_within_tpot": simulated_class.predicted_tpot,
+                "turned_away": simulated_class.refused,
+                "parked": simulated_class.parked,
             }
-            for one in plan.simulated
+            for simulated_class in plan.simulated
         ],
         "confirmed": to_builtins(plan.confirmed),
         # Null where nothing was simulated.
         "targets_hold": plan.holds if plan.simulated or plan.search_failed else None,
-        "target_prices": [{**to_builtins(one), "at_floor": one.at_floor} for one in plan.targets],
+        "target_prices": [{**to_builtins(target), "at_floor": target.at_floor} for target in plan.targets],
         "by_estimates": to_builtins(plan.by_estimates),
         "too_dear_to_be_sure": _too_dear(plan.too_dear),
         "sureness": to_builtins(plan.sureness),
@@ -115,12 +115,12 @@ def document(plan: Plan, calibrated: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _too_dear(one: Alternative | None) -> dict[str, Any] | None:
+def _too_dear(alternative: Alternative | None) -> dict[str, Any] | None:
     """The fleet that would be as sure as asked; its price is null where there is none."""
-    if one is None:
+    if alternative is None:
         return None
-    found: dict[str, Any] = to_builtins(one)
-    return found if one.gpus else {**found, "usd_per_hour": None, "dearer": None}
+    found: dict[str, Any] = to_builtins(alternative)
+    return found if alternative.gpus else {**found, "usd_per_hour": None, "dearer": None}
 
 
 def _mixture(day: Mixture) -> dict[str, Any]:
@@ -128,22 +128,22 @@ def _mixture(day: Mixture) -> dict[str, Any]:
 
 
 def _worth(plan: Plan) -> dict[str, Any] | None:
-    one = plan.worth_measuring
-    if one is None:
+    worth = plan.worth_measuring
+    if worth is None:
         return None
     return {
-        "model": one.deployment.model.id,
-        "accelerator": one.deployment.accelerator.id,
-        "parallelism": to_builtins(one.deployment.parallelism),
-        "precision": one.deployment.precision.id,
-        "stack": one.deployment.stack.id,
-        "input_tokens": one.input_tokens,
-        "output_tokens": one.output_tokens,
-        "in_flight": one.in_flight,
-        "basis": one.deployment.correction.basis,
-        "saves_usd_per_hour": one.saves_usd_per_hour,
-        "expected_usd_per_hour": one.expected_usd_per_hour,
-        "gpus": one.gpus,
+        "model": worth.deployment.model.id,
+        "accelerator": worth.deployment.accelerator.id,
+        "parallelism": to_builtins(worth.deployment.parallelism),
+        "precision": worth.deployment.precision.id,
+        "stack": worth.deployment.stack.id,
+        "input_tokens": worth.input_tokens,
+        "output_tokens": worth.output_tokens,
+        "in_flight": worth.in_flight,
+        "basis": worth.deployment.correction.basis,
+        "saves_usd_per_hour": worth.saves_usd_per_hour,
+        "expected_usd_per_hour": worth.expected_usd_per_hour,
+        "gpus": worth.gpus,
         "commands": plan.measure_commands,
     }
 
@@ -171,7 +171,7 @@ def _fleet(plan: Plan, fleet: FleetPlan) -> dict[str, Any]:
     return {
         "usd_per_hour": fleet.usd_per_hour,
         "uncertainty": to_builtins(plan.uncertainty),
-        "speculation": [_drafts(one) for one in plan.drafts],
+        "speculation": [_drafts(draft) for draft in plan.drafts],
         "usd_per_month": fleet.usd_per_hour * HOURS_PER_MONTH,
         "usd_over_horizon": horizon_usd(plan),
         "watts": fleet.watts,
@@ -286,16 +286,16 @@ def _shared_pool(pool: SharedPoolPlan) -> dict[str, Any]:
     }
 
 
-def _expected(found: Expectation) -> dict[str, Any]:
+def _expected(expectation: Expectation) -> dict[str, Any]:
     """By model with the answer's own numbers only: copies have names of their own there."""
     return {
-        "requests_per_s": found.requests_per_s,
-        "cold_share": found.cold_share,
-        "evictions_per_hour": found.evictions_per_hour,
-        "cold_wait_s": found.wait_s,
-        "loading_share": found.loading_share,
-        "resident_share": found.resident,
-        "holds": found.holds,
+        "requests_per_s": expectation.requests_per_s,
+        "cold_share": expectation.cold_share,
+        "evictions_per_hour": expectation.evictions_per_hour,
+        "cold_wait_s": expectation.wait_s,
+        "loading_share": expectation.loading_share,
+        "resident_share": expectation.resident,
+        "holds": expectation.holds,
     }
 
 
@@ -383,17 +383,17 @@ def meet_folders(catalog: Catalog, file: Path, workload: Workload) -> None:
             raise BadData(file, f"workload.folders.{id}", str(error)) from None
 
 
-def _drafts(one: DraftingPool) -> dict[str, object]:
-    kept = one.speculation
+def _drafts(pool: DraftingPool) -> dict[str, object]:
+    kept = pool.speculation
     return {
-        "pool": one.pool,
+        "pool": pool.pool,
         "speculation": str(kept),
         "text": kept.text,
         "acceptance_length": kept.acceptance_length,
         "acceptance_range": list(kept.range),
         "basis": kept.basis,
         "source": kept.source,
-        **to_builtins(one.payoff),
-        "replicas_if_fewer_kept": one.replicas_if_fewer,
-        "usd_per_hour_more_if_fewer_kept": one.more_usd_per_hour,
+        **to_builtins(pool.payoff),
+        "replicas_if_fewer_kept": pool.replicas_if_fewer,
+        "usd_per_hour_more_if_fewer_kept": pool.more_usd_per_hour,
     }

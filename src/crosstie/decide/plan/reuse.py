@@ -162,17 +162,17 @@ def tokens_at(hits: HitCurve, cache_tokens: Array, caches: Array | float = 1.0) 
     return np.asarray(rows[low, points] * (1.0 - share) + rows[np.minimum(low + 1, len(rows) - 1), points] * share)
 
 
-def found_by_memory(one: RequestClass) -> tuple[Array, Array]:
+def found_by_memory(request_class: RequestClass) -> tuple[Array, Array]:
     """Of a class with sessions: tokens of cache for each live session, and the share of its prompts that is found."""
-    pieces = [piece for piece in one.slices if piece.hits is not None]
+    pieces = [piece for piece in request_class.slices if piece.hits is not None]
     first = pieces[0].hits
     assert first is not None
-    assert one.sessions is not None
+    assert request_class.sessions is not None
     # The trace has so many sessions at work as make its tokens a second.
-    live = one.sessions.live * first.tokens_per_s / first.class_tokens_per_s
+    live = request_class.sessions.live * first.tokens_per_s / first.class_tokens_per_s
     sizes = np.unique(np.concatenate([[0.0], first.cache_tokens]))
     cached = sum(piece.share * tokens_at(piece.hits, sizes) for piece in pieces if piece.hits is not None)
-    return sizes / live, np.asarray(cached) / one.input_tokens
+    return sizes / live, np.asarray(cached) / request_class.input_tokens
 
 
 def knee(sizes: Array, share: Array) -> int:

@@ -88,12 +88,12 @@ class Rows(SparseRows):
             self.add(where, np.ones(len(where)), 1.0, 1.0)
         load = problem.demand[self.part] / problem.rate[self.column, self.part]
         # The first rows are parts, then percentiles: `solver` reads their duals.
-        for one in problem.percentiles:
-            mine = np.flatnonzero(np.isin(self.part, one.parts))
+        for percentile in problem.percentiles:
+            mine = np.flatnonzero(np.isin(self.part, percentile.parts))
             weight = np.zeros(len(problem.demand))
-            weight[one.parts] = one.weight
-            kept = weight[self.part[mine]] * problem.kept[one.kept][self.column[mine], self.part[mine]]
-            self.add(self.first_share + mine, kept, one.need - 1e-6, np.inf)
+            weight[percentile.parts] = percentile.weight
+            kept = weight[self.part[mine]] * problem.kept[percentile.kept][self.column[mine], self.part[mine]]
+            self.add(self.first_share + mine, kept, percentile.need - 1e-6, np.inf)
         starts = np.searchsorted(self.column, np.arange(self.first_share + 1))
         for column in range(self.first_share):
             mine = np.arange(starts[column], starts[column + 1])

@@ -62,7 +62,7 @@ class ClassResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def holds(self) -> bool | None:
         """None: it has no targets, or sent nothing."""
-        said = [one.holds for one in (self.ttft_s, self.tpot_s) if one.holds is not None]
+        said = [latency.holds for latency in (self.ttft_s, self.tpot_s) if latency.holds is not None]
         return all(said) if said else None
 
 
@@ -169,4 +169,4 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def holds(self) -> bool:
-        return self.unsteady is None and all(one.holds is not False for one in self.classes)
+        return self.unsteady is None and all(class_result.holds is not False for class_result in self.classes)

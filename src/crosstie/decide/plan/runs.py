@@ -89,8 +89,8 @@ class _Watch:
         total = len(simulator.room)
         for pool in simulator.live.pools:
             engines = [simulator.engines[replica.key] for replica in pool.replicas]
-            running, waiting = sum(one.running for one in engines), sum(one.waiting for one in engines)
-            self.seen[pool.name].append((sum(one.busy_by(now) for one in engines), running, waiting))
+            running, waiting = sum(engine.running for engine in engines), sum(engine.waiting for engine in engines)
+            self.seen[pool.name].append((sum(engine.busy_by(now) for engine in engines), running, waiting))
             total += running + waiting
         self.in_system.append(total)
 
@@ -112,12 +112,12 @@ class _Event:
 
 def checked_outages(outages: Sequence[Outage], fleet: Fleet, span_s: float) -> None:
     names = [pool.name for pool in fleet.pools]
-    for one in outages:
-        if one.pool not in names:
-            raise BadInput(f"--kill {one.pool}: fleet '{fleet.name}' has {', '.join(names)}")
-        if not 0 <= one.at_s < span_s:
+    for outage in outages:
+        if outage.pool not in names:
+            raise BadInput(f"--kill {outage.pool}: fleet '{fleet.name}' has {', '.join(names)}")
+        if not 0 <= outage.at_s < span_s:
             raise BadInput(
-                f"--kill {one.pool}@{one.at_s:g}: the traffic lasts {span_s:,.0f} s; "
+                f"--kill {outage.pool}@{outage.at_s:g}: the traffic lasts {span_s:,.0f} s; "
                 "name an earlier moment, or more --requests"
             )
 
@@ -163,8 +163,8 @@ def run(catalog: Catalog, case: SimulatedCase, traffic: Traffic | ClosedTraffic,
     simulator.tell = tell
     handed = _play(loop, traffic, case.outages, watch, traffic.since_s)
     beside = (np.array(tally.kind) >= len(traffic.loads)) & (np.array(tally.at) >= traffic.since_s)
-    found = sessions_result(loop, case.fleet, traffic, float(np.array(tally.usd)[beside].sum()), latency_of)
-    return _result(case, traffic, simulator, tally, watch, traffic.since_s, handed, found)
+    sessions_results = sessions_result(loop, case.fleet, traffic, float(np.array(tally.usd)[beside].sum()), latency_of)
+    return _result(case, traffic, simulator, tally, watch, traffic.since_s, handed, sessions_results)
 
 
 def _slow_down(catalog: Catalog, simulator: FleetSimulator, fleet: Fleet, sure: float) -> None:
@@ -188,10 +188,10 @@ def _play(
     events = [_Event(at, lambda: watch.sample(simulator.now)) for at in looks if at > 0.0 or traffic.steady]
     pools = {pool.name: pool for pool in simulator.live.pools}
     handed = [0] * len(outages)
-    for number, one in enumerate(outages):
-        events.append(_Event(one.at_s, _failing(simulator, pools[one.pool], handed, number)))
-        if one.until_s < last:
-            events.append(_Event(one.until_s, _restoring(simulator, pools[one.pool])))
+    for number, outage in enumerate(outages):
+        events.append(_Event(outage.at_s, _failing(simulator, pools[outage.pool], handed, number)))
+        if outage.until_s < last:
+            events.append(_Event(outage.until_s, _restoring(simulator, pools[outage.pool])))
     for event in sorted(events, key=lambda event: event.at_s):
         sender.advance(event.at_s)
         event.what()
@@ -221,7 +221,7 @@ def _result(
     inputs, outputs = np.array(tally.inputs), np.array(tally.outputs)
     measured = at >= since
     served = pool >= 0
-    targets = {one.name: (one.ttft, one.tpot) for one in fleet.classes}
+    targets = {served_class.name: (served_class.ttft, served_class.tpot) for served_class in fleet.classes}
     good = served.copy()
     classes = []
     for number, (name, _) in enumerate(traffic.classes):
@@ -271,7 +271,7 @@ def _result(
         pools=[_pool_result(number, simulator, traffic, course, since, kind[measured & (pool == number)])
                for number in range(len(fleet.pools))],
         course=course,
-        outages=[_outage(one, count, at, served, good) for one, count in zip(case.outages, handed, strict=True)],
+        outages=[_outage(outage, count, at, served, good) for outage, count in zip(case.outages, handed, strict=True)],
         unsteady=_unsteady(case, traffic, watch, refused, int(measured.sum()), at + finish, since),
         sessions=sessions,
     )  # fmt: skip
@@ -320,21 +320,21 @@ def latency_of(seconds: Array, target: Target | None) -> Latency:
     return Latency(mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, target=target, at_target=reached, holds=holds)
 
 
-def _outage(one: Outage, handed: int, at: Array, served: _Flags, good: _Flags) -> OutageResult:
-    during = (at >= one.at_s) & (at < one.until_s)
+def _outage(outage: Outage, handed: int, at: Array, served: _Flags, good: _Flags) -> OutageResult:
+    during = (at >= outage.at_s) & (at < outage.until_s)
 
     def kept(some: _Flags) -> float | None:
         return float(good[some].mean()) if some.any() else None
 
     return OutageResult(
-        pool=one.pool,
-        at_s=one.at_s,
-        until_s=one.until_s if math.isfinite(one.until_s) else None,
+        pool=outage.pool,
+        at_s=outage.at_s,
+        until_s=outage.until_s if math.isfinite(outage.until_s) else None,
         handed_over=handed,
         refused=int((during & ~served).sum()),
-        before=kept(at < one.at_s),
+        before=kept(at < outage.at_s),
         during=kept(during),
-        after=kept(at >= one.until_s),
+        after=kept(at >= outage.until_s),
     )
 
 

@@ -30,7 +30,7 @@ class InWorlds:
 
     def logs(self, deployments: Sequence[Servable]) -> Array:
         """(deployments, WORLDS, METRICS)."""
-        keys = [(key_of(one), one.correction.worlds) for one in deployments]
+        keys = [(key_of(deployment), deployment.correction.worlds) for deployment in deployments]
         new = {key: one for key, one in zip(keys, deployments, strict=True) if key not in self._known}
         for model in {one.model.id for one in new.values()}:
             mine = {key: one for key, one in new.items() if one.model.id == model}
@@ -49,7 +49,7 @@ class WorldScaling:
 
     def __init__(self, workload: Workload, sure: float):
         self.sure = sure
-        models = list(dict.fromkeys(one.model for one in workload.classes))
+        models = list(dict.fromkeys(request_class.model for request_class in workload.classes))
         self._worlds = _in_worlds(tuple((model, *_mean_lengths(workload, model)) for model in models))
 
     def __call__(self, deployments: Sequence[Servable]) -> EstimateScale:

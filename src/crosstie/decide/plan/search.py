@@ -100,7 +100,7 @@ class Proposal:
     def gpus(self) -> dict[str, int]:
         """By accelerator, that of the largest pool first."""
         found: dict[str, int] = {}
-        for pool in sorted(self.pools, key=lambda one: -one.gpus):
+        for pool in sorted(self.pools, key=lambda plan: -plan.gpus):
             name = pool.deployment.accelerator.id
             found[name] = found.get(name, 0) + pool.gpus
         return found
@@ -145,13 +145,13 @@ class Shown:
     def answering(self, question: Question) -> Proposal | None:
         """The cheapest that holds of those that a question allows, under its shares of vendors."""
         allowed = [
-            replace(one, asked=one.asked.with_vendor_share(question.asked.problem.vendor_share))
-            for one in self.holding
-            if (question.family is None or one.families == {question.family})
-            and one.question.scaling.sure >= self._sure_enough(one, question)
-            and (question.vendor is None or one.vendors == {question.vendor})
+            replace(proposal, asked=proposal.asked.with_vendor_share(question.asked.problem.vendor_share))
+            for proposal in self.holding
+            if (question.family is None or proposal.families == {question.family})
+            and proposal.question.scaling.sure >= self._sure_enough(proposal, question)
+            and (question.vendor is None or proposal.vendors == {question.vendor})
         ]
-        best = min(allowed, key=lambda one: one.usd_per_hour, default=None)
+        best = min(allowed, key=lambda proposal: proposal.usd_per_hour, default=None)
         return best if best is not None and best.usd_per_hour < inf else None
 
     def _sure_enough(self, fleet: Proposal, question: Question) -> float:
@@ -249,7 +249,7 @@ class Search:
         return sized
 
     def _trials(self, proposed: Proposal) -> Iterator[Trials]:
-        for model in dict.fromkeys(one.model for one in self.shown.workload.classes):
+        for model in dict.fromkeys(request_class.model for request_class in self.shown.workload.classes):
             yield self.shown.trials(model, proposed.question.scaling)
 
     def verdict(self, trials: Trials, pools: Sequence[PoolPlan], budget: int = SHORT) -> Verdict:
@@ -268,7 +268,7 @@ class Search:
                 if verdict.holds:
                     return tried
                 levels.append(verdict.worst)
-                missing = {one.name for one in verdict.classes if not one.holds}
+                missing = {simulated_class.name for simulated_class in verdict.classes if not simulated_class.holds}
                 carrying = {place for place in mine if _serves(pools[place], missing)}
                 short = carrying or mine
                 # How much an overloaded fleet misses says little, and closed forms may be so far off.
@@ -346,7 +346,7 @@ class Search:
             verdicts = self._in_a_long_run(best)
             if all(one.holds for one in verdicts):
                 break
-            self.shown.holding = [one for one in self.shown.holding if _numbers(one) != _numbers(best)]
+            self.shown.holding = [proposal for proposal in self.shown.holding if _numbers(proposal) != _numbers(best)]
             self.left = max(self.left, REQUESTS // 2)
             larger = self._one_more(best)
             if larger is not None:
@@ -357,7 +357,7 @@ class Search:
             if answering is None:
                 break
             best = answering
-        classes = [one for verdict in verdicts for one in verdict.classes]
+        classes = [simulated_class for verdict in verdicts for simulated_class in verdict.classes]
         asked, answer = self._as_solved(best)
         return Confirmed(best.question, asked, answer, classes, len(self.shown.runs))
 
@@ -372,7 +372,7 @@ class Search:
             replace(missed, pools=_with(missed.pools, place, pool.replicas + 1))
             for place, pool in enumerate(missed.pools)
         ]
-        for fleet in sorted(larger, key=lambda one: one.usd_per_hour):
+        for fleet in sorted(larger, key=lambda proposal: proposal.usd_per_hour):
             if fleet.usd_per_hour < most and all(one.holds for one in self._in_a_long_run(fleet)):
                 return fleet
         return None
@@ -431,7 +431,7 @@ def times_borne(
         times = 1.0 + (_GROWTH * 2**again if again >= 0 else 0.0)
         grown = [more(pool, times) if again >= 0 else pool for pool in pools]
         if trials.verdict(grown).holds:
-            return sum(one.usd_per_hour for one in pools) / sum(one.usd_per_hour for one in grown)
+            return sum(plan.usd_per_hour for plan in pools) / sum(plan.usd_per_hour for plan in grown)
     return 0.0
 
 
@@ -493,11 +493,11 @@ def resized(pool: PoolPlan, replicas: int) -> PoolPlan:
     return replace(pool, replicas=replicas, usd_per_hour=usd * replicas, utilisation=load / max(replicas, 1))
 
 
-def _by_model(found: Proposal, factors: Array) -> dict[str, float]:
+def _by_model(proposal: Proposal, factors: Array) -> dict[str, float]:
     """By model: the correction of its pools, each by what it costs."""
     total: dict[str, tuple[float, float]] = {}
-    for pool, column in zip(found.pools, found.columns, strict=True):
-        model, factor = pool.deployment.model.id, float(factors[_place_of(found.question, column)])
+    for pool, column in zip(proposal.pools, proposal.columns, strict=True):
+        model, factor = pool.deployment.model.id, float(factors[_place_of(proposal.question, column)])
         usd, weighted = total.get(model, (0.0, 0.0))
         total[model] = usd + pool.usd_per_hour, weighted + pool.usd_per_hour * factor
     return {model: weighted / usd for model, (usd, weighted) in total.items()}

@@ -47,8 +47,8 @@ class OverSeeds(Generic[T]):
 def over_seeds(runs: Sequence[Run]) -> list[OverSeeds[Run]]:
     """Those of one fleet under one policy and load together, in the order in which the first of each came."""
     groups: dict[tuple[object, ...], list[Run]] = {}
-    for one in runs:
-        groups.setdefault((one.label, one.load, one.policy, one.knows_lengths), []).append(one)
+    for run in runs:
+        groups.setdefault((run.label, run.load, run.policy, run.knows_lengths), []).append(run)
     return [OverSeeds(group) for group in groups.values()]
 
 
@@ -69,9 +69,9 @@ def worst(runs: OverSeeds[Run]) -> float | None:
     """The farthest that any class is over a target, at its percentile; below 1 all hold. None: no end."""
     ratios = [0.0]
     for kind in classes_of(runs):
-        for latency in (kind.part(lambda one: one.ttft_s), kind.part(lambda one: one.tpot_s)):
+        for latency in (kind.part(lambda one: one.ttft_s), kind.part(lambda class_result: class_result.tpot_s)):
             target = latency.first.target
-            if target is not None and kind.total(lambda one: one.requests):
+            if target is not None and kind.total(lambda class_result: class_result.requests):
                 reached = at_target(latency)
                 if reached is None:
                     return None

@@ -28,7 +28,7 @@ def sessions_result(
     in_window = (ended > since) & (ended <= until)
     bill = fleet.usd_per_hour * (until - since) / 3600.0
     attributed = max(float(usd[in_window].sum()) + others_usd, 1e-12)
-    found = []
+    sessions_results = []
     for number, load in enumerate(loop.loads):
         mine = in_window & (kind == number)
         count = int(mine.sum())
@@ -38,7 +38,7 @@ def sessions_result(
         went_on = mine & (known > 0)
         part = bill * float(usd[mine].sum()) / attributed
         each = part / count * load.turns if count else None
-        found.append(
+        sessions_results.append(
             SessionsResult(
                 name=load.class_name,
                 live=load.live,
@@ -53,18 +53,18 @@ def sessions_result(
                 by_turn=_by_turn(turn[mine], ttft[mine], inputs[mine], cached[mine]),
             )
         )
-    return found
+    return sessions_results
 
 
 def _by_turn(turn: Array, ttft_s: Array, inputs: Array, cached: Array) -> list[TurnResult]:
-    found = []
+    turn_results = []
     for place, first in enumerate(_BY_TURN):
         last = _BY_TURN[place + 1] - 1 if place + 1 < len(_BY_TURN) else None
         mine = (turn >= first) & (turn <= (last or turn.max(initial=0)))
         if not mine.any():
             continue
         p50, p95 = np.quantile(ttft_s[mine], (0.5, 0.95))
-        found.append(
+        turn_results.append(
             TurnResult(
                 first=first,
                 last=last,
@@ -74,4 +74,4 @@ def _by_turn(turn: Array, ttft_s: Array, inputs: Array, cached: Array) -> list[T
                 hit_rate=float(cached[mine].sum() / inputs[mine].sum()),
             )
         )
-    return found
+    return turn_results

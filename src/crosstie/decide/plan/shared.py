@@ -134,9 +134,9 @@ def shared_plan(
 
 def _loads(layouts: Sequence[SharedLayout], workload: Workload, sharing: Sharing) -> list[_Loads]:
     """Every model on all layouts at once, with no more cache than its least."""
-    found = [_Loads({}, {}) for _ in layouts]
+    loadses = [_Loads({}, {}) for _ in layouts]
     if not layouts:
-        return found
+        return loadses
     peak = max(1.0 + workload.growth_per_year, 1.0) * (1.0 + workload.constraints.spare)
     for model in sharing.models:
         asked = [part for part in parts_of(workload) if part.request_class.model == model]
@@ -145,11 +145,11 @@ def _loads(layouts: Sequence[SharedLayout], workload: Workload, sharing: Sharing
         full = [layout.deployments[model] for layout in layouts]
         small = [with_cache_of(one, least_cache_bytes(one, context, sharing.sequences)) for one in full]
         offered = offers([survey(small, mine)], scaling_of(workload), own_tiers=True)
-        for load, deployment in zip(found, small, strict=True):
+        for load, deployment in zip(loadses, small, strict=True):
             key = key_of(deployment)
             rows = np.array([i for i, column in enumerate(offered.columns) if key_of(column.deployment) == key])
             load.busy[model], load.takes_s[model] = _load(offered.capacity.rows(rows), mine, peak)
-    return found
+    return loadses
 
 
 def _load(taken: Capacity, parts: Sequence[TrafficPart], peak: float) -> tuple[float, float]:
@@ -218,8 +218,8 @@ def mean_rates(workload: Workload) -> dict[str, float]:
     """Requests a second by model, at mean traffic and by the end of the first year."""
     grown = workload.mean_over_peak * max(1.0 + workload.growth_per_year, 1.0)
     rates: dict[str, float] = {}
-    for one in workload.classes:
-        rates[one.model] = rates.get(one.model, 0.0) + one.requests_per_s * grown
+    for request_class in workload.classes:
+        rates[request_class.model] = rates.get(request_class.model, 0.0) + request_class.requests_per_s * grown
     return rates
 
 
@@ -231,8 +231,8 @@ def _is_within(
     except BadInput:
         # Pinned models leave some other no room.
         return False
-    found = expect(hosted, rates, [layout.room_bytes] * replicas)
-    return found.holds and found.cold_share <= sharing.cold_share
+    expectation = expect(hosted, rates, [layout.room_bytes] * replicas)
+    return expectation.holds and expectation.cold_share <= sharing.cold_share
 
 
 def _enough(least: int, will_do: Callable[[int], bool]) -> int:
@@ -287,7 +287,7 @@ def simulate_sharing(pool: SharedPoolPlan, workload: Workload, hours: float = 12
 def own_classes(workload: Workload) -> tuple[RequestClass, ...]:
     """Those whose models have replicas of their own."""
     shared = workload.sharing.models if workload.sharing else ()
-    return tuple(one for one in workload.classes if one.model not in shared)
+    return tuple(request_class for request_class in workload.classes if request_class.model not in shared)
 
 
 def beside_shared(workload: Workload, shared: SharedPlan) -> Workload | None:

@@ -86,7 +86,7 @@ def _version(text: str) -> Version | None:
 
 
 def _gap(signal: Signal, newest: Version) -> Sign:
-    row = next((one for one in rules(signal.engine) if one.id == signal.rule), None)
+    row = next((rule for rule in rules(signal.engine) if rule.id == signal.rule), None)
     if row is not None and SpecifierSet(row.versions).contains(newest, prereleases=True):
         return Sign(signal, "quiet", f"open in {signal.engine} {newest}: {row.says}")
     return Sign(signal, "changed", f"closed: {signal.rule} no longer speaks of {signal.engine} {newest}")

@@ -45,7 +45,7 @@ class Simulation:
     @property
     def holds(self) -> bool:
         """Whether every run kept the targets of every class."""
-        return all(one.holds for one in self.runs)
+        return all(run.holds for run in self.runs)
 
 
 def simulate(
@@ -120,16 +120,16 @@ def _checked(
 
 def _match(fleet: Fleet, workload: Workload) -> None:
     served = {pool.model for pool in fleet.pools}
-    missing = sorted({one.model for one in workload.classes} - served)
+    missing = sorted({request_class.model for request_class in workload.classes} - served)
     if missing:
         there = ", ".join(sorted(served))
         raise BadInput(
             f"no pool of fleet '{fleet.name}' serves {', '.join(missing)}, which workload '{workload.name}' asks for; "
             f"it serves {there}"
         )
-    unknown = sorted({one.name for one in workload.classes} - {one.name for one in fleet.classes})
+    unknown = sorted({one.name for one in workload.classes} - {served_class.name for served_class in fleet.classes})
     if fleet.classes and unknown:
-        known = ", ".join(one.name for one in fleet.classes)
+        known = ", ".join(served_class.name for served_class in fleet.classes)
         raise BadInput(
             f"fleet '{fleet.name}' has no class {', '.join(unknown)}, which workload '{workload.name}' sends; "
             f"it has {known}: plan the workload again, or name its classes alike"
@@ -139,15 +139,15 @@ def _match(fleet: Fleet, workload: Workload) -> None:
 def _doubtful(runs: Sequence[Run]) -> list[str]:
     """Classes of which a run had nothing to measure, and runs that were over before the fleet was full."""
     found: list[str] = []
-    for one in runs:
-        for kind in one.classes:
+    for run in runs:
+        for kind in run.classes:
             said, long = "", kind.finish_s.p90 or 0.0
             if not kind.requests:
-                said = f"class {kind.name}: none of {one.requests:,} measured requests is of it; --requests gives more"
-            elif one.filled_s is not None and long > one.filled_s:
-                count = significant(1.2 * long / one.filled_s * one.requests / (1.0 - WARM_UP), 2).replace(",", "")
+                said = f"class {kind.name}: none of {run.requests:,} measured requests is of it; --requests gives more"
+            elif run.filled_s is not None and long > run.filled_s:
+                count = significant(1.2 * long / run.filled_s * run.requests / (1.0 - WARM_UP), 2).replace(",", "")
                 said = (
-                    f"a short run: it is measured from {seconds(one.filled_s)} on, and a tenth of the answers of "
+                    f"a short run: it is measured from {seconds(run.filled_s)} on, and a tenth of the answers of "
                     f"{kind.name} take more than {seconds(long)}; --requests {count} would do"
                 )
             if said and not any(other[:20] == said[:20] for other in found):

@@ -39,10 +39,10 @@ def solve(
     if not quickly:
         return _one_of_alike(problem, columns, minimise)
     try:
-        found = None
+        solution = None
         if not problem.is_coupled and minimise == "cost":
-            found = _one_of_alike(problem, _near_the_best(problem, columns), minimise, True)
-        return found or _one_of_alike(problem, columns, minimise, True)
+            solution = _one_of_alike(problem, _near_the_best(problem, columns), minimise, True)
+        return solution or _one_of_alike(problem, columns, minimise, True)
     except Undecided:
         return None
 
@@ -61,22 +61,22 @@ def _one_of_alike(problem: Programme, columns: Indices, minimise: str, quickly: 
 
     The bound is that of all columns together.
     """
-    best = found = _solve(problem, columns, minimise, quickly)
-    while found is not None and best is not None and len(problem.alike):
-        used = np.flatnonzero(found.replicas)
+    best = solution = _solve(problem, columns, minimise, quickly)
+    while solution is not None and best is not None and len(problem.alike):
+        used = np.flatnonzero(solution.replicas)
         most: dict[int, int] = {}
-        for column in used[np.argsort(-found.replicas[used], kind="stable")]:
+        for column in used[np.argsort(-solution.replicas[used], kind="stable")]:
             most.setdefault(int(problem.alike[column]), int(column))
         if len(most) == len(used):
-            return replace(found, bound_usd_per_hour=best.bound_usd_per_hour)
+            return replace(solution, bound_usd_per_hour=best.bound_usd_per_hour)
         # Those that are meant for whole classes take the place of several.
         twice = {int(kind) for kind in problem.alike[used] if (problem.alike[used] == kind).sum() > 1}
         widest = {kind: _widest(problem, columns, kind) for kind in twice}
         columns = np.array(
             [c for c in columns if int(problem.alike[c]) not in twice or c == widest[int(problem.alike[c])]], np.int64
         )
-        found = _solve(problem, columns, minimise, quickly)
-    return found
+        solution = _solve(problem, columns, minimise, quickly)
+    return solution
 
 
 def _widest(problem: Programme, columns: Indices, kind: int) -> int:
@@ -242,8 +242,8 @@ def _worth(rows: Rows, duals: Array, minimise: str) -> Array:
     problem = rows.problem
     count = len(problem.demand)
     earned = np.repeat(duals[:count][None, :], len(problem.gpus), axis=0)
-    for one, dual in zip(problem.percentiles, duals[count:], strict=False):
-        earned[:, one.parts] += dual * one.weight * problem.kept[one.kept][:, one.parts]
+    for percentile, dual in zip(problem.percentiles, duals[count:], strict=False):
+        earned[:, percentile.parts] += dual * percentile.weight * problem.kept[percentile.kept][:, percentile.parts]
     price = problem.watts if minimise == "power" else problem.usd_per_hour
     each = np.maximum(price[problem.accelerator] * problem.gpus, 1e-9)
     return np.asarray((earned * problem.rate / problem.demand).max(axis=1) / each)

@@ -105,8 +105,8 @@ class Offers:
 
 
 def parts_of(workload: Workload) -> list[TrafficPart]:
-    cut = [(one, piece) for one in workload.classes for piece in one.slices]
-    return [TrafficPart(one, piece, index) for index, (one, piece) in enumerate(cut)]
+    cut = [(request_class, piece) for request_class in workload.classes for piece in request_class.slices]
+    return [TrafficPart(request_class, piece, index) for index, (request_class, piece) in enumerate(cut)]
 
 
 def surveys(
@@ -121,7 +121,7 @@ def surveys(
     parts = parts_of(workload)
     gate = gate or Gate(catalog, workload)
     found = []
-    models = list(dict.fromkeys(one.model for one in workload.classes))
+    models = list(dict.fromkeys(request_class.model for request_class in workload.classes))
     for done, model_id in enumerate(models):
         mine = [part for part in parts if part.request_class.model == model_id]
         # A replica that holds only short requests may still serve these.
@@ -219,12 +219,12 @@ def offers_of_each(
 ) -> list[Offers]:
     """The same as each of `moved` takes the place of its model's survey, from which it differs in targets alone."""
     usual = [(one, _pools([one], scaling, peak)[0]) for one in surveyed]
-    found: dict[int, Offers] = {}
+    offerses: dict[int, Offers] = {}
     for place, one in enumerate(surveyed):
         mine = [other for other in moved if other.curves is one.curves]
         for other, pools in zip(mine, _pools(mine, scaling, peak), strict=True):
-            found[id(other)] = _joined([*usual[:place], (other, pools), *usual[place + 1 :]])
-    return [found[id(one)] for one in moved]
+            offerses[id(other)] = _joined([*usual[:place], (other, pools), *usual[place + 1 :]])
+    return [offerses[id(one)] for one in moved]
 
 
 def _pools(alike: Sequence[Survey], scaling: Reading, peak: float, *, own_tiers: bool = False) -> list[_Pools]:
@@ -272,9 +272,9 @@ def _meant(one: Survey, targets: PartTargets, purpose: Purpose, peak: float) -> 
 
 def rates_of(one: Survey, levels: Levels, column: Column, peak: float) -> dict[int, Array]:
     """By part: what pools as a column has them take of it; an entry a deployment."""
-    (found,) = operating_points(levels, [_meant(one, levels.targets, column.purpose, peak)])
+    (capacity,) = operating_points(levels, [_meant(one, levels.targets, column.purpose, peak)])
     takes = _taken(one, column.tier, column.purpose, False)
-    return {one.parts[place].index: found.requests_per_s[:, place] for place in takes}
+    return {one.parts[place].index: capacity.requests_per_s[:, place] for place in takes}
 
 
 def purposes(one: Survey, tier: Tier, *, own_tiers: bool = False) -> list[Purpose]:

@@ -58,7 +58,7 @@ class RequestSource:
         if self.sessions is not None:
             return True
         asked = self.workload.classes if self.workload is not None and self.trace is None else ()
-        return self.requests_per_s is None and any(one.sessions is not None for one in asked)
+        return self.requests_per_s is None and any(request_class.sessions is not None for request_class in asked)
 
     def traffic(self, fleet: Fleet, load: float, seed: int) -> Traffic | ClosedTraffic:
         if self.is_closed:
@@ -83,11 +83,11 @@ class RequestSource:
         loads = sessions_of(self.workload, load, self.sessions)
         if not loads:
             raise BadInput(f"--sessions: no class of {self.workload.name} has sessions")
-        rest = tuple(one for one in self.workload.classes if one.sessions is None)
+        rest = tuple(request_class for request_class in self.workload.classes if request_class.sessions is None)
         if not rest:
             return closed(loads, None, self.requests, seed)
         beside = replace(self.workload, classes=rest)
-        rate = load * sum(one.requests_per_s for one in rest)
+        rate = load * sum(request_class.requests_per_s for request_class in rest)
         return closed(loads, lambda span_s: poisson(beside, max(int(rate * span_s), 1), None, load, seed),
                       self.requests, seed)  # fmt: skip
 
@@ -123,16 +123,16 @@ def sweep(
         results = ((number, one_run(catalog, source, case, tables)) for number, case in enumerate(cases))
     else:
         results = _on_processes(catalog, source, cases, min(many, len(cases)))
-    found: dict[int, Run] = {}
+    runs: dict[int, Run] = {}
     try:
         on_progress(0, len(cases), "simulating")
         for number, result in results:
-            found[number] = result
-            on_progress(len(found), len(cases), "simulating")
+            runs[number] = result
+            on_progress(len(runs), len(cases), "simulating")
     except KeyboardInterrupt:
-        if not found:
+        if not runs:
             raise
-    return Swept([found[number] for number in sorted(found)], len(cases))
+    return Swept([runs[number] for number in sorted(runs)], len(cases))
 
 
 # Of a worker: what all its cases have in common.

@@ -88,10 +88,10 @@ def target_prices(
     ]
     offered = iter(offers_of_each(some, moved, scaling, peak=asked.peak))
     prices = [
-        _price(one, [next(offered) for _ in _MOVES], asked, scaling, kind, metric, target, now, times)
-        for kind, metric, target, one in every
+        _price(survey, [next(offered) for _ in _MOVES], asked, scaling, kind, metric, target, now, times)
+        for kind, metric, target, survey in every
     ]
-    return [_as_simulated(one, simulated, answer.usd_per_hour) for one in prices]
+    return [_as_simulated(price, simulated, answer.usd_per_hour) for price in prices]
 
 
 def _as_simulated(price: TargetPrice, simulated: Sequence[SimulatedClass], usd_per_hour: float) -> TargetPrice:
@@ -110,7 +110,7 @@ def _as_simulated(price: TargetPrice, simulated: Sequence[SimulatedClass], usd_p
 
 
 def _survey_of(surveyed: Sequence[Survey], kind: RequestClass) -> Survey:
-    return next(one for one in surveyed if any(part.request_class is kind for part in one.parts))
+    return next(survey for survey in surveyed if any(part.request_class is kind for part in survey.parts))
 
 
 def _moved(kind: RequestClass, metric: str, target: Target, factor: float) -> RequestClass:
@@ -118,7 +118,7 @@ def _moved(kind: RequestClass, metric: str, target: Target, factor: float) -> Re
 
 
 def _price(
-    one: Survey, moved: Sequence[Offers], asked: Choice, scaling: Reading, kind: RequestClass, metric: str,
+    survey: Survey, moved: Sequence[Offers], asked: Choice, scaling: Reading, kind: RequestClass, metric: str,
     target: Target, now: float, times: float,
 ) -> TargetPrice:  # fmt: skip
     strictest, strict, loose, loosest = moved
@@ -136,7 +136,7 @@ def _price(
         TargetStep(factor, target.seconds * factor, float(usd * times) if np.isfinite(usd) else None)
         for factor, usd in zip(FACTORS, kept, strict=True)
     ]
-    floor_s = alone_s(one, kind, scaling(one.deployments))[metric][0]
+    floor_s = alone_s(survey, kind, scaling(survey.deployments))[metric][0]
     knee = next(
         (steps[k].seconds for k in range(len(steps) - 1, 0, -1) if kept[k - 1] > kept[k] * (1.0 + _KNEE)), None
     )  # fmt: skip
@@ -145,5 +145,5 @@ def _price(
 
 def _least(offered: Offers, asked: Choice) -> float:
     """Infinite where no fleet will do."""
-    found = solve(asked.by(offered).problem, quickly=True)
-    return np.inf if found is None else found.usd_per_hour
+    solution = solve(asked.by(offered).problem, quickly=True)
+    return np.inf if solution is None else solution.usd_per_hour

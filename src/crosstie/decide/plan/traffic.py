@@ -86,11 +86,11 @@ def closed(
     notes: Sequence[str] = (),
 ) -> ClosedTraffic:  # fmt: skip
     """`others`: for so many seconds. `turns`: to measure."""
-    turn_s = max(one.turn_s for one in loads)
-    measured = max((turns or _USUAL_TURNS) / sum(one.live for one in loads), 1.0 if turns else _LEAST_MEASURED)
+    turn_s = max(load.turn_s for load in loads)
+    measured = max((turns or _USUAL_TURNS) / sum(load.live for load in loads), 1.0 if turns else _LEAST_MEASURED)
     span_s = (_SETTLED + measured) * turn_s
     beside = others(span_s) if others is not None else None
-    names = tuple((one.class_name, one.model) for one in loads)
+    names = tuple((load.class_name, load.model) for load in loads)
     return ClosedTraffic(
         names + (beside.classes if beside else ()), tuple(loads), beside, _RAMP * turn_s, _SETTLED * turn_s, span_s,
         seed, tuple(notes),
@@ -103,11 +103,11 @@ def sessions_of(workload: Workload, load: float, live: int | None) -> list[Sessi
     scale = load * (live / sum(sessions.live for _, _, sessions in asked) if live and asked else 1.0)
     return [
         SessionLoad(
-            class_name=one.name, model=one.model, live=max(round(sessions.live * scale), 1),
+            class_name=request_class.name, model=request_class.model, live=max(round(sessions.live * scale), 1),
             turns=sessions.turns, turn_s=sessions.pause_s + sessions.answer_s, make=shaped(sessions.shape, number),
             success_rate=sessions.success_rate,
         )
-        for number, one, sessions in asked
+        for number, request_class, sessions in asked
     ]  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _class_of_trace(trace: Trace, fleet: Fleet, class_name: str | None) -> Serve
 
 
 def _class_named(fleet: Fleet, name: str) -> ServedClass:
-    known = {one.name: one for one in fleet.classes}
+    known = {served_class.name: served_class for served_class in fleet.classes}
     if name not in known:
         raise BadInput(f"--class {name}: fleet '{fleet.name}' has {', '.join(known) or 'none'}")
     return known[name]
@@ -165,14 +165,14 @@ def drawn(
 def poisson(workload: Workload, count: int, requests_per_s: float | None, load: float, seed: int) -> Traffic:
     """`requests_per_s`: of all classes together, in place of the workload's peak; `load`: times that."""
     parts = [(number, one, piece) for number, one in enumerate(workload.classes) for piece in one.slices]
-    rates = np.array([one.requests_per_s * piece.share for _, one, piece in parts])
+    rates = np.array([request_class.requests_per_s * piece.share for _, request_class, piece in parts])
     rates *= load * (requests_per_s / rates.sum() if requests_per_s else 1.0)
     slices = [piece for _, _, piece in parts]
     at, kinds, inputs, outputs, cached = drawn(rates, slices, count, np.random.default_rng(seed))
     endless = [one.name for one in workload.classes if one.prefix is not None and one.prefix.measured]
     numbers = np.array([number for number, _, _ in parts])
     return Traffic(
-        tuple((one.name, one.model) for one in workload.classes),
+        tuple((request_class.name, request_class.model) for request_class in workload.classes),
         at,
         numbers[kinds],
         inputs,
@@ -191,7 +191,7 @@ def recorded(
 ) -> Traffic:  # fmt: skip
     """At the trace's own times, stretched to a rate where one is given. Requests that say no class belong to the one
     that the gateway would put them into."""
-    classes = {one.name: one for one in fleet.classes}
+    classes = {served_class.name: served_class for served_class in fleet.classes}
     known = ", ".join(classes) or "none"
     if class_name is not None:
         _class_named(fleet, class_name)
@@ -250,15 +250,15 @@ def _names(trace: Trace, rows: Ints, fleet: Fleet, class_name: str | None, model
     unnamed = Classes(fleet)
 
     def nearest(row: int) -> str | None:
-        one = unnamed.of(model, float(trace.input_tokens[row]))
-        return one.name if one is not None else None
+        served_class = unnamed.of(model, float(trace.input_tokens[row]))
+        return served_class.name if served_class is not None else None
 
     return [(said[row] if said is not None else None) or nearest(row) for row in rows.tolist()]
 
 
 def of_means(fleet: Fleet) -> Workload:
     """The classes of a fleet file, which says no more of lengths than their means."""
-    asked = [one for one in fleet.classes if one.requests_per_s > 0]
+    asked = [served_class for served_class in fleet.classes if served_class.requests_per_s > 0]
     if not asked:
         raise BadInput(
             f"fleet '{fleet.name}' has no class with requests_per_s, so nothing says what is sent: "
@@ -268,14 +268,14 @@ def of_means(fleet: Fleet) -> Workload:
         name=fleet.name,
         classes=tuple(
             RequestClass(
-                name=one.name,
-                model=one.model,
-                requests_per_s=one.requests_per_s,
-                slices=(_slice(one.input_tokens, one.output_tokens),),
-                ttft=one.ttft,
-                tpot=one.tpot,
+                name=served_class.name,
+                model=served_class.model,
+                requests_per_s=served_class.requests_per_s,
+                slices=(_slice(served_class.input_tokens, served_class.output_tokens),),
+                ttft=served_class.ttft,
+                tpot=served_class.tpot,
             )
-            for one in asked
+            for served_class in asked
         ),
         notes=("every request has its class's mean lengths; --workload or --trace says how they scatter",),
     )

@@ -84,10 +84,10 @@ def _missed(one: RequestClass, answer: SimulatedAnswer, late: float) -> tuple[bo
     return first, later, never
 
 
-def _allowed(one: RequestClass, request: SimulatedRequest) -> tuple[float, float, float]:
+def _allowed(request_class: RequestClass, request: SimulatedRequest) -> tuple[float, float, float]:
     """What a request adds to the misses that its class may have. Of a single token there is no TPOT."""
-    ttft = 1.0 - one.ttft.percentile if one.ttft else MAY_BE_UNSERVED
-    tpot = (1.0 - one.tpot.percentile if one.tpot else 1.0) if request.output_tokens > 1 else 0.0
+    ttft = 1.0 - request_class.ttft.percentile if request_class.ttft else MAY_BE_UNSERVED
+    tpot = (1.0 - request_class.tpot.percentile if request_class.tpot else 1.0) if request.output_tokens > 1 else 0.0
     return ttft, tpot, MAY_BE_UNSERVED
 
 
@@ -96,13 +96,13 @@ class Misses:
 
     def __init__(self, classes: Sequence[RequestClass], late: float = 1.0):
         """`late`: a factor on TTFT."""
-        self.answers: dict[str, list[SimulatedAnswer]] = {one.name: [] for one in classes}
+        self.answers: dict[str, list[SimulatedAnswer]] = {request_class.name: [] for request_class in classes}
         # By look, class and kind of miss.
         self.missed: list[Array] = []
         self.allowed: list[Array] = []
         # By pool: requests that it served, and those of them that missed.
         self.served: dict[str, list[int]] = {}
-        self._classes = {one.name: (place, one) for place, one in enumerate(classes)}
+        self._classes = {request_class.name: (place, request_class) for place, request_class in enumerate(classes)}
         self._late = late
 
     def begin_look(self) -> None:
@@ -117,17 +117,17 @@ class Misses:
     def allowed_of(self, requests: Sequence[SimulatedRequest]) -> Array:
         found = np.zeros((len(self._classes), 3))
         for request in requests:
-            place, one = self._classes[str(request.class_name)]
-            found[place] += _allowed(one, request)
+            place, request_class = self._classes[str(request.class_name)]
+            found[place] += _allowed(request_class, request)
         return found
 
     def add(self, answer: SimulatedAnswer) -> None:
         name = str(answer.request.class_name)
-        place, one = self._classes[name]
+        place, request_class = self._classes[name]
         self.answers[name].append(answer)
-        missed = _missed(one, answer, self._late)
+        missed = _missed(request_class, answer, self._late)
         self.missed[-1][place] += missed
-        self.allowed[-1][place] += _allowed(one, answer.request)
+        self.allowed[-1][place] += _allowed(request_class, answer.request)
         if answer.pool is not None:
             served = self.served.setdefault(answer.pool, [0, 0])
             served[0] += 1
@@ -225,14 +225,14 @@ class FleetRun:
             grows = False
         classes = [
             replace(
-                seen(one, self._tally.answers[one.name], self._late),
+                seen(request_class, self._tally.answers[request_class.name], self._late),
                 steady=bool(verdict > 0 and not grows),
                 decided=self._is_decided,
             )
-            for one, verdict in zip(self._classes, verdicts, strict=True)
+            for request_class, verdict in zip(self._classes, verdicts, strict=True)
         ]
         missing = {name: late / count for name, (count, late) in self._tally.served.items()}
-        return Verdict(all(one.holds for one in classes), levels, classes, missing)
+        return Verdict(all(simulated_class.holds for simulated_class in classes), levels, classes, missing)
 
     @property
     def _is_decided(self) -> bool:
@@ -281,7 +281,7 @@ class Trials:
         self.whole = whole
         self.catalog, self.workload, self.scaling, self.peak = catalog, workload, scaling, peak
         self.model = model
-        self.classes = [one for one in workload.classes if one.model == model]
+        self.classes = [request_class for request_class in workload.classes if request_class.model == model]
         self.runs: dict[RunKey, FleetRun] = {} if runs is None else runs
         self._tables = Tables()
 
@@ -354,13 +354,13 @@ class Trials:
             )
             for pool in pools
         ]
-        classes = tuple(class_of(one, routes_of(one, pools)) for one in self.classes)
+        classes = tuple(class_of(request_class, routes_of(request_class, pools)) for request_class in self.classes)
         name: str = self.workload.name
         return Fleet(name=name, planned="", policy="cheapest-meeting-target", pools=tuple(made), classes=classes)
 
     def _found(self, pools: Sequence[PoolPlan], rates: Mapping[str, float]) -> list[float]:
         """By slice: of what endless memory would have of its prompts, the share that these replicas have."""
-        parts = [(one, piece) for one in self.classes for piece in one.slices]
+        parts = [(request_class, piece) for request_class in self.classes for piece in request_class.slices]
         if all(piece.hits is None for _, piece in parts):
             return [1.0] * len(parts)
         tokens_per_s = sum(rates[one.name] * p.share * (p.input_tokens + p.output_tokens) for one, p in parts)
@@ -382,8 +382,8 @@ class Trials:
         able = [pool.deployment for pool in pools if not isinstance(pool.deployment, Disaggregated)]
         return [
             round(max((encoding_tokens(deployment, piece) for deployment in able), default=0.0))
-            for one in self.classes
-            for piece in one.slices
+            for request_class in self.classes
+            for piece in request_class.slices
         ]
 
     def _traffic(
@@ -393,8 +393,8 @@ class Trials:
         """Arrivals at random moments, with as many of every slice and length as there are on average: what differs from
         seed to seed is when they meet, not how much work there is."""
         chance = np.random.default_rng(seed)
-        parts = [(one, piece) for one in self.classes for piece in one.slices]
-        weight = np.array([rates[one.name] * piece.share for one, piece in parts])
+        parts = [(request_class, piece) for request_class in self.classes for piece in request_class.slices]
+        weight = np.array([rates[request_class.name] * piece.share for request_class, piece in parts])
         times = since + np.sort(chance.random(count)) * count / weight.sum()
         ends = np.cumsum(weight) / weight.sum()
         # Evenly over slices and, within each, over its sample, in a random order.

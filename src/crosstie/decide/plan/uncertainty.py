@@ -97,12 +97,12 @@ class JointErrors:
     def _computed_ability(self, place: int, carried: Array) -> Array:
         column = self._column(place)
         key = key_of(column.deployment)
-        one, row = next((s, i) for s in self._surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
+        survey, row = next((s, i) for s in self._surveyed for i, d in enumerate(s.deployments) if key_of(d) == key)
         # The deployment once for each world.
-        several = one.rows([row] * WORLDS)
+        several = survey.rows([row] * WORLDS)
         levels = Levels(several.parts, several.curves, self._scaling.in_worlds(column.deployment))
         rates = rates_of(several, levels, column, self._asked.peak)
-        alone = one.rows([row])
+        alone = survey.rows([row])
         put = rates_of(
             alone, Levels(alone.parts, alone.curves, self._scaling(alone.deployments)), column, self._asked.peak
         )

@@ -67,15 +67,15 @@ def watched(
 
 def saved_plans(given: Sequence[Path]) -> list[Path]:
     """The files, and those of the folders among them."""
-    found: list[Path] = []
+    paths: list[Path] = []
     for path in given:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not inside:
             raise BadInput(
                 f"{path}: no saved plan (*.json) in this folder; `crosstie plan WORKLOAD --save FILE` makes one"
             )
-        found += inside
-    return found
+        paths += inside
+    return paths
 
 
 def _watched(catalog: Catalog, file: Path, today: str, on_progress: OnProgress) -> Watched:

@@ -76,7 +76,7 @@ def outlooks(
 def unlooked(workload: Workload) -> list[Outlook]:
     """The same where nothing is simulated: closed forms alone do not decide it."""
     why = "nothing was simulated (--quick), and closed forms alone flatter services"
-    models = dict.fromkeys(one.model for one in workload.classes)
+    models = dict.fromkeys(request_class.model for request_class in workload.classes)
     return [Outlook(name, None, "", why) for name in models if workload.choice(name).apart is None]
 
 
@@ -115,11 +115,11 @@ class _Look:
         kinds = self._ideal()
         if not kinds:
             return Outlook(self.model, None, "", "no service keeps its targets, or holds its longest request")
-        least = min(2.0 * self._usd(side) * side.gpus for one in kinds for side in one.sides)
+        least = min(2.0 * self._usd(side) * side.gpus for kind in kinds for side in kind.sides)
         if least >= self.paid:
             small = f"the smallest service costs {dollars(least)} an hour, its replicas {dollars(self.paid)}"
             return Outlook(self.model, None, "", small)
-        kept = [one for one in kinds if one.usd * _LOST < self._together() and one.usd <= _NEAR * kinds[0].usd]
+        kept = [kind for kind in kinds if kind.usd * _LOST < self._together() and kind.usd <= _NEAR * kinds[0].usd]
         if not kept:
             ruled = f"at best {dollars(self.others + self.paid * kinds[0].usd / self._together())} an hour"
             return Outlook(self.model, None, "ideal", f"{ruled}, if both sides were always busy")
@@ -160,9 +160,9 @@ class _Look:
         """What the model would cost together, could replicas be divided."""
         return float(self._per_request().min(axis=0) @ self.demand)
 
-    def _usd(self, one: Deployment) -> float:
+    def _usd(self, deployment: Deployment) -> float:
         """Of a GPU an hour."""
-        return float(self.asked.problem.usd_per_hour[self.asked.market.index(one.accelerator.id)])
+        return float(self.asked.problem.usd_per_hour[self.asked.market.index(deployment.accelerator.id)])
 
     def _ideal(self) -> list[_Kind]:
         """Kinds of services by the least that they could cost, the cheapest first.
@@ -176,9 +176,9 @@ class _Look:
         for _, alike in groupby(groups, key=lambda group: (group[0][0].precision.id, group[0][0].kv_format)):
             several = list(alike)
             alone = [
-                Disaggregated(prefill=one, prefill_replicas=1, decode=one, decode_replicas=1, connector=connector)
+                Disaggregated(prefill=side, prefill_replicas=1, decode=side, decode_replicas=1, connector=connector)
                 for sides, connector in several
-                for one in sides
+                for side in sides
             ]
             ends = np.cumsum([len(sides) for sides, _ in several])[:-1]
             needs = zip(*(np.split(need, ends) for need in self._needs(alone)), strict=True)
@@ -211,8 +211,8 @@ class _Look:
         # Which layout has prompts in time, queues and all, is what closed forms are for.
         found = [
             service
-            for one in kinds
-            for service in in_numbers([(side, one.decode) for side in one.sides], one.connector, self.slices)
+            for kind in kinds
+            for service in in_numbers([(side, kind.decode) for side in kind.sides], kind.connector, self.slices)
         ]
         alone = [replace(one, deployments=[]) for one in self.surveyed]
         alone[self.place] = survey(found, self.one.parts)

@@ -39,8 +39,8 @@ class Worth:
     def commands(self, judged: Readiness) -> list[str]:
         """How to start it, to measure it and to learn from that; where the engine has no benchmark, by replay."""
         d = self.deployment
-        flags = [one for one in judged.settings if one.startswith("--")]
-        variables = [one for one in judged.settings if not one.startswith("--")]
+        flags = [setting for setting in judged.settings if setting.startswith("--")]
+        variables = [setting for setting in judged.settings if not setting.startswith("--")]
         lengths = f"--random-input-len {self.input_tokens} --random-output-len {self.output_tokens}"
         load = f"--max-concurrency {self.in_flight} --num-prompts {self.in_flight * _ROUNDS}"
         if d.stack.id == "vllm":
@@ -58,8 +58,8 @@ class Worth:
         return [*begun, measure, "crosstie calibrate RESULT"]
 
 
-def _vllm_layout(one: Deployment) -> list[str]:
-    split, drafts = one.parallelism, one.speculation
+def _vllm_layout(deployment: Deployment) -> list[str]:
+    split, drafts = deployment.parallelism, deployment.speculation
     config = f'{{"method": "mtp", "num_speculative_tokens": {drafts.depth}}}' if drafts else ""
     return [
         f"--tensor-parallel-size {split.tp}",
@@ -70,8 +70,8 @@ def _vllm_layout(one: Deployment) -> list[str]:
     ]
 
 
-def _sglang_layout(one: Deployment) -> list[str]:
-    split, drafts = one.parallelism, one.speculation
+def _sglang_layout(deployment: Deployment) -> list[str]:
+    split, drafts = deployment.parallelism, deployment.speculation
     # SGLang counts attention replicas within the ranks of --tp.
     steps = f"--speculative-num-steps {drafts.depth} --speculative-eagle-topk 1" if drafts else ""
     return [
@@ -98,13 +98,13 @@ def worth_measuring(asked: Choice, hopeful: Choice, answer: Solution, scaling: W
         family: float((base - np.minimum(base, at_best[places].min(axis=0))) @ demand)
         for family, places in families.items()
     }
-    found = [
-        one
+    worths = [
+        worth
         for family in sorted(saved, key=lambda f: -saved[f])[:_TRIED]
         if saved[family] > _LEAST * answer.usd_per_hour
-        and (one := _worth(asked, hopeful, answer, families[family], scaling)) is not None
+        and (worth := _worth(asked, hopeful, answer, families[family], scaling)) is not None
     ]
-    return max(found, key=lambda one: one.saves_usd_per_hour, default=None)
+    return max(worths, key=lambda one: one.saves_usd_per_hour, default=None)
 
 
 def _cost_by_column(asked: Choice) -> Array:

@@ -92,24 +92,24 @@ def parts_of(
     kept = chosen or _cheapest(catalog, likely)
     problem = choice(offered, market(wider, alike), alike)
     larger = replace(problem.problem, demand=problem.problem.demand * _TIMES)
-    found = []
-    for one in kept:
-        on_progress(0, 0, f"how many {one.id} carry it")
-        fleet = solve(larger, problem.allowing(partial(_is, one)), quickly=True)
+    parts = []
+    for accelerator in kept:
+        on_progress(0, 0, f"how many {accelerator.id} carry it")
+        fleet = solve(larger, problem.allowing(partial(_is, accelerator)), quickly=True)
         if fleet is not None:
             column = offered.columns[int((fleet.replicas * larger.gpus).argmax())]
-            found.append(_part(catalog, one, column.deployment, float(fleet.gpus.sum()) / _TIMES, scaling))
-    if not found:
+            parts.append(_part(catalog, accelerator, column.deployment, float(fleet.gpus.sum()) / _TIMES, scaling))
+    if not parts:
         raise BadInput("no accelerator that was looked at serves every class of the workload within its targets")
-    return found
+    return parts
 
 
-def _is(one: Accelerator, item: MarketItem) -> bool:
-    return item.id == one.id
+def _is(accelerator: Accelerator, item: MarketItem) -> bool:
+    return item.id == accelerator.id
 
 
-def _sold(catalog: Catalog, one: Accelerator) -> bool:
-    return any(quote(catalog.prices, one.id, kind) for kind in (PURCHASE, ON_DEMAND))
+def _sold(catalog: Catalog, accelerator: Accelerator) -> bool:
+    return any(quote(catalog.prices, accelerator.id, kind) for kind in (PURCHASE, ON_DEMAND))
 
 
 def _part(catalog: Catalog, one: Accelerator, replica: Servable, gpus: float, scaling: WorldScaling) -> ScheduledPart:
@@ -127,17 +127,17 @@ def _as_its_kin(catalog: Catalog, vendor: str) -> float | None:
     that is not there yet is taken to be as much above its price."""
     both = [
         (bought.usd, rented.usd)
-        for one in catalog.accelerators.values()
-        if one.vendor == vendor
-        and (bought := quote(catalog.prices, one.id, PURCHASE))
-        and (rented := quote(catalog.prices, one.id, ON_DEMAND))
+        for accelerator in catalog.accelerators.values()
+        if accelerator.vendor == vendor
+        and (bought := quote(catalog.prices, accelerator.id, PURCHASE))
+        and (rented := quote(catalog.prices, accelerator.id, ON_DEMAND))
     ]
     return (max(both)[1] / max(both)[0]) if both else None
 
 
-def _divided(offered: Offers, one: Accelerator) -> float:
+def _divided(offered: Offers, accelerator: Accelerator) -> float:
     """GPUs by the best replica for each part of the traffic, as if replicas could be divided: enough to rank by."""
-    mine = [i for i, column in enumerate(offered.columns) if column.deployment.accelerator.id == one.id]
+    mine = [i for i, column in enumerate(offered.columns) if column.deployment.accelerator.id == accelerator.id]
     if not mine:
         return np.inf
     gpus = np.array([float(offered.columns[i].deployment.gpus) for i in mine])
@@ -148,16 +148,16 @@ def _divided(offered: Offers, one: Accelerator) -> float:
 
 def _cheapest(catalog: Catalog, likely: Sequence[tuple[Accelerator, float]]) -> list[Accelerator]:
     """Of each vendor the cheapest to buy and to rent for this traffic; announced ones all."""
-    kept = {one.id for one, _ in likely if one.announced}
-    for vendor in sorted({one.vendor for one, _ in likely}):
+    kept = {accelerator.id for accelerator, _ in likely if accelerator.announced}
+    for vendor in sorted({accelerator.vendor for accelerator, _ in likely}):
         for kind in (PURCHASE, ON_DEMAND):
             usd = {
-                one.id: gpus * quoted.usd
-                for one, gpus in likely
-                if one.vendor == vendor and (quoted := quote(catalog.prices, one.id, kind))
+                accelerator.id: gpus * quoted.usd
+                for accelerator, gpus in likely
+                if accelerator.vendor == vendor and (quoted := quote(catalog.prices, accelerator.id, kind))
             }
             kept |= set(sorted(usd, key=lambda name: (usd[name], name))[:_OF_A_VENDOR])
-    return [one for one, _ in likely if one.id in kept]
+    return [accelerator for accelerator, _ in likely if accelerator.id in kept]
 
 
 def arrivals(part: ScheduledPart, first: int, expected: int) -> Array:

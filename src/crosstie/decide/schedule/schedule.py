@@ -163,11 +163,11 @@ def _ways(
 def _uncertain(workload: Workload, parts: Sequence[ScheduledPart], first: int) -> Futures:
     asked = workload.schedule
     chosen = np.arange(_DRAWN) * (WORLDS // _DRAWN)
-    expected = [quarter_of(one.accelerator.announced.expected.value) if one.accelerator.announced else first
-                for one in parts]  # fmt: skip
-    orderable = np.stack([arrivals(one, first, at)[chosen] for one, at in zip(parts, expected, strict=True)], axis=1)
+    expected = [quarter_of(part.accelerator.announced.expected.value) if part.accelerator.announced else first
+                for part in parts]  # fmt: skip
+    orderable = np.stack([arrivals(part, first, at)[chosen] for part, at in zip(parts, expected, strict=True)], axis=1)
     return Futures(
-        gpus=np.stack([one.gpus[chosen] for one in parts], axis=1),
+        gpus=np.stack([part.gpus[chosen] for part in parts], axis=1),
         demand=_demand(workload, asked),
         orderable=orderable,
         there=_there(workload, parts, asked, first),
@@ -193,10 +193,10 @@ def _there(workload: Workload, parts: Sequence[ScheduledPart], asked: ScheduleRe
     for name, gpus in workload.constraints.inventory.items():
         if name in place:
             found[place[name]] += gpus
-    for one in asked.deliveries:
-        at = (quarter_number(one.quarter) or first) - first
-        if one.accelerator in place:
-            found[place[one.accelerator], max(at, 0) :] += one.gpus
+    for delivery in asked.deliveries:
+        at = (quarter_number(delivery.quarter) or first) - first
+        if delivery.accelerator in place:
+            found[place[delivery.accelerator], max(at, 0) :] += delivery.gpus
     for other in asked.contracts:
         at = (quarter_number(other.until) or first) - first
         if other.accelerator in place:
@@ -207,9 +207,9 @@ def _there(workload: Workload, parts: Sequence[ScheduledPart], asked: ScheduleRe
 def _standing_usd(catalog: Catalog, workload: Workload, first: int) -> float:
     asked = workload.schedule
     total = 0.0
-    for one in asked.contracts:
-        left = min((quarter_number(one.until) or first) - first + 1, asked.quarters)
-        total += max(left, 0) * _QUARTER_HOURS * one.gpus * one.usd_per_gpu_hour
+    for contract in asked.contracts:
+        left = min((quarter_number(contract.until) or first) - first + 1, asked.quarters)
+        total += max(left, 0) * _QUARTER_HOURS * contract.gpus * contract.usd_per_gpu_hour
     for name, gpus in workload.constraints.inventory.items():
         hourly = running_usd_per_hour(catalog.accelerator(name), catalog.costs)
         total += asked.quarters * _QUARTER_HOURS * gpus * hourly
@@ -226,7 +226,7 @@ def _orders(parts: Sequence[ScheduledPart], asked: ScheduleRequest, found: Decid
         price = part.purchase.usd if kind == OWNED and part.purchase else part.rents[name].usd * _QUARTER_HOURS
         usd = gpus * price * (1 if kind == OWNED else CONTRACTS[name])
         orders.append(PurchaseOrder(part.id, name, round(gpus), quarter_name(first + start), usd))
-    return sorted(orders, key=lambda one: -one.usd)
+    return sorted(orders, key=lambda order: -order.usd)
 
 
 def _quarter(parts: Sequence[ScheduledPart], uncertain: Futures, found: Decided, q: int, first: int) -> QuarterPlan:

@@ -64,30 +64,30 @@ def silicon(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]
     def axis(name: str, unit: str, facts: Mapping[str, Fact | None]) -> Axis:
         return Axis(SILICON, name, unit, {part: _of(fact) for part, fact in facts.items()})
 
-    found = [
-        axis("memory", "bytes", {one.id: one.memory.capacity for one in accelerators}),
-        axis("bandwidth", "bytes/s", {one.id: one.memory.bandwidth for one in accelerators}),
+    axises = [
+        axis("memory", "bytes", {accelerator.id: accelerator.memory.capacity for accelerator in accelerators}),
+        axis("bandwidth", "bytes/s", {accelerator.id: accelerator.memory.bandwidth for accelerator in accelerators}),
     ]
     for format in COMPUTE_FORMATS:
-        rates = {one.id: one.dense.get(format) for one in accelerators}
+        rates = {accelerator.id: accelerator.dense.get(format) for accelerator in accelerators}
         if any(rates.values()):
             cells = {
                 part: ScoreCell(significant(rate.si / 1e12), rate.si, cited(rate)) if rate else NOTHING
                 for part, rate in rates.items()
             }
-            found.append(Axis(SILICON, f"dense {format}, TFLOP/s", "FLOP/s", cells))
-    found += [
+            axises.append(Axis(SILICON, f"dense {format}, TFLOP/s", "FLOP/s", cells))
+    axises += [
         axis("links, one way", "bytes/s", {one.id: one.scale_up.bandwidth for one in accelerators}),
-        axis("GPUs they join", "count", {one.id: one.scale_up.domain for one in accelerators}),
+        axis("GPUs they join", "count", {accelerator.id: accelerator.scale_up.domain for accelerator in accelerators}),
         axis("network a GPU", "bytes/s", {one.id: one.scale_out.bandwidth for one in accelerators}),
-        axis("power", "W", {one.id: one.chip.tdp for one in accelerators}),
+        axis("power", "W", {accelerator.id: accelerator.chip.tdp for accelerator in accelerators}),
         *(
             Axis(SILICON, f"{format} weights it holds", "parameters",
-                 {one.id: _held(catalog, one, bytes_each) for one in accelerators})
+                 {accelerator.id: _held(catalog, accelerator, bytes_each) for accelerator in accelerators})
             for format, bytes_each in _WEIGHTS.items()
         ),
     ]  # fmt: skip
-    return found
+    return axises
 
 
 def _held(catalog: Catalog, accelerator: Accelerator, bytes_each: float) -> ScoreCell:
@@ -157,22 +157,22 @@ def _cache_gb(catalog: Catalog, accelerator: Accelerator) -> tuple[float, Deploy
 def speed(contests: Iterable[Contest], accelerators: Sequence[Accelerator]) -> list[Axis]:
     """Of each scenario the tokens a second of a GPU, and what a million of them costs; by its own parts if it has."""
     axes = []
-    for found in contests:
-        if found.scenario.accelerators:
+    for contest in contests:
+        if contest.scenario.accelerators:
             continue
-        by_name = {one.accelerator.id: one for one in found.ranking}
+        by_name = {one.accelerator.id: one for one in contest.ranking}
         rates, costs = dict[str, ScoreCell](), dict[str, ScoreCell]()
         for part in accelerators:
             one = by_name.get(part.id)
             if one is None:
-                rates[part.id] = costs[part.id] = ScoreCell("-", None, found.problems[part.id])
+                rates[part.id] = costs[part.id] = ScoreCell("-", None, contest.problems[part.id])
                 continue
             at = f"{one.deployment.label}, {one.concurrency:,} in flight: TTFT {seconds(one.estimate.ttft_s)}"
             said = f"{at}, TPOT {seconds(one.estimate.tpot_s)}; predicted, {one.estimate.basis}"
             rates[part.id] = ScoreCell(significant(one.tokens_per_s_per_gpu), one.tokens_per_s_per_gpu, said)
             costs[part.id] = ScoreCell(dollars(one.usd_per_mtok), one.usd_per_mtok, f"{one.reckoned.price}; {said}")
         axes += [
-            Axis(SPEED, f"{found.scenario.name}, tokens/s", "output tokens/s a GPU", rates),
+            Axis(SPEED, f"{contest.scenario.name}, tokens/s", "output tokens/s a GPU", rates),
             Axis(SPEED, "  $/M tokens", "USD per million output tokens", costs),
         ]
     return axes
@@ -181,23 +181,23 @@ def speed(contests: Iterable[Contest], accelerators: Sequence[Accelerator]) -> l
 def software(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
     """The newest release of each engine that preflight has read: whether it runs the reference model."""
     check, model = ReadinessCheck(catalog), catalog.model(REFERENCE)
-    dated = {(one.engine, one.version): f"{one.source}, {one.released}" for one in builds()}
+    dated = {(build.engine, build.version): f"{build.source}, {build.released}" for build in builds()}
     axes = []
     for engine in _ENGINES:
         cells = {}
-        for one in accelerators:
+        for accelerator in accelerators:
             try:
-                deployment = catalog.deployment(model, one, Parallelism(), PRECISION, stack=engine)
+                deployment = catalog.deployment(model, accelerator, Parallelism(), PRECISION, stack=engine)
             except BadInput as error:
-                cells[one.id] = ScoreCell("no", "no", str(error))
+                cells[accelerator.id] = ScoreCell("no", "no", str(error))
                 continue
-            found = check.readiness(deployment)
-            word = _SHORT.get(found.verdict, found.verdict)
-            why = f": {found.why}" if found.why else ""
-            built = dated.get((engine, found.release), "")
-            said = f"`crosstie preflight` of {REFERENCE} {PRECISION} with {found.label}: {found.verdict}{why}"
-            text = f"{word} {found.release}".strip()
-            cells[one.id] = ScoreCell(text, found.verdict, said + (f" ({built})" if built else ""))
+            readiness = check.readiness(deployment)
+            word = _SHORT.get(readiness.verdict, readiness.verdict)
+            why = f": {readiness.why}" if readiness.why else ""
+            built = dated.get((engine, readiness.release), "")
+            said = f"`crosstie preflight` of {REFERENCE} {PRECISION} with {readiness.label}: {readiness.verdict}{why}"
+            text = f"{word} {readiness.release}".strip()
+            cells[accelerator.id] = ScoreCell(text, readiness.verdict, said + (f" ({built})" if built else ""))
         axes.append(Axis(SOFTWARE, engine, "", cells))
     return axes
 
@@ -205,16 +205,16 @@ def software(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis
 def export(accelerators: Sequence[Accelerator]) -> list[Axis]:
     rule = shipped_export()
     tpp, threshold, review = dict[str, ScoreCell](), dict[str, ScoreCell](), dict[str, ScoreCell]()
-    for one in accelerators:
-        found = export_class(one, rule)
+    for accelerator in accelerators:
+        found = export_class(accelerator, rule)
         rate = f"dense {found.format} {arithmetic(found.rate.si)} x bits: {cited(found.rate)}"
-        tpp[one.id] = ScoreCell(f"{found.tpp:,.0f}", found.tpp, rate)
+        tpp[accelerator.id] = ScoreCell(f"{found.tpp:,.0f}", found.tpp, rate)
         density = f"; needs the area of the die, which the catalog lacks: {cited(rule.density)}"
         why = f"{cited(rule.tpp)}{density if found.threshold == 'by density' else ''}"
-        threshold[one.id] = ScoreCell(found.threshold, found.threshold, why)
+        threshold[accelerator.id] = ScoreCell(found.threshold, found.threshold, why)
         said = {None: "-", True: "by case", False: "denial"}[found.case_by_case]
-        why = f"{cited(rule.review_tpp)}; {cited(rule.review_bandwidth)}; {one.memory.bandwidth} here"
-        review[one.id] = ScoreCell(said, said, why)
+        why = f"{cited(rule.review_tpp)}; {cited(rule.review_bandwidth)}; {accelerator.memory.bandwidth} here"
+        review[accelerator.id] = ScoreCell(said, said, why)
     return [
         Axis(EXPORT, "TPP", "TFLOP/s x bits", tpp),
         Axis(EXPORT, "US threshold", "", threshold),

@@ -58,8 +58,8 @@ class Contender:
 
     def usd_in_worlds(self, scenario: Scenario) -> Array:
         """USD per million tokens in every world, at the price that it has there."""
-        found = estimate_in_worlds(self.deployment, self.estimate, (scenario.input, scenario.output))
-        rate = found.output_tokens_per_s[0] / self.deployment.parallelism.gpus
+        estimates = estimate_in_worlds(self.deployment, self.estimate, (scenario.input, scenario.output))
+        rate = estimates.output_tokens_per_s[0] / self.deployment.parallelism.gpus
         return np.asarray(self.quote.in_worlds / SECONDS_PER_HOUR / rate * 1e6)
 
 
@@ -82,7 +82,7 @@ class Contest:
         """The same with the first at its dearest seller and the second at its cheapest."""
         if self.ratio is None:
             return None
-        first, second = (one.quote for one in self.ranking[:2])
+        first, second = (contender.quote for contender in self.ranking[:2])
         return self.ratio * (second.low / second.usd) / (first.high / first.usd)
 
     @property
@@ -93,9 +93,9 @@ class Contest:
     @property
     def confidence(self) -> float | None:
         """The share of worlds in which the first is cheaper than the second, each at its price there."""
-        if len(self.ranking) < 2 or any(one.estimate.interval is None for one in self.ranking[:2]):
+        if len(self.ranking) < 2 or any(contender.estimate.interval is None for contender in self.ranking[:2]):
             return None
-        first, second = (one.usd_in_worlds(self.scenario) for one in self.ranking[:2])
+        first, second = (contender.usd_in_worlds(self.scenario) for contender in self.ranking[:2])
         return float((first < second).mean())
 
 
@@ -108,7 +108,7 @@ def contest(
     check = ReadinessCheck(catalog)
     prices = quotes(catalog.prices, [one.id for one in chosen], [PURCHASE if kind == BUY else kind], {})
     problems: dict[str, str] = {}
-    found: list[Deployment] = []
+    deployments: list[Deployment] = []
     for accelerator in chosen:
         if accelerator.id not in prices:
             problems[accelerator.id] = _unpriced(catalog, accelerator, kind)
@@ -118,26 +118,26 @@ def contest(
         except BadInput as error:
             problems[accelerator.id] = str(error)
             continue
-        runs = [one for one in layouts if check.runs(one)]
+        runs = [layout for layout in layouts if check.runs(layout)]
         if not runs:
             most = f"{scenario.most_gpus} GPU{'s' if scenario.most_gpus > 1 else ''}"
             problems[accelerator.id] = "preflight: will not run" if layouts else f"does not fit on {most}"
-        found += runs
-    best = _best(scenario, found)
-    for name in {one.accelerator.id for one in found} - best.keys():
+        deployments += runs
+    best = _best(scenario, deployments)
+    for name in {deployment.accelerator.id for deployment in deployments} - best.keys():
         problems[name] = "no layout keeps the targets"
     ranking = [_contender(catalog, scenario, *best[name], prices[name]) for name in best]
     asked = BuyersQuestion(
         models=(scenario.model,), input_tokens=scenario.input, output_tokens=scenario.output, in_flight=None,
         targets=scenario.targets, price=kind, precision=scenario.precision, sure=0.5,
     )  # fmt: skip
-    return Contest(scenario, asked, tuple(sorted(ranking, key=lambda one: one.usd_per_mtok)), problems)
+    return Contest(scenario, asked, tuple(sorted(ranking, key=lambda contender: contender.usd_per_mtok)), problems)
 
 
 def _unpriced(catalog: Catalog, accelerator: Accelerator, kind: str) -> str:
     """What it has instead: prices of different kinds are not held against each other."""
     others = quotes(catalog.prices, [accelerator.id], ["on-demand", "quoted", "reserved", PURCHASE], {})
-    instead = f" ({one.kind} {dollars(one.usd)}, {one.provider})" if (one := others.get(accelerator.id)) else ""
+    instead = f" ({quote.kind} {dollars(quote.usd)}, {quote.provider})" if (quote := others.get(accelerator.id)) else ""
     return f"no {PURCHASE if kind == BUY else kind} price{instead}"
 
 
@@ -167,22 +167,22 @@ def _best(scenario: Scenario, deployments: Sequence[Deployment]) -> dict[str, tu
     gpus = np.array([[one.parallelism.gpus] for one in deployments])
     rate = np.where(kept, got.output_tokens_per_s / gpus, 0.0)
     best: dict[str, tuple[float, Deployment, int]] = {}
-    for row, one in enumerate(deployments):
+    for row, deployment in enumerate(deployments):
         at = int(rate[row].argmax())
-        if rate[row, at] > best.get(one.accelerator.id, (0.0,))[0]:
-            best[one.accelerator.id] = float(rate[row, at]), one, int(_CLIENTS[at])
+        if rate[row, at] > best.get(deployment.accelerator.id, (0.0,))[0]:
+            best[deployment.accelerator.id] = float(rate[row, at]), deployment, int(_CLIENTS[at])
     return {name: (one, clients) for name, (_, one, clients) in best.items()}
 
 
-def _contender(catalog: Catalog, scenario: Scenario, one: Deployment, clients: int, price: Quote) -> Contender:
+def _contender(catalog: Catalog, scenario: Scenario, deployment: Deployment, clients: int, price: Quote) -> Contender:
     lengths = scenario.input, scenario.output
-    found = estimate(one, concurrency=clients, input_tokens=lengths[0], output_tokens=lengths[1])
-    draw = draw_of(catalog, one, found, *lengths) if price.kind == PURCHASE else None
-    hour = by_the_hour(price, one.accelerator, catalog.costs, USUAL.horizon_years, draw)
+    found = estimate(deployment, concurrency=clients, input_tokens=lengths[0], output_tokens=lengths[1])
+    draw = draw_of(catalog, deployment, found, *lengths) if price.kind == PURCHASE else None
+    hour = by_the_hour(price, deployment.accelerator, catalog.costs, USUAL.horizon_years, draw)
     bought = f", {dollars(price.usd)} over {USUAL.horizon_years:g} years" if price.kind == PURCHASE else ""
     reckoned = reckoning(
-        one, *lengths, in_flight=clients, output_tokens_per_s_per_gpu=found.output_tokens_per_s_per_gpu,
-        tokens_80=found.interval.per_gpu(one.parallelism.gpus) if found.interval else None,
+        deployment, *lengths, in_flight=clients, output_tokens_per_s_per_gpu=found.output_tokens_per_s_per_gpu,
+        tokens_80=found.interval.per_gpu(deployment.parallelism.gpus) if found.interval else None,
         usd_per_gpu_hour=hour.usd, price=f"{hour.kind}, {price.origin}{bought}",
     )  # fmt: skip
-    return Contender(one.accelerator, one, clients, found, hour, reckoned)
+    return Contender(deployment.accelerator, deployment, clients, found, hour, reckoned)

@@ -27,7 +27,7 @@ _SPLITS = {2: "DPX", 3: "TPX", 4: "QPX", 6: "CPX", 8: "CPX"}
 
 def amd_gpus(record: Mapping[str, str]) -> list[Gpu]:
     lists = {"kfd": _kfd(record), "rocminfo": _rocminfo(record), "amd-smi": _amd_smi(record)}
-    first = next((name for name, found in lists.items() if found), None)
+    first = next((name for name, gpus in lists.items() if gpus), None)
     if first is None:
         return []
     return [_filled(gpu, first, place, lists) for place, gpu in enumerate(lists[first])]
@@ -36,12 +36,12 @@ def amd_gpus(record: Mapping[str, str]) -> list[Gpu]:
 def _filled(gpu: Gpu, first: str, place: int, lists: Mapping[str, list[Gpu]]) -> Gpu:
     """What the first source leaves out, by the others: the same place where lists are as long, else the same board."""
     seen = [first]
-    for name, found in lists.items():
-        if name == first or not found:
+    for name, gpus in lists.items():
+        if name == first or not gpus:
             continue
-        same = [other for other in found if other.board == gpu.board]
-        if len(found) == len(lists[first]) and found[place].bus == gpu.bus:
-            same = [found[place]]
+        same = [other for other in gpus if other.board == gpu.board]
+        if len(gpus) == len(lists[first]) and gpus[place].bus == gpu.bus:
+            same = [gpus[place]]
         if not same:
             continue
         seen.append(name)
@@ -58,7 +58,7 @@ def _filled(gpu: Gpu, first: str, place: int, lists: Mapping[str, list[Gpu]]) ->
 
 
 def _kfd(record: Mapping[str, str]) -> list[Gpu]:
-    found = [
+    gpus = [
         Gpu(
             vendor="AMD", bus=_bus_of(node.get("location_id", 0), node.get("domain", 0)),
             isa=_isa(node["gfx_target_version"]), pci=f"{VENDOR}:{node.get('device_id', 0):04x}",
@@ -67,8 +67,8 @@ def _kfd(record: Mapping[str, str]) -> list[Gpu]:
         )
         for name, node in _gpu_nodes(record)
     ]  # fmt: skip
-    boards = Counter(gpu.board for gpu in found)
-    return [msgspec.structs.replace(gpu, compute_partition=_SPLITS.get(boards[gpu.board], "")) for gpu in found]
+    boards = Counter(gpu.board for gpu in gpus)
+    return [msgspec.structs.replace(gpu, compute_partition=_SPLITS.get(boards[gpu.board], "")) for gpu in gpus]
 
 
 def _gpu_nodes(record: Mapping[str, str]) -> list[tuple[str, dict[str, int]]]:
@@ -125,14 +125,14 @@ def amd_links(record: Mapping[str, str], gpus: list[Gpu]) -> list[Link]:
 
 
 def _amd_smi(record: Mapping[str, str]) -> list[Gpu]:
-    found = []
+    gpus = []
     for entry in _entries(record.get("commands/amd-smi-static.json")):
         asic, bus, board, split = (_table(entry, key) for key in ("asic", "bus", "board", "partition"))
         # Newer releases put a family's name into market_name, and the card's own into product_name.
         name = next((said for said in (_said(asic, "market_name"), _said(board, "product_name")) if said), "")
         if "Graphics" in name:
             name = _said(board, "product_name") or name
-        found.append(
+        gpus.append(
             Gpu(
                 vendor="AMD", name=name, bus=_bus_text(bus.get("bdf")), isa=_said(asic, "target_graphics_version"),
                 pci=f"{VENDOR}:{_said(asic, 'device_id').lower().removeprefix('0x')}",
@@ -143,7 +143,7 @@ def _amd_smi(record: Mapping[str, str]) -> list[Gpu]:
                 memory_partition=_said(split, "memory_partition"),
             )
         )  # fmt: skip
-    return found
+    return gpus
 
 
 def _entries(text: str | None) -> list[dict[str, Any]]:
@@ -181,14 +181,14 @@ def _bus_text(value: object) -> str:
 
 
 def _rocminfo(record: Mapping[str, str]) -> list[Gpu]:
-    found = []
+    gpus = []
     for text in re.split(r"^\*+\s*\nAgent \d+\s*\n\*+\s*$", record.get("commands/rocminfo.txt", ""), flags=re.M)[1:]:
         said = dict(_lines(text))
         if said.get("Device Type") != "GPU":
             continue
         chip = re.search(r"\(0x([0-9a-f]+)\)", said.get("Chip ID", ""))
         pool = re.search(r"FLAGS: COARSE GRAINED\s*\n\s*Size:\s+(\d+)", text)
-        found.append(
+        gpus.append(
             Gpu(
                 vendor="AMD", name=said.get("Marketing Name", ""), bus=_bus_of(whole(said.get("BDFID")) or 0),
                 isa=said.get("Name", ""), pci=f"{VENDOR}:{chip[1]:0>4}" if chip else "",
@@ -197,7 +197,7 @@ def _rocminfo(record: Mapping[str, str]) -> list[Gpu]:
                 integrated="APU" in said.get("Memory Properties", ""),
             )
         )  # fmt: skip
-    return found
+    return gpus
 
 
 def _lines(text: str) -> Iterable[tuple[str, str]]:
@@ -225,4 +225,4 @@ def amdgpu_release(record: Mapping[str, str]) -> str:
     """The driver's own number; one that came with the kernel has none."""
     stated = record.get("files/sys/module/amdgpu/version", "").strip()
     drivers = [_said(_table(e, "driver"), "version") for e in _entries(record.get("commands/amd-smi-static.json"))]
-    return stated or next((one for one in drivers if one), "")
+    return stated or next((driver for driver in drivers if driver), "")

@@ -44,7 +44,7 @@ def diagnose(machine: Machine, *, engines: Sequence[str] = (), catalog: Catalog 
         *variable_findings(machine, releases),
     ]
     names = list(kinds(machine)) or ["this machine"]
-    verdicts = {name: verdict(one for one in findings if one.target in ("", name)) for name in names}
+    verdicts = {name: verdict(finding for finding in findings if finding.target in ("", name)) for name in names}
     return Diagnosis(
         machine=machine, engines=tuple(map(str, releases)), verdicts=verdicts, findings=tuple(findings)
     )  # fmt: skip
@@ -53,11 +53,11 @@ def diagnose(machine: Machine, *, engines: Sequence[str] = (), catalog: Catalog 
 def installed(machine: Machine) -> list[EngineRelease]:
     said = [f"{name}=={machine.packages[name].partition('+')[0]}" for name in _ENGINES if name in machine.packages]
     said += [f"llama.cpp=={machine.llama_cpp}"] if machine.llama_cpp else []
-    found = []
+    releases = []
     for one in said:
         try:
-            found.append(engine_from(one))
+            releases.append(engine_from(one))
         except BadInput:
             # A build of one's own, with no number that a release has.
             continue
-    return found
+    return releases

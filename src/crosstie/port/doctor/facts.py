@@ -44,8 +44,8 @@ def _node(machine: Machine, start: str) -> str:
     """One that may be opened is enough: a container is given its own GPUs alone. Windows has one for all of them."""
     if (windows := machine.devices.get("/dev/dxg")) and windows.open:
         return "ok"
-    found = [device for path, device in machine.devices.items() if path.startswith(start)]
-    return "absent" if not found else "ok" if any(device.open for device in found) else "denied"
+    devices = [device for path, device in machine.devices.items() if path.startswith(start)]
+    return "absent" if not devices else "ok" if any(device.open for device in devices) else "denied"
 
 
 def _limit(value: int | None, shift: int) -> int | None:

@@ -101,13 +101,13 @@ def _with_bus(gpu: Gpu, record: Mapping[str, str]) -> Gpu:
 
 
 def _on_bus(record: Mapping[str, str], vendor: str) -> list[Gpu]:
-    found = []
+    gpus = []
     for name, bus in _pci(record).items():
         driver = bus.get("driver", "").strip()
         if driver in ("amdgpu", "nvidia") and _VENDORS.get(bus["vendor"].strip()) == vendor:
             pci = f"{bus['vendor'].strip()[2:]}:{bus.get('device', '').strip()[2:]}"
-            found.append(Gpu(vendor=vendor, bus=name, pci=pci, seen_by=("/sys",)))
-    return found
+            gpus.append(Gpu(vendor=vendor, bus=name, pci=pci, seen_by=("/sys",)))
+    return gpus
 
 
 def _driverless(record: Mapping[str, str]) -> tuple[str, ...]:
@@ -130,18 +130,18 @@ def _pci(record: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def _nics(record: Mapping[str, str]) -> tuple[Nic, ...]:
-    found = []
+    nics = []
     for name, port in _folders(record, "infiniband"):
         rate = _first(r"^([\d.]+) Gb", record.get(f"{port}/rate", ""))
         layer, up = record.get(f"{port}/link_layer", "").strip(), "ACTIVE" in record.get(f"{port}/state", "")
-        found.append(Nic(name=name, layer=layer, up=up, rdma=True, gbit_per_s=float(rate) if rate else None))
+        nics.append(Nic(name=name, layer=layer, up=up, rdma=True, gbit_per_s=float(rate) if rate else None))
     for name, port in _folders(record, "net"):
         # -1 where the adapter does not say.
         speed = whole(record.get(f"{port}/speed", "")) or 0
         up = record.get(f"{port}/operstate", "").strip() == "up"
         gbit_per_s = speed / 1000 if speed > 0 else None
-        found.append(Nic(name=name, layer="Ethernet", up=up, rdma=False, gbit_per_s=gbit_per_s))
-    return tuple(found)
+        nics.append(Nic(name=name, layer="Ethernet", up=up, rdma=False, gbit_per_s=gbit_per_s))
+    return tuple(nics)
 
 
 def _folders(record: Mapping[str, str], kind: str) -> list[tuple[str, str]]:
@@ -164,8 +164,8 @@ def _file(record: Mapping[str, str], name: str) -> str:
 
 
 def _first(pattern: str, text: str) -> str:
-    found = re.search(pattern, text, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(pattern, text, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _meminfo(record: Mapping[str, str], key: str) -> int:

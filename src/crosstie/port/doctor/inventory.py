@@ -17,17 +17,17 @@ class Stock(msgspec.Struct, frozen=True, kw_only=True):
 
 def stock(machine: Machine, catalog: Catalog) -> list[Stock]:
     """A partition is an accelerator with less memory; its rates would be wrong, so only memory may be asked of it."""
-    found = [
+    stocks = [
         Stock(accelerator=_as_here(catalog.accelerator(name), gpus[0].memory_bytes, len(gpus), machine.taken),
               count=len(gpus))
         for name, gpus in kinds(machine).items()
         if gpus[0].accelerator
     ]  # fmt: skip
-    if not found:
+    if not stocks:
         seen = ", ".join(f"{gpus[0].name or label} ({gpus[0].pci})" for label, gpus in kinds(machine).items())
         told = f"none of its GPUs is in the catalog: {seen}" if seen else "no GPU is seen"
         raise BadInput(f"this machine: {told}; `crosstie doctor` tells more")
-    return found
+    return stocks
 
 
 def whole_stock(machine: Machine, catalog: Catalog) -> list[Stock]:

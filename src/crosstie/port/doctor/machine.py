@@ -179,9 +179,9 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
 def gpus_of(file: Path) -> dict[str, int]:
     """Accelerators that an engine could use on the machine of doctor's document, and how many of each."""
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_Document).machine
+        machine = msgspec.json.decode(file.read_bytes(), type=_Document).machine
     except OSError as error:
         raise BadInput(f"{file}: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{file}: no document of `crosstie doctor --json`: {error}") from None
-    return dict(Counter(one.accelerator for one in found.usable if one.accelerator))
+    return dict(Counter(gpu.accelerator for gpu in machine.usable if gpu.accelerator))

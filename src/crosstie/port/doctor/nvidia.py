@@ -18,18 +18,18 @@ def nvidia_gpus(record: Mapping[str, str]) -> list[Gpu]:
     if root is None:
         return []
     isas = dict(_isas(record.get("commands/nvidia-smi-isa.csv", "")))
-    return [found for gpu in root.findall("gpu") for found in _instances(gpu, _gpu(gpu, isas))]
+    return [instance for gpu in root.findall("gpu") for instance in _instances(gpu, _gpu(gpu, isas))]
 
 
 def _instances(gpu: ElementTree.Element, card: Gpu) -> list[Gpu]:
     """What programs can open: the GPU, or with MIG on what it is split into."""
     return [
         msgspec.structs.replace(
-            card, memory_bytes=_mib(one.findtext("fb_memory_usage/total") or ""),
-            used_bytes=_mib(one.findtext("fb_memory_usage/used") or ""),
-            compute_units=whole(one.findtext("device_attributes/shared/multiprocessor_count")),
+            card, memory_bytes=_mib(element.findtext("fb_memory_usage/total") or ""),
+            used_bytes=_mib(element.findtext("fb_memory_usage/used") or ""),
+            compute_units=whole(element.findtext("device_attributes/shared/multiprocessor_count")),
         )
-        for one in gpu.findall("mig_devices/mig_device")
+        for element in gpu.findall("mig_devices/mig_device")
     ] or [card]  # fmt: skip
 
 
@@ -74,28 +74,28 @@ def _bus(text: str) -> str:
 
 
 def _mib(text: str) -> int | None:
-    found = re.fullmatch(r"(\d+) MiB", text)
-    return int(found[1]) << 20 if found else None
+    match = re.fullmatch(r"(\d+) MiB", text)
+    return int(match[1]) << 20 if match else None
 
 
 def _lanes(text: str) -> int | None:
-    found = re.fullmatch(r"(\d+)x", text)
-    return int(found[1]) if found else None
+    match = re.fullmatch(r"(\d+)x", text)
+    return int(match[1]) if match else None
 
 
 def nvidia_links(record: Mapping[str, str], count: int) -> list[Link]:
     """The upper half of the table that `nvidia-smi topo -m` prints, of its GPUs alone."""
-    found = []
+    links = []
     for line in _ESCAPES.sub("", record.get("commands/nvidia-smi-topo.txt", "")).splitlines():
         words = line.split()
         row = re.fullmatch(r"GPU(\d+)", words[0]) if words else None
         kinds = words[1 : count + 1]
         # The line of headings begins with GPU0 as well.
         if row and int(row[1]) < len(kinds) == count and kinds[one := int(row[1])] == "X":
-            found += [
+            links += [
                 Link(one=one, other=other, kind=kind) for other, kind in enumerate(kinds) if other > one and kind != "X"
             ]
-    return found
+    return links
 
 
 def nvidia_releases(record: Mapping[str, str]) -> tuple[str, str]:
@@ -103,5 +103,5 @@ def nvidia_releases(record: Mapping[str, str]) -> tuple[str, str]:
     root = _xml(record)
     if root is not None:
         return (root.findtext("driver_version") or "").strip(), (root.findtext("cuda_version") or "").strip()
-    found = re.search(r"Kernel Module[^\n]*?(\d+\.\d+[.\d]*)", record.get("files/proc/driver/nvidia/version", ""))
-    return (found[1] if found else ""), ""
+    match = re.search(r"Kernel Module[^\n]*?(\d+\.\d+[.\d]*)", record.get("files/proc/driver/nvidia/version", ""))
+    return (match[1] if match else ""), ""

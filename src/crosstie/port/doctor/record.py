@@ -189,8 +189,8 @@ def _gpu_folders() -> list[Path]:
 
 
 def _drivers() -> dict[str, str]:
-    found = {folder.name: folder / "driver" for folder in _gpu_folders()}
-    return {f"{_PCI}/{name}": link.resolve().name for name, link in found.items() if link.exists()}
+    paths = {folder.name: folder / "driver" for folder in _gpu_folders()}
+    return {f"{_PCI}/{name}": link.resolve().name for name, link in paths.items() if link.exists()}
 
 
 def _own_cgroup() -> Record:

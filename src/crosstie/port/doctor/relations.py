@@ -197,9 +197,9 @@ def _is_meant(text: str, machine: Machine) -> bool:
 
 
 def _satisfies(text: str, has: str) -> bool:
-    found = _requirement(text)
+    requirement = _requirement(text)
     try:
-        return found is None or found.specifier.contains(Version(has), prereleases=True)
+        return requirement is None or requirement.specifier.contains(Version(has), prereleases=True)
     except InvalidVersion:
         # A build of one's own.
         return True
@@ -245,8 +245,8 @@ def _release(machine: Machine, engine: EngineRelease) -> Iterable[Finding]:
 
 def _build(engine: EngineRelease) -> EngineBuild | None:
     """Of its own release, or of the newest before it whose build files were read."""
-    found = [one for one in builds() if one.engine == engine.name and Version(one.version) <= engine.version]
-    return next((one for one in found if one.rocm or one.cuda), None)
+    found = [build for build in builds() if build.engine == engine.name and Version(build.version) <= engine.version]
+    return next((build for build in found if build.rocm or build.cuda), None)
 
 
 def _processors(machine: Machine) -> Iterable[Finding]:

@@ -98,13 +98,13 @@ def engines() -> dict[str, EngineRelease]:
     file = newest_file(DATA / "engines.toml", "preflight/engines.toml")
     raw = read_toml(file)
     sources = Sources(file, raw.get("sources"))
-    found = {}
+    releases = {}
     for name, entry in table(file, "engine", raw.get("engine")).items():
         only_keys(file, name, entry, {"newest", "stack", "source"})
         sources.cite(name, entry.get("source"))
         newest = Version(text(file, f"{name}.newest", entry.get("newest")))
-        found[name] = EngineRelease(name=name, version=newest, stack=entry["stack"], newest=newest, named=False)
-    return found
+        releases[name] = EngineRelease(name=name, version=newest, stack=entry["stack"], newest=newest, named=False)
+    return releases
 
 
 class EngineEnd(msgspec.Struct, frozen=True, kw_only=True):

@@ -67,14 +67,14 @@ class ReleaseMatrix(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def builds() -> tuple[EngineBuild, ...]:
     file = newest_file(DATA / "releases.csv", "preflight/releases.csv")
-    found = []
+    engine_builds = []
     for where, row in read_table(file, EngineBuild.__struct_fields__):
         if not row["source"]:
             raise BadData(file, where, "source is empty")
         release_in(file, where, row, "version")
-        found.append(EngineBuild(**row))
-    named = list(dict.fromkeys(row.engine for row in found))
-    newest_first = sorted(found, key=lambda row: Version(row.version), reverse=True)
+        engine_builds.append(EngineBuild(**row))
+    named = list(dict.fromkeys(row.engine for row in engine_builds))
+    newest_first = sorted(engine_builds, key=lambda row: Version(row.version), reverse=True)
     return tuple(sorted(newest_first, key=lambda row: named.index(row.engine)))
 
 
@@ -99,12 +99,12 @@ def matrix(
     rows, changes = list[MatrixRow](), list[MatrixChange]()
     for name in known:
         older: dict[str, list[Finding]] | None = None
-        found = list[MatrixRow]()
+        matrix_rows = list[MatrixRow]()
         for build in reversed([build for build in wanted if build.engine == name]):
-            on_progress(len(rows) + len(found), len(wanted), f"{name} {build.version}")
+            on_progress(len(rows) + len(matrix_rows), len(wanted), f"{name} {build.version}")
             if name not in engines():
-                unread = {one.id: NOT_READ for one in accelerators}
-                found.append(MatrixRow(build=build, verdicts=unread, settings={}))
+                unread = {accelerator.id: NOT_READ for accelerator in accelerators}
+                matrix_rows.append(MatrixRow(build=build, verdicts=unread, settings={}))
                 continue
             release = engine_from(f"{name}=={build.version}")
             options = ModelOptions(
@@ -119,8 +119,8 @@ def matrix(
                 changes += _changes(build, older, by_part)
             older = by_part
             verdicts = {part: verdict(findings) for part, findings in by_part.items()}
-            found.append(MatrixRow(build=build, verdicts=verdicts, settings=report.settings))
-        rows += reversed(found)
+            matrix_rows.append(MatrixRow(build=build, verdicts=verdicts, settings=report.settings))
+        rows += reversed(matrix_rows)
     return ReleaseMatrix(
         name=stored.name, stored=stored.words, rows=tuple(rows), changes=tuple(reversed(changes)),
         ended=tuple(end for end in engine_ends() if engine in (None, end.engine)),
@@ -130,17 +130,17 @@ def matrix(
 def _changes(
     build: EngineBuild, before: dict[str, list[Finding]], after: dict[str, list[Finding]]
 ) -> list[MatrixChange]:  # fmt: skip
-    found = []
+    changes = []
     for part, now in after.items():
         was, said = verdict(before[part]), verdict(now)
         if was != said:
             # The gravest of the graver side is what came, or what is gone.
             graver = max(before[part], now, key=lambda some: max((rank(one.severity) for one in some), default=0))
             why = max(graver, key=lambda one: rank(one.severity)).what
-            found.append(
+            changes.append(
                 MatrixChange(
                     engine=build.engine, version=build.version, released=build.released, accelerator=part, before=was,
                     after=said, why=why,
                 )
             )  # fmt: skip
-    return found
+    return changes

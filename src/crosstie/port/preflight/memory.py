@@ -19,7 +19,7 @@ def placement_on(
         splits = [split for split in candidate_layouts(model, accelerator) if split.ep == 1 and split.dp == 1]
         first = catalog.deployment(model, accelerator, splits[0], precision, kv, stack)
         tried = place_each(catalog, first, splits, context)
-        return min(filter(lambda one: one.fits, tried), key=lambda one: one.preference, default=None)
+        return min(filter(lambda one: one.fits, tried), key=lambda placement: placement.preference, default=None)
     return place(catalog.deployment(model, accelerator, Parallelism(tp=tp), precision, kv, stack), context)
 
 

@@ -68,7 +68,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True):
     def verdict_with_settings(self, accelerator: str) -> str:
         """The verdict with the settings that it rests on; what does not run is helped by none."""
         plain, settings = self.verdicts[accelerator], " ".join(self.settings[accelerator])
-        needed = any(one.severity == "setting" and one.target in ("", accelerator) for one in self.findings)
+        needed = any(finding.severity == "setting" and finding.target in ("", accelerator) for finding in self.findings)
         if plain == "will not run" or not (settings or needed):
             return plain
         return f"{plain}{':' if plain == 'ready with settings' else ', with'} {settings or 'the remedies below'}"
@@ -182,14 +182,14 @@ def _memory(
     widened = options.engine.name == "llama.cpp" and stored.gguf is None
     for precision in (stored.precision, "bf16") if widened else (stored.precision,):
         try:
-            found = placement_on(
+            placement = placement_on(
                 catalog, model, accelerator, context=context, precision=precision, kv=kv, stack=options.engine.stack,
                 tp=options.tp,
             )  # fmt: skip
         except CrosstieError as error:
             reason = error
         else:
-            return found, [memory_finding(found, model, accelerator, context)]
+            return placement, [memory_finding(placement, model, accelerator, context)]
     return None, [uncounted(reason, model, accelerator)]
 
 
@@ -204,7 +204,7 @@ def needed_operations(
     except BadData as error:
         unread = error
     of_model = model_facts(stored.config, needed)
-    return [msgspec.structs.replace(one, facts={**one.facts, **of_model}) for one in needed], unread
+    return [msgspec.structs.replace(operation, facts={**operation.facts, **of_model}) for operation in needed], unread
 
 
 def kernel_findings(

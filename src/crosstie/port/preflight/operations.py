@@ -75,7 +75,7 @@ def model_facts(config: Config, found: Sequence[ModelOperation]) -> dict[str, Va
     """What a row on any operation may ask of the whole model: whether a graph can be captured is no matter of the
     engine alone, but of what the model does inside it."""
     named = config.outer.get("architectures")
-    kinds = {one.kind: one for one in found}
+    kinds = {operation.kind: operation for operation in found}
     attention = next((one for one in ("mla", "attention") if one in kinds), "none")
     if "sparse_attention" in kinds:
         attention = str(kinds["sparse_attention"].facts["kind"])
@@ -84,7 +84,7 @@ def model_facts(config: Config, found: Sequence[ModelOperation]) -> dict[str, Va
         "compressed": config.get("compress_ratios") is not None,
         "indexer": "sparse_attention" in kinds,
         "recurrent": kinds["linear_attention"].facts["kind"] if "linear_attention" in kinds else "none",
-        "chunked": any(one.facts.get("chunked") is True for one in found),
+        "chunked": any(operation.facts.get("chunked") is True for operation in found),
         "routing": _routing(config) if "moe" in kinds else "none",
         "hyper_connections": bool(config.get("hc_mult")),
         "expert_dtype": str(config.get("expert_dtype") or "unsaid"),

@@ -128,7 +128,7 @@ class ReadinessCheck:
         """What a figure of it should be read with: that its engine's project calls it unsupported there, or that nobody
         knows whether it runs; nothing otherwise."""
         found = self.readiness(deployment)
-        if against := next((one.what for one in found.findings if one.check == "recipe"), ""):
+        if against := next((finding.what for finding in found.findings if finding.check == "recipe"), ""):
             return against
         return "" if found.is_known else f"{found.verdict} whether it runs with {found.label}: {found.why}"
 

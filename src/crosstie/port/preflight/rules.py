@@ -147,9 +147,9 @@ def _one(value: Value, condition: Value) -> bool:
     """A plain value is equality; a string may begin with <=, >=, <, >, % (divisible by), !% or ! (is not)."""
     if not isinstance(condition, str) or isinstance(value, bool):
         return value == condition
-    found = _CONDITION.match(condition)
-    assert found
-    sign, operand = found.groups()
+    match = _CONDITION.match(condition)
+    assert match
+    sign, operand = match.groups()
     if sign is None:
         return str(value) == operand
     if sign == "!":
@@ -173,21 +173,21 @@ def _rules_of(engine: str, version: Version, isa: str, operation: str) -> tuple[
 
 def possible(engine: str, version: Version, isa: str, operation: str, facts: Facts) -> tuple[EngineRule, ...]:
     """Rows that may decide an operation, in their order: up to the first that no setting can unseat."""
-    found = []
+    engine_rules = []
     for rule in _rules_of(engine, version, isa, operation):
         if rule.may_hold(facts):
-            found.append(rule)
+            engine_rules.append(rule)
             if not rule.asked_settings:
                 break
-    return tuple(found)
+    return tuple(engine_rules)
 
 
 def decide(engine: str, version: Version, isa: str, operation: str, facts: Facts) -> EngineRule | None:
     return first_standing(possible(engine, version, isa, operation, facts), facts)
 
 
-def first_standing(found: Iterable[EngineRule], settings: Facts) -> EngineRule | None:
-    return next((rule for rule in found if rule.holds_with(settings)), None)
+def first_standing(engine_rules: Iterable[EngineRule], settings: Facts) -> EngineRule | None:
+    return next((rule for rule in engine_rules if rule.holds_with(settings)), None)
 
 
 def read_rules(file: Path) -> list[EngineRule]:
@@ -195,13 +195,13 @@ def read_rules(file: Path) -> list[EngineRule]:
     only_keys(file, "", raw, {"engine", "sources", "rule"})
     engine = text(file, "engine", raw.get("engine"))
     sources = Sources(file, raw.get("sources"))
-    found: list[EngineRule] = []
+    engine_rules: list[EngineRule] = []
     for number, entry in enumerate(raw.get("rule") or [], 1):
         rule = _rule(file, f"rule {number}", table(file, f"rule {number}", entry), engine, sources)
-        if any(rule.id == other.id for other in found):
+        if any(rule.id == other.id for other in engine_rules):
             raise BadData(file, rule.id, "this id stands here twice")
-        found.append(rule)
-    return found
+        engine_rules.append(rule)
+    return engine_rules
 
 
 def _rule(file: Path, where: str, entry: dict[str, Any], engine: str, sources: Sources) -> EngineRule:
@@ -241,10 +241,10 @@ def _citation(file: Path, name: str, reference: str, raw: object) -> str:
     return at
 
 
-def false_citations(found: Iterable[EngineRule], tree: Path) -> list[str]:
+def false_citations(engine_rules: Iterable[EngineRule], tree: Path) -> list[str]:
     """Places that a copy of the source at `tree` does not have: there is no such file, or it has fewer lines."""
     false = []
-    for rule in found:
+    for rule in engine_rules:
         for place in map(_PLACE.fullmatch, rule.at.split("; ")):
             assert place
             file = tree / place["path"]
@@ -272,17 +272,17 @@ def conditions(file: Path, where: str, value: object, known: set[str]) -> dict[s
             facts = ", ".join((*sorted(known), *(f"{OF_MODEL}{name}" for name in sorted(MODEL_FACTS))))
             raise BadData(file, f"{where}.{key}", f"no such fact: {facts}, env.NAME or flag.NAME")
         choices = wanted if isinstance(wanted, list) else [wanted]
-        for one in choices:
-            if not isinstance(one, str | int):
-                raise BadData(file, f"{where}.{key}", f"{one!r} must be a word, a whole number or true or false")
-            if isinstance(one, str) and not _is_condition(one):
-                raise BadData(file, f"{where}.{key}", f"'{one}' compares with no whole number")
+        for choice in choices:
+            if not isinstance(choice, str | int):
+                raise BadData(file, f"{where}.{key}", f"{choice!r} must be a word, a whole number or true or false")
+            if isinstance(choice, str) and not _is_condition(choice):
+                raise BadData(file, f"{where}.{key}", f"'{choice}' compares with no whole number")
         found[key] = tuple(choices)
     return found
 
 
 def _is_condition(text: str) -> bool:
-    if not (found := _CONDITION.match(text)):
+    if not (match := _CONDITION.match(text)):
         return False
-    sign, operand = found.groups()
+    sign, operand = match.groups()
     return sign not in _COMPARE or (operand.isdigit() and (int(operand) > 0 or "%" not in sign))

@@ -238,13 +238,13 @@ def _is_known(catalog: Catalog, name: str) -> bool:
 
 
 def _from_repository(asked: str, named: Repository) -> Stored:
-    found = read_repository(named)
+    remote = read_repository(named)
     file, name = Path(named.id, "config.json"), named.id.rpartition("/")[2]
-    if found.checkpoint is None:
-        stored = _of_config(asked, name, found.config, file, _read(found.config, file, name), found.reason)
+    if remote.checkpoint is None:
+        stored = _of_config(asked, name, remote.config, file, _read(remote.config, file, name), remote.reason)
     else:
-        scheme = read_scheme(found.checkpoint, found.config)
-        stored = _of_checkpoint(asked, name, Config(found.config, file), found.checkpoint, scheme)
+        scheme = read_scheme(remote.checkpoint, remote.config)
+        stored = _of_checkpoint(asked, name, Config(remote.config, file), remote.checkpoint, scheme)
     return msgspec.structs.replace(stored, remote=True)
 
 
@@ -400,13 +400,13 @@ def _weights(main: str, method: str) -> Weights:
 
 def load_operations(stored: Stored, layout: Layout) -> list[ModelOperation]:
     """What the engine's loader is given: each part in each of its formats, and the KV cache's scales."""
-    found = [
+    operations = [
         _load(stored, part, weights)
         for part, ways in (("linear", stored.linear), ("moe", stored.experts))
         for weights in ways
     ]
     # A 16-bit cache has neither dialect nor scales: the attention's own rules speak of it.
-    return found if layout.kv in ("bf16", "fp16") else [*found, _kv_cache(stored, layout)]
+    return operations if layout.kv in ("bf16", "fp16") else [*operations, _kv_cache(stored, layout)]
 
 
 def _load(stored: Stored, part: str, weights: Weights) -> ModelOperation:

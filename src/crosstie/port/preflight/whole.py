@@ -104,8 +104,8 @@ def _scale_findings(scheme: Scheme, checkpoint: Checkpoint) -> list[Finding]:
 
 def _tensor_findings(stored: Stored, differences: list[Difference]) -> list[Finding]:
     alike: dict[str, list[Difference]] = defaultdict(list)
-    for one in differences:
-        alike[one.kind].append(one)
+    for difference in differences:
+        alike[difference.kind].append(difference)
     if not is_counted(stored.family) or not _is_known_packing(stored):
         first = differences[0]
         return [

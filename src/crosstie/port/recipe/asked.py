@@ -54,14 +54,14 @@ def asked_pool(
         split = layout
     else:
         at = context or min(_CONTEXT, model.max_context or _CONTEXT)
-        found = smallest_layout(
+        placement = smallest_layout(
             catalog, model, accelerator, context=at, precision=precision, kv_format=kv, stack=stack, speculation=drafts
         )
-        if found is None:
+        if placement is None:
             raise BadInput(
                 f"{model.id} {DOES_NOT_FIT} on {accelerator.id} with {at:,} tokens; `crosstie fit` says where"
             )
-        split, chosen = _with_room(catalog, found, release)
+        split, chosen = _with_room(catalog, placement, release)
     deployment = catalog.deployment(model, accelerator, split, precision, kv, stack, drafts)
     release = release or next((str(one.version) for one in installed if one.stack == deployment.stack.id), None)
     limits = limits_of(deployment, release)
@@ -125,8 +125,8 @@ def _with_room(catalog: Catalog, found: Placement, release: str | None) -> tuple
         for split in candidate_layouts(first.model, accelerator)
         if split.ep == split.dp == 1 and limits.has_room(split, accelerator)
     ]
-    fitting = [one for one in place_each(catalog, first, splits, found.context) if one.fits]
+    fitting = [placement for placement in place_each(catalog, first, splits, found.context) if placement.fits]
     if not fitting:
         return first.parallelism, "the fewest GPUs that hold it"
-    roomy = min(fitting, key=lambda one: one.preference).deployment.parallelism
+    roomy = min(fitting, key=lambda placement: placement.preference).deployment.parallelism
     return roomy, f"the fewest GPUs with {limits.memory_gb} GB, {limits.why}"

@@ -182,29 +182,29 @@ class RecipeBook:
 
     def _checkpoint(self, pool: Pool, deployment: Deployment, routed: bool) -> "_Checkpoint":
         model, drafts = deployment.model, deployment.speculation
-        found = _Checkpoint()
+        checkpoint = _Checkpoint()
         asked = _given(self._options.weights, pool.name) or (model.file if _is_own(model) else "")
         if asked:
-            found.weights = found.at(asked, "the checkpoint")
+            checkpoint.weights = checkpoint.at(asked, "the checkpoint")
             if asked == model.file and deployment.precision.id == "fp8" and self._is_16_bit(model):
-                found.at_load = "fp8"
+                checkpoint.at_load = "fp8"
         elif routed:
-            found.weights = found.at(SHELF, "GGUF files of the models that share the replicas", whole=True)
+            checkpoint.weights = checkpoint.at(SHELF, "GGUF files of the models that share the replicas", whole=True)
         else:
-            self._find(found, deployment)
+            self._find(checkpoint, deployment)
         if drafts and drafts.method in _METHODS_WITH_WEIGHTS:
             named = _given(self._options.drafter, pool.name)
             if named:
-                found.drafter = found.at(named, "weights of the drafter")
+                checkpoint.drafter = checkpoint.at(named, "weights of the drafter")
             elif drafts.method == "draft" and drafts.drafter and _repository(drafts.drafter):
-                found.drafter = found.fetched(_repository(drafts.drafter))
+                checkpoint.drafter = checkpoint.fetched(_repository(drafts.drafter))
             else:
-                found.drafter = found.shelved(f"{model.id}-{drafts.method}", "a drafter", "--drafter")
-        for one in pool.adapters:
-            if one.path.startswith("/"):
-                folder = str(Path(one.path).parent)
-                found.mount(Mount(source=folder, target=folder, read_only=True, why="the pool's LoRA adapters"))
-        return found
+                checkpoint.drafter = checkpoint.shelved(f"{model.id}-{drafts.method}", "a drafter", "--drafter")
+        for adapter in pool.adapters:
+            if adapter.path.startswith("/"):
+                folder = str(Path(adapter.path).parent)
+                checkpoint.mount(Mount(source=folder, target=folder, read_only=True, why="the pool's LoRA adapters"))
+        return checkpoint
 
     def _is_16_bit(self, model: Model) -> bool:
         """As its checkpoint is, so that an engine may quantise it while it is loaded."""
@@ -217,7 +217,7 @@ class RecipeBook:
         if precision in GGUF or deployment.stack.id == "llama.cpp":
             found.weights = found.shelved(f"{model.id}-{precision}.gguf", "a GGUF file", "--weights")
             return
-        by_name = [one for one in model.aliases if "/" in one and precision.split("-")[0] in one.lower()]
+        by_name = [aliase for aliase in model.aliases if "/" in aliase and precision.split("-")[0] in aliase.lower()]
         repository = by_name[0] if by_name and not own else _repository(model)
         if repository and (own or by_name):
             found.weights = found.fetched(repository)
@@ -230,19 +230,19 @@ class RecipeBook:
 
 def fleet_recipes(book: RecipeBook, fleet: Fleet, only: str | None = None) -> tuple[list[Recipe], list[dict[str, str]]]:
     """Recipes of a fleet's pools; those that have none are named with the reason, unless they were asked for."""
-    found: list[Recipe] = []
+    recipes: list[Recipe] = []
     left_out: list[dict[str, str]] = []
-    for one in fleet.pools:
-        if only in (None, one.name):
+    for pool in fleet.pools:
+        if only in (None, pool.name):
             try:
-                found += book.recipes(one)
+                recipes += book.recipes(pool)
             except BadInput as error:
                 if only:
                     raise
-                left_out.append({"pool": one.name, "why": str(error)})
-    if not found:
+                left_out.append({"pool": pool.name, "why": str(error)})
+    if not recipes:
         raise BadInput(f"fleet {fleet.name}: no pool has a recipe: {left_out[0]['why']}")
-    return found, left_out
+    return recipes, left_out
 
 
 class _Checkpoint:
@@ -313,7 +313,7 @@ def _is_own(model: Model) -> bool:
 
 def _repository(model: Model) -> str:
     """Its address at Hugging Face; that of the model that follows instructions, which has a chat template."""
-    named = [one for one in model.aliases if "/" in one]
+    named = [aliase for aliase in model.aliases if "/" in aliase]
     return next((one for one in named if _INSTRUCT.search(one)), named[0] if named else "")
 
 
@@ -368,7 +368,7 @@ def _joined(
 def _checked(engine: str, release: str, settings: Sequence[Setting]) -> list[str]:
     """Refuses what the engine's parser would; of another release than that whose flags were read, only says so."""
     known = flag_table(engine)
-    faults = [fault for one in settings if not one.is_variable and (fault := known.fault(one))]
+    faults = [fault for setting in settings if not setting.is_variable and (fault := known.fault(setting))]
     if release != str(known.release):
         said = f"flags were checked against {engine} {known.release}, the release whose own list was read"
         return [said, *faults]

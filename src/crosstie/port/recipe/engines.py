@@ -93,8 +93,8 @@ def _vllm(started: Started) -> EngineCommand:
 
 
 def _sglang(started: Started) -> EngineCommand:
-    pool, one = started.pool, started.deployment
-    split, drafts = one.parallelism, one.speculation
+    pool, deployment = started.pool, started.deployment
+    split, drafts = deployment.parallelism, deployment.speculation
     notes: list[str] = []
     found = [_flag("--model-path", started.weights, "the checkpoint"), *_served(started, "--served-model-name")]
     why = f"{started.chosen}: {split}" + ("; SGLang counts all ranks of a stage" if split.dp > 1 else "")
@@ -109,12 +109,12 @@ def _sglang(started: Started) -> EngineCommand:
     if split.ep > 1:
         found.append(_flag("--ep-size", split.ep, f"{started.chosen}: whole experts on each rank"))
     found += _quantised(started)
-    if one.kv_format == "fp8":
+    if deployment.kv_format == "fp8":
         found.append(_flag("--kv-cache-dtype", "fp8_e4m3", "kv = fp8: half the cache of 16 bits"))
     found += _context(started, "--context-length")
     found.append(_flag("--max-running-requests", pool.max_in_flight, _why_sequences(started)))
     if split.dp == 1:
-        chunk = int(one.stack.chunk_tokens_on(one.accelerator.memory_bytes))
+        chunk = int(deployment.stack.chunk_tokens_on(deployment.accelerator.memory_bytes))
         found.append(_flag("--chunked-prefill-size", chunk, "prompt tokens a step that predictions count with"))
     found.append(_switch("--enable-metrics", "the gateway reads load and cache from /metrics"))
     if drafts:
@@ -230,9 +230,9 @@ def _context(started: Started, flag: str) -> list[Setting]:
 
 def _sequences(started: Started) -> int:
     """Of one engine core: each of a replica's attention parts has its own."""
-    one = started.deployment
-    most = int(one.stack.max_sequences_on(one.accelerator.memory_bytes))
-    return min(-(-started.pool.max_in_flight // one.parallelism.dp), most)
+    deployment = started.deployment
+    most = int(deployment.stack.max_sequences_on(deployment.accelerator.memory_bytes))
+    return min(-(-started.pool.max_in_flight // deployment.parallelism.dp), most)
 
 
 def _why_sequences(started: Started) -> str:

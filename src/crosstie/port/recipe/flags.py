@@ -47,9 +47,9 @@ class FlagTable(msgspec.Struct, frozen=True, kw_only=True):
         return f"{known.name}{dot}{key}" if known else name
 
     def _find(self, name: str) -> Flag | None:
-        found = self.flags.get(name)
+        flag = self.flags.get(name)
         # vLLM takes both.
-        return found or (self.flags.get(name.replace("_", "-")) if self.engine == "vllm" else None)
+        return flag or (self.flags.get(name.replace("_", "-")) if self.engine == "vllm" else None)
 
     def find(self, name: str) -> Flag | None:
         """Also `--flag.key`, which sets one key of a flag that takes JSON; only vLLM's parser has that."""
@@ -123,8 +123,8 @@ def flag_table(engine: str) -> FlagTable:
         if row["follows"] not in _FOLLOWS:
             raise BadData(listed, where, f"follows '{row['follows']}' is none of {', '.join(_FOLLOWS)}")
         choices = tuple(row["choices"].split("|")) if row["choices"] else ()
-        one = Flag(name=row["flag"], follows=row["follows"], choices=choices, keys=keys.get(row["flag"], ()))
-        flags |= dict.fromkeys((row["flag"], *row["also"].split()), one)
+        flag = Flag(name=row["flag"], follows=row["follows"], choices=choices, keys=keys.get(row["flag"], ()))
+        flags |= dict.fromkeys((row["flag"], *row["also"].split()), flag)
     release = Version(text(file, f"engine.{engine}.release", entry.get("release")))
     return FlagTable(engine=engine, release=release, source=reference, date=day, flags=flags)
 

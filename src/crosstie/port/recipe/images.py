@@ -16,12 +16,12 @@ _GENERATIONS = {"gfx942": "-mi30x", "gfx950": "-mi35x"}
 def image_of(engine: str, release: str, accelerator: Accelerator) -> tuple[str, str]:
     """The image, and where that name comes from."""
     version, amd = Version(release), accelerator.vendor == "AMD"
-    known = [one for one in builds() if one.engine == engine and _named(one, amd)]
-    own = next((one for one in known if Version(one.version) == version), None)
+    known = [build for build in builds() if build.engine == engine and _named(build, amd)]
+    own = next((build for build in known if Version(build.version) == version), None)
     if own is not None:
         moves = "; the tag moves with every build: pin it by its digest" if own.version not in _named(own, amd) else ""
         return _chosen(_named(own, amd), accelerator), f"{own.source}, released {own.released}{moves}"
-    like = next((one for one in known if one.version in _named(one, amd) or engine == "llama.cpp"), None)
+    like = next((build for build in known if build.version in _named(build, amd) or engine == "llama.cpp"), None)
     if like is None:
         raise BadInput(f"no image of {engine} is known for {accelerator.vendor}: name one with --image")
     name = _named(like, amd).replace(like.version, release)

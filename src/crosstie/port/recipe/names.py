@@ -30,9 +30,9 @@ def named(pool: Pool) -> Pool:
     if pool.hosts:
         hosts = tuple(
             msgspec.structs.replace(
-                one, backends=_each(hosted_service(pool.name, number), pool.replicas, hosted_port(number))
+                model, backends=_each(hosted_service(pool.name, number), pool.replicas, hosted_port(number))
             )
-            for number, one in enumerate(pool.hosts)
+            for number, model in enumerate(pool.hosts)
         )
         return msgspec.structs.replace(pool, hosts=hosts)
     return msgspec.structs.replace(pool, backends=(f"{BY_NAME}http://{service}:{PORT}/v1",))

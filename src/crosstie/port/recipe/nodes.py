@@ -74,7 +74,7 @@ def read_nodes(catalog: Catalog, file: Path) -> list[Node]:
     items = raw.get("items") if isinstance(raw, Mapping) else None
     if not isinstance(items, list):
         raise BadData(file, "items", "missing: this is not what `kubectl get nodes -o json` prints")
-    return [found for i, item in enumerate(items) for found in _node(catalog, file, f"items[{i}]", item)]
+    return [node for i, item in enumerate(items) for node in _node(catalog, file, f"items[{i}]", item)]
 
 
 def _node(catalog: Catalog, file: Path, where: str, item: Any) -> Iterable[Node]:
@@ -120,8 +120,8 @@ def _accelerator(catalog: Catalog, file: Path, node: str, vendor: str, labels: M
 def check_room(recipes: Sequence[Recipe], nodes: Sequence[Node], file: Path) -> None:
     """Raises BadInput where a pool cannot be placed: no node is large enough, or too few are there."""
     left: dict[str, list[int]] = {}
-    for one in nodes:
-        left.setdefault(one.accelerator, []).append(one.gpus)
+    for node in nodes:
+        left.setdefault(node.accelerator, []).append(node.gpus)
     remedy = "add nodes, or plan for those there are (--on, constraints.inventory)"
     had = Counter(one.accelerator for one in nodes)
     # The largest pieces first, as a scheduler that wastes nothing would have them.

@@ -135,7 +135,7 @@ def left_out(one: Setting, release: Version) -> str:
 
 def parsers(engine: str, release: str, names: Sequence[str]) -> Family | None:
     """`names`: the checkpoint's and the catalog's; the first that a row knows decides."""
-    known = [one for one in families() if one.engine == engine and Version(one.since) <= Version(release)]
+    known = [family for family in families() if family.engine == engine and Version(family.since) <= Version(release)]
     return next(
         (one for name in map(_short, names) for one in known if any(fnmatch(name, pattern) for pattern in one.models)),
         None,
@@ -145,7 +145,7 @@ def parsers(engine: str, release: str, names: Sequence[str]) -> Family | None:
 def public_recipe(engine: str, release: str, names: Sequence[str]) -> PublicRecipe | None:
     if engine != "vllm":
         return None
-    rows = {_short(one.model): one for one in public_recipes() if Version(one.since) <= Version(release)}
+    rows = {_short(recipe.model): recipe for recipe in public_recipes() if Version(recipe.since) <= Version(release)}
     return next((rows[name] for name in map(_short, names) if name in rows), None)
 
 
@@ -157,9 +157,9 @@ def _short(name: str) -> str:
 def published_settings(recipe: PublicRecipe, isa: str, release: str) -> list[Setting]:
     why = f"vLLM's own recipe: {recipe.source} {recipe.at}, {recipe.date}"
     return [
-        one
-        for one in parse_settings(recipe.model, recipe.said(isa), why)
-        if one.name not in _LIMITS and not left_out(one, Version(release))
+        parse_setting
+        for parse_setting in parse_settings(recipe.model, recipe.said(isa), why)
+        if parse_setting.name not in _LIMITS and not left_out(parse_setting, Version(release))
     ]
 
 
@@ -176,6 +176,6 @@ def published_limits(recipe: PublicRecipe | None, isa: str, precision: Precision
 
 
 def _limits(recipe: PublicRecipe, isa: str) -> Iterator[tuple[str, str]]:
-    for one in parse_settings(recipe.model, recipe.said(isa), ""):
-        if one.name in _LIMITS:
-            yield _LIMITS[one.name], str(one.value)
+    for parse_setting in parse_settings(recipe.model, recipe.said(isa), ""):
+        if parse_setting.name in _LIMITS:
+            yield _LIMITS[parse_setting.name], str(parse_setting.value)

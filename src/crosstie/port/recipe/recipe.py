@@ -124,25 +124,25 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def flags(self) -> tuple[Setting, ...]:
-        return tuple(one for one in self.settings if not one.is_variable)
+        return tuple(setting for setting in self.settings if not setting.is_variable)
 
     @property
     def variables(self) -> dict[str, str]:
-        return {one.name: str(one.value) for one in self.settings if one.is_variable}
+        return {setting.name: str(setting.value) for setting in self.settings if setting.is_variable}
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """After the program's own name and, of vLLM, its subcommand; what the engine's parser is given."""
         at = {"vllm": 2, "sglang": 3}.get(self.engine, 1)
-        return (*self.program[at:], *(word for one in self.flags for word in one.words))
+        return (*self.program[at:], *(word for flag in self.flags for word in flag.words))
 
     def command(self, *, port: int | None = None, rank: str = "", head: str = "") -> tuple[str, ...]:
         """The whole command line. `rank` and `head`: of replicas on several machines, which one this is and where the
         first is found; a worker's line is that of any rank but "0"."""
         flags = [
             word
-            for one in self.flags
-            for word in (one.words if one.name != "--port" or port is None else (one.name, str(port)))
+            for flag in self.flags
+            for word in (flag.words if flag.name != "--port" or port is None else (flag.name, str(port)))
         ]
         return (*self.program, *flags, *(self._among(rank, head) if self.nodes > 1 else ()))
 
@@ -187,17 +187,17 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """What preflight found and no setting here cures."""
-        names = [one.name for one in self.settings]
+        names = [setting.name for setting in self.settings]
         return tuple(
             one for one in self.findings if one.severity != "setting" or not any(name in one.remedy for name in names)
         )
 
     def reasons(self, by: Runner = "docker") -> list[tuple[str, str]]:
         """Everything that was set, beside why; of the container what is told to whoever starts it."""
-        told = [(one.shown, one.why) for one in self.settings]
+        told = [(setting.shown, setting.why) for setting in self.settings]
         if by == "nobody":
             # Whose own process it is has a cache already, and its command sets none.
-            return [(one.shown, one.why) for one in self.settings if one.name != "HF_HOME"]
+            return [(setting.shown, setting.why) for setting in self.settings if setting.name != "HF_HOME"]
         box = self.container
         found = [("image " + self.image, self.image_why), *told]
         if by == "docker":
@@ -208,7 +208,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             found += [(f"capability {name}", why) for name, why in box.capabilities]
             found += [(f"{name} of the host", why) for name, why in box.host if by == "docker" or name == "network"]
             found += [("seccomp unconfined", box.unconfined)] if box.unconfined else []
-        return [*found, *((f"volume {one.source}:{one.target}", one.why) for one in self.mounts)]
+        return [*found, *((f"volume {mount.source}:{mount.target}", mount.why) for mount in self.mounts)]
 
 
 # Words of each engine's program that say how it is run; vLLM's subcommand comes after them.

@@ -140,19 +140,19 @@ class _Session:
         elif not sizing.words and (words := words_by_engine(endpoint, self.settings.api_key)):
             sizing = sizing.with_words(words, "the engine's /tokenize")
         usual = made(BenchLoad(clients=1), self.settings.lengths, _FEWEST, None, self.settings.seed)
-        tokens = max(round(sum(one.input_tokens for one in usual) / len(usual)), 8)
+        tokens = max(round(sum(request.input_tokens for request in usual) / len(usual)), 8)
         asked = [TimedRequest(0.0, max(round(tokens * share), 8), _SIZED_TOKENS) for share in _SIZED]
         run = self._sent(endpoint, sizing, BenchLoad(clients=1), asked, f"{endpoint.name}: how long prompts are")
         wording = self._wording(endpoint, sizing)
-        served = [(number, one) for number, one in enumerate(run.outcomes) if one.served]
+        served = [(number, outcome) for number, outcome in enumerate(run.outcomes) if outcome.served]
         if not served and not run.interrupted:
             raise BadInput(f"{endpoint.url}: {run.outcomes[0].error if run.outcomes else 'no answer'}")
         write = text if sizing.texts is None else cut_text
-        sizes = [len(write(one.request, number, wording.salt, sizing)) for number, one in served]
+        sizes = [len(write(outcome.request, number, wording.salt, sizing)) for number, outcome in served]
         later = self.settings.lengths.output_tokens - 1
-        self._note_time(endpoint, [one.ttft_s + one.tpot_s * later for _, one in served])
-        asked_for = [one.request.input_tokens for _, one in served]
-        return sizing.settled(sizes, asked_for, [one.input_tokens for _, one in served])
+        self._note_time(endpoint, [outcome.ttft_s + outcome.tpot_s * later for _, outcome in served])
+        asked_for = [outcome.request.input_tokens for _, outcome in served]
+        return sizing.settled(sizes, asked_for, [outcome.input_tokens for _, outcome in served])
 
     def _texts_sized(self, endpoint: BenchEndpoint, sizing: Sizing, texts: PromptTexts) -> Sizing:
         if self.settings.tokenizer:
@@ -171,7 +171,7 @@ class _Session:
             clients = min(load.clients or count, count)
             asked = made(BenchLoad(clients=clients), self.settings.lengths, count, None, self.settings.seed + 1_000_003)
             run = self._sent(endpoint, sizing, BenchLoad(clients=clients), asked, f"{endpoint.name}: warm-up")
-            self._note_time(endpoint, [one.e2e_s for one in run.outcomes if one.served])
+            self._note_time(endpoint, [outcome.e2e_s for outcome in run.outcomes if outcome.served])
 
     def _note_time(self, endpoint: BenchEndpoint, seconds: Sequence[float]) -> None:
         """The median: an engine may take long over the first one."""
@@ -267,13 +267,13 @@ def _serving(endpoint: BenchEndpoint, uses: list[GpuUse]) -> list[GpuUse]:
     """Of all GPUs of a machine, those that drew most: as many as the endpoint has, where that is known."""
     said = endpoint.conditions.get("num_accelerators") or endpoint.conditions.get("tp") or ""
     count = int(said) if said.isdigit() else len(uses)
-    return sorted(uses, key=lambda one: -one.power_w)[:count]
+    return sorted(uses, key=lambda use: -use.power_w)[:count]
 
 
 def fitted(settings: Settings, endpoints: Sequence[BenchEndpoint]) -> Settings:
     """What one of the endpoints would refuse as too long, none is asked."""
     lengths = settings.lengths
-    said = [lengths.longest, *(one.longest for one in endpoints)]
+    said = [lengths.longest, *(endpoint.longest for endpoint in endpoints)]
     longest = min((one for one in said if one is not None), default=None)
     if longest is None:
         return settings
@@ -321,7 +321,7 @@ def bench(
                 one.limit = _limit(session, one, loads[0] if loads else None, known, lambda: on_point(found))
                 on_point(found)
         else:
-            known_loads = earlier.shared([one.name for one in endpoints])
+            known_loads = earlier.shared([bench_endpoint.name for bench_endpoint in endpoints])
             for one in found.measured:
                 by_load = {point.load: point for point in earlier.points(one.endpoint.name, whole=True)}
                 one.points += [by_load[load] for load in known_loads]

@@ -14,8 +14,8 @@ from crosstie.prove.replay.outcomes import ClassTargets, plain
 FORMAT = 1
 
 
-def document(found: Bench) -> dict[str, Any]:
-    settings, lengths = found.settings, found.settings.lengths
+def document(bench: Bench) -> dict[str, Any]:
+    settings, lengths = bench.settings, bench.settings.lengths
     return {
         "crosstie_bench": FORMAT,
         "by": f"crosstie {__version__} bench",
@@ -34,9 +34,9 @@ def document(found: Bench) -> dict[str, Any]:
         "prompts": settings.prompts.told if settings.prompts else {"kind": "filler"},
         "targets": _targets(settings.targets),
         "settings": plain(settings.told),
-        "gpus_watched_by": list(found.gpus),
-        "complete": found.finished,
-        "endpoints": [_endpoint(one, found.measured[0], lengths) for one in found.measured],
+        "gpus_watched_by": list(bench.gpus),
+        "complete": bench.finished,
+        "endpoints": [_endpoint(one, bench.measured[0], lengths) for one in bench.measured],
     }
 
 

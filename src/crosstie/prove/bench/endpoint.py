@@ -107,8 +107,8 @@ async def _described(
 
 def _folder(name: str | None) -> Path | None:
     """Where a name is a folder of this machine with a config.json in it."""
-    found = Path(name).expanduser() if name else None
-    return found if found and (found / "config.json").is_file() else None
+    path = Path(name).expanduser() if name else None
+    return path if path and (path / "config.json").is_file() else None
 
 
 def _model(catalog: Catalog, served: str, root: str, folder: Path | None) -> dict[str, str]:
@@ -116,14 +116,14 @@ def _model(catalog: Catalog, served: str, root: str, folder: Path | None) -> dic
     for it only if that has the same; else the first name that the catalog knows. A server's path says nothing
     elsewhere."""
     names = list(dict.fromkeys(filter(None, (root, served, root.rstrip("/").rpartition("/")[2]))))
-    known = [one for one in names if _is_known(catalog, one)]
+    known = [name for name in names if _is_known(catalog, name)]
     folder = folder or _folder(root)
     if folder is not None:
         with suppress(BadData):
-            found, own = text_config(folder), catalog.model(folder.absolute())
+            config, own = text_config(folder), catalog.model(folder.absolute())
             same = [one for one in known if _structure(catalog.model(one)) == _structure(own)]
-            return {"model": same[0]} if same else {"model": found.name, "model_config": found.text}
-    plain = [one for one in names if not one.startswith((".", "/", "~"))]
+            return {"model": same[0]} if same else {"model": config.name, "model_config": config.text}
+    plain = [name for name in names if not name.startswith((".", "/", "~"))]
     return {"model": (known or plain or names)[0]}
 
 
@@ -151,7 +151,7 @@ def _tried(model: str, chat: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _only(url: str, models: list[dict[str, Any]]) -> str:
-    names = [str(one.get("id")) for one in models]
+    names = [str(model.get("id")) for model in models]
     if len(names) != 1:
         raise BadInput(f"{url}: serves {', '.join(names[:8]) or 'no model that it names'}; say which with --model")
     return names[0]

@@ -146,7 +146,7 @@ class GpuWatch:
 
     def add(self, readings: Iterable[GpuReading], at: float | None = None) -> None:
         now = monotonic() if at is None else at
-        self._read += [(now, one) for one in readings]
+        self._read += [(now, reading) for reading in readings]
 
     def over(self, began: float, ended: float) -> list[GpuUse]:
         """What each GPU did between two moments of the monotonic clock."""

@@ -32,34 +32,34 @@ def find_limit(
 ) -> FoundLimit:  # fmt: skip
     """`trial`: a run at a rate, with arrivals of that number; None once somebody has asked for an end. `lowest`: below
     it requests hardly ever meet, so that a lower rate changes nothing."""
-    found = FoundLimit()
+    limit = FoundLimit()
     rate = start
-    while len(found.trials) < _MOST_TRIALS and rate >= lowest:
-        result = trial(rate, len(found.trials))
+    while len(limit.trials) < _MOST_TRIALS and rate >= lowest:
+        result = trial(rate, len(limit.trials))
         if result is None:
-            return found
+            return limit
         held = holds(result)
-        found.trials.append((rate, held))
-        again = rate == found.requests_per_s
+        limit.trials.append((rate, held))
+        again = rate == limit.requests_per_s
         if held:
-            found.requests_per_s = rate
-            found.goodput_requests_per_s = rate * (1.0 if result.kept is None else result.kept)
-            found.confirmed = again
+            limit.requests_per_s = rate
+            limit.goodput_requests_per_s = rate * (1.0 if result.kept is None else result.kept)
+            limit.confirmed = again
         else:
-            found.missed = rate if found.missed is None else min(rate, found.missed)
+            limit.missed = rate if limit.missed is None else min(rate, limit.missed)
             if again:
                 # It held once by luck: back to what held before that, if anything did.
-                found.confirmed = False
-                below = [one for one, well in found.trials if well and one < rate]
-                found.requests_per_s = max(below, default=None)
-        if found.confirmed:
-            return found
-        rate = _next(found, precision)
-    return found
+                limit.confirmed = False
+                below = [one for one, well in limit.trials if well and one < rate]
+                limit.requests_per_s = max(below, default=None)
+        if limit.confirmed:
+            return limit
+        rate = _next(limit, precision)
+    return limit
 
 
-def _next(found: FoundLimit, precision: float) -> float:
-    low, high = found.requests_per_s, found.missed
+def _next(limit: FoundLimit, precision: float) -> float:
+    low, high = limit.requests_per_s, limit.missed
     if low is None:
         return (high or 1.0) / 2.0
     if high is None:

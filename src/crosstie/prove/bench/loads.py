@@ -78,7 +78,7 @@ def made(
     if load.schedule:
         times = scheduled(phases_of(load.schedule), np.random.default_rng(seed))
         alike = made(BenchLoad(clients=1), lengths, len(times), None, seed)
-        return [one._replace(arrival_s=at) for one, at in zip(alike, times, strict=True)]
+        return [request._replace(arrival_s=at) for request, at in zip(alike, times, strict=True)]
     if lengths.trace is not None:
         return _of_trace(load, lengths, count, seconds)
     rate = load.requests_per_s
@@ -118,13 +118,13 @@ def _of_trace(load: BenchLoad, lengths: BenchLengths, count: int | None, seconds
         # Times do not matter, and lengths may go round.
         rows = from_trace(trace, **own, requests=count, requests_per_s=1.0)
         return [rows[i % len(rows)] for i in range(count or 0)]
-    found = from_trace(
+    requests = from_trace(
         trace, **own, requests=count, seconds=seconds,
         requests_per_s=load.requests_per_s, own_times=load.by_trace or load.requests_per_s is None,
     )  # fmt: skip
-    if not found:
+    if not requests:
         raise BadInput(f"{trace.file}: has no request in its first {seconds:g} s")
-    return found
+    return requests
 
 
 def shares(requests: Sequence[TimedRequest], of: int, clients: int | None) -> list[list[tuple[int, TimedRequest]]]:

@@ -54,12 +54,12 @@ class EarlierRun:
     def points(self, endpoint: str, whole: bool) -> list[PointResult]:
         """In their order; `whole`: without those that were cut short."""
         raw = self._endpoints.get(endpoint, {}).get("points", ())
-        found = [_point(self.file, one) for one in raw]
-        return [one for one in found if one.complete or not whole]
+        point_results = [_point(self.file, one) for one in raw]
+        return [point_result for point_result in point_results if point_result.complete or not whole]
 
     def shared(self, endpoints: Sequence[str]) -> list[BenchLoad]:
         """Loads that every endpoint has stood to the end."""
-        first, *others = ([one.load for one in self.points(name, whole=True)] for name in endpoints)
+        first, *others = ([point.load for point in self.points(name, whole=True)] for name in endpoints)
         return [load for load in first if all(load in of for of in others)]
 
 

@@ -35,14 +35,14 @@ class Phase(NamedTuple):
 
 def phases_of(schedule: str) -> list[Phase]:
     """Raises BadInput where it is none."""
-    if found := _BETWEEN.fullmatch(schedule):
-        low, high, seconds = (float(one) for one in found.groups()[1:])
-        made = _ramp(low, high, seconds) if found[1] == "ramp" else _burst(low, high, seconds)
-    elif found := _DAY.fullmatch(schedule):
-        made = _day(found[1] or USUAL, float(found[2]), float(found[3]))
+    if match := _BETWEEN.fullmatch(schedule):
+        low, high, seconds = (float(one) for one in match.groups()[1:])
+        made = _ramp(low, high, seconds) if match[1] == "ramp" else _burst(low, high, seconds)
+    elif match := _DAY.fullmatch(schedule):
+        made = _day(match[1] or USUAL, float(match[2]), float(match[3]))
     else:
         raise BadInput(f"--schedule {schedule}: write {_FORMS}")
-    if not sum(one.requests for one in made) >= 1.0:
+    if not sum(phase.requests for phase in made) >= 1.0:
         raise BadInput(f"--schedule {schedule}: no request comes in that time")
     return made
 
@@ -81,27 +81,27 @@ def scheduled(phases: Sequence[Phase], draw: np.random.Generator) -> list[float]
     """By chance within each phase, just as many as it should have on average."""
     found: list[float] = []
     begin = carried = 0.0
-    for one in phases:
+    for phase in phases:
         # What is less than a request goes to the next phase.
-        carried += one.requests
+        carried += phase.requests
         count = int(carried + 1e-9)
         carried -= count
-        drawn = np.sort(draw.uniform(0.0, 1.0, count)) * one.requests
-        slope = (one.last - one.first) / one.seconds
+        drawn = np.sort(draw.uniform(0.0, 1.0, count)) * phase.requests
+        slope = (phase.last - phase.first) / phase.seconds
         if slope:
-            times = (np.sqrt(one.first**2 + 2.0 * slope * drawn) - one.first) / slope
+            times = (np.sqrt(phase.first**2 + 2.0 * slope * drawn) - phase.first) / slope
         else:
-            times = drawn / one.first if count else drawn
+            times = drawn / phase.first if count else drawn
         found += (begin + times).tolist()
-        begin += one.seconds
+        begin += phase.seconds
     return found
 
 
 def by_phase(phases: Sequence[Phase], outcomes: Sequence[RequestOutcome]) -> dict[str, list[RequestOutcome]]:
     """Requests by when they were due; phases of one name together."""
-    ends = np.cumsum([one.seconds for one in phases])
-    found: dict[str, list[RequestOutcome]] = {one.name: [] for one in phases}
-    for one in outcomes:
-        place = min(int(np.searchsorted(ends, one.request.arrival_s, side="right")), len(phases) - 1)
-        found[phases[place].name].append(one)
+    ends = np.cumsum([phase.seconds for phase in phases])
+    found: dict[str, list[RequestOutcome]] = {phase.name: [] for phase in phases}
+    for outcome in outcomes:
+        place = min(int(np.searchsorted(ends, outcome.request.arrival_s, side="right")), len(phases) - 1)
+        found[phases[place].name].append(outcome)
     return found

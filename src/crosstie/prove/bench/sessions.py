@@ -24,7 +24,7 @@ def run_sessions(
     held = run_on_loop(_all(job, parts, pause_s, stopped, on_ended))
     turns = max(map(len, parts))
     by_turn = {f"turn {turn + 1}": [one[turn] for one in held if turn < len(one)] for turn in range(turns)}
-    outcomes = [one for some in by_turn.values() for one in some if one.error != NOT_AWAITED]
+    outcomes = [outcome for some in by_turn.values() for outcome in some if outcome.error != NOT_AWAITED]
     return BenchRun(
         outcomes, began, monotonic(), process_time() - cpu, [], interrupted=stopped(), gave_up=False, phases=by_turn
     )
@@ -41,7 +41,7 @@ async def _all(
     async def session(number: int, turns: list[TimedRequest]) -> list[RequestOutcome]:
         await asyncio.sleep(number * spread_s)
         messages: list[dict[str, str]] = []
-        found: list[RequestOutcome] = []
+        outcomes: list[RequestOutcome] = []
         for turn, part in enumerate(turns):
             if stopped():
                 break
@@ -50,7 +50,7 @@ async def _all(
             asked_s = (perf_counter() - began) * job.speed
             outcome, answer = await _turn(job, messages, part, stopped)
             outcome.due_s = asked_s
-            found.append(outcome)
+            outcomes.append(outcome)
             done.append(1)
             on_ended(len(done))
             if not outcome.served:
@@ -58,7 +58,7 @@ async def _all(
             messages.append({"role": "assistant", "content": answer})
             if turn + 1 < len(turns):
                 await asyncio.sleep(pause_s / job.speed)
-        return found
+        return outcomes
 
     return list(await asyncio.gather(*(session(number, turns) for number, turns in enumerate(parts))))
 

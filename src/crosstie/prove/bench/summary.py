@@ -236,8 +236,8 @@ def ratio(of: PointResult, to: PointResult, metric: str) -> MeasuredInterval:
     pairs = [(a[metric], b[metric]) for a, b in zip(of.each, to.each, strict=False) if metric in a and metric in b]
     if not pairs or not all(a > 0 and b > 0 for a, b in pairs):
         return MeasuredInterval(math.nan)
-    found = student([math.log(a / b) for a, b in pairs])
-    return MeasuredInterval(math.exp(found.value), math.exp(found.low), math.exp(found.high))
+    interval = student([math.log(a / b) for a, b in pairs])
+    return MeasuredInterval(math.exp(interval.value), math.exp(interval.low), math.exp(interval.high))
 
 
 def statistics_of(run: BenchRun, targets: ClassTargets) -> dict[str, float]:
@@ -281,7 +281,7 @@ def _overlap(first: float, last: float, begin: float, end: float) -> float:
 
 def with_power(found: dict[str, float], use: Sequence[GpuUse]) -> dict[str, float]:
     """Watts of all GPUs that tell, on average, and joules of them for each token that came."""
-    watts = sum(one.power_w for one in use if not math.isnan(one.power_w))
+    watts = sum(gpu_use.power_w for gpu_use in use if not math.isnan(gpu_use.power_w))
     if not watts or not found.get("output_tokens_per_s"):
         return found
     return found | {"power_w": watts, "joules_per_output_token": watts / found["output_tokens_per_s"]}
@@ -291,8 +291,8 @@ def _together(uses: Sequence[Sequence[GpuUse]]) -> list[GpuUse]:
     """Over all repeats, each GPU once."""
     by_gpu: dict[str, list[GpuUse]] = {}
     for use in uses:
-        for one in use:
-            by_gpu.setdefault(one.gpu, []).append(one)
+        for gpu_use in use:
+            by_gpu.setdefault(gpu_use.gpu, []).append(gpu_use)
     return [
         GpuUse(
             gpu, sum(use.readings for use in own), _mean([use.power_w for use in own]),
@@ -333,9 +333,9 @@ def bootstrap(
     offered, as long as it keeps up: drawing again would say nothing of it.
     """
     served = sorted((outcome for outcome in outcomes if outcome.served), key=lambda outcome: outcome.due_s)
-    found = {name: MeasuredInterval(value) for name, value in values.items()}
+    intervals = {name: MeasuredInterval(value) for name, value in values.items()}
     if len(served) < 4:
-        return found
+        return intervals
     draw = np.random.default_rng(seed)
     size = max(min(round(len(served) ** (1 / 3)), len(served) // 2), 1)
     blocks = math.ceil(len(served) / size)
@@ -356,12 +356,12 @@ def bootstrap(
         if load.clients is not None:
             drawn.setdefault("pace", []).append(float(tokens[rows].sum() / columns["e2e_s"][rows].sum()))
     for name, some in drawn.items():
-        if name in found:
+        if name in intervals:
             low, high = np.quantile(some, [0.025, 0.975])
-            found[name] = MeasuredInterval(found[name].value, float(low), float(high))
+            intervals[name] = MeasuredInterval(intervals[name].value, float(low), float(high))
     if "pace" in drawn:
         low, high = np.quantile(drawn["pace"], [0.025, 0.975]) / np.median(drawn["pace"])
         for name in ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s"):
-            value = found[name].value
-            found[name] = MeasuredInterval(value, value * float(low), value * float(high))
-    return found
+            value = intervals[name].value
+            intervals[name] = MeasuredInterval(value, value * float(low), value * float(high))
+    return intervals

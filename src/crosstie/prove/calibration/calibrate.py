@@ -62,36 +62,36 @@ class Inputs:
 
 def read_inputs(catalog: Catalog, paths: Sequence[Path], given: Mapping[str, str] | None = None) -> Inputs:
     """Results, tables of kernels and probes, told apart by what they hold."""
-    found = Inputs()
+    inputs = Inputs()
     resolve = Cases(catalog)
     for path in paths:
-        before = len(found.cases), len(found.kernels)
+        before = len(inputs.cases), len(inputs.kernels)
         if path.suffix == ".json" and is_probe(text_of(path)):
-            _add_probe(found, resolve, read_probe(path))
+            _add_probe(inputs, resolve, read_probe(path))
         elif path.suffix == ".json" and _is_verify_steps(path):
             for point in _verify_points(path):
-                _add_point(found, resolve, point)
+                _add_point(inputs, resolve, point)
         elif _is_kernel_table(path):
-            found.kernels += read_kernels(path)
+            inputs.kernels += read_kernels(path)
         else:
             results = read_results(path, given=given)
-            found.unused.update(row.reason for row in results.unusable)
+            inputs.unused.update(row.reason for row in results.unusable)
             for point in results.points:
-                _add_point(found, resolve, point)
+                _add_point(inputs, resolve, point)
         entry: dict[str, str | int] = {
             "file": path.name,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest()[:16],
-            "points": len(found.cases) - before[0],
-            "kernels": len(found.kernels) - before[1],
+            "points": len(inputs.cases) - before[0],
+            "kernels": len(inputs.kernels) - before[1],
         }
         if is_emulated(path, text_of(path)):
             entry["emulated"] = 1
-        found.files.append(entry)
-    found.cases = once(found.cases)
-    if not found.cases and not found.kernels:
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in found.unused.most_common(3))
+        inputs.files.append(entry)
+    inputs.cases = once(inputs.cases)
+    if not inputs.cases and not inputs.kernels:
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in inputs.unused.most_common(3))
         raise BadInput(f"no row of {', '.join(path.name for path in paths)} can be learnt from: {reasons or 'empty'}")
-    return found
+    return inputs
 
 
 # What may differ between two runs of one configuration.
@@ -141,10 +141,10 @@ class _VerifySteps(msgspec.Struct):
 
 def _verify_points(path: Path) -> Iterator[OperatingPoint]:
     """Steps with several queries a sequence, which nobody drafted; those with one are a probe's."""
-    found = msgspec.json.decode(text_of(path), type=_VerifySteps)
-    for step in found.measurements:
+    steps = msgspec.json.decode(text_of(path), type=_VerifySteps)
+    for step in steps.measurements:
         if step.queries > 1:
-            accelerator = str(found.machine["accelerator"])
+            accelerator = str(steps.machine["accelerator"])
             yield _step_point("decode_step", step, accelerator, spec_decode=f"ngram{step.queries - 1}")
 
 
@@ -152,29 +152,29 @@ def _is_kernel_table(path: Path) -> bool:
     return {"kind", "seconds", "stack"} <= set(text_of(path)[:400].split("\n")[0].strip().split(","))
 
 
-def _add_point(found: Inputs, resolve: Cases, point: OperatingPoint) -> None:
+def _add_point(inputs: Inputs, resolve: Cases, point: OperatingPoint) -> None:
     try:
         cases = resolve.of(point)
     except UNPREDICTABLE as error:
-        found.unused[str(error)] += 1
+        inputs.unused[str(error)] += 1
         return
     if len(cases) == 1:
-        found.cases += cases
+        inputs.cases += cases
     else:
-        found.unused["a mixed fleet says nothing about one accelerator"] += 1
+        inputs.unused["a mixed fleet says nothing about one accelerator"] += 1
 
 
-def _add_probe(found: Inputs, resolve: Cases, probe: Probe) -> None:
+def _add_probe(inputs: Inputs, resolve: Cases, probe: Probe) -> None:
     accelerator = probe.provenance.accelerator
     if accelerator is None:
         raise BadInput(f"the probe of '{probe.provenance.device}' names no accelerator of the catalog")
     for measurement in probe.measurements:
         if measurement.kind in _PROBED_STEPS:
-            _add_point(found, resolve, _step_point(_PROBED_STEPS[measurement.kind], measurement, accelerator))
+            _add_point(inputs, resolve, _step_point(_PROBED_STEPS[measurement.kind], measurement, accelerator))
         elif measurement.kind in KINDS and measurement.format in ("bf16", "fp8"):
-            found.kernels.append(_probed_kernel(measurement, accelerator))
+            inputs.kernels.append(_probed_kernel(measurement, accelerator))
         else:
-            found.unused[f"a probe's {measurement.kind} is no constant's"] += 1
+            inputs.unused[f"a probe's {measurement.kind} is no constant's"] += 1
 
 
 # The metric of each kind of step that a probe times.
@@ -257,21 +257,21 @@ def learn(catalog: Catalog, inputs: Inputs, on_progress: OnProgress = no_progres
         raise BadInput(NOTHING_LEARNT)
     fit = Regression(catalog, evidence)
     parts = fit.solve(np.ones(len(evidence.logs), dtype=bool), on_progress=on_progress)
-    found, errors = calibration_of(fit, parts, inputs.files, on_progress)
+    calibration, errors = calibration_of(fit, parts, inputs.files, on_progress)
     fits = [(evidence, errors)]
     for mode in MODE_LEVELS:
         points = [case.point for case in inputs.cases if measured_subject(case).mode == mode]
-        found, more = learn_mode(catalog.calibrated_by(found), mode, points, on_progress)
+        calibration, more = learn_mode(catalog.calibrated_by(calibration), mode, points, on_progress)
         fits += more
-    sure = LearntSureness(catalog, found, inputs.cases, inputs.kernels, fits, on_progress)
-    found = msgspec.structs.replace(found, posterior=sure.posterior(), coverage=sure.coverage(TITLES))
-    return _with_clock(catalog.calibrated_by(found), inputs.cases)
+    sure = LearntSureness(catalog, calibration, inputs.cases, inputs.kernels, fits, on_progress)
+    calibration = msgspec.structs.replace(calibration, posterior=sure.posterior(), coverage=sure.coverage(TITLES))
+    return _with_clock(catalog.calibrated_by(calibration), inputs.cases)
 
 
 def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
     """With the scale of latencies under arrivals by the clock, which teach no constant: queues make them less sure."""
-    found, resolve = catalog.calibration, Cases(catalog)
-    assert found.posterior is not None, "a calibration that was just made knows how sure it is"
+    calibration, resolve = catalog.calibration, Cases(catalog)
+    assert calibration.posterior is not None, "a calibration that was just made knows how sure it is"
     points = [case.point for case in cases if case.method in BY_THE_CLOCK]
     late = [case for point in points for case in resolve.of(point)]
     predicted = Predictor(late).predict() if late else {}
@@ -288,9 +288,9 @@ def _with_clock(catalog: Catalog, cases: Sequence[MeasuredCase]) -> Calibration:
         if len(known) >= _FEWEST_LATE:
             scales[metric] = round(likeliest_scale(known, 0.0 * known), 4)
     if not scales:
-        return found
-    posterior = msgspec.structs.replace(found.posterior, scales=found.posterior.scales | {CLOCK: scales})
-    return msgspec.structs.replace(found, posterior=posterior)
+        return calibration
+    posterior = msgspec.structs.replace(calibration.posterior, scales=calibration.posterior.scales | {CLOCK: scales})
+    return msgspec.structs.replace(calibration, posterior=posterior)
 
 
 def _shipped_calibration() -> Calibration:
@@ -312,14 +312,14 @@ def learn_mode(
     groupings = left_out_groups(evidence)
     errors = dict(zip(groupings, fit.left_out(parts, *groupings.values(), on_progress=on_progress), strict=True))
     before = catalog.calibration
-    found = msgspec.structs.replace(
+    calibration = msgspec.structs.replace(
         before,
         scopes=before.scopes | _rounded(fit, parts),
         points=before.points | points_of(evidence),
         loads=before.loads | loads_of(evidence),
         errors=before.errors | _mode_errors(evidence, errors, mode),
     )
-    return found, [(evidence, errors)]
+    return calibration, [(evidence, errors)]
 
 
 def _mode_errors(evidence: Measurements, errors: dict[str, Array], mode: str) -> dict[str, dict[str, dict[str, float]]]:
@@ -342,7 +342,7 @@ def calibration_of(
     left_out = fit.left_out(parts, *groupings.values(), on_progress=on_progress, untold=untold)
     # Intervals are of services that are warm. The tables say what is known of a source that nobody has seen.
     errors, shown = (dict(zip(groupings, each, strict=True)) for each in (left_out, untold))
-    found = Calibration(
+    calibration = Calibration(
         format=FORMAT,
         made=made_now(),
         results=files,
@@ -352,7 +352,7 @@ def calibration_of(
         loads=loads_of(evidence),
         errors=error_tables(evidence, shown) | frontier_errors(evidence, errors["curve"]),
     )
-    return found, errors
+    return calibration, errors
 
 
 def _rounded(fit: Regression, parts: Array) -> dict[str, tuple[float, ...]]:

@@ -230,7 +230,7 @@ class Cases:
         return self._corrected(with_cached(self._loaded(case, settings), settings))
 
     def _benchmark(self, scenario: str, model: Model) -> Benchmark | None:
-        return next((one for one in self.benchmarks if one.describes(scenario, model.id)), None)
+        return next((benchmark for benchmark in self.benchmarks if benchmark.describes(scenario, model.id)), None)
 
     def _corrected(self, case: MeasuredCase) -> MeasuredCase:
         """With what calibration says of the measurement's own scopes; both sides of a service have theirs."""

@@ -94,11 +94,11 @@ def speculation_of(
     said = point["spec_decode"].casefold()
     if said in SAYS_NO:
         return None, ()
-    found = _DRAFTS.fullmatch(said)
-    if not found:
+    match = _DRAFTS.fullmatch(said)
+    if not match:
         hint = "; --speculation says how it drafted" if said.startswith("drafts of") else ""
         raise NotPredicted(f"speculative decoding '{point['spec_decode'][:40]}' is not known{hint}")
-    method, depth, assumed = found[1].replace("-", ""), found[2], []
+    method, depth, assumed = match[1].replace("-", ""), match[2], []
     if settings.speculation and method == "mtp":
         # InferenceX calls every kind of drafting MTP.
         method, usual, _ = parse_speculation(settings.speculation)
@@ -255,21 +255,21 @@ def sides_of(point: OperatingPoint, model: Model, gpus: int, domain: int) -> tup
     if pairs:
         split = Parallelism(tp=int(pairs["tp"]))
         return Side(int(pairs["p"]), split), Side(int(pairs["d"]), split), True
-    found = _SIDES.fullmatch(point["parallelism"])
+    match = _SIDES.fullmatch(point["parallelism"])
     counted = _COUNTED_SIDES.fullmatch(point["parallelism"])
     if counted:
         clients = (number(point["concurrency"]) or 1.0) / int(counted["d"])
         sides = [_counted_side(int(counted[side]), model, domain, clients) for side in ("p", "d")]
         return sides[0], sides[1], False
-    if not found:
+    if not match:
         raise NotPredicted("the row does not say which of its GPUs prefill and which decode")
-    workers = [int(found[side] or 0) for side in ("p", "d")]
+    workers = [int(match[side] or 0) for side in ("p", "d")]
     if not all(workers):
         raise NotPredicted("the row does not say how many workers prefill and how many decode")
-    widths = [(int(found[f"{side}_tp"]), int(found[f"{side}_ep"] or 1)) for side in ("p", "d")]
+    widths = [(int(match[f"{side}_tp"]), int(match[f"{side}_ep"] or 1)) for side in ("p", "d")]
     noted = _SIDE_GPUS.search(point["notes"])
     counts = _side_gpus(workers, widths, [int(noted[1]), int(noted[3])] if noted else None, gpus)
-    said = [found["dpa"] is not None] * 2 if found["dpa"] else [None, None]
+    said = [match["dpa"] is not None] * 2 if match["dpa"] else [None, None]
     if noted and noted[2]:
         said = [noted[2] == "True", noted[4] == "True"]
     clients = (number(point["concurrency"]) or 1.0) / counts[1]

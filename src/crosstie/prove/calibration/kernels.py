@@ -59,7 +59,7 @@ _NUMBERS = tuple(
 
 def read_kernels(file: Path) -> list[MeasuredKernel]:
     """A table of kernels, gzipped or not; columns as the fields of Kernel, others are left alone."""
-    found = []
+    kernels = []
     for line, row in enumerate(csv.DictReader(io.StringIO(text_of(file))), start=2):
         given = {name: row[name] for name in MeasuredKernel.__struct_fields__ if row.get(name)}
         try:
@@ -71,8 +71,8 @@ def read_kernels(file: Path) -> list[MeasuredKernel]:
         for name in _NUMBERS:
             if not 0 <= getattr(kernel, name) < math.inf:
                 raise BadData(file, f"line {line}", f"{name} is negative or not finite")
-        found.append(kernel)
-    return found
+        kernels.append(kernel)
+    return kernels
 
 
 def subject_of_kernel(catalog: Catalog, kernel: MeasuredKernel) -> CalibrationSubject:

@@ -204,26 +204,26 @@ class MeasuredSessions:
 
     def __init__(self, cases: Sequence[MeasuredCase]):
         def column(of: Callable[[SessionBenchmark], float]) -> Array:
-            return np.array([[of(one.benchmark) if isinstance(one.benchmark, SessionBenchmark) else 0.0]
-                             for one in cases])  # fmt: skip
+            return np.array([[of(case.benchmark) if isinstance(case.benchmark, SessionBenchmark) else 0.0]
+                             for case in cases])  # fmt: skip
 
         replicas = np.array([[case.replicas] for case in cases])
         live = np.array([[case.clients if case.method == "sessions" else 0.0] for case in cases])
         self.live = live / replicas
         self.all_live = live
-        self.pause_s = column(lambda one: one.pause_s)
+        self.pause_s = column(lambda benchmark: benchmark.pause_s)
         self.pause_alone_s = column(lambda one: one.pause_s if one.pause_alone_s is None else one.pause_alone_s)
         self.any = bool((live > 0).any())
-        self.streams = column(lambda one: one.streams)
+        self.streams = column(lambda benchmark: benchmark.streams)
         # Sessions that a client runs one after the other, where rows say how many requests there were.
-        turns = np.maximum(column(lambda one: fmean(one.shape.turns)), 1.0)
+        turns = np.maximum(column(lambda benchmark: fmean(benchmark.shape.turns)), 1.0)
         rounds = np.array([[float(case.requests)] for case in cases]) / turns / np.maximum(live, 1.0)
         self.drains = np.where(rounds > 0, rounds / (rounds + 1.0), 1.0)[:, 0]
         self.cached = _column(cases, "cached_tokens")[:, 0]
         self.pace = np.array([
-            [one.benchmark.pace.get(one.deployment.accelerator.id, 1.0)
-             if isinstance(one.benchmark, SessionBenchmark) else 1.0]
-            for one in cases
+            [measured_case.benchmark.pace.get(measured_case.deployment.accelerator.id, 1.0)
+             if isinstance(measured_case.benchmark, SessionBenchmark) else 1.0]
+            for measured_case in cases
         ])  # fmt: skip
         self.crowd = live[:, 0] / np.array([case.gpus for case in cases])
         self.later = _column(cases, "output_tokens")[:, 0] - 1.0

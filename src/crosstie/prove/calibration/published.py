@@ -35,15 +35,15 @@ def published_points(
 ) -> list[PublishedPoint]:
     """Of the deployments' model, on any number of their GPUs; without drafts, prefill and decode together."""
     lengths = str(input_tokens), str(output_tokens)
-    found = []
+    points = []
     for point in results.points:
         plain = all(point[name].casefold() in SAYS_NO for name in ("spec_decode", "disagg"))
         if (point["input_len"], point["output_len"]) != lengths or not plain:
             continue
         for deployment in deployments:
             if _same(point, deployment) and (made := _made(point, deployment.accelerator.id)):
-                found.append(made)
-    return found
+                points.append(made)
+    return points
 
 
 def _same(point: OperatingPoint, deployment: Deployment) -> bool:

@@ -131,12 +131,12 @@ def validate(
     for done, point in enumerate(results.points):
         on_progress(done, len(results.points), "operating points")
         try:
-            found = resolve.of(point)
+            measured_cases = resolve.of(point)
         except UNPREDICTABLE as error:
             missed += [Missed(row, reason_of(error), point) for row in point.rows]
             continue
-        owners.append((point, range(len(cases), len(cases) + len(found))))
-        cases += found
+        owners.append((point, range(len(cases), len(cases) + len(measured_cases))))
+        cases += measured_cases
     on_progress(0, 0, f"predicting {len(cases):,} cases")
     predictor = Predictor(cases)
     columns = _columns(catalog, predictor, results) if cases else {}
@@ -288,9 +288,9 @@ def odd(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
     return {
         "sources": {name: table for name, table in sources.items() if table},
         "rows": [
-            {"file": one.row.file, "line": one.row.line, "metric": one.metric, "measured": one.row.value,
-             "low": one.low, "high": one.high}
-            for one in far[:20]
+            {"file": row.row.file, "line": row.row.line, "metric": row.metric, "measured": row.row.value,
+             "low": row.low, "high": row.high}
+            for row in far[:20]
         ],
     }  # fmt: skip
 
@@ -389,15 +389,15 @@ def rank(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
 
 def _ranked(outcomes: Sequence[PredictedRow]) -> _Ranked | None:
     case = outcomes[0].cases[0]
-    found = {outcome.metric: outcome for outcome in outcomes}
+    rows = {outcome.metric: outcome for outcome in outcomes}
     load = (case.clients, case.gpus, case.method)
     accelerator = case.deployment.accelerator.id
     rate = next((o for o in outcomes if o.metric == "throughput" and not o.row.metric.with_input), None)
     if rate:
         share = 1.0 if rate.row.metric.per_gpu else 1.0 / case.gpus
         return _Ranked(accelerator, load, rate.row.value * share, rate.predicted * share)
-    if "ttft" in found and "tpot" in found and case.clients:
-        ttft, tpot, later = found["ttft"], found["tpot"], case.mean_output_tokens - 1.0
+    if "ttft" in rows and "tpot" in rows and case.clients:
+        ttft, tpot, later = rows["ttft"], rows["tpot"], case.mean_output_tokens - 1.0
         measured = case.clients / (ttft.row.value + tpot.row.value * later) / case.gpus
         predicted = case.clients / (ttft.predicted + tpot.predicted * later) / case.gpus
         return _Ranked(accelerator, load, measured, predicted)

@@ -179,16 +179,16 @@ def _with_others(claim: PublishedClaim, finding: Judgement, others: Mapping[str,
 def contradictions(claims: Sequence[PublishedClaim]) -> dict[str, dict[str, str]]:
     """For a claim, those whose value for the same quantity does not overlap with its own, and what they say."""
     found: dict[str, dict[str, str]] = {}
-    for one, other in product(claims, claims):
-        if one.same and one.same == other.same and _differ(one.says_of_same, other.says_of_same):
-            found.setdefault(one.id, {})[other.id] = f"{other.says_of_same} for the {one.same}"
+    for claim, other in product(claims, claims):
+        if claim.same and claim.same == other.same and _differ(claim.says_of_same, other.says_of_same):
+            found.setdefault(claim.id, {})[other.id] = f"{other.says_of_same} for the {claim.same}"
     return found
 
 
-def _differ(one: Span | str, other: Span | str) -> bool:
-    if isinstance(one, Span) and isinstance(other, Span):
-        return not one.meets(other.low, other.high)
-    return one != other
+def _differ(span: Span | str, other: Span | str) -> bool:
+    if isinstance(span, Span) and isinstance(other, Span):
+        return not span.meets(other.low, other.high)
+    return span != other
 
 
 @dataclass(frozen=True)

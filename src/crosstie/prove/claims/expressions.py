@@ -66,7 +66,7 @@ class Template:
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset().union(*(one.names for one in self.expressions))
+        return frozenset().union(*(expression.names for expression in self.expressions))
 
 
 def read_template(text: str, known: Collection[str]) -> Template:

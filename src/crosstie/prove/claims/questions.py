@@ -90,8 +90,8 @@ class Questions:
         """Of an accelerator, as `catalog show` names it, in the unit that articles write; 192 GiB are printed as GB.
         What is assumed confirms nothing. `other`: what another source says, kept beside the value that was chosen."""
         group, _, key = path.partition(".")
-        one = self.catalog.accelerator(part)
-        held = self.catalog.efficiency(one) if group == "efficiency" else getattr(one, group)
+        accelerator = self.catalog.accelerator(part)
+        held = self.catalog.efficiency(accelerator) if group == "efficiency" else getattr(accelerator, group)
         found = held.get(key) if isinstance(held, dict) else getattr(held, key)
         if found is None or (other and not found.alternatives):
             raise BadInput(f"the catalog has no {'other ' * other}{path} of {part}")
@@ -109,9 +109,9 @@ class Questions:
 
     def source(self, name: str) -> float | str:
         """A figure or a word of a public source, from claim_sources.toml."""
-        found = self._public[name]
-        self._note(found.rest)
-        return found.value
+        public_fact = self._public[name]
+        self._note(public_fact.rest)
+        return public_fact.value
 
     @cached_property
     def _public(self) -> dict[str, PublicFact]:
@@ -161,7 +161,7 @@ class Questions:
         placed = [one for one in self._fit(model, part, precision, context) if one.fits and (barely or one.fewest)]
         if not placed:
             raise DoesNotFit("no number of GPUs within reach holds it")
-        return min(one.deployment.parallelism.gpus for one in placed)
+        return min(placement.deployment.parallelism.gpus for placement in placed)
 
     def room_gb(self, model: str, part: str, precision: str, context: int) -> float:
         """What weights and engine leave of one GPU for the KV cache of requests of the context."""
@@ -174,14 +174,14 @@ class Questions:
         self, model: str, part: str, precision: str, context: int, layout: Parallelism | None = None
     ) -> Sequence[Placement]:
         self.fact(part, "memory.capacity")
-        found = self._once((model, part, precision, context, layout), lambda: fit(
+        placements = self._once((model, part, precision, context, layout), lambda: fit(
             self.catalog, self.catalog.model(model), [self.catalog.accelerator(part)], context=context,
             precisions=[precision], layouts=[layout] if layout else None,
         ).placements)  # fmt: skip
-        stack = found[0].deployment.stack
+        stack = placements[0].deployment.stack
         keeps = f"{stack.id} keeps {stack.reserved} for itself ({stack.reserved.basis})"
         self._note(Rest("model", f"memory as `fit` plans it, one request of {context:,} tokens; {keeps}"))
-        return found
+        return placements
 
     # Speed, as `compare` tells it.
 
@@ -209,37 +209,37 @@ class Questions:
 
     def ceiling(self, model: str, part: str, precision: str) -> float:
         """Tokens/s of one stream that memory bandwidth allows, per GPU of the fewest that hold the model."""
-        deployment, found = _served(self._card(model, (part,), precision, (1, 512, 128)).entries[0])
+        deployment, estimate = _served(self._card(model, (part,), precision, (1, 512, 128)).entries[0])
         self.fact(part, "memory.bandwidth")
         self._note(Rest("arithmetic", "memory bandwidth / bytes of the weights multiplied by"))
-        return found.single_stream_ceiling_tokens_per_s / deployment.parallelism.gpus
+        return estimate.single_stream_ceiling_tokens_per_s / deployment.parallelism.gpus
 
     def _card(
         self, model: str, parts: tuple[str, ...], precision: str, load: Sequence[int], gpus: int = 0,
         engine: str | None = None,
     ) -> Scorecard:  # fmt: skip
         return self._once((model, parts, precision, *load, gpus, engine), lambda: compare(
-            self.catalog, self.catalog.model(model), [self.catalog.accelerator(one) for one in parts], Load(*load),
+            self.catalog, self.catalog.model(model), [self.catalog.accelerator(part) for part in parts], Load(*load),
             parallelism=Parallelism(tp=gpus) if gpus else None, precision=precision, stack=engine,
         ))  # fmt: skip
 
     def _rate(self, card: Scorecard) -> Uncertain:
         (entry,) = card.entries
-        deployment, found = self._noted(entry, card.load)
+        deployment, estimate = self._noted(entry, card.load)
         gpus = deployment.parallelism.gpus
-        value, lengths = found.output_tokens_per_s_per_gpu, (card.load.input_tokens, card.load.output_tokens)
-        ends = found.interval.per_gpu(gpus) if found.interval else (value, value)
-        drawn = partial(estimate_in_worlds, deployment, found, lengths)
+        value, lengths = estimate.output_tokens_per_s_per_gpu, (card.load.input_tokens, card.load.output_tokens)
+        ends = estimate.interval.per_gpu(gpus) if estimate.interval else (value, value)
+        drawn = partial(estimate_in_worlds, deployment, estimate, lengths)
         # One for all who ask, as it keeps what it is in every world once somebody needs that.
         return self._once(
             ("rate", id(card)), lambda: Uncertain(value, ends, lambda: drawn().output_tokens_per_s[0] / gpus)
         )
 
     def _noted(self, entry: Entry, load: Load) -> tuple[Deployment, Estimate]:
-        deployment, found = _served(entry)
-        self._note(run_rest(deployment, found, load))
-        self.asked.extrapolated.append("extrapolated" in found.basis)
-        return deployment, found
+        deployment, estimate = _served(entry)
+        self._note(run_rest(deployment, estimate, load))
+        self.asked.extrapolated.append("extrapolated" in estimate.basis)
+        return deployment, estimate
 
     # Results that others published.
 

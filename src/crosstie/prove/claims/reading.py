@@ -114,12 +114,12 @@ def spans_of(text: str) -> tuple[Span, ...]:
 @cache
 def read_claims(file: Path = SHIPPED_CLAIMS) -> tuple[PublishedClaim, ...]:
     raw = read_toml(file)
-    found = tuple(_read_claim(file, name, table(file, name, entry)) for name, entry in raw.items())
-    for claim in found:
+    claims = tuple(_read_claim(file, name, table(file, name, entry)) for name, entry in raw.items())
+    for claim in claims:
         for other in claim.contradicts:
             if other not in raw:
                 raise BadData(file, f"{claim.id}.contradicts", f"there is no claim {other}")
-    return found
+    return claims
 
 
 def _read_claim(file: Path, name: str, raw: dict[str, Any]) -> PublishedClaim:

@@ -56,13 +56,13 @@ def fact_rest(owner: str, path: str, fact: Fact | Label) -> Rest:
     return Rest("catalog", f"{owner} {path} {fact} ({fact.basis}{note})", fact.source, fact.date)
 
 
-def run_rest(deployment: Deployment, found: Estimate, load: Load) -> Rest:
+def run_rest(deployment: Deployment, estimate: Estimate, load: Load) -> Rest:
     at = f"{load.concurrency} in flight, {load.input_tokens:,} in, {load.output_tokens:,} out"
-    what = f"{deployment.label}, {at}: {significant(found.output_tokens_per_s_per_gpu)} tok/s per GPU"
-    if found.interval:
-        low, high = map(significant, found.interval.per_gpu(deployment.parallelism.gpus))
+    what = f"{deployment.label}, {at}: {significant(estimate.output_tokens_per_s_per_gpu)} tok/s per GPU"
+    if estimate.interval:
+        low, high = map(significant, estimate.interval.per_gpu(deployment.parallelism.gpus))
         what += f", 80% {low} to {high}"
-    return Rest("model", f"{what}; {found.basis}")
+    return Rest("model", f"{what}; {estimate.basis}")
 
 
 def rows_rest(points: Sequence[OperatingPoint], what: str) -> Rest:

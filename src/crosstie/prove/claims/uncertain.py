@@ -89,9 +89,9 @@ class Chosen(str):
 
     @classmethod
     def of(cls, ranking: dict[str, float]) -> "Chosen":
-        found = cls(next(iter(ranking)))
-        found.ranking = ranking
-        return found
+        chosen = cls(next(iter(ranking)))
+        chosen.ranking = ranking
+        return chosen
 
 
 def written(value: object, brief: bool = False) -> str:

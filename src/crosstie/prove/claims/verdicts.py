@@ -73,7 +73,7 @@ class Judgement:
 
     @property
     def tried(self) -> list[Reading]:
-        return [one for one in self.readings if not one.impossible]
+        return [reading for reading in self.readings if not reading.impossible]
 
     @property
     def agreeing(self) -> int:

@@ -83,19 +83,19 @@ def asked_points(workload: Workload | None, deployment: Deployment, longest: int
     """Loads that the plan asks about on this replica, or those of everybody where no class is of its model. `longest`:
     tokens of a request that it takes, here and below."""
     model = deployment.model.id
-    own = [one for one in workload.classes if one.model == model] if workload else []
+    own = [request_class for request_class in workload.classes if request_class.model == model] if workload else []
     lengths = [(max(round(one.input_tokens), 1), max(round(one.output_tokens), 1)) for one in own]
-    found = _crossed(lengths, _ASKED_CLIENTS, deployment, longest)
-    found = found or _crossed(_USUAL, _ASKED_CLIENTS, deployment, longest)
-    if not found:
+    points = _crossed(lengths, _ASKED_CLIENTS, deployment, longest)
+    points = points or _crossed(_USUAL, _ASKED_CLIENTS, deployment, longest)
+    if not points:
         raise BadInput(
             f"a replica that takes {longest:,} tokens is too small for anything that is asked: more --context"
         )
-    return found
+    return points
 
 
 def candidates(asked: Sequence[LoopPoint], deployment: Deployment, longest: int) -> list[LoopPoint]:
-    lengths = dict.fromkeys([*((one.input_tokens, one.output_tokens) for one in asked), *_MEASURED])
+    lengths = dict.fromkeys([*((point.input_tokens, point.output_tokens) for point in asked), *_MEASURED])
     return _crossed(list(lengths), _MEASURED_CLIENTS, deployment, longest)
 
 
@@ -103,21 +103,21 @@ def _crossed(
     lengths: Sequence[tuple[int, int]], clients: Sequence[int], deployment: Deployment, longest: int
 ) -> list[LoopPoint]:
     """As far as the replica holds them at once; lengths vary around these."""
-    found: list[LoopPoint] = []
+    points: list[LoopPoint] = []
     for inputs, outputs in lengths:
         held = min(float(cache_sequences(deployment, inputs + outputs)), deployment.max_sequences)
         if _LONGEST * (inputs + outputs) < longest:
-            found += [
+            points += [
                 LoopPoint(input_tokens=inputs, output_tokens=outputs, clients=one) for one in clients if one <= held
             ]
-    return found
+    return points
 
 
 def predicted(
     catalog: Catalog, points: Sequence[LoopPoint], conditions: Mapping[str, str]
 ) -> list[dict[str, PredictedMetric]]:
     """By point and name of METRICS, with 80% intervals."""
-    made = [one.operating_point(conditions) for one in points]
+    made = [loop_point.operating_point(conditions) for loop_point in points]
     outcomes = validate(catalog, Results(made, [])).outcomes
     names = {metric: name for name, metric in METRICS.items()}
     found: dict[int, dict[str, PredictedMetric]] = {id(point): {} for point in made}
@@ -142,9 +142,9 @@ def design(
     possible = candidates(asked, deployment, longest)
     foretold = predicted(catalog, possible, conditions)
     timed = [_timed(one, known, budget.speed) for one, known in zip(possible, foretold, strict=True) if len(known) == 3]
-    quick = [one for one in timed if one.expected_s <= _MOST_SHARE * budget.seconds]
-    some = quick or sorted(timed, key=lambda one: one.expected_s)[:1]
-    told, origin = rows_told(catalog, [one.operating_point(conditions) for one in (*some, *asked)])
+    quick = [point for point in timed if point.expected_s <= _MOST_SHARE * budget.seconds]
+    some = quick or sorted(timed, key=lambda point: point.expected_s)[:1]
+    told, origin = rows_told(catalog, [point.operating_point(conditions) for point in (*some, *asked)])
     rows = [np.flatnonzero(origin == place).tolist() for place in range(len(some))]
     order = most_telling(told, rows, np.flatnonzero(origin >= len(some)).tolist(), budget.points)
     return [msgspec.structs.replace(some[place], width_left=round(left, 4)) for place, left in order]

@@ -90,7 +90,7 @@ def _healthy(watchdog: subprocess.Popen[bytes], url: str, log: Path, wait_s: flo
 
 
 def _fate(status: int) -> str:
-    named = [one.name for one in signal.Signals if status == _KILLED + one]
+    named = [Signal.name for Signal in signal.Signals if status == _KILLED + Signal]
     return f"was killed by {named[0]}" if named else f"ended with status {status}"
 
 

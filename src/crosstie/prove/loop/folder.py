@@ -114,12 +114,12 @@ class LoopFolder:
         if not self.state.exists():
             return None
         try:
-            found = msgspec.json.decode(text_of(self.state), type=LoopState)
+            loop_state = msgspec.json.decode(text_of(self.state), type=LoopState)
         except msgspec.DecodeError as error:
             raise BadData(str(self.state), "", f"cannot be gone on with: {error}") from None
-        if found.format != FORMAT:
-            raise BadData(str(self.state), "format", f"is {found.format}; this version reads {FORMAT}")
-        return found
+        if loop_state.format != FORMAT:
+            raise BadData(str(self.state), "format", f"is {loop_state.format}; this version reads {FORMAT}")
+        return loop_state
 
     def write(self, file: Path, document: object) -> None:
         write_text(file, msgspec.json.format(msgspec.json.encode(document)).decode() + "\n")
@@ -130,10 +130,10 @@ class LoopFolder:
     def measured(self, state: LoopState) -> dict[str, dict[str, Any]]:
         """By name of the point: what was measured to its end."""
         found = {}
-        for one in state.design:
-            file = self.point_file(one)
+        for point in state.design:
+            file = self.point_file(point)
             if file.exists():
                 document = msgspec.json.decode(text_of(file))
                 if document.get("complete"):
-                    found[one.name] = document["endpoints"][0]["points"][0]
+                    found[point.name] = document["endpoints"][0]["points"][0]
         return found

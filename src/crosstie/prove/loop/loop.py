@@ -70,7 +70,7 @@ class LoopResult:
 
     @property
     def dropped(self) -> list[LoopPoint]:
-        return [one for one in self.state.design if one.name not in self.measured]
+        return [point for point in self.state.design if point.name not in self.measured]
 
     @property
     def failed(self) -> int:
@@ -79,11 +79,11 @@ class LoopResult:
 
 def begun(folder: LoopFolder, given: dict[str, Any]) -> LoopState:
     """What the folder has, or a new one. `given`: what was asked for this time."""
-    found = folder.read()
-    if found is None:
+    loop_state = folder.read()
+    if loop_state is None:
         return LoopState(asked=LoopAsked(**given))
-    found.asked = found.asked.gone_on_with(given, folder.path)
-    return found
+    loop_state.asked = loop_state.asked.gone_on_with(given, folder.path)
+    return loop_state
 
 
 class MachineLoop:
@@ -99,12 +99,12 @@ class MachineLoop:
         """Raises EngineFailed where the engine does not start; what was measured is kept."""
         self._predict_first()
         interrupted = self._measure()
-        found = LoopResult(self.state, self.folder.measured(self.state), {}, [], interrupted=interrupted)
-        if found.measured and not interrupted:
-            _learn(self.catalog, self.folder, found, self.settings)
+        loop_result = LoopResult(self.state, self.folder.measured(self.state), {}, [], interrupted=interrupted)
+        if loop_result.measured and not interrupted:
+            _learn(self.catalog, self.folder, loop_result, self.settings)
             if self.workload is not None:
-                _plan(self.catalog, found, self.workload, self.settings)
-        return found
+                _plan(self.catalog, loop_result, self.workload, self.settings)
+        return loop_result
 
     @property
     def _spent_s(self) -> float:
@@ -136,10 +136,10 @@ class MachineLoop:
         state = self.state
         made = state.prepared
         assert made is not None, "predicted before it is measured"
-        left = [one for one in state.design if one.name not in self.folder.measured(state)]
+        left = [point for point in state.design if point.name not in self.folder.measured(state)]
         # As long as it took the last time.
         start_s = state.starts_s[-1] if made.command and state.starts_s else 0.0
-        if not any(self._has_time(one, start_s) for one in left):
+        if not any(self._has_time(point, start_s) for point in left):
             return False
         if not made.command:
             return self._measure_at(state.asked.endpoint, made, left, lambda: None)
@@ -185,7 +185,7 @@ class MachineLoop:
                 settings.on_progress(done, total, f"{point}: {what}")
 
             found = bench([endpoint], [load], asked, gpus=(tool,) if tool else (), on_progress=on_progress)
-            if any(one.failed for one in found.measured[0].points):
+            if any(point_result.failed for point_result in found.measured[0].points):
                 check()
             if found.interrupted:
                 return True
@@ -232,28 +232,28 @@ def _learn(catalog: Catalog, folder: LoopFolder, found: LoopResult, settings: Lo
     state = found.state
     assert state.prepared is not None
     own = user_directories()
-    files = [folder.point_file(one) for one in state.design if one.name in found.measured]
+    files = [folder.point_file(point) for point in state.design if point.name in found.measured]
     kept = Kept(own[-1]).files() if own and not state.prepared.emulated else []
     found.learnt = calibrate([*kept, *files], quick=True, on_progress=settings.on_progress)
     after = catalog.calibrated_by(found.learnt.calibration)
     conditions = state.prepared.conditions
-    points = [one for one in state.design if one.name in found.measured]
-    found.after = {one.name: known for one, known in zip(points, predicted(after, points, conditions), strict=True)}
+    points = [point for point in state.design if point.name in found.measured]
+    found.after = {point.name: known for point, known in zip(points, predicted(after, points, conditions), strict=True)}
     found.questions_after = list(predicted(after, state.questions, conditions))
     if not state.prepared.emulated:
         found.learnt.write(folder.path / "calibration.json")
 
 
-def _plan(catalog: Catalog, found: LoopResult, workload: Workload, settings: LoopSettings) -> None:
-    assert found.learnt is not None
-    catalogs = catalog, catalog.calibrated_by(found.learnt.calibration)
-    confirm = not found.state.asked.quick
+def _plan(catalog: Catalog, loop_result: LoopResult, workload: Workload, settings: LoopSettings) -> None:
+    assert loop_result.learnt is not None
+    catalogs = catalog, catalog.calibrated_by(loop_result.learnt.calibration)
+    confirm = not loop_result.state.asked.quick
     try:
         before, after = (plan(known, workload, confirm=confirm, on_progress=settings.on_progress) for known in catalogs)
     except ModuleNotFoundError as error:
-        found.unplanned = f"planning needs {error.name}, which is not here: `crosstie loop --out` plans elsewhere"
+        loop_result.unplanned = f"planning needs {error.name}, which is not here: `crosstie loop --out` plans elsewhere"
         return
     except BadInput as error:
-        found.unplanned = str(error)
+        loop_result.unplanned = str(error)
         return
-    found.plans = before, after
+    loop_result.plans = before, after

@@ -84,7 +84,7 @@ def _emulated(catalog: Catalog, asked: LoopAsked, model: Model, folder: Path) ->
 def _on_this_machine(catalog: Catalog, asked: LoopAsked, model: Model) -> tuple[PreparedReplica, Deployment]:
     texts = capture(None, tries_engines=True)
     machine = machine_of(texts, "this machine")
-    found = diagnose(machine, catalog=catalog)
+    diagnosis = diagnose(machine, catalog=catalog)
     there = {one.accelerator.id: one for one in stock(machine, catalog)}
     if asked.accelerator not in ("", _THIS):
         wanted = catalog.accelerator(asked.accelerator).id
@@ -108,8 +108,8 @@ def _on_this_machine(catalog: Catalog, asked: LoopAsked, model: Model) -> tuple[
         variables=_variables(recipe),
         health=recipe.health,
         start_s=float(recipe.start_s),
-        doctor={"verdicts": found.verdicts, "findings": msgspec.to_builtins(found.findings)},
-        notes=[*recipe.notes, *(f"preflight, {one.severity}: {one.what}" for one in recipe.warnings)],
+        doctor={"verdicts": diagnosis.verdicts, "findings": msgspec.to_builtins(diagnosis.findings)},
+        notes=[*recipe.notes, *(f"preflight, {warning.severity}: {warning.what}" for warning in recipe.warnings)],
     ), deployment
 
 
@@ -139,8 +139,8 @@ def _running(catalog: Catalog, asked: LoopAsked, api_key: str | None) -> tuple[P
     local = is_loopback(Address(asked.endpoint).host)
     if asked.accelerator not in ("", _THIS):
         given["accelerator"] = catalog.accelerator(asked.accelerator).id
-    found = described(asked.endpoint, asked.model or None, api_key, True, given, catalog)
-    conditions = dict(found.conditions)
+    endpoint = described(asked.endpoint, asked.model or None, api_key, True, given, catalog)
+    conditions = dict(endpoint.conditions)
     if "accelerator" not in conditions:
         if not local:
             raise BadInput(f"--endpoint {asked.endpoint}: say on which accelerator it runs with --on")
@@ -154,9 +154,9 @@ def _running(catalog: Catalog, asked: LoopAsked, api_key: str | None) -> tuple[P
     conditions |= {"tp": str(split.tp), "precision": deployment.precision.id, "engine": deployment.stack.id}
     replica = f"{_words(deployment)} at {asked.endpoint}"
     return PreparedReplica(
-        conditions=conditions, replica=f"{replica}, EMULATED" if found.emulated else replica,
-        asks_for=asked.model or None, emulated=found.emulated,
-        longest=found.longest or model.max_context or _LONGEST,
+        conditions=conditions, replica=f"{replica}, EMULATED" if endpoint.emulated else replica,
+        asks_for=asked.model or None, emulated=endpoint.emulated,
+        longest=endpoint.longest or model.max_context or _LONGEST,
     ), deployment  # fmt: skip
 
 

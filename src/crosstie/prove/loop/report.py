@@ -16,11 +16,11 @@ from crosstie.prove.loop.loop import LoopResult
 _MEASURED = {"ttft_s": "ttft_s_p50", "tpot_s": "tpot_s_p50", "output_tokens_per_s": "output_tokens_per_s"}
 
 
-def report_document(found: LoopResult) -> dict[str, Any]:
-    state = found.state
+def report_document(loop_result: LoopResult) -> dict[str, Any]:
+    state = loop_result.state
     assert state.prepared is not None
-    questions = _questions(found)
-    points = [_point(found, point) for point in state.design if point.name in found.measured]
+    questions = _questions(loop_result)
+    points = [_point(loop_result, point) for point in state.design if point.name in loop_result.measured]
     rows = [row for point in points for row in point["metrics"].values()]
     return {
         "crosstie_loop": 1,
@@ -32,33 +32,33 @@ def report_document(found: LoopResult) -> dict[str, Any]:
         "inside": sum(row["inside"] for row in rows),
         "rows": len(rows),
         "points": points,
-        "doubtful": _doubtful(found),
-        "not_measured": [one.short for one in found.dropped],
+        "doubtful": _doubtful(loop_result),
+        "not_measured": [loop_point.short for loop_point in loop_result.dropped],
         "questions": questions,
         "widths": _middle(questions),
-        "errors": _errors(found),
-        "plan": _plans(found),
-        "not_planned": found.unplanned,
+        "errors": _errors(loop_result),
+        "plan": _plans(loop_result),
+        "not_planned": loop_result.unplanned,
     }
 
 
-def _point(found: LoopResult, one: LoopPoint) -> dict[str, Any]:
-    measured = found.measured[one.name]
+def _point(loop_result: LoopResult, point: LoopPoint) -> dict[str, Any]:
+    measured = loop_result.measured[point.name]
     metrics = {}
     for name in METRICS:
-        before, value = one.predicted[name], (measured["metrics"].get(_MEASURED[name]) or {}).get("value")
+        before, value = point.predicted[name], (measured["metrics"].get(_MEASURED[name]) or {}).get("value")
         if value is None:
             continue
-        after = found.after.get(one.name, {}).get(name)
+        after = loop_result.after.get(point.name, {}).get(name)
         metrics[name] = {
             "predicted": msgspec.to_builtins(before), "measured": value,
             "error": before.value / value - 1.0, "inside": before.low <= value <= before.high,
             "predicted_after": msgspec.to_builtins(after) if after else None,
         }  # fmt: skip
     return {
-        **picked(one, "name short input_tokens output_tokens clients"),
+        **picked(point, "name short input_tokens output_tokens clients"),
         **{key: measured[key] for key in ("requests", "failed", "arrivals")},
-        "width_left": one.width_left, "metrics": metrics,
+        "width_left": point.width_left, "metrics": metrics,
     }  # fmt: skip
 
 
@@ -74,23 +74,23 @@ def _doubtful(found: LoopResult) -> dict[str, list[str]]:
     return {why: points for why, points in reasons.items() if points}
 
 
-def _questions(found: LoopResult) -> list[dict[str, Any]]:
+def _questions(loop_result: LoopResult) -> list[dict[str, Any]]:
     """Of every load that is asked about, by metric: the interval's width, high over low, before and now."""
-    pairs = zip(found.state.questions, found.questions_after, strict=False)
+    pairs = zip(loop_result.state.questions, loop_result.questions_after, strict=False)
     return [
         {
-            "short": one.short,
-            "before": msgspec.to_builtins(one.predicted),
+            "short": point.short,
+            "before": msgspec.to_builtins(point.predicted),
             "after": msgspec.to_builtins(after),
-            "widths": {name: [_width(one.predicted[name]), _width(after[name])] for name in METRICS},
+            "widths": {name: [_width(point.predicted[name]), _width(after[name])] for name in METRICS},
         }
-        for one, after in pairs
-        if set(one.predicted) == set(after) == set(METRICS)
+        for point, after in pairs
+        if set(point.predicted) == set(after) == set(METRICS)
     ]
 
 
-def _width(one: PredictedMetric) -> float:
-    return one.high / one.low
+def _width(metric: PredictedMetric) -> float:
+    return metric.high / metric.low
 
 
 def _middle(questions: list[dict[str, Any]]) -> dict[str, list[float]]:
@@ -101,16 +101,16 @@ def _middle(questions: list[dict[str, Any]]) -> dict[str, list[float]]:
     return {name: [median(own[name][when] for own in widths) for when in (0, 1)] for name in METRICS}
 
 
-def _errors(found: LoopResult) -> dict[str, Any]:
+def _errors(loop_result: LoopResult) -> dict[str, Any]:
     """Median errors of the measured rows: as predicted, and by what was learnt from the others."""
-    known = found.learnt.calibration.errors if found.learnt else {}
+    known = loop_result.learnt.calibration.errors if loop_result.learnt else {}
     return {title: known[title] for title in OWN.values() if title in known}
 
 
-def _plans(found: LoopResult) -> dict[str, Any] | None:
-    if found.plans is None:
+def _plans(loop_result: LoopResult) -> dict[str, Any] | None:
+    if loop_result.plans is None:
         return None
-    before, after = found.plans
+    before, after = loop_result.plans
     return {
         "workload": before.workload.name,
         "before": _plan(before),
@@ -121,21 +121,21 @@ def _plans(found: LoopResult) -> dict[str, Any] | None:
     }
 
 
-def _plan(one: Plan) -> dict[str, Any]:
+def _plan(plan: Plan) -> dict[str, Any]:
     return {
-        **picked(one, "answered holds"),
-        "usd_per_hour": one.usd_per_hour if one.answered else None,
-        **picked(one, "usd_per_million=fleet.cost.usd_per_million gpus"),
+        **picked(plan, "answered holds"),
+        "usd_per_hour": plan.usd_per_hour if plan.answered else None,
+        **picked(plan, "usd_per_million=fleet.cost.usd_per_million gpus"),
         "pools": {
             pool.name: f"{pool.replicas} x {pool.deployment.label}, {pool.deployment.model.id}"
-            for pool in (one.fleet.pools if one.fleet else ())
+            for pool in (plan.fleet.pools if plan.fleet else ())
         },
-        "interval_usd_per_hour": _ends(one),
+        "interval_usd_per_hour": _ends(plan),
     }
 
 
-def _ends(one: Plan) -> list[float] | None:
-    known = one.uncertainty
+def _ends(plan: Plan) -> list[float] | None:
+    known = plan.uncertainty
     if known is None or known.low_usd_per_hour is None or known.high_usd_per_hour is None:
         return None
     return [known.low_usd_per_hour, known.high_usd_per_hour]

@@ -28,7 +28,7 @@ def causes_of(
         )
     if says.get("forced KL") == "same" and says.get("chat KL") == "differs":
         found.append("the chat template or a system prompt: plain texts are alike, and chats are not")
-    told = [one for one in by_position if one.places >= _LEAST_PLACES]
+    told = [group for group in by_position if group.places >= _LEAST_PLACES]
     if says.get("forced KL") != "differs" or lengths:
         return tuple(found)
     if len(told) > 1 and told[-1].kl > _TIMES_WORSE * max(told[0].kl, limit_kl / _TIMES_WORSE):
@@ -47,8 +47,8 @@ def causes_of(
 def _other_lengths(pairs: Sequence[Pair]) -> int:
     """Texts that the two do not cut alike: before the same place they count other tokens."""
     count = 0
-    for one in pairs:
-        a = {step.at: step.position for step in one.a.forced}
-        b = {step.at: step.position for step in one.b.forced}
+    for pair in pairs:
+        a = {step.at: step.position for step in pair.a.forced}
+        b = {step.at: step.position for step in pair.b.forced}
         count += any(a[at] != b[at] for at in a.keys() & b.keys())
     return count

@@ -153,7 +153,7 @@ class ParityEndpoint:
             used = found.get("usage") or {}
             return Sample(
                 prompt=prompt,
-                answer="\n".join(str(one) for one in words if one),
+                answer="\n".join(str(word) for word in words if word),
                 calls=tuple(_call(one) for one in message.get("tool_calls") or ()),
                 finish=str(choice.get("finish_reason")),
                 prompt_tokens=int(used.get("prompt_tokens") or 0),

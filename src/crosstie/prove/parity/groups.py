@@ -92,7 +92,7 @@ def _mean(values: Iterable[float]) -> float:
 def _group(name: str, noise: list[Pair], pairs: list[Pair]) -> Group:
     parted = _parted(pairs)
     group = _of_places(
-        name, len(pairs), *([p for one in own for p in (*one.forced, *one.greedy)] for own in (noise, pairs))
+        name, len(pairs), *([p for pair in own for p in (*pair.forced, *pair.greedy)] for own in (noise, pairs))
     )
     return msgspec.structs.replace(group, parted=len(parted) / len(pairs), parted_at=_median(parted))
 

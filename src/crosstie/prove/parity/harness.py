@@ -98,4 +98,4 @@ def compared(a: dict[str, Any], b: dict[str, Any]) -> list[Score]:
                     b_error=errors[1], worse=float(value) - float(b[task][key]) > spread,
                 )
             )  # fmt: skip
-    return sorted(scores, key=lambda one: (one.task, one.metric))
+    return sorted(scores, key=lambda score: (score.task, score.metric))

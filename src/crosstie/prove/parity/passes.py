@@ -55,13 +55,13 @@ async def ask_all(
         offered = [await end.begin() for end in ends]
         chosen = _common(ends, offered, way)
         # What one of them lists fewer of, the others are not asked for more of.
-        top = min(one.top for one in ends)
+        top = min(endpoint.top for endpoint in ends)
         for end in ends:
             end.top = top
         # Every prompt is a chat and a text, in every pass.
         progress = Progress(on_progress, "asking", 2 * (1 + len(ends)) * len(prompts))
         first = await _pass(ends[0], prompts, chosen, concurrency, progress, None)
-        texts = [f"{one.prompt.text}\n\n{one.answer}" for one in first]
+        texts = [f"{sample.prompt.text}\n\n{sample.answer}" for sample in first]
         again = await _pass(ends[0], prompts, chosen, TIMES_AS_MANY * concurrency, progress, texts, backwards=True)
         return [
             Passes(

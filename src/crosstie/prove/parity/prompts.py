@@ -90,7 +90,7 @@ def _named(file: Path, where: str, name: str, known: dict[str, Any]) -> Any:
 
 def _long(documents: tuple[str, ...], tokens: int) -> list[Prompt]:
     """Numbered parts in another order each, so that no two share a beginning that a cache would keep."""
-    documents = documents or tuple(one.text for one in read_prompts().prompts)
+    documents = documents or tuple(prompt.text for prompt in read_prompts().prompts)
     made = []
     for turn in range(4):
         parts: list[str] = []

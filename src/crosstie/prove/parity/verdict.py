@@ -238,8 +238,8 @@ def _notes(passes: Passes, gauges: Sequence[Gauge], limits: Limits, sees: Power 
     return tuple(notes)
 
 
-def document(found: Sequence[Parity], scores: Sequence[Any] = ()) -> dict[str, Any]:
+def document(parities: Sequence[Parity], scores: Sequence[Any] = ()) -> dict[str, Any]:
     """For `--json`; what is not a number is null."""
-    whole = {"comparisons": found, "lm_eval": scores}
+    whole = {"comparisons": parities, "lm_eval": scores}
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(whole))
     return plain

@@ -31,7 +31,7 @@ class ClassTargets:
     @property
     def any(self) -> bool:
         own = (self, *self.by_class.values())
-        return any(target is not None for one in own for target in (one.ttft, one.tpot))
+        return any(target is not None for targets in own for target in (targets.ttft, targets.tpot))
 
 
 @dataclass(frozen=True)

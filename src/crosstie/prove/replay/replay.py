@@ -159,9 +159,9 @@ class _Call:
             if name == b"x-crosstie-pool":
                 outcome.pool = value.decode("latin-1")
             elif name == b"x-crosstie-reason":
-                found = _PREDICTED.search(value)
-                if found:
-                    outcome.predicted_ttft_s, outcome.predicted_tpot_s = float(found[1]) * 1e-3, float(found[2]) * 1e-3
+                match = _PREDICTED.search(value)
+                if match:
+                    outcome.predicted_ttft_s, outcome.predicted_tpot_s = float(match[1]) * 1e-3, float(match[2]) * 1e-3
 
     def on_body(self, data: bytes) -> None:
         self.heard_at = now = perf_counter()
@@ -282,7 +282,7 @@ class Replay:
 
     async def run(self, requests: Sequence[TimedRequest]) -> list[RequestOutcome]:
         """In the order of `requests`, which are in the order of their times; every one of them ends."""
-        self._heads = {name: self._head(name) for name in {one.class_name for one in requests}}
+        self._heads = {name: self._head(name) for name in {request.class_name for request in requests}}
         self._requests, self._outcomes = requests, []
         self._ended = self._failed = 0
         self._stopped = False

@@ -128,7 +128,7 @@ def read_texts(path: Path) -> PromptTexts:
 
 
 def _documents(folder: Path) -> Iterator[str]:
-    for file in sorted(one for one in folder.rglob("*") if one.is_file() and not one.name.startswith(".")):
+    for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")):
         try:
             yield file.read_text(encoding="utf-8")
         except (UnicodeDecodeError, OSError):
@@ -179,7 +179,7 @@ def _content(message: dict[str, Any]) -> str:
 
 
 def _joined(parts: Sequence[Any]) -> str | None:
-    return _BETWEEN.join(one for one in parts if isinstance(one, str) and one.strip()) or None
+    return _BETWEEN.join(part for part in parts if isinstance(part, str) and part.strip()) or None
 
 
 def _made(kind: Kind, path: Path, texts: Iterator[str] | Sequence[str]) -> PromptTexts:

@@ -69,4 +69,4 @@ def from_trace(
 
 def merged(*parts: Iterable[TimedRequest]) -> list[TimedRequest]:
     """Several streams of requests as one, by the clock."""
-    return sorted((one for part in parts for one in part), key=lambda one: one.arrival_s)
+    return sorted((request for part in parts for request in part), key=lambda request: request.arrival_s)

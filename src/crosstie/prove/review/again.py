@@ -59,9 +59,9 @@ class Again:
     learnt: list[str]
 
 
-def again(catalog: Catalog, found: Review, *, quick: bool = False, on_progress: OnProgress = no_progress) -> Again:
+def again(catalog: Catalog, review: Review, *, quick: bool = False, on_progress: OnProgress = no_progress) -> Again:
     """Each plan is confirmed by simulation where the saved one was, unless `quick`."""
-    planned = found.planned
+    planned = review.planned
     saved = planned.saved
     confirm = saved.confirmed is not None and not quick
     first = RevisedPlan("as saved", saved.gpus, saved.usd_per_hour, planned.plan.usd_per_million_tokens.usd_per_million)
@@ -75,11 +75,11 @@ def again(catalog: Catalog, found: Review, *, quick: bool = False, on_progress: 
             steps.append(RevisedPlan(what, {}, None, None, str(error)))
 
     planned_again("with today's prices and catalog", catalog, saved.workload)
-    workload = _workload(catalog, found, learnt)
+    workload = _workload(catalog, review, learnt)
     changed = workload != saved.workload
     if changed:
         planned_again("with the traffic seen", catalog, workload)
-    slower = _calibrated(catalog, found, learnt)
+    slower = _calibrated(catalog, review, learnt)
     if slower is not None:
         what = "with the traffic and the speed seen" if changed else "with the speed seen"
         planned_again(what, catalog.calibrated_by(slower), workload)
@@ -97,11 +97,11 @@ def _step(what: str, made: Plan) -> RevisedPlan:
     return RevisedPlan(what, made.fleet.gpus, made.fleet.usd_per_hour, made.fleet.cost.usd_per_million)
 
 
-def _workload(catalog: Catalog, found: Review, learnt: list[str]) -> Workload:
+def _workload(catalog: Catalog, review: Review, learnt: list[str]) -> Workload:
     """The plan's, with each class as it was seen, where enough was."""
-    before = found.planned.workload
-    classes = tuple(_class(catalog, found, one, learnt) for one in before.classes)
-    mean = next((one.seen.value for one in found.figures if one.what == "mean over busiest hour"), None)
+    before = review.planned.workload
+    classes = tuple(_class(catalog, review, request_class, learnt) for request_class in before.classes)
+    mean = next((figure.seen.value for figure in review.figures if figure.what == "mean over busiest hour"), None)
     if mean is not None:
         learnt.append(f"traffic has a mean of {mean:.0%} of its peak, not {before.mean_over_peak:.0%}")
     return msgspec.structs.replace(
@@ -109,17 +109,17 @@ def _workload(catalog: Catalog, found: Review, learnt: list[str]) -> Workload:
     )
 
 
-def _class(catalog: Catalog, found: Review, one: RequestClass, learnt: list[str]) -> RequestClass:
-    production = found.production
+def _class(catalog: Catalog, review: Review, one: RequestClass, learnt: list[str]) -> RequestClass:
+    production = review.production
     rows = production.rows(one.name)
-    rate = next(figure for figure in found.of("traffic") if figure.of == one.name)
+    rate = next(figure for figure in review.of("traffic") if figure.of == one.name)
     if len(rows) < FEW:
         learnt.append(f"{one.name}: as planned, since {len(rows)} requests are too few to plan by")
         return one
-    if not any(_differs(figure) for figure in found.figures if figure.of == one.name and figure.what in _SIZES):
+    if not any(_differs(figure) for figure in review.figures if figure.of == one.name and figure.what in _SIZES):
         changed = one
     else:
-        changed = _recut(catalog, found, one, rows)
+        changed = _recut(catalog, review, one, rows)
         learnt.append(f"{one.name}: {changed.input_tokens:,.0f} tokens in and {changed.output_tokens:,.0f} out")
     if _differs(rate):
         changed = msgspec.structs.replace(changed, requests_per_s=max(rate.seen.value, 1e-3))
@@ -127,20 +127,20 @@ def _class(catalog: Catalog, found: Review, one: RequestClass, learnt: list[str]
     return changed
 
 
-def _recut(catalog: Catalog, found: Review, one: RequestClass, rows: Ints) -> RequestClass:
+def _recut(catalog: Catalog, review: Review, request_class: RequestClass, rows: Ints) -> RequestClass:
     """A class with the lengths and hits that were seen."""
-    trace = found.production.trace
+    trace = review.production.trace
     inputs, outputs = (tokens[rows].astype(np.float64) for tokens in (trace.input_tokens, trace.output_tokens))
-    context = catalog.model(one.model).max_context or 10**8
-    exempt = one.ttft.longest_exempt if one.ttft else 0.0
-    slices = cut(inputs, outputs, paired=True, exempt=exempt, context=context, halved=len(one.slices) > 1)
-    hits, pictures = _hit_rate(found, one), one.slices[0].pictures
+    context = catalog.model(request_class.model).max_context or 10**8
+    exempt = request_class.ttft.longest_exempt if request_class.ttft else 0.0
+    slices = cut(inputs, outputs, paired=True, exempt=exempt, context=context, halved=len(request_class.slices) > 1)
+    hits, pictures = _hit_rate(review, request_class), request_class.slices[0].pictures
     if hits:
-        prefix, file = PrefixReuse(hit_rate=hits), Path(found.planned.file)
-        slices = with_prefixes(file, one.name, prefix, slices, inputs, one.requests_per_s, None)
+        prefix, file = PrefixReuse(hit_rate=hits), Path(review.planned.file)
+        slices = with_prefixes(file, request_class.name, prefix, slices, inputs, request_class.requests_per_s, None)
     if pictures is not None:
         slices = tuple(msgspec.structs.replace(piece, pictures=pictures) for piece in slices)
-    return msgspec.structs.replace(one, slices=slices)
+    return msgspec.structs.replace(request_class, slices=slices)
 
 
 def _differs(figure: ReviewFigure) -> bool:
@@ -151,18 +151,18 @@ def _differs(figure: ReviewFigure) -> bool:
     return not low - 1e-9 <= figure.predicted <= high + 1e-9
 
 
-def _hit_rate(found: Review, one: RequestClass) -> float:
+def _hit_rate(review: Review, request_class: RequestClass) -> float:
     """As seen, or where nobody says, as planned."""
-    seen = [figure for figure in found.of("hit-rate") if figure.of in (one.name, "")]
-    return min(seen[0].seen.value, 0.999) if seen else found.planned.hit_rate(one.name)
+    seen = [figure for figure in review.of("hit-rate") if figure.of in (request_class.name, "")]
+    return min(seen[0].seen.value, 0.999) if seen else review.planned.hit_rate(request_class.name)
 
 
-def _calibrated(catalog: Catalog, found: Review, learnt: list[str]) -> Calibration | None:
+def _calibrated(catalog: Catalog, review: Review, learnt: list[str]) -> Calibration | None:
     """The calibration under which the pools are as fast as they were seen to be; None where nothing says otherwise."""
     made = catalog.calibration
-    trace = found.production.trace
+    trace = review.production.trace
     lengths = max(round(float(trace.input_tokens.mean())), 1), max(round(float(trace.output_tokens.mean())), 1)
-    for speed, pool in _off(found):
+    for speed, pool in _off(review):
         ratio = speed.ratio.value
         faster = _scaled(catalog, made, pool, ratio, max(round(speed.in_flight), 1), lengths)
         if faster is not None:
@@ -204,11 +204,11 @@ def _scaled(
     return moved(by)
 
 
-def _off(found: Review) -> Iterator[tuple[PoolSpeed, Pool]]:
+def _off(review: Review) -> Iterator[tuple[PoolSpeed, Pool]]:
     """Pools whose speed is surely not that of the model, the one with most requests for each deployment."""
-    pools = {pool.name: pool for pool in found.planned.fleet.pools}
+    pools = {pool.name: pool for pool in review.planned.fleet.pools}
     known = set()
-    speeds = found.expected.speeds if found.expected else []
+    speeds = review.expected.speeds if review.expected else []
     for speed in sorted(speeds, key=lambda one: -one.ratio.requests):
         pool, ratio = pools[speed.pool], speed.ratio
         sure = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high

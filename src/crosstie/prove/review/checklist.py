@@ -48,7 +48,7 @@ def read_rows(file: Path) -> list[_Row]:
 
 def checklist(catalog: Catalog, planned: Planned, limits: Mapping[str, Threshold], file: Path = _FILE) -> list[Demand]:
     """`limits`: the share of throughput that a warranty leaves is that of a review."""
-    found = []
+    demands = []
     for index, row in enumerate(read_rows(file)):
         for of, words in _cases(catalog, planned, limits["throughput"], row.each):
             if "{price}" in row.ask and not words.get("price"):
@@ -58,8 +58,8 @@ def checklist(catalog: Catalog, planned: Planned, limits: Mapping[str, Threshold
             except (KeyError, ValueError, IndexError) as error:
                 raise BadData(file, f"demand[{index}]", f"has {error} in braces, which nothing fills") from None
             said = {name: " ".join(text.split()) for name, text in filled.items()}
-            found.append(Demand(topic=row.topic, of=of, **said))
-    return found
+            demands.append(Demand(topic=row.topic, of=of, **said))
+    return demands
 
 
 def _cases(catalog: Catalog, planned: Planned, margin: Threshold, each: str) -> Iterator[tuple[str, dict[str, str]]]:
@@ -69,9 +69,9 @@ def _cases(catalog: Catalog, planned: Planned, margin: Threshold, each: str) -> 
         for pool in pools:
             yield pool.name, {**common, **_of_pool(planned, pool, margin)}
     elif each == "class":
-        for one in planned.workload.classes:
-            if one.ttft or one.tpot:
-                yield one.name, {**common, **_of_class(one)}
+        for request_class in planned.workload.classes:
+            if request_class.ttft or request_class.tpot:
+                yield request_class.name, {**common, **_of_class(request_class)}
     elif each == "accelerator":
         for name, count in planned.plan.gpus.items():
             yield name, {**common, **_of_accelerator(planned, name, count)}
@@ -87,7 +87,7 @@ def _cases(catalog: Catalog, planned: Planned, margin: Threshold, each: str) -> 
 
 def _of_fleet(planned: Planned, margin: Threshold) -> dict[str, str]:
     power, pools = planned.plan.power, planned.plan.pools
-    most = max(pools, key=lambda one: one.usd_per_hour)
+    most = max(pools, key=lambda pool: pool.usd_per_hour)
 
     def kilowatts(read: Callable[[SavedPower], float]) -> str:
         return "an unknown amount" if power is None else f"{significant(read(power) / 1e3)} kW"
@@ -96,11 +96,11 @@ def _of_fleet(planned: Planned, margin: Threshold) -> dict[str, str]:
         "file": planned.file,
         "bill": dollars(planned.plan.usd_per_hour),
         "margin": f"{margin.share * 100:g}%",
-        "mean_kw": kilowatts(lambda one: one.mean),
-        "low_kw": kilowatts(lambda one: one.mean_80[0]),
-        "high_kw": kilowatts(lambda one: one.mean_80[1]),
-        "peak_kw": kilowatts(lambda one: one.at_peak),
-        "rated_kw": kilowatts(lambda one: one.rated),
+        "mean_kw": kilowatts(lambda saved_power: saved_power.mean),
+        "low_kw": kilowatts(lambda saved_power: saved_power.mean_80[0]),
+        "high_kw": kilowatts(lambda saved_power: saved_power.mean_80[1]),
+        "peak_kw": kilowatts(lambda saved_power: saved_power.at_peak),
+        "rated_kw": kilowatts(lambda saved_power: saved_power.rated),
         "kwh": significant(power.kwh_per_million_output_tokens) if power else "an unknown number of",
         "capacity_lost": f"{most.usd_per_hour / planned.plan.usd_per_hour:.0%}",
     }
@@ -133,9 +133,9 @@ def _of_pool(planned: Planned, pool: SavedPool, margin: Threshold) -> dict[str, 
 
 def _lengths(planned: Planned, pool: SavedPool) -> tuple[int, int]:
     """Of what loads the pool most: what its estimate is of."""
-    for one in pool.carries:
-        for piece in planned.classes[one.class_name].slices:
-            if piece.longest_input == one.up_to_input and not piece.exempt:
+    for carry in pool.carries:
+        for piece in planned.classes[carry.class_name].slices:
+            if piece.longest_input == carry.up_to_input and not piece.exempt:
                 return math.ceil(piece.input_tokens), math.ceil(piece.output_tokens)
     first = planned.workload.classes[0]
     return math.ceil(first.input_tokens), math.ceil(first.output_tokens)
@@ -154,7 +154,7 @@ def _of_accelerator(planned: Planned, name: str, count: int) -> dict[str, str]:
     """What to buy, at its price; GPUs on hand need no seller, and their running costs are not a price."""
     wanted = planned.plan.to_be_had.get(name, 0)
     paid = planned.saved.prices[name].usd if wanted and name in planned.saved.prices else None
-    flips = [one for one in planned.flips if one.accelerator == name and one.at_usd_per_gpu_hour is not None]
+    flips = [flip for flip in planned.flips if flip.accelerator == name and flip.at_usd_per_gpu_hour is not None]
     at = flips[0].at_usd_per_gpu_hour if flips else None
     dearer = at is not None and not (paid is not None and at <= paid)
     said = f"At {dollars(at or 0.0)} another fleet is as cheap: that is your walk-away price." if dearer else ""

@@ -16,24 +16,24 @@ from crosstie.prove.review.review import Review
 _PLAN = "file name=workload.name made=saved.made"
 
 
-def review_document(found: Review, learnt: Again | None) -> dict[str, Any]:
-    planned, production = found.planned, found.production
+def review_document(review: Review, learnt: Again | None) -> dict[str, Any]:
+    planned, production = review.planned, review.production
     return {
         "plan": picked(planned, _PLAN),
-        "today": found.today,
-        "age_days": planned.age_days(found.today),
+        "today": review.today,
+        "age_days": planned.age_days(review.today),
         "recorded": {
             "file": production.trace.file,
             "requests": len(production.classes),
             "span_s": production.span_s,
-            "simulated_requests": len(found.expected.rows) if found.expected else 0,
+            "simulated_requests": len(review.expected.rows) if review.expected else 0,
         },
-        "holds": found.holds,
-        "beyond": len(found.beyond),
-        "unsure": len(found.unsure),
+        "holds": review.holds,
+        "beyond": len(review.beyond),
+        "unsure": len(review.unsure),
         "level": LEVEL,
-        "figures": [_figure(one) for one in found.figures],
-        "notes": found.notes,
+        "figures": [_figure(figure) for figure in review.figures],
+        "notes": review.notes,
         "assumptions": planned.assumptions or None,
         "again": None if learnt is None else asdict(learnt),
     }

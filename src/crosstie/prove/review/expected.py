@@ -79,7 +79,7 @@ def expected(
 ) -> Expected | str:
     """Or why there is nothing to expect."""
     answers = production.trace.answers
-    known = {one.name for one in fleet.classes}
+    known = {served_class.name for served_class in fleet.classes}
     longest = max(pool.max_context for pool in fleet.pools)
     lengths = production.trace.input_tokens + production.trace.output_tokens
     fits = np.array([name in known for name in production.classes]) & (lengths <= longest)

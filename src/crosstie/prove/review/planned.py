@@ -103,7 +103,7 @@ class Planned:
 
     @property
     def classes(self) -> dict[str, RequestClass]:
-        return {one.name: one for one in self.workload.classes}
+        return {request_class.name: request_class for request_class in self.workload.classes}
 
     def age_days(self, today: str) -> int:
         made = self.saved.made if len(self.saved.made) > 7 else f"{self.saved.made}-01"
@@ -117,10 +117,10 @@ class Planned:
         """Of a class's prompt tokens, over the pools that carry it."""
         lengths = {one.longest_input: one.input_tokens for one in self.classes[name].slices}
         rows = [
-            (one.requests_per_s * lengths.get(one.up_to_input, 0.0), one.hit_rate)
+            (carry.requests_per_s * lengths.get(carry.up_to_input, 0.0), carry.hit_rate)
             for pool in self.plan.pools
-            for one in pool.carries
-            if one.class_name == name
+            for carry in pool.carries
+            if carry.class_name == name
         ]
         tokens = sum(weight for weight, _ in rows)
         return sum(weight * rate for weight, rate in rows) / tokens if tokens else 0.0
@@ -129,21 +129,21 @@ class Planned:
 def read_planned(catalog: Catalog, file: Path, fleet: Path | None = None) -> Planned:
     saved = read_saved(file)
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=_SavedPlan)
+        plan = msgspec.json.decode(file.read_bytes(), type=_SavedPlan)
     except msgspec.MsgspecError as error:
         raise BadData(file, "", f"is no saved plan: {error}") from None
-    if found.fleet is None:
+    if plan.fleet is None:
         raise BadData(file, "fleet", "there is none: nothing was promised that production could keep")
     runs = read_subject(catalog, fleet or file).fleet
-    simulated = {one.class_name: one for one in found.simulated}
-    return Planned(str(file), saved, found.fleet, simulated, found.flips, runs, found.assumptions)
+    simulated = {one.class_name: one for one in plan.simulated}
+    return Planned(str(file), saved, plan.fleet, simulated, plan.flips, runs, plan.assumptions)
 
 
-def lengths_of(one: RequestClass) -> tuple[Floats, Floats, Floats]:
+def lengths_of(request_class: RequestClass) -> tuple[Floats, Floats, Floats]:
     """Prompts, answers and weights: each slice by its sample."""
     rows = [
         (float(inputs), float(outputs), piece.share / len(piece.sample))
-        for piece in one.slices
+        for piece in request_class.slices
         for inputs, outputs in piece.sample
     ]
     inputs, outputs, weights = np.array(rows).T

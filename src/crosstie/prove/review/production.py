@@ -108,7 +108,7 @@ def _together(traces: list[Trace]) -> Trace:
     order = np.argsort(at, kind="stable")
     blocks = [trace.blocks or ((),) * len(trace) for trace in traces]
     classes = [trace.classes or (None,) * len(trace) for trace in traces]
-    told = [one for one in answers if one is not None]
+    told = [answer for answer in answers if answer is not None]
     return Trace(
         traces[0].file,
         at[order] - at[order[0]],
@@ -192,13 +192,13 @@ class MetricTotals:
 
 def read_metrics(places: Sequence[str]) -> MetricTotals:
     """Pages in Prometheus' text form: files, or addresses to ask."""
-    found = MetricTotals()
+    totals = MetricTotals()
     for place in places:
         page = _page(place)
         if not any(True for _ in samples_of(page)):
             raise BadInput(f"--metrics {place}: has no metric; a page in Prometheus' text form is read")
-        found.add(page)
-    return found
+        totals.add(page)
+    return totals
 
 
 def _page(place: str) -> str:

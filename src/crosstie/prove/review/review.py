@@ -113,7 +113,7 @@ def _span(seconds: float) -> str:
 def _traffic(planned: Planned, production: Recorded, today: str) -> Iterator[ReviewFigure]:
     """In the busiest hour, against the peak that the plan expects by now."""
     grown, begin = planned.growth(today), float(production.arrivals[production.busy.start])
-    rates = {name: one.requests_per_s * grown for name, one in planned.classes.items()}
+    rates = {name: request_class.requests_per_s * grown for name, request_class in planned.classes.items()}
     seen: dict[str, MeasuredValue] = {}
     names = [*rates, *sorted(set(production.classes) - set(rates))]
     what = "requests/s" if production.span_s <= _HOUR_S else "requests/s, peak hour"
@@ -121,7 +121,7 @@ def _traffic(planned: Planned, production: Recorded, today: str) -> Iterator[Rev
         at = production.arrivals[production.rows(name, busy=True)] - begin
         seen[name] = rate_seen(at, production.busy_span_s) or MeasuredValue(0.0, None, None, 0)
         yield ReviewFigure("traffic", name, what, "1/s", rates.get(name, 0.0), seen[name])
-    total = sum(one.requests for one in seen.values())
+    total = sum(measured_value.requests for measured_value in seen.values())
     if len(names) > 1:
         for name in names:
             part = share_seen(seen[name].requests, total)
@@ -131,26 +131,26 @@ def _traffic(planned: Planned, production: Recorded, today: str) -> Iterator[Rev
                 )
     if production.whole_day:
         mean = (len(production.classes) - 1) / production.span_s
-        peak = sum(one.value for one in seen.values())
+        peak = sum(measured_value.value for measured_value in seen.values())
         ratio = MeasuredValue(mean / peak, None, None, len(production.classes))
         yield ReviewFigure("", "", "mean over busiest hour", "share", planned.workload.mean_over_peak, ratio)
 
 
 def _lengths(planned: Planned, production: Recorded) -> Iterator[ReviewFigure]:
     trace = production.trace
-    for name, one in planned.classes.items():
+    for name, request_class in planned.classes.items():
         rows = production.rows(name)
         if not len(rows):
             continue
-        inputs, outputs, weights = lengths_of(one)
+        inputs, outputs, weights = lengths_of(request_class)
         for what, plan, mean, seen in (
-            ("prompt", inputs, one.input_tokens, trace.input_tokens),
-            ("answer", outputs, one.output_tokens, trace.output_tokens),
+            ("prompt", inputs, request_class.input_tokens, trace.input_tokens),
+            ("answer", outputs, request_class.output_tokens, trace.output_tokens),
         ):
             values = seen[rows].astype(np.float64)
-            found = mean_seen(values)
-            assert found is not None
-            yield ReviewFigure("lengths", name, f"{what} tokens, mean", "tokens", mean, found)
+            measured_value = mean_seen(values)
+            assert measured_value is not None
+            yield ReviewFigure("lengths", name, f"{what} tokens, mean", "tokens", mean, measured_value)
             for share in (0.5, 0.95):
                 at = quantile_seen(values, share)
                 assert at is not None
@@ -211,13 +211,13 @@ def _latencies(
     planned: Planned, production: Recorded, found: Expected | None, metrics: MetricTotals | None
 ) -> Iterator[ReviewFigure]:
     if found is not None and production.has_latencies:
-        for name, one in planned.classes.items():
+        for name, request_class in planned.classes.items():
             mine = found.counted[[found.classes[row] == name for row in found.counted]]
             before = planned.simulated.get(name)
             was = (before.ttft_s, before.tpot_s) if before else (None, None)
             for word, target, plan, seen, simulated in (
-                ("TTFT", one.ttft, was[0], found.seen.ttft_s, found.simulated.ttft_s),
-                ("TPOT", one.tpot, was[1], found.seen.tpot_s, found.simulated.tpot_s),
+                ("TTFT", request_class.ttft, was[0], found.seen.ttft_s, found.simulated.ttft_s),
+                ("TPOT", request_class.tpot, was[1], found.seen.tpot_s, found.simulated.tpot_s),
             ):
                 should = np.sort(simulated[mine][~np.isnan(simulated[mine])])
                 share = target.percentile if target else _USUAL
@@ -251,8 +251,8 @@ def _of_pool(found: Expected | None, word: str, pool: str) -> float | None:
 
 def _kept(planned: Planned, production: Recorded, metrics: MetricTotals | None) -> Iterator[ReviewFigure]:
     answers = production.trace.answers
-    for name, one in planned.classes.items():
-        for word, target in (("ttft", one.ttft), ("tpot", one.tpot)):
+    for name, request_class in planned.classes.items():
+        for word, target in (("ttft", request_class.ttft), ("tpot", request_class.tpot)):
             if target is None:
                 continue
             seen = None
@@ -276,7 +276,7 @@ def _money(
     trace = production.trace
     if usage is not None and usage.hours:
         whole, counts = usage.span_s >= 0.95 * DAY_S, usage.sums
-        tokens = np.array([float(one.input_tokens + one.output_tokens) for one in usage.hours])
+        tokens = np.array([float(hour.input_tokens + hour.output_tokens) for hour in usage.hours])
         span_s, requests = usage.span_s, counts.requests
         if not whole:
             notes.append(f"usage covers {_span(span_s)}, not a day: its cost is held against the plan's peak")

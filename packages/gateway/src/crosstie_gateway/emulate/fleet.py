@@ -175,7 +175,7 @@ def _hosted(
         (HostedEngine if routed else SleepingServer),
         [SharedReplica(loop, model, **made_of) for model in emulates],
     )
-    engines = [kind(one, index, machine, size, seed=seed) for one, size in zip(replicas, takes, strict=True)]
+    engines = [kind(replica, index, machine, size, seed=seed) for replica, size in zip(replicas, takes, strict=True)]
     return [EmulatedRouter(engines, index)] if routed else [*engines]
 
 

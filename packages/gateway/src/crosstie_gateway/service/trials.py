@@ -219,8 +219,8 @@ class TrialsService(Component, TrialPools):
         return None if backend is None or backend.pool.token_price is not None else backend
 
     def _on_trial(self, trial: Trial) -> Backend | None:
-        found = [backend for backend in self._gateway.backends.values() if backend.pool.name == trial.pool.name]
-        up = [backend for backend in found if backend.replica.up]
+        backends = [backend for backend in self._gateway.backends.values() if backend.pool.name == trial.pool.name]
+        up = [backend for backend in backends if backend.replica.up]
         return min(up, key=lambda backend: backend.replica.in_flight, default=None)
 
     async def _endpoint(self, backend: Backend) -> ParityEndpoint:

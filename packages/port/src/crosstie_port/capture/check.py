@@ -238,13 +238,13 @@ def _checked(device: Device, fn: Any, inputs: Source, state: Callable[..., Any] 
     if all_on_host(make(inputs, 0)):
         return _trial(device, partial(result, moved=False)) or result(moved=True)
     try:
-        found = result(moved=False)
+        capture_result = result(moved=False)
     except _FailsAtOnce as error:
         if error.__cause__ not in device.gpu_errors and _runs_on_host(fn, inputs, state):
             return unknown(fn, f"on the stand-in device, and not on the CPU, it {error}", hazards.NOT_FOLLOWED.remedy)
         raise
-    if device.in_use or found.verdict == "error":
-        return found
+    if device.in_use or capture_result.verdict == "error":
+        return capture_result
     return unknown(fn, "nothing ran on the device", "inputs on the device: a factory that takes (device, seed)")
 
 
@@ -254,14 +254,14 @@ def _trial(device: Device, judge: Callable[[], CaptureResult]) -> CaptureResult 
 
     def answer() -> CaptureResult | str | None:
         try:
-            found = judge()
+            capture_result = judge()
         except _FailsAtOnce:
             return None
         except NotFollowed:
             return CaptureResult(verdict="unknown", hazards=tuple(device.unfollowed))
         except CrosstieError as error:
             return str(error)
-        return found if device.in_use or found.verdict == "error" else None
+        return capture_result if device.in_use or capture_result.verdict == "error" else None
 
     with Twin(answer, heard=True) as apart:
         found = apart.result()
@@ -341,12 +341,12 @@ class _Check:
 
     def _look_behind_refusals(self) -> None:
         """Where a refusal has ended the capture: once more without, for all hazards at once."""
-        found = list(self.device.hazards)
-        if not any(hazard in found for _, hazard in self.device.refusals):
+        capture_hazards = list(self.device.hazards)
+        if not any(hazard in capture_hazards for _, hazard in self.device.refusals):
             return
         self._capture(self.static, refuses=False)
         more = [hazard for hazard in self.device.hazards if hazard.what != hazards.RAISES.what]
-        self.device.hazards = list(dict.fromkeys([*found, *more]))
+        self.device.hazards = list(dict.fromkeys([*capture_hazards, *more]))
 
     @staticmethod
     def _unlike(replays: list[Numbers], calls: list[Numbers], exact: bool) -> list[str]:

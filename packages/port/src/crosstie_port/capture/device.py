@@ -239,9 +239,9 @@ class Device:
     def hazard(self, reason: Reason, evidence: str, site: Site | None = None) -> None:
         self.add(reason.at(site or user_site(), evidence))
 
-    def add(self, found: CaptureHazard) -> None:
-        if found not in self.hazards:
-            self.hazards.append(found)
+    def add(self, capture_hazard: CaptureHazard) -> None:
+        if capture_hazard not in self.hazards:
+            self.hazards.append(capture_hazard)
 
     def as_on_gpu(self, error: Exception) -> Exception:
         """Notes that a GPU raises this as well."""
@@ -258,9 +258,9 @@ class Device:
         return None
 
     def does_not_follow(self, what: str, site: Site | None = None) -> None:
-        found = hazards.NOT_FOLLOWED.at(site or user_site(), what)
-        if found not in self.unfollowed:
-            self.unfollowed.append(found)
+        capture_hazard = hazards.NOT_FOLLOWED.at(site or user_site(), what)
+        if capture_hazard not in self.unfollowed:
+            self.unfollowed.append(capture_hazard)
 
     def cannot_follow(self, what: str) -> NoReturn:
         self.does_not_follow(what)

@@ -62,7 +62,7 @@ def hazards_of(
     judge, when = _JUDGES.get(name), _WHEN.get(name)
     if judge or when or own:
         given = {argument.name: value for argument, value in arguments_of(func, args, kwargs)}
-        yield from ((found, shown) for found in (judge(given, memories) if judge else ()))
+        yield from ((reason, shown) for reason in (judge(given, memories) if judge else ()))
         if when and when[1](given):
             yield when[0], shown
         yield from ((rule.reason, shown) for rule in own if rule.holds(given))

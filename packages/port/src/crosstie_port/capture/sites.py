@@ -40,13 +40,13 @@ def user_site() -> Site:
 
 def site_of(error: BaseException) -> Site:
     """The innermost frame of the user's code that the error passed."""
-    found, step = NOWHERE, error.__traceback__
+    site, step = NOWHERE, error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
         if _is_users(code.co_filename):
-            found = Site(code.co_filename, step.tb_lineno, code.co_qualname)
+            site = Site(code.co_filename, step.tb_lineno, code.co_qualname)
         step = step.tb_next
-    return found
+    return site
 
 
 def definition(function: Any) -> Site:

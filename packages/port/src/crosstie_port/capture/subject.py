@@ -112,13 +112,13 @@ def vary(static: Arguments, seed: int) -> Arguments:
 
 
 def same(left: Arguments, right: Arguments) -> bool:
-    for one, other in zip(leaves(left), leaves(right), strict=False):
-        if isinstance(one, DeviceTensor):
-            one, other = one.elem, other.elem
-        if isinstance(one, torch.Tensor):
-            if not torch.equal(one, other):
+    for tensor, other in zip(leaves(left), leaves(right), strict=False):
+        if isinstance(tensor, DeviceTensor):
+            tensor, other = tensor.elem, other.elem
+        if isinstance(tensor, torch.Tensor):
+            if not torch.equal(tensor, other):
                 return False
-        elif isinstance(one, _PLAIN) and one != other:
+        elif isinstance(tensor, _PLAIN) and tensor != other:
             return False
     return True
 

@@ -124,10 +124,10 @@ class _Job:
                 draft.truncate(self.shard.size)
             self._begun = True
 
-    def add(self, found: Codes) -> bool:
+    def add(self, codes: Codes) -> bool:
         """Whether that was the last stretch."""
         with self._lock:
-            self.codes += found
+            self.codes += codes
             self._open -= 1
             return not self._open and not self._more
 
@@ -283,7 +283,7 @@ def _run(conversion: Conversion, output: OutputFolder, todo: Sequence[_Job], job
     with converters(conversion.to, number) as all_converters, ThreadPoolExecutor(1) as sealing:
         with ThreadPoolExecutor(len(all_converters)) as pool:
             try:
-                for future in [pool.submit(work, one, sealing) for one in all_converters]:
+                for future in [pool.submit(work, all_converter, sealing) for all_converter in all_converters]:
                     future.result()
             finally:
                 # An interrupt reaches this thread alone.

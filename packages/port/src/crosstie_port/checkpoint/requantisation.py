@@ -227,7 +227,7 @@ def _tensors(
                 yield NewTensor(name=name, dtype=info.dtype, shape=info.shape, kind="copy", source=name)
 
     # Long numbers first, as safetensors itself writes them: libraries refuse those that lie across their length.
-    return tuple(sorted(made(), key=lambda one: -DTYPE_BITS[one.dtype]))
+    return tuple(sorted(made(), key=lambda tensor: -DTYPE_BITS[tensor.dtype]))
 
 
 def _shard(header: Header, tensors: tuple[NewTensor, ...]) -> ShardPlan:

@@ -153,11 +153,11 @@ class Converter:
                 read_back,
             ),
         ):
-            found = sum((self.pass_window(stretch, each, read, target, read_back) for each in stretch.windows), Codes())
+            codes = sum((self.pass_window(stretch, each, read, target, read_back) for each in stretch.windows), Codes())
             if stretch.flush and hasattr(os, "posix_fadvise"):
                 # Linux starts to write what is to be forgotten, and does not wait for it.
                 os.posix_fadvise(target, start + shift, stop - start, os.POSIX_FADV_DONTNEED)
-            return found
+            return codes
 
     def pass_window(
         self, stretch: Stretch, steps: Sequence[ByteRange], read: Read, target: int, read_back: Read
@@ -165,11 +165,11 @@ class Converter:
         """From the source to the file descriptor `target`."""
         start, stop, shift = steps[0].start, steps[-1].stop, stretch.shift
         before, after = read(start, stop), self._target[: stop - start]
-        found, scales = Codes(), []
+        codes, scales = Codes(), []
         for step in steps:
             part = slice(step.start - start, step.stop - start)
             if step.change == "codes":
-                found += self._recode(stretch, step, before[part], after[part])
+                codes += self._recode(stretch, step, before[part], after[part])
             elif step.change == "scale":
                 after[part] = self._rescale(stretch, step, before[part])
                 scales.append((step, part, self._factor * scale_values(before[part], step.dtype)))
@@ -184,7 +184,7 @@ class Converter:
         for step, part, wanted in scales:
             if not np.array_equal(scale_values(back[part], step.dtype), wanted):
                 raise BadData(stretch.target, step.name, f"a scale is not {self._factor:g} times the source's")
-        return found
+        return codes
 
     @contextmanager
     def _opened(
@@ -204,11 +204,11 @@ class Converter:
             os.close(descriptor)
 
     def _recode(self, stretch: Stretch, step: ByteRange, before: Bytes, after: Bytes) -> Codes:
-        found = self._recoder.recode(before, after)
-        lost = found.lost(self.to)
+        codes = self._recoder.recode(before, after)
+        lost = codes.lost(self.to)
         if lost:
-            raise BadData(stretch.source, step.name, f"{lost:,} weights {_why_lost(found, self.to)}")
-        return found
+            raise BadData(stretch.source, step.name, f"{lost:,} weights {_why_lost(codes, self.to)}")
+        return codes
 
     def _rescale(self, stretch: Stretch, step: ByteRange, before: Bytes) -> Bytes:
         try:
@@ -234,10 +234,10 @@ def _prove(to: Dialect) -> None:
             raise AssertionError("FP8 codes do not keep their values: this build of numpy cannot be trusted")
 
 
-def _why_lost(found: Codes, to: Dialect) -> str:
+def _why_lost(codes: Codes, to: Dialect) -> str:
     if to == "e4m3fnuz":
         return "are NaN (0x7F or 0xFF): the checkpoint is damaged, and no engine would give sense"
-    if found.sign_only:
+    if codes.sign_only:
         return "are NaN (0x80) or +-240 (0x7F, 0xFF), which e4m3fn would need as +-480 and does not have"
     return "are +-240 (0x7F, 0xFF), which e4m3fn would need as +-480 and does not have: no exact conversion exists"
 

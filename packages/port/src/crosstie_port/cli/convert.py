@@ -66,11 +66,11 @@ def command(
     accelerator. docs/convert.md has the formats and who needs this.
     """
     with progress("converting", in_bytes=True) as on_progress:
-        found = convert(
+        report = convert(
             model_dir, out, to, jobs=jobs, even_if_normalised=even_if_normalised, keep_kv_scales=keep_kv_scales,
             inexact=inexact, sync=fsync, dry_run=dry_run, on_progress=on_progress,
         )  # fmt: skip
-    print_json(msgspec.to_builtins(found)) if as_json else _show(found)
+    print_json(msgspec.to_builtins(report)) if as_json else _show(report)
     return 0
 
 
@@ -78,24 +78,24 @@ def command(
 _NAMED = 10
 
 
-def _show(found: ConversionReport) -> None:
-    lines, done = console(), found.converted
+def _show(report: ConversionReport) -> None:
+    lines, done = console(), report.converted
     verb = "would be converted" if done is None else "converted"
-    requantised = found.new_scheme is not None
-    to = found.to if found.format == found.method else found.format
+    requantised = report.new_scheme is not None
+    to = report.to if report.format == report.method else report.format
     if requantised:
-        to = f"{found.format}, {found.new_scheme}"
-    say(lines, f"{found.source}: {found.method}, {found.scheme}, {found.was}; {verb} to {to} in {found.out}")
-    say(lines, f"  {_changes(found, requantised)}; {gigabytes(found.nbytes)} in {found.shards:,} shards")
-    for why, count in Counter(found.kept.values()).items():
+        to = f"{report.format}, {report.new_scheme}"
+    say(lines, f"{report.source}: {report.method}, {report.scheme}, {report.was}; {verb} to {to} in {report.out}")
+    say(lines, f"  {_changes(report, requantised)}; {gigabytes(report.nbytes)} in {report.shards:,} shards")
+    for why, count in Counter(report.kept.values()).items():
         say(lines, f"  {count:,} {'' if requantised else 'left alone: '}{why}")
     if done is None:
         return
-    _show_costs(lines, done.costs, len(found.recoded) if requantised else 0)
+    _show_costs(lines, done.costs, len(report.recoded) if requantised else 0)
     if done.codes is None:
         say(lines, "  nothing was left to do: an earlier run has finished it; all of it compared again")
         return
-    if found.recoded and not requantised:
+    if report.recoded and not requantised:
         zeros = f"{done.codes.sign_only:,} were 0x80, minus zero, and are zero now"
         say(lines, f"  {done.codes.total:,} codes, of which {zeros}")
     for name in done.left_out:
@@ -104,13 +104,13 @@ def _show(found: ConversionReport) -> None:
     say(lines, f"  {seconds(done.seconds)}, {bandwidth(done.nbytes_per_s)}{again}; all of it read back and compared")
 
 
-def _changes(found: ConversionReport, requantised: bool) -> str:
+def _changes(report: ConversionReport, requantised: bool) -> str:
     if requantised:
-        return f"{len(found.recoded):,} weights under new scales"
-    changed = f"{len(found.recoded):,} weights recoded, {len(found.rescaled):,} scales "
-    changed += "doubled" if found.to == "e4m3fnuz" else "halved"
-    copied = found.tensors - len(found.recoded) - len(found.rescaled)
-    return f"{changed if found.recoded else 'the config alone changes'}, {copied:,} tensors as they were"
+        return f"{len(report.recoded):,} weights under new scales"
+    changed = f"{len(report.recoded):,} weights recoded, {len(report.rescaled):,} scales "
+    changed += "doubled" if report.to == "e4m3fnuz" else "halved"
+    copied = report.tensors - len(report.recoded) - len(report.rescaled)
+    return f"{changed if report.recoded else 'the config alone changes'}, {copied:,} tensors as they were"
 
 
 def _show_costs(lines: Output, costs: Mapping[str, RoundingLoss], weights: int) -> None:

@@ -70,9 +70,9 @@ def command(
         return 0
     if len(recordings) != 2 or folder is not None:
         raise BadInput("diff compares two recordings, `crosstie diff A B`; `--record OUT --model DIR` makes one")
-    found = compare(*recordings)
-    print_json(to_json(found)) if as_json else show(found, verbose)
-    return 0 if found.verdict == "same" else 1
+    comparison = compare(*recordings)
+    print_json(to_json(comparison)) if as_json else show(comparison, verbose)
+    return 0 if comparison.verdict == "same" else 1
 
 
 def show(found: Comparison, verbose: bool) -> None:
@@ -150,6 +150,6 @@ def _machine(machine: dict[str, str]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def to_json(found: Comparison) -> Any:
+def to_json(comparison: Comparison) -> Any:
     """Errors that are no numbers are null, as msgspec writes them."""
-    return msgspec.json.decode(msgspec.json.encode(found))
+    return msgspec.json.decode(msgspec.json.encode(comparison))

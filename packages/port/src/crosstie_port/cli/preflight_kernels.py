@@ -94,7 +94,7 @@ def command(
     title = f"{example or what}: {len(found.compilations)} compilations with Triton {found.triton}"
     return report(
         title, found.findings, found.verdicts, **reporting,
-        more={"triton": found.triton, "kernels": [compilation_json(one) for one in found.compilations]},
+        more={"triton": found.triton, "kernels": [compilation_json(compilation) for compilation in found.compilations]},
     )  # fmt: skip
 
 

@@ -35,17 +35,17 @@ def cause_of(
     weights show stands beside it, and in its place where it is vague."""
     rows = [int(row) for row in sampled_rows(a.shape, known.seed)]
     pair = ComparedPair(entry=entry, a=a, b=b, tolerance=tolerance, known=known, rows=rows)
-    found = next(filter(None, (list(look(pair)) for look in _LOOKS)), [])
-    if entry.leaf and known.kind and known.kind != entry.kind and found[0].signature in _VAGUE:
+    causes = next(filter(None, (list(look(pair)) for look in _LOOKS)), [])
+    if entry.leaf and known.kind and known.kind != entry.kind and causes[0].signature in _VAGUE:
         what = f"another module: {entry.kind} in the first, {known.kind} in the second"
-        return [Cause(signature="other-module", what=what, evidence=found[0].evidence, look="the config's hidden_act")]
+        return [Cause(signature="other-module", what=what, evidence=causes[0].evidence, look="the config's hidden_act")]
     if known.weights is None:
-        return found
+        return causes
     signature, said = known.weights
-    if signature and found[0].signature in (_VAGUE[:2] if signature == "weight-other" else _VAGUE):
+    if signature and causes[0].signature in (_VAGUE[:2] if signature == "weight-other" else _VAGUE):
         look = _WEIGHTS.get(signature, "the loader: which tensor of the checkpoint goes where, and how it is laid out")
-        return [Cause(signature=signature, what=said, evidence=found[0].evidence, look=look)]
-    return [msgspec.structs.replace(found[0], evidence=f"{found[0].evidence}; {said}"), *found[1:]]
+        return [Cause(signature=signature, what=said, evidence=causes[0].evidence, look=look)]
+    return [msgspec.structs.replace(causes[0], evidence=f"{causes[0].evidence}; {said}"), *causes[1:]]
 
 
 # Signatures that say less than the weights do; the first two less than that these are others.

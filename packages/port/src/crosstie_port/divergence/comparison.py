@@ -222,7 +222,7 @@ class _Walk:
         before, allowed = self._allowed(entry, a, b)
         if entry.side == "out" and (entry.module, entry.call, "out", f"{entry.name}{MARGIN}") in self.margins:
             # The set and the order of what a router chose: by the latter its experts' tokens lie.
-            (chosen, _, order), (chosen_b, _, order_b) = (one.hash.partition(" ") for one in (a, b))
+            (chosen, _, order), (chosen_b, _, order_b) = (summary.hash.partition(" ") for summary in (a, b))
             self.flipped |= chosen != chosen_b
             if order != order_b:
                 self.dispatched[_parent(entry.module)] = rows

@@ -57,12 +57,12 @@ def sglang_hook(config: Mapping[str, Any]) -> Callable[..., None]:
 def loaded_model() -> torch.nn.Module:
     """The module of this process that is in no other and has most inside."""
     # By type: `isinstance` asks objects for their class, and some warn when asked anything.
-    modules = [one for one in gc.get_objects() if issubclass(type(one), torch.nn.Module)]
-    inside = {id(child) for one in modules for child in one.children()}
-    roots = [one for one in modules if id(one) not in inside]
+    modules = [get_object for get_object in gc.get_objects() if issubclass(type(get_object), torch.nn.Module)]
+    inside = {id(child) for module in modules for child in module.children()}
+    roots = [module for module in modules if id(module) not in inside]
     if not roots:
         raise BadInput("no PyTorch module is in memory")
-    return max(roots, key=lambda one: sum(1 for _ in one.modules()))
+    return max(roots, key=lambda root: sum(1 for _ in root.modules()))
 
 
 def _rank() -> tuple[int, int]:

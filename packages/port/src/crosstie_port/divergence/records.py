@@ -88,20 +88,20 @@ def write(recording: Recording, path: Path) -> None:
         "seed": recording.seed, "head": recording.head, "calls": recording.calls,
         "weights": recording.weights, "machine": recording.machine, "settings": recording.settings,
         "entries": [list(asdict(entry).values()) for entry in recording.entries],
-        "shapes": [list(one.shape) for one in kept], "dtypes": [one.dtype for one in kept],
+        "shapes": [list(summary.shape) for summary in kept], "dtypes": [summary.dtype for summary in kept],
         "hashes": [one.hash for one in kept], "sampled": {name: len(one) for name, one in recording.sampled.items()},
         "narrow": recording.narrow,
     }  # fmt: skip
 
     def joined(name: str) -> NDArray[np.float32]:
-        parts = np.concatenate([getattr(one, name).ravel() for one in kept] or [np.zeros(0)])
+        parts = np.concatenate([getattr(summary, name).ravel() for summary in kept] or [np.zeros(0)])
         # A mask holds the least number that there is, and its norm is beyond float32.
         most = float(np.finfo(np.float32).max)
         return np.where(np.isfinite(parts), np.clip(parts, -most, most), parts).astype(np.float32)
 
     arrays = {
         "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8),
-        "numbers": np.array([[getattr(one, name) for name in _NUMBERS] for one in kept], dtype=np.float64),
+        "numbers": np.array([[getattr(summary, name) for name in _NUMBERS] for summary in kept], dtype=np.float64),
         "samples": joined("samples"), "rows": joined("rows"), "groups": joined("groups"),
         "weights": np.concatenate([*recording.sampled.values(), np.zeros(0)]).astype(np.float32),
     }  # fmt: skip
@@ -155,14 +155,14 @@ def _recording(header: dict[str, Any], arrays: dict[str, Any]) -> Recording:
     for shape, dtype, digest, numbers in lengths:
         height, width = grid_size(tuple(shape))
         norm, mean, largest, nans, infinities, zeros = map(float, numbers)
-        found = TensorSummary(
+        summary = TensorSummary(
             shape=tuple(map(int, shape)), dtype=str(dtype), hash=str(digest), norm=norm, mean=mean, largest=largest,
             nans=int(nans), infinities=int(infinities), zeros=int(zeros),
             samples=taken("samples", height * width * (len(LAYOUTS) + 1)),
             rows=taken("rows", 3 * min(matrix_size(tuple(shape))[0], MOST_ROWS)).reshape(-1, 3),
             groups=taken("groups", 3 * _groups(tuple(shape), int(header["head"]))).reshape(-1, 3),
         )  # fmt: skip
-        summaries.append(found)
+        summaries.append(summary)
     entries = [RecordedTensor(*one) for one in header["entries"]]
     if any(not 0 <= entry.summary < len(summaries) for entry in entries):
         raise ValueError("an entry without a summary")

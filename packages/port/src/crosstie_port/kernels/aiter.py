@@ -43,17 +43,17 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def coverage(file: Path = _FILE) -> tuple[Coverage, ...]:
-    found: dict[tuple[str, ...], Coverage] = {}
+    coverages: dict[tuple[str, ...], Coverage] = {}
     for where, row in read_rows(file, _COLUMNS):
         key = (row["operation"], row["types"], row["shape"], row["isa"])
-        if key in found:
+        if key in coverages:
             raise BadData(file, where, f"{', '.join(key)} stands here twice")
         if not row["kernels"].isdecimal():
             raise BadData(file, where, f"kernels '{row['kernels']}' must be a whole number")
         if not row["instead"]:
             raise BadData(file, where, "instead is empty")
-        found[key] = msgspec.convert(row, Coverage, strict=False)
-    return tuple(found.values())
+        coverages[key] = msgspec.convert(row, Coverage, strict=False)
+    return tuple(coverages.values())
 
 
 def aiter_coverage(isas: Sequence[str], about: str = "") -> list[Coverage]:

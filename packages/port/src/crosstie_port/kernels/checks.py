@@ -38,13 +38,13 @@ _STATEMENT_ERROR = re.compile(r"^(\S+\.py):(\d+):\d+: error: (.*)$", re.MULTILIN
 
 
 def _finding(
-    one: Compilation, check: str, severity: Severity, what: str, evidence: str, remedy: str = "",
+    compilation: Compilation, check: str, severity: Severity, what: str, evidence: str, remedy: str = "",
     where: Location | None = None,
 ) -> Finding:  # fmt: skip
     return Finding(
-        check=check, severity=severity, what=what, where=where or one.place(),
-        evidence=f"{evidence} ({one.configuration})" if one.configuration else evidence,
-        grounds="compiled", remedy=remedy, target=one.target.name,
+        check=check, severity=severity, what=what, where=where or compilation.place(),
+        evidence=f"{evidence} ({compilation.configuration})" if compilation.configuration else evidence,
+        grounds="compiled", remedy=remedy, target=compilation.target.name,
     )  # fmt: skip
 
 
@@ -77,13 +77,13 @@ def too_many_threads(one: Compilation) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def unresolved(one: Compilation) -> Iterator[Finding]:
+def unresolved(compilation: Compilation) -> Iterator[Finding]:
     """AMD's linker leaves them to the loader, which fails at the first launch; ptxas refuses them itself."""
-    missing = one.result.get("unresolved")
+    missing = compilation.result.get("unresolved")
     if missing:
         yield _finding(
-            one, "unresolved-function", "error",
-            f"{one.kernel} calls {missing[0]}, which nothing defines for {one.target.isa}",
+            compilation, "unresolved-function", "error",
+            f"{compilation.kernel} calls {missing[0]}, which nothing defines for {compilation.target.isa}",
             f"declared and not defined after AMD's libraries were linked: {', '.join(missing)}",
             "a function of triton.language.extra.libdevice, or a library for this target in extern_libs",
         )  # fmt: skip
@@ -139,32 +139,32 @@ def spills(one: Compilation) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _fewer_registers(one: Compilation) -> str:
+def _fewer_registers(compilation: Compilation) -> str:
     for limit in ("waves_per_eu", "maxnreg"):
-        if one.job["options"].get(limit):
+        if compilation.job["options"].get(limit):
             return f"no {limit}, which leaves a lane fewer registers; or smaller blocks"
-    return "smaller blocks" + (", or more num_warps" if one.threads < MAX_THREADS else "")
+    return "smaller blocks" + (", or more num_warps" if compilation.threads < MAX_THREADS else "")
 
 
-def occupancy(one: Compilation) -> Iterator[Finding]:
-    waves = one.waves_per_simd
+def occupancy(compilation: Compilation) -> Iterator[Finding]:
+    waves = compilation.waves_per_simd
     if waves is None:
         return
-    groups = one.groups_by
+    groups = compilation.groups_by
     by = min(groups, key=lambda name: groups[name])
-    unit = "compute unit" if one.target.backend == "hip" else "SM"
-    held = f"{groups[by]} workgroup(s) of {one.num_warps} waves a {unit}, limited by {by}: "
-    held += f"{one.lds_bytes:,} bytes of LDS and {one.registers} registers"
+    unit = "compute unit" if compilation.target.backend == "hip" else "SM"
+    held = f"{groups[by]} workgroup(s) of {compilation.num_warps} waves a {unit}, limited by {by}: "
+    held += f"{compilation.lds_bytes:,} bytes of LDS and {compilation.registers} registers"
     if waves < 1:
         yield _finding(
-            one, "low-occupancy", "slow",
-            f"{one.kernel} leaves SIMDs without a wave on {one.target.isa}: {waves:g} of a wave each",
+            compilation, "low-occupancy", "slow",
+            f"{compilation.kernel} leaves SIMDs without a wave on {compilation.target.isa}: {waves:g} of a wave each",
             held, "less LDS a workgroup (num_stages, block size), or more num_warps",
         )  # fmt: skip
-    elif waves < 2 and not one.matrix:
+    elif waves < 2 and not compilation.matrix:
         yield _finding(
-            one, "low-occupancy", "note",
-            f"{one.kernel} has {waves:g} wave a SIMD to hide memory latency on {one.target.isa}", held,
+            compilation, "low-occupancy", "note",
+            f"{compilation.kernel} has {waves:g} wave a SIMD to hide memory latency on {compilation.target.isa}", held,
         )  # fmt: skip
 
 
@@ -179,15 +179,15 @@ def deep_pipeline(one: Compilation) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def dots(one: Compilation) -> Iterator[Finding]:
+def dots(compilation: Compilation) -> Iterator[Finding]:
     """By the line of each dot, where the assembly still knows lines; a kernel may have one good dot and one bad."""
-    at: dict[str, dict[str, int]] = one.result.get("matrix_at") or {}
+    at: dict[str, dict[str, int]] = compilation.result.get("matrix_at") or {}
     seen: set[tuple[str, int, str]] = set()
-    for dot in one.result["dots"]:
+    for dot in compilation.result["dots"]:
         line = f"{dot['file'].rsplit('/', 1)[-1]}:{dot['line']}"
         here = at.get(line, {})
-        names = {**here, **at.get("", {})} or ({} if line in at or at else one.matrix)
-        for finding in _dot(one, dot, names):
+        names = {**here, **at.get("", {})} or ({} if line in at or at else compilation.matrix)
+        for finding in _dot(compilation, dot, names):
             if (key := (dot["file"], dot["line"], finding.check)) not in seen:
                 seen.add(key)
                 yield finding
@@ -241,44 +241,44 @@ def _fp8_of(one: Compilation) -> str:
     return " or ".join(one.target.limits.fp8) or f"none ({one.target.isa} has no fp8 matrix instructions)"
 
 
-def fp8_emulation(one: Compilation) -> Iterator[Finding]:
-    for conversion in one.result["fp8_conversions"]:
+def fp8_emulation(compilation: Compilation) -> Iterator[Finding]:
+    for conversion in compilation.result["fp8_conversions"]:
         kind = fp8_name(conversion["type"])
-        if one.target.backend == "hip" and kind not in one.target.limits.fp8:
+        if compilation.target.backend == "hip" and kind not in compilation.target.limits.fp8:
             yield _finding(
-                one, "fp8-conversion-emulated", "note",
-                f"{one.kernel} converts {kind} in software on {one.target.isa}",
-                f"a conversion of {kind}; {one.target.isa} has instructions for {_fp8_of(one)}",
-                f"{_fp8_of(one)}, where these numbers go to other kernels of {one.target.isa}",
-                one.place(conversion["file"], conversion["line"]),
+                compilation, "fp8-conversion-emulated", "note",
+                f"{compilation.kernel} converts {kind} in software on {compilation.target.isa}",
+                f"a conversion of {kind}; {compilation.target.isa} has instructions for {_fp8_of(compilation)}",
+                f"{_fp8_of(compilation)}, where these numbers go to other kernels of {compilation.target.isa}",
+                compilation.place(conversion["file"], conversion["line"]),
             )  # fmt: skip
 
 
-def idle_lanes(one: Compilation) -> Iterator[Finding]:
+def idle_lanes(compilation: Compilation) -> Iterator[Finding]:
     """A tile that fills 32 lanes a warp and not 64."""
-    largest = int(one.result["largest_tensor"] or 0)
-    if one.wave_width == 64 and one.num_warps * 32 <= largest < one.threads:
+    largest = int(compilation.result["largest_tensor"] or 0)
+    if compilation.wave_width == 64 and compilation.num_warps * 32 <= largest < compilation.threads:
         yield _finding(
-            one, "idle-lanes", "note",
-            f"{one.kernel} has work for {largest} of {one.threads} lanes on {one.target.isa}",
-            f"its largest tensor has {largest} elements; num_warps = {one.num_warps} at 64 lanes a wave",
+            compilation, "idle-lanes", "note",
+            f"{compilation.kernel} has work for {largest} of {compilation.threads} lanes on {compilation.target.isa}",
+            f"its largest tensor has {largest} elements; num_warps = {compilation.num_warps} at 64 lanes a wave",
         )  # fmt: skip
 
 
-def nvidia_only_features(one: Compilation) -> Iterator[Finding]:
-    if one.target.backend != "hip":
+def nvidia_only_features(compilation: Compilation) -> Iterator[Finding]:
+    if compilation.target.backend != "hip":
         return
-    for descriptor in one.result["descriptors"]:
+    for descriptor in compilation.result["descriptors"]:
         yield _finding(
-            one, "tensor-descriptor", "note",
-            f"tensor descriptors of {one.kernel} become plain loads on {one.target.isa}",
+            compilation, "tensor-descriptor", "note",
+            f"tensor descriptors of {compilation.kernel} become plain loads on {compilation.target.isa}",
             "the first pass rewrites them to pointers: there is no TMA", "",
-            one.place(descriptor["file"], descriptor["line"]),
+            compilation.place(descriptor["file"], descriptor["line"]),
         )  # fmt: skip
-    if one.result["warp_specialised"]:
+    if compilation.result["warp_specialised"]:
         yield _finding(
-            one, "warp-specialisation", "note",
-            f"warp specialisation of {one.kernel} has no effect on {one.target.isa}",
+            compilation, "warp-specialisation", "note",
+            f"warp specialisation of {compilation.kernel} has no effect on {compilation.target.isa}",
             "a loop asks for warp_specialize",
         )  # fmt: skip
 
@@ -321,45 +321,45 @@ def foreign_assembly(one: Compilation) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def failures(one: Compilation) -> Iterator[Finding]:
-    status = one.result["status"]
+def failures(compilation: Compilation) -> Iterator[Finding]:
+    status = compilation.result["status"]
     if status == "refused":
-        yield _failed(one, one.job["refused"], one.place(), "Triton refuses the launch")
-    elif status in ("failed", "crashed") and (foreign := list(foreign_assembly(one))):
+        yield _failed(compilation, compilation.job["refused"], compilation.place(), "Triton refuses the launch")
+    elif status in ("failed", "crashed") and (foreign := list(foreign_assembly(compilation))):
         # Assembly of another vendor explains what the assembler says; its own finding has all of it.
         yield from foreign
     elif status == "failed":
-        yield _compile_error(one)
+        yield _compile_error(compilation)
     elif status == "timeout":
-        seconds = one.result["timeout_s"]
+        seconds = compilation.result["timeout_s"]
         yield _finding(
-            one, "compile-timeout", "unknown", f"{one.kernel} was not compiled within {seconds:g} s",
+            compilation, "compile-timeout", "unknown", f"{compilation.kernel} was not compiled within {seconds:g} s",
             f"the compiler was stopped after {seconds:g} s",
             "a longer --timeout, or less unrolling: tl.static_range over a large constant is the usual cause",
         )  # fmt: skip
     elif status == "crashed":
-        printed = one.result["printed"].strip().splitlines()
+        printed = compilation.result["printed"].strip().splitlines()
         last = f"; it printed: {printed[-1][:300]}" if printed else ""
         yield _finding(
-            one, "compiler-crash", "error", f"the compiler crashes on {one.kernel}",
-            f"the compiling process ended by {one.result['ended']}{last}",
+            compilation, "compiler-crash", "error", f"the compiler crashes on {compilation.kernel}",
+            f"the compiling process ended by {compilation.result['ended']}{last}",
             "another Triton version (use the container's), or a smaller tile; report it to triton-lang/triton",
         )  # fmt: skip
 
 
-def _compile_error(one: Compilation) -> Finding:
-    error = one.result["error"]
-    message, place = error["message"], one.place(error["file"], error["line"])
+def _compile_error(compilation: Compilation) -> Finding:
+    error = compilation.result["error"]
+    message, place = error["message"], compilation.place(error["file"], error["line"])
     # Passes fail with an empty message; what they print has the statement.
-    printed = _STATEMENT_ERROR.search(one.result["printed"])
+    printed = _STATEMENT_ERROR.search(compilation.result["printed"])
     if printed and not error["line"]:
-        place = one.place(printed.group(1), int(printed.group(2)))
+        place = compilation.place(printed.group(1), int(printed.group(2)))
         message = f"{printed.group(3)} ({message})"
-    elif one.result["printed"] and not error["line"]:
-        message = f"{message}: {' '.join(one.result['printed'].split())[:400]}"
+    elif compilation.result["printed"] and not error["line"]:
+        message = f"{message}: {' '.join(compilation.result['printed'].split())[:400]}"
     if error["type"] not in message and error["type"] not in ("CompilationError", "RuntimeError"):
         message = f"{error['type']}: {message}"
-    return _failed(one, message, place, f"{one.kernel} does not compile")
+    return _failed(compilation, message, place, f"{compilation.kernel} does not compile")
 
 
 def _failed(one: Compilation, message: str, place: Location, what: str) -> Finding:

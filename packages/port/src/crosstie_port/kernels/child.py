@@ -99,11 +99,11 @@ def _run(request: dict[str, Any], say: Say) -> None:
     recorder = LaunchRecorder(groups, compiler.now)
     recorder.install(request["max_configs"])
     module, stopped = load(request["what"])
-    found = kernels_in(module)
-    if stopped is not None and not found and not recorder.jobs:
+    kernels = kernels_in(module)
+    if stopped is not None and not kernels and not recorder.jobs:
         why = f"cannot be imported: {stopped['type']}: {stopped['message']}"
         raise BadData(request["what"], f"line {stopped['line']}" if stopped["line"] else "", why)
-    jobs, unwanted = _specified(request, device, module, found, backend, groups)
+    jobs, unwanted = _specified(request, device, module, kernels, backend, groups)
     failures = ([stopped] if stopped else []) + _launch_all(request, module, device, say)
     jobs += recorder.jobs
     signal.alarm(0)
@@ -111,7 +111,7 @@ def _run(request: dict[str, Any], say: Say) -> None:
         {
             "triton": triton.__version__,
             "jobs": [job.to_json(usual) for job in jobs],
-            "found": [kernel.to_json() for kernel in found],
+            "found": [kernel.to_json() for kernel in kernels],
             "failures": failures,
             "left_out": recorder.left_out + unwanted,
         }
@@ -267,7 +267,7 @@ def _launcher(named: str, module: ModuleType) -> Any:
 def kernels_in(module: ModuleType) -> list[FoundKernel]:
     from crosstie_port.kernels.jobs import def_line, jit_function
 
-    found: dict[tuple[str, int], FoundKernel] = {}
+    kernels: dict[tuple[str, int], FoundKernel] = {}
     for name, candidate in list(vars(module).items()):
         function = jit_function(candidate)
         if function is None:
@@ -275,22 +275,22 @@ def kernels_in(module: ModuleType) -> list[FoundKernel]:
         own = function.fn.__module__ == module.__name__
         line = def_line(function)
         file = function.fn.__code__.co_filename
-        found.setdefault(
+        kernels.setdefault(
             (file, line), FoundKernel(name, file, line, candidate, _returns_value(function.parse()), not own)
         )
     # Names that the kernels' own code calls: such a function is compiled with its caller.
     called: set[str] = set()
-    for kernel in found.values():
+    for kernel in kernels.values():
         function = jit_function(kernel.candidate)
         calls = (node.func for node in ast.walk(function.parse()) if isinstance(node, ast.Call))
         called |= {call.id for call in calls if isinstance(call, ast.Name)} - {function.__name__}
-    for kernel in found.values():
+    for kernel in kernels.values():
         kernel.helper |= jit_function(kernel.candidate).__name__ in called
     source = getattr(module, "__file__", None)
     if source:
         for name, line in _in_source(Path(source)):
-            found.setdefault((source, line), FoundKernel(name, source, line, None, False, False))
-    return sorted(found.values(), key=lambda kernel: kernel.line)
+            kernels.setdefault((source, line), FoundKernel(name, source, line, None, False, False))
+    return sorted(kernels.values(), key=lambda kernel: kernel.line)
 
 
 def _returns_value(tree: ast.AST) -> bool:
@@ -313,7 +313,7 @@ def _in_source(file: Path) -> list[tuple[str, int]]:
     return [
         (node.name, node.lineno)
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and any(_is_jit(one, modules, names) for one in node.decorator_list)
+        if isinstance(node, ast.FunctionDef) and any(_is_jit(expr, modules, names) for expr in node.decorator_list)
         if not _returns_value(node)
     ]
 

@@ -60,24 +60,24 @@ class Compiler:
                 while waiting or running:
                     while waiting and len(running) < self._jobs:
                         number = waiting.pop(0)
-                        one = _Compilation(partial(self._compile, jobs[number]), self._timeout_s)
-                        running[number] = one
-                        selector.register(one.pipe, selectors.EVENT_READ, number)
+                        compilation = _Compilation(partial(self._compile, jobs[number]), self._timeout_s)
+                        running[number] = compilation
+                        selector.register(compilation.pipe, selectors.EVENT_READ, number)
                     soonest = min(one.deadline for one in running.values())
                     for key, _ in selector.select(min(1.0, max(0.0, soonest - time.monotonic()))):
                         running[key.data].read()
                     if orphaned():
                         return
-                    for number, one in list(running.items()):
-                        if one.ended():
-                            selector.unregister(one.pipe)
+                    for number, compilation in list(running.items()):
+                        if compilation.ended():
+                            selector.unregister(compilation.pipe)
                             del running[number]
-                            result = one.result()
+                            result = compilation.result()
                             self._keep(jobs[number], result)
                             yield number, result
             finally:
-                for one in running.values():
-                    one.kill()
+                for compilation in running.values():
+                    compilation.kill()
 
     def now(self, job: CompileJob) -> Result:
         return next(iter(self.results([job], lambda: False)))[1]
@@ -300,8 +300,8 @@ def _message(error: BaseException) -> str:
 def _owner(source: str, function: Any) -> Any:
     if function.src == source:
         return function
-    candidates = (one for one in gc.get_objects() if isinstance(one, JITFunction))
-    return next((one for one in candidates if one.src == source), function)
+    candidates = (get_object for get_object in gc.get_objects() if isinstance(get_object, JITFunction))
+    return next((candidate for candidate in candidates if candidate.src == source), function)
 
 
 def import_error(error: BaseException, file: str) -> dict[str, Any]:

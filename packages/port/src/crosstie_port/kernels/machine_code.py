@@ -45,8 +45,8 @@ class Locations:
         self._named = dict(_LOCATION.findall(text))
 
     def of(self, line: str) -> tuple[str, int, int] | None:
-        found = _AT.search(line)
-        return self._resolve(found.group(1)) if found else None
+        match = _AT.search(line)
+        return self._resolve(match.group(1)) if match else None
 
     def _resolve(self, place: str, depth: int = 0) -> tuple[str, int, int] | None:
         direct = _FILE_LINE.search(place)
@@ -99,8 +99,8 @@ def read_ttir(text: str) -> Facts:
     }
 
 
-def _dot(found: "re.Match[str]", at: tuple[str, int, int] | None, upcast_at: dict[tuple[str, int, int], str]) -> Facts:
-    kind, operands, result = found.groups()
+def _dot(match: "re.Match[str]", at: tuple[str, int, int] | None, upcast_at: dict[tuple[str, int, int], str]) -> Facts:
+    kind, operands, result = match.groups()
     sides = [_TENSOR.findall(side)[0] for side in operands.split(" * ")]
     shapes = [[int(size) for size in shape.split("x") if size] for shape, _ in sides]
     return _placed(
@@ -121,8 +121,8 @@ def read_amdgcn(text: str, llir: str) -> Facts:
     """`llir`: the program before code generation, with AMD's libraries linked in; what it still lacks stays lacking."""
     facts: Facts = {"unresolved": [name for name in _DECLARED.findall(llir) if not name.startswith("llvm.")]}
     for name, key in _AMD_COUNTS.items():
-        found = re.search(rf"^\s+-?\s*\.{key}:\s+(\d+)", text, re.MULTILINE)
-        facts[name] = int(found.group(1)) if found else 0
+        match = re.search(rf"^\s+-?\s*\.{key}:\s+(\d+)", text, re.MULTILINE)
+        facts[name] = int(match.group(1)) if match else 0
     occupancies = [int(waves) for waves in _OCCUPANCY.findall(text)]
     # Waves a SIMD may hold at once by registers alone; Triton's LDS is dynamic, so the compiler cannot count it.
     facts["waves_by_registers"] = min(occupancies, default=None)
@@ -149,8 +149,8 @@ def _matrix(text: str, pattern: "re.Pattern[str]") -> Facts:
         if line.lstrip().startswith(".loc"):
             comment = _LINE_COMMENT.search(line)
             place = f"{comment.group(1)}:{comment.group(2)}" if comment and comment.group(2) != "0" else ""
-        elif found := pattern.search(line):
-            name = "".join(found.groups()).rstrip(".:")
+        elif match := pattern.search(line):
+            name = "".join(match.groups()).rstrip(".:")
             counts[name] += 1
             at.setdefault(place, Counter())[name] += 1
     return {"matrix": counts, "matrix_at": at}

@@ -58,7 +58,7 @@ class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def compilations(self) -> list[Compilation]:
-        return [one for result in self.results for one in result.compilations]
+        return [compilation for result in self.results for compilation in result.compilations]
 
 
 def preflight_kernels(
@@ -180,7 +180,7 @@ def _of_release(one: Finding, found: Sequence[Finding], answers: Sequence[Target
 
 
 def _of_target(answer: TargetResult) -> Iterator[Finding]:
-    seen = [(finding, one) for one in answer.compilations for finding in _of(one)]
+    seen = [(finding, compilation) for compilation in answer.compilations for finding in _of(compilation)]
     yield from _merged(_as_tuned(seen, answer.compilations), answer.compilations)
     yield from wave_hints(answer.compilations)
     yield from _not_compiled(answer)
@@ -196,12 +196,12 @@ def _of_target(answer: TargetResult) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _of(one: Compilation) -> Iterator[Finding]:
-    yield from failures(one)
-    if one.compiled:
+def _of(compilation: Compilation) -> Iterator[Finding]:
+    yield from failures(compilation)
+    if compilation.compiled:
         for check in CHECKS:
-            yield from check(one)
-        yield from silent_errors(one)
+            yield from check(compilation)
+        yield from silent_errors(compilation)
 
 
 def _as_tuned(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> list[_Seen]:
@@ -210,7 +210,7 @@ def _as_tuned(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> lis
     def softened(finding: Finding) -> Finding:
         return replace(finding, severity="note", what=f"{finding.what}; the autotuner has other configurations")
 
-    grave = {id(one) for finding, one in seen if rank(finding.severity) >= rank("slow")}
+    grave = {id(compilation) for finding, compilation in seen if rank(finding.severity) >= rank("slow")}
     good = {one.job["group"] for one in compilations if one.job["chosen_by_tuner"] and id(one) not in grave}
     return [
         (softened(finding) if one.job["group"] in good and _is_passed_over(finding, one) else finding, one)
@@ -226,10 +226,10 @@ def _is_passed_over(finding: Finding, one: Compilation) -> bool:
 
 def _merged(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> Iterator[Finding]:
     def key(entry: _Seen) -> tuple[str, str, str, int]:
-        finding, one = entry
+        finding, compilation = entry
         # Of a note, one place is enough.
         line = 0 if finding.severity == "note" else finding.where.line or 0
-        return finding.check, one.kernel, finding.where.file, line
+        return finding.check, compilation.kernel, finding.where.file, line
 
     for _, entries in groupby(sorted(seen, key=key), key=key):
         same = list(entries)
@@ -238,14 +238,14 @@ def _merged(seen: Sequence[_Seen], compilations: Sequence[Compilation]) -> Itera
         lines = len({finding.where.line for finding, _ in same}) - 1
         if lines:
             evidence += f"; and at {lines} more line{'s' if lines > 1 else ''}"
-        of = sum(one.key == of_it.key for one in compilations)
+        of = sum(compilation.key == of_it.key for compilation in compilations)
         if of > 1:
-            evidence += f"; {len({id(one) for _, one in same})} of {of} configurations"
+            evidence += f"; {len({id(compilation) for _, compilation in same})} of {of} configurations"
         yield replace(worst, evidence=evidence)
 
 
 def _not_compiled(answer: TargetResult) -> Iterator[Finding]:
-    compiled = {one.key for one in answer.compilations}
+    compiled = {compilation.key for compilation in answer.compilations}
     for kernel in answer.found:
         if kernel["helper"] or kernel["imported"] or (kernel["file"], kernel["line"]) in compiled:
             continue
@@ -284,7 +284,7 @@ def shown(file: str) -> str:
 
 def verdicts(answers: Iterable[TargetResult], findings: Sequence[Finding]) -> dict[str, str]:
     return {
-        answer.target.name: verdict(one for one in findings if one.target in ("", answer.target.name))
+        answer.target.name: verdict(finding for finding in findings if finding.target in ("", answer.target.name))
         for answer in answers
     }
 
@@ -301,15 +301,15 @@ def rows_of(answers: Sequence[TargetResult], findings: Sequence[Finding]) -> lis
 
 def _row(same: Sequence[Compilation], findings: Sequence[Finding]) -> KernelRow:
     first = same[0]
-    compiled = [one for one in same if one.compiled]
+    compiled = [compilation for compilation in same if compilation.compiled]
     mine = [one for one in findings if one.target == first.target.name and one.where.name == first.kernel]
     return KernelRow(
         kernel=first.kernel,
         target=first.target.name,
         configurations=len(same),
-        lds_bytes=max((one.lds_bytes for one in compiled), default=None),
+        lds_bytes=max((compilation.lds_bytes for compilation in compiled), default=None),
         registers=max((one.registers for one in compiled if one.registers is not None), default=None),
-        spills=max((one.spills for one in compiled if one.spills is not None), default=None),
+        spills=max((compilation.spills for compilation in compiled if compilation.spills is not None), default=None),
         waves_per_simd=min((one.waves_per_simd for one in compiled if one.waves_per_simd is not None), default=None),
         matrix=_matrix(compiled),
         verdict=verdict(mine),
@@ -318,8 +318,8 @@ def _row(same: Sequence[Compilation], findings: Sequence[Finding]) -> KernelRow:
 
 def _matrix(compiled: Sequence[Compilation]) -> str:
     counts: Counter[str] = Counter()
-    for one in compiled:
-        counts.update(one.matrix)
+    for compilation in compiled:
+        counts.update(compilation.matrix)
     if not counts:
         return "-"
     commonest = max(sorted(counts), key=lambda name: counts[name])
@@ -333,20 +333,20 @@ def short(name: str) -> str:
     return name
 
 
-def compilation_json(one: Compilation) -> dict[str, object]:
-    job, known = one.job, one.result
+def compilation_json(compilation: Compilation) -> dict[str, object]:
+    job, known = compilation.job, compilation.result
     return {
-        "kernel": one.kernel,
+        "kernel": compilation.kernel,
         "file": shown(job["file"]),
         **{key: job[key] for key in ("line", "signature", "constexprs", "options", "chosen_by_tuner", "grid")},
-        "target": one.target.name,
-        "isa": one.target.isa,
+        "target": compilation.target.name,
+        "isa": compilation.target.isa,
         "status": known["status"],
         "cached": bool(known.get("cached")),
-        "threads": one.threads,
-        "lds_limit_bytes": one.target.lds_bytes,
-        "registers": one.registers,
+        "threads": compilation.threads,
+        "lds_limit_bytes": compilation.target.lds_bytes,
+        "registers": compilation.registers,
         **{key: known.get(key) for key in ("lds_bytes", "agprs", "vgpr_spills", "spill_bytes", "scratch_bytes")},
-        "waves_per_simd": one.waves_per_simd,
+        "waves_per_simd": compilation.waves_per_simd,
         "matrix_instructions": known.get("matrix"),
     }

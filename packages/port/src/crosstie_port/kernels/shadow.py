@@ -119,8 +119,8 @@ def pretend(device: FakeGpu) -> None:
     from triton.runtime import driver
 
     driver.set_active(Driver(device))
-    for one in backends.values():
-        one.driver.is_active = staticmethod(_always(one.compiler.supports_target(driver.active.target)))
+    for backend in backends.values():
+        backend.driver.is_active = staticmethod(_always(backend.compiler.supports_target(driver.active.target)))
     triton.testing.do_bench = triton.testing.do_bench_cudagraph = _once
     # Scripts plot benchmarks when they are imported; they are no launches that anybody asked about.
     triton.testing.Mark.run = _always(None)

@@ -25,21 +25,21 @@ def wave_hints(compilations: Iterable[Compilation]) -> Iterator[Finding]:
     """Once for each kernel and target; what was compiled is not asked again, this is read in the source."""
     trees: dict[str, ast.Module | None] = {}
     seen: set[tuple[str, int, str]] = set()
-    for one in compilations:
-        if one.wave_width != 64:
+    for compilation in compilations:
+        if compilation.wave_width != 64:
             continue
-        file = str(one.job["file"])
+        file = str(compilation.job["file"])
         if file not in trees:
             trees[file] = _parsed(file)
         tree = trees[file]
-        found = list(_in_source(tree, one)) if tree else []
-        for line, severity, what, evidence in [*found, *_in_constants(one)]:
-            key = (one.target.name, line, what)
+        found = list(_in_source(tree, compilation)) if tree else []
+        for line, severity, what, evidence in [*found, *_in_constants(compilation)]:
+            key = (compilation.target.name, line, what)
             if key not in seen:
                 seen.add(key)
                 yield Finding(
-                    check="wave64-assumption", severity=severity, what=what, where=one.place(file, line),
-                    evidence=evidence, grounds="read", target=one.target.name,
+                    check="wave64-assumption", severity=severity, what=what, where=compilation.place(file, line),
+                    evidence=evidence, grounds="read", target=compilation.target.name,
                     remedy="take the width from the target: 64 lanes on CDNA, 32 on RDNA and NVIDIA",
                 )  # fmt: skip
 
@@ -54,27 +54,27 @@ def _parsed(file: str) -> ast.Module | None:
 Hint = tuple[int, Severity, str, str]
 
 
-def _in_constants(one: Compilation) -> Iterator[Hint]:
-    for name, value in one.job["constexprs"].items():
+def _in_constants(compilation: Compilation) -> Iterator[Hint]:
+    for name, value in compilation.job["constexprs"].items():
         if value == 32 and not isinstance(value, bool) and _WIDTH.search(name):
-            what = f"{one.kernel} is launched with {name} = 32 on waves of 64"
-            yield int(one.job["line"]), "slow", what, f"{name} = 32 among the constants of the launch"
+            what = f"{compilation.kernel} is launched with {name} = 32 on waves of 64"
+            yield int(compilation.job["line"]), "slow", what, f"{name} = 32 among the constants of the launch"
 
 
-def _in_source(tree: ast.Module, one: Compilation) -> Iterator[Hint]:
+def _in_source(tree: ast.Module, compilation: Compilation) -> Iterator[Hint]:
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    kernel = one.kernel.rsplit(".", 1)[-1]
+    kernel = compilation.kernel.rsplit(".", 1)[-1]
     concerned = [node for name, node in functions.items() if name == kernel or kernel in _names(node)]
     if kernel in functions:
         concerned += [functions[name] for name in _names(functions[kernel]) if name in functions]
     loose = [node for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)]
     used = {name for node in concerned for name in _names(node)}
     for node in concerned:
-        yield from _hints(node, one.kernel)
+        yield from _hints(node, compilation.kernel)
     for constant in loose:
         targets = constant.targets if isinstance(constant, ast.Assign) else [constant.target]
         if any(isinstance(target, ast.Name) and target.id in used for target in targets):
-            yield from _hints(constant, one.kernel)
+            yield from _hints(constant, compilation.kernel)
 
 
 def _names(node: ast.AST) -> set[str]:

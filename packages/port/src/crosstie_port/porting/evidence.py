@@ -136,7 +136,7 @@ def checked(says: str, findings: Iterable[Finding]) -> PortEvidence:
 
 def checked_source(verdict: str, findings: Sequence[Finding], efforts: Sequence[FileEffort]) -> PortEvidence:
     kinds = ["rewrite" if one.rewrite else "local" if one.local else "mechanical" for one in efforts]
-    number = sum(one.rewrite + one.local + one.mechanical for one in efforts)
+    number = sum(file_effort.rewrite + file_effort.local + file_effort.mechanical for file_effort in efforts)
     said = f"{verdict}: {plural(number, 'finding')} in {plural(len(efforts), 'file')}" if number else verdict
     effort = effort_of_files({kind: kinds.count(kind) for kind in dict.fromkeys(kinds)})
     return msgspec.structs.replace(checked(said, findings), effort=effort)
@@ -144,43 +144,43 @@ def checked_source(verdict: str, findings: Sequence[Finding], efforts: Sequence[
 
 def remedies(findings: Iterable[Finding]) -> tuple[str, ...]:
     """Each once, gravest first."""
-    ordered = sorted((one for one in findings if one.severity != "note"), key=lambda one: -rank(one.severity))
+    ordered = sorted((one for one in findings if one.severity != "note"), key=lambda finding: -rank(finding.severity))
     return tuple(dict.fromkeys(f"{one.what.rstrip('.')}: {one.remedy}" for one in ordered))
 
 
 def model_evidence(question: PortQuestion, file: Path) -> PortEvidence:
-    found, target = _document(file, "preflight", _ModelDocument), question.target.id
-    if Path(found.checkpoint).resolve() != Path(question.stored.asked).resolve():
-        raise NotTaken(f"is of {found.checkpoint}, not of {question.stored.asked}")
-    _must_be("engine", found.engine, str(question.engine))
-    findings = found.on(target)
+    document, target = _document(file, "preflight", _ModelDocument), question.target.id
+    if Path(document.checkpoint).resolve() != Path(question.stored.asked).resolve():
+        raise NotTaken(f"is of {document.checkpoint}, not of {question.stored.asked}")
+    _must_be("engine", document.engine, str(question.engine))
+    findings = document.on(target)
     _must_be_younger(file, question.newest_weights)
     return checked(
-        ": ".join(filter(None, (found.verdicts[target], " ".join(found.settings.get(target, ()))))), findings
+        ": ".join(filter(None, (document.verdicts[target], " ".join(document.settings.get(target, ()))))), findings
     )
 
 
 def source_evidence(question: PortQuestion, file: Path) -> PortEvidence:
-    found, target = _document(file, "preflight source", _SourceDocument), question.target.id
-    if question.source and Path(found.source).resolve() != question.source.resolve():
-        raise NotTaken(f"is of {found.source}, not of {question.source}")
-    findings = found.on(target)
-    if found.known:
+    document, target = _document(file, "preflight source", _SourceDocument), question.target.id
+    if question.source and Path(document.source).resolve() != question.source.resolve():
+        raise NotTaken(f"is of {document.source}, not of {question.source}")
+    findings = document.on(target)
+    if document.known:
         raise NotTaken("leaves findings out: run its command without --baseline")
-    if found.files.get("cpp") and not found.hipify and not any(one.check == "hipify-missing" for one in findings):
+    if document.files.get("cpp") and not document.hipify and not any(one.check == "hipify-missing" for one in findings):
         raise NotTaken("does without HIPIFY: run its command without --no-hipify")
     _must_be_younger(file, question.newest_source)
-    return checked_source(found.verdicts[target], findings, found.effort)
+    return checked_source(document.verdicts[target], findings, document.effort)
 
 
 def kernel_evidence(question: PortQuestion, file: Path) -> PortEvidence:
-    found, names = (
+    document, names = (
         _document(file, "preflight kernels", _KernelDocument),
         (question.target.id, question.target.chip.isa.value),
     )
-    findings = found.on(*names)
+    findings = document.on(*names)
     _must_be_younger(file, question.newest_source)
-    compiled = [one.file for one in found.kernels if one.target in names]
+    compiled = [kernel.file for kernel in document.kernels if kernel.target in names]
     made = checked("", findings)
     said = {"done": "compiled", "failed": "would fail"}.get(made.status, "not known")
     says = f"{said}, {plural(len(compiled), 'configuration')}"
@@ -189,14 +189,14 @@ def kernel_evidence(question: PortQuestion, file: Path) -> PortEvidence:
 
 def capture_evidence(question: PortQuestion, file: Path, base: Path, sources: Iterable[str]) -> PortEvidence:
     """`sources`: Python files of the port, relative to its folder."""
-    found = _document(file, "preflight capture", _CaptureDocument)
-    _must_be("part", found.stand_in, str(part(question.target.id)))
-    module = found.target.rpartition(":")[0] or found.target
+    document = _document(file, "preflight capture", _CaptureDocument)
+    _must_be("part", document.stand_in, str(part(question.target.id)))
+    module = document.target.rpartition(":")[0] or document.target
     dotted = f"/{module.replace('.', '/')}.py"
-    if not any(is_file(module, base, one) or f"/{one}".endswith(dotted) for one in sources):
-        raise NotTaken(f"is of {found.target}, which is not in {question.source}")
+    if not any(is_file(module, base, source) or f"/{source}".endswith(dotted) for source in sources):
+        raise NotTaken(f"is of {document.target}, which is not in {question.source}")
     _must_be_younger(file, question.newest_source)
-    return checked(", ".join(f"{name} {verdict}" for name, verdict in found.verdicts.items()), found.findings)
+    return checked(", ".join(f"{name} {verdict}" for name, verdict in document.verdicts.items()), document.findings)
 
 
 def is_file(named: str, base: Path, name: str) -> bool:
@@ -209,15 +209,15 @@ def is_file(named: str, base: Path, name: str) -> bool:
 
 def machine_evidence(question: PortQuestion, file: Path, gpus: int) -> PortEvidence:
     """`gpus`: as many as a replica takes."""
-    found, target = _document(file, "doctor", _DoctorDocument), question.target.id
-    there = [gpu for gpu in found.machine.usable if gpu.accelerator == target]
+    document, target = _document(file, "doctor", _DoctorDocument), question.target.id
+    there = [gpu for gpu in document.machine.usable if gpu.accelerator == target]
     if not there:
-        seen = ", ".join(dict.fromkeys(gpu.label for gpu in found.machine.usable)) or "no GPU"
+        seen = ", ".join(dict.fromkeys(gpu.label for gpu in document.machine.usable)) or "no GPU"
         raise NotTaken(f"is of a machine with {seen}, and no {target}")
-    findings, has = found.on(target), f"{len(there)} x {target}"
+    findings, has = document.on(target), f"{len(there)} x {target}"
     if len(there) < gpus:
         return PortEvidence(status="failed", says=f"{has}, and the recipe's replica takes {gpus}", findings=findings)
-    return msgspec.structs.replace(checked(f"{has}: {found.verdicts[target]}", findings), effort=None)
+    return msgspec.structs.replace(checked(f"{has}: {document.verdicts[target]}", findings), effort=None)
 
 
 def recording_evidence(
@@ -232,7 +232,7 @@ def recording_evidence(
     if device == "cpu" or not isa:
         raise NotTaken(f"was recorded on the CPU: it says nothing of {accelerator.id}")
     # Several have one instruction set, and drivers may give no more than that.
-    alike = [one.id for one in others if one.chip.isa.value == isa]
+    alike = [other.id for other in others if other.chip.isa.value == isa]
     named = [one for one in alike if (mark := _MARK.search(one)) and mark[0] in re.findall(r"\w+", device.lower())]
     if accelerator.id not in (named or alike):
         raise NotTaken(f"was recorded on {device} ({isa}), not on {accelerator.id}")
@@ -253,9 +253,9 @@ def _other_model(recording: Recording, stored: Stored) -> str:
     width, depth = (config.get(name) for name in ("hidden_size", "num_hidden_layers"))
     # A vision tower has layers too, and a rank of a pipeline only some.
     towers: dict[str, set[str]] = {}
-    for found in map(_LAYER.search, recording.weights):
-        if found:
-            towers.setdefault(found.string[: found.start(1)], set()).add(found[1])
+    for match in map(_LAYER.search, recording.weights):
+        if match:
+            towers.setdefault(match.string[: match.start(1)], set()).add(match[1])
     counts = sorted(map(len, towers.values()))
     if isinstance(depth, int) and counts and depth not in counts and machine.get("ranks", "1") == "1":
         return f"{counts[-1]} layers, not {depth}"
@@ -266,44 +266,44 @@ def _other_model(recording: Recording, stored: Stored) -> str:
 
 def diff_evidence(before: Path, after: Path) -> PortEvidence:
     try:
-        found = compare(before, after)
+        comparison = compare(before, after)
     except (BadInput, BadData) as error:
         raise NotTaken(f"cannot be compared: {error}") from None
-    if found.verdict == "same":
-        return PortEvidence(status="done", says=f"the same up to rounding: {found.compared:,} modules")
-    return PortEvidence(status="failed", says=str(found))
+    if comparison.verdict == "same":
+        return PortEvidence(status="done", says=f"the same up to rounding: {comparison.compared:,} modules")
+    return PortEvidence(status="failed", says=str(comparison))
 
 
 def parity_evidence(question: PortQuestion, file: Path, names: Iterable[str], has_gpu: bool) -> PortEvidence:
     """`names`: of the model. Endpoints do not tell their GPUs: the records of their machines that the comparison was
     given say so; without one, machine.json must say that there is such a GPU at all."""
-    found, target = _document(file, "parity", _ParityDocument), question.target.id
+    document, target = _document(file, "parity", _ParityDocument), question.target.id
     known = {_plain(name) for name in names}
-    for one in found.comparisons:
-        if one.emulated:
+    for comparison in document.comparisons:
+        if comparison.emulated:
             raise NotTaken(f"is of an emulated endpoint: it says nothing of {target}")
-        if one.a == one.b:
-            raise NotTaken(f"compares {one.a} with itself")
-        for served in (one.a_model, one.b_model):
+        if comparison.a == comparison.b:
+            raise NotTaken(f"compares {comparison.a} with itself")
+        for served in (comparison.a_model, comparison.b_model):
             if _plain(served) not in known:
                 raise NotTaken(f"is of the model {served}, not of {question.stored.name}")
-    if not found.comparisons:
+    if not document.comparisons:
         raise NotTaken("compares nothing")
     _must_be_younger(file, question.newest_weights, question.newest_source)
     for end, wanted in (("a", question.origin.id), ("b", target)):
-        if end in found.gpus and wanted not in found.gpus[end]:
-            there = ", ".join(found.gpus[end]) or "no GPU"
+        if end in document.gpus and wanted not in document.gpus[end]:
+            there = ", ".join(document.gpus[end]) or "no GPU"
             raise NotTaken(f"asked {end.upper()} on a machine with {there}, and no {wanted}")
-    if not has_gpu and "b" not in found.gpus:
+    if not has_gpu and "b" not in document.gpus:
         raise NotTaken(f"names endpoints, not GPUs: give parity --machine-b, or machine.json must show a {target}")
-    if any(score.worse for score in found.lm_eval):
+    if any(score.worse for score in document.lm_eval):
         return PortEvidence(status="failed", says="lm-eval: worse than before")
-    gravest = max(found.comparisons, key=lambda one: list(_PARITY).index(one.verdict))
+    gravest = max(document.comparisons, key=lambda endpoints: list(_PARITY).index(endpoints.verdict))
     status, said = _PARITY[gravest.verdict]
     counts = f"{plural(gravest.prompts, 'prompt')}, {plural(gravest.positions, 'position')}"
     missing = "more prompts make it surer" if status == "open" else ""
     shown = {"a": question.origin.id, "b": target}
-    on = " and ".join(f"{end.upper()} on {shown[end]}" for end in found.gpus if end in shown)
+    on = " and ".join(f"{end.upper()} on {shown[end]}" for end in document.gpus if end in shown)
     place = f" ({on}, by doctor's records)" if on else " (on which GPUs is your word)"
     return PortEvidence(status=status, says=f"{said}: {gravest.b}, {counts}{place}", missing=missing)
 

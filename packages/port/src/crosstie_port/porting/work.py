@@ -64,7 +64,7 @@ def port_work(
     question = PortQuestion(
         stored=stored, source=Path(source) if source else None, origin=before, target=after,
         engine=engine_from(engine), results=Path(results or RESULTS),
-        newest_weights=_newest(one for one in files if one.suffix in (".json", ".safetensors", ".gguf")),
+        newest_weights=_newest(file for file in files if file.suffix in (".json", ".safetensors", ".gguf")),
         newest_source=_newest(source_paths(Path(source))) if source else None,
     )  # fmt: skip
     return _Work(question, catalog, bool(results), on_progress).work()
@@ -116,14 +116,14 @@ class _Work:
 
     def _model(self) -> None:
         asked, engine = self.question.stored.asked, self.question.engine
-        found, not_taken = self._seen("model.json", lambda file: of.model_evidence(self.question, file))
-        if found is None:
+        evidence, not_taken = self._seen("model.json", lambda file: of.model_evidence(self.question, file))
+        if evidence is None:
             options = ModelOptions(engine=engine)
             made = check_model(self.catalog, self.question.stored, [self.question.target], options, self.on_progress)
-            found = of.checked(made.verdict_with_settings(self.to), made.findings)
+            evidence = of.checked(made.verdict_with_settings(self.to), made.findings)
         command = crosstie("preflight", asked, "--on", self.to, "--engine", self.engine)
         self._add("model", f"does {engine} run the checkpoint on {self.to}?", "desk", command, "model.json",
-                  (found, not_taken))  # fmt: skip
+                  (evidence, not_taken))  # fmt: skip
 
     def _sources(self, tree: Path) -> None:
         found, not_taken = self._seen("source.json", lambda file: of.source_evidence(self.question, file))
@@ -135,7 +135,7 @@ class _Work:
         base = tree if tree.is_dir() else tree.parent
         # A link to nowhere is among the paths.
         files = [one for one in source_paths(tree) if one.suffix == ".py" and one.is_file()]
-        texts = {one.relative_to(base).as_posix(): one.read_bytes() for one in files}
+        texts = {path.relative_to(base).as_posix(): path.read_bytes() for path in files}
         kernels = [name for name, text in texts.items() if _IMPORTS[b"triton"].search(text) and _KERNEL.search(text)]
         if kernels:
             self._kernels(base, kernels)
@@ -152,22 +152,22 @@ class _Work:
     def _kernels(self, base: Path, files: Sequence[str]) -> None:
         def look(file: Path) -> PortEvidence:
             found = of.kernel_evidence(self.question, file)
-            mine = frozenset(name for name in files if any(of.is_file(one, base, name) for one in found.kernels))
+            mine = frozenset(name for name in files if any(of.is_file(kernel, base, name) for kernel in found.kernels))
             if not mine:
                 raise of.NotTaken(f"has no kernel of {self.question.source}")
             return replace(found, kernels=mine)
 
-        found, not_taken = self._seen("kernels*.json", look)
-        left = [name for name in files if found is None or name not in found.kernels]
-        if found and left:
+        evidence, not_taken = self._seen("kernels*.json", look)
+        left = [name for name in files if evidence is None or name not in evidence.kernels]
+        if evidence and left:
             missing = f"{len(left)} of {len(files)} files are not compiled yet"
-            found = replace(found, missing=missing, status="failed" if found.status == "failed" else "open")
+            evidence = replace(evidence, missing=missing, status="failed" if evidence.status == "failed" else "open")
         first = Path((left or files)[0])
         into = "kernels.json" if len(files) == 1 else f"kernels-{'-'.join(first.with_suffix('').parts)}.json"
         words = ("preflight", "kernels", base / first, "--on", f"{self.to},{self.origin}")
         others = f" and {plural(len(left) - 1, 'other file')}" if len(left) > 1 else ""
         question = f"do the Triton kernels of {first}{others} compile for {self.to}?"
-        self._add("kernels", question, "desk", self.question.saved(*words, into=into), into, (found, not_taken))
+        self._add("kernels", question, "desk", self.question.saved(*words, into=into), into, (evidence, not_taken))
 
     def _recipe(self) -> None:
         stored = self.question.stored
@@ -175,13 +175,13 @@ class _Work:
         unread = stored.remote or stored.gguf is not None
         asked = ["MODEL", "--weights", stored.asked] if unread else [stored.asked]
         words = ("recipe", *asked, "--on", self.to, "--engine", self.engine)
-        found = None
+        evidence = None
         if unread:
-            found = PortEvidence(status="open", says="recipe wants the catalog's name of this MODEL, or its folder")
+            evidence = PortEvidence(status="open", says="recipe wants the catalog's name of this MODEL, or its folder")
         elif self.steps["model"].status != "failed":
-            found = self._made_recipe()
+            evidence = self._made_recipe()
         question = f"how is {self.question.engine} started on {self.to}?"
-        self._add("recipe", question, "desk", crosstie(*words), "", (found, []), needs=("model",))
+        self._add("recipe", question, "desk", crosstie(*words), "", (evidence, []), needs=("model",))
 
     def _made_recipe(self) -> PortEvidence:
         try:
@@ -192,8 +192,8 @@ class _Work:
             return PortEvidence(status="failed", says=str(error))
         self.parameters = model.parameters
         self.names += [model.id, model.name, *model.aliases]
-        self.gpus, one = max(each.gpus_on_node for each in recipes), recipes[0]
-        says = f"{one.gpus} x {self.to} {one.layout}, {one.engine} {one.release}, {one.precision}"
+        self.gpus, recipe = max(each.gpus_on_node for each in recipes), recipes[0]
+        says = f"{recipe.gpus} x {self.to} {recipe.layout}, {recipe.engine} {recipe.release}, {recipe.precision}"
         return PortEvidence(status="done" if all(each.runs for each in recipes) else "failed", says=says)
 
     # On GPUs
@@ -242,9 +242,9 @@ class _Work:
         self.steps["parity"] = replace(self.steps["parity"], effort=effort_of(()))
         if self.steps["parity"].status == "done":
             # What no rule could tell, both endpoints have answered.
-            for name, one in self.steps.items():
-                if one.status == "open" and not one.waiting:
-                    self.steps[name] = replace(one, status="done", says=f"{one.says}; answered by parity")
+            for name, step in self.steps.items():
+                if step.status == "open" and not step.waiting:
+                    self.steps[name] = replace(step, status="done", says=f"{step.says}; answered by parity")
 
     # One step
 
@@ -259,26 +259,26 @@ class _Work:
                 not_taken.append(f"{file.name} {why}")
         if len(found) < 2:
             return (found[0] if found else None), not_taken
-        findings = tuple(dict.fromkeys(finding for one in found for finding in one.findings))
+        findings = tuple(dict.fromkeys(finding for evidence in found for finding in evidence.findings))
         return PortEvidence(
             status=max((one.status for one in found), key=_RANK.index), says="; ".join(one.says for one in found),
             findings=findings, effort=effort_of(findings, move=False), files=tuple(one.files[0] for one in found),
-            kernels=frozenset().union(*(one.kernels for one in found)),
+            kernels=frozenset().union(*(evidence.kernels for evidence in found)),
         ), not_taken  # fmt: skip
 
     def _add(
         self, name: str, what: str, phase: Phase, command: str, file: str, seen: Seen, *, needs: Sequence[str] = ()
     ) -> None:
-        found, not_taken = seen
+        evidence, not_taken = seen
         stuck = [one for one in needs if one in self.steps and self.steps[one].status in ("failed", "blocked")]
-        if found is None:
+        if evidence is None:
             there = ": what is there is not taken" if not_taken else ""
             says = f"first: {', '.join(stuck)}" if stuck else f"waits for {file}{there}"
-            found = PortEvidence(status="blocked" if stuck else "open", says=says, missing=says)
-        elif found.missing:
-            found = replace(found, says=f"{found.says}; {found.missing}")
+            evidence = PortEvidence(status="blocked" if stuck else "open", says=says, missing=says)
+        elif evidence.missing:
+            evidence = replace(evidence, says=f"{evidence.says}; {evidence.missing}")
         self.steps[name] = PortStep(
-            name=name, what=what, phase=phase, status=found.status, says=found.says, command=command, file=file,
-            waiting=bool(found.missing), needs=tuple(needs), evidence=found.files, not_taken=tuple(not_taken),
-            remedies=of.remedies(found.findings), effort=found.effort,
+            name=name, what=what, phase=phase, status=evidence.status, says=evidence.says, command=command, file=file,
+            waiting=bool(evidence.missing), needs=tuple(needs), evidence=evidence.files, not_taken=tuple(not_taken),
+            remedies=of.remedies(evidence.findings), effort=evidence.effort,
         )  # fmt: skip

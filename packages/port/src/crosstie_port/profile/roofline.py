@@ -51,7 +51,7 @@ def roofline(deployment: Deployment, *, batch: int, context: int, prefill: int =
 def deployment_of(
     catalog: Catalog, model: str, accelerator: str, *, tp: int, precision: str, kv: str, stack: str | None
 ) -> Deployment:
-    found = catalog.accelerators_named(accelerator, stack)
-    if len(found) != 1:
+    accelerators = catalog.accelerators_named(accelerator, stack)
+    if len(accelerators) != 1:
         raise BadInput(f"--on {accelerator}: a trace is of one accelerator")
-    return catalog.deployment(catalog.model(model), found[0], Parallelism(tp=tp), precision, kv, stack)
+    return catalog.deployment(catalog.model(model), accelerators[0], Parallelism(tp=tp), precision, kv, stack)

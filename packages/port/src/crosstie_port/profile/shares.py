@@ -136,23 +136,23 @@ def _whole(events: list[GpuEvent]) -> _Window:
 def _within_marks(events: list[GpuEvent], marks: Sequence[StepMark], device: str) -> _Window:
     """From the first mark to the last one's beginning, so that every step has the gap behind it. What the GPU still had
     to do when the first marked step was launched is not counted: a GPU that runs behind its host has plenty of it."""
-    mine = [one for one in marks if one.device in (device, None)]
+    mine = [mark for mark in marks if mark.device in (device, None)]
     if not mine:
         return _whole(events)
     steps = max(len(mine) - 1, 1)
     begin, end = mine[0].start_s, mine[-1].start_s if len(mine) > 1 else mine[-1].end_s
     if mine[0].device is None:
         # Marked on the host: a step's kernels are those that it launched, whenever they ran.
-        inside = [one for one in events if one.launched_s is not None and begin <= one.launched_s < end]
+        inside = [event for event in events if event.launched_s is not None and begin <= event.launched_s < end]
         if not inside:
             return msgspec.structs.replace(_whole(events), steps=len(mine))
-        begin, later = inside[0].start_s, [one for one in events if (one.launched_s or 0.0) >= end]
-        ended = max(one.end_s for one in inside)
+        begin, later = inside[0].start_s, [event for event in events if (event.launched_s or 0.0) >= end]
+        ended = max(event.end_s for event in inside)
         return _Window(
             inside, begin, later[0].start_s if later and len(mine) > 1 else ended, steps, later[0] if later else None
         )
-    inside = [one for one in events if begin <= one.start_s < end]
-    later = [one for one in events if one.start_s >= end]
+    inside = [event for event in events if begin <= event.start_s < end]
+    later = [event for event in events if event.start_s >= end]
     return _Window(inside, begin, end, steps, later[0] if later and len(mine) > 1 else None)
 
 
@@ -161,11 +161,11 @@ def _phases(events: Sequence[GpuEvent], marks: Sequence[StepMark], device: str) 
     mine = [one for one in marks if one.device == device and one.sequences is not None]
     found: dict[str, list[tuple[StepMark, float, float]]] = {}
     starts = [event.start_s for event in events]
-    for one, after in pairwise(mine):
-        inside = list(events[bisect_left(starts, one.start_s) : bisect_left(starts, after.start_s)])
+    for step_mark, after in pairwise(mine):
+        inside = list(events[bisect_left(starts, step_mark.start_s) : bisect_left(starts, after.start_s)])
         busy = _busy(inside)
-        name = "with prompts" if one.prompt_tokens else "decode"
-        found.setdefault(name, []).append((one, after.start_s - one.start_s, busy))
+        name = "with prompts" if step_mark.prompt_tokens else "decode"
+        found.setdefault(name, []).append((step_mark, after.start_s - step_mark.start_s, busy))
     return [
         StepKind(
             name=name, steps=len(these), sequences=fmean(mark.sequences or 0 for mark, _, _ in these),
@@ -192,11 +192,11 @@ def _of_totals(trace: ProfilerTrace, steps: int, roofline: StepRoofline | None) 
         for place in (sorted_by_name(name),)
     ]
     spent: dict[str, float] = defaultdict(float)
-    for one in kernels:
-        spent[one.sort] += one.seconds
+    for kernel in kernels:
+        spent[kernel.sort] += kernel.seconds
     return _told(
-        trace, steps, sorted(kernels, key=lambda one: -one.seconds), spent, roofline, device="all", others=0,
-        step_s=sum(spent.values()), hidden=0.0, launches=sum(one.calls for one in kernels), timeline=False,
+        trace, steps, sorted(kernels, key=lambda share: -share.seconds), spent, roofline, device="all", others=0,
+        step_s=sum(spent.values()), hidden=0.0, launches=sum(share.calls for share in kernels), timeline=False,
     )  # fmt: skip
 
 
@@ -268,9 +268,9 @@ def _told(
         names += [name for name in order if name not in names and roofline.predicted_s.get(name, 0.0) > 0.0]
     shares = [_share(name, spent.get(name, 0.0), step_s, roofline) for name in names]
     what: dict[str, float] = defaultdict(float)
-    for one in kernels:
-        if one.sort == BOOKKEEPING:
-            what[one.what] += one.seconds
+    for kernel in kernels:
+        if kernel.sort == BOOKKEEPING:
+            what[kernel.what] += kernel.seconds
     made = Profile(
         file=trace.file, made_by=trace.made_by, device=device, others=others, steps=steps, step_s=step_s,
         busy_s=sum(spent.get(name, 0.0) for name in CLASSES), launches=launches, timeline=timeline, shares=shares,
@@ -346,8 +346,8 @@ def _verdict(found: Profile, has_stacks: bool) -> list[str]:
             "chooses what to read by general kernels: it chooses for longer than it attends."
         )
     if found.unknown:
-        known = sum(one.seconds for one in found.unknown)
-        names = [one.name[:60] for one in found.unknown[:3]] + ["..."] * (len(found.unknown) > 3)
+        known = sum(kernel_share.seconds for kernel_share in found.unknown)
+        names = [kernel_share.name[:60] for kernel_share in found.unknown[:3]] + ["..."] * (len(found.unknown) > 3)
         said.append(
             f"{plural(len(found.unknown), 'kernel')} not known by name, {known / max(found.busy_s, 1e-12):.0%} of the "
             f"busy time: {', '.join(names)}"

@@ -33,11 +33,11 @@ class KernelKind(msgspec.Struct, frozen=True):
 
 @cache
 def rows() -> tuple[tuple[KernelRule, re.Pattern[str]], ...]:
-    found = read_records(DATA, "kernel", read_toml(DATA).get("kernel"), KernelRule)
-    for row in found:
+    rules = read_records(DATA, "kernel", read_toml(DATA).get("kernel"), KernelRule)
+    for row in rules:
         if row.sort not in CLASSES[:-1] or not row.examples:
             raise BadData(DATA, row.pattern, "needs a known sort and an example")
-    return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in found)
+    return tuple((row, re.compile(row.pattern, re.IGNORECASE)) for row in rules)
 
 
 @cache

@@ -83,10 +83,10 @@ def read_trace(path: Path) -> ProfilerTrace:
     except UnicodeDecodeError:
         hint = "; of rocprofv3, take --output-format csv or json" if raw[:1] == b"\n" else ""
         raise BadData(path, "", f"neither JSON, CSV nor SQLite: not a trace that is known{hint}") from None
-    found = _json(path, text) if text.lstrip()[:1] in ("{", "[") else _csv(path, text)
-    if not found.events and not found.totals:
-        raise BadData(path, "", f"{found.made_by}: nothing in it ran on a GPU")
-    return found
+    trace = _json(path, text) if text.lstrip()[:1] in ("{", "[") else _csv(path, text)
+    if not trace.events and not trace.totals:
+        raise BadData(path, "", f"{trace.made_by}: nothing in it ran on a GPU")
+    return trace
 
 
 def _made(
@@ -95,15 +95,15 @@ def _made(
     ordered = sorted(events, key=lambda event: (event.start_s, event.end_s))
     begin = ordered[0].start_s if ordered else 0.0
     steps = [
-        msgspec.structs.replace(one, start_s=one.start_s - begin, end_s=one.end_s - begin)
-        for one in sorted(marks, key=lambda mark: mark.start_s)
+        msgspec.structs.replace(step_mark, start_s=step_mark.start_s - begin, end_s=step_mark.end_s - begin)
+        for step_mark in sorted(marks, key=lambda mark: mark.start_s)
     ]
     moved = [
         msgspec.structs.replace(
-            one, start_s=one.start_s - begin, end_s=one.end_s - begin,
-            launched_s=None if one.launched_s is None else one.launched_s - begin,
+            gpu_event, start_s=gpu_event.start_s - begin, end_s=gpu_event.end_s - begin,
+            launched_s=None if gpu_event.launched_s is None else gpu_event.launched_s - begin,
         )
-        for one in ordered
+        for gpu_event in ordered
     ]  # fmt: skip
     return ProfilerTrace(file=str(path), made_by=made_by, events=moved, marks=steps, has_stacks=has_stacks)
 
@@ -153,7 +153,7 @@ def _chrome(path: Path, events: list[dict[str, Any]]) -> ProfilerTrace:
             on_gpu.append(_mark(event, step, str(event.get("args", {}).get("device", event.get("pid", 0)))))
         elif category == "user_annotation" and (step := _STEP.fullmatch(event.get("name", ""))):
             on_host.append(_mark(event, step, None))
-    found = [
+    gpu_events = [
         GpuEvent(
             name=str(event["name"]), start_s=float(event["ts"]) * 1e-6,
             end_s=(float(event["ts"]) + float(event["dur"])) * 1e-6,
@@ -163,7 +163,7 @@ def _chrome(path: Path, events: list[dict[str, Any]]) -> ProfilerTrace:
         for event in events
         if event.get("ph") == "X" and event.get("cat") in _ON_GPU
     ]  # fmt: skip
-    return _made(path, "torch.profiler", found, on_gpu or on_host, has_stacks)
+    return _made(path, "torch.profiler", gpu_events, on_gpu or on_host, has_stacks)
 
 
 def _mark(event: Mapping[str, Any], step: re.Match[str], device: str | None) -> StepMark:
@@ -183,10 +183,10 @@ def _mark(event: Mapping[str, Any], step: re.Match[str], device: str | None) -> 
 def _rocprofv3(path: Path, runs: Any) -> ProfilerTrace:
     """One object a process, in a list; kernels by the number of their symbol."""
     try:
-        found = [event for run in (runs if isinstance(runs, list) else [runs]) for event in _of_process(run)]
+        events = [event for run in (runs if isinstance(runs, list) else [runs]) for event in _of_process(run)]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise BadData(path, "buffer_records", f"not as rocprofv3 writes it: {error!r}") from None
-    return _made(path, "rocprofv3", found)
+    return _made(path, "rocprofv3", events)
 
 
 def _of_process(run: Mapping[str, Any]) -> Iterable[GpuEvent]:
@@ -296,7 +296,7 @@ def _sqlite(path: Path) -> ProfilerTrace:
             if "CUPTI_ACTIVITY_KIND_RUNTIME" in named:
                 asked = opened.execute('SELECT correlationId, "end" FROM CUPTI_ACTIVITY_KIND_RUNTIME')
                 calls = {number: float(end) * 1e-9 for number, end in asked}
-            found = [
+            events = [
                 GpuEvent(
                     name=str(name), kind=kind, start_s=start * 1e-9, end_s=end * 1e-9, device=str(device),
                     launched_s=calls.get(number),
@@ -307,4 +307,4 @@ def _sqlite(path: Path) -> ProfilerTrace:
             ]  # fmt: skip
     except sqlite3.Error as error:
         raise BadData(path, "", f"not as its profiler writes it: {error}") from None
-    return _made(path, made_by, found)
+    return _made(path, made_by, events)

@@ -101,7 +101,7 @@ def _meant(pattern: str, by_name: Mapping[str, list[str]]) -> Iterator[str]:
 
 def _by_cmake(path: str, text: str, has_twin: bool) -> Iterator[_Listed]:
     plain = _COMMENT.sub("", text)
-    commands = [(found[1].lower(), found[2], found.start()) for found in _COMMAND.finditer(plain)]
+    commands = [(match[1].lower(), match[2], match.start()) for match in _COMMAND.finditer(plain)]
     shared = _asked_with_amd(commands)
     if shared is None and not has_twin:
         return

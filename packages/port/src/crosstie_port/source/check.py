@@ -129,9 +129,9 @@ def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgr
     uses_half = _uses_half(files)
     for number, (path, text) in enumerate(files.python.items(), 1):
         on_progress(number, len(files.python), f"reading {path}")
-        found = python_hazards(path, text, files.packages)
-        yield from found
-        if uses_half and (extension := next((one for one in found if one.check == "extension"), None)):
+        hazards = python_hazards(path, text, files.packages)
+        yield from hazards
+        if uses_half and (extension := next((hazard for hazard in hazards if hazard.check == "extension"), None)):
             yield replace(extension, check="half-flags", severity="setting", what=_HALF_SAYS, remedy=_HALF_REMEDY)
     for_hip = hip_builds(files.build)
     for path, text in files.build.items():
@@ -181,21 +181,21 @@ def _beside_amd(
     asks_for_libhipcxx = any("hipcxx" in text.lower() for text in files.build.values())
     own_way = not may_hipify(files)
 
-    def judged(one: SourceHazard) -> tuple[Severity, str]:
-        if one.severity != "note" and one.file in left_out:
-            return "note", f"; {left_out[one.file]}"
-        if one.severity != "error":
-            return one.severity, ""
-        if one.check == "libcudacxx" and asks_for_libhipcxx:
+    def judged(hazard: SourceHazard) -> tuple[Severity, str]:
+        if hazard.severity != "note" and hazard.file in left_out:
+            return "note", f"; {left_out[hazard.file]}"
+        if hazard.severity != "error":
+            return hazard.severity, ""
+        if hazard.check == "libcudacxx" and asks_for_libhipcxx:
             return "note", by_libhipcxx
-        if knows_fnuz and one.check in ("fp8-dialect", "fp8-range"):
+        if knows_fnuz and hazard.check in ("fp8-dialect", "fp8-range"):
             return "unknown", by_fnuz
-        if own_way and one.check in ("hipify-leftover", "hipify-header"):
+        if own_way and hazard.check in ("hipify-leftover", "hipify-header"):
             return "unknown", by_hand
-        if asked := project.asks_for_nvidia(one.file, one.line):
+        if asked := project.asks_for_nvidia(hazard.file, hazard.line):
             # Whether a build for ROCm sets the project's own switch as well stands in no source.
             return SEVERITY_BEHIND[asked], by_switch
-        return ("unknown", by_caller) if asks_for_hip and one.file in files.python else ("error", "")
+        return ("unknown", by_caller) if asks_for_hip and hazard.file in files.python else ("error", "")
 
     return [replace(one, severity=severity, what=one.what + why) for one in hazards for severity, why in [judged(one)]]
 
@@ -213,7 +213,7 @@ def _merged(hazards: list[SourceHazard], opinion: Opinion) -> list[SourceHazard]
     left = list(opinion.hazards)
     merged: list[SourceHazard] = []
     for hazard in hazards:
-        same = next((one for one in left if _agree(hazard, one)), None)
+        same = next((source_hazard for source_hazard in left if _agree(hazard, source_hazard)), None)
         if same is not None:
             left.remove(same)
             hazard = replace(hazard, evidence=same.evidence, grounds="compiled")

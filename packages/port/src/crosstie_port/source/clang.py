@@ -108,8 +108,8 @@ def second_opinion(
         answers = list(pool.map(compiled, work))
     hazards: list[SourceHazard] = []
     for (path, isa), said in zip(work, answers, strict=True):
-        found, why = _read(said, isa, origin, texts, result, compiler.version)
-        hazards += found
+        source_hazards, why = _read(said, isa, origin, texts, result, compiler.version)
+        hazards += source_hazards
         if why:
             not_judged[path] = why
     judged = tuple(path for path in units if path not in not_judged)
@@ -165,14 +165,14 @@ def _read(
     """Diagnostics in the user's own files as hazards, and why the file was not judged ("" where it was)."""
     hazards: list[SourceHazard] = []
     why = ""
-    messages = [found for line in said.splitlines() if (found := _LINE.match(line))]
+    messages = [match for line in said.splitlines() if (match := _LINE.match(line))]
     if said and not messages:
         return [], shorten(said.splitlines()[0])
-    for index, found in enumerate(messages):
-        if found["kind"] == "note":
+    for index, match in enumerate(messages):
+        if match["kind"] == "note":
             continue
-        place = _place(found, messages[index + 1 :], origin, texts, result)
-        believed = next((one for one in _BELIEVED if one[0].search(found["text"])), None)
+        place = _place(match, messages[index + 1 :], origin, texts, result)
+        believed = next((one for one in _BELIEVED if one[0].search(match["text"])), None)
         line = texts[place[0]].split("\n")[place[1] - 1] if place else ""
         said_of = believed[1] if believed else ""
         if said_of == "warp-size-constant" and "warpSize" not in line:
@@ -181,14 +181,14 @@ def _read(
             continue
         if believed is not None and place is not None:
             pattern, check, what, remedy, on = believed
-            evidence = f"{shorten(line)} -- {version}: {shorten(found['text'])}"
+            evidence = f"{shorten(line)} -- {version}: {shorten(match['text'])}"
             on = isa if pattern is _LDS else on
             hazards.append(
                 SourceHazard(check, "error", what, place[0], evidence, remedy, place[1], on, grounds="compiled")
             )
-        elif found["kind"] != "warning" and not why:
-            missing = _MISSING.search(found["text"])
-            why = f"needs the header {missing[1]}" if missing else shorten(found["text"])
+        elif match["kind"] != "warning" and not why:
+            missing = _MISSING.search(match["text"])
+            why = f"needs the header {missing[1]}" if missing else shorten(match["text"])
     return hazards, why
 
 
@@ -197,13 +197,13 @@ def _place(
     result: Hipified,
 ) -> tuple[str, int] | None:  # fmt: skip
     """The user's file and line: of the diagnostic itself, or of the first note that leads back to one."""
-    for one in (found, *following):
-        if one is not found and one["kind"] != "note":
+    for match in (found, *following):
+        if match is not found and match["kind"] != "note":
             return None
-        path = origin.get(Path(one["file"]).resolve())
+        path = origin.get(Path(match["file"]).resolve())
         if path is not None:
             # HIPIFY adds lines at the top and changes others in place.
             added = result.outputs[path].count("\n") - texts[path].count("\n")
-            line = int(one["line"]) - max(added, 0)
+            line = int(match["line"]) - max(added, 0)
             return path, min(max(line, 1), texts[path].count("\n") + 1)
     return None

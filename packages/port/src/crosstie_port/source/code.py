@@ -71,7 +71,7 @@ def _uses(macro: Directive, position: int) -> list[tuple[CppToken, CppToken]] | 
     if not macro.function_like:
         return None
     end = closing(macro.tokens, 1)
-    given = [one.text for one in macro.tokens[2:end] if one.kind == "name"]
+    given = [cpp_token.text for cpp_token in macro.tokens[2:end] if cpp_token.kind == "name"]
     asked = given[position] if position < len(given) else "__VA_ARGS__"
     return [(before, token) for before, token in pairwise(macro.tokens[end:]) if token.text == asked]
 
@@ -103,9 +103,9 @@ class Code:
 
     def declared(self, name: str, at: int) -> Declaration | None:
         """The last declaration of a name before a place, in the same function or outside of all."""
-        for one in reversed(self.declarations.get(name, ())):
-            if one.at < at and ((around := self._around(one.at)) is None or around.end > at):
-                return one
+        for declaration in reversed(self.declarations.get(name, ())):
+            if declaration.at < at and ((around := self._around(declaration.at)) is None or around.end > at):
+                return declaration
         return None
 
     def _around(self, at: int) -> Function | None:
@@ -119,7 +119,7 @@ class Code:
         position = bisect_left(self._starts, at) - 1
         # Parameters stand before the function's brace, behind the end of the one before it.
         behind = max((one.end for one in self.functions[: position + 1] if one.end < at), default=-1)
-        return any(behind < one.at <= at for one in self.declarations.get(name, ()))
+        return any(behind < declaration.at <= at for declaration in self.declarations.get(name, ()))
 
     def text(self, at: int) -> str:
         """Of the token at a place, "" before the first and behind the last."""
@@ -190,7 +190,7 @@ class Code:
             commas += text == "," and depth == 0
             if depth < 0:
                 made = self.project.definitions(self.tokens[index - 1].text, self.path)
-                return [_uses(one.directive, commas) for one in made]
+                return [_uses(definition.directive, commas) for definition in made]
         return []
 
     def matches(self, pattern: re.Pattern[str]) -> Iterator[int]:
@@ -198,8 +198,8 @@ class Code:
         if self.parameters:
             return
         text, starts = self._joined
-        for found in pattern.finditer(text):
-            yield bisect_right(starts, found.start()) - 1
+        for match in pattern.finditer(text):
+            yield bisect_right(starts, match.start()) - 1
 
     @cached_property
     def _joined(self) -> tuple[str, list[int]]:
@@ -360,7 +360,7 @@ def streams(path: str, project: Project) -> list[Code]:
     source = unit.text.split("\n")
     lexed = lex(unit.text)
     live = [token for token in lexed.tokens if not unit.is_dead(token.line)]
-    found = [Code(path, live, project, source, frozenset())]
+    codes = [Code(path, live, project, source, frozenset())]
     for directive in lexed.directives:
         is_live = not unit.is_dead(directive.line) and not project.expands_for_nvidia(directive.name)
         if directive.word == "define" and len(directive.tokens) > 1 and is_live:
@@ -369,8 +369,8 @@ def streams(path: str, project: Project) -> list[Code]:
                 end = closing(directive.tokens, 1)
                 parameters = frozenset(t.text for t in directive.tokens[2:end] if t.kind == "name")
                 start = end + 1
-            found.append(Code(path, list(directive.tokens[start:]), project, source, parameters))
-    return found
+            codes.append(Code(path, list(directive.tokens[start:]), project, source, parameters))
+    return codes
 
 
 def skip_angles(tokens: Sequence[CppToken], at: int) -> int:
@@ -464,7 +464,7 @@ def _aliases(tokens: Sequence[CppToken]) -> dict[str, tuple[str, ...]]:
         if token.text not in ("using", "typedef"):
             continue
         end = next((i for i in range(index, min(index + 12, len(tokens))) if tokens[i].text == ";"), index)
-        words = [one.text for one in tokens[index + 1 : end]]
+        words = [cpp_token.text for cpp_token in tokens[index + 1 : end]]
         name, kind = (words[0], words[2:]) if words[1:2] == ["="] else (words[-1] if words else "", words[:-1])
         if kind and all(word in _TYPE_WORDS or word in ("std", "::") for word in kind):
             found[name] = tuple(kind)

@@ -82,8 +82,8 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
             lines |= _places(rule, code)
         if lines:
             first, *others = sorted(lines)
-            found = codes[0].line_hazard(rule.id, rule.severity, rule.says, first, rule.remedy, rule.on, lines[first])
-            yield replace(found, evidence=found.evidence + also(others))
+            hazard = codes[0].line_hazard(rule.id, rule.severity, rule.says, first, rule.remedy, rule.on, lines[first])
+            yield replace(hazard, evidence=hazard.evidence + also(others))
 
 
 def _names_header(rule: NameRule, header: str, local: set[str]) -> bool:
@@ -143,15 +143,15 @@ def assembly_hazards(code: Code) -> Iterator[SourceHazard]:
             if (
                 code.text(open_at) == "("
                 and not _asks_for_host(code, at)
-                and (found := _statement(code, at, open_at)) is not None
+                and (hazard := _statement(code, at, open_at)) is not None
             ):
-                yield found
+                yield hazard
 
 
 def _asks_for_host(code: Code, at: int) -> bool:
     """Whether a condition around a place names a processor: `#elif defined(__x86_64__)`."""
     line = code.tokens[at].line
-    around = (one.directive for one in code.project.units[code.path].sides if one.first <= line <= one.last)
+    around = (side.directive for side in code.project.units[code.path].sides if side.first <= line <= side.last)
     return any(token.kind == "name" and _HOST_CHIPS.search(token.text) for one in around for token in one.tokens)
 
 
@@ -191,7 +191,7 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
     if not known:
         what = f"inline assembly ({shown or 'made by macros'}) that is not AMD's does not build for this target"
         return code.hazard("inline-ptx", "error", what, at, "write it in C++ or guard it with #ifndef USE_ROCM")
-    first = next((one for one in known if one.id != "arithmetic" and one.id != "special-register"), known[0])
+    first = next((rule for rule in known if rule.id != "arithmetic" and rule.id != "special-register"), known[0])
     what = f"inline PTX, {first.says}: {shown}"
     return code.hazard("inline-ptx", "error", what, at, first.remedy)
 
@@ -199,8 +199,8 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
 def _texts(code: Code) -> Iterator[SourceHazard]:
     """Libraries that are loaded and tools that are run by their names: dlopen("libcuda.so.1")."""
     text = code.project.units[code.path].text
-    named = [one for one in python_rules("string") if one.id in ("cuda-library", "nvidia-tool")]
-    rules = [one for one in named if one.unless is None or not one.unless.search(text)]
+    named = [python_rule for python_rule in python_rules("string") if python_rule.id in ("cuda-library", "nvidia-tool")]
+    rules = [python_rule for python_rule in named if python_rule.unless is None or not python_rule.unless.search(text)]
     for at, token in enumerate(code.tokens):
         if token.kind != "string" or len(token.text) > _LONGEST_NAME or code.is_for_amd(at):
             continue
@@ -250,9 +250,9 @@ def _unset(code: Code, side: Branch, name: str) -> tuple[Severity, str, str] | N
     """`#if __CUDA_ARCH__ >= 800`, `#define HAS_BF16`: nothing but a switch, which other conditions ask for."""
     project = code.project
     made = {
-        one.name
-        for one in project.units[code.path].directives
-        if one.word == "define" and side.first <= one.line <= side.last
+        directive.name
+        for directive in project.units[code.path].directives
+        if directive.word == "define" and side.first <= directive.line <= side.last
     }
     lost = sorted(one for one in made if not project.definitions(one, code.path) and project.asks_for(one))
     if side.taken is not False or not lost:
@@ -268,9 +268,9 @@ def _of_host(code: Code, side: Branch, name: str) -> tuple[Severity, str, str] |
         return None
     if any(token.text in COMPARES for token in side.directive.tokens) or not side.has_else:
         return None
-    made = [one for one in unit.directives if one.word == "define"]
-    inside = {one.name for one in made if side.first <= one.line <= side.last}
-    twice = sorted(one.name for one in made if one.name in inside and one.line > side.last)
+    made = [directive for directive in unit.directives if directive.word == "define"]
+    inside = {directive.name for directive in made if side.first <= directive.line <= side.last}
+    twice = sorted(directive.name for directive in made if directive.name in inside and directive.line > side.last)
     if not twice:
         return None
     what = f"HIP never defines __CUDA_ARCH__, so device code gets the host's {twice[0]}"
@@ -287,11 +287,11 @@ def _named(code: Code) -> Iterator[SourceHazard]:
         for at in code.names.get(name, ()):
             what = f"outside of conditions {name} is an unknown name: HIP and its headers do not define it"
             yield code.hazard("architecture-macro", "error", what, at, remedy)
-        for one in unit.directives if name == "__CUDA_ARCH__" else ():
-            body = {token.text for token in one.tokens[1:]} if one.word == "define" else set()
-            if name in body and not unit.is_dead(one.line) and not any(map(rocm_defines, body)):
-                what = f"HIP never defines {name}: {one.name} is false in an #if, and no name elsewhere"
-                yield code.line_hazard("architecture-macro", "unknown", what, one.line, remedy)
+        for directive in unit.directives if name == "__CUDA_ARCH__" else ():
+            body = {token.text for token in directive.tokens[1:]} if directive.word == "define" else set()
+            if name in body and not unit.is_dead(directive.line) and not any(map(rocm_defines, body)):
+                what = f"HIP never defines {name}: {directive.name} is false in an #if, and no name elsewhere"
+                yield code.line_hazard("architecture-macro", "unknown", what, directive.line, remedy)
 
 
 def _on_nvidia(code: Code, side: Branch) -> list[bool | None]:
@@ -401,18 +401,18 @@ def cpp_hazards(path: str, project: Project) -> list[SourceHazard]:
 
 def hazards_in(path: str, codes: Sequence[Code]) -> list[SourceHazard]:
     """`codes`: the file's own code first, then the bodies of its macros."""
-    found = [*macro_sizes(codes[0]), *architecture_hazards(codes[0]), *name_hazards(path, codes)]
+    hazards = [*macro_sizes(codes[0]), *architecture_hazards(codes[0]), *name_hazards(path, codes)]
     for code in codes:
         for rule in _RULES:
-            found += rule(code)
+            hazards += rule(code)
     project, unused = codes[0].project, _unused(codes[0])
-    return [one for one in found if one.name not in unused and not project.left_out_on(path, one.line or 0, one.on)]
+    return [one for one in hazards if one.name not in unused and not project.left_out_on(path, one.line or 0, one.on)]
 
 
 def _unused(code: Code) -> frozenset[str]:
     """Templates that only code for NVIDIA calls: nobody instantiates them on ROCm."""
     heads: dict[str, set[int]] = {}
-    for one in code.functions:
-        heads.setdefault(one.name, set()).add(code.tokens[one.head].line)
+    for function in code.functions:
+        heads.setdefault(function.name, set()).add(code.tokens[function.head].line)
     templates = {one.name for one in code.functions if one.template}
     return frozenset(name for name in templates if not code.project.uses(name, code.path, heads[name]))

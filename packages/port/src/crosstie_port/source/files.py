@@ -150,8 +150,8 @@ def source_paths(root: Path) -> Iterator[Path]:
 def read_files(root: Path) -> Files:
     if not root.exists():
         raise BadInput(f"{root} does not exist")
-    found = Files()
-    texts = {"cpp": found.cpp, "python": found.python, "build": found.build}
+    files = Files()
+    texts = {"cpp": files.cpp, "python": files.python, "build": files.build}
     base = root if root.is_dir() else root.parent
     own_map: dict[str, str] = {}
     for path in _walk(root):
@@ -163,19 +163,19 @@ def read_files(root: Path) -> Files:
             what = "device code of NVIDIA, which no AMD GPU loads"
             evidence = f"{path.stat().st_size:,} bytes of {path.suffix.removeprefix('.')}"
             remedy = "build it from source with hipcc --genco --offload-arch=gfx942, or leave it out"
-            found.hazards.append(SourceHazard("device-binary", "error", what, name, evidence, remedy))
+            files.hazards.append(SourceHazard("device-binary", "error", what, name, evidence, remedy))
         elif kind:
             try:
                 texts[kind][name] = _read(path)
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or str(error)
                 remedy = "check it by hand, or give it as text of less than 8 MB"
-                found.hazards.append(SourceHazard("unread", "unknown", "this file was not read", name, why, remedy))
+                files.hazards.append(SourceHazard("unread", "unknown", "this file was not read", name, why, remedy))
     if own_map:
-        found.cpp = {name: _mapped(text, own_map) for name, text in found.cpp.items()}
-    if not found.count and not found.hazards:
+        files.cpp = {name: _mapped(text, own_map) for name, text in files.cpp.items()}
+    if not files.count and not files.hazards:
         raise BadInput(f"nothing to read in {root}: no C++, CUDA or Python source and no build file")
-    return found
+    return files
 
 
 def _own_map(path: Path) -> dict[str, str]:

@@ -36,10 +36,10 @@ _FIRST_CODE = re.compile(r"^\s*(?:#\s*(?:include|pragma|ifndef|define)\b|//|/\*|
 
 def _by_target(line: str) -> str:
     """In device code: on the host no macro of a target is set, which the next run says where it matters."""
-    found = _SIZE.match(line)
-    if found is None:
+    match = _SIZE.match(line)
+    if match is None:
         return line
-    return f"#if defined(__GFX9__)\n{found[1]}64{found[2]}\n#else\n{line}\n#endif"
+    return f"#if defined(__GFX9__)\n{match[1]}64{match[2]}\n#else\n{line}\n#endif"
 
 
 _FIXES: Mapping[str, Callable[[str], str]] = {
@@ -56,10 +56,10 @@ _FIXES: Mapping[str, Callable[[str], str]] = {
 def patch(findings: Sequence[Finding], root: Path) -> tuple[str, int]:
     """A unified diff against the tree, and how many findings it cures. Files that are not plain UTF-8 are left out."""
     by_file: dict[str, list[Finding]] = {}
-    for one in findings:
-        mechanical = one.check in _FIXES and one.severity == "error"
-        if one.where.line and (mechanical or (one.check == _GRID and one.severity == "unknown")):
-            by_file.setdefault(str(one.where.file), []).append(one)
+    for finding in findings:
+        mechanical = finding.check in _FIXES and finding.severity == "error"
+        if finding.where.line and (mechanical or (finding.check == _GRID and finding.severity == "unknown")):
+            by_file.setdefault(str(finding.where.file), []).append(finding)
     parts: list[str] = []
     cured = 0
     for file, found in sorted(by_file.items()):

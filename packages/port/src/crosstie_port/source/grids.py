@@ -63,7 +63,7 @@ def capped(path: str, text: str) -> tuple[dict[int, str], bool]:
 def _is_looped(code: Code, at: int) -> bool:
     """Whether the kernel that is launched here goes over the whole grid."""
     name = _kernel(code, at)
-    kernels = [one for one in code.functions if one.name == name]
+    kernels = [function for function in code.functions if function.name == name]
     return len(kernels) == 1 and "__global__" in kernels[0].returns and _strides(code, kernels[0])
 
 
@@ -96,9 +96,9 @@ def _strides(code: Code, kernel: Function) -> bool:
     if not loops and not any(places(name) for name in _LOOP_MACROS):
         return False
     strides = {name for loop in loops for name in _names(code, loop.step, loop.head_end)}
-    if not all(_is_stride(code, one, loops, strides) for one in places("gridDim")):
+    if not all(_is_stride(code, place, loops, strides) for place in places("gridDim")):
         return False
-    return all(_starts_loop(code, one, loops, places) for one in places("blockIdx"))
+    return all(_starts_loop(code, place, loops, places) for place in places("blockIdx"))
 
 
 def _loops(code: Code, places: Sequence[int]) -> Iterator[_Loop]:
@@ -138,7 +138,7 @@ def _starts_loop(code: Code, at: int, loops: Sequence[_Loop], places: Places) ->
     if any(loop.start < at < loop.step for loop in loops):
         return True
     name = _given_to(code, at)
-    uses = [one for one in places(name) if one > at] if name else []
+    uses = [place for place in places(name) if place > at] if name else []
     return bool(uses) and all(any(_is_own(code, one, name, loop) for loop in loops) for one in uses)
 
 
@@ -195,15 +195,15 @@ def _wrapped(
         return None
     number = min(numbers)
     line = made.get(number, lines[number - 1])
-    found = list(re.finditer(f"({before})({_spelt(tokens)})({after})", line))
-    if len(found) != 1:
+    matches = list(re.finditer(f"({before})({_spelt(tokens)})({after})", line))
+    if len(matches) != 1:
         return None
-    (one,) = found
-    return number, f"{line[: one.start()]}{one[1]}{CAP}({one[2]}){one[3]}{line[one.end() :]}"
+    (match,) = matches
+    return number, f"{line[: match.start()]}{match[1]}{CAP}({match[2]}){match[3]}{line[match.end() :]}"
 
 
 def _spelt(tokens: Sequence[CppToken]) -> str:
     """As the line has them, with any blanks between."""
     words = [re.escape(token.text) for token in tokens]
-    gaps = [r"\s+" if one.kind == two.kind == "name" else r"\s*" for one, two in pairwise(tokens)]
+    gaps = [r"\s+" if cpp_token.kind == two.kind == "name" else r"\s*" for cpp_token, two in pairwise(tokens)]
     return words[0] + "".join(gap + word for gap, word in zip(gaps, words[1:], strict=True))

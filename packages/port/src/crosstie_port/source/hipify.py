@@ -210,7 +210,7 @@ def leftover_hazards(project: Project, names: CudaNames, result: Hipified) -> It
 
 
 def _lines_of(text: str, pattern: str) -> list[int]:
-    return [text.count("\n", 0, found.start()) + 1 for found in re.finditer(pattern, text)]
+    return [text.count("\n", 0, match.start()) + 1 for match in re.finditer(pattern, text)]
 
 
 def misnamed(known: Mapping[str, str]) -> dict[str, str]:
@@ -220,7 +220,7 @@ def misnamed(known: Mapping[str, str]) -> dict[str, str]:
         guess: new
         for old, new in known.items()
         if new.lower().startswith("hip")
-        and (guess := _PREFIX.sub(lambda one: "HIP" if one[0].isupper() else "hip", old)) not in made
+        and (guess := _PREFIX.sub(lambda match: "HIP" if match[0].isupper() else "hip", old)) not in made
         and guess != old
     }
 

@@ -130,7 +130,7 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
         if token.kind != "sign" or sign not in _LITERALS or _right(code, at) != _LITERALS[sign]:
             continue
         left = _operand(tokens, at)
-        of_thread = any(_is_thread(code, one, at) for one in left)
+        of_thread = any(_is_thread(code, cpp_token, at) for cpp_token in left)
         named = _assigned(tokens, at)
         if sign in ("<", ">="):
             if not of_thread or len(left) > 3:
@@ -185,8 +185,8 @@ def _right(code: Code, at: int) -> int | None:
         return 32 if following.text.lower() in _FLOATS else number(following.text)
     bracketed = following.text == "("
     inside = tokens[at + 2 : closing(tokens, at + 1)] if bracketed else tokens[at + 1 : at + 2]
-    named = [one for one in inside if one.kind == "name"]
-    of_lanes = all(_WARP_OR_LANE.search(one.text) and not _is_size(one) for one in named)
+    named = [token for token in inside if token.kind == "name"]
+    of_lanes = all(_WARP_OR_LANE.search(token.text) and not _is_size(token) for token in named)
     # A call, a member or an element is no constant.
     looked_up = following.kind == "name" and code.text(at + 2) in ("(", "::", ".", "->", "[")
     return code.value(inside, at) if of_lanes and len(inside) <= 5 and not looked_up else None
@@ -230,7 +230,7 @@ def _is_thread(code: Code, token: CppToken, at: int) -> bool:
     if token.text in ("threadIdx", "hipThreadIdx_x") or _THREAD.match(token.text):
         return True
     declaration = code.declared(token.text, at)
-    return declaration is not None and any(one.text == "threadIdx" for one in declaration.value)
+    return declaration is not None and any(cpp_token.text == "threadIdx" for cpp_token in declaration.value)
 
 
 def _blocks(code: Code) -> Iterator[SourceHazard]:
@@ -264,8 +264,8 @@ def _strides(code: Code) -> Iterator[SourceHazard]:
     for at in code.names.get("for", ()):
         end = closing(code.tokens, at + 1) if code.text(at + 1) == "(" else at
         parts = statements(code.tokens[at + 2 : end])
-        if len(parts) == 3 and any(_LANE.search(one.text) for one in parts[0] if one.kind == "name"):
-            step = [one.text for one in parts[2]]
+        if len(parts) == 3 and any(_LANE.search(token.text) for token in parts[0] if token.kind == "name"):
+            step = [token.text for token in parts[2]]
             behind = step.index("+=") + 1 if "+=" in step else len(step)
             if step[behind : behind + 1] == ["32"] and not code.is_for_amd(at):
                 what = "lanes step by 32, the lanes of a warp; a wavefront of this target has 64"
@@ -294,7 +294,7 @@ def _while_loops(code: Code) -> Iterator[SourceHazard]:
             continue
         body_end = closing(tokens, end + 1)
         body = tokens[end : body_end + 1]
-        steps = {one.text for one, sign in pairwise(body) if sign.text in (">>=", "/=")}
+        steps = {cpp_token.text for cpp_token, sign in pairwise(body) if sign.text in (">>=", "/=")}
         asked = {token.text: token for token in tokens[at + 2 : end] if token.kind == "name" and token.text in steps}
         for token in asked.values():
             if code.value([token], at, through_variables=True) == 16 and _shuffles_all(code, end, body_end):
@@ -329,8 +329,8 @@ def _shuffles_all(code: Code, start: int, end: int) -> bool:
     """Whether there are shuffles between two places, and one of them does not say that it is among 32 lanes."""
     places = [
         at
-        for at, one in enumerate(code.tokens[start : end + 1], start)
-        if one.kind == "name" and _SHUFFLE.search(one.text)
+        for at, token in enumerate(code.tokens[start : end + 1], start)
+        if token.kind == "name" and _SHUFFLE.search(token.text)
     ]
     return any(not _gives_width(code, at) for at in places)
 
@@ -373,7 +373,7 @@ def _literal(tokens: Sequence[CppToken]) -> int | None:
 def _shuffles_by(code: Code, name: str, at: int, step: int) -> bool:
     """Whether the function has that step too: a shuffle by 16 alone swaps halves, and is right on 64 lanes."""
     same = (given[1:3] for other, given in code.calls(name) if code.function(other) == code.function(at))
-    return any(_literal(one) == step for given in same for one in given)
+    return any(_literal(tokens) == step for given in same for tokens in given)
 
 
 LANE_RULES = (_sizes, _arithmetic, _blocks, _strides, _warps_of_block, _loops, _while_loops, _shuffles)

@@ -45,16 +45,16 @@ def _grids(code: Code) -> Iterator[SourceHazard]:
     lines = sorted({code.tokens[at].line for at, given in launches(code) if given and may_overflow(code, given[0], at)})
     if lines:
         what = "HIP launches fewer than 2^32 threads a grid, CUDA up to 2^31 blocks: this grid grows without a cap"
-        found = code.line_hazard("grid-limit", "unknown", what, lines[0], _GRID_FIX)
-        yield replace(found, evidence=found.evidence + also(lines[1:]))
+        hazard = code.line_hazard("grid-limit", "unknown", what, lines[0], _GRID_FIX)
+        yield replace(hazard, evidence=hazard.evidence + also(lines[1:]))
 
 
 def may_overflow(code: Code, grid: Sequence[CppToken], at: int) -> bool:
     """Whether a number of it is a quotient without a cap, of a count of 64 bits or beside another number."""
-    dimensions = [one for one in _dimensions(code, grid, at) if code.value(one, at) is None]
+    dimensions = [dimension for dimension in _dimensions(code, grid, at) if code.value(dimension, at) is None]
     if not dimensions or _checks_product(code, at):
         return False
-    return any(_is_open(code, list(_behind(code, one, at)), at, len(dimensions) > 1) for one in dimensions)
+    return any(_is_open(code, list(_behind(code, dimension, at)), at, len(dimensions) > 1) for dimension in dimensions)
 
 
 def _is_open(code: Code, tokens: Sequence[CppToken], at: int, beside: bool) -> bool:
@@ -63,7 +63,7 @@ def _is_open(code: Code, tokens: Sequence[CppToken], at: int, beside: bool) -> b
         return False
     if not (any(token.text == "/" for token in tokens) or any(map(_PARTS.search, names))):
         return False
-    sized = any(one.text == "size" and before.text == "." for before, one in pairwise(tokens))
+    sized = any(cpp_token.text == "size" and before.text == "." for before, cpp_token in pairwise(tokens))
     declared = (code.declared(name, at) for name in names)
     return beside or sized or bool(names & (_COUNTS | WIDE)) or any(one and one.bits == 64 for one in declared)
 
@@ -87,12 +87,12 @@ def _checks_product(code: Code, at: int) -> bool:
     """A check against 2^32 somewhere before the launch."""
     function = code.function(at)
     before = code.tokens[function.start if function else max(0, at - 200) : at]
-    return any(one.text == "<<" and two.text == "32" for one, two in pairwise(before))
+    return any(token.text == "<<" and two.text == "32" for token, two in pairwise(before))
 
 
 def _braces(code: Code) -> Iterator[SourceHazard]:
     for at, given in launches(code):
-        if code.tokens[at].text == "<<<" and any(one and one[0].text == "{" for one in given[:2]):
+        if code.tokens[at].text == "<<<" and any(tokens and tokens[0].text == "{" for tokens in given[:2]):
             what = "a grid or block in braces: HIPIFY makes a macro of the launch, which takes the commas for its own"
             yield code.hazard(
                 "launch-braces", "error", what, at, "name it before: dim3 block(x, y, 1); <<<grid, block>>>"
@@ -107,7 +107,7 @@ def _attributes(code: Code) -> Iterator[SourceHazard]:
             continue
         what = f"{name} gets a kernel: HIP's takes const void*, to which no function converts by itself"
         # A member may be a pointer to void already.
-        severity: Severity = "unknown" if any(one.text in (".", "->") for one in given[place]) else "error"
+        severity: Severity = "unknown" if any(token.text in (".", "->") for token in given[place]) else "error"
         yield code.hazard("kernel-attribute", severity, what, at, "write reinterpret_cast<const void*>(kernel)")
 
 

@@ -118,7 +118,7 @@ class _Joined:
     def __init__(self, text: str):
         parts = _SPLICE.split(text)
         self.text = "".join(parts)
-        self._starts = [0, *(found.end() for found in re.finditer("\n", self.text))]
+        self._starts = [0, *(match.end() for match in re.finditer("\n", self.text))]
         self._splices = list(accumulate(map(len, parts[:-1])))
 
     def line(self, offset: int) -> int:
@@ -130,14 +130,14 @@ def lex(text: str) -> Lexed:
     tokens: list[CppToken] = []
     directives: list[Directive] = []
     offset, fresh = 0, True
-    while found := _TOKEN.match(joined.text, offset):
-        offset = found.end()
-        if found.lastgroup == "newline":
+    while match := _TOKEN.match(joined.text, offset):
+        offset = match.end()
+        if match.lastgroup == "newline":
             fresh = True
-        elif found[0] == "#" and fresh:
+        elif match[0] == "#" and fresh:
             directive, offset = _directive(joined, offset)
             directives.append(directive)
-        elif (token := _token(found, joined)) is not None:
+        elif (token := _token(match, joined)) is not None:
             tokens.append(token)
             fresh = False
     return Lexed(tokens=tokens, directives=directives)
@@ -162,7 +162,7 @@ def _token(found: re.Match[str], joined: _Joined) -> CppToken | None:
     if kind == "raw":
         return CppToken("string", found["inside"], line)
     if kind == "string":
-        return CppToken("string", _ESCAPE.sub(lambda one: _ESCAPES.get(one[1], one[1]), found["content"]), line)
+        return CppToken("string", _ESCAPE.sub(lambda match: _ESCAPES.get(match[1], match[1]), found["content"]), line)
     return CppToken(kind, found[0], line)
 
 
@@ -171,9 +171,9 @@ def _directive(joined: _Joined, offset: int) -> tuple[Directive, int]:
     line = joined.line(offset - 1)
     tokens: list[CppToken] = []
     word, header, function_like, name_end = "", "", False, -1
-    while (found := _TOKEN.match(joined.text, offset)) and found.lastgroup != "newline":
-        offset = found.end()
-        token = _token(found, joined)
+    while (match := _TOKEN.match(joined.text, offset)) and match.lastgroup != "newline":
+        offset = match.end()
+        token = _token(match, joined)
         if token is None:
             continue
         if not word:
@@ -182,7 +182,7 @@ def _directive(joined: _Joined, offset: int) -> tuple[Directive, int]:
                 header = named[1] or named[2] or ""
                 offset = named.end()
         else:
-            if len(tokens) == 1 and token.text == "(" and found.start() == name_end:
+            if len(tokens) == 1 and token.text == "(" and match.start() == name_end:
                 function_like = word == "define"
             tokens.append(token)
             name_end = offset

@@ -80,9 +80,9 @@ def _name_bits(code: Code, name: str, at: int, depth: int, following: Sequence[C
         if declaration.bits is None and declaration.value:
             return _bits(code, declaration.value, declaration.at, depth + 1)
         return declaration.bits
-    for one in code.project.definitions(name, code.path):
-        if one.body and not one.directive.function_like:
-            return _bits(code, one.body, 0, depth + 1)
+    for definition in code.project.definitions(name, code.path):
+        if definition.body and not definition.directive.function_like:
+            return _bits(code, definition.body, 0, depth + 1)
     value = code.project.constant(name, code.path)
     return None if value is None else 64 if value > _ALL_32 else 32
 
@@ -179,7 +179,7 @@ def _counts(code: Code) -> Iterator[SourceHazard]:
 
 def _is_ballot(code: Code, tokens: Sequence[CppToken], at: int) -> bool:
     names = [token.text for token in tokens if token.kind == "name"]
-    declared = (one for name in names if (one := code.declared(name, at)) is not None)
+    declared = (declaration for name in names if (declaration := code.declared(name, at)) is not None)
     return any(name in _BALLOTS for name in [*names, *(token.text for one in declared for token in one.value)])
 
 

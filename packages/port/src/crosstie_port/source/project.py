@@ -242,16 +242,16 @@ def _is_amd_switch(name: str) -> bool:
 def _choices(directives: Sequence[Directive]) -> Iterator[list[frozenset[str]]]:
     """Names of what is chosen between: the parts of `a || b`, and the sides of #if ... #elif."""
     chains: list[list[frozenset[str]]] = []
-    for one in directives:
-        names = frozenset(token.text for token in one.tokens if token.kind == "name") - {"defined"}
-        if one.word in ("if", "elif"):
-            yield _alternatives(one.tokens)
-        refuses = one.word == "ifndef" or any(token.text == "!" for token in one.tokens)
-        if one.word in ("if", "ifdef", "ifndef"):
+    for directive in directives:
+        names = frozenset(token.text for token in directive.tokens if token.kind == "name") - {"defined"}
+        if directive.word in ("if", "elif"):
+            yield _alternatives(directive.tokens)
+        refuses = directive.word == "ifndef" or any(token.text == "!" for token in directive.tokens)
+        if directive.word in ("if", "ifdef", "ifndef"):
             chains.append([frozenset() if refuses else names])
-        elif one.word in ("elif", "elifdef") and chains:
+        elif directive.word in ("elif", "elifdef") and chains:
             chains[-1].append(frozenset() if refuses else names)
-        elif one.word == "endif" and chains:
+        elif directive.word == "endif" and chains:
             yield chains.pop()
 
 
@@ -357,8 +357,8 @@ def without_jinja(text: str) -> str:
     return _JINJA.sub(_as_directive, text) if "{%" in text else text
 
 
-def _as_directive(found: re.Match[str]) -> str:
-    word, condition = found[1], found[2].strip()
+def _as_directive(match: re.Match[str]) -> str:
+    word, condition = match[1], match[2].strip()
     if word not in ("if", "elif"):
         return f"#{word}"
     signs = {"and": "&&", "or": "||"}
@@ -374,12 +374,12 @@ def _asked(part: str) -> str:
 def read_unit(path: str, text: str) -> SourceFile:
     constants: dict[str, list[tuple[str, int]]] = {}
     newlines = [found.start() for found in re.finditer("\n", text)]
-    for found in _CONSTANT.finditer(text):
-        constants.setdefault(found[1], []).append((found[2], _line(newlines, found.start(1))))
+    for match in _CONSTANT.finditer(text):
+        constants.setdefault(match[1], []).append((match[2], _line(newlines, match.start(1))))
     for body in _ENUM.finditer(text):
-        for found in _MEMBER.finditer(body[1]):
-            line = _line(newlines, body.start(1) + found.start())
-            constants.setdefault(found[1], []).append((found[2], line))
+        for match in _MEMBER.finditer(body[1]):
+            line = _line(newlines, body.start(1) + match.start())
+            constants.setdefault(match[1], []).append((match[2], line))
     made = {
         found[1] or found[2] or found[3]: _line(newlines, found.start())
         for found in _MADE.finditer(text)
@@ -525,9 +525,9 @@ class Project:
         asked = {
             token.text
             for unit in self.units.values()
-            for one in unit.directives
-            if one.word in ("if", "ifdef", "elif")
-            for token in one.tokens
+            for directive in unit.directives
+            if directive.word in ("if", "ifdef", "elif")
+            for token in directive.tokens
             if token.kind == "name"
         }
         # Each asked for by itself, and named alike: X_WITH_CUDA and X_WITH_HIP.
@@ -584,12 +584,12 @@ class Project:
     def asks_for(self, name: str) -> bool:
         """Whether a condition that a build for ROCm reads asks for a macro."""
         return any(
-            one.word in ("if", "ifdef", "ifndef", "elif")
-            and any(token.text == name for token in one.tokens)
-            and not unit.is_dead(one.line)
+            directive.word in ("if", "ifdef", "ifndef", "elif")
+            and any(token.text == name for token in directive.tokens)
+            and not unit.is_dead(directive.line)
             for unit in self.units.values()
             if name in unit.text
-            for one in unit.directives
+            for directive in unit.directives
         )
 
     def uses(self, name: str, path: str, but: Collection[int]) -> bool:
@@ -597,8 +597,8 @@ class Project:
         nobody calls it at all."""
         dead = False
         for unit in self.units.values():
-            for found in re.finditer(rf"\b{re.escape(name)}\b", unit.text) if name in unit.text else ():
-                line = unit.text.count("\n", 0, found.start()) + 1
+            for match in re.finditer(rf"\b{re.escape(name)}\b", unit.text) if name in unit.text else ():
+                line = unit.text.count("\n", 0, match.start()) + 1
                 if unit.path != path or line not in but:
                     if unit.path not in self._left_out and not unit.is_dead(line):
                         return True
@@ -613,7 +613,7 @@ class Project:
     @cached_property
     def own_spaces(self) -> frozenset[str]:
         """Outermost namespaces that files of the tree itself open."""
-        return frozenset(found[1] for unit in self.units.values() for found in _SPACE.finditer(unit.text))
+        return frozenset(match[1] for unit in self.units.values() for match in _SPACE.finditer(unit.text))
 
     def declares_type(self, name: str) -> bool:
         """Whether any class of the tree has a type of that name: `using name = ...`."""
@@ -629,8 +629,8 @@ class Project:
     def sees(self, path: str, pattern: re.Pattern[str]) -> bool:
         """Whether a line that a build for ROCm compiles, in this file or one around it, matches."""
         for unit in (self.units[other] for other in self.visible[path]):
-            for found in pattern.finditer(unit.text):
-                if not unit.is_dead(unit.text.count("\n", 0, found.start()) + 1):
+            for match in pattern.finditer(unit.text):
+                if not unit.is_dead(unit.text.count("\n", 0, match.start()) + 1):
                     return True
         return False
 
@@ -638,17 +638,17 @@ class Project:
         """Those of a macro that the file may see and a build for ROCm does not leave out."""
         seen = self.visible[path]
         found = self._definitions.get(name, [])
-        return [one for one in found if one.file in seen and self._taken(one) is not False]
+        return [definition for definition in found if definition.file in seen and self._taken(definition) is not False]
 
     def macros(self, path: str) -> Macros:
         def defined(name: str) -> bool | None:
             found = self._definitions.get(name)
             if not found:
                 return False if name in self._nvidia_switches else rocm_defines(name)
-            if all(self._taken(one) is False for one in found):
+            if all(self._taken(definition) is False for definition in found):
                 # Only the side for NVIDIA ever sets it.
                 return False
-            if any(self._taken(one) for one in found if one.file in self.visible[path]):
+            if any(self._taken(definition) for definition in found if definition.file in self.visible[path]):
                 return True
             return None
 
@@ -656,7 +656,7 @@ class Project:
 
     def provides(self, name: str, path: str) -> bool:
         """Whether the project brings its own macro of that name for ROCm, so that what it stood for is not used."""
-        if any(not any(token.text == name for token in one.body) for one in self.definitions(name, path)):
+        if any(not any(token.text == name for token in definition.body) for definition in self.definitions(name, path)):
             return True
         seen = (self.units[other] for other in self.visible[path])
         return any(name in unit.made and not unit.is_dead(unit.made[name]) for unit in seen)
@@ -686,9 +686,9 @@ class Project:
     def _candidates(self, name: str, path: str) -> list[tuple[str, tuple[CppToken, ...], int]]:
         """File, expression and line of each macro and constant of that name that the file may see."""
         found = [
-            (one.file, one.body, one.directive.line)
-            for one in self.definitions(name, path)
-            if one.body and not one.directive.function_like
+            (definition.file, definition.body, definition.directive.line)
+            for definition in self.definitions(name, path)
+            if definition.body and not definition.directive.function_like
         ]
         seen = self.visible[path]
         for file, expression, line in self._constants.get(name, ()):

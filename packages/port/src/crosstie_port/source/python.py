@@ -77,7 +77,7 @@ def known_of(tree: ast.Module) -> Known:
                 returns[node.name] = given[0]
         elif isinstance(node, ast.ImportFrom):
             imported |= {alias.asname or alias.name for alias in node.names}
-    set_once = {name: found[0] for name, found in values.items() if len(found) == 1}
+    set_once = {name: exprs[0] for name, exprs in values.items() if len(exprs) == 1}
     return Known(set_once, loops, returns, frozenset(imported))
 
 
@@ -92,7 +92,7 @@ def on_rocm(test: ast.expr, known: Known, depth: int = 0) -> bool | None:
             return negated(on_rocm(operand, known, depth + 1))
         case ast.BoolOp(op=operator, values=values):
             joined = both if isinstance(operator, ast.And) else either
-            return reduce(joined, (on_rocm(one, known, depth + 1) for one in values))
+            return reduce(joined, (on_rocm(expr, known, depth + 1) for expr in values))
         case ast.Compare(left=left, ops=[operator], comparators=[right]):
             return _compared(left, operator, right, known, depth)
         case ast.Call():
@@ -215,11 +215,11 @@ def ends_on_rocm(statement: ast.stmt, known: Known) -> bool:
 def skipped_on_rocm(decorators: list[ast.expr], known: Known) -> bool:
     """`@pytest.mark.skipif(is_hip(), ...)`."""
     return any(
-        isinstance(one, ast.Call)
-        and dotted(one.func).rpartition(".")[2] in ("skipif", "skipIf")
-        and bool(one.args)
-        and on_rocm(one.args[0], known) is True
-        for one in decorators
+        isinstance(decorator, ast.Call)
+        and dotted(decorator.func).rpartition(".")[2] in ("skipif", "skipIf")
+        and bool(decorator.args)
+        and on_rocm(decorator.args[0], known) is True
+        for decorator in decorators
     )
 
 

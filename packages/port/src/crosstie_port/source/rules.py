@@ -100,23 +100,23 @@ def _pattern(file: Path, where: str, value: object) -> re.Pattern[str]:
 
 @cache
 def python_rules(kind: str, file: Path = _DATA / "python.toml") -> tuple[PythonRule, ...]:
-    found = _rows(file, kind, PythonRule, KINDS)
-    for where, rule in found.items():
+    rules = _rows(file, kind, PythonRule, KINDS)
+    for where, rule in rules.items():
         if bool(rule.names) == (rule.pattern is not None):
             raise BadData(file, where, "needs either names or a pattern")
-    return tuple(found.values())
+    return tuple(rules.values())
 
 
 @cache
 def name_rules(file: Path = _DATA / "names.toml") -> tuple[NameRule, ...]:
     libraries = read_counterparts(SHIPPED / "libraries.toml")
-    found = []
+    rules = []
     for where, row in _rows(file, "rule", NameRule).items():
         if row.library and row.library not in libraries:
             raise BadData(file, f"{where}.library", f"'{row.library}' is in no row of libraries.toml")
         more = f"; {libraries[row.library].rocm}: crosstie catalog show libraries {row.library}" if row.library else ""
-        found.append(msgspec.structs.replace(row, remedy=row.remedy + more))
-    return tuple(found)
+        rules.append(msgspec.structs.replace(row, remedy=row.remedy + more))
+    return tuple(rules)
 
 
 @cache
@@ -127,19 +127,19 @@ def explained(name: str) -> bool:
 
 @cache
 def ptx_rules(file: Path = _DATA / "ptx.toml") -> tuple[PtxRule, ...]:
-    found = _rows(file, "class", PtxRule)
+    rules = _rows(file, "class", PtxRule)
     by_id: dict[str, str] = {}
-    for where, rule in found.items():
+    for where, rule in rules.items():
         if by_id.setdefault(rule.id, where) != where:
             raise BadData(file, where, f"the id {rule.id} stands here twice")
-    return tuple(found.values())
+    return tuple(rules.values())
 
 
 @cache
 def ptx_rule(opcode: str) -> PtxRule | None:
     """By the longest prefix that ends where a part of the opcode ends."""
     plain = opcode.replace("::", ".") + "."
-    matches = [(len(prefix), one) for one in ptx_rules() for prefix in one.opcodes if plain.startswith(prefix + ".")]
+    matches = [(len(prefix), rule) for rule in ptx_rules() for prefix in rule.opcodes if plain.startswith(prefix + ".")]
     return max(matches, key=lambda match: match[0], default=(0, None))[1]
 
 

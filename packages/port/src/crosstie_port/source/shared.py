@@ -88,7 +88,7 @@ def _structure(code: Code, kind: Sequence[CppToken], at: int, binding: Mapping[s
             continue
         end = closing(tokens, place + 1)
         bound = {**binding, **_given(code, template_of(tokens, place), kind[angle + 1 : -1], at, binding)}
-        sizes = [_bytes(code, one, place, bound) for one in statements(tokens[place + 2 : end])[:-1]]
+        sizes = [_bytes(code, statement, place, bound) for statement in statements(tokens[place + 2 : end])[:-1]]
         known = [size for size in sizes if size is not None]
         if len(known) < len(sizes):
             return None
@@ -161,18 +161,18 @@ def _run_time(code: Code, tokens: Sequence[CppToken], at: int) -> Value:
 
 def _with_sizes(code: Code, tokens: Sequence[CppToken], at: int) -> list[CppToken]:
     """The same with `sizeof(Storage)` as a number, where Storage is a structure of the file."""
-    found: list[CppToken] = []
+    cpp_tokens: list[CppToken] = []
     index = 0
     while index < len(tokens):
         token = tokens[index]
-        if [one.text for one in tokens[index : index + 2]] == ["sizeof", "("]:
+        if [cpp_token.text for cpp_token in tokens[index : index + 2]] == ["sizeof", "("]:
             end = closing(tokens, index + 1)
             size = _structure(code, tokens[index + 2 : end], at, {})
             if size is not None:
                 token, index = CppToken("number", str(size), token.line), end
-        found.append(token)
+        cpp_tokens.append(token)
         index += 1
-    return found
+    return cpp_tokens
 
 
 def _launches(code: Code) -> Iterator[SourceHazard]:
@@ -184,12 +184,12 @@ def _launches(code: Code) -> Iterator[SourceHazard]:
 
 def _constants(code: Code) -> Iterator[SourceHazard]:
     """`constexpr int kSmemBytes = 99 * 1024`: a budget made for NVIDIA."""
-    for name, found in code.declarations.items():
-        for one in found if _SIZE_NAME.search(name) else ():
-            size = code.value(one.value, one.at)
-            constant = {"const", "constexpr"} & set(one.words)
+    for name, declarations in code.declarations.items():
+        for declaration in declarations if _SIZE_NAME.search(name) else ():
+            size = code.value(declaration.value, declaration.at)
+            constant = {"const", "constexpr"} & set(declaration.words)
             if constant and size is not None and _LEAST_LDS < size <= _MOST_PLAUSIBLE:
-                yield from _over(code, f"{name} is a budget", size, one.at, "unknown")
+                yield from _over(code, f"{name} is a budget", size, declaration.at, "unknown")
 
 
 SHARED_RULES = (_static, _opt_ins, _launches, _constants)

@@ -52,7 +52,7 @@ def _compute_types(code: Code) -> Iterator[SourceHazard]:
     """The next to last of what cublasGemmEx is given: cuBLAS takes a data type there as well."""
     for _, at, given in code.foreign_calls(("cublasGemmEx", "cublasGemmBatchedEx", "cublasGemmStridedBatchedEx")):
         names = [token.text for token in given[-2] if token.kind == "name"] if len(given) > 2 else []
-        if any(one.startswith("CUDA_R_") or code.type_of(one, at).startswith("cudaDataType") for one in names):
+        if any(name.startswith("CUDA_R_") or code.type_of(name, at).startswith("cudaDataType") for name in names):
             what = f"hipBLAS takes a hipblasComputeType_t where this gives {names[0]}, a type of data"
             yield code.hazard("overload", "error", what, at, "give a cublasComputeType_t, such as CUBLAS_COMPUTE_32F")
 
@@ -60,7 +60,7 @@ def _compute_types(code: Code) -> Iterator[SourceHazard]:
 def _pairs(code: Code) -> Iterator[SourceHazard]:
     """__hmax2 and its like: of bfloat16 they are there."""
     for name, at, given in code.foreign_calls(("__hmax2", "__hmin2", "__hmax2_nan", "__hmin2_nan")):
-        words = [token.text for one in given for token in one if token.kind == "name"]
+        words = [token.text for tokens in given for token in tokens if token.kind == "name"]
         declared = [one for word in words for one in (code.type_of(word, at),) if one]
         if not any(_BFLOAT.search(word) for word in (*words, *declared)):
             what = f"HIP's headers have {name} for bfloat16 alone, not for half2 (looked up in ROCm 6.3)"
@@ -114,7 +114,7 @@ def _device_members(code: Code) -> Iterator[SourceHazard]:
         named = tokens[at - 1].text if token.text == "operator" and code.text(at + 1) == "++" else ""
         kind = code.text(at + 1) if token.text == "~" and code.text(at + 2) == "(" else code.text(at - 2)
         if token.text == "~" or named in ("&", "*"):
-            words = [one.text for one in tokens[max(0, at - 5) : at]]
+            words = [cpp_token.text for cpp_token in tokens[max(0, at - 5) : at]]
             alone = "__device__" in words and "__host__" not in words
             if alone and kind not in told and not code.is_side_for_amd(at):
                 told.add(kind)
@@ -157,7 +157,7 @@ def _returns(code: Code) -> Iterator[SourceHazard]:
 
 def _leaves(code: Code, inside: set[str]) -> bool:
     """Whether any word returns or ends the thread: itself, by its macro, or as a function that says noreturn."""
-    bodies = (one.body for word in inside for one in code.project.definitions(word, code.path))
+    bodies = (definition.body for word in inside for definition in code.project.definitions(word, code.path))
     words = inside.union(*({token.text for token in body} for body in bodies))
     if words & _LEAVES:
         return True
@@ -171,7 +171,7 @@ def _operators(code: Code) -> Iterator[SourceHazard]:
     for at in code.names.get("operator", ()):
         if code.text(at + 2) == "(" and code.text(at + 1) in _VECTOR_OPERATORS and not code.is_side_for_amd(at):
             given = arguments(code.tokens[at + 3 : closing(code.tokens, at + 2)])
-            kinds = [{token.text for token in one} & _VECTORS for one in given]
+            kinds = [{token.text for token in tokens} & _VECTORS for tokens in given]
             if len(kinds) == 2 and kinds[0] and kinds[0] == kinds[1]:
                 found.setdefault(code.tokens[at].line, f"operator{code.text(at + 1)} of two {min(kinds[0])}")
     if found:
@@ -179,8 +179,8 @@ def _operators(code: Code) -> Iterator[SourceHazard]:
         what = f"HIP has {found[first]} itself, so a use of it is ambiguous"
         # A friend with a copy for its first operand may lose to a reference; a member never does.
         severity: Severity = "error" if any("=" in one for one in found.values()) else "unknown"
-        one = code.line_hazard("overload", severity, what, first, "leave it out on ROCm: #ifndef USE_ROCM around it")
-        yield replace(one, evidence=one.evidence + also(others))
+        hazard = code.line_hazard("overload", severity, what, first, "leave it out on ROCm: #ifndef USE_ROCM around it")
+        yield replace(hazard, evidence=hazard.evidence + also(others))
 
 
 def _braced(code: Code) -> Iterator[SourceHazard]:
@@ -195,7 +195,7 @@ def _braced(code: Code) -> Iterator[SourceHazard]:
             if code.text(behind + copied) != "{" or code.tokens[at + 1].kind != "name":
                 continue
             given = arguments(code.tokens[behind + copied + 1 : closing(code.tokens, behind + copied)])
-            is_array, plain = behind > at + 2, [one for one in given if all(map(_is_plain, one))]
+            is_array, plain = behind > at + 2, [tokens for tokens in given if all(map(_is_plain, tokens))]
             if is_array and copied and plain and len(plain) == len(given):
                 what = f"numbers in braces for an array of {kind}: HIP's constructor of one value is explicit"
                 yield code.hazard("clang-strictness", "error", what, at, f"write make_{kind}(...) for each element")

@@ -33,7 +33,7 @@ def _places(code: Code) -> Iterator[tuple[int, str]]:
             yield at, f"rocprim::{code.text(at + 2)}()"
     for name, places in code.names.items():
         for made in code.project.definitions(name, code.path):
-            if not made.directive.function_like and any(one.text in _AT_RUN_TIME for one in made.body):
+            if not made.directive.function_like and any(token.text in _AT_RUN_TIME for token in made.body):
                 yield from ((at, name) for at in places)
                 break
 
@@ -69,7 +69,7 @@ def _in_template(code: Code, at: int) -> bool:
         if text == "<" and code.tokens[index - 1].kind == "name":
             end = skip_angles(code.tokens, index)
             inside = code.tokens[index:end]
-            return end > at and not any(one.text in _NO_TEMPLATE for one in inside)
+            return end > at and not any(token.text in _NO_TEMPLATE for token in inside)
     return False
 
 
@@ -128,7 +128,7 @@ def _partials(code: Code) -> Iterator[SourceHazard]:
             continue
         array, function = code.text(at - 2), code.function(at)
         whole = code.text(at - 3) == "=" and code.text(at + 2) == ";"
-        if function is None or not whole or any(one.text == "?" for one in tokens[max(0, at - 12) : at]):
+        if function is None or not whole or any(cpp_token.text == "?" for cpp_token in tokens[max(0, at - 12) : at]):
             continue
         written = any(
             function.start < other < at and code.text(other + 1) == "[" and code.text(other + 2) in _WARP
@@ -151,7 +151,7 @@ def _is_of_32(code: Code, lane: str, at: int) -> bool:
 def _is_guarded(tokens: Sequence[CppToken], at: int, start: int, lane: str) -> bool:
     """Behind `if (lane < ...)` or `if (threadIdx.x < blockDim.x / ...)` of the same statement or the block around."""
     begin = max(start, at - 30)
-    near = [one.text for one in tokens[begin:at]]
+    near = [token.text for token in tokens[begin:at]]
     return any(
         near[i] == "if"
         and "<" in near[i : i + 8]

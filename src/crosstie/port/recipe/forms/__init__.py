@@ -22,7 +22,7 @@ def render(recipe: Recipe, form: str, *, bare: bool = False) -> dict[str, str]:
         raise BadInput(f"--bare is for {', '.join(BARE)}; {form} runs containers")
     if recipe.shares_gpus and form in _GIVEN_TO_ONE:
         raise BadInput(f"{recipe.name}: models share GPUs, which {form} gives to one process; shell and compose can")
-    inside = next((one.source for one in recipe.mounts if one.source.startswith((IMAGE, CLAIM))), "")
+    inside = next((mount.source for mount in recipe.mounts if mount.source.startswith((IMAGE, CLAIM))), "")
     if inside and form not in _IN_CLUSTER:
         raise BadInput(f"{recipe.name}: weights at {inside} are a cluster's: --as {' or '.join(_IN_CLUSTER)}")
     return FORMS[form](recipe, bare)

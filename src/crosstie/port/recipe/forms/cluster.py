@@ -45,10 +45,10 @@ def manifests(fleet: Fleet, recipes: Sequence[Recipe]) -> dict[str, str]:
     """Files by name; `kubectl apply -k` takes the folder."""
     _check_names(recipes)
     found: dict[str, str] = {}
-    for one in recipes:
-        if one.shares_gpus:
-            raise BadInput(f"pool {one.pool}: models share GPUs, which Kubernetes gives to one process")
-        found |= kubernetes(one, fleet=service_name(fleet.name))
+    for recipe in recipes:
+        if recipe.shares_gpus:
+            raise BadInput(f"pool {recipe.pool}: models share GPUs, which Kubernetes gives to one process")
+        found |= kubernetes(recipe, fleet=service_name(fleet.name))
     name = service_name(fleet.name)
     served = found_in_cluster(fleet, recipes)
     parts: dict[str, tuple[str, list[Object]]] = {
@@ -79,8 +79,8 @@ def manifests(fleet: Fleet, recipes: Sequence[Recipe]) -> dict[str, str]:
 
 def found_in_cluster(fleet: Fleet, recipes: Sequence[Recipe]) -> Fleet:
     """With the engines that the manifests start: pools of equal ones by their Service, others by name."""
-    plain = {one.pool: one.name for one in recipes if not one.numbered}
-    started = {one.pool for one in recipes}
+    plain = {recipe.pool: recipe.name for recipe in recipes if not recipe.numbered}
+    started = {recipe.pool for recipe in recipes}
 
     def placed(pool: Pool) -> Pool:
         if pool.name in plain:
@@ -203,7 +203,7 @@ def _service(name: str, *ports: Object) -> Object:
 
 
 def _one_port(recipes: Sequence[Recipe]) -> int:
-    ports = sorted({one.port for one in recipes})
+    ports = sorted({recipe.port for recipe in recipes})
     if len(ports) > 1:
         raise BadInput(
             f"pools answer at ports {', '.join(map(str, ports))}: an InferencePool has one for all of its pods, so "
@@ -301,7 +301,7 @@ def _kustomization(files: list[str], recipes: Sequence[Recipe]) -> str:
     needs = ["Prometheus operator (ServiceMonitor v1): monitoring.yaml"]
     if "picker.yaml" in files:
         needs.append("Gateway API (HTTPRoute v1) and its Inference Extension (InferencePool v1): picker.yaml")
-    if groups := [f"{one.name}.yaml" for one in recipes if one.nodes > 1]:
+    if groups := [f"{recipe.name}.yaml" for recipe in recipes if recipe.nodes > 1]:
         needs.append(f"LeaderWorkerSet v1: {', '.join(groups)}")
     said = [
         "kubectl create namespace crosstie && kubectl apply -k .",

@@ -16,7 +16,7 @@ def compose(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
         recipe.name if recipe.slots == 1 else f"{recipe.name}-{slot}": _service(recipe, slot)
         for slot in range(recipe.slots)
     }
-    volumes: dict[str, Any] = {one.source: {} for one in recipe.mounts if one.is_volume}
+    volumes: dict[str, Any] = {mount.source: {} for mount in recipe.mounts if mount.is_volume}
     whole: dict[str, Any] = {"services": services} | ({"volumes": volumes} if volumes else {})
     return {f"{recipe.name}.compose.yaml": "\n".join(comments(recipe)) + "\n" + yaml_text(whole)}
 
@@ -58,7 +58,7 @@ def _service(recipe: Recipe, slot: int) -> dict[str, Any]:
         "cap_add": [one for one, _ in box.capabilities],
         "security_opt": ["seccomp=unconfined"] if box.unconfined else [],
         "ulimits": {"memlock": -1} if box.memlock else {},
-        "volumes": [f"{one.source}:{one.target}{':ro' if one.read_only else ''}" for one in recipe.mounts],
+        "volumes": [f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}" for mount in recipe.mounts],
     }
     if any(name == "ipc" for name, _ in box.host):
         more["ipc"] = "host"

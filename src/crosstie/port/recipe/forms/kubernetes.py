@@ -224,9 +224,9 @@ def _container(recipe: Recipe, command: tuple[str, ...], *, probed: bool = True)
         secret = {"name": "hf-token", "key": "token", "optional": True}
         variables.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
     mounts: list[Object] = [
-        {"name": _volume(recipe, i)[0], "mountPath": one.target, **_volume(recipe, i)[2],
-         **({"readOnly": True} if one.read_only else {})}
-        for i, one in enumerate(recipe.mounts)
+        {"name": _volume(recipe, i)[0], "mountPath": mount.target, **_volume(recipe, i)[2],
+         **({"readOnly": True} if mount.read_only else {})}
+        for i, mount in enumerate(recipe.mounts)
     ]  # fmt: skip
     mounts += [{"name": "scratch", "mountPath": _SCRATCH}, {"name": "shm", "mountPath": "/dev/shm"}]
     found: Object = {

@@ -61,7 +61,7 @@ def skypilot(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
             "disk_size": 1024,
         },
         "envs": {"HF_TOKEN": ""} if "HF_HOME" in recipe.variables else {},
-        "file_mounts": {one.target: one.source for one in recipe.mounts if not one.is_volume},
+        "file_mounts": {mount.target: mount.source for mount in recipe.mounts if not mount.is_volume},
         "service": {} if recipe.numbered else {
             "readiness_probe": {"path": recipe.health, "initial_delay_seconds": recipe.start_s},
             "replicas": recipe.replicas,
@@ -87,7 +87,7 @@ def ray_application(recipe: Recipe) -> tuple[dict[str, Any], list[str]]:
     if recipe.role:
         raise BadInput(f"{recipe.name}: Ray Serve leads prefill and decode itself; as the gateway does, another form")
     called, warning = _called(recipe, "ray")
-    served = next(str(one.value) for one in recipe.flags if one.name == "--served-model-name")
+    served = next(str(flag.value) for flag in recipe.flags if flag.name == "--served-model-name")
     config = {
         "model_loading_config": {"model_id": served, "model_source": recipe.program[-1]},
         "accelerator_type": called,
@@ -118,21 +118,21 @@ def ray_serve(recipe: Recipe, _bare: bool = False) -> dict[str, str]:
 def engine_arguments(recipe: Recipe) -> dict[str, Any]:
     """vLLM's flags as its Python arguments."""
     found: dict[str, Any] = {}
-    for one in recipe.flags:
-        if one.name in _OF_SERVER:
+    for flag in recipe.flags:
+        if flag.name in _OF_SERVER:
             continue
-        *outer, last = one.name.removeprefix("--").split(".")
+        *outer, last = flag.name.removeprefix("--").split(".")
         inner = found
         for key in outer:
             inner = inner.setdefault(key.replace("-", "_"), {})
         name = last if outer else last.replace("-", "_")
-        inner[name] = True if one.value is None else typed(str(one.value))
+        inner[name] = True if flag.value is None else typed(str(flag.value))
     return found
 
 
 def slurm(recipe: Recipe, bare: bool = False) -> dict[str, str]:
     """A job array with an element a replica. Containers by Pyxis; without it, the engine's own installation."""
-    binds = ",".join(f"{one.source}:{one.target}{':ro' if one.read_only else ''}" for one in recipe.mounts)
+    binds = ",".join(f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}" for mount in recipe.mounts)
     binds = binds.replace("hf-cache:", "${HF_HOME:-$HOME/.cache/huggingface}:")
     inside = [] if bare else [("--container-image", recipe.image.replace("/", "#", 1) if _registry(recipe) else
                                recipe.image), *([("--container-mounts", binds)] if binds else [])]  # fmt: skip

@@ -53,13 +53,13 @@ def _words(
 
 def unboxed(recipe: Recipe, words: Sequence[str]) -> list[str]:
     """A command with the machine's own paths in the place of the container's."""
-    behind = {one.target: one.source for one in recipe.mounts if not one.is_volume}
+    behind = {mount.target: mount.source for mount in recipe.mounts if not mount.is_volume}
     # At the beginning of a word, or of a text within a word that is JSON.
     paths = "|".join(map(re.escape, sorted(behind, reverse=True)))
     inside = re.compile(f'(^|")({paths})(?=[/"]|$)') if paths else None
 
     def outside(word: str) -> str:
-        return inside.sub(lambda found: found[1] + behind[found[2]], word) if inside else word
+        return inside.sub(lambda match: match[1] + behind[match[2]], word) if inside else word
 
     return [outside(word).removeprefix("/app/") for word in words]
 
@@ -84,7 +84,7 @@ def docker_words(recipe: Recipe, slot: int, *, address: str, render: str) -> lis
         words.append(("--security-opt", "seccomp=unconfined"))
     if box.memlock:
         words.append(("--ulimit", "memlock=-1"))
-    words += [("-v", f"{one.source}:{one.target}{':ro' if one.read_only else ''}") for one in recipe.mounts]
+    words += [("-v", f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}") for mount in recipe.mounts]
     variables = recipe.variables | ({visible(recipe.vendor): seen} if seen and recipe.vendor == "AMD" else {})
     words += [("-e", f"{name}={filled(value, address)}") for name, value in variables.items()]
     if "HF_HOME" in variables:
