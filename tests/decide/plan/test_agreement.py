@@ -67,12 +67,13 @@ def guided(found: Plan, one: RequestClass, piece: Slice) -> set[str]:
 @pytest.mark.parametrize("name", BUNDLED)
 def test_every_slice_goes_where_the_guide_says_or_the_decision_says_why_not(name: str) -> None:
     found, fleet = made(name)
-    walked = 0
+    walked = count = 0
     for one in found.workload.classes:
         for piece in one.slices:
             wanted = guided(found, one, piece)
             assert wanted
             for length in (piece.input_tokens, float(piece.longest_input)):
+                count += 1
                 decision = asked(fleet, one, length, piece.output_tokens)
                 planned = {seen.pool for seen in decision.considered if seen.planned}
                 assert planned == wanted
@@ -87,7 +88,8 @@ def test_every_slice_goes_where_the_guide_says_or_the_decision_says_why_not(name
                             present(seen.prediction).predicted_usd > 1.02 * present(decision.prediction).predicted_usd
                         )
                         assert late or dearer, (one.name, length, seen.pool)
-    assert walked > 5
+    # Else the guide would be of no use.
+    assert walked > 0.5 * count
 
 
 @pytest.mark.parametrize("name", BUNDLED)
