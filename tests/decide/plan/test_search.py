@@ -30,7 +30,7 @@ from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.search import Proposal, Question, Search, Shown, more, resized
 from crosstie.decide.plan.solver import tidied
 from crosstie.decide.plan.survey import offers, surveys, undominated
-from crosstie.decide.plan.trials import HOLDS, LONG, SHORT, Misses, Trials, Verdict, piles_up, seen
+from crosstie.decide.plan.trials import HOLDS, LONG, SHORT, Misses, Trials, Verdict, _scale, piles_up, seen
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 CHAT = one_class("chat", 6.0, {"median": 500, "p95": 3000}, {"mean": 150, "p95": 400}, (1.0, 0.9), (0.05, 0.9))
@@ -175,6 +175,15 @@ def test_of_a_large_fleet_a_part_is_simulated_that_says_the_same(catalog: Catalo
     assert run.sent <= SHORT
     half = replace(resized(large, large.replicas // 2), utilisation=2.0 * pool.utilisation)
     assert not trials.verdict([half]).holds
+
+
+def test_a_small_pool_beside_a_large_one_is_simulated_whole(small: Plan) -> None:
+    """One of two has a queue that the other would have relieved: it misses where both hold."""
+    (pool,) = present(small.fleet).pools
+    large = resized(pool, 200)
+    assert _scale([large]) > 4.0
+    assert _scale([large, resized(pool, 2)]) == 1.0
+    assert 200 / _scale([large]) >= 4.0
 
 
 def confirmed_plan(catalog: Catalog, *classes: RequestClass, **changes: Any) -> Plan:

@@ -49,6 +49,9 @@ _LOOKED_AFTER = 50
 _BEYOND_CHANCE = 3.0
 # Of larger fleets a part is simulated with its part of the traffic: by then replicas have pooled what they can.
 _MOST_REPLICAS = 24.0
+# Fewer of a pool are never simulated (choice): one of two has a queue that the other would have relieved, and misses
+# where both hold.
+_LEAST_POOLED = 4.0
 # The seed of all runs, so that fleets are compared under the same arrivals.
 SEED = 57
 # Misses over those allowed up to which a class holds.
@@ -416,7 +419,7 @@ def _scale(pools: Sequence[PoolPlan]) -> float:
     """
     looks = (_LEAST_LOOKS + 1) * _LIFETIMES * _inside(pools) / SHORT
     replicas = [pool.replicas for pool in pools]
-    return max(min(max(looks, sum(replicas) / _MOST_REPLICAS), float(min(replicas))), 1.0)
+    return max(min(max(looks, sum(replicas) / _MOST_REPLICAS), min(replicas) / _LEAST_POOLED), 1.0)
 
 
 def pool_key(pool: PoolPlan | Column) -> PoolKey:
