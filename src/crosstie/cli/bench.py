@@ -364,4 +364,4 @@ def _endpoint(url: str, model: str | None, settings: Settings, given: Mapping[st
     except UnknownName:
         known = {}
     known |= {key: value for key, value in given.items() if value}
-    return described(url, model, settings.api_key, settings.chat, known, catalog)
+    return described(url, model, settings.api_key, settings.chat, known, catalog, tried=not settings.alone)

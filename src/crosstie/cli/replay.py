@@ -54,7 +54,13 @@ def command(
     if most is None and for_s is None and lengths.trace:
         most = max(len(lengths.trace) - start, 1)
     settings = Settings(
-        lengths=lengths, requests=most, seconds=for_s, warm_up=0, speed=speed, api_key=os.environ.get(_KEY) or None
+        lengths=lengths,
+        requests=most,
+        seconds=for_s,
+        warm_up=0,
+        speed=speed,
+        api_key=os.environ.get(_KEY) or None,
+        alone=True,
     )
     if fleet is not None:
         settings = promised(settings, fleet, model)

@@ -72,6 +72,8 @@ class Settings:
     prompts: PromptTexts | None = None
     # Whose bill the answers are held against.
     fleet: Fleet | None = None
+    # Nothing is sent but these requests: whoever records or bills them has no others.
+    alone: bool = False
 
     @property
     def told(self) -> dict[str, object]:
@@ -313,7 +315,9 @@ def bench(
         found = Bench(settings, [], gpus=tuple(gpus))
         earlier = earlier or EarlierRun()
         for endpoint in endpoints:
-            learnt = session.sized(endpoint, sizing or Sizing())
+            learnt = sizing or Sizing()
+            if not settings.alone:
+                learnt = session.sized(endpoint, learnt)
             found.measured.append(Measured(endpoint, learnt))
         if limit:
             for one in found.measured:

@@ -47,17 +47,19 @@ def named(text: str) -> tuple[str, str]:
 
 
 def described(
-    text: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str], catalog: Catalog
-) -> BenchEndpoint:
+    text: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str], catalog: Catalog, *,
+    tried: bool = True,
+) -> BenchEndpoint:  # fmt: skip
     """Raises BadInput where it does not answer, or has no such model. What is given wins over what it says. `model`:
-    as requests name it, or the folder of the one that is served."""
+    as requests name it, or the folder of the one that is served. `tried`: by a first request."""
     name, url = named(text)
-    return run_on_loop(_described(name, url, model, api_key, chat, given, catalog))
+    return run_on_loop(_described(name, url, model, api_key, chat, given, catalog, tried))
 
 
 async def _described(
-    name: str, url: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str], catalog: Catalog
-) -> BenchEndpoint:
+    name: str, url: str, model: str | None, api_key: str | None, chat: bool, given: Mapping[str, str], catalog: Catalog,
+    tried: bool,
+) -> BenchEndpoint:  # fmt: skip
     address = Address(url)
     origin = Origin(asyncio.get_running_loop(), address)
 
@@ -77,8 +79,8 @@ async def _described(
         model = _only(url, models) if folder or not model else model
         own: dict[str, Any] = next((one for one in models if one.get("id") == model), {})
         # An engine that has just started may take long over its first request.
-        first = await asked(*_tried(model, chat), timeout_s=_FIRST_S)
-        if first is None or first.status != 200:
+        first = await asked(*_tried(model, chat), timeout_s=_FIRST_S) if tried else None
+        if tried and (first is None or first.status != 200):
             said = (
                 "no answer" if first is None else f"status {first.status}: {first.body[:200].decode(errors='replace')}"
             )
@@ -100,7 +102,7 @@ async def _described(
     if isinstance(emulates, dict):
         conditions |= {key: value for key, value in emulates.items() if isinstance(value, str)}
     conditions |= {key: value for key, value in given.items() if value}
-    emulated = FINGERPRINT.encode() in first.body or own.get("owned_by") == FINGERPRINT
+    emulated = own.get("owned_by") == FINGERPRINT or (first is not None and FINGERPRINT.encode() in first.body)
     longest = own.get("max_model_len")
     return BenchEndpoint(name, url, model, emulated, longest if isinstance(longest, int) else None, conditions)
 

@@ -158,7 +158,10 @@ def _add_point(inputs: Inputs, resolve: Cases, point: OperatingPoint) -> None:
     except UNPREDICTABLE as error:
         inputs.unused[str(error)] += 1
         return
-    if len(cases) == 1:
+    if any(case.benchmark is not None for case in cases):
+        # Lengths and hits are the benchmark's, not the row's: a row that is off may say that these are.
+        inputs.unused["prompts of sessions or shared beginnings are predicted, not learnt from"] += 1
+    elif len(cases) == 1:
         inputs.cases += cases
     else:
         inputs.unused["a mixed fleet says nothing about one accelerator"] += 1
