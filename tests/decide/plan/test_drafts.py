@@ -94,7 +94,7 @@ def test_ordinary_models_are_not_made_to_speculate(tmp_path: Path) -> None:
     llama = TEXT.replace("deepseek-r1", "llama-3.3-70b")
     found = planned(tmp_path, text=llama)
     assert found.drafts == []
-    asked = planned(tmp_path, 'speculation = ["eagle3:3", "none"]\n', llama)
+    asked = planned(tmp_path, 'speculation = ["eagle3:3"]\n', llama)
     assert [str(one.speculation) for one in asked.drafts] == ["eagle3:3"]
 
 
