@@ -177,11 +177,8 @@ def _compiled(file: Path, given: Path | None, config: dict[str, Any]) -> tuple[A
         said = named.get("default")
     if not isinstance(said, str):
         return None
-    try:
-        sandbox: Any = import_module("jinja2.sandbox")
-        jinja: Any = import_module("jinja2")
-    except ImportError:
-        raise MissingExtra(f"{place or file}: a chat template needs the package jinja2", "tokenizer") from None
+    sandbox: Any = import_module("jinja2.sandbox")
+    jinja: Any = import_module("jinja2")
     # As transformers sets it up, whose templates these are.
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]

@@ -15,7 +15,7 @@ from crosstie.route.session import LiveSession, SessionClass
 # Sessions that are remembered, those that are given up among them: one that comes back late teaches how long to wait.
 _MOST_SESSIONS: Final = 50_000
 # Of a session's last prompt and answer; who finds less has lost its cache.
-_MOST: Final = 0.5
+CACHED_LEAST: Final = 0.5
 
 
 class LiveSessions:
@@ -71,7 +71,7 @@ class LiveSessions:
         elif not session.in_flight:
             session.kind.saw_pause(max(now - ask.waited_s - session.ended_at, 0.0))
         if session.turns:
-            self._found(session, cached_tokens < _MOST * min(session.tokens, ask.input_tokens), replica)
+            self._found(session, cached_tokens < CACHED_LEAST * min(session.tokens, ask.input_tokens), replica)
         if session.home is not replica:
             self._leave(session)
             session.home = replica

@@ -8,6 +8,7 @@ from crosstie.core.fleet import Fleet
 from crosstie.decide.plan.run_result import Latency, SessionsResult, TurnResult
 from crosstie.decide.plan.traffic import ClosedTraffic
 from crosstie.perf.hardware import Array
+from crosstie.route.sessions import CACHED_LEAST
 from crosstie.sim.sessions import ClosedLoop
 
 _BY_TURN = (1, 2, 6, 16, 41)
@@ -46,7 +47,7 @@ def sessions_result(
                 mean_turn_s=outstanding_s / max(count, 1),
                 turn_s=latency_of(took, None),
                 hit_rate=float(cached[mine].sum() / max(inputs[mine].sum(), 1)),
-                evicted=float((cached[went_on] < 0.5 * known[went_on]).mean()) if went_on.any() else 0.0,
+                evicted=float((cached[went_on] < CACHED_LEAST * known[went_on]).mean()) if went_on.any() else 0.0,
                 waiting=outstanding_s / (until - since),
                 usd_per_session=each,
                 usd_per_solved=each / load.success_rate if each is not None and load.success_rate else None,
