@@ -66,6 +66,21 @@ def test_with_every_place_in_use_it_is_waited_for() -> None:
     assert decided(fleet, wanting("sql")).outcome == "send"
 
 
+def test_places_are_promised_once_though_loads_take_time() -> None:
+    places = AdapterSlots(2)
+    places.came("a")
+    places.begin("b")
+    assert places.ready("a")
+    assert places.may_take("c", 0.0)
+    # Both places are promised to what is being loaded, so "a" is about to make room.
+    places.begin("c")
+    assert places.has("a")
+    assert not places.ready("a")
+    assert [name for name in "abcd" if places.may_take(name, 0.0)] == ["b", "c"]
+    places.end("b")
+    assert places.ready("a")
+
+
 def test_who_waits_for_an_adapter_keeps_nobody_else_waiting() -> None:
     room = WaitingRoom(10)
     stuck, _ = room.add(wanting(), 0.0, 10.0)

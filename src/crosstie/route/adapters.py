@@ -78,7 +78,7 @@ def _sorted(fleet: LiveFleet, ask: Ask, adapter: str, now: float) -> tuple[list[
             if slots is None or not listed:
                 without.append(replica.key)
                 unable.append(replica.key)
-            elif not slots.has(adapter):
+            elif not slots.ready(adapter):
                 without.append(replica.key)
                 if not slots.may_take(adapter, now):
                     unable.append(replica.key)

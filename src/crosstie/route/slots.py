@@ -18,6 +18,14 @@ class AdapterSlots:
     def has(self, adapter: str) -> bool:
         return adapter in self._loaded
 
+    def ready(self, adapter: str) -> bool:
+        """Whether it is there, and stays: one that nobody uses makes room where every place is wanted by others."""
+        return adapter in self._loaded and self._has_place(adapter)
+
+    def _has_place(self, adapter: str) -> bool:
+        """Each adapter that requests are on the replica for needs a place, loaded or coming; the others can go."""
+        return adapter in self._in_use or len(self._in_use) < self.most
+
     def begin(self, adapter: str) -> None:
         self._in_use[adapter] = self._in_use.get(adapter, 0) + 1
         if adapter in self._loaded:
@@ -37,12 +45,8 @@ class AdapterSlots:
 
     def may_take(self, adapter: str, now: float) -> bool:
         """Whether it is there, or could be loaded: there is a place, or one that nobody uses."""
-        if adapter in self._loaded or adapter in self._in_use:
-            return True
-        if self.refuses(adapter, now):
-            return False
-        coming = [one for one in self._in_use if one not in self._loaded]
-        return len(self._loaded) + len(coming) < self.most or self.idle() is not None
+        known = adapter in self._loaded or adapter in self._in_use
+        return self._has_place(adapter) and (known or not self.refuses(adapter, now))
 
     @property
     def full(self) -> bool:

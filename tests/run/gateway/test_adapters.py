@@ -239,3 +239,13 @@ async def test_a_key_has_the_adapters_that_it_was_given_and_no_others(tmp_path: 
         assert await may(every) == {A, B, MODEL}
         assert (await one.ask(some, model=MODEL)).status == 403
         assert (await one.ask(base, model=A)).status == 403
+
+
+@on_loop
+async def test_more_adapters_at_once_than_places_take_turns_and_none_is_refused() -> None:
+    async with adapted(pool(1, max_adapters=2)) as one:
+        await one.ask(A)
+        loop = asyncio.get_running_loop()
+        asked = [loop.create_task(one.ask((A, B, C)[turn % 3])) for turn in range(30)]
+        assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 30
+        assert len(one.engine(0).adapters.loaded) <= 2

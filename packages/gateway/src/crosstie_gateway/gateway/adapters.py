@@ -92,8 +92,9 @@ class AdapterLoader:
             idle = slots.idle()
             if idle is None:
                 return "all its places are in use"
-            await self._unload(backend, idle, patience_s)
+            # Before it is unloaded, so that nobody is sent there for it meanwhile.
             slots.went(idle)
+            await self._unload(backend, idle, patience_s)
         asked = {"lora_name": adapter, "lora_path": paths[adapter]}
         answer = await self._ask(backend, "POST", f"{self._place(backend)}/load_lora_adapter", asked, patience_s)
         if answer.status >= 300 and b"already" not in answer.body:
