@@ -1,5 +1,7 @@
 """Sessions: who goes on with whom, where their next turn goes, and when new ones wait."""
 
+from math import inf
+
 import pytest
 from tests.route.fleets import AMD, NVIDIA, ask, decided, live, load, told
 
@@ -131,12 +133,25 @@ def test_the_last_turn_of_a_session_leaves_nothing_to_wait_for() -> None:
     now = coming_back(fleet, only, range(60))
     for session in range(60):
         last = turn(session, 24)
-        last.last_turn = True
+        last.pause_s = inf
         took(fleet, last, only, now)
     assert only.warm_tokens == pytest.approx(0.0, abs=1e-3)
     assert len(fleet.sessions) == 0
     load(only, 1, now=now + 2.0, decoding=False, input_tokens=4000.0)
     assert decided(POLICY, fleet, turn(99, 20, patience_s=10.0), now + 2.0).outcome == "send"
+
+
+def test_a_session_that_says_when_it_comes_back_is_waited_for_that_long() -> None:
+    fleet = small_fleet()
+    (only,) = fleet.replicas()
+    away = turn(1, 20)
+    away.pause_s = 600.0
+    took(fleet, away, only, 0.0)
+    # Nothing of its class has been seen: without its word a minute is waited, and not for the whole of it.
+    fleet.sessions.advance(1000.0)
+    assert only.warm_tokens == pytest.approx(20 * BLOCK + 10, rel=0.1)
+    fleet.sessions.advance(1300.0)
+    assert only.warm_tokens == pytest.approx(0.0, abs=1e-3)
 
 
 def test_requests_that_nobody_goes_on_with_keep_nobody_waiting() -> None:

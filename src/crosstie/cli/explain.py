@@ -12,7 +12,7 @@ from crosstie.catalog.writing import in_words
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.options import whole_option
 from crosstie.core.errors import BadInput
-from crosstie.core.figures import dollars, number, seconds
+from crosstie.core.figures import dollars, number, plural, seconds
 from crosstie.web.parts import Parts, Table
 from crosstie.wire.address import Address
 from crosstie.wire.fetch import Answer, fetch_once
@@ -20,6 +20,7 @@ from crosstie.wire.loops import run_on_loop
 
 _HINTS = {
     "name": b"class", "ttft_ms": b"ttft-ms", "tpot_ms": b"tpot-ms", "priority": b"priority", "pool": b"pool",
+    "session": b"session",
 }  # fmt: skip
 
 
@@ -34,6 +35,7 @@ _HINTS = {
 @click.option("--tpot-ms", type=float, metavar="MS", help="As x-crosstie-tpot-ms.")
 @click.option("--priority", type=click.Choice(["low", "normal", "high"]), help="As x-crosstie-priority.")
 @click.option("--pool", metavar="P", help="As x-crosstie-pool: only this pool.")
+@click.option("--session", metavar="S", help="As x-crosstie-session: a turn of this session.")
 @answer_options()
 def command(
     request_file: Path | None, url: str, model: str | None, input_tokens: int | None, output_tokens: int | None,
@@ -107,6 +109,9 @@ def parts(said: dict[str, Any]) -> Parts:
     prefill = said.get("prefill")
     if prefill:
         yield f"its prompt by {prefill['replica']}, which holds {number(prefill['cached_tokens'])} tokens of it"
+    # A gateway of an older release does not say.
+    if session := said.get("session"):
+        yield _of_session(session)
     written = {"ttft_s": seconds, "tpot_s": seconds, "usd": dollars, "cached_tokens": number, "joules": number}
     rows = []
     for one in said["considered"]:
@@ -130,6 +135,20 @@ def parts(said: dict[str, Any]) -> Parts:
 
 def _both(name: str, late: dict[str, Any], key: str) -> str:
     return f"{name} p50 {seconds(late[f'{key}_seen_p50_s'])} for {seconds(late[f'{key}_predicted_p50_s'])} predicted"
+
+
+def _of_session(session: dict[str, Any]) -> str:
+    home = f"at {session['home']}" if session["home"] else "lost with its replica"
+    if session["in_flight"]:
+        now = f"{plural(session['in_flight'], 'turn')} of it in flight"
+    elif session["waited_for_s"]:
+        now = f"waited for {seconds(session['waited_for_s'])} more"
+    else:
+        now = "no more waited for"
+    return (
+        f"its session: {plural(session['turns'], 'turn')} so far, {number(session['tokens'])} tokens {home}, "
+        f"{dollars(session['usd'])}; {now}"
+    )
 
 
 def _dearer(one: dict[str, Any], said: dict[str, Any]) -> str:

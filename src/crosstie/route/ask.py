@@ -71,9 +71,10 @@ class Ask:
         self.tokens: PromptTokens | None = None
         # The tenant whose prompts alone may be used for it, and told of; 0: everybody's.
         self.cache_tenant = 0
-        # The session that it goes on with; None: it is a new one's, or nobody has looked. Whether it is its last turn.
+        # The session that it goes on with; None: it is a new one's, or nobody has looked. How long the client
+        # says that it pauses until its next turn: infinitely, where no other follows; None: it does not say.
         self.under_way: LiveSession | None = None
-        self.last_turn = False
+        self.pause_s: float | None = None
         # It is judged with no more margin than predictions need on a fleet that works.
         self.in_doubt = False
         # Its model was loaded nowhere when it came.

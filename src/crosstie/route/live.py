@@ -603,7 +603,7 @@ class Flight:
         known_output = float(output_tokens) if output_tokens else ask.output_tokens
         charged_usd = self.charge_usd(known_input, known_output)
         if session is not None:
-            pool.sessions.end(session, known_input + known_output, charged_usd, now, last=ask.last_turn)
+            pool.sessions.end(session, known_input + known_output, charged_usd, now, ask.pause_s)
         ttft_s = self.first_at - self.started if self.seen and self.first_at is not None else None
         return ServedRequest(ttft_s, tpot_s, known_input, output_tokens, charged_usd)
 

@@ -18,6 +18,11 @@ _FEW_PAUSES: Final = 8
 _MEMORY: Final = 500.0
 
 
+def patience_s(pause_s: float) -> float:
+    """How long a session is waited for that pauses so long."""
+    return _TIMES * pause_s
+
+
 class _Mean:
     """Of what was seen lately."""
 
@@ -49,7 +54,7 @@ class SessionClass:
         """Within which those come back that do."""
         if len(self._sorted) < _FEW_PAUSES:
             return _USUAL_PAUSE_S
-        return _TIMES * self._sorted[int(_WAITED_FOR * len(self._sorted))]
+        return patience_s(self._sorted[int(_WAITED_FOR * len(self._sorted))])
 
     def returns(self) -> float:
         """How likely another turn follows."""

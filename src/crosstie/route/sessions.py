@@ -6,11 +6,12 @@ learnt by class from those that came back and those that did not.
 """
 
 from heapq import heappop, heappush
+from math import inf
 from typing import Final
 
 from crosstie.route.ask import Ask
 from crosstie.route.load import ReplicaLoad
-from crosstie.route.session import LiveSession, SessionClass
+from crosstie.route.session import LiveSession, SessionClass, patience_s
 
 # Sessions that are remembered, those that are given up among them: one that comes back late teaches how long to wait.
 _MOST_SESSIONS: Final = 50_000
@@ -105,9 +106,11 @@ class LiveSessions:
             session.end = ask.prefix[-1]
             self._by_end[session.end] = session
 
-    def end(self, session: LiveSession, tokens: float | None, usd: float, now: float, last: bool = False) -> None:
-        """A turn has ended, and its prompt and answer came to so many tokens; None: it failed. `last`: no other
-        follows."""
+    def end(
+        self, session: LiveSession, tokens: float | None, usd: float, now: float, pause_s: float | None = None
+    ) -> None:
+        """A turn has ended, and its prompt and answer came to so many tokens; None: it failed. `pause_s`: as the client
+        says, until its next turn; infinitely: no other follows."""
         session.in_flight -= 1
         session.usd += usd
         if session.turns > 1:
@@ -117,12 +120,14 @@ class LiveSessions:
         if session.in_flight:
             return
         session.ended_at = now
-        if last:
+        if pause_s == inf:
             self._drop(session)
             return
-        session.until = now + session.kind.pause_s()
+        kind = session.kind
+        session.until = now + (kind.pause_s() if pause_s is None else patience_s(pause_s))
         heappush(self._idle, (session.until, session.number, session))
-        self._count(session, session.kind.returns())
+        # Who says when it comes back means to.
+        self._count(session, kind.returns() if pause_s is None else 1.0)
 
     def advance(self, now: float) -> None:
         """Those who have not come back are no more waited for."""

@@ -109,10 +109,19 @@ def _is_told(gateway: Gateway, line: str) -> bool:
 async def test_sessions_are_counted() -> None:
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
         # After the first turn nobody knows that another comes.
+        told = []
         for last, count in (("false", 0), ("false", 1), ("true", 0)):
             await at.ask(headers={"x-crosstie-session": "a", "x-crosstie-last-turn": last})
             warm = f'crosstie_sessions{{state="warm"}} {count}'
             await until(partial(_is_told, at.gateway, warm))
+            explained = await at.ask("/crosstie/explain", headers={"x-crosstie-session": "a"})
+            told.append(json.loads(explained.body)["session"])
+        assert [session and (session["home"], session["turns"], session["in_flight"]) for session in told] == [
+            ("one/1", 1, 0),
+            ("one/1", 2, 0),
+            None,
+        ]
+        assert 30 < told[1]["waited_for_s"] <= 60
         page = at.gateway.metrics_page()
         assert "crosstie_sessions_begun_total 1" in page
         assert 'crosstie_session_turns_total{found="home"} 2' in page
@@ -153,6 +162,7 @@ def test_the_other_paths_of_the_api(path: str) -> None:
         ({}, {"x-crosstie-tpot-ms": "-1"}, 400, "milliseconds"),
         ({}, {"x-crosstie-priority": "urgent"}, 400, "low, normal, high"),
         ({}, {"x-crosstie-last-turn": "maybe"}, 400, "true, false"),
+        ({}, {"x-crosstie-pause-ms": "soon"}, 400, "x-crosstie-pause-ms"),
         ({"messages": [{"role": "user", "content": "x" * 400_000}]}, {}, 400, "8,?192"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]},

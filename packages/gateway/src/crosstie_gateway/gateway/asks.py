@@ -1,9 +1,10 @@
 """A client's request as the router's question: whose model, which class, how long, how fast, how urgent.
 
-Hints come in headers: x-crosstie-class, -ttft-ms, -tpot-ms, -priority (low, normal, high), -pool, -session and
--last-turn (true).
+Hints come in headers: x-crosstie-class, -ttft-ms, -tpot-ms, -priority (low, normal, high), -pool, -session,
+-pause-ms (until its next turn) and -last-turn (true).
 """
 
+from math import inf
 from typing import Final
 from zlib import crc32
 
@@ -18,7 +19,8 @@ from crosstie_gateway.gateway.roads import WORDLESS
 from crosstie_gateway.wire.request import Request
 
 HINTS: Final = frozenset(
-    b"x-crosstie-" + name for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session", b"last-turn")
+    b"x-crosstie-" + name
+    for name in (b"class", b"ttft-ms", b"tpot-ms", b"priority", b"pool", b"session", b"pause-ms", b"last-turn")
 )
 # Below that there is nothing to keep, and everybody's latency is divided by it.
 _LEAST_MS: Final = 1e-3
@@ -126,7 +128,7 @@ def _take_hints(live: LiveFleet, headers: dict[bytes, bytes], ask: Ask) -> None:
     last = _hint(headers, b"last-turn")
     if last is not None and last not in ("true", "false"):
         raise BadInput(f"x-crosstie-last-turn: '{last}' is not one of true, false")
-    ask.last_turn = last == "true"
+    ask.pause_s = inf if last == "true" else _milliseconds(headers, b"pause-ms")
 
 
 def _hint(headers: dict[bytes, bytes], name: bytes) -> str | None:

@@ -248,6 +248,7 @@ def _explain(gateway: Gateway, request: Request, prompt: CountedPrompt | None) -
         "pool": replica.pool.pool.name if replica else None,
         "replica": names[replica.key] if replica else None,
         **_prompt_goes_to(gateway, replica, ask),
+        "session": _session(gateway, ask, names),
         "meets_target": decision.meets,
         "request": {
             "model": ask.model,
@@ -280,6 +281,21 @@ def _prompt_goes_to(gateway: Gateway, replica: Replica | None, ask: Ask) -> dict
         return {"prefill": None}
     place = replica.pool.prefill.replicas.index(choice[0]) + 1
     return {"prefill": {"replica": f"{replica.pool.name}/prefill/{place}", "cached_tokens": choice[1]}}
+
+
+def _session(gateway: Gateway, ask: Ask, names: dict[str, str]) -> dict[str, object] | None:
+    """The session that it goes on with: where its last prompt and answer are, and how long they are kept in mind."""
+    session = gateway.live.sessions.find(ask)
+    if session is None:
+        return None
+    return {
+        "home": names.get(session.home.key) if session.home else None,
+        "turns": session.turns,
+        "tokens": session.tokens,
+        "in_flight": session.in_flight,
+        "waited_for_s": max(session.until - gateway.now(), 0.0) if session.weight and not session.in_flight else 0.0,
+        "usd": session.usd,
+    }
 
 
 def _charge(gateway: Gateway, key_id: int, request: Request, ask: Ask) -> None:
