@@ -18,6 +18,7 @@ FILES = sorted((RESULTS / "h200-vllm-0.24").glob("*.json"))
 SMALL = sorted((RESULTS / "h200-vllm-0.24-small").rglob("*.json"))
 FOURTEEN = sorted((RESULTS / "h200-vllm-0.24-14b").rglob("*[0-9].json"))
 DRAFTING = sorted((RESULTS / "h200-vllm-0.24-mixture").glob("*ngram*.json"))
+UNSEEN = sorted((RESULTS / "h200-vllm-0.24-3b").glob("*-*.json"))
 TABLE = SHIPPED / "measured" / "h200-vllm-2026-11.csv"
 
 
@@ -67,3 +68,14 @@ def test_drafts_that_were_counted_are_predicted_as_drafts() -> None:
     for case in cases_of(DRAFTING):
         assert case.deployment.speculation is not None
         assert case.deployment.speculation.acceptance_length == pytest.approx(3.83, abs=0.01)
+
+
+def test_what_was_predicted_before_it_was_measured_lies_inside() -> None:
+    """Eleven points that no calibration has learnt: throughput within a tenth, and intervals that hold."""
+    predicted = validate(Catalog([]), UNSEEN).outcomes
+    kinds = {"ttft", "tpot", "throughput"}
+    means = [row for row in predicted if row.row.metric.kind in kinds and row.row.metric.statistic == "mean"]
+    assert len(means) == 33
+    assert sum(row.held for row in means) >= 0.8 * len(means)
+    throughput = [row.predicted / row.row.value for row in means if row.row.metric.kind == "throughput"]
+    assert throughput == pytest.approx([1.0] * 11, abs=0.11)
