@@ -508,11 +508,7 @@ def _found_again(plan: Plan) -> list[str]:
 
 def _memory_lines(plan: Plan, name: str) -> list[str]:
     """What sessions find, and the GPUs that it takes, with other memory for them."""
-    words = {0.5: "half", 2.0: "twice"}
-    said = [
-        f"with {words[step.times]} the memory for them {share(step.found[name])} and {_beside(step.fleet)}"
-        for step in plan.memory
-    ]
+    said = [f"with {step.what} {share(step.found[name])} and {_beside(step.fleet)}" for step in plan.memory]
     return [f"{name}: {'; '.join(said)}, by closed forms"] if said else []
 
 

@@ -66,9 +66,10 @@ def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
 def _memory(axes: Any, plan: Plan, request_class: RequestClass) -> None:
     """What half, the same and twice the memory for sessions costs."""
     assert plan.fleet is not None
-    steps = [(step.times, step.fleet.usd_per_hour, step.found[request_class.name]) for step in plan.memory]
-    steps = sorted([*steps, (1.0, plan.closed_form_usd_per_hour, found_share(plan.fleet, request_class))])
-    names = [f"{times:g} x the memory" for times, *_ in steps]
+    steps = [(step.what, step.fleet.usd_per_hour, step.found[request_class.name]) for step in plan.memory]
+    steps.append(("as it is", plan.closed_form_usd_per_hour, found_share(plan.fleet, request_class)))
+    steps.sort(key=lambda step: -step[1])
+    names = [what for what, *_ in steps]
     axes.barh(names, [usd for _, usd, _ in steps], color=colours()[0])
     for row, (_, usd, found) in enumerate(steps):
         axes.annotate(f"{dollars(usd)} an hour, {found:.0%} found", (usd, row), textcoords="offset points",

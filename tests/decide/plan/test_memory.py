@@ -9,6 +9,8 @@ from tests.present import present
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.decide.plan.answer import found_share
+from crosstie.decide.plan.lighter import memory_steps
+from crosstie.decide.plan.market import market
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.reuse import found_by_memory, knee
 from crosstie.web.plan_chart import draw_plan
@@ -40,10 +42,30 @@ def plan() -> Plan:
 def test_more_memory_finds_more_and_needs_no_more_gpus(plan: Plan) -> None:
     half, twice = plan.memory
     assert (half.times, twice.times) == (0.5, 2.0)
+    assert half.what == "half the memory for them"
     coders = plan.workload.classes[0]
     assert half.found["coders"] <= found_share(present(plan.fleet), coders) + 0.01 <= twice.found["coders"] + 0.02
     assert half.fleet.usd_per_hour >= twice.fleet.usd_per_hour
     assert half.fleet.dearer > 0 or twice.fleet.dearer < 0
+
+
+def gpus_by_memory(own: str, rival: str) -> dict[str, int]:
+    """By what is said of the memory: GPUs of `own` for the agents."""
+    workload = read_workload(
+        CATALOG, Path("w.toml"), AGENTS.replace('["h200"]', '["h200", "mi355x"]').replace("live = 60", "live = 200")
+    )
+    steps = memory_steps(CATALOG, workload, market(CATALOG, workload), {own}, 20.0, {}, [rival])
+    return {step.what: step.fleet.gpus[own] for step in steps}
+
+
+def test_a_rival_s_memory_is_worth_the_gpus_that_it_takes_more_or_less() -> None:
+    half, twice, like_h200 = "half the memory for them", "twice the memory for them", "the 141 GiB of h200 on each GPU"
+    smaller = gpus_by_memory("mi355x", "h200")
+    assert list(smaller) == [half, twice, like_h200]
+    assert smaller[like_h200] > smaller[twice]
+    larger = gpus_by_memory("h200", "mi355x")
+    assert larger["the 288 GiB of mi355x on each GPU"] < larger[half]
+    assert list(gpus_by_memory("h200", "h200")) == [half, twice]
 
 
 def test_the_curve_rises_to_what_endless_memory_finds(plan: Plan) -> None:
@@ -64,5 +86,5 @@ def test_the_knee_is_where_the_line_bends() -> None:
 def test_the_picture_has_the_knee(plan: Plan, tmp_path: Path) -> None:
     draw_plan(plan, tmp_path / "p.svg")
     drawn = (tmp_path / "p.svg").read_text()
-    for words in ("knee: ", "this fleet: ", "0.5 x the memory"):
+    for words in ("knee: ", "this fleet: ", "half the memory"):
         assert words in drawn

@@ -6,16 +6,17 @@ pay for more GPUs without knowing what these would save.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from crosstie.catalog.library import Catalog
+from crosstie.core.deployment import Accelerator
 from crosstie.core.workload import ModelChoice, Slice, Workload
 from crosstie.decide.plan.answer import Alternative, alternative, fleet_plan, found_share
 from crosstie.decide.plan.gate import Gate
-from crosstie.decide.plan.market import Market
+from crosstie.decide.plan.market import Market, MarketItem
 from crosstie.decide.plan.optimise import Choice, choice
 from crosstie.decide.plan.scaling import scaling_of
 from crosstie.decide.plan.solver import solve
@@ -29,7 +30,9 @@ _TRIED: dict[str, dict[str, tuple[str, ...]]] = {
 # Memory of the host for each GPU that is tried where prefixes are measured: what nodes of eight GPUs with 3 TB leave
 # beside the engines.
 _HOST_GIB = 256
-_MEMORY = (0.5, 2.0)
+_MEMORY = {0.5: "half the memory for them", 2.0: "twice the memory for them"}
+# GPUs whose memory differs by less are taken to have the same.
+_SAME_MEMORY = 0.05
 # A saving below this share is not worth a check of what the model answers.
 _WORTH_SAYING = 0.02
 
@@ -44,9 +47,11 @@ class Lighter:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStep:
-    """With so many times the memory for what sessions come back to."""
+    """With other memory for what sessions come back to."""
 
-    times: float
+    what: str
+    # How many times what there is of it; None where each GPU has what another vendor's has.
+    times: float | None
     # By class, the share of prompt tokens that is in a cache.
     found: dict[str, float]
     fleet: Alternative
@@ -77,22 +82,45 @@ def lighter_formats(
 
 def memory_steps(
     catalog: Catalog, workload: Workload, market: Market, accelerators: set[str], usd_per_hour: float,
-    correction: Mapping[str, float],
+    correction: Mapping[str, float], rivals: Sequence[str] = (),
 ) -> list[MemoryStep]:  # fmt: skip
     """What sessions find, and what that takes of the answer's accelerators, where their GPUs keep half or twice as
-    much of them. None without sessions."""
+    much of them, or have as much memory as those of a rival. None without sessions."""
+    if not any(request_class.sessions for request_class in workload.classes):
+        return []
+    asks: list[tuple[str, float | None, Workload, Market]] = [
+        (what, times, _with_memory(workload, times), market) for times, what in _MEMORY.items()
+    ]
+    parts = {item.id: item.accelerator for item in market.items}
+    for part in (parts[name] for name in rivals):
+        if any(abs(part.memory_bytes / parts[name].memory_bytes - 1.0) > _SAME_MEMORY for name in accelerators):
+            what = f"the {part.memory.capacity} of {part.id} on each GPU"
+            asks.append((what, None, workload, _with_memory_of(part, market, accelerators)))
     steps = []
-    for times in _MEMORY if any(request_class.sessions for request_class in workload.classes) else ():
-        asked = _with_memory(workload, times)
-        read = _read(catalog, asked, market, accelerators, correction)
+    for what, times, asked, offered in asks:
+        read = _read(catalog, asked, offered, accelerators, correction)
         solution = solve(read.problem, quickly=True)
         fleet = alternative(read, solution, usd_per_hour)
         if solution is None or fleet is None:
             continue
         pools = fleet_plan(read, solution, asked)
         found = {one.name: found_share(pools, one) for one in asked.classes if one.sessions}
-        steps.append(MemoryStep(times, found, fleet))
+        steps.append(MemoryStep(what, times, found, fleet))
     return steps
+
+
+def _with_memory_of(part: Accelerator, market: Market, accelerators: set[str]) -> Market:
+    """As if these accelerators had the other's memory, and were as fast and as dear as they are."""
+    replaced = msgspec.structs.replace
+
+    def swapped(item: MarketItem) -> MarketItem:
+        if item.id not in accelerators:
+            return item
+        sizes = {"capacity": part.memory.capacity, "usable": part.memory.usable}
+        own = item.accelerator
+        return replace(item, accelerator=replaced(own, memory=replaced(own.memory, **sizes)))
+
+    return replace(market, items=tuple(map(swapped, market.items)))
 
 
 def _read(

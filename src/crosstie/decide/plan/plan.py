@@ -187,7 +187,7 @@ class Plan:
     mixture: Mixture | None = None
     # Formats that the workload does not name and that would make it cheaper.
     lighter: list[Lighter] = field(default_factory=list)
-    # Of workloads with sessions: what half and twice the memory for them would do.
+    # Of workloads with sessions: what other memory for them would do.
     memory: list[MemoryStep] = field(default_factory=list)
     # Beside an answer with prefill and decode apart, the fleet with both together; or the other way round, where both
     # ways were confirmed. Of each model that the workload leaves open, how far that was looked at.
@@ -346,8 +346,14 @@ def _planned(
         guide=guide(catalog, workload, pools),
         mixture=mixture(catalog, workload, priced, found.fleet),
         lighter=lighter_formats(catalog, workload, priced, used, closed_form_usd, corrected, everything),
-        memory=memory_steps(catalog, workload, priced, used, closed_form_usd, corrected),
+        memory=memory_steps(catalog, workload, priced, used, closed_form_usd, corrected, _rivals(found, used)),
     )
+
+
+def _rivals(found: Plan, used: set[str]) -> list[str]:
+    """Of every other vendor, the accelerator that its own fleet has most of."""
+    fleets = [fleet.gpus for fleet in found.single_vendor.values() if fleet is not None and not used & set(fleet.gpus)]
+    return [max(gpus, key=lambda name: gpus[name]) for gpus in fleets if gpus]
 
 
 def _best_plan(
