@@ -35,6 +35,7 @@ def test_priority_first_then_arrival() -> None:
     for item, priority in (("a", 1), ("b", 0), ("c", 2), ("d", 1), ("e", 2)):
         assert room.add(ask(priority=priority), 0.0, 5.0, item)[1] is None
     assert len(room) == 5
+    assert room.by_class() == {ask().class_name or ask().model: 5}
     assert order(room) == ["c", "e", "a", "d", "b"]
     assert len(room) == 0
 

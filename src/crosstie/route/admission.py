@@ -117,6 +117,14 @@ class WaitingRoom:
     def __len__(self) -> int:
         return self.count
 
+    def by_class(self) -> dict[str, int]:
+        """How many wait of each class, or of a model's requests without one."""
+        counts: dict[str, int] = {}
+        for (model, _, _, class_name, *_), count in self._kinds.items():
+            name = str(class_name or model)
+            counts[name] = counts.get(name, 0) + count
+        return counts
+
     def add(self, ask: Ask, now: float, deadline: float, item: Any = None) -> tuple[Ticket, Ticket | None]:
         """The newcomer's ticket, and the one that had to go for it, which may be the same."""
         self._numbers += 1

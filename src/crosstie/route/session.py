@@ -39,10 +39,21 @@ class _Mean:
         self._count += 1.0
 
 
+class SessionCounts:
+    """Of sessions that went on with a second turn: how many, their turns by what these found, and what they cost."""
+
+    def __init__(self) -> None:
+        # Most of the last prompt, at home or elsewhere, or hardly anything of it.
+        self.turns = {"home": 0, "moved": 0, "evicted": 0}
+        self.begun = 0
+        self.usd = 0.0
+
+
 class SessionClass:
     """What sessions of a class have shown."""
 
     def __init__(self) -> None:
+        self.counts = SessionCounts()
         self._last: deque[float] = deque()
         self._sorted: list[float] = []
         # Turns, and how many of them were the first of a session.

@@ -11,7 +11,7 @@ from typing import Final
 
 from crosstie.route.ask import Ask
 from crosstie.route.load import ReplicaLoad
-from crosstie.route.session import LiveSession, SessionClass, patience_s
+from crosstie.route.session import LiveSession, SessionClass, SessionCounts, patience_s
 
 # Sessions that are remembered, those that are given up among them: one that comes back late teaches how long to wait.
 _MOST_SESSIONS: Final = 50_000
@@ -28,20 +28,21 @@ class LiveSessions:
         self._idle: list[tuple[float, int, LiveSession]] = []
         self._kinds: dict[str, SessionClass] = {}
         self._numbers = 0
-        # Turns after a session's first, by what they found: most of their last prompt, at home or elsewhere, or hardly
-        # anything of it. Sessions that had a second turn, and what their turns cost.
-        self.turns: dict[str, int] = {"home": 0, "moved": 0, "evicted": 0}
-        self.begun = 0
-        self.usd = 0.0
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def by_state(self) -> dict[str, int]:
-        """How many are being answered, and how many pause and are waited for."""
-        answered = sum([session.in_flight > 0 for session in self._all.values()])
-        warm = sum([not session.in_flight and session.weight > 0.0 for session in self._all.values()])
-        return {"answered": answered, "warm": warm}
+    def by_state(self) -> dict[str, dict[str, int]]:
+        """By class, how many are being answered, and how many pause and are waited for."""
+        states = {name: {"answered": 0, "warm": 0} for name in self._kinds}
+        names = {kind: name for name, kind in self._kinds.items()}
+        for session in self._all.values():
+            if session.in_flight or session.weight > 0.0:
+                states[names[session.kind]]["answered" if session.in_flight else "warm"] += 1
+        return states
+
+    def counts(self) -> dict[str, SessionCounts]:
+        return {name: kind.counts for name, kind in self._kinds.items()}
 
     def kind_of(self, ask: Ask) -> SessionClass:
         name = ask.class_name or ask.model
@@ -90,10 +91,11 @@ class LiveSessions:
 
     def _found(self, session: LiveSession, evicted: bool, replica: ReplicaLoad) -> None:
         found = "evicted" if evicted else "home" if session.home is replica else "moved"
-        self.turns[found] += 1
+        counts = session.kind.counts
+        counts.turns[found] += 1
         if session.turns == 1:
-            self.begun += 1
-            self.usd += session.usd
+            counts.begun += 1
+            counts.usd += session.usd
 
     def _name(self, session: LiveSession, ask: Ask) -> None:
         if ask.session is not None:
@@ -114,7 +116,7 @@ class LiveSessions:
         session.in_flight -= 1
         session.usd += usd
         if session.turns > 1:
-            self.usd += usd
+            session.kind.counts.usd += usd
         if tokens is not None:
             session.tokens = tokens
         if session.in_flight:

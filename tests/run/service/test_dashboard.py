@@ -8,7 +8,7 @@ from http.cookies import SimpleCookie
 from typing import Any
 
 import pytest
-from tests.run.gateway.fakes import Running, fakes, fleet_of, pool_of, running, until
+from tests.run.gateway.fakes import MODEL, Running, fakes, fleet_of, pool_of, running, until
 from tests.run.service.test_admin import KEY, Administered, two_pools
 
 from crosstie.core.errors import BadInput
@@ -21,7 +21,7 @@ from crosstie_gateway.service import sessions
 from crosstie_gateway.service.admin_door import AdminDoor
 from crosstie_gateway.service.admin_view import FleetView, merged
 from crosstie_gateway.service.door_keys import DoorKeys
-from crosstie_gateway.service.served_view import DayCounts, ServedView, TeamView, Totals, totals
+from crosstie_gateway.service.served_view import DayCounts, ServedView, SessionsView, TeamView, Totals, totals
 
 OPERATOR = "an-operators-own-key"
 PINNED = {"x-crosstie-pool": "one"}
@@ -327,6 +327,20 @@ def test_the_figures_are_those_of_the_metrics_page() -> None:
     run_on_loop(scenario())
 
 
+def test_sessions_that_went_on_are_shown_by_class() -> None:
+    async def scenario() -> None:
+        async with fakes(2) as made, shown(two_pools(made)) as gateway:
+            for name in ("a", "b", "a"):
+                await gateway.running.ask(headers=PINNED | {"x-crosstie-session": name})
+            (agents,) = (await gateway.get("pools"))["sessions"]
+            assert (agents["class"], agents["begun"], agents["warm"], agents["waiting"]) == (MODEL, 1, 1, 0)
+            assert agents["home"] + agents["moved"] + agents["evicted"] == 1
+            assert agents["usd"] > 0.0
+            assert await gateway.running.metric("crosstie_sessions", state="warm") == 1
+
+    run_on_loop(scenario())
+
+
 def test_midnight_begins_a_new_day() -> None:
     async def scenario() -> None:
         async with fakes(2) as made, shown(two_pools(made)) as gateway:
@@ -402,7 +416,7 @@ def _worker(requests: int, spent: float, own: float) -> FleetView:
     team = TeamView("t", requests, 10, 1.0, 5.0, 0.0, spent, spent, own)
     return FleetView(
         fleet="f", policy="p", queued=0, exchanges=0, pools=[], leaving=[], served=[served], teams=[team],
-        targets=[], refused={"x": requests},
+        targets=[], refused={"x": requests}, sessions=[SessionsView(class_name="agents", warm=1, home=requests, usd=own)],
     )  # fmt: skip
 
 
@@ -414,6 +428,7 @@ def test_what_workers_counted_adds_up_and_what_they_read_does_not() -> None:
     assert one.today_usd == pytest.approx(1.0)
     assert (team.requests, team.today_usd) == (4, 3.25)
     assert view.refused == {"x": 4}
+    assert view.sessions == [SessionsView(class_name="agents", warm=2, home=4, usd=0.75)]
 
 
 def test_a_pool_that_is_paid_by_the_token_costs_what_was_charged() -> None:

@@ -628,7 +628,7 @@ class Gateway:
         return self.metrics.page(self._gauges())
 
     def _gauges(self) -> list[Family]:
-        now = self.now()
+        now, states, kinds = self.now(), self.live.sessions.by_state().values(), self.live.sessions.counts().values()
         backends = [(_labels(key, backend), backend) for key, backend in self.backends.items()]
         reported = [(at, backend.replica.reported) for at, backend in backends if backend.replica.reported is not None]
         promised = [
@@ -667,20 +667,21 @@ class Gateway:
             ("crosstie_exchanges", "gauge", "Requests that are being answered or wait.", [({}, len(self.exchanges))]),
             (
                 "crosstie_sessions", "gauge", "Sessions: answered now, or warm, that is likely to come back.",
-                [({"state": state}, count) for state, count in self.live.sessions.by_state().items()],
+                [({"state": state}, sum(counts[state] for counts in states)) for state in ("answered", "warm")],
             ),
             (
                 "crosstie_session_turns_total", "counter",
                 "Turns of sessions that went on, by what was known of their cache when they were sent.",
-                [({"found": found}, count) for found, count in self.live.sessions.turns.items()],
+                [({"found": found}, sum(counts.turns[found] for counts in kinds))
+                 for found in ("home", "moved", "evicted")],
             ),
             (
                 "crosstie_session_usd_total", "counter", "What sessions that went on have cost.",
-                [({}, self.live.sessions.usd)],
+                [({}, sum(counts.usd for counts in kinds))],
             ),
             (
                 "crosstie_sessions_begun_total", "counter", "Sessions that went on with a second turn.",
-                [({}, self.live.sessions.begun)],
+                [({}, sum(counts.begun for counts in kinds))],
             ),
         ]  # fmt: skip
 

@@ -18,7 +18,17 @@ from crosstie.route.live import LivePool, Replica
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.service.history import ROWS, seen_times
-from crosstie_gateway.service.served_view import DayCounts, ServedView, TargetView, TeamView, target_views, team_views
+from crosstie_gateway.service.served_view import (
+    DayCounts,
+    ServedView,
+    SessionsView,
+    TargetView,
+    TeamView,
+    add_session_views,
+    session_views,
+    target_views,
+    team_views,
+)
 
 MOST_DECISIONS = 500
 # Decisions of each short slot of the history whose words are kept as long as the slot, with their alternatives.
@@ -94,6 +104,7 @@ class FleetView(msgspec.Struct, kw_only=True):
     served: list[ServedView] = []
     teams: list[TeamView] = []
     targets: list[TargetView] = []
+    sessions: list[SessionsView] = []
     # Before any decision, by code.
     refused: dict[str, int] = {}
 
@@ -113,6 +124,7 @@ def fleet_view(gateway: Gateway, file: Fleet, day: DayCounts | None = None) -> F
         served=day.views() if day is not None else [],
         teams=team_views(gateway),
         targets=target_views(gateway),
+        sessions=session_views(gateway),
         refused=dict(gateway.metrics.refused),
     )
 
@@ -218,6 +230,7 @@ def _add_counts(first: FleetView, other: FleetView) -> None:
             first.targets.append(target)
         else:
             known.kept, known.missed = known.kept + target.kept, known.missed + target.missed
+    add_session_views(first.sessions, other.sessions)
     for code, count in other.refused.items():
         first.refused[code] = first.refused.get(code, 0) + count
 

@@ -61,6 +61,20 @@ class TargetView(msgspec.Struct):
     missed: int
 
 
+class SessionsView(msgspec.Struct, kw_only=True):
+    """Of one class. Requests that wait are all of the class; turns are those after a session's first."""
+
+    class_name: str = msgspec.field(name="class")
+    answered: int = 0
+    warm: int = 0
+    waiting: int = 0
+    begun: int = 0
+    home: int = 0
+    moved: int = 0
+    evicted: int = 0
+    usd: float = 0.0
+
+
 def totals(gateway: Gateway) -> dict[str, Totals]:
     """By pool, since the gateway started."""
     metrics, by_pool = gateway.metrics, {pool.name: Totals() for pool in gateway.live.fleet.pools}
@@ -126,3 +140,28 @@ def target_views(gateway: Gateway) -> list[TargetView]:
     counts = gateway.metrics.targets
     named = dict.fromkeys((name, target) for name, target, _ in counts)
     return [TargetView(name, target, counts[name, target, True], counts[name, target, False]) for name, target in named]
+
+
+def session_views(gateway: Gateway) -> list[SessionsView]:
+    sessions, waiting = gateway.live.sessions, gateway.waiting.by_class()
+    counts = sessions.counts()
+    return [
+        SessionsView(
+            class_name=name, waiting=waiting.get(name, 0), begun=counts[name].begun, usd=counts[name].usd, **now,
+            **counts[name].turns,
+        )
+        for name, now in sessions.by_state().items()
+        if counts[name].begun
+    ]  # fmt: skip
+
+
+def add_session_views(first: list[SessionsView], others: list[SessionsView]) -> None:
+    """What another worker counted."""
+    known = {view.class_name: view for view in first}
+    for other in others:
+        own = known.get(other.class_name)
+        if own is None:
+            first.append(other)
+            continue
+        for name in other.__struct_fields__[1:]:
+            setattr(own, name, getattr(own, name) + getattr(other, name))

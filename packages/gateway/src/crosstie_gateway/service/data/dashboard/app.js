@@ -308,6 +308,19 @@ const targets = new Table(by("targets"), "Requests that kept their targets", [
   { head: "share", right: true, text: (row) => `${significant((100 * row.kept) / Math.max(row.kept + row.missed, 1))}%` },
 ], (row) => `${row.class} ${row.target}`, "No class of the fleet file has a target, so there is none to keep.");
 
+const share = (row, count) => `${significant((100 * count) / Math.max(row.home + row.moved + row.evicted, 1))}%`;
+const sessions = new Table(by("sessions"), "Sessions that went on with a second turn, by class", [
+  { head: "class", text: (row) => row.class },
+  { head: "answered now", right: true, text: (row) => whole(row.answered) },
+  { head: "warm", right: true, text: (row) => whole(row.warm) },
+  { head: "waiting", right: true, text: (row) => whole(row.waiting), mood: (row) => (row.waiting ? "bad" : "") },
+  { head: "begun", right: true, text: (row) => whole(row.begun) },
+  { head: "found at home", right: true, text: (row) => share(row, row.home) },
+  { head: "moved", right: true, text: (row) => share(row, row.moved) },
+  { head: "evicted", right: true, text: (row) => share(row, row.evicted) },
+  { head: "each", right: true, text: (row) => dollars(row.usd / Math.max(row.begun, 1)) },
+], (row) => row.class, "No session has had a second turn yet: a prompt that begins with an earlier one and its answer.");
+
 function promised(target) {
   return target ? `${seconds(target.seconds)} at p${significant(100 * target.percentile, 4)}` : "no target";
 }
@@ -559,6 +572,7 @@ function show(said) {
   showDecisions(said);
   teams.show(fleet.teams);
   targets.show(fleet.targets);
+  sessions.show(fleet.sessions);
   faults.show(faultRows(fleet));
   const changes = [...fleet.changes, ...fleet.dropped.map((one) => `dropped: ${one.change}: ${one.why}`)];
   const words = changes.length ? changes : ["None: the fleet is as its file has it."];
