@@ -21,6 +21,7 @@ from crosstie.decide.plan.plan import plan
 from crosstie.decide.plan.pools import pool_of
 from crosstie.route.decision import a_million
 
+pytestmark = pytest.mark.slow
 LLAMA = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,

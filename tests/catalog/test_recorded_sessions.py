@@ -40,6 +40,7 @@ def test_what_was_made_of_a_shape_tells_that_shape() -> None:
     assert mean(found["pause_s"]) == pytest.approx(9, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_recorded_trace_makes_a_workload_that_is_read() -> None:
     text = example_text("mooncake-conversation")
     one = read_workload(Catalog(), Path("w.toml"), text).classes[0]

@@ -175,6 +175,7 @@ def test_models_of_a_release_are_used(crosstie: Command, pack: Pack) -> None:
     assert crosstie("fit", "llama-9-8b", "--on", "mi300x").status == 0
 
 
+@pytest.mark.slow
 def test_rules_that_are_none_are_not_taken(crosstie: Command, pack: Pack, data_home: Path) -> None:
     broken = pack(**{"preflight/rules/vllm-new.toml": "[[rule]]\nid = 1\n"})
     assert "is not taken: preflight/rules/vllm-new.toml" in refused(crosstie, data_home, str(broken), "--unsigned")

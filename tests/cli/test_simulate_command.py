@@ -58,6 +58,7 @@ def test_what_is_paid_by_the_token_is_left_out_and_named(crosstie: Command, tmp_
     assert "every pool is paid by the token" in got.err
 
 
+@pytest.mark.slow
 def test_a_workload_is_planned_and_a_saved_plan_gives_the_same(crosstie: Command, tmp_path: Path) -> None:
     work, saved = str(small(tmp_path)), str(tmp_path / "plan.json")
     assert crosstie("plan", work, "--quick", "--save", saved).status == 0
@@ -90,6 +91,7 @@ def test_policies_loads_and_fleets_side_by_side(crosstie: Command, tmp_path: Pat
     assert document["runs"][0]["unsteady"].startswith("no steady state")
 
 
+@pytest.mark.slow
 def test_a_trace_and_a_pool_that_dies(crosstie: Command, tmp_path: Path) -> None:
     page = tmp_path / "day.html"
     got = crosstie(

@@ -118,6 +118,7 @@ def workload_file(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.usefixtures("planned_once")
+@pytest.mark.slow
 def test_a_plan_prints_the_same_at_every_width(
     crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workload_file: str
 ) -> None:

@@ -58,6 +58,7 @@ def test_templates_are_what_the_tool_writes() -> None:
     assert {file.name: file.read_text() for file in (CHART / "templates").iterdir()} == tool.templates()
 
 
+@pytest.mark.slow
 def test_kubernetes_takes_what_it_renders() -> None:
     found = objects(serviceMonitor={"enabled": True})
     assert {one["kind"] for one in found} >= CUSTOM | {"Deployment", "Role", "NetworkPolicy", "PodDisruptionBudget"}

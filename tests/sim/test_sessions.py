@@ -79,6 +79,7 @@ def test_a_turn_comes_a_pause_after_the_last_answer_and_contains_it() -> None:
                                        for a, b in pairwise(answers))]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_a_run_says_of_sessions_hangs_together() -> None:
     found = run(40)
     (one,) = found.sessions
@@ -96,6 +97,7 @@ def test_what_a_run_says_of_sessions_hangs_together() -> None:
     assert one.by_turn[0].hit_rate < one.by_turn[2].hit_rate
 
 
+@pytest.mark.slow
 def test_beyond_what_caches_hold_a_fleet_thrashes_less_where_new_sessions_wait() -> None:
     # Caches of 2 x 490,000 tokens, for some 130 sessions.
     fits, many = (run(live, "least-loaded", 2000).sessions[0] for live in (30, 180))
@@ -105,6 +107,7 @@ def test_beyond_what_caches_hold_a_fleet_thrashes_less_where_new_sessions_wait()
     assert kept.hit_rate > many.hit_rate + 0.1
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run() -> None:
     first, again, other = run(20, turns=300), run(20, turns=300), run(20, turns=300, seed=1)
     assert msgspec.json.encode(first) == msgspec.json.encode(again)

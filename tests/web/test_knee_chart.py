@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.sim.test_sessions import run
 
 from crosstie.web.knee_chart import draw_knee, has_knee
 
 
+@pytest.mark.slow
 def test_sessions_at_several_loads_are_drawn(tmp_path: Path) -> None:
     runs = [run(live, turns=100) for live in (10, 20)]
     assert not has_knee(runs)

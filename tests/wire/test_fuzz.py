@@ -261,6 +261,7 @@ def agree(reads: list[bytes], feeding: Feeding) -> None:
 
 @settings(max_examples=max(250, settings().max_examples), deadline=None, suppress_health_check=list(HealthCheck))
 @given(pieces())
+@pytest.mark.slow
 def test_the_server_reads_what_the_standard_says_or_refuses(reads: list[bytes]) -> None:
     agree(reads, Feeding())
 
@@ -282,6 +283,7 @@ class Llhttp:
 
 @settings(max_examples=max(150, settings().max_examples), deadline=None, suppress_health_check=list(HealthCheck))
 @given(requests().filter(lambda whole: b"upgrade" not in whole.lower()))
+@pytest.mark.slow
 def test_what_the_server_takes_is_what_another_parser_takes(whole: bytes) -> None:
     """Of a single request: where both take it, they see the same body and nothing behind it."""
     feeding, other = Feeding(), Llhttp()

@@ -65,6 +65,7 @@ def guided(found: Plan, one: RequestClass, piece: Slice) -> set[str]:
 
 
 @pytest.mark.parametrize("name", BUNDLED)
+@pytest.mark.slow
 def test_every_slice_goes_where_the_guide_says_or_the_decision_says_why_not(name: str) -> None:
     found, fleet = made(name)
     walked = count = 0

@@ -166,6 +166,7 @@ def with_class(workload: Workload, **changes: object) -> Workload:
     )
 
 
+@pytest.mark.slow
 def test_left_open_both_ways_are_looked_at_and_simulation_decides(workload: Workload) -> None:
     asked: list[str] = []
 

@@ -43,6 +43,7 @@ def planned(folder: Path, more: str = "", text: str = TEXT) -> Plan:
     return plan(CATALOG, read_workload(CATALOG, file))
 
 
+@pytest.mark.slow
 def test_a_model_with_a_measured_prediction_layer_speculates_where_it_pays(tmp_path: Path) -> None:
     drafting = planned(tmp_path)
     assert drafting.fleet

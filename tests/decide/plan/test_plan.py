@@ -158,6 +158,7 @@ def test_a_discount_of_a_vendor_is_one_of_each_of_its_accelerators() -> None:
 @pytest.mark.parametrize(
     "name", ["mi300x", *(pytest.param(x, marks=pytest.mark.slow) for x in ("h200", "mi355x", "b200"))]
 )
+@pytest.mark.slow
 def test_prices_drive_accelerators_out_and_in(name: str) -> None:
     assert name not in planned(*LITTLE, usd_per_gpu_hour={**PRICES, name: 500.0}).accelerators
     assert planned(*LITTLE, usd_per_gpu_hour={**PRICES, name: 0.01}).accelerators == [name]
@@ -215,6 +216,7 @@ def replace_rate(one: RequestClass, factor: float) -> RequestClass:
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_shares_of_vendors_are_kept(shares: dict[str, float]) -> None:
     plan = planned(*LITTLE, vendor_share=shares)
     value = {name: count * PRICES[name] for name, count in fleet_of(plan).gpus.items()}

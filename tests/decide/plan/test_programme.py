@@ -275,6 +275,7 @@ def test_dominance_and_pieces_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         assert plain.usd_per_hour == pytest.approx(best.usd_per_hour, rel=1e-6), seed
 
 
+@pytest.mark.slow
 def test_of_fleets_that_cost_the_same_the_least_busy_is_the_answer_however_columns_are_ordered() -> None:
     """In whole nodes many fleets cost the same. One of them has least at work, and no other is found on the way."""
     several = 0

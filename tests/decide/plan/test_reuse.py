@@ -135,6 +135,7 @@ def test_a_hit_rate_makes_a_plan_cheaper_and_its_memory_dearer(catalog: Catalog,
     assert present(cached.fleet).pools[0].carried[0].hit_rate == pytest.approx(0.9)
 
 
+@pytest.mark.slow
 def test_the_simulation_of_a_plan_finds_what_the_plan_counts_on(catalog: Catalog, tmp_path: Path) -> None:
     got = planned(catalog, tmp_path, "prefix = { hit_rate = 0.9 }", "input = 8000\noutput = 100\n")
     (one,) = got.workload.classes

@@ -163,6 +163,7 @@ def test_a_few_misses_too_many_of_a_few_requests_are_not_hopeless() -> None:
     assert tally(CHAT, [answer()] * 11 + [answer(2.0)] * 9).verdict().tolist() == [-1]
 
 
+@pytest.mark.slow
 def test_of_a_large_fleet_a_part_is_simulated_that_says_the_same(catalog: Catalog, small: Plan) -> None:
     (pool,) = present(small.fleet).pools
     large = resized(pool, 200 * pool.replicas)
@@ -533,6 +534,7 @@ def test_a_confirmed_fleet_keeps_to_its_limits(catalog: Catalog) -> None:
     assert sum(number * items[name].watts for name, number in gpus.items()) <= 1000.0 * present(limits.power_kw)
 
 
+@pytest.mark.slow
 def test_little_traffic_gets_a_small_card_and_not_most_of_a_node(catalog: Catalog) -> None:
     """70B at 0.05 requests/s: one MI355X of a node of eight for $20.72 an hour, where a GH200 at $2.29 holds. The
     relaxation divides nodes; what an idle replica would bear was never seen, and counted as what it was tried with; and

@@ -61,6 +61,7 @@ def test_a_plan_holds_while_nothing_changes(
     assert one["then"] == one["now"]
 
 
+@pytest.mark.slow
 def test_prices_flip_it_and_are_said_to(
     crosstie: Command, tmp_path: Path, document: dict[str, Any], user_catalog: Path
 ) -> None:

@@ -32,6 +32,7 @@ def observed(scaler: Scaler, minute: int, per_s: float, wanted: int) -> int:
 
 
 @pytest.mark.parametrize(("to_zero", "left"), [(True, 0), (False, 1)])
+@pytest.mark.slow
 def test_a_pool_goes_to_zero_only_where_the_rules_say_so(to_zero: bool, left: int) -> None:
     scaler, wanted = Scaler(rules(CHEAP, to_zero=to_zero), KNOWN), 2
     for minute in range(300):

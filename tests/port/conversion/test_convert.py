@@ -154,6 +154,7 @@ def test_the_safetensors_library_takes_what_is_written(tmp_path: Path) -> None:
     assert dtypes["model.layers.0.mlp.up_proj.weight_scale"] == "F8_E4M3"
 
 
+@pytest.mark.slow
 def test_torch_reads_the_same_weights(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

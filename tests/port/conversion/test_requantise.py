@@ -336,6 +336,7 @@ def test_scales_in_another_shard_move_to_their_weight_and_the_index_knows(tmp_pa
     assert index["metadata"]["total_size"] == sum(info.nbytes for info in made.tensors.values())
 
 
+@pytest.mark.slow
 def test_torch_and_safetensors_read_what_is_written(tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file

@@ -119,6 +119,7 @@ def test_half_in_an_extension_of_pytorch(tmp_path: Path) -> None:
     assert flags(made.format("[]")) == []
 
 
+@pytest.mark.slow
 def test_the_code_of_other_back_ends_is_not_read(tmp_path: Path) -> None:
     for folder in ("cpu", "xpu", "gpu"):
         (tmp_path / folder).mkdir()

@@ -25,6 +25,7 @@ def test_groups_that_are_large_enough_are_judged_the_worst_first() -> None:
 
 
 @pytest.mark.parametrize("times", [0.3, 3.0])
+@pytest.mark.slow
 def test_a_posterior_that_is_wrong_does_not_pass(sure: LearntSureness, times: float) -> None:
     """It takes its rows for less noisy, or noisier, than they are."""
     assert len(CELLS) * len(LOADS) < FEWEST

@@ -76,6 +76,7 @@ def moved(calibration: Calibration, pool: tuple[str, str, str, int]) -> float:
     return estimated(calibration, pool).tpot_s / estimated(SHIPPED.calibration, pool).tpot_s
 
 
+@pytest.mark.slow
 def test_five_rows_make_their_pool_surer_and_its_neighbour_less_so(agreeing: Calibration) -> None:
     pool, neighbour = narrowed(agreeing, POOL), narrowed(agreeing, NEIGHBOUR)
     print(f"TPOT interval, log width over before: {pool:.2f}, neighbour {neighbour:.2f}")
@@ -83,6 +84,7 @@ def test_five_rows_make_their_pool_surer_and_its_neighbour_less_so(agreeing: Cal
     assert pool < neighbour < 0.95
 
 
+@pytest.mark.slow
 def test_what_is_far_stays(agreeing: Calibration, slow: Calibration) -> None:
     for made in (agreeing, slow):
         assert narrowed(made, FAR) == pytest.approx(1.0, abs=0.05)

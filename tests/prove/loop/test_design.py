@@ -43,6 +43,7 @@ def width_after(points: Sequence[LoopPoint], asked: Sequence[LoopPoint]) -> floa
     return float(np.mean([np.log(one[name].high / one[name].low) for one in found for name in ("ttft_s", "tpot_s")]))
 
 
+@pytest.mark.slow
 def test_each_further_point_narrows_and_none_is_taken_twice(chosen: list[LoopPoint]) -> None:
     left = [one.width_left for one in chosen]
     assert left == sorted(left, reverse=True)

@@ -111,6 +111,7 @@ MOMENTS: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are looked for in /proc")
 @pytest.mark.parametrize("moments", [["point"], pytest.param(list(MOMENTS), marks=pytest.mark.slow)], ids=len)
+@pytest.mark.slow
 def test_killed_it_goes_on_and_measures_the_same_points(unbroken: Path, tmp_path: Path, moments: list[str]) -> None:
     folder, workload = tmp_path / "loop", unbroken.parent / "small.toml"
     words = ["loop", *ASKED, "--workload", str(workload), "--quick", "--out", str(folder)]
@@ -155,6 +156,7 @@ def test_an_engine_that_dies_is_told_with_its_last_words(crosstie: Command, unbr
     assert "emulated.toml" in got.err
 
 
+@pytest.mark.slow
 def test_a_point_that_is_too_long_leaves_the_time_to_shorter_ones(
     crosstie: Command, unbroken: Path, tmp_path: Path
 ) -> None:
@@ -200,6 +202,7 @@ run()
     ("happens", "status", "told"),
     [("engine killed", 1, "the engine was killed by SIGKILL"), ("Ctrl-C", 130, "goes on")],
 )
+@pytest.mark.slow
 def test_what_ends_it_under_load_leaves_no_half_of_a_point(
     unbroken: Path, tmp_path: Path, happens: str, status: int, told: str
 ) -> None:
@@ -256,6 +259,7 @@ sys.exit(subprocess.run([sys.executable, "-m", "crosstie", "emulate", sys.argv[0
 """
 
 
+@pytest.mark.slow
 def test_on_a_machine_with_a_gpu_the_recipes_command_is_run(
     crosstie: Command, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ def streams(draw: st.DrawFn) -> tuple[list[bytes], list[bytes], int]:
 
 
 @given(streams(), st.booleans())
+@pytest.mark.slow
 def test_a_stream_is_relayed_byte_for_byte_but_for_the_usage_however_it_is_cut(
     stream: tuple[list[bytes], list[bytes], int], hide: bool
 ) -> None:

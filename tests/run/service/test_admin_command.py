@@ -120,6 +120,7 @@ def test_a_file_that_is_wrong_is_refused_in_its_readers_words(folder: Path, gate
     assert admin(folder, gateway, "reload").returncode == 0
 
 
+@pytest.mark.slow
 def test_decisions_are_listed_and_followed(folder: Path, gateway: Running) -> None:
     url = str(gateway.said["admin_url"])
     settings = environment(folder, CROSSTIE_ADMIN_URL=url, CROSSTIE_ADMIN_KEY=KEY)

@@ -61,6 +61,7 @@ def served(server: ApiServer, *ready: Fake, leaving: tuple[Fake, ...] = ()) -> N
         endpoint_slice(server, fake.name, fake.port, end)
 
 
+@pytest.mark.slow
 def test_pods_that_become_ready_are_routed_to_and_those_that_leave_are_not() -> None:
     async def scenario() -> None:
         async with fakes(2) as [first, second]:

@@ -253,6 +253,7 @@ def test_an_emulated_fleet_says_that_it_is_one_and_why_it_chose(emulated: Runnin
         client.chat.completions.create(model=SMALL, messages=FRANCE, extra_headers={"x-crosstie-pool": "intel"})
 
 
+@pytest.mark.slow
 def test_every_endpoint_of_an_emulated_fleet(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model=SMALL, messages=FRANCE, max_tokens=12, stream=True))
     assert chunks[-1].choices[0].finish_reason == "length"

@@ -138,6 +138,7 @@ def test_a_plugin_that_throws_or_answers_nonsense_costs_its_own_answer(
 
 
 @pytest.mark.parametrize("what", ["hang", "spin", "exit"])
+@pytest.mark.slow
 def test_a_plugin_that_hangs_spins_or_ends_is_bounded_and_started_again(install: Install, what: str) -> None:
     async def then(at: Running) -> None:
         turns = 0

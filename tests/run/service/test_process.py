@@ -164,6 +164,7 @@ def running_on_spare(tmp_path_factory: pytest.TempPathFactory, pools: dict[str, 
         assert running.ends() == 0
 
 
+@pytest.mark.slow
 def test_sigterm_answers_everything_that_has_come(pools: dict[str, Pool], tmp_path: Path) -> None:
     with gateway(tmp_path, pools["amd"], pools["nvidia"], drain_s=60) as running:
         flying = [stream(running, 400) for _ in range(20)]
@@ -204,6 +205,7 @@ def finished(made: socket.socket, rest: bytes) -> bytes:
     return received
 
 
+@pytest.mark.slow
 def test_balancers_are_told_before_anybody_is_refused(pools: dict[str, Pool], tmp_path: Path) -> None:
     with gateway(tmp_path, pools["amd"], lame_duck_s=3600, drain_s=60) as running:
         running.send(signal.SIGTERM)
@@ -215,11 +217,13 @@ def test_balancers_are_told_before_anybody_is_refused(pools: dict[str, Pool], tm
         assert running.ends() == 0
 
 
+@pytest.mark.slow
 def test_without_a_service_manager_it_leaves_at_once(pools: dict[str, Pool], tmp_path: Path) -> None:
     with gateway(tmp_path, pools["amd"], lame_duck_s=3600) as running:
         assert running.ends(signal.SIGINT) == 0
 
 
+@pytest.mark.slow
 def test_a_drain_that_is_too_short_is_status_1_and_a_line(pools: dict[str, Pool], tmp_path: Path) -> None:
     with gateway(tmp_path, pools["amd"], drain_s=0.4) as running:
         flying = [stream(running) for _ in range(3)]

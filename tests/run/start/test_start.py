@@ -33,6 +33,7 @@ CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max
 @pytest.mark.parametrize(
     "as_file", [pytest.param(False, id="a fleet"), pytest.param(True, id="a file", marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_a_gateway_answers_until_the_block_ends(as_file: bool, tmp_path: Path) -> None:
     file = tmp_path / "fleet.toml"
     file.write_text(fleet_text(FLEET))
