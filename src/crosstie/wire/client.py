@@ -125,12 +125,13 @@ class Connection:
             return
         first, size = not self.answered, len(data)
         if self._between:
-            if size < _MOST_CHUNK and data.endswith(b"\r\n"):
-                line = _CHUNK_LINES[size]
-                if line and (data.startswith(line) or data[: len(line)].lower() == line):
-                    # Nothing but a whole chunk, which the parser need not know of.
-                    handler.on_body(data[len(line) : -2])
-                    return
+            line = _CHUNK_LINES[size] if size < _MOST_CHUNK else b""
+            begin = len(line)
+            # Slices are compared, since to call a method takes longer.
+            if begin and data[-2:] == b"\r\n" and (data[:begin] == line or data[:begin].lower() == line):
+                # Nothing but a whole chunk, which the parser need not know of.
+                handler.on_body(data[begin:-2])
+                return
             self._between = False
         if first:
             self.answered = True
