@@ -30,7 +30,7 @@ COMPILED = {
     "src/crosstie_gateway": {
         "wire": ["grpc", "parser", "request", "server", "unpack"],
         "gateway": [
-            "answers", "asks", "attempt", "backend", "body", "context", "disaggregated", "errors", "exchange",
+            "answers", "asks", "attempt", "backend", "body", "call", "context", "disaggregated", "errors", "exchange",
             "exchange_state", "gateway", "guard", "identity", "limits", "messages_reply", "metrics", "passed",
             "progress", "record", "relay", "transcript",
         ],

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.deploy.promql import faults_of, groupings_of, matchers_of, metrics_of
 from tests.engines.streams import get
 from tests.run.gateway.fakes import CALM, fakes, fleet_of, pool_of, running, until
+from tests.run.gateway.keyed import keyed
 from tests.run.gateway.tellers import tellers
-from tests.run.gateway.test_keys import keyed
 from tests.run.gateway.test_resume import fleet_over, identified
 from tests.run.gateway.test_serving import CHAT
 from tests.run.hosting.shared import MODELS, hosted, shared_pool

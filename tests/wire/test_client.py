@@ -3,7 +3,7 @@ import gc
 import os
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from tests.waiting import LIMIT_S, until
 from tests.wire.sockets import origin_of, scripted, serving
 from tests.wire.test_server import on_loop
@@ -388,3 +388,50 @@ def test_a_head_in_small_pieces_is_the_same_head(length: int, piece: int, taken:
             connection.data_received(answer[at : at + piece])
     whole = b"".join(one for one in listener.told if isinstance(one, bytes))
     assert (listener.told[0], whole, listener.told[-1]) == ((200, b"hi", "ended") if taken else ("lost", b"", "lost"))
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+LONG = b"x" * 26 + b"\r\n"
+CHUNKS = st.sampled_from(
+    [
+        b"2\r\nhi\r\n",
+        b"1A\r\n" + LONG,
+        b"1a\r\n" + LONG,
+        b"2;a=b\r\nhi\r\n",
+        b"02\r\nhi\r\n",
+        b"7\r\n\r\n2\r\nhi\r\n",
+        b"3\r\nhi\r\n",
+        b"2",
+        b"\r\n",
+        b"1\r\n",
+        b"+2\r\nhi\r\n",
+        b"0\r\n",
+        b"0\r\n\r\n",
+        b"a: b\r\n",
+    ]
+)
+
+
+@given(st.lists(CHUNKS, max_size=8), st.sets(st.integers(1, 120), max_size=3), st.booleans())
+@example([b"2\r\nhi\r\n1", b"2\r\nhi\r\n"], set(), True)
+@example([b"2\r\nhi\r\n9\r\n", b"2\r\nhi\r\n"], set(), True)
+def test_whole_chunks_say_the_same_around_the_parser(chunks: list[bytes], cuts: set[int], alone: bool) -> None:
+    reads = chunks
+    if not alone:
+        whole = b"".join(chunks)
+        reads = [whole[a:b] for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), len(whole)], strict=True)]
+
+    def told(around: bool) -> list[object]:
+        loop = asyncio.new_event_loop()
+        loop.close()
+        connection, listener = Connection(Origin(loop, Address("http://h/v1"))), Heard()
+        connection.transport = Quiet()  # type: ignore[assignment]
+        connection.send(b"", listener)
+        for read in (CHUNKED, *reads):
+            connection._between = connection._between and around
+            if read and connection.handler is not None:
+                connection.data_received(read)
+        said = [one for one in listener.told if not isinstance(one, bytes)]
+        return [*said, b"".join(one for one in listener.told if isinstance(one, bytes))]
+
+    assert told(around=True) == told(around=False)

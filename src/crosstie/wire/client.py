@@ -27,6 +27,13 @@ _USUAL: Final = b"HTTP/1.1 200 OK\r\n"
 # but for the length of their body.
 _LONGEST_HEAD: Final = 2048
 _MOST_DIGITS: Final = 18
+# By the length of a chunk with all that frames it, the line before what it holds: events of a stream come like that,
+# one in a read.
+_MOST_CHUNK: Final = 4096
+_CHUNK_LINES: Final = [b""] * _MOST_CHUNK
+for _size in range(1, _MOST_CHUNK - 7):
+    _line = b"%x\r\n" % _size
+    _CHUNK_LINES[len(_line) + _size + 2] = _line
 _POLLS: Final = hasattr(select, "poll")
 # Names of headers as servers write them, and in small letters: a few servers say the same few all the time.
 _names: Final[dict[bytes, bytes]] = {}
@@ -94,6 +101,8 @@ class Connection:
         self._head_bytes = self._before_head = 0
         self._complete = self._keep = self._usual = False
         self._headed = self._paused = False
+        # Whether a chunk has ended, and nothing of the next has come.
+        self._between = False
         # The end of an answer without a length is the end of its connection.
         self._until_close = True
 
@@ -115,6 +124,15 @@ class Connection:
             self.abort()
             return
         first, size = not self.answered, len(data)
+        if self._between:
+            line = _CHUNK_LINES[size] if size < _MOST_CHUNK else b""
+            begin = len(line)
+            # Slices are compared, since to call a method takes longer.
+            if begin and data[-2:] == b"\r\n" and (data[:begin] == line or data[:begin].lower() == line):
+                # Nothing but a whole chunk, which the parser need not know of.
+                handler.on_body(data[begin:-2])
+                return
+            self._between = False
         if first:
             self.answered = True
             known = self.origin.known
@@ -143,6 +161,9 @@ class Connection:
                 return
         if self.handler is not handler:
             return
+        if self._between and not data.endswith(b"\r\n"):
+            # The first digits of the next chunk's size.
+            self._between = False
         if not self._headed and not self._count_head(size):
             return
         if self._piece:
@@ -274,8 +295,14 @@ class Connection:
         else:
             self._piece = body
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
     def on_message_complete(self) -> None:
-        self._complete = self._headed
+        self._complete, self._between = self._headed, False
         self._keep = self._parser.should_keep_alive()
 
     # The sender's side

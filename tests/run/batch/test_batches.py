@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.lazily import Lazily
 from tests.run.gateway.fakes import CALM, MODEL, Fake, Running, fakes, fleet_of, in_folder, pool_of, running, until
-from tests.run.gateway.test_keys import keyed
+from tests.run.gateway.keyed import keyed
 from tests.waiting import LIMIT_S
 from tests.wire.test_server import on_loop
 

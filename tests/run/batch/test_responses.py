@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.gateway.fakes import MODEL, Fake, Running, fakes, fleet_of, in_folder, pool_of, running, until
-from tests.run.gateway.test_keys import code_of, keyed
+from tests.run.gateway.keyed import code_of, keyed
 from tests.run.gateway.test_responses import PATH, id_of, respond
 from tests.waiting import LIMIT_S
 

@@ -14,7 +14,7 @@ import pytest
 from tests.lazily import Lazily
 from tests.run.batch.test_batches import ENDPOINT, PLENTY, batch_of, begun, client, ended, file_of, hangs_at, service
 from tests.run.gateway.fakes import in_folder, until
-from tests.run.gateway.test_keys import Keyed, keyed
+from tests.run.gateway.keyed import Keyed, keyed
 
 from crosstie.core.fleet import Serving
 from crosstie_gateway.batch.lines import BatchLine

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.run.gateway.fakes import CALM, CATALOG, MODEL, Running, fakes, fleet_of, in_folder, pool_of, running, until
-from tests.run.gateway.test_keys import keyed
+from tests.run.gateway.keyed import keyed
 from tests.wire.test_server import on_loop
 
 from crosstie.core.fleet import Adapter, Pool, Serving

@@ -6,7 +6,7 @@ import json
 from math import isfinite
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from crosstie.core.errors import BadInput
 from crosstie.wire.sse import Events, payloads
@@ -171,6 +171,69 @@ def test_a_stream_that_is_cut_anywhere_before_its_finish_is_not_complete(
     relay.body(before[: data.draw(st.integers(0, len(before)))])
     assert not relay.complete
     assert b"".join(events).startswith(written.data)
+
+
+# What comes of a text and may look like something else, or end the string; and counts, as vLLM writes them, and others.
+TEXTS = st.sampled_from(
+    [
+        b"a",
+        b" word",
+        b'\\"',
+        b'\\"usage\\":{',
+        b"\\n",
+        b"\\",
+        b'"',
+        b'"}}],"x":"',
+        b"\n\nevent: error\ndata: x",
+        b'"},"finish_reason":"abort"',
+        b"error",
+    ]
+)
+COUNT = b',"usage":{"prompt_tokens":3,"completion_tokens":4}'
+COUNTS = st.sampled_from(
+    [
+        b"",
+        b"",
+        COUNT,
+        b',"usage":{"prompt_tokens":3,"d":{"c":1}}',
+        b',"usage":{"prompt_tokens":3},"x":{"y":1}',
+        b',"usage":null',
+        b',"usage":{"completion_tokens":9}}\n\ndata: {"x":{}',
+    ]
+)
+
+
+@given(st.lists(st.tuples(TEXTS, COUNTS) | st.just(None), max_size=9), st.booleans(), st.booleans())
+@example([(b"a", b""), (b"\n\nevent: error\ndata: x", b"")], False, False)
+@example([(b"a", COUNT), (b"b", b',"usage":{"prompt_tokens":3},"x":{"y":1}')], True, False)
+@example([(b"a", COUNT), (b"b", b',"usage":{"completion_tokens":9}}\n\ndata: {"x":{}')], True, False)
+def test_events_that_are_like_those_before_are_told_as_if_they_were_looked_through(
+    said: list[tuple[bytes, bytes] | None], hide: bool, small: bool
+) -> None:
+    told: list[tuple[object, ...]] = []
+    for learns in (True, False):
+        written, transcript = Written(), Transcript()
+        relay = StreamRelay(written.reply, 200, b"", hide_usage=hide, hide_continuous=hide, transcript=transcript)
+        for one in [*said[:1] * 2, *said]:
+            content = (b'{"content":"%b"}' % one[0], one[1]) if one is not None else (b'{"tool_calls":[]}', b"")
+            relay._learns = relay._learns and learns
+            relay.body(CHUNK % content)
+            if small:
+                # As if there were many.
+                transcript._compress()
+        assert learns or not relay._begin
+        transcript.read()
+        told.append((written.data, relay.events, relay.unsaid, relay.counted, transcript.why_not, transcript.texts))
+        told[-1] += (transcript.tokens, transcript.seen_tokens, transcript.missed)
+    assert told[0] == told[1]
+
+
+def test_what_begins_like_an_event_that_was_shortened_is_no_part_of_an_answer() -> None:
+    transcript = Transcript()
+    transcript.add_usual(b'data: {"choices":[{"text":"', b'data: {"choices":[{"text":"a"}]}\n\n')
+    transcript.add(b'data: {"choices":[]}\n\n"b"}]}\n\n')
+    transcript.read()
+    assert transcript.why_not == "unreadable"
 
 
 CHUNK = b'data: {"id":"c-1","object":"chat.completion.chunk","choices":[{"index":0,"delta":%b}]%b}\n\n'

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.run.gateway.fakes import until
-from tests.run.gateway.test_keys import code_of, keyed
+from tests.run.gateway.keyed import code_of, keyed
 from tests.run.ledger.postgres_server import PostgresServer
 
 from crosstie.core.usage import total

@@ -35,6 +35,7 @@ from crosstie_gateway.service.worker_link import (
 from crosstie_gateway.wire.frames import encode
 
 KEY = "an-administrators-own-key"
+SOCKET = "unix:/run/docker.sock"
 
 
 @pytest.fixture(autouse=True)
@@ -316,6 +317,19 @@ def test_what_the_reader_of_fleet_files_refuses_is_refused_in_its_words() -> Non
     async def scenario() -> None:
         async with fakes(2) as made, administered(two_pools(made)) as admin:
             table = {"name": "three", "model": "m", "backends": ["http://127.0.0.1:1/v1"]}
+            runs = {
+                "name": "four",
+                "accelerator": "mi355x",
+                "precision": "native",
+                "stack": "sglang",
+                "usd_per_gpu_hour": 2.5,
+            }
+            hosts = [
+                {"model": name, "backends": [at]} for name, at in (("qwen3-8b", SOCKET), ("qwen3-32b", "http://x/v1"))
+            ]
+            hosting = {**runs, "stack": "vllm", "precision": "fp8", "loading": "vllm-sleep", "hosts": hosts}
+            sides = {side: {"backends": [at]} for side, at in (("prefill", "http://x/v1"), ("decode", SOCKET))}
+            led = {**runs, "model": "qwen3-8b", **sides, "kv": "fp8"}
             for body, why in (
                 ({"pool": "nope"}, "address"),
                 ({"pool": "nope", "backend": "http://127.0.0.1:1/v1"}, "no pool 'nope'"),
@@ -328,6 +342,14 @@ def test_what_the_reader_of_fleet_files_refuses_is_refused_in_its_words() -> Non
                 ({"pool": {**table, "accelerator": "h900"}}, "pool.accelerator"),
                 ({"pool": {**table, "api_key_env": "PATH"}}, "no pool of the fleet file names"),
                 ({"pool": {**table, "load_hook": "rm"}}, "only the fleet file may name a command"),
+                (
+                    {"pool": {**table, "tokenizer": "/etc/shadow"}},
+                    "pool.tokenizer: only the fleet file may name a file",
+                ),
+                ({"pool": {**table, "chat_template": "/etc/shadow"}}, "only the fleet file may name a file"),
+                ({"pool": {**table, "backends": [SOCKET]}}, "only the fleet file may name a socket"),
+                ({"pool": hosting}, "only the fleet file may name a socket"),
+                ({"pool": led}, "only the fleet file may name a socket"),
                 ({"pool": table, "backend": "http://x/v1"}, "leave `backend` out"),
                 ({}, "give a pool's name"),
                 ({"pool": 7, "backend": "http://x/v1"}, "is no text"),

@@ -13,7 +13,7 @@ import msgspec
 
 from crosstie.core.histogram import Family
 from crosstie.route.live import Replica
-from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.fetch import Answer
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.errors import without_address
 from crosstie_gateway.gateway.notices import Notice
@@ -82,7 +82,7 @@ class AdapterLoader:
         paths = {known.name: known.path for known in pool.adapters}
         if slots is None or adapter not in paths:
             return "the fleet file has it no longer"
-        answer = await self._ask(backend, "GET", f"{backend.base.decode()}/models", None, patience_s)
+        answer = await backend.ask("GET", f"{backend.base.decode()}/models", patience_s)
         if answer.status == 200:
             listed = msgspec.json.decode(answer.body, type=_Models).data
             slots.found([model.id for model in listed if model.id in paths])
@@ -96,7 +96,7 @@ class AdapterLoader:
             slots.went(idle)
             await self._unload(backend, idle, patience_s)
         asked = {"lora_name": adapter, "lora_path": paths[adapter]}
-        answer = await self._ask(backend, "POST", f"{self._place(backend)}/load_lora_adapter", asked, patience_s)
+        answer = await backend.ask("POST", f"{self._place(backend)}/load_lora_adapter", patience_s, asked)
         if answer.status >= 300 and b"already" not in answer.body:
             return f"its engine answered {answer.status}: {_said(answer)}"
         slots.came(adapter)
@@ -105,20 +105,12 @@ class AdapterLoader:
 
     async def _unload(self, backend: Backend, adapter: str, patience_s: float) -> None:
         """An engine that does not have it any more is fine."""
-        path = f"{self._place(backend)}/unload_lora_adapter"
-        await self._ask(backend, "POST", path, {"lora_name": adapter}, patience_s)
+        await backend.ask("POST", f"{self._place(backend)}/unload_lora_adapter", patience_s, {"lora_name": adapter})
         self.counts[backend.pool.name, "unloaded"] += 1
 
     @staticmethod
     def _place(backend: Backend) -> str:
         return (backend.root if backend.engine == "sglang" else backend.base).decode()
-
-    @staticmethod
-    async def _ask(backend: Backend, method: str, path: str, asked: dict[str, str] | None, patience_s: float) -> Answer:
-        headers = [(b"authorization", backend.authorization)] if backend.authorization else []
-        headers.append((b"content-type", b"application/json"))
-        body = None if asked is None else msgspec.json.encode(asked)
-        return await fetch(backend.origin, method, path, headers=headers, body=body, timeout_s=patience_s)
 
     def families(self) -> list[Family]:
         if not self.counts:

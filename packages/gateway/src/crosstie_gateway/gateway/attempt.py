@@ -11,12 +11,12 @@ from crosstie.route.decision import Decision
 from crosstie.route.live import Flight, Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.client import Connection, Headers
-from crosstie.wire.files import is_exhausted
 from crosstie.wire.way import TlsRefused
 from crosstie_gateway.gateway.answers import lacks_model, oddity
 from crosstie_gateway.gateway.asks import HINTS
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import with_model, with_usage_requested
+from crosstie_gateway.gateway.call import BackendCall
 from crosstie_gateway.gateway.choices import Choices, has_cut_choice
 from crosstie_gateway.gateway.errors import asked_to_wait_s, without_address
 from crosstie_gateway.gateway.exchange_state import ExchangeState
@@ -43,8 +43,6 @@ _NOT_RETURNED: Final = frozenset(
     b" access-control-allow-origin access-control-allow-credentials access-control-expose-headers".split()
 ).union(OWN_HEADERS)
 
-# A kept connection that was closed while it lay idle shows it this soon; later, somebody was at work on the request.
-_STALE_S: Final = 0.1
 # Longer bodies are not copied behind their heads.
 _LONG: Final = 65_536
 # Told by the engine itself: in what it repeats of a request, the quotes would be escaped.
@@ -61,14 +59,12 @@ _FULL: Final[tuple[int, ...]] = (429, 503)
 _COUNTING: Final[tuple[str, ...]] = ("vllm", "sglang", "emulated")
 
 
-class Attempt:
+class Attempt(BackendCall):
     def __init__(self, exchange: ExchangeState, decision: Decision, replica: Replica, prediction: Prediction):
         context = exchange.context
-        self.exchange, self.context, self.decision, self.prediction = exchange, context, decision, prediction
-        self.backend: Backend = context.backends[replica.key]
+        super().__init__(context, context.backends[replica.key])
+        self.exchange, self.decision, self.prediction = exchange, decision, prediction
         self.flight: Flight = replica.start(exchange.ask, prediction, context.now())
-        self.connection: Connection | None = None
-        self.connecting: asyncio.Task[None] | None = None
         self.relay: StreamRelay | WholeRelay | None = None
         # Of an answer that comes compressed, though it was asked not to: what is counted must be read.
         self.unpacking: Unpacking | None = None
@@ -89,14 +85,7 @@ class Attempt:
         adapter = self.exchange.ask.adapter
         if adapter is not None and self._loads(adapter):
             return
-        self._dispatch()
-
-    def _dispatch(self) -> None:
-        connection = self.backend.origin.take()
-        if connection is not None:
-            self._go(connection)
-        else:
-            self._connect()
+        self.dispatch()
 
     def _loads(self, adapter: str) -> bool:
         """Whether the adapter that it needs has to be loaded first, and is now."""
@@ -138,25 +127,13 @@ class Attempt:
         self.start()
         return True
 
-    def _connect(self) -> None:
-        patience = self.context.serving.connect_timeout_s
-        self.connecting = self.backend.origin.connect(patience, self._connected)
+    def not_reached(self, why: str, status: int, refused: bool, code: str) -> None:
+        retry_after_s = 0.0 if refused else _FULL_S
+        self.exchange.on_attempt_failed(
+            why, status, fault=refused, refused=refused, code=code, retry_after_s=retry_after_s
+        )
 
-    def _connected(self, result: Connection | Exception) -> None:
-        self.connecting = None
-        if isinstance(result, Connection):
-            self._go(result)
-        elif isinstance(result, OSError) and is_exhausted(result):
-            # Nobody's fault but the gateway's own; another backend may have a connection to spare.
-            self.context.on_exhausted()
-            why = "the gateway has no file left to open for a connection to a backend; try again later"
-            self.exchange.on_attempt_failed(why, 503, fault=False, code="gateway_exhausted", retry_after_s=_FULL_S)
-        else:
-            did = "is not to be trusted" if isinstance(result, TlsRefused) else "refused the connection"
-            why = f"{self.who} {did}: {without_address(result)}"
-            self.exchange.on_attempt_failed(why, 502, refused=True)
-
-    def _go(self, connection: Connection) -> None:
+    def go(self, connection: Connection) -> None:
         self.connection = connection
         body = self._body()
         if len(body) < _LONG:
@@ -405,18 +382,11 @@ class Attempt:
         return _NOT_LOADED in relay.content.replace(b": ", b":")
 
     def on_lost(self, error: Exception | None) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None and connection.uses > 1 and not connection.answered and self.just_asked:
-            # A kept connection that its server had closed in the meantime: nobody's fault.
-            self._connect()
+        if self.asks_again():
             return
         said = f": {without_address(error)}" if error else ""
         untrusted = isinstance(error, TlsRefused)
         self.exchange.on_attempt_failed(f"{self.who} cut the connection{said}", 502, refused=untrusted)
-
-    @property
-    def just_asked(self) -> bool:
-        return self.context.now() - self.asked_at < _STALE_S * self.context.speed
 
     # What its exchange asks of it
 
@@ -455,12 +425,7 @@ class Attempt:
         """Ends it upstream too: the engine sees its client go, and stops."""
         # An adapter's load goes on for others.
         self.loading = None
-        if self.connecting is not None:
-            self.connecting.cancel()
-            self.connecting = None
-        if self.connection is not None:
-            self.connection.abort()
-            self.connection = None
+        self.hang_up()
 
 
 def _forwarded(headers: dict[bytes, bytes]) -> bytes:

@@ -4,11 +4,15 @@ import contextlib
 import os
 import re
 from collections import deque
-from typing import Final, NamedTuple
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from crosstie.core.fleet import Pool
 from crosstie.route.live import Replica
-from crosstie.wire.client import Origin
+from crosstie.wire.client import Headers, Origin
+from crosstie.wire.fetch import Answer, fetch
 
 # Engines whose ways of going on with an answer are known, by what their /v1/models says of its owner. An emulated
 # replica does as vLLM does, but sets no limit of its own to completions.
@@ -123,6 +127,15 @@ class Backend:
         self.name = pool.name.encode()
         # By path, what a request for it names: paths that are served are few.
         self.targets: dict[str, bytes] = {}
+
+    def ask(self, method: str, path: str, timeout_s: float, body: object = None) -> Coroutine[Any, Any, Answer]:
+        """The answer to a question of the gateway's own, with its key; `body` as JSON. Raises OSError."""
+        headers: Headers = [] if self.authorization is None else [(b"authorization", self.authorization)]
+        said = None
+        if body is not None:
+            headers.append((b"content-type", b"application/json"))
+            said = msgspec.json.encode(body)
+        return fetch(self.origin, method, path, headers=headers, body=said, timeout_s=timeout_s)
 
     @property
     def is_well(self) -> bool:

@@ -7,7 +7,6 @@ SGLang (`pd_router.rs`, `io_struct.py`, read at sglang@cce0a124, 2026-08-23): bo
 the address at which the prefill engine meets the other, and a room there that nobody else has.
 """
 
-import asyncio
 from secrets import randbits
 from typing import Final
 
@@ -20,10 +19,10 @@ from crosstie.route.disaggregated import choose_prefill
 from crosstie.route.live import Flight, LiveFleet, LivePool, Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.client import Connection, Headers
-from crosstie.wire.files import is_exhausted
 from crosstie_gateway.gateway.attempt import Attempt
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody
+from crosstie_gateway.gateway.call import BackendCall
 from crosstie_gateway.gateway.errors import RequestRejected, asked_to_wait_s, without_address
 from crosstie_gateway.gateway.exchange_state import ExchangeState
 from crosstie_gateway.gateway.fields import decode_parts, decode_prefilled
@@ -97,14 +96,13 @@ def _handing(pool: LivePool) -> str:
     return HANDING[service.connector] if service is not None else ""
 
 
-class PrefillLeg:
+class PrefillLeg(BackendCall):
     """A prompt at a prefill engine. It tells its attempt once how that went, unless it is dropped before."""
 
     def __init__(self, attempt: "LedAttempt", backend: Backend, flight: Flight):
-        self.attempt, self.backend, self.flight = attempt, backend, flight
+        super().__init__(attempt.context, backend)
+        self.attempt, self.flight = attempt, flight
         self.message = b""
-        self.connection: Connection | None = None
-        self.connecting: asyncio.Task[None] | None = None
         self.status = 0
         self.headers: Headers = []
         self._pieces: list[bytes] = []
@@ -116,32 +114,18 @@ class PrefillLeg:
         return b"".join(self._pieces)
 
     def start(self, message: bytes) -> None:
-        self.message = message
-        connection = self.backend.origin.take()
-        if connection is not None:
-            self._go(connection)
-        else:
-            self._connect()
+        self.message, self.asked_at = message, self.context.now()
+        self.dispatch()
 
-    def _connect(self) -> None:
-        patience = self.attempt.context.serving.connect_timeout_s
-        self.connecting = self.backend.origin.connect(patience, self._connected)
+    @property
+    def who(self) -> str:
+        return self.attempt.who
 
-    def _connected(self, result: Connection | Exception) -> None:
-        self.connecting = None
-        if isinstance(result, Connection):
-            self._go(result)
-        elif isinstance(result, OSError) and is_exhausted(result):
-            self.attempt.context.on_exhausted()
-            self._end()
-            why = "the gateway has no file left to open for a connection to a backend; try again later"
-            self.attempt.on_prefill_failed(why, 503, fault=False, code="gateway_exhausted")
-        else:
-            self._end()
-            why = f"{self.attempt.who} refused the connection: {without_address(result)}"
-            self.attempt.on_prefill_failed(why, 502, refused=True)
+    def not_reached(self, why: str, status: int, refused: bool, code: str) -> None:
+        self._end()
+        self.attempt.on_prefill_failed(why, status, fault=refused, refused=refused, code=code)
 
-    def _go(self, connection: Connection) -> None:
+    def go(self, connection: Connection) -> None:
         self.connection = connection
         connection.send(self.message, self)
 
@@ -154,7 +138,7 @@ class PrefillLeg:
         self._size += len(data)
         if self._size > _MOST_ANSWER:
             self.drop()
-            self.attempt.on_prefill_failed(f"{self.attempt.who} answered with more than anybody asked for", 502)
+            self.attempt.on_prefill_failed(f"{self.who} answered with more than anybody asked for", 502)
             return
         self._pieces.append(data)
 
@@ -164,29 +148,20 @@ class PrefillLeg:
         self.attempt.on_prefill_answered(self)
 
     def on_lost(self, error: Exception | None) -> None:
-        connection, self.connection = self.connection, None
-        if connection is not None and connection.uses > 1 and not connection.answered and self.attempt.just_asked:
-            # A kept connection that its server had closed in the meantime: nobody's fault.
-            self._connect()
+        if self.asks_again():
             return
         self._end()
         said = f": {without_address(error)}" if error else ""
-        self.attempt.on_prefill_failed(f"{self.attempt.who} cut the connection{said}", 502)
+        self.attempt.on_prefill_failed(f"{self.who} cut the connection{said}", 502)
 
     def drop(self) -> None:
-        """The engine sees its client go, and stops."""
-        if self.connecting is not None:
-            self.connecting.cancel()
-            self.connecting = None
-        if self.connection is not None:
-            self.connection.abort()
-            self.connection = None
+        self.hang_up()
         self._end()
 
     def _end(self) -> None:
         if not self.over:
             self.over = True
-            self.flight.end(self.attempt.context.now(), input_tokens=None, output_tokens=None, completed=False)
+            self.flight.end(self.context.now(), input_tokens=None, output_tokens=None, completed=False)
             self.attempt.touch()
 
 
@@ -339,13 +314,13 @@ class LedAttempt(Attempt):
 
     # What the connection to the decode engine tells
 
-    def _connected(self, result: Connection | Exception) -> None:
+    def connected(self, result: Connection | Exception) -> None:
         self.decode_ended = not isinstance(result, Connection)
-        super()._connected(result)
+        super().connected(result)
 
-    def _go(self, connection: Connection) -> None:
+    def go(self, connection: Connection) -> None:
         self.decode_ended = False
-        super()._go(connection)
+        super().go(connection)
 
     def on_end(self) -> None:
         self.decode_ended = True

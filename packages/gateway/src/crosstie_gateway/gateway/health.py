@@ -3,7 +3,7 @@
 import asyncio
 from math import inf
 
-from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.fetch import Answer
 from crosstie.wire.files import is_exhausted
 from crosstie.wire.way import TlsRefused
 from crosstie_gateway.gateway.backend import ENGINES, Backend, engine_load
@@ -112,9 +112,7 @@ async def _get(context: Context, backend: Backend, path: str) -> Answer | None:
     now = context.loop.time()
     if backend.lacks.get(path, 0.0) > now:
         return None
-    headers = [(b"authorization", backend.authorization)] if backend.authorization else []
-    patience = max(context.serving.health_every_s, context.serving.connect_timeout_s)
-    answer = await fetch(backend.origin, "GET", path, headers=headers, timeout_s=patience)
+    answer = await backend.ask("GET", path, max(context.serving.health_every_s, context.serving.connect_timeout_s))
     if answer.status in _MISSING:
         backend.lacks[path] = now + _ASK_AGAIN_S
         return None

@@ -44,6 +44,13 @@ class RequestRecord:
         # As it came. Only while listeners are told: whoever keeps an ending keeps no prompt with it.
         self.request: Request | None = None
 
+    def tpot_s(self, speed: float) -> float | None:
+        """On the fleet's clock; None: nobody saw tokens come after the first."""
+        more = self.output_tokens - 1
+        if self.ttft_s is None or not self.streamed or more <= 0:
+            return None
+        return max(self.seconds - self.ttft_s, 0.0) * speed / more
+
 
 class Accounts:
     """What has been used since it was last written down: a few numbers for each kind of request that there was."""

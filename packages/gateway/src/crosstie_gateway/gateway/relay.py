@@ -23,6 +23,15 @@ _FINISHED: Final = re.compile(rb'"finish_reason" ?: ?"|"response\.(?:completed|i
 _ABORTED: Final = re.compile(rb'"finish_reason" ?: ?"abort"')
 # A line of its own: what a model writes about such things has no line ends, only escaped ones.
 _ERROR: Final = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?error)', re.MULTILINE)
+# An event with a text: up to that, the text, and what comes after it.
+_WITH_TEXT: Final = re.compile(
+    rb'(data: ?\{[^\n]*?"choices": ?\[\{[^\n]*?"(?:content|text|reasoning_content|reasoning)": ?")'
+    rb'[^"\\\n]*(?:\\.[^"\\\n]*)*("[^\n]*\}\n\n)\Z'
+)
+_COUNT: Final = b',"usage":{'
+# What a text has only where it is more than that.
+_QUOTE: Final = 34
+_LINE_END: Final = 10
 # The usage inside an event that has more to say; its details are objects of their own.
 _USAGE_FIELD: Final = re.compile(rb',"usage":\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 # An error that the engine lays at the client's door; 408 and 429 are its own.
@@ -91,15 +100,24 @@ class StreamRelay:
         # Its status, where the error was the client's and came in the place of an answer.
         self.client_error_status = 0
         self._events = Events()
-        # What its events begin with, in which nothing is that is looked for, once that is known.
-        self._known = b""
-        self._has_known = False
+        # What events with a text have before and after it, with nothing in it that is looked for; whether a count comes
+        # then; and whether that is to be found out from the next.
+        self._begin = self._end = b""
+        self._counts = False
+        self._learns = transcript is not None and seam is None and choices is None
         self._opening = bytearray()
         # The latest pieces: the end of an answer is spread over a few.
         self._last = self._before = self._before_that = b""
 
     def body(self, data: bytes) -> bool:
         """Whether something of the answer reached the client's side."""
+        if self._begin and not self._events.held and not self.unsaid:
+            usual = self._usual(data)
+            if usual:
+                self.reply.write(usual)
+                self.events += 1
+                self.passed += len(usual)
+                return True
         data = self._events.whole(data)
         if data and not data.startswith(b"data") and _SAYS.search(data) is None:
             if self.reply.started:
@@ -112,49 +130,83 @@ class StreamRelay:
         if not data:
             return False
         reply, transcript = self.reply, self.transcript
-        # What a piece has in common with those before is not looked through again, and most pieces are one event.
-        known = self._known
-        usual = bool(known) and data.startswith(known)
         if self.choices is not None:
             data = self._until_early_end(data, self.choices)
             if not data:
                 return False
-        new = data[len(known) :] if usual else data
-        alone = new.find(b"\n") == len(new) - 2
         if transcript is not None:
-            # An error begins its line, which a single event of the usual kind does not. Bytes are searched by `find`:
-            # `in` takes them for a number first, and makes an exception of it each time.
-            if reply.started and (
-                self.unsaid or new.find(b'"abort"') >= 0 or (not (alone and usual) and new.find(b"error") >= 0)
-            ):
-                data, alone = self._until_trouble(data), False
+            # Bytes are searched by `find`: `in` takes them for a number first, and makes an exception of it each time.
+            if reply.started and (self.unsaid or data.find(b'"abort"') >= 0 or data.find(b"error") >= 0):
+                data = self._until_trouble(data)
                 if not data:
                     return False
-                new = data
             transcript.add(data)
-        if new.find(_USAGE) >= 0:
-            data = self._without_usage(data, alone and usual)
+            if self._learns and reply.started:
+                self._learn(data)
+        if data.find(_USAGE) >= 0:
+            data = self._without_usage(data)
             if not data:
                 return False
         self._before_that, self._before, self._last = self._before, self._last, data
         if not reply.started:
             if not self._may_begin(data):
                 return False
-            data, alone = bytes(self._opening) + data, False
+            data = bytes(self._opening) + data
             reply.start(self.status, self.headers, None)
-        elif not self._has_known:
-            self._known, self._has_known = _beginning(data), True
         if self.seam is not None and self.seam.notice:
             reply.write(self.seam.notice)
             self.seam.notice = b""
         reply.write(data)
-        self.events += 1 if alone else data.count(b"\n\n")
+        self.events += data.count(b"\n\n")
         self.passed += len(data)
         if transcript is None:
             for added in _DELTA.findall(data):
                 self._added += 1
                 self._text += len(added)
         return True
+
+    def _usual(self, data: bytes) -> bytes:
+        """What goes on of an event that is like one before but for its text, in which nothing else can stand; empty: it
+        may be another. Slices are compared, since to call a method takes longer."""
+        begin = len(self._begin)
+        if data[:begin] != self._begin:
+            return b""
+        last, sent = self._end, data
+        if self._counts:
+            end = data.find(last, begin)
+            if end < 0 or data[-4:] != b"}}\n\n" or data.find(b'},"', end + len(last)) >= 0:
+                return b""
+            if data.find(b"\n", end) != len(data) - 2:
+                return b""
+            # The last thing in it, as vLLM writes it.
+            sent = data[: end + len(last) - len(_COUNT)] + b"}\n\n"
+        else:
+            end = len(data) - len(last)
+            if end < begin or data[end:] != last:
+                return b""
+        text = data[begin:end]
+        if _QUOTE in text or _LINE_END in text:
+            return b""
+        if self._counts:
+            self._counting = data
+        if self.transcript is not None:
+            self.transcript.add_usual(self._begin, data)
+        self._learns = True
+        return sent
+
+    def _learn(self, data: bytes) -> None:
+        """From an event that is not like those before; the next but one if that helps nothing with the next."""
+        self._learns = False
+        match = _WITH_TEXT.match(data)
+        if match is None:
+            return
+        begin, end = match[1], match[2]
+        self._counts = self.hide_continuous and end.find(_COUNT) >= 0
+        if self._counts:
+            end = end[: end.find(_COUNT) + len(_COUNT)]
+        known = begin + (end[: -len(_COUNT)] if self._counts else end)
+        if not any(known.find(said) >= 0 for said in (_USAGE, b'"abort"', b"error")) and not _FINISHED.search(known):
+            self._begin, self._end = begin, end
 
     def _may_begin(self, data: bytes) -> bool:
         """Whether there is a token in it, so that it may leave with what was kept before it; else it is kept, too. What
@@ -197,12 +249,11 @@ class StreamRelay:
         self.unsaid = bytearray(data[end.start() :])
         return data[: end.start()]
 
-    def _without_usage(self, data: bytes, usual: bool) -> bytes:
-        """`usual`: it is one event, with a choice in it."""
-        if self.hide_continuous and (usual or not (b'"choices":[]' in data or b'"choices": []' in data)):
+    def _without_usage(self, data: bytes) -> bytes:
+        if self.hide_continuous and not (b'"choices":[]' in data or b'"choices": []' in data):
             # The latest is enough, and is read when the stream has broken off.
             self._counting = data
-            return _uncounted(data, alone=usual)
+            return _USAGE_FIELD.sub(b"", data)
         for payload in payloads(data):
             if _USAGE in payload:
                 self.usage = usage_of(payload) or self.usage
@@ -212,7 +263,7 @@ class StreamRelay:
         events = _events(data)
         for event in events:
             if not _only_usage(event):
-                kept.append(_uncounted(event) if self.hide_continuous else event)
+                kept.append(_USAGE_FIELD.sub(b"", event) if self.hide_continuous else event)
             elif not self.hide_usage:
                 kept.append(event)
         return b"".join(kept)
@@ -292,13 +343,6 @@ def _says_nothing(events: bytes) -> bool:
     return True
 
 
-def _beginning(event: bytes) -> bytes:
-    """Up to its first choice; empty where that holds something that is looked for in every event."""
-    end = max(event.find(b'"choices":[{') + 12, event.find(b'"choices": [{') + 13)
-    begun = event[:end] if end > 13 else b""
-    return b"" if b"\n" in begun or b"error" in begun or b'"abort"' in begun or _USAGE in begun else begun
-
-
 def _events(data: bytes) -> list[bytes]:
     if b"\r" in data:
         return _EVENTS.findall(data)
@@ -313,20 +357,6 @@ def _events(data: bytes) -> list[bytes]:
 
 def _only_usage(event: bytes) -> bool:
     return _USAGE in event and (b'"choices":[]' in event or b'"choices": []' in event)
-
-
-def _uncounted(events: bytes, alone: bool = False) -> bytes:
-    """Without the usage in them. `alone`: they are known to be one."""
-    at = events.find(b',"usage":{')
-    if (
-        at >= 0
-        and events.endswith(b"}}\n\n")
-        and events.find(b'},"', at) < 0
-        and (alone or events.find(b"\n\n") == len(events) - 2)
-    ):
-        # The last thing in a single event, as vLLM writes it.
-        return events[:at] + b"}\n\n"
-    return _USAGE_FIELD.sub(b"", events)
 
 
 class WholeRelay:

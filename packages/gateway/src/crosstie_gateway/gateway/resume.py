@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from crosstie.wire.fetch import fetch
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.fields import decode_parts
@@ -253,13 +252,7 @@ def _whole_numbers(value: Any) -> list[int]:
 
 
 async def _post(backend: Backend, timeout_s: float, path: str, asked: Json | Parts) -> Json:
-    headers = [(b"content-type", b"application/json")]
-    if backend.authorization:
-        headers.append((b"authorization", backend.authorization))
-    answer = await fetch(
-        backend.origin, "POST", backend.origin.address.root + path, headers=headers, body=_encode(asked),
-        timeout_s=timeout_s,
-    )  # fmt: skip
+    answer = await backend.ask("POST", backend.root.decode() + path, timeout_s, asked)
     if answer.status != 200:
         raise ValueError(f"{path} answered {answer.status}")
     said: Json = msgspec.json.decode(answer.body, type=dict[str, Any])

@@ -31,6 +31,9 @@ _QUICK: Final = 1
 _CALL: Final = re.compile(rb'"(?:name|arguments)" ?: ?"([^"\\]*(?:\\.[^"\\]*)*)"')
 # The last word of a stream, on a line of its own.
 DONE: Final = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
+_END: Final = b"\n\n"
+# An event of which the beginning is left out; no other begins so.
+_BEGUN: Final = b'\n\n"'
 _ABSENT: Final[tuple[bytes, ...]] = (b"", b"null", b"[]")
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -40,7 +43,9 @@ class Transcript:
 
     def __init__(self, bytes_per_token: float = 4.0) -> None:
         self._events: list[bytes] = []
-        self._compressed: list[bytes] = []
+        # What is left out of those among them that begin with a quote, up to that; and those that were, compressed.
+        self._begin = b'"'
+        self._compressed: list[tuple[bytes, bytes]] = []
         self._size = self._total = 0
         # The first event, which names the answer; how it ended, if it did; whether the last word after that has come.
         self.first: ChunkFields | None = None
@@ -64,6 +69,19 @@ class Transcript:
 
     def add(self, events: bytes) -> None:
         """Whole events, in the bytes in which they came."""
+        if events.startswith(b'"') or events.find(_BEGUN) >= 0:
+            self._stop("unreadable")
+        self._keep(events)
+
+    def add_usual(self, begin: bytes, event: bytes) -> None:
+        """A whole event that has this, to the quote before its text, in common with most others."""
+        if begin != self._begin:
+            if len(self._begin) > 1:
+                self._compress()
+            self._begin = begin
+        self._keep(event[len(begin) - 1 :])
+
+    def _keep(self, events: bytes) -> None:
         if self.why_not:
             self.missed = True
             return
@@ -78,14 +96,15 @@ class Transcript:
             self.missed = True
             self._stop("length")
             return
-        self._compressed.append(zlib.compress(b"".join(self._events), _QUICK))
+        self._compressed.append((self._begin, zlib.compress(b"".join(self._events), _QUICK)))
         self._events, self._size = [], 0
 
     def read(self) -> None:
         """Makes text of the events that were kept."""
-        kept = [*(zlib.decompress(piece) for piece in self._compressed), *self._events]
+        kept = [(begin, zlib.decompress(piece)) for begin, piece in self._compressed]
+        kept.append((self._begin, b"".join(self._events)))
         self._events, self._compressed, self._size = [], [], 0
-        events = b"".join(kept)
+        events = b"".join([(_END + piece).replace(_BEGUN, _END + begin)[len(_END) :] for begin, piece in kept])
         if not events:
             return
         try:

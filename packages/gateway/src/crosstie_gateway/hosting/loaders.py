@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from crosstie.core.fleet import HostedModel, Pool
-from crosstie.wire.fetch import Answer, fetch
+from crosstie.wire.fetch import Answer
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.wire.hook import HookFailed, run_hook
@@ -64,13 +64,9 @@ class Loader:
         self, backend: Backend, method: str, path: str, patience_s: float | None = None, body: object = None
     ) -> Answer:
         """`path` below the server's root. Raises OSError."""
-        headers = [(b"authorization", backend.authorization)] if backend.authorization else []
-        raw = None if body is None else msgspec.json.encode(body)
-        if raw is not None:
-            headers.append((b"content-type", b"application/json"))
         if patience_s is None:
             patience_s = max(self.gateway.serving.health_every_s, self.gateway.serving.connect_timeout_s)
-        return await fetch(backend.origin, method, path, headers=headers, body=raw, timeout_s=patience_s)
+        return await backend.ask(method, path, patience_s, body)
 
     async def _do(
         self, backend: Backend, path: str, patience_s: float, body: object = None, unless: bytes | None = None

@@ -130,7 +130,7 @@ class PickedAttempt(Attempt):
         # How Envoy came by the answer, where it says so.
         self.details = ""
 
-    def _dispatch(self) -> None:
+    def dispatch(self) -> None:
         self.picked = True
         stream, first = _stream_of(self.picks_for), endpoint_of(self.backend.origin.address)
         given, removed = self._changes(stream)

@@ -38,8 +38,9 @@ from crosstie_gateway.service.worker_link import (
 # What a reader's complaint calls the request that it was reading.
 _REQUEST = Path("request")
 # A command would run as the gateway's user, a file is read as that, and a proxy would be sent any variable of its
-# environment: only who may write the fleet file may name one.
-_FILE_ONLY = {"load_hook": "command", **dict.fromkeys(REACH_FILES, "file"), "proxy": "proxy"}
+# environment: only who may write the fleet file may name one. KV events need a tokenizer.
+_FILES = (*REACH_FILES, "tokenizer", "chat_template")
+_FILE_ONLY = {"load_hook": "command", **dict.fromkeys(_FILES, "file"), "proxy": "proxy"}
 _MOST_SAID = 400
 # Larger ones may be no float at all.
 _MOST_WHOLE = 2**53
@@ -242,7 +243,8 @@ class Administration:
             if key in raw:
                 raise BadInput(f"pool.{key}: only the fleet file may name a {kind}")
         made = read_pool(self.process.catalog, _REQUEST, "pool", raw)
-        for at in made.backends:
+        of_models = [at for hosted in made.hosts for at in hosted.backends]
+        for at in (*made.backends, *made.led_backends, *of_models):
             _check_named(at)
         named = {pool.api_key_env for pool in self.base.pools}
         if made.api_key_env is not None and made.api_key_env not in named:

@@ -153,9 +153,7 @@ def seen_times(record: RequestRecord, speed: float) -> tuple[float | None, float
     """TTFT and TPOT of a request that was served, in the fleet's seconds."""
     if record.how != "served" or record.ttft_s is None:
         return None, None
-    more = record.output_tokens - 1
-    tpot_s = (record.seconds - record.ttft_s) * speed / more if more > 0 and record.streamed else None
-    return record.ttft_s * speed, tpot_s
+    return record.ttft_s * speed, record.tpot_s(speed)
 
 
 def _bin(seconds: float) -> int:

@@ -193,9 +193,9 @@ def _answered(record: RequestRecord, speed: float) -> dict[str, Any]:
     # Of an answer in one piece nobody saw when its first token was there.
     if record.streamed and record.ttft_s is not None:
         said["ttft_ms"] = round(record.ttft_s * speed * 1e3, 3)
-        if record.output_tokens > 1:
-            rest_s = max(record.seconds - record.ttft_s, 0.0)
-            said["tpot_ms"] = round(rest_s * speed / (record.output_tokens - 1) * 1e3, 3)
+        tpot_s = record.tpot_s(speed)
+        if tpot_s is not None:
+            said["tpot_ms"] = round(tpot_s * 1e3, 3)
     return said
 
 

@@ -383,7 +383,7 @@ class ServerConnection:
     def send_piece(self, data: bytes) -> None:
         if self._chunked:
             size = len(data)
-            data = b"%b%b\r\n" % (_SIZES[size] if size < _MOST_SIZES else b"%x\r\n" % size, data)
+            data = (_SIZES[size] if size < _MOST_SIZES else b"%x\r\n" % size) + data + b"\r\n"
         if self._head:
             data, self._head = self._head + data, b""
         if not self.closed:

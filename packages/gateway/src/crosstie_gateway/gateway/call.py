@@ -1,0 +1,80 @@
+"""A request on its way to one backend: over a connection that was kept, or one that is made for it."""
+
+import asyncio
+from typing import Final
+
+from crosstie.wire.client import Connection
+from crosstie.wire.files import is_exhausted
+from crosstie.wire.way import TlsRefused
+from crosstie_gateway.gateway.backend import Backend
+from crosstie_gateway.gateway.context import Context
+from crosstie_gateway.gateway.errors import without_address
+
+# A kept connection that was closed while it lay idle shows it this soon; later, somebody was at work on the request.
+_STALE_S: Final = 0.1
+
+
+class BackendCall:
+    def __init__(self, context: Context, backend: Backend):
+        self.context, self.backend = context, backend
+        self.connection: Connection | None = None
+        self.connecting: asyncio.Task[None] | None = None
+        self.asked_at = 0.0
+
+    @property
+    def who(self) -> str:
+        """The backend, in words."""
+        raise NotImplementedError
+
+    def go(self, connection: Connection) -> None:
+        """Sends what is asked on it."""
+        raise NotImplementedError
+
+    def not_reached(self, why: str, status: int, refused: bool, code: str) -> None:
+        """No connection could be made; the backend's fault if it was `refused`, else the gateway's own."""
+        raise NotImplementedError
+
+    def dispatch(self) -> None:
+        connection = self.backend.origin.take()
+        if connection is not None:
+            self.go(connection)
+        else:
+            self.connect()
+
+    def connect(self) -> None:
+        self.connecting = self.backend.origin.connect(self.context.serving.connect_timeout_s, self.connected)
+
+    def connected(self, result: Connection | Exception) -> None:
+        self.connecting = None
+        if isinstance(result, Connection):
+            self.go(result)
+        elif isinstance(result, OSError) and is_exhausted(result):
+            # Nobody's fault but the gateway's own; another backend may have a connection to spare.
+            self.context.on_exhausted()
+            why = "the gateway has no file left to open for a connection to a backend; try again later"
+            self.not_reached(why, 503, False, "gateway_exhausted")
+        else:
+            did = "is not to be trusted" if isinstance(result, TlsRefused) else "refused the connection"
+            self.not_reached(f"{self.who} {did}: {without_address(result)}", 502, True, "")
+
+    def asks_again(self) -> bool:
+        """Its connection is lost. Whether it had been kept and its server had closed it in the meantime, which is
+        nobody's fault; then another is made."""
+        lost, self.connection = self.connection, None
+        stale = lost is not None and lost.uses > 1 and not lost.answered and self.just_asked
+        if stale:
+            self.connect()
+        return stale
+
+    @property
+    def just_asked(self) -> bool:
+        return self.context.now() - self.asked_at < _STALE_S * self.context.speed
+
+    def hang_up(self) -> None:
+        """The engine sees its client go, and stops."""
+        if self.connecting is not None:
+            self.connecting.cancel()
+            self.connecting = None
+        if self.connection is not None:
+            self.connection.abort()
+            self.connection = None
