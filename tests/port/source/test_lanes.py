@@ -214,6 +214,7 @@ def test_a_tree_with_a_side_for_rocm_may_mean_its_32_lanes() -> None:
     [
         ("for (int i = lane_id; i < n; i += 32) out[i] = 0;", "lane-arithmetic"),
         ("for (int i = threadIdx.y; i < n; i += 32) out[i] = 0;", None),
+        ("for (int i = threadIdx.x; i < n; i += 32) s += x[i]; s = WarpReduce(t).Sum(s);", "lane-arithmetic"),
         ("int warp_id = get_thread_id<1>() >> 5;", "lane-arithmetic"),
         ("constexpr int kMaxWarps = 32;", "launch-size"),
         ("int each = 32 / num_warp_groups;", "launch-size"),

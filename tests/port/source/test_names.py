@@ -22,6 +22,7 @@ USES = [
     ("managed-memory", "cudaMallocManaged(&p, n);"), ("graphs", "cudaStreamBeginCapture(s, m);"), ("cublaslt", "cublasLtMatmul(h);"),
     ("tensorrt", "#include <NvInfer.h>"), ("tensorrt", "#include <flashinfer/norm.cuh>"), ("clock", "long long t = clock64();"),
     ("shared-memory-query", "int n = prop.sharedMemPerBlockOptin;"), ("cub", "cub::WarpReduce<float> r;"), ("thrust", "#include <thrust/sort.h>"),
+    ("thrust", "thrust::fill_n(thrust::omp::par, p, n, 0);"), ("cuda-release", "cudaRuntimeGetVersion(&version);"),
     ("overload", "cublasHgemm(handle, op, op, m, n, k, a, x, 1, y, 1, b, z, 1);"), ("syncwarp", "__syncwarp();"),
     ("cub-internal", "cub::CTA_SYNC();"), ("cub-internal", "bool whole = lanes == CUB_WARP_THREADS(0);"),
     ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"), ("missing-intrinsic", "atomicAdd_block(p, v);"),

@@ -10,6 +10,8 @@ from crosstie.core.finding import Finding, Grounds, Location, Severity
 
 _LDS = re.compile(r"^lds<([0-9]+)$")
 _ISA = re.compile(r"gfx[0-9]+[0-9a-z]*")
+# Of the accelerators that are ported to: what a list of targets may lack.
+DATA_CENTRE_ISAS = frozenset({"gfx942", "gfx950"})
 Condition = Literal["rocm", "wave64", "wave32", "fnuz", "ocp", "no-fp8", "gfx9"]
 
 

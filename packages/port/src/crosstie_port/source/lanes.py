@@ -260,11 +260,14 @@ def _loops(code: Code) -> Iterator[SourceHazard]:
 
 
 def _strides(code: Code) -> Iterator[SourceHazard]:
-    """`for (i = lane_id; i < n; i += 32)`: each lane takes every 32nd, which is every 64th here."""
+    """`for (i = lane_id; i < n; i += 32)`: each lane takes every 32nd, which is every 64th here. A thread's index is a
+    lane's where the function exchanges values between lanes."""
     for at in code.names.get("for", ()):
         end = closing(code.tokens, at + 1) if code.text(at + 1) == "(" else at
         parts = statements(code.tokens[at + 2 : end])
-        if len(parts) == 3 and any(_LANE.search(token.text) for token in parts[0] if token.kind == "name"):
+        names = [token for token in parts[0] if token.kind == "name"] if len(parts) == 3 else []
+        of_thread = any(_is_thread(code, token, at) for token in names) and code.has_lane_calls(at)
+        if of_thread or any(_LANE.search(token.text) for token in names):
             step = [token.text for token in parts[2]]
             behind = step.index("+=") + 1 if "+=" in step else len(step)
             if step[behind : behind + 1] == ["32"] and not code.is_for_amd(at):
