@@ -101,7 +101,7 @@ def test_encodings_are_told_apart(data: bytes, text: str | None) -> None:
         ("project(a LANGUAGES CXX CUDA)", "cuda-build"), ("enable_language(CUDA)", "cuda-build"), ("find_package(CUDAToolkit REQUIRED)", "cuda-build"),
         ('set(CMAKE_CUDA_ARCHITECTURES "80;90")', "cuda-build"), ("NVFLAGS = -gencode arch=compute_90,code=sm_90", "nvcc-flag"), ("\tnvcc -o a a.cu", "cuda-build"),
         ("add_compile_options(--expt-relaxed-constexpr)", "nvcc-flag"), ("target_link_libraries(a CUDA::cudart)", "cuda-library"),
-        ("enable_language(CXX CUDA)", "cuda-build"), ("\t$(TOOLKIT)/bin/nvcc -c $<", "cuda-build"), ("target_link_libraries(a PRIVATE nvrtc)", "cuda-library"),
+        ('list(APPEND CMAKE_CUDA_FLAGS "--threads 4")', "nvcc-flag"), ("enable_language(CXX CUDA)", "cuda-build"), ("\t$(TOOLKIT)/bin/nvcc -c $<", "cuda-build"), ("target_link_libraries(a PRIVATE nvrtc)", "cuda-library"),
         ('set(FLAGS "-arch=sm_${ARCH}")', "nvcc-flag"), ("if(CUDA_VERSION VERSION_LESS 11.0)", "cuda-build"),
     ],
 )  # fmt: skip

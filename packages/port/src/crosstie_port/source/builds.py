@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crosstie_port.source.code import also, shorten
 from crosstie_port.source.files import Files, hip_builds, uncommented
-from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard
+from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard, targets_in
 from crosstie_port.source.project import both, either, negated
 from crosstie_port.source.python import Known, ends_on_rocm, known_of, on_rocm, parsed
 from crosstie_port.source.rules import python_rules
@@ -26,7 +26,6 @@ _NVIDIA = re.compile(r"(?i)^(?:\w+_)?(?:cuda|nvidia)(?:_found|_enabled|_support|
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 # Rows about what ROCm itself has and takes away.
 _OF_ROCM = frozenset({"hip-release"})
-_DATA_CENTRE = re.compile(r"\bgfx9(?:08|0a|4[0-2]|50)\b")
 # A package that is only looked for.
 _OPTIONAL = re.compile(r"(?i)find_package\s*\((?![^)]*\bREQUIRED\b)|check_language")
 _WORD = re.compile(r"\"[^\"]*\"|[()]|[^\s()\"]+")
@@ -183,7 +182,7 @@ def build_hazards(path: str, text: str, hip_builds: Sequence[str] = ()) -> Itera
             evidence = shorten(text.split("\n")[places[0] - 1]) + also(places[1:])
             yield SourceHazard(rule.id, severity, says, path, evidence, rule.remedy, places[0], rule.on)
     for number, line in enumerate(lines, 1):
-        named = set(_DATA_CENTRE.findall(line))
+        named = targets_in(line)
         for isa in sorted(DATA_CENTRE_ISAS - named) if len(named) > 1 else ():
             says, remedy = f"a list of targets without {isa}", f"add {isa}, or give the list from outside"
             yield SourceHazard("target-list", "setting", says, path, shorten(line), remedy, number, isa)

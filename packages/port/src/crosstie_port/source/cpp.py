@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from crosstie.core.finding import Severity
 from crosstie_port.source.code import Code, also, streams
-from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard
+from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard, targets_in
 from crosstie_port.source.lanes import LANE_RULES, macro_sizes
 from crosstie_port.source.launches import LAUNCH_RULES
 from crosstie_port.source.lexer import COMPARES, CppToken, closing, number
@@ -64,7 +64,6 @@ _ASKERS = frozenset({
     "cudaGetDriverEntryPointByVersion",
 })  # fmt: skip
 _SYMBOL = re.compile(r"^(?:cuda|cu|nvrtc|nvml|cublas|cudnn)[A-Z]\w+$")
-_DATA_CENTRE = re.compile(r"^gfx9(?:08|0a|4[0-2]|50)$")
 # Longer strings are messages, which may speak of anything.
 _LONGEST_NAME = 40
 
@@ -86,10 +85,16 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
         lines = {line: header for header, line in headers if _names_header(rule, header, local)}
         for code in codes:
             lines |= _places(rule, code)
+        if rule.unless_asked is not None:
+            lines = {line: lines[line] for line in lines if not _is_asked(rule.unless_asked, project, path, line)}
         if lines:
             first, *others = sorted(lines)
             hazard = codes[0].line_hazard(rule.id, rule.severity, rule.says, first, rule.remedy, rule.on, lines[first])
             yield replace(hazard, evidence=hazard.evidence + also(others))
+
+
+def _is_asked(pattern: re.Pattern[str], project: Project, path: str, line: int) -> bool:
+    return any(pattern.search(token.text) for one in project.conditions(path, line) for token in one.tokens)
 
 
 def _names_header(rule: NameRule, header: str, local: set[str]) -> bool:
@@ -230,7 +235,7 @@ def _target_lists(code: Code) -> Iterator[SourceHazard]:
     """`#if defined(__gfx90a__) || defined(__gfx942__)`: a list of targets that a newer one is missing from."""
     unit = code.project.units[code.path]
     for side in unit.sides if not code.parameters else ():
-        named = {token.text.strip("_") for token in side.directive.tokens if _DATA_CENTRE.match(token.text.strip("_"))}
+        named = targets_in(" ".join(token.text for token in side.directive.tokens))
         if side.directive.word == "else" or unit.is_dead(side.directive.line) or len(named) < 2:
             continue
         for isa in sorted(DATA_CENTRE_ISAS - named):
