@@ -27,7 +27,7 @@ USES = [
     ("cub-internal", "cub::CTA_SYNC();"), ("cub-internal", "bool whole = lanes == CUB_WARP_THREADS(0);"),
     ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"), ("missing-intrinsic", "atomicAdd_block(p, v);"),
     ("missing-intrinsic", "float f = __fadd_rz(a, b);"), ("hip-release", "#include <hip/hcc_detail/device_library.h>"), ("hip-release", "int t = attributes.memoryType;"),
-    ("hip-release", "hipblasDatatype_t t;"), ("hip-release", "hipMemImportFromShareableHandle(&h, &fd, t);"), ("dlpack-device", "device.set_options<kDLCUDA>();"),
+    ("hip-release", "hipblasDatatype_t t;"), ("hip-release", "#define CUBLAS_COMPUTE_32F HIPBLAS_R_32F"), ("hip-release", "hipMemImportFromShareableHandle(&h, &fd, t);"), ("dlpack-device", "device.set_options<kDLCUDA>();"),
     ("memory-coherence", "cudaMalloc(&p, n); cudaIpcGetMemHandle(&h, p);"), ("overload", 'extern "C" __device__ void __assert_fail(const char* a) __THROW;'),
     ("tensorrt", "#include <moderngpu/transform.hxx>"), ("cooperative-groups", "x = cg::reduce(tile, x, cg::plus<float>());"),
     ("device-linking", "extern __device__ int counter;"), ("half-flags", "__device__ half f(int v) { return static_cast<float>(v); }"),

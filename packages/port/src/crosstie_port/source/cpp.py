@@ -177,6 +177,9 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
         elif token.kind == "name":
             pasted = True
     body = "".join(parts)
+    if "%[" in body and not code.path.endswith(_LANGUAGES):
+        # Operands by name are GCC's, in other processors' assembly; CUDA's is written with %0.
+        return None
     if not body.strip() and not pasted:
         # An empty statement orders the compiler's own memory accesses, on every target.
         return None
