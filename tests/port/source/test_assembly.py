@@ -72,4 +72,7 @@ def test_inline_assembly_is_found_in_every_spelling() -> None:
 def test_assembly_of_a_cpu_is_no_hazard() -> None:
     assert not names('void pause() { asm volatile("pause"); __asm__("cpuid" : "=a"(a)); }', name="host.cpp")
     assert not names('extern "C" int f() asm("symbol");', name="host.cpp")
+    named = 'float f(int h) { float r; asm volatile("fcvt.ps.f16 %[r], %[h]" : [r] "=f"(r) : [h] "r"(h)); return r; }'
+    assert not names(named, name="host.h")
+    assert "inline-ptx" in names(named.replace("%[r], %[h]", "%0, %1"), name="host.h")
     assert "inline-ptx" in names('void f() { asm volatile("mov.u32 %0, %smid;" : "=r"(x)); }', name="host.h")

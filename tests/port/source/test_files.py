@@ -7,8 +7,9 @@ import pytest
 
 from crosstie.core.errors import BadInput
 from crosstie_port.source import files
+from crosstie_port.source.builds import build_hazards
 from crosstie_port.source.check import preflight_source
-from crosstie_port.source.files import Files, build_hazards, decoded, hip_builds, is_nvidia, read_files
+from crosstie_port.source.files import Files, decoded, hip_builds, is_nvidia, read_files
 
 ASM = 'void f() { asm volatile("bar.sync 0;"); }\n'
 
@@ -100,6 +101,8 @@ def test_encodings_are_told_apart(data: bytes, text: str | None) -> None:
         ("project(a LANGUAGES CXX CUDA)", "cuda-build"), ("enable_language(CUDA)", "cuda-build"), ("find_package(CUDAToolkit REQUIRED)", "cuda-build"),
         ('set(CMAKE_CUDA_ARCHITECTURES "80;90")', "cuda-build"), ("NVFLAGS = -gencode arch=compute_90,code=sm_90", "nvcc-flag"), ("\tnvcc -o a a.cu", "cuda-build"),
         ("add_compile_options(--expt-relaxed-constexpr)", "nvcc-flag"), ("target_link_libraries(a CUDA::cudart)", "cuda-library"),
+        ('list(APPEND CMAKE_CUDA_FLAGS "--threads 4")', "nvcc-flag"), ("enable_language(CXX CUDA)", "cuda-build"), ("\t$(TOOLKIT)/bin/nvcc -c $<", "cuda-build"), ("target_link_libraries(a PRIVATE nvrtc)", "cuda-library"),
+        ('set(FLAGS "-arch=sm_${ARCH}")', "nvcc-flag"), ("if(CUDA_VERSION VERSION_LESS 11.0)", "cuda-build"),
     ],
 )  # fmt: skip
 def test_hazards_of_build_files_are_found(line: str, check: str) -> None:
@@ -110,9 +113,32 @@ def test_hazards_of_build_files_are_found(line: str, check: str) -> None:
     assert list(build_hazards("CMakeLists.txt", f"# {line}\n")) == []
     assert {
         one.severity
-        for one in build_hazards("CMakeLists.txt", f"if(USE_ROCM)\nenable_language(HIP)\nendif()\n{line}\n")
+        for one in build_hazards("CMakeLists.txt", f"if(USE_ROCM)\nenable_language(HIP)\nelse()\n{line}\nendif()\n")
     } == {"note"}
     assert list(build_hazards("CMakeLists.txt", "project(a LANGUAGES CXX)\nadd_library(a a.cpp)\n")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("if(USE_ROCM)\nenable_language(HIP)\nendif()\nfind_package(CUDA REQUIRED)\n", [("cuda-build", "unknown", 4)]),
+        ("if(USE_ROCM)\nendif()\nlist(APPEND LIBS CUDA::cublas)\n", [("cuda-library", "unknown", 3)]),
+        ("if(USE_ROCM)\nendif()\nfind_package(CUDA)\n", [("cuda-build", "note", 3)]),
+        ("if(USE_ROCM)\nendif()\nset(CMAKE_CUDA_STANDARD 17)\n", [("cuda-build", "note", 3)]),
+        ("if(USE_ROCM)\nendif()\nif(MSVC)\nfind_package(CUDA REQUIRED)\nendif()\n", [("cuda-build", "note", 4)]),
+        ("if(USE_ROCM)\nreturn()\nendif()\nfind_package(CUDA REQUIRED)\n", [("cuda-build", "note", 4)]),
+        (
+            "if(USE_ROCM)\nendif()\nfunction(f)\nfind_package(CUDA REQUIRED)\nendfunction()\n",
+            [("cuda-build", "note", 4)],
+        ),
+        ("# HIP\nproject(a LANGUAGES CXX)\n", []),
+        ('set(HIP_ARCHS "gfx90a;gfx942")\n', [("target-list", "setting", 1)]),
+        ('set(HIP_ARCHS "gfx90a;gfx942;gfx950")\n', []),
+        ('set(HIP_ARCHS "gfx942")\n', []),
+    ],
+)
+def test_what_cmake_asks_for_on_both_sides(text: str, expected: list[tuple[str, str, int]]) -> None:
+    assert [(one.check, one.severity, one.line) for one in build_hazards("CMakeLists.txt", text)] == expected
 
 
 def test_build_files_beside_one_for_hip() -> None:

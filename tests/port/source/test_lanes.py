@@ -214,7 +214,11 @@ def test_a_tree_with_a_side_for_rocm_may_mean_its_32_lanes() -> None:
     [
         ("for (int i = lane_id; i < n; i += 32) out[i] = 0;", "lane-arithmetic"),
         ("for (int i = threadIdx.y; i < n; i += 32) out[i] = 0;", None),
+        ("for (int i = threadIdx.x; i < n; i += 32) s += x[i]; s = WarpReduce(t).Sum(s);", "lane-arithmetic"),
         ("int warp_id = get_thread_id<1>() >> 5;", "lane-arithmetic"),
+        ("for (int i = send_lane_id; i < n; i += 32) out[i] = 0;", "lane-arithmetic"),
+        ("float second = lane_id + 32 < n ? x[lane_id + 32] : 0;", "lane-arithmetic"),
+        ("float second = row + 32 < n ? x[row + 32] : 0;", None),
         ("constexpr int kMaxWarps = 32;", "launch-size"),
         ("int each = 32 / num_warp_groups;", "launch-size"),
         ("int each = 32 / groups;", None),

@@ -14,6 +14,7 @@ HOST = "void run(at::Tensor x, int64_t n, int rows) {{\n{}\n}}\n"
         "int cols = (rows + 31) / 32; dim3 g(cols, std::min(rows, 65535)); work<<<g, 256>>>(x);",
         "MY_LAUNCH_KERNEL(work, dim3((n + 255) / 256), dim3(256), 0, stream, x);",
         "hipLaunchKernelGGL(work, (n + 255) / 256, 256, 0, 0, x);",
+        "unsigned size = unsigned{1} << rows; unsigned blocks = std::max(1U, size / 2); work<<<blocks, 64>>>(x);",
     ],
 )  # fmt: skip
 def test_grids_without_a_cap_are_not_known(body: str) -> None:
@@ -26,6 +27,7 @@ def test_grids_without_a_cap_are_not_known(body: str) -> None:
     [
         "work<<<256, 256>>>(x);", "work<<<std::min<int64_t>((n + 255) / 256, 65535), 256>>>(x);", "work<<<rows, 256>>>(x);",
         "int blocks = capped_blocks(n, 256); work<<<blocks, 256>>>(x);", "work<<<(rows + 255) / 256, 256>>>(x);",
+        "unsigned blocks = 1 << 10; work<<<blocks, 64>>>(x);",
         "CHECK(n < (1ull << 32)); work<<<(n + 255) / 256, 256>>>(x);", "work<<<dim3(rows, 8), 256>>>(x);",
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ from crosstie_port.source.rules import name_rules
 USES = [
     ("cutlass", "#include <cutlass/gemm/device/gemm.h>"), ("cutlass", "cute::Tensor<int> t;"), ("fp8-types", "#include <cuda_fp8.h>"),
     ("fp8-types", "__nv_fp8_e4m3 x;"), ("fp8-dialect", "void cuda(at::Tensor t) { t.to(at::kFloat8_e4m3fn); }"),
-    ("fp8-range", "float fp8_max = 448.0f;"), ("fp4-types", "__nv_fp4_e2m1 x;"), ("wmma", "#include <mma.h>"),
+    ("fp8-dialect", "cudaDataType_t t = CUDA_R_8F_E4M3;"), ("fp8-dialect", "__hip_fp8_e4m3 x;"), ("fp8-range", "float fp8_max = 448.0f;"), ("fp4-types", "__nv_fp4_e2m1 x;"), ("wmma", "#include <mma.h>"),
     ("wmma", "nvcuda::wmma::fragment<int> f;"), ("tensor-map", "CUtensorMap map;"), ("cluster-launch", "cudaLaunchConfig_t config;"),
     ("cluster-launch", "__cluster_dims__(2, 1, 1) void k();"), ("libcudacxx", "#include <cuda/barrier>"), ("libcudacxx", "cuda::atomic_ref<int> a(x);"),
     ("async-copy", "__pipeline_commit();"), ("async-copy", "cg::memcpy_async(block, a, b, n);"), ("cooperative-groups", "#include <cooperative_groups/reduce.h>"),
@@ -20,13 +20,14 @@ USES = [
     ("texture", "float v = tex2D<float>(t, x, y);"), ("cudnn", "#include <cudnn.h>"), ("cudnn", "cudnnHandle_t handle;"), ("nvml", "nvmlInit();"),
     ("nvshmem", "nvshmem_barrier_all();"), ("nccl", "#include <nccl.h>"), ("multicast", "cuMulticastCreate(&h, &p);"), ("device-binary", "cuModuleLoadData(&m, ptx);"),
     ("managed-memory", "cudaMallocManaged(&p, n);"), ("graphs", "cudaStreamBeginCapture(s, m);"), ("cublaslt", "cublasLtMatmul(h);"),
-    ("tensorrt", "#include <NvInfer.h>"), ("tensorrt", "#include <flashinfer/norm.cuh>"), ("clock", "long long t = clock64();"),
+    ("tensorrt", "#include <NvInfer.h>"), ("tensorrt", "#include <flashinfer/norm.cuh>"), ("clock", "long long t = clock64();"), ("clock", "if (clock64() - start > 200000000000ull) fail();"),
     ("shared-memory-query", "int n = prop.sharedMemPerBlockOptin;"), ("cub", "cub::WarpReduce<float> r;"), ("thrust", "#include <thrust/sort.h>"),
+    ("thrust", "thrust::fill_n(thrust::omp::par, p, n, 0);"), ("cuda-release", "cudaRuntimeGetVersion(&version);"),
     ("overload", "cublasHgemm(handle, op, op, m, n, k, a, x, 1, y, 1, b, z, 1);"), ("syncwarp", "__syncwarp();"),
     ("cub-internal", "cub::CTA_SYNC();"), ("cub-internal", "bool whole = lanes == CUB_WARP_THREADS(0);"),
     ("compute-capability", "cudaDeviceGetAttribute(&v, cudaDevAttrComputeCapabilityMajor, 0);"), ("missing-intrinsic", "atomicAdd_block(p, v);"),
     ("missing-intrinsic", "float f = __fadd_rz(a, b);"), ("hip-release", "#include <hip/hcc_detail/device_library.h>"), ("hip-release", "int t = attributes.memoryType;"),
-    ("hip-release", "hipblasDatatype_t t;"), ("hip-release", "hipMemImportFromShareableHandle(&h, &fd, t);"), ("dlpack-device", "device.set_options<kDLCUDA>();"),
+    ("hip-release", "hipblasDatatype_t t;"), ("hip-release", "#define CUBLAS_COMPUTE_32F HIPBLAS_R_32F"), ("hip-release", "hipMemImportFromShareableHandle(&h, &fd, t);"), ("dlpack-device", "device.set_options<kDLCUDA>();"),
     ("memory-coherence", "cudaMalloc(&p, n); cudaIpcGetMemHandle(&h, p);"), ("overload", 'extern "C" __device__ void __assert_fail(const char* a) __THROW;'),
     ("tensorrt", "#include <moderngpu/transform.hxx>"), ("cooperative-groups", "x = cg::reduce(tile, x, cg::plus<float>());"),
     ("device-linking", "extern __device__ int counter;"), ("half-flags", "__device__ half f(int v) { return static_cast<float>(v); }"),
@@ -45,6 +46,18 @@ def test_every_use_of_a_name_is_found_where_it_counts(check: str, line: str) -> 
     for twin in (f"// {line}", f"/*\n{line}\n*/", f'const char* s = "{quoted}";', f"#ifndef USE_ROCM\n{line}\n#endif"):
         assert check not in names(twin + "\n"), twin
     assert check not in names(line, on="h200")
+
+
+def test_a_timeout_by_the_clock_is_more_than_a_note() -> None:
+    assert {one.severity for one in findings("if (clock64() - start > LIMIT) fail();\n")} == {"setting", "note"}
+    assert {one.severity for one in findings("t = clock64() - start;\n")} == {"note"}
+
+
+def test_only_a_condition_around_it_asks_for_the_release() -> None:
+    old, asked = "#define T hipblasDatatype_t\n", "#if HIP_VERSION < 70000000\n#else\n{}#endif\n"
+    assert "hip-release" in names(old + asked.format(""))
+    assert "hip-release" in names(asked.format("") + old)
+    assert "hip-release" not in names(asked.format(old))
 
 
 def test_every_row_has_a_use_here() -> None:

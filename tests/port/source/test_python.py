@@ -28,6 +28,8 @@ USES = [
     ("cuda-home", "from torch.utils import cpp_extension\nnvcc_version(cpp_extension.CUDA_HOME)"), ("half-flags", "flags = ['-O3', '-U__CUDA_NO_HALF_OPERATORS__']"),
     ("extension", "from torch.utils.cpp_extension import load\nload(name='k', sources=['k.cu'])"), ("nvcc-flag", "flags = ['--forward-unknown-opts']"),
     ("nvidia-tool", "subprocess.check_output([home + '/bin/nvcc', '-V'])"), ("nvidia-tool", "subprocess.run(['nvcc', '--version'])"),
+    ("nvidia-package", "requires = ['nvidia-cuda-runtime-cu11>=11.8.89']"), ("nvidia-package", "requires = ['cupy-cuda12x']"),
+    ("triton-warps", "num_warps = 32\nkernel[grid](x, num_warps=num_warps)"), ("nvidia-package", "from triton.backends.nvidia.driver import libcuda_dirs"),
     ("cudnn", "name = 'aten::cudnn_convolution_backward'"),
 ]  # fmt: skip
 
@@ -57,7 +59,7 @@ def test_every_kind_of_row_is_used() -> None:
     [
         "import torch", "torch.cuda.is_available()", "x.cuda()", "torch.device('cuda')", "is_cuda = torch.version.cuda is not None",
         "if torch.version.hip:\n    pass\nelse:\n    import pynvml", "x = torch.float8_e4m3fnuz if hip else torch.float8_e4m3fn", "kernel[grid](x, num_warps=8)",
-        "import triton.language as tl\ntl.dot(a, b)", "cuda = 1\nprint(cuda)", "WARP_SIZE = 64", "from .pynvml import local", "print('see the nvcc manual')", "args = {'nvcc': ['-O3']}",
+        "import triton.language as tl\ntl.dot(a, b)", "cuda = 1\nprint(cuda)", "WARP_SIZE = 64", "from .pynvml import local", "num_warps = 16", "name = 'nvidia-smi-wrapper'", "print('see the nvcc manual')", "args = {'nvcc': ['-O3']}",
         "major = 9\nassert major >= 8", "ok = torch.cuda.get_device_capability() >= (8, 0)", "ok = torch.cuda.get_device_properties(0).major >= 10",
         "old = torch.cuda.get_device_capability()[0] < 8", "with torch.cuda.stream(s): pass", "a = torch.version.hip or torch.version.cuda",
     ],
@@ -218,3 +220,17 @@ def test_a_tool_that_may_be_missing_is_a_note() -> None:
 def test_options_of_a_program_are_its_own() -> None:
     assert "nvcc-flag" in {one.check for one in python_findings("flags = ['--threads=4']")}
     assert not python_findings("parser.add_argument('--threads', type=int)\nparser.add_option('-D', '--diag_x')")
+
+
+@pytest.mark.parametrize(
+    ("text", "on", "expected"),
+    [
+        ("archs = ('gfx940', 'gfx942')", "mi355x", True),
+        ("archs = ['gfx90a', 'gfx942']", "mi300x", False),
+        ("archs = {'gfx90a', 'gfx950'}", "mi300x", True),
+        ("archs = ['gfx942', 'gfx950']", "mi355x", False),
+        ("arch = 'gfx942'", "mi355x", False),
+    ],
+)
+def test_lists_of_targets_in_python(text: str, on: str, expected: bool) -> None:
+    assert ("target-list" in {check for check, _, _ in found(text, on)}) is expected

@@ -108,7 +108,7 @@ def test_what_nvcc_takes_and_hipcc_does_not(text: str, check: str) -> None:
     "text",
     [
         "namespace own { template <class T> __device__ T max(T a, T b) { return a; } }", "int max(int a, int b) { return a; }",
-        "#define R HIP_VERSION_MAJOR\n__device__ void atomicAdd(half* p, half v) { add(p, v); }", "extern __shared__ int rows[];",
+        "#if HIP_VERSION < 71300000\n__device__ void atomicAdd(half* p, half v) { add(p, v); }\n#endif", "extern __shared__ int rows[];",
         "template <class T> __device__ T twice(T x) { return x; }", "struct Info { __host__ __device__ ~Info() { drop(); } };",
         "void f() { cudaLaunchKernel((void*)run, 1, 1, args, 0, s); }", "constexpr int kTile = 32;\nvoid f() { dim3 block(kTile, kTile); }",
         "#ifdef __CUDA_ARCH__\n#define CHECK(x) assert(x)\n#endif", "template <class T> __global__ void k(const float* rows) { float f = __ldg(&rows[0]); }",

@@ -1,4 +1,4 @@
-"""Which C++ files a build for ROCm leaves out, by the lists of sources in CMake and Python files."""
+"""What build files ask for, and which C++ files a build for ROCm leaves out by lists in CMake and Python files."""
 
 import ast
 import re
@@ -9,18 +9,25 @@ from pathlib import PurePosixPath
 import msgspec
 from msgspec.structs import replace
 
-from crosstie_port.source.files import Files, hip_builds
+from crosstie_port.source.code import also, shorten
+from crosstie_port.source.files import Files, hip_builds, uncommented
+from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard, targets_in
 from crosstie_port.source.project import both, either, negated
 from crosstie_port.source.python import Known, ends_on_rocm, known_of, on_rocm, parsed
+from crosstie_port.source.rules import python_rules
 
 _BY_TORCH = re.compile(r"cpp_extension|CUDAExtension|hipify_torch|hipify_python|utils\.hipify|torch_hipify")
 _COMMAND = re.compile(r"([A-Za-z_]\w*)\s*\(((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\([^()]*\))*)\)")
-_COMMENT = re.compile(r"#[^\n]*")
 _FOR_ROCM = re.compile(r"(?:^|/)setup_(?:rocm|hip|amd)\.py(?::|$)")
 _SOURCE = re.compile(r"[\w./*{}$+-]+\.(?:cu|cuh|cpp|cc|cxx|c|hip)\b")
 _VARIABLE = re.compile(r"\$\{[^}]*\}/?")
 _AMD = re.compile(r"(?i)^(?:\w+_)?(?:rocm|hip|amd|amdgpu)(?:_found|_enabled|_support|_platform)?$")
 _NVIDIA = re.compile(r"(?i)^(?:\w+_)?(?:cuda|nvidia)(?:_found|_enabled|_support|_compiler)?$")
+_KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
+# Rows about what ROCm itself has and takes away.
+_OF_ROCM = frozenset({"hip-release"})
+# A package that is only looked for.
+_OPTIONAL = re.compile(r"(?i)find_package\s*\((?![^)]*\bREQUIRED\b)|check_language")
 _WORD = re.compile(r"\"[^\"]*\"|[()]|[^\s()\"]+")
 
 
@@ -30,6 +37,15 @@ class _Side(msgspec.Struct):
     held: bool | None
     before: bool | None
     outer: bool | None
+
+
+class _Command(msgspec.Struct, frozen=True):
+    word: str
+    given: str
+    first: int
+    last: int
+    # Whether a build for ROCm runs it: True, False, or None where that is open.
+    taken: bool | None
 
 
 class _Listed(msgspec.Struct, frozen=True):
@@ -100,39 +116,84 @@ def _meant(pattern: str, by_name: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 def _by_cmake(path: str, text: str, has_twin: bool) -> Iterator[_Listed]:
-    plain = _COMMENT.sub("", text)
-    commands = [(match[1].lower(), match[2], match.start()) for match in _COMMAND.finditer(plain)]
-    shared = _asked_with_amd(commands)
+    for one in cmake_commands(text, has_twin) or ():
+        removed = one.word == "list" and one.given.split()[:1] == ["REMOVE_ITEM"]
+        if removed and one.taken is not True:
+            continue
+        for name in _SOURCE.findall(_VARIABLE.sub("", one.given)):
+            yield _Listed(name, f"{path}:{one.first}", one.taken and not removed, removed)
+
+
+def cmake_commands(text: str, has_twin: bool = False) -> list[_Command] | None:
+    """Commands but those of if(); None where the file asks nowhere for AMD, so that its conditions say nothing.
+
+    `has_twin`: another file beside it does.
+    """
+    plain = uncommented(text)
+    commands = [(match[1].lower(), match[2], match.start(), match.end()) for match in _COMMAND.finditer(plain)]
+    shared = _asked_with_amd([(word, given) for word, given, _, _ in commands])
     if shared is None and not has_twin:
-        return
+        return None
+    found: list[_Command] = []
     stack: list[_Side] = []
-    for word, given, start in commands:
-        if word == "if":
-            outer = both(stack[-1].outer, stack[-1].held) if stack else True
-            held = _holds(given, shared or frozenset())
-            stack.append(_Side(held, held, outer))
+    rest: bool | None = True
+    for word, given, start, end in commands:
+        taken = both(rest, both(stack[-1].outer, stack[-1].held) if stack else True)
+        if word in ("if", "function", "macro"):
+            # Whoever calls a function may ask first.
+            held = _holds(given, shared or frozenset()) if word == "if" else None
+            stack.append(_Side(held, held, taken))
         elif word in ("elseif", "else") and stack:
             top = stack[-1]
             asked = True if word == "else" else _holds(given, shared or frozenset())
             top.held, top.before = both(negated(top.before), asked), either(top.before, asked)
-        elif word == "endif" and stack:
+        elif word in ("endif", "endfunction", "endmacro") and stack:
             stack.pop()
+        elif word == "return":
+            rest = both(rest, negated(taken))
         else:
-            taken = both(stack[-1].outer, stack[-1].held) if stack else True
-            line = plain.count("\n", 0, start) + 1
-            removed = word == "list" and given.split()[:1] == ["REMOVE_ITEM"]
-            if removed and taken is not True:
-                continue
-            for name in _SOURCE.findall(_VARIABLE.sub("", given)):
-                yield _Listed(name, f"{path}:{line}", taken and not removed, removed)
+            first, last = (plain.count("\n", 0, place) + 1 for place in (start, end))
+            found.append(_Command(word, given, first, last, taken))
+    return found
 
 
-def _asked_with_amd(commands: Sequence[tuple[str, str, int]]) -> frozenset[str] | None:
+def build_hazards(path: str, text: str, hip_builds: Sequence[str] = ()) -> Iterator[SourceHazard]:
+    """One finding a row and file. Where the file has a side for ROCm as well, or another file is that side, only what
+    CMake asks for on every side is more than a note."""
+    plain = uncommented(text)
+    beside = next((other for other in hip_builds if other != path), "")
+    aside = f"; {beside} builds for HIP, so this may be one side of two" if beside else ""
+    lines, always = plain.split("\n"), set[int]()
+    if _KNOWS_ROCM.search(plain):
+        aside = "; the file speaks of ROCm too, so this may be one side of two"
+        run = (one for one in cmake_commands(text) or () if one.taken is True and one.word not in ("set", "option"))
+        always = {line for one in run for line in range(one.first, one.last + 1)}
+    for rule in python_rules("build"):
+        assert rule.pattern is not None
+        places = [number for number, line in enumerate(lines, 1) if rule.pattern.search(line)]
+        # What a release of ROCm takes away concerns its side above all.
+        severity = "note" if aside and rule.id not in _OF_ROCM else rule.severity
+        says = rule.says + aside
+        sure = [one for one in places if one in always and not _OPTIONAL.search(lines[one - 1])]
+        if sure and severity == "note" and rule.severity == "error":
+            places, severity = sure, "unknown"
+            says = f"{rule.says}; the file speaks of ROCm too, and asks for this on both sides"
+        if places:
+            evidence = shorten(text.split("\n")[places[0] - 1]) + also(places[1:])
+            yield SourceHazard(rule.id, severity, says, path, evidence, rule.remedy, places[0], rule.on)
+    for number, line in enumerate(lines, 1):
+        named = targets_in(line)
+        for isa in sorted(DATA_CENTRE_ISAS - named) if len(named) > 1 else ():
+            says, remedy = f"a list of targets without {isa}", f"add {isa}, or give the list from outside"
+            yield SourceHazard("target-list", "setting", says, path, shorten(line), remedy, number, isa)
+
+
+def _asked_with_amd(commands: Sequence[tuple[str, str]]) -> frozenset[str] | None:
     """Names of NVIDIA's switches inside of which the file asks for AMD, so that both are set; None: it never asks."""
     around: list[set[str]] = []
     shared: set[str] = set()
     asks = False
-    for number, (word, given, _) in enumerate(commands):
+    for number, (word, given) in enumerate(commands):
         names = {one.strip('"${}') for one in _WORD.findall(given)}
         amd = any(map(_AMD.match, names))
         if word == "if":

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from crosstie.catalog.library import Catalog
 from crosstie.core.finding import Finding, Location, Severity, worst
 from crosstie.core.progress import OnProgress, no_progress
-from crosstie_port.source.builds import by_torch, files_left_out, may_hipify
+from crosstie_port.source.builds import build_hazards, by_torch, files_left_out, may_hipify
 from crosstie_port.source.clang import Opinion, find_compiler, second_opinion
 from crosstie_port.source.code import shorten, streams
 from crosstie_port.source.cpp import hazards_in
-from crosstie_port.source.files import Files, build_hazards, hip_builds, is_nvidia, read_files
+from crosstie_port.source.files import Files, hip_builds, is_nvidia, read_files
 from crosstie_port.source.hazard import SourceHazard, SourceTarget, findings_of, target_of
 from crosstie_port.source.hipify import CudaNames, Hipified, collect, hipified, hipify_module, leftover_hazards
 from crosstie_port.source.project import Project

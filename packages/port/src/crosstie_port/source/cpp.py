@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from crosstie.core.finding import Severity
 from crosstie_port.source.code import Code, also, streams
-from crosstie_port.source.hazard import SourceHazard
+from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard, targets_in
 from crosstie_port.source.lanes import LANE_RULES, macro_sizes
 from crosstie_port.source.launches import LAUNCH_RULES
 from crosstie_port.source.lexer import COMPARES, CppToken, closing, number
@@ -59,6 +59,11 @@ _VERSIONS = dict.fromkeys(_RELEASES, "older releases of CUDA")
 _MASKS_SINCE = 9000
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")
 _LINES_OF_REST = 30
+_ASKERS = frozenset({
+    "dlsym", "GetProcAddress", "cuGetProcAddress", "cuGetProcAddress_v2", "cudaGetDriverEntryPoint",
+    "cudaGetDriverEntryPointByVersion",
+})  # fmt: skip
+_SYMBOL = re.compile(r"^(?:cuda|cu|nvrtc|nvml|cublas|cudnn)[A-Z]\w+$")
 # Longer strings are messages, which may speak of anything.
 _LONGEST_NAME = 40
 
@@ -80,10 +85,16 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
         lines = {line: header for header, line in headers if _names_header(rule, header, local)}
         for code in codes:
             lines |= _places(rule, code)
+        if rule.unless_asked is not None:
+            lines = {line: lines[line] for line in lines if not _is_asked(rule.unless_asked, project, path, line)}
         if lines:
             first, *others = sorted(lines)
             hazard = codes[0].line_hazard(rule.id, rule.severity, rule.says, first, rule.remedy, rule.on, lines[first])
             yield replace(hazard, evidence=hazard.evidence + also(others))
+
+
+def _is_asked(pattern: re.Pattern[str], project: Project, path: str, line: int) -> bool:
+    return any(pattern.search(token.text) for one in project.conditions(path, line) for token in one.tokens)
 
 
 def _names_header(rule: NameRule, header: str, local: set[str]) -> bool:
@@ -166,6 +177,9 @@ def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:
         elif token.kind == "name":
             pasted = True
     body = "".join(parts)
+    if "%[" in body and not code.path.endswith(_LANGUAGES):
+        # Operands by name are GCC's, in other processors' assembly; CUDA's is written with %0.
+        return None
     if not body.strip() and not pasted:
         # An empty statement orders the compiler's own memory accesses, on every target.
         return None
@@ -207,6 +221,40 @@ def _texts(code: Code) -> Iterator[SourceHazard]:
         for rule in rules:
             if rule.pattern is not None and rule.pattern.search(token.text):
                 yield code.hazard(rule.id, rule.severity, rule.says, at, rule.remedy)
+
+
+def _symbols(code: Code) -> Iterator[SourceHazard]:
+    """Functions that are asked for by name: dlsym(library, "cuMemCreate_v2"), also where a macro makes the name."""
+    for caller in _ASKERS & code.names.keys():
+        for at, given in code.calls(caller):
+            named = next((token.text for tokens in given for token in tokens if token.kind == "string"), "")
+            if _SYMBOL.match(named) and not code.is_for_amd(at):
+                what = f"{named} is asked for by its name: HIPIFY changes names in strings, but none with _v2"
+                remedy = "ask AMD's library for HIP's name under #ifdef USE_ROCM"
+                yield code.hazard("cuda-symbol", "unknown", what, at, remedy)
+
+
+def _target_lists(code: Code) -> Iterator[SourceHazard]:
+    """`#if defined(__gfx90a__) || defined(__gfx942__)`: a list of targets that a newer one is missing from."""
+    unit = code.project.units[code.path]
+    for side in unit.sides if not code.parameters else ():
+        named = targets_in(" ".join(token.text for token in side.directive.tokens))
+        if side.directive.word == "else" or unit.is_dead(side.directive.line) or len(named) < 2:
+            continue
+        for isa in sorted(DATA_CENTRE_ISAS - named):
+            if _holds_on(side, isa) is False and any(_holds_on(side, other) for other in named):
+                what = f"a list of targets without {isa}, which takes the other side"
+                remedy = f"add __{isa}__ where it has what the list stands for"
+                yield code.line_hazard("target-list", "unknown", what, side.directive.line, remedy, isa)
+
+
+def _holds_on(side: Branch, isa: str) -> bool | None:
+    """Whether a condition holds in the pass over device code of one instruction set."""
+
+    def defined(name: str) -> bool | None:
+        return name.strip("_") == isa if name.startswith("__gfx") else rocm_defines(name)
+
+    return holds_under(side.directive, Macros(defined, lambda name: None))
 
 
 def _capabilities(code: Code) -> Iterator[SourceHazard]:
@@ -391,7 +439,7 @@ def _has_code(lines: Sequence[str]) -> bool:
 
 _RULES = (
     *LANE_RULES, *WIDTH_RULES, *MASK_RULES, assembly_hazards, *SHARED_RULES, *LAUNCH_RULES, *STRICT_RULES,
-    _capabilities, _texts,
+    _capabilities, _texts, _symbols, _target_lists,
 )  # fmt: skip
 
 

@@ -3,15 +3,13 @@
 import os
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
 from crosstie.core.errors import BadInput
-from crosstie_port.source.code import also, shorten
 from crosstie_port.source.hazard import SourceHazard
-from crosstie_port.source.rules import python_rules
 
 _BUILDS_HIP = re.compile(
     r"(?i)enable_language\s*\(\s*HIP|LANGUAGES[^)]*\bHIP\b|find_package\s*\(\s*hip\b|check_language\s*\(\s*HIP|\bhipcc\b"
@@ -27,7 +25,6 @@ _TWIN_WORDS = {
     "cuda": ("hip", "rocm", "amd"), "CUDA": ("HIP", "ROCM", "AMD"), "Cuda": ("Hip", "Rocm"), "nccl": ("rccl",),
 }  # fmt: skip
 _ASKS_FOR_HIP = re.compile(r"\bversion\.hip\b|(?i:\bis_(?:hip|rocm)\b)|(?:\b|_)(?:HIP|ROCM)_(?:HOME|PATH)\b")
-_KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 _CPP = (
     ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",
     ".tcc", ".impl", ".hip", ".in",
@@ -78,29 +75,12 @@ def _twins(name: str) -> Iterator[str]:
 def hip_builds(builds: Mapping[str, str]) -> list[str]:
     """The project's own build files that ask for HIP."""
     return [
-        path for path, text in builds.items() if _BUILDS_HIP.search(_uncommented(text)) and not _OF_OTHERS.search(path)
+        path for path, text in builds.items() if _BUILDS_HIP.search(uncommented(text)) and not _OF_OTHERS.search(path)
     ]
 
 
-def _uncommented(text: str) -> str:
+def uncommented(text: str) -> str:
     return "\n".join(line.split("#", 1)[0] for line in text.split("\n"))
-
-
-def build_hazards(path: str, text: str, hip_builds: Sequence[str] = ()) -> Iterator[SourceHazard]:
-    """One finding a row and file; a note where the file has a side for ROCm as well, or another file is that side."""
-    plain = _uncommented(text)
-    beside = next((other for other in hip_builds if other != path), "")
-    aside = f"; {beside} builds for HIP, so this may be one side of two" if beside else ""
-    if _KNOWS_ROCM.search(plain):
-        aside = "; the file speaks of ROCm too, so this may be one side of two"
-    for rule in python_rules("build"):
-        assert rule.pattern is not None
-        places = [number for number, line in enumerate(plain.split("\n"), 1) if rule.pattern.search(line)]
-        if places:
-            # What a release of ROCm takes away concerns its side above all.
-            severity = "note" if aside and rule.id != "hip-release" else rule.severity
-            evidence = shorten(text.split("\n")[places[0] - 1]) + also(places[1:])
-            yield SourceHazard(rule.id, severity, rule.says + aside, path, evidence, rule.remedy, places[0], rule.on)
 
 
 class Files(msgspec.Struct, kw_only=True):

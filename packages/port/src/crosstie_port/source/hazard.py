@@ -10,7 +10,15 @@ from crosstie.core.finding import Finding, Grounds, Location, Severity
 
 _LDS = re.compile(r"^lds<([0-9]+)$")
 _ISA = re.compile(r"gfx[0-9]+[0-9a-z]*")
+# Of the accelerators that are ported to: what a list of targets may lack.
+DATA_CENTRE_ISAS = frozenset({"gfx942", "gfx950"})
+_DATA_CENTRE = re.compile(r"(?<![a-z0-9])gfx9(?:08|0a|4[0-2]|50)(?![0-9a-z])")
 Condition = Literal["rocm", "wave64", "wave32", "fnuz", "ocp", "no-fp8", "gfx9"]
+
+
+def targets_in(text: str) -> set[str]:
+    """AMD's accelerators for data centres that a text names by their instruction sets."""
+    return set(_DATA_CENTRE.findall(text))
 
 
 class SourceTarget(msgspec.Struct, frozen=True):

@@ -28,12 +28,12 @@ _BLOCK = re.compile(
     r"(?i)^(?:blockdim\w*|(?:k|n|num_?|n_?|max_?)*(?:threads|block_?size|block_?dim|cta_?size|nthreads)\w*)$"
 )
 _WARP_OR_LANE = re.compile(r"(?i)warp|lane")
-_LANE = re.compile(r"(?i)^lane(?:_?(?:id|idx|index))?$|^(?:k_?)?tid_in_warp$|^t?l?id_in_warp$")
+_LANE = re.compile(r"(?i)^(?:[a-z]+_)?lane(?:_?(?:id|idx|index))?$|^(?:k_?)?tid_in_warp$|^t?l?id_in_warp$")
 _MOST_WARPS = re.compile(r"(?i)(?:max|most)_?(?:num_?)?(?:of_?)?warps?(?!_?size)|warps_?per_?(?:block|cta)")
 _SOME_WARPS = re.compile(r"(?i)^k?(?:num|n)_?warps?(?:_|$|[A-Z])(?!size)")
 _WARPS = re.compile(r"(?i)^k?(?:num|n)_?(?:of_?)?warps\w*$|^warps_?per_?\w+$")
 # What stands for the 32 lanes behind each sign.
-_LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5, "<": 32, ">=": 32, "*": 32}
+_LITERALS = {"%": 32, "/": 32, "&": 31, ">>": 5, "<": 32, ">=": 32, "*": 32, "+": 32}
 _FLOATS = ("32.f", "32.0f", "32.0", "32.")
 _SHUFFLES = ("__shfl_down_sync", "__shfl_xor_sync", "__shfl_up_sync", "__shfl_down", "__shfl_xor", "__shfl_up")
 _WHOLE_MASKS = ("0xffffffff", "0xffffffffffffffff")
@@ -141,7 +141,9 @@ def _arithmetic(code: Code) -> Iterator[SourceHazard]:
             to_warp = _WARP_OR_LANE.search(named) and not _OTHER_SIZE.search(named)
             # `num_warps * 32` threads.
             of_warps = sign != "*" or (len(left) == 1 and _WARPS.match(left[0].text))
-            if not of_warps or not (of_thread or of_block or (to_warp and left) or sign == "*"):
+            if sign == "+" and not (len(left) == 1 and _LANE.match(left[0].text)):
+                continue
+            if not of_warps or not (sign == "+" or of_thread or of_block or (to_warp and left) or sign == "*"):
                 continue
             what = f"{named or 'this'} is computed for 32 lanes to a warp, a wavefront of this target has 64"
         mixed = [] if sign in ("<", ">=") or code.is_side_for_amd(at) else _beside_warp_size(code, at)
@@ -260,11 +262,14 @@ def _loops(code: Code) -> Iterator[SourceHazard]:
 
 
 def _strides(code: Code) -> Iterator[SourceHazard]:
-    """`for (i = lane_id; i < n; i += 32)`: each lane takes every 32nd, which is every 64th here."""
+    """`for (i = lane_id; i < n; i += 32)`: each lane takes every 32nd, which is every 64th here. A thread's index is a
+    lane's where the function exchanges values between lanes."""
     for at in code.names.get("for", ()):
         end = closing(code.tokens, at + 1) if code.text(at + 1) == "(" else at
         parts = statements(code.tokens[at + 2 : end])
-        if len(parts) == 3 and any(_LANE.search(token.text) for token in parts[0] if token.kind == "name"):
+        names = [token for token in parts[0] if token.kind == "name"] if len(parts) == 3 else []
+        of_thread = any(_is_thread(code, token, at) for token in names) and code.has_lane_calls(at)
+        if of_thread or any(_LANE.search(token.text) for token in names):
             step = [token.text for token in parts[2]]
             behind = step.index("+=") + 1 if "+=" in step else len(step)
             if step[behind : behind + 1] == ["32"] and not code.is_for_amd(at):

@@ -50,7 +50,8 @@ def _grids(code: Code) -> Iterator[SourceHazard]:
 
 
 def may_overflow(code: Code, grid: Sequence[CppToken], at: int) -> bool:
-    """Whether a number of it is a quotient without a cap, of a count of 64 bits or beside another number."""
+    """Whether a number of it is a quotient without a cap, of a count of 64 bits or beside another number,
+    or a power of two."""
     dimensions = [dimension for dimension in _dimensions(code, grid, at) if code.value(dimension, at) is None]
     if not dimensions or _checks_product(code, at):
         return False
@@ -61,11 +62,13 @@ def _is_open(code: Code, tokens: Sequence[CppToken], at: int, beside: bool) -> b
     names = {token.text for token in tokens if token.kind == "name"}
     if any(map(_CAPS.search, names)):
         return False
-    if not (any(token.text == "/" for token in tokens) or any(map(_PARTS.search, names))):
+    # `1 << n`: two to the power of a variable.
+    power = any(sign.text == "<<" and token.kind == "name" for sign, token in pairwise(tokens))
+    if not (power or any(token.text == "/" for token in tokens) or any(map(_PARTS.search, names))):
         return False
     sized = any(cpp_token.text == "size" and before.text == "." for before, cpp_token in pairwise(tokens))
     declared = (code.declared(name, at) for name in names)
-    return beside or sized or bool(names & (_COUNTS | WIDE)) or any(one and one.bits == 64 for one in declared)
+    return beside or power or sized or bool(names & (_COUNTS | WIDE)) or any(one and one.bits == 64 for one in declared)
 
 
 def _behind(code: Code, tokens: Sequence[CppToken], at: int, depth: int = 0) -> Iterator[CppToken]:

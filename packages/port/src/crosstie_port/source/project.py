@@ -536,6 +536,16 @@ class Project:
         converted = _CONVERTED if self._by_hipify else frozenset[str]()
         return frozenset(found - self._definitions.keys() - NVIDIA_ONLY - converted)
 
+    def conditions(self, path: str, line: int) -> Iterator[Directive]:
+        """Those around a line, and those of the same #if before an #elif or #else that is."""
+        sides = self.units[path].sides
+        before = {side.last + 1: side for side in sides}
+        for side in sides:
+            found: Branch | None = side if side.first <= line <= side.last else None
+            while found is not None:
+                yield found.directive
+                found = before.get(found.directive.line)
+
     def asks_for_nvidia(self, path: str, line: int | None) -> str:
         """What a condition around a line asks of NVIDIA: a "library" that ROCm lacks, one that HIP has under another
         name ("switch"), that a switch which leaves such a thing out is not set ("refusal"), or nothing."""

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from crosstie.core.finding import Severity
 from crosstie_port.source.code import also, shorten
 from crosstie_port.source.cpp import cpp_hazards
-from crosstie_port.source.hazard import SourceHazard
+from crosstie_port.source.hazard import DATA_CENTRE_ISAS, SourceHazard, targets_in
 from crosstie_port.source.project import Project, both, either, negated
 from crosstie_port.source.rules import PythonRule, passes_for_hopper, python_rules
 
@@ -436,6 +436,8 @@ class _Reader(ast.NodeVisitor):
 
     def _size(self, target: ast.expr, value: ast.expr | None) -> None:
         name = dotted(target).rpartition(".")[2]
+        if name == "num_warps" and value is not None:
+            self._warps(value)
         if _WARP_SIZE.match(name) and isinstance(value, ast.Constant) and value.value == 32:
             what = f"{name} says that a warp has 32 lanes, a wavefront of this target has 64"
             remedy = "take torch.cuda.get_device_properties(0).warp_size"
@@ -458,7 +460,17 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Tuple(self, node: ast.Tuple) -> None:
         self._capability(node, node.elts)
+        self._targets(node)
+
+    def _targets(self, node: ast.Tuple | ast.List | ast.Set) -> None:
+        """`("gfx90a", "gfx942")`: a list of targets that a newer one is missing from."""
+        named = {target for one in node.elts if isinstance(one, ast.Constant) for target in targets_in(str(one.value))}
+        for isa in sorted(DATA_CENTRE_ISAS - named) if len(named) > 1 else ():
+            remedy = f"add {isa} where it has what the list stands for"
+            self._hazard("target-list", "unknown", f"a list of targets without {isa}", node, remedy, isa, isa)
         self.generic_visit(node)
+
+    visit_List = visit_Set = _targets  # noqa: N815
 
     def _capability(self, node: ast.expr, sides: Sequence[ast.expr]) -> None:
         """`props.major >= 9`, `props.major * 10 + props.minor`, `(props.major, props.minor)`."""

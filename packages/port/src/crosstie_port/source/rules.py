@@ -61,6 +61,8 @@ class NameRule(_Rule, frozen=True, kw_only=True):
     # Whether the pattern counts on sides for AMD alone too.
     for_amd: bool = False
     requires: re.Pattern[str] | None = None
+    # No finding behind a condition that matches: a release of HIP that is asked for there.
+    unless_asked: re.Pattern[str] | None = None
     # A row of the catalog's libraries, to which the remedy sends for the rest.
     library: str = ""
     # No finding in the tree of the library itself, which has its namespaces.
@@ -83,7 +85,7 @@ def _rows(file: Path, kind: str, record: type[_AnyRow], kinds: tuple[str, ...] =
     found: dict[str, _AnyRow] = {}
     for position, entry in enumerate(raw.get(kind) or [], 1):
         where = f"{kind} {position}"
-        keys = table(file, where, entry).keys() & {"pattern", "requires", "unless"}
+        keys = table(file, where, entry).keys() & {"pattern", "requires", "unless", "unless_asked"}
         patterns = {key: _pattern(file, f"{where}.{key}", entry[key]) for key in keys}
         row = found[where] = read_record(file, where, entry, record, sources, **patterns)
         if isinstance(row, _Rule) and row.severity != "note" and not row.remedy:
