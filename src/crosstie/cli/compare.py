@@ -18,10 +18,11 @@ from crosstie.core.figures import seconds, share, significant
 from crosstie.core.question import USUAL, assumptions
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.apart import ApartEntry
-from crosstie.decide.compare.curve import ContextCurve, Curve, context_curves, contexts_priced, curves, frontiers
+from crosstie.decide.compare.curve import ContextCurve, Curve, context_curves, curves
 from crosstie.decide.compare.payoff import FEWER, Payoff
 from crosstie.decide.compare.scaling import FOUR_FIFTHS, SEVERAL_MACHINES, Scaling, Size
 from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
+from crosstie.decide.cost.frontier import contexts_priced, frontiers
 from crosstie.decide.cost.prices import quotes
 from crosstie.perf.fit import BARELY
 from crosstie.perf.roofline import Roofline, roofline

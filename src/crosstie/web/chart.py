@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from crosstie import __version__
 from crosstie.catalog.writing import in_words, write_text, write_whole
 from crosstie.core.errors import BadInput, MissingExtra
-from crosstie.decide.compare.curve import CostCurve, Curve
+from crosstie.decide.compare.curve import Curve
+from crosstie.decide.cost.frontier import CostCurve
 from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
