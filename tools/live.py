@@ -39,6 +39,7 @@ REPORTS = {
 CHARTS = {
     "curves": Shown(_COMPARE, "--plot", "Throughput of a GPU against the speed of a user, with published points"),
     "costs": Shown(_COMPARE, "--plot-cost", "Dollars a million tokens against the time of a token"),
+    "contexts": Shown(_COMPARE, "--plot-context", "Dollars a million tokens over the length of prompts"),
     "roofline": Shown(_COMPARE, "--plot-roofline", "The operations of a prefill and a decode step under the roofline"),
     "memory": Shown("fit llama-3.1-70b --on mi300x,h200,h100-sxm", "--plot", "What fills the memory of a replica"),
     "tax": Shown("tax --accelerator mi300x,h100-sxm", "--plot", "What software delivers of the roofline, by release"),

@@ -159,11 +159,35 @@ def test_a_roofline_says_what_its_json_says(crosstie: Command, tmp_path: Path, o
 
 
 def test_commands_draw_them(crosstie: Command, tmp_path: Path) -> None:
-    cost, memory = tmp_path / "cost.svg", tmp_path / "memory.svg"
-    assert crosstie("compare", "llama-3.1-8b", "--on", "h200", "--plot-cost", str(cost), "--dark").status == 0
+    memory = tmp_path / "memory.svg"
     assert crosstie("fit", "llama-3.1-8b", "--on", "h200", "--plot", str(memory)).status == 0
-    assert cost.exists()
     assert memory.exists()
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize("ending", ["svg", "png", "html"])
+def test_pictures_of_cost_are_titled_with_what_they_assume(crosstie: Command, tmp_path: Path, ending: str) -> None:
+    cost, context = tmp_path / f"cost.{ending}", tmp_path / f"context.{ending}"
+    asked = ("compare", "llama-3.1-8b", "--on", "h200,mi325x", "--plot-cost", str(cost), "--plot-context", str(context))
+    got = crosstie(*asked, "--dark", "--json")
+    assert got.status == 0
+    document = json.loads(got.out)
+    if ending == "png":
+        assert {file.read_bytes()[:4] for file in (cost, context)} == {b"\x89PNG"}
+        return
+    for key, file, assumed in (
+        ("costs", cost, "4,096 tokens in, 1,024 out, the best layout and load at each TPOT"),
+        ("context_costs", context, "1,024 tokens out, 64 requests in flight a replica"),
+    ):
+        said = " ".join(
+            "".join(pair) for pair in re.findall(r"<text[^>]*>([^<]*)|<tspan[^>]*>([^<]*)", file.read_text())
+        )
+        (curve,) = document[key]
+        assert curve["accelerator"] == "h200"
+        assert len(curve["usd_per_mtok"]) == len(curve["usd_per_mtok_80"]) > 3
+        for word in ("Llama 3.1 8B, native", assumed, "on-demand prices", "none for mi325x", "80% intervals"):
+            assert word in said
+        assert "predicted, not measured" in said
 
 
 @pytest.mark.parametrize(

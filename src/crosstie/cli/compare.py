@@ -22,11 +22,12 @@ from crosstie.decide.compare.curve import ContextCurve, Curve, context_curves, c
 from crosstie.decide.compare.payoff import FEWER, Payoff
 from crosstie.decide.compare.scaling import FOUR_FIFTHS, SEVERAL_MACHINES, Scaling, Size
 from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
+from crosstie.decide.cost.frontier import contexts_priced, frontiers
 from crosstie.decide.cost.prices import quotes
 from crosstie.perf.fit import BARELY
 from crosstie.perf.roofline import Roofline, roofline
 from crosstie.prove.calibration.published import PublishedPoint, all_results, published_points
-from crosstie.web.chart import check_picture, curves_figure, draw_costs, draw_curves
+from crosstie.web.chart import CostPicture, check_picture, curves_figure, draw_curves
 from crosstie.web.parts import Parts, Table, across, closing, note
 from crosstie.web.roofline_chart import draw_roofline
 
@@ -42,7 +43,8 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
     "--sweep", is_flag=True, help="Also from one request in flight to a full replica, and by length of prompt."
 )
 @click.option("--plot", type=FILE, metavar="FILE", help="Draw the sweep (.svg, .png, .pdf).")
-@click.option("--plot-cost", type=FILE, metavar="FILE", help="Draw $ a million tokens over TPOT.")
+@click.option("--plot-cost", type=FILE, metavar="FILE", help="Draw $ a million tokens over TPOT: the best layouts.")
+@click.option("--plot-context", type=FILE, metavar="FILE", help="Draw $ a million tokens over the length of prompts.")
 @click.option("--plot-roofline", type=FILE, metavar="FILE", help="Draw a step's operations under the roofline.")
 @dark_option
 @click.option("--gpus", metavar="N,N", help="One service on so many GPUs each, and how it scales: 8,16,32.")
@@ -52,7 +54,8 @@ _DETAILS = "the whole scorecard (bounds, roofline, one stream, intervals) and wh
 @answer_options(_DETAILS, html=True)
 def command(
     model: str, accelerators: str, replica: ReplicaOptions, sweep: bool, plot: Path | None, plot_cost: Path | None,
-    plot_roofline: Path | None, dark: bool, gpus: str | None, apart: str | None, wanted: Wanted,
+    plot_context: Path | None, plot_roofline: Path | None, dark: bool, gpus: str | None, apart: str | None,
+    wanted: Wanted,
 ) -> int:  # fmt: skip
     """One MODEL under one load on several accelerators: the scorecard, and why one wins.
 
@@ -72,26 +75,29 @@ def command(
     """
     catalog = Catalog()
     if gpus is not None:
-        if sweep or plot or plot_cost or plot_roofline or apart or wanted.html:
+        if sweep or plot or plot_cost or plot_context or plot_roofline or apart or wanted.html:
             raise BadInput("--gpus stands alone: leave --sweep, the plots, --disaggregated and --html out")
         sizes, asked = replica.scaled(catalog, model, accelerators, gpus), replica.load
         wanted.give(lambda: scaled_json(sizes, asked), lambda _: scaled_parts(sizes, asked))
         return 0
-    pictures = [path for path in (plot, plot_cost, plot_roofline) if path]
+    pictures = [path for path in (plot, plot_cost, plot_context, plot_roofline) if path]
     for picture in pictures:
         check_picture(picture)
     card = replica.scorecard(catalog, model, accelerators)
     split = replica.apart(catalog, card, apart) if apart else []
-    swept = curves(card) if sweep or plot or plot_cost or wanted.html else []
+    swept = curves(card) if sweep or plot or wanted.html else []
     published = _published(card) if plot or wanted.html else []
     load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
-    title = f"{card.model.name}, {replica.precision}: {load}"
+    of = f"{card.model.name}, {replica.precision}"
+    title = f"{of}: {load}"
     names = ", ".join(one.accelerator.id for one in card.entries)
     if plot:
         draw_curves(swept, title, plot, published, dark=dark)
-    if plot_cost:
-        named = [one.accelerator.id for one in card.entries]
-        draw_costs(swept, quotes(catalog.prices, named, [USUAL.price], {}), title, plot_cost, dark=dark)
+    costs = _costs(catalog, card, of, by_context=False) if plot_cost or wanted.html else None
+    context_costs = _costs(catalog, card, of, by_context=True) if plot_context or wanted.html else None
+    for drawn, file in ((costs, plot_cost), (context_costs, plot_context)):
+        if drawn and file:
+            drawn.draw(file, dark=dark)
     roofs = rooflines(card) if plot_roofline else []
     if plot_roofline:
         draw_roofline(
@@ -101,6 +107,8 @@ def command(
         click.echo(f"drawn as {picture}", err=True)
     contexts = context_curves(card) if sweep else []
     more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
+    for key, drawn in (("costs", costs), ("context_costs", context_costs)):
+        more |= {key: [asdict(curve) for curve in drawn.curves]} if drawn else {}
     more |= {"context_sweep": [asdict(curve) for curve in contexts]} if contexts else {}
     more |= {"roofline": [roofline_json(roof) for roof in roofs]} if roofs else {}
     more |= {"apart": [apart_json(apart_entry) for apart_entry in split]} if split else {}
@@ -117,9 +125,28 @@ def command(
         lambda: to_json(card) | more,
         shown,
         title=f"{card.model.name} on {names}",
-        figures=lambda: curves_figure(swept, title, published),
+        figures=lambda: [
+            *(costs.on_page() if costs else ()),
+            *curves_figure(swept, title, published),
+            *(context_costs.on_page() if context_costs else ()),
+        ],
     )
     return 0 if any(entry.estimate for entry in card.entries) else 1
+
+
+def _costs(catalog: Catalog, card: Scorecard, of: str, *, by_context: bool) -> CostPicture:
+    """`of`: the model and how its weights are stored."""
+    load, names = card.load, [one.accelerator.id for one in card.entries]
+    prices = quotes(catalog.prices, names, [USUAL.price], {})
+    lacking = ", ".join(name for name in names if name not in prices)
+    priced = f"{USUAL.price} prices, the middle seller's{f' (none for {lacking})' if lacking else ''}"
+    if by_context:
+        what, curves = "Cost over context length", contexts_priced(card, prices)
+        asked = f"{load.output_tokens:,} tokens out, {load.concurrency:,} requests in flight a replica"
+    else:
+        what, curves = "Cost against latency", frontiers(catalog, card, prices)
+        asked = f"{load.input_tokens:,} tokens in, {load.output_tokens:,} out, the best layout and load at each TPOT"
+    return CostPicture(f"{what}\n{of}: {asked}; {priced}", curves, prices, names, by_context)
 
 
 def _published(card: Scorecard) -> list[PublishedPoint]:

@@ -36,29 +36,31 @@ class WorldEstimates:
         """Of one deployment; the estimate itself is never outside."""
         return Interval(
             level=LEVEL,
-            **{name: _ends(getattr(self, name)[row], estimate[name])
+            **{name: interval_80(getattr(self, name)[row], estimate[name])
                for name in ("ttft_s", "tpot_s", "output_tokens_per_s")},
         )  # fmt: skip
 
 
-def _ends(drawn: Array, estimate: float) -> tuple[float, float]:
+def interval_80(drawn: Array, estimate: float) -> tuple[float, float]:
     low, high = np.quantile(drawn, [0.5 - LEVEL / 2.0, 0.5 + LEVEL / 2.0]).tolist()
     return min(low, estimate), max(high, estimate)
 
 
 def in_worlds(
-    deployments: Sequence[Deployment], concurrency: float, input_tokens: float, output_tokens: float,
+    deployments: Sequence[Deployment], concurrency: float | Array, input_tokens: float | Array, output_tokens: float,
     cached_tokens: float = 0.0,
 ) -> WorldEstimates | None:  # fmt: skip
-    """What closed loops of so many clients get; None where no calibration says how sure the estimates are."""
+    """What closed loops of so many clients get; None where no calibration says how sure the estimates are.
+
+    Clients and prompts are those of all deployments, or a column with a row for each."""
     worlds = known_worlds(deployments)
     if worlds is None:
         return None
     hardware = Hardware(deployments)
     put_in_worlds(hardware, worlds)
-    clients = np.full((1, WORLDS), float(concurrency))
+    clients = concurrency * np.ones((1, WORLDS))
     found = steady_state(hardware, clients, input_tokens, output_tokens, cached_tokens=cached_tokens)
-    return measured(worlds, worlds, found.ttft_s, found.tpot_s, concurrency, output_tokens)
+    return measured(worlds, worlds, found.ttft_s, found.tpot_s, clients, output_tokens)
 
 
 def services_in_worlds(
@@ -107,8 +109,8 @@ def two_piece(deviations: Array, low: float, high: float) -> Array:
 
 
 def measured(
-    prefill: Sequence[Worlds], decode: Sequence[Worlds], ttft_s: Array, tpot_s: Array, concurrency: float,
-    output_tokens: float,
+    prefill: Sequence[Worlds], decode: Sequence[Worlds], ttft_s: Array, tpot_s: Array,
+    concurrency: float | Array, output_tokens: float,
 ) -> WorldEstimates:  # fmt: skip
     """With what measurements are off by besides, and the throughput that follows."""
     ttft = ttft_s * np.exp(np.stack([worlds.metrics[:, _TTFT] for worlds in prefill]))

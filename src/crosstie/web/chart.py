@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 from crosstie import __version__
 from crosstie.catalog.writing import in_words, write_text, write_whole
 from crosstie.core.errors import BadInput, MissingExtra
-from crosstie.core.units import SECONDS_PER_HOUR
 from crosstie.decide.compare.curve import Curve
+from crosstie.decide.cost.frontier import CostCurve
 from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
@@ -92,36 +92,49 @@ def logarithmic(axes: Any) -> None:
         plain_ticks(axis)
 
 
-def draw_costs(
-    curves: Sequence[Curve], prices: Mapping[str, Quote], title: str, file: Path, *, dark: bool = False
-) -> None:
-    """Dollars a million output tokens over the time of a token: down and to the left is better."""
-    check_ending(file)
-    priced = [one for one in curves if one.accelerator in prices]
-    if not priced:
-        raise BadInput(f"--plot-cost {file}: none of these accelerators has a price by the hour in the catalog")
-    figure = new_figure(8, 5.2)
-    axes = figure.subplots()
-    for index, (curve, colour) in enumerate(zip(priced, colours(), strict=False)):
-        price = prices[curve.accelerator]
-        x = [1e3 / each for each in curve.tokens_per_s_per_user]
-        rates = [each * SECONDS_PER_HOUR / 1e6 for each in curve.output_tokens_per_s_per_gpu]
-        style = {"marker": MARKERS[index % len(MARKERS)], "linestyle": STYLES[index % len(STYLES)]}
-        label = f"{curve.label}, ${price.usd:.2f}/h {price.kind}"
-        axes.plot(
-            x, [price.usd / each for each in rates], markersize=4, linewidth=1.8, color=colour, label=label, **style
-        )
-        if price.low < price.high:
-            ends = [[usd / each for each in rates] for usd in (price.low, price.high)]
-            axes.fill_between(x, *ends, color=colour, alpha=0.08, linewidth=0)
-    logarithmic(axes)
-    axes.set_xlabel("TPOT, ms")
-    axes.set_ylabel("$ a million output tokens, replica at that load")
-    axes.set_title(title, loc="left", fontsize=11)
-    axes.legend(frameon=False, fontsize=9, loc="upper right")
-    said = "; ".join(f"{prices[one.accelerator].accelerator}: {prices[one.accelerator].origin}" for one in priced)
-    note = f"shaded: from the least to the most that sellers ask; predicted, not measured\n{said}"
-    save(figure, file, note, dark=dark, which="both")
+class CostPicture(NamedTuple):
+    """Dollars a million output tokens over the time of a token, or over the length of prompts: down is better."""
+
+    title: str
+    curves: Sequence[CostCurve]
+    prices: Mapping[str, Quote]
+    # Of all that are compared, with a price or without: each has its colour in every picture.
+    accelerators: Sequence[str]
+    by_context: bool = False
+
+    @property
+    def note(self) -> str:
+        said = "; ".join(f"{curve.accelerator}: {self.prices[curve.accelerator].origin}" for curve in self.curves)
+        shaded = "shaded: 80% intervals, by what is not known of the throughput, and of the price where sellers differ"
+        return f"{shaded} threefold; predicted, not measured\n{said}"
+
+    def on_page(self) -> list[Figure]:
+        says = f"{self.title}: {', '.join(curve.accelerator for curve in self.curves)}"
+        return [on_page(self._figure(), self.note, says, which="both")] if self.curves else []
+
+    def draw(self, file: Path, *, dark: bool = False) -> None:
+        if not self.curves:
+            raise BadInput(f"--plot {file}: none of these accelerators has a price by the hour in the catalog")
+        save(self._figure(), file, self.note, dark=dark, which="both")
+
+    def _figure(self) -> Any:
+        figure = new_figure(8, 5.2)
+        axes = figure.subplots()
+        for curve in self.curves:
+            index = self.accelerators.index(curve.accelerator)
+            colour, look = colours()[index], {"marker": MARKERS[index % len(MARKERS)], "markersize": 4}
+            x = curve.input_tokens if self.by_context else [1e3 * each for each in curve.tpot_s]
+            layouts = " ".join(dict.fromkeys(curve.layouts))
+            label = f"{curve.accelerator}, {layouts}, ${self.prices[curve.accelerator].usd:.2f}/h"
+            axes.plot(x, curve.usd_per_mtok, color=colour, label=label, linewidth=1.8,
+                      linestyle=STYLES[index % len(STYLES)], **look)  # fmt: skip
+            axes.fill_between(x, *zip(*curve.usd_per_mtok_80, strict=True), color=colour, alpha=0.08, linewidth=0)
+        logarithmic(axes)
+        axes.set_xlabel("tokens of a prompt" if self.by_context else "TPOT, ms")
+        axes.set_ylabel("$ a million output tokens, prompts included")
+        axes.set_title(self.title, loc="left", fontsize=11)
+        axes.legend(frameon=False, fontsize=8, loc="upper left" if self.by_context else "upper right")
+        return figure
 
 
 def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark: bool = False) -> None:
@@ -197,11 +210,15 @@ def finish(figure: Any, note: str, **grid: str) -> None:
     for axes in figure.axes:
         axes.grid(visible=True, linewidth=0.4, alpha=0.5, **grid)
         axes.spines[["top", "right"]].set_visible(False)
+        if title := axes.get_title(loc="left"):
+            axes.set_title(_wrapped(title, 11 * figure.get_figwidth()), loc="left")
     # A dollar would begin a formula; a line that is too long would leave the picture.
-    lines = [
-        line for each in note.replace("$", r"\$").split("\n") for line in wrap(each, round(17 * figure.get_figwidth()))
-    ]
-    figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=7, color="0.4")
+    lines = _wrapped(note.replace("$", r"\$"), 17 * figure.get_figwidth())
+    figure.supxlabel(lines, x=0.01, ha="left", fontsize=7, color="0.4")
+
+
+def _wrapped(text: str, width: float) -> str:
+    return "\n".join(line for each in text.split("\n") for line in wrap(each, round(width)))
 
 
 def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str) -> None:
@@ -266,8 +283,6 @@ def on_page(figure: Any, note: str, says: str, **grid: str) -> Figure:
     wide = _inline(figure, "wide")
     width, height = figure.get_size_inches()
     figure.set_size_inches(_PHONE, height * (_HIGHER if width > _PHONE else 1.0))
-    for axes in figure.axes:
-        axes.set_title("\n".join(wrap(axes.get_title(loc="left"), round(11 * _PHONE))), loc="left", fontsize=10)
     finish(figure, note, **grid)
     return Figure(wide, _inline(figure, "narrow"), says)
 

@@ -16,13 +16,13 @@ def card(catalog: Catalog, model: str, names: str, load: Load, **choices: object
     return compare(catalog, catalog.model(model), [catalog.accelerator(n) for n in names.split()], load, **choices)  # type: ignore[arg-type]
 
 
-def test_each_pair_gets_a_sentence_that_names_the_winner(catalog: Catalog) -> None:
+def test_the_best_is_held_against_each_other_one(catalog: Catalog) -> None:
     got = card(catalog, "llama-3.1-70b", "mi300x h200 h100-sxm", Load(64, 4096, 1024))
-    assert len(got.verdicts) == 3
+    assert len(got.verdicts) == 2
     rates = {e.accelerator.id: e.estimate.output_tokens_per_s_per_gpu for e in got.entries if e.estimate}
     for sentence in got.verdicts:
         names = [name for name in rates if name in sentence.split(":")[0]]
-        best = max(names, key=lambda n: rates[n])
+        best = max(rates, key=lambda n: rates[n])
         assert sentence.startswith(best)
         ratio = rates[best] / min(rates[n] for n in names)
         assert f"{ratio:.2f}x" in sentence or (ratio < 1.03 and "within 3%" in sentence)

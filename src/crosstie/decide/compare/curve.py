@@ -68,8 +68,7 @@ def context_curves(card: Scorecard) -> list[ContextCurve]:
 
 
 def _by_context(deployment: Deployment, load: Load) -> ContextCurve:
-    most = longest_context(deployment) - load.output_tokens
-    lengths = [n for n in doublings(max(most, 1)) if n >= _SHORTEST] or [max(most, 1)]
+    lengths = prompt_lengths(deployment, load)
     got = steady_state(Hardware([deployment]), load.concurrency, np.array(lengths), load.output_tokens)
     return ContextCurve(
         label=deployment.label,
@@ -80,6 +79,11 @@ def _by_context(deployment: Deployment, load: Load) -> ContextCurve:
         tokens_per_s_per_user=(1.0 / got.tpot_s[0]).tolist(),
         output_tokens_per_s_per_gpu=(got.output_tokens_per_s[0] / deployment.parallelism.gpus).tolist(),
     )
+
+
+def prompt_lengths(deployment: Deployment, load: Load) -> list[int]:
+    most = max(longest_context(deployment) - load.output_tokens, 1)
+    return [n for n in doublings(most) if n >= _SHORTEST] or [most]
 
 
 def doublings(most: int) -> Sequence[int]:

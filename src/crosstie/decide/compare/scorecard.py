@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
 from typing import Any
 
 import msgspec
@@ -152,7 +151,9 @@ def compare(
         )  # fmt: skip
     if len(refused) == len(accelerators) and refused:
         raise refused[0]
-    verdicts = [verdict(a, b) for a, b in combinations([e for e in entries if e.estimate], 2)]
+    # Why one wins: the best against each of the others.
+    running = sorted((e for e in entries if e.estimate), key=lambda e: -_estimate(e).output_tokens_per_s_per_gpu)
+    verdicts = [verdict(running[0], other) for other in running[1:]]
     return Scorecard(model, load, entries, verdicts, asked=parallelism is not None)
 
 

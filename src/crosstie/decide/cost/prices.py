@@ -16,6 +16,7 @@ from crosstie.catalog.prices import KINDS, ApiPrice, Price
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars
 from crosstie.core.model import Model
+from crosstie.core.units import SECONDS_PER_HOUR
 from crosstie.core.worlds import WORLDS
 from crosstie.perf.hardware import Array
 
@@ -61,6 +62,11 @@ class Quote:
             return np.full(WORLDS, self.usd)
         order = np.random.default_rng(crc32(f"{self.accelerator} {self.kind}".encode())).permutation(WORLDS)
         return np.array(self.sellers)[order * len(self.sellers) // WORLDS]
+
+    @staticmethod
+    def per_mtok(usd_per_hour: float | Array, tokens_per_s: Array) -> Array:
+        """USD per million tokens, at a price by the hour."""
+        return np.asarray(usd_per_hour / SECONDS_PER_HOUR / tokens_per_s * 1e6)
 
     @property
     def is_given(self) -> bool:

@@ -16,7 +16,6 @@ from crosstie.core.errors import BadInput
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import dollars
 from crosstie.core.question import USUAL, BuyersQuestion, Reckoning, reckoning
-from crosstie.core.units import SECONDS_PER_HOUR
 from crosstie.core.workload import Lora, RequestClass
 from crosstie.decide.cost.energy import draw_of
 from crosstie.decide.cost.ownership import by_the_hour
@@ -60,7 +59,7 @@ class Contender:
         """USD per million tokens in every world, at the price that it has there."""
         estimates = estimate_in_worlds(self.deployment, self.estimate, (scenario.input, scenario.output))
         rate = estimates.output_tokens_per_s[0] / self.deployment.parallelism.gpus
-        return np.asarray(self.quote.in_worlds / SECONDS_PER_HOUR / rate * 1e6)
+        return self.quote.per_mtok(self.quote.in_worlds, rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,71 @@
+"""What axe has against a folder's pages, by day and by night, at a desk and on a phone. A line a finding, and status 1.
+
+check_axe.py site [page.html ...]
+"""
+
+import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+from threading import Thread
+from typing import Any, Literal
+
+LIGHTS: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+WIDTHS = (390, 1280)
+
+
+def axe() -> str | None:
+    """Its source, which axe-playwright-python carries; None where that is not installed."""
+    rules = find_spec("axe_playwright_python")
+    return (Path(rules.origin).parent / "axe.min.js").read_text() if rules and rules.origin else None
+
+
+def barriers(page: Any) -> list[str]:
+    """With everything unfolded: what is wrong, at which width, by which light, and where."""
+    page.evaluate(axe())
+    # Colours are judged as they end, not on their way.
+    page.add_style_tag(content="* { transition: none !important; animation: none !important; }")
+    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    wrong = []
+    for light in LIGHTS:
+        page.emulate_media(color_scheme=light)
+        # By night a page has other colours, and nothing else that is new.
+        rules = {"runOnly": ["cat.color"]} if light == "dark" else {}
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            for said in page.evaluate("rules => axe.run(rules)", rules)["violations"]:
+                nodes = said["nodes"]
+                wrong.append(f"{said['id']} at {width}, {light}: {len(nodes)} times, first {nodes[0]['html'][:200]}")
+    return wrong
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main(folder: str, *names: str) -> int:
+    from playwright.sync_api import sync_playwright
+
+    # The page of errors begins its links at the root: so it is served, and not read from the disk.
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder))
+    Thread(target=server.serve_forever, daemon=True).start()
+    pages = names or sorted(str(file.relative_to(folder)) for file in Path(folder).rglob("*.html"))
+    faulty = 0
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        for name in pages:
+            page = browser.new_page(bypass_csp=True)
+            page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
+            for line in barriers(page):
+                faulty += 1
+                print(f"{name}: {line}", flush=True)
+            page.close()
+        browser.close()
+    print(f"{len(pages)} pages, {faulty} findings", file=sys.stderr)
+    return int(faulty > 0 or not pages)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
