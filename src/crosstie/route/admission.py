@@ -168,6 +168,10 @@ class WaitingRoom:
             self._deadlines = sorted(entry for entry in self._deadlines if entry[2].there)
         return True
 
+    def tickets(self) -> list[Ticket]:
+        """Those who wait."""
+        return [ticket for _, _, ticket in self._deadlines if ticket.there]
+
     def expired(self, now: float) -> list[Ticket]:
         """Those whose deadline has come; they have left."""
         tickets = []

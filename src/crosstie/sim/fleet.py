@@ -143,6 +143,14 @@ class FleetSimulator:
         return len(self._sent) + len(self.room)
 
     @property
+    def without_first_token(self) -> list[SimulatedRequest]:
+        """Those inside that wait for it."""
+        unsent = [ticket.item for ticket in self.room.tickets()]
+        return [request for request, _, first_at in unsent if first_at == inf] + [
+            sent.request for sent in self._sent.values() if sent.first_at == inf and sent.flight.first_at is None
+        ]
+
+    @property
     def next_s(self) -> float:
         """When an engine has something to tell next, as far as is known now."""
         upcoming, planned = self._upcoming, self.planned

@@ -28,20 +28,9 @@ CASES: dict[str, tuple[RequestClass, ...]] = {
 }
 
 
-# At 650 requests/s a short run ends before a document has waited out its ten seconds, so the search takes its pool
-# away, and adds to the wrong one in the long run. The plan then says that it is not confirmed.
-NOT_CONFIRMED = ("mixed", "b200")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "accelerator"),
-    [
-        pytest.param(name, on, marks=pytest.mark.xfail(strict=True) if (name, on) == NOT_CONFIRMED else ())
-        for name in CASES
-        for on in ("mi300x", "b200")
-    ],
-)
+@pytest.mark.parametrize("accelerator", ["mi300x", "b200"])
+@pytest.mark.parametrize("name", list(CASES))
 def test_targets_are_kept_when_simulated(catalog: Catalog, name: str, accelerator: str) -> None:
     """A confirmed plan holds with seeds by which it was not found."""
     classes = CASES[name]

@@ -30,7 +30,19 @@ from crosstie.decide.plan.scaling import WorldScaling
 from crosstie.decide.plan.search import Proposal, Question, Search, Shown, more, resized
 from crosstie.decide.plan.solver import tidied
 from crosstie.decide.plan.survey import offers, surveys, undominated
-from crosstie.decide.plan.trials import HOLDS, LONG, SHORT, Misses, Trials, Verdict, _scale, piles_up, seen
+from crosstie.decide.plan.trials import (
+    HOLDS,
+    LONG,
+    SHORT,
+    Misses,
+    Trials,
+    Verdict,
+    _blamed,
+    _look_requests,
+    _scale,
+    piles_up,
+    seen,
+)
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 CHAT = one_class("chat", 6.0, {"median": 500, "p95": 3000}, {"mean": 150, "p95": 400}, (1.0, 0.9), (0.05, 0.9))
@@ -146,6 +158,66 @@ def test_a_look_is_lost_when_no_answer_can_make_it_good() -> None:
     assert tally(CHAT, [answer(2.0)] * 22).is_lost(sent)
 
 
+def test_who_waits_past_its_target_is_late_before_it_is_answered() -> None:
+    """A run that ends before a document has waited out its ten seconds called its class in time."""
+    made = tally(CHAT, [answer()] * 18, late=1.25)
+    waiting = replace(answer().request, class_name="chat", arrival_s=10.0)
+    made.end_look([waiting] * 2, 10.7)
+    assert made.levels()["chat"] == 0.0
+    made.end_look([waiting] * 2, 10.9)
+    # Two of twenty, of which two may be; looked at again, they are the same two.
+    assert made.levels()["chat"] == pytest.approx(1.0)
+    made.end_look([waiting] * 2, 11.0)
+    assert made.levels()["chat"] == pytest.approx(1.0)
+    made.end_look([waiting] * 40, 11.0)
+    assert made.is_lost(np.zeros((1, 3)))
+    made.end_look([], 12.0)
+    assert made.levels()["chat"] == 0.0
+
+
+def test_misses_are_blamed_on_the_pool_that_was_planned_for_them(small: Plan) -> None:
+    """And not on one that helps out, where what is sent there misses least."""
+    (pool,) = present(small.fleet).pools
+    (short, *_) = pool.carried
+    (long,) = [one for one in pool.carried if one.part.slice is pool.carried[0].part.request_class.slices[-1]]
+    of = short.part.request_class
+    assert short.part.slice is not long.part.slice
+    made = tally(of, [])
+    for carried, late in ((short, 0), (long, 3)):
+        request = replace(answer().request, class_name=of.name, input_tokens=carried.part.slice.longest_input)
+        for number in range(4):
+            made.add(replace(answer(2.0 if number < late else 0.1), request=request, pool="another"))
+    assert _blamed(replace(pool, carried=[short]), made.by_slice) == 0.0
+    assert _blamed(replace(pool, carried=[long]), made.by_slice) == pytest.approx(0.75)
+    # Who is overdue is missed there, too.
+    made.end_look([replace(answer().request, class_name=of.name, input_tokens=long.part.slice.longest_input)], 9.0)
+    assert _blamed(replace(pool, carried=[long]), made.by_slice) == pytest.approx(0.8)
+    assert _blamed(replace(pool, carried=[]), made.by_slice) == 0.0
+
+
+def test_a_look_lasts_as_long_as_a_gateway_is_patient(small: Plan) -> None:
+    (pool,) = present(small.fleet).pools
+    short = replace(pool, in_flight=0.1)
+    assert _look_requests([short]) == pytest.approx(10.0 * 60.0)
+    assert _look_requests([replace(pool, in_flight=1e4)]) > 1e4
+
+
+def test_the_gateway_promises_as_much_sooner_as_first_tokens_are_late(catalog: Catalog, small: Plan) -> None:
+    """One that took them for in time sent prompts where they missed, and no number of replicas helped: twelve classes
+    of one model were not planned at all."""
+    (pool,) = present(small.fleet).pools
+
+    def late(deployments: Sequence[Any]) -> EstimateScale:
+        n = np.ones(len(deployments))
+        return EstimateScale(ttft=1.5 * n, tpot=1.2 * n, rate=n / 1.2)
+
+    (served,) = Trials(catalog, small.workload, CHAT.model, late, 1.0)._fleet([pool]).classes
+    assert served.ttft is not None
+    assert (served.ttft.seconds, served.ttft.percentile) == (pytest.approx(1.0 / 1.25), 0.9)
+    (served,) = Trials(catalog, small.workload, CHAT.model, EstimateScale.none, 1.0)._fleet([pool]).classes
+    assert served.ttft == CHAT.ttft
+
+
 def test_requests_pile_up_beyond_chance() -> None:
     assert not piles_up([100])
     assert not piles_up([100, 90, 120, 110])
@@ -199,6 +271,10 @@ def small(catalog: Catalog) -> Plan:
 def drawn_slices(plan: Plan, chance: np.random.Generator, count: int) -> list[Slice]:
     slices = plan.workload.classes[0].slices
     return [slices[k] for k in chance.choice(len(slices), count, p=[one.share for one in slices])]
+
+
+def replace_name(one: RequestClass, name: str) -> RequestClass:
+    return msgspec.structs.replace(one, name=name)
 
 
 def replace_rate(one: RequestClass, times: float) -> RequestClass:
@@ -411,6 +487,31 @@ def test_replicas_are_given_up_one_by_one_though_misses_say_that_there_is_no_roo
     told(search, monkeypatch, lambda n=0: 0.9 if n >= 11 else 3.0)
     sized = present(search.size(proposed(search, 14)))
     assert [pool.replicas for pool in sized.pools] == [11]
+
+
+def test_what_has_grown_stays_so_while_another_grows(search: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool that had missed was made as small as before, and missed again."""
+    told(search, monkeypatch, lambda a, b: max(5 / a, 7 / b) ** 10.0)
+    trials: Any = search.shown.trials("", search.question.scaling)
+    first = proposed(search, 4, 4)
+    code = replace_rate(replace_name(CHAT, "code"), 1.0)
+    (carried, *_) = first.pools[1].carried
+    pools = [
+        first.pools[0],
+        replace(first.pools[1], carried=[replace(carried, part=replace(carried.part, request_class=code))]),
+    ]
+    by_pool = trials.verdict
+
+    def verdict(pools: Sequence[PoolPlan], budget: int = SHORT, seed: int = 0) -> Verdict:
+        whole, (chats, codes) = by_pool(pools), [pool.replicas for pool in pools]
+        steady = {"chat": chats >= 5, "code": chats >= 5 and codes >= 7}
+        said = [replace(seen(CHAT, [answer()]), name=name, steady=holds) for name, holds in steady.items()]
+        # Whoever misses most is seen first.
+        return replace(whole, classes=said[:1] if not steady["chat"] else said)
+
+    monkeypatch.setattr(trials, "verdict", verdict)
+    grown = present(search._grown(trials, first, pools, SHORT))
+    assert [pool.replicas for pool in grown] == [5, 7]
 
 
 def test_pools_that_miss_however_many_there_are_are_not_offered_again(

@@ -279,7 +279,11 @@ class Search:
                     # Others may let them have less to do.
                     short, levels = mine, levels[-1:]
             times = 1.0 + _GROWTH * 2**again
-            larger = [more(pool, times) if place in (short or mine) else pool for place, pool in enumerate(pools)]
+            # What has grown stays so: it may be why what missed then does no more.
+            larger = [
+                max(tried[place], more(pool, times), key=_replicas) if place in (short or mine) else tried[place]
+                for place, pool in enumerate(pools)
+            ]
             if _usd_per_hour(proposed.asked, larger) == inf:
                 # Limits keep it from growing: it takes more than it was thought to.
                 for place in short or mine:
@@ -450,6 +454,10 @@ def _factor_used(proposed: Proposal, column: Column) -> float:
     rate = everything.requests_per_s[_place_of(proposed.question, column)]
     most = int(np.argmax(rate))
     return float(offered.requests_per_s[row, most] / rate[most])
+
+
+def _replicas(pool: PoolPlan) -> int:
+    return pool.replicas
 
 
 def _free_usd(pool: PoolPlan) -> float:

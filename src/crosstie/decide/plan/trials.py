@@ -6,7 +6,8 @@ on with. What a run has shown is shared by all questions of a plan: a fleet that
 of its replicas.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.disaggregated import Disaggregated
-from crosstie.core.fleet import Fleet
+from crosstie.core.fleet import Fleet, Serving
 from crosstie.core.workload import RequestClass, Target, Workload
 from crosstie.decide.plan.answer import PoolPlan
 from crosstie.decide.plan.candidates import Key, key_of
@@ -32,9 +33,10 @@ from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
 # Budgets of requests: of a run that compares fleets, and of one that confirms the answer.
 SHORT, LONG = 8_000, 60_000
-# A look lasts for so many times as long as a request is there, so that looks know little of one another (choice), and
-# has at least so many requests; the first one, in which the fleet fills, does not count.
-_LIFETIMES, _LEAST_REQUESTS = 2.0, 200
+# A look lasts for so many times as long as a request is there, so that looks know little of one another (choice), for
+# as long as a gateway is patient, since who is turned away shows no sooner, and has at least so many requests; the
+# first one, in which the fleet fills, does not count.
+_LIFETIMES, _PATIENCE_S, _LEAST_REQUESTS = 2.0, Serving().queue_s, 200
 # Traffic is drawn for so many looks at once, with as many of every length as there are on average.
 _LOOKS_DRAWN = 8
 # Looks before a fleet may be said to hold, in a short run and in a long one, which lasts for twenty lifetimes (choice:
@@ -70,7 +72,7 @@ class Verdict:
     # By class: misses over those allowed.
     levels: dict[str, float]
     classes: list[SimulatedClass]
-    # By pool: the share of its requests that miss.
+    # By pool: of the requests that it was planned for, the share that miss, wherever they were sent.
     missing: dict[str, float]
 
     @property
@@ -78,10 +80,14 @@ class Verdict:
         return max(self.levels.values(), default=0.0)
 
 
+def _latest_s(request_class: RequestClass) -> float:
+    """When its first token is late; without a target it may wait, but not be parked."""
+    return float(request_class.ttft.seconds) if request_class.ttft else PARKED_S
+
+
 def _missed(one: RequestClass, answer: SimulatedAnswer, late: float) -> tuple[bool, bool, bool]:
-    """Whether an answer misses TTFT and TPOT, or never came; without a target of TTFT it may wait, but not be
-    parked."""
-    first = answer.ttft_s * late > (one.ttft.seconds if one.ttft else PARKED_S)
+    """Whether an answer misses TTFT and TPOT, or never came."""
+    first = answer.ttft_s * late > _latest_s(one)
     never = answer.pool is None
     later = one.tpot is not None and answer.request.output_tokens > 1 and (never or answer.tpot_s > one.tpot.seconds)
     return first, later, never
@@ -103,8 +109,15 @@ class Misses:
         # By look, class and kind of miss.
         self.missed: list[Array] = []
         self.allowed: list[Array] = []
-        # By pool: requests that it served, and those of them that missed.
-        self.served: dict[str, list[int]] = {}
+        # Those without a first token that is due already: late, and allowed to be.
+        self._overdue = np.zeros((2, len(classes), 3))
+        # By class and slice: requests that were answered or are overdue, and those of them that missed.
+        self._answered = {request_class.name: np.zeros((len(request_class.slices), 2)) for request_class in classes}
+        self.by_slice = self._answered
+        self._longest = {
+            request_class.name: [piece.longest_input for piece in request_class.slices[:-1]]
+            for request_class in classes
+        }
         self._classes = {request_class.name: (place, request_class) for place, request_class in enumerate(classes)}
         self._late = late
 
@@ -112,10 +125,25 @@ class Misses:
         for counts in (self.missed, self.allowed):
             counts.append(np.zeros((len(self._classes), 3)))
 
+    def end_look(self, waiting: Iterable[SimulatedRequest], now: float) -> None:
+        """`waiting`: who has no first token by now. A promise that is broken is so before it is answered."""
+        self._overdue[:] = 0.0
+        self.by_slice = {name: counts.copy() for name, counts in self._answered.items()}
+        for request in waiting:
+            place, request_class = self._classes[str(request.class_name)]
+            if (now - request.arrival_s) * self._late > _latest_s(request_class):
+                self._overdue[0, place, 0] += 1.0
+                self._overdue[1, place] += _allowed(request_class, request)
+                self.by_slice[request_class.name][self._slice(request)] += 1.0
+
+    def _sums(self) -> tuple[Array, Array]:
+        """Misses, and those allowed."""
+        return np.sum(self.missed, axis=0) + self._overdue[0], np.sum(self.allowed, axis=0) + self._overdue[1]
+
     def is_lost(self, sent: Array) -> bool:
         """Whether more have missed than `sent` would make hopeless, were all the rest of them answered in time."""
-        allowed = np.maximum(sent, np.sum(self.allowed, axis=0))
-        return bool(_hopeless(np.sum(self.missed, axis=0), allowed).any())
+        missed, allowed = self._sums()
+        return bool(_hopeless(missed, np.maximum(sent, allowed)).any())
 
     def allowed_of(self, requests: Sequence[SimulatedRequest]) -> Array:
         found = np.zeros((len(self._classes), 3))
@@ -131,23 +159,22 @@ class Misses:
         missed = _missed(request_class, answer, self._late)
         self.missed[-1][place] += missed
         self.allowed[-1][place] += _allowed(request_class, answer.request)
-        if answer.pool is not None:
-            served = self.served.setdefault(answer.pool, [0, 0])
-            served[0] += 1
-            served[1] += any(missed)
+        self._answered[name][self._slice(answer.request)] += 1.0, any(missed)
+
+    def _slice(self, request: SimulatedRequest) -> int:
+        return bisect_left(self._longest[str(request.class_name)], request.input_tokens)
 
     def levels(self) -> dict[str, float]:
         """By class: requests that miss a target, or are turned away, over those that may. Above 1 the class misses its
         percentiles, and `seen` says so, too."""
-        worst = _over(np.sum(self.missed, axis=0), np.sum(self.allowed, axis=0)).max(axis=1)
+        worst = _over(*self._sums()).max(axis=1)
         # Two of twenty are one in ten, which 1 - 0.9 of twenty is not to the last bit.
         return dict(zip(self._classes, np.round(worst, 9).tolist(), strict=True))
 
     def _bounds(self, seen_only: bool) -> tuple[Array, Array]:
         """By class and kind of miss, the least and the most that the level may be. `seen_only`: by how looks differ
         and by misses that were seen, however few those requests are."""
-        looks, total = len(self.missed), np.sum(self.missed, axis=0)
-        allowed = np.sum(self.allowed, axis=0)
+        looks, (total, allowed) = len(self.missed), self._sums()
         level = _over(total, allowed)
         each = np.stack([_over(m, a) for m, a in zip(self.missed, self.allowed, strict=True)])
         spread = each.std(axis=0, ddof=1) / looks**0.5
@@ -160,7 +187,7 @@ class Misses:
     def verdict(self, *, at_end: bool = False) -> Array:
         """By class: 1 where it holds in another run, too, as far as its looks show, -1 where it does not, 0 where they
         leave a doubt."""
-        misses = _hopeless(np.sum(self.missed, axis=0), np.sum(self.allowed, axis=0)).any(axis=1)
+        misses = _hopeless(*self._sums()).any(axis=1)
         if len(self.missed) < _LEAST_LOOKS:
             return np.where(misses, -1, 0)
         least, most = self._bounds(at_end)
@@ -196,7 +223,8 @@ class FleetRun:
     def __init__(self, trials: "Trials", pools: Sequence[PoolPlan], seed: int):
         rates = {one.name: one.requests_per_s * trials.peak * trials.more(pools) for one in trials.classes}
         self._scale = 1.0 if trials.whole else _scale(pools)
-        self._look_of = ceil(max(_LIFETIMES * _inside(pools) / self._scale, _LEAST_REQUESTS))
+        self._look_of = ceil(max(_look_requests(pools) / self._scale, _LEAST_REQUESTS))
+        self._pools = pools
         self._traffic, self._simulator = trials.begun(pools, rates, self._look_of * _LOOKS_DRAWN, self._scale, seed)
         self._classes, self._late, self._seed = trials.classes, trials.late(pools), seed
         self._tally = Misses(trials.classes, self._late)
@@ -234,7 +262,7 @@ class FleetRun:
             )
             for request_class, verdict in zip(self._classes, verdicts, strict=True)
         ]
-        missing = {name: late / count for name, (count, late) in self._tally.served.items()}
+        missing = {pool.name: _blamed(pool, self._tally.by_slice) for pool in self._pools}
         return Verdict(all(simulated_class.holds for simulated_class in classes), levels, classes, missing)
 
     @property
@@ -260,6 +288,7 @@ class FleetRun:
         self._allowed = sent
         self.sent += len(now)
         if self._tally.missed:
+            self._tally.end_look(self._simulator.without_first_token, self._simulator.now)
             self._inside.append(self._simulator.inside)
             self._verdicts = self._tally.verdict()
 
@@ -268,9 +297,22 @@ def _ignore(answer: SimulatedAnswer) -> None:
     """Answers while the fleet fills."""
 
 
-def _inside(pools: Sequence[PoolPlan]) -> float:
-    """Requests that are there at once, on average."""
-    return sum(pool.in_flight * min(pool.utilisation, 1.0) * pool.replicas for pool in pools)
+def _look_requests(pools: Sequence[PoolPlan]) -> float:
+    """Requests of a look: of some lifetimes, so many being there at once on average, or while a gateway is patient."""
+    inside = sum(pool.in_flight * min(pool.utilisation, 1.0) * pool.replicas for pool in pools)
+    per_s = sum(carried.requests_per_s for pool in pools for carried in pool.carried)
+    return max(_LIFETIMES * inside, _PATIENCE_S * per_s)
+
+
+def _blamed(pool: PoolPlan, by_slice: Mapping[str, Array]) -> float:
+    """Of the requests that a pool was planned for, the share that miss: the router sends them where there is room, and
+    who helps out is not to blame."""
+    count = missed = 0.0
+    for carried in pool.carried:
+        request_class = carried.part.request_class
+        place = next(i for i, piece in enumerate(request_class.slices) if piece is carried.part.slice)
+        count, missed = np.add((count, missed), carried.share * by_slice[request_class.name][place])
+    return float(missed / count) if count else 0.0
 
 
 class Trials:
@@ -357,7 +399,14 @@ class Trials:
             )
             for pool in pools
         ]
-        classes = tuple(class_of(request_class, routes_of(request_class, pools)) for request_class in self.classes)
+        # A gateway that has run for longer than this knows how late first tokens are: it promises that much less.
+        late = self.late(pools)
+        classes = tuple(
+            msgspec.structs.replace(
+                class_of(request_class, routes_of(request_class, pools)), ttft=_sooner(request_class.ttft, late)
+            )
+            for request_class in self.classes
+        )
         name: str = self.workload.name
         return Fleet(name=name, planned="", policy="cheapest-meeting-target", pools=tuple(made), classes=classes)
 
@@ -417,9 +466,13 @@ def _scale(pools: Sequence[PoolPlan]) -> float:
 
     What fewer replicas hold with their part of the traffic, more of them do: they share what comes unevenly.
     """
-    looks = (_LEAST_LOOKS + 1) * _LIFETIMES * _inside(pools) / SHORT
+    looks = (_LEAST_LOOKS + 1) * _look_requests(pools) / SHORT
     replicas = [pool.replicas for pool in pools]
     return max(min(max(looks, sum(replicas) / _MOST_REPLICAS), min(replicas) / _LEAST_POOLED), 1.0)
+
+
+def _sooner(target: Target | None, late: float) -> Target | None:
+    return target and msgspec.structs.replace(target, seconds=target.seconds / late)
 
 
 def pool_key(pool: PoolPlan | Column) -> PoolKey:
