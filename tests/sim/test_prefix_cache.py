@@ -2,12 +2,16 @@
 
 from collections import OrderedDict
 
+import msgspec
 import numpy as np
 import pytest
+from tests.sim.test_sessions import CATALOG as SESSION_CATALOG, small, workload
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
-from crosstie.sim.engine import Engine
+from crosstie.decide.plan.run_result import SimulatedCase
+from crosstie.decide.plan.sweep import RequestSource, one_run
+from crosstie.sim.engine import Engine, Token
 from crosstie.sim.prefix_cache import PrefixCache
 
 
@@ -130,3 +134,68 @@ def test_it_agrees_with_the_plainest_cache_there_is() -> None:
             plain.popitem(last=False)
         cache.keep(keys, length * 64)
         assert cache.held_tokens == 64 * len(plain)
+
+
+def with_host(catalog: Catalog, host_bytes: tuple[float, float] | None) -> Engine:
+    one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), Parallelism(tp=1))
+    return Engine(one, 4096.0, prefix_tokens=512, host_bytes=host_bytes)
+
+
+def test_what_the_gpu_dropped_comes_back_from_the_host_while_others_go_on(catalog: Catalog) -> None:
+    size = 16_384
+
+    def turns(host_gib: float) -> tuple[Engine, list[Token]]:
+        engine = with_host(catalog, (host_gib * 2**30, 55.6e9) if host_gib else None)
+        crowd = int(engine.cache_tokens // size) + 2
+        tokens: list[Token] = []
+        # Each is computed alone, the first one last of all once more, with somebody who decodes beside it.
+        for number in [*range(crowd), 0]:
+            keys = [(number, block) for block in range(size // 512)]
+            now = 1000.0 * (len(tokens) + 1)
+            if number == 0 and tokens:
+                engine.add("beside", 100, 400, now - 0.5)
+            engine.add((number, now), size, 1, now, prefix=keys)
+            tokens += [token for token in engine.advance(now + 900.0) if token.id != "beside"]
+        return engine, tokens
+
+    without, computed = turns(0.0)
+    engine, loaded = turns(500.0)
+    assert without.caches[0].hits == 0
+    assert loaded[-1].cached == engine.caches[0].hits == size - 16
+    host = engine._ranks[0].host
+    assert host is not None
+    assert host.loaded_tokens == size - 16
+    took = [answers[-1].at - 1000.0 * len(answers) for answers in (computed, loaded)]
+    # 2.1 GB over the link, and then one short step; 16,384 tokens take 8B's GPU far longer.
+    load_s = host.load_s_per_token * (size - 16)
+    assert load_s < took[1] < load_s + 0.1 < took[0]
+    assert engine.idle
+
+
+def test_a_request_that_waits_for_the_host_can_be_cancelled(catalog: Catalog) -> None:
+    engine = with_host(catalog, (500.0 * 2**30, 1e6))
+    keys = [(0, block) for block in range(8)]
+    engine.add("first", 4096, 1, 0.0, prefix=keys)
+    engine.advance(10.0)
+    engine.caches[0].capacity_tokens = 0.0
+    engine.caches[0].keep_answer(0)
+    engine.add("again", 4096, 1, 20.0, prefix=keys)
+    # A megabyte a second: its own come after minutes.
+    assert engine.advance(30.0) == []
+    assert engine.waiting == 1
+    assert engine.cancel("again")
+    assert engine.idle
+    assert engine.kv_used_fraction == 0.0
+
+
+def test_host_memory_takes_a_fleet_of_sessions_further() -> None:
+    few = small(1)
+    (one,) = few.pools
+    kept = msgspec.structs.replace(few, pools=(msgspec.structs.replace(one, host_gib_per_gpu=400.0),))
+    asked = RequestSource(workload(), sessions=120, requests=500)
+    plain, more = (
+        one_run(SESSION_CATALOG, asked, SimulatedCase(label="x", fleet=made, policy=made.policy, seed=0)).sessions[0]
+        for made in (few, kept)
+    )
+    assert more.hit_rate > plain.hit_rate + 0.05
+    assert more.mean_turn_s < plain.mean_turn_s

@@ -137,8 +137,8 @@ TOKEN_KEYS = TokenPrice.__struct_fields__
 SPLIT = ("tp", "pp", "ep", "dp")
 # What a provider's machines have, and nobody here knows or pays.
 _OF_MACHINES = (
-    "accelerator", "usd_per_gpu_hour", "paid_anyway", "sunk_usd_per_gpu_hour", "adapters", "weight", *SPLIT, *SIDE_KEYS,
-    *HOST_KEYS,
+    "accelerator", "usd_per_gpu_hour", "paid_anyway", "sunk_usd_per_gpu_hour", "adapters", "weight",
+    "host_gib_per_gpu", *SPLIT, *SIDE_KEYS, *HOST_KEYS,
 )  # fmt: skip
 _KV_KEYS = ("kv_events", "kv_replay", "kv_topic")
 
@@ -169,6 +169,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         KeyRule("needs", HOST_KEYS, ("hosts",), "goes with hosts = [{ model = ... }, ...], which are missing"),
         KeyRule("excludes", ("model", "served_as"), ("hosts",),
                 "belongs into the entries of hosts, each of which is a model"),
+        KeyRule("excludes", ("host_gib_per_gpu",), (*SIDE_KEYS, *HOST_KEYS),
+                "is of one engine, with its own prefixes, and has no meaning beside OTHER"),
         KeyRule("needs", ("max_adapters",), ("adapters",), "goes with adapters, which are missing"),
         KeyRule("excludes", ("adapters",), (*SIDE_KEYS, *HOST_KEYS),
                 "has no meaning beside OTHER: adapters are of one model's engines"),
@@ -234,6 +236,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     # A round trip to its replicas, where they are far away: every first token comes so much later.
     network_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     reach: BackendAccess = BackendAccess()
+    # Memory of the host for each GPU, in which engines keep the prefixes that the GPU drops.
+    host_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e5)] = 0.0
     # Files of its model's tokenizer and chat template, with which prompts are counted exactly and cut as engines cut
     # them; None: they are estimated.
     tokenizer: str | None = None

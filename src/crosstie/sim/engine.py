@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
-from crosstie.perf.memory import cache_sequences
+from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence
 from crosstie.perf.tabulated import StepTimes
-from crosstie.sim.prefix_cache import PrefixCache
+from crosstie.sim.prefix_cache import HostCache, PrefixCache
 
 # Whatever the caller tells its requests apart by.
 Key: TypeAlias = Any
@@ -74,10 +74,11 @@ class _Job:
 class _Rank:
     """One attention replica: who waits there for prefill, who decodes, and the blocks of its cache that are taken."""
 
-    __slots__ = ("blocks", "cache", "jobs", "phases", "waiting")
+    __slots__ = ("blocks", "cache", "host", "jobs", "phases", "waiting")
 
-    def __init__(self, block_tokens: int, cache: PrefixCache | None) -> None:
+    def __init__(self, block_tokens: int, cache: PrefixCache | None, host: HostCache | None) -> None:
         self.cache = cache
+        self.host = host
         # Only its head may have been let in, with a part of its prompt computed.
         self.waiting: deque[_Job] = deque()
         # In the order in which they began to decode; a dict for its quick removal.
@@ -94,6 +95,8 @@ class Engine:
     otherwise the cache gives way.
     `began`, where one is given, is told when the prefill of each request begins; whoever gave it empties it.
     `prefix_tokens`: of the blocks that requests give the keys of; each attention replica then keeps a cache of them.
+    `host_bytes`: of the host for each GPU, which keeps them as well and longer, and the bytes a second that come back.
+    A request waits for its own to come while others go on, as vLLM's connector and SGLang's hierarchical cache have it.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Engine:
         preempts: bool = True,
         began: dict[Key, float] | None = None,
         prefix_tokens: int | None = None,
+        host_bytes: tuple[float, float] | None = None,
     ):
         self.times = times or StepTimes(deployment, context)
         self._slower = slower
@@ -139,7 +143,13 @@ class Engine:
             if prefix_tokens
             else []
         )
-        self._ranks = [_Rank(self.block_tokens, self.caches[rank] if self.caches else None) for rank in range(dp)]
+        hosts: list[HostCache | None] = [None] * dp
+        if host_bytes and prefix_tokens:
+            token_bytes = float(gpu_cache_bytes_per_sequence(deployment, context)) / context
+            tokens, load_s = host_bytes[0] / token_bytes, token_bytes / host_bytes[1]
+            hosts = [HostCache(PrefixCache(tokens, prefix_tokens, self.block_tokens), load_s) for _ in range(dp)]
+        caches = self.caches or [None] * dp
+        self._ranks = [_Rank(self.block_tokens, caches[rank], hosts[rank]) for rank in range(dp)]
         self._jobs: dict[Key, _Job] = {}
         self._arriving: deque[tuple[float, _Job]] = deque()
         # Sequences by the decode step at which they end; the number in the middle keeps equal ones in order.
@@ -197,9 +207,16 @@ class Engine:
         job = _Job(id, input_tokens, output_tokens, cached, prefix)
         self._jobs[id] = job
         arrives = now + self.request_s
-        self._arriving.append((arrives, job))
+        self._arrive(arrives, job)
         if self._planned > 1 and self._ends > arrives and self._lets_in():
             self._end_to_let_in(arrives)
+
+    def _arrive(self, at: float, job: _Job) -> None:
+        arriving = self._arriving
+        place = len(arriving)
+        while place and arriving[place - 1][0] > at:
+            place -= 1
+        arriving.insert(place, (at, job))
 
     def cancel(self, id: Key) -> bool:
         """Lets go of a request at once; whether it was there."""
@@ -220,6 +237,8 @@ class Engine:
         if job in job.rank.waiting:
             job.rank.waiting.remove(job)
             self._waiting -= 1
+        else:
+            self._arriving = deque(one for one in self._arriving if one[1] is not job)
         return True
 
     @property
@@ -354,8 +373,12 @@ class Engine:
         ranks = self._ranks
         while arriving and arriving[0][0] <= seen_by:
             job = arriving.popleft()[1]
-            job.rank = min(ranks, key=_load) if len(ranks) > 1 else ranks[0]
-            job.rank.waiting.append(job)
+            if job.rank is None:
+                job.rank = min(ranks, key=_load) if len(ranks) > 1 else ranks[0]
+                job.rank.waiting.append(job)
+            else:
+                # What the host had of it has come.
+                job.rank.waiting.appendleft(job)
             self._waiting += 1
         tokens = largest = 0
         before_tokens = 0.0
@@ -365,6 +388,10 @@ class Engine:
                 tokens += taken
                 if taken > largest:
                     largest, before_tokens = taken, attended
+        if not tokens and not self._decoding:
+            # All who were let in wait for what the host has of them.
+            self._ends = self._began_last = max(start, arriving[0][0])
+            return self._begin(before)
         self._start = start
         self._done = 0
         self._rides = self._decoding > 0 and not (tokens and self.prefill_first)
@@ -473,19 +500,20 @@ class Engine:
 
     def _keep(self, job: _Job, *, answer: bool) -> None:
         """What it has computed can be found from now on; what was used last is dropped last."""
-        cache = job.rank.cache if job.rank is not None else None
+        rank = job.rank
         # What nobody can ask for only takes room from what came before it: none, in an empty cache.
-        if cache is None or not (job.prefix or len(cache)):
+        if rank is None or rank.cache is None or not (job.prefix or len(rank.cache)):
             return
-        if not answer:
-            cache.keep(job.prefix, job.prompt)
-            return
-        # Keys beyond the prompt's are those of its answer, which the next turn begins with; without them nobody can ask
-        # for it.
-        made = job.prompt + job.output
-        named = min(len(job.prefix) * cache.block_tokens, made)
-        cache.keep_answer(made - named if named > job.prompt or not job.prefix else job.output)
-        cache.keep(job.prefix, max(named, job.prompt))
+        for cache in (rank.cache,) if rank.host is None else (rank.cache, rank.host.cache):
+            if not answer:
+                cache.keep(job.prefix, job.prompt)
+                continue
+            # Keys beyond the prompt's are those of its answer, which the next turn begins with; without them nobody
+            # can ask for it.
+            made = job.prompt + job.output
+            named = min(len(job.prefix) * cache.block_tokens, made)
+            cache.keep_answer(made - named if named > job.prompt or not job.prefix else job.output)
+            cache.keep(job.prefix, max(named, job.prompt))
 
     def _release(self, job: _Job) -> None:
         """Takes a decoding sequence out of the cache."""
@@ -567,6 +595,14 @@ class Engine:
                     self.began.setdefault(job.id, start)
                 if rank.cache is not None and job.prefix and not job.prefilled and not job.made:
                     job.cached = job.prefilled = rank.cache.look_up(job.prefix, job.prompt)
+                    more = rank.host.beyond(job.cached, job.prefix, job.prompt) if rank.host is not None else 0
+                    if more and rank.host is not None:
+                        rank.cache.hits += more
+                        job.cached = job.prefilled = job.cached + more
+                        waiting.popleft()
+                        self._waiting -= 1
+                        self._arrive(rank.host.load(more, start), job)
+                        continue
             left = job.input - job.prefilled
             taken = left if left < room else room
             before += taken * (job.prefilled + 0.5 * taken)

@@ -12,9 +12,11 @@ from heapq import heappop, heappush
 from math import inf
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.loading import shipped_loading
 from crosstie.catalog.traces import BLOCK_TOKENS
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
+from crosstie.core.units import UNITS
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import Tables, deployment_of, live_fleet, service_of, typical
@@ -121,6 +123,8 @@ class FleetSimulator:
             service = service_of(catalog, pool.pool)
             context = inputs + 0.5 * outputs
             times = tables.times(pool.pool, deployment, context)
+            link = shipped_loading().link_of(deployment.accelerator.id)
+            host_bytes = (pool.pool.host_gib_per_gpu * UNITS["GiB"].si, link.si) if pool.pool.host_gib_per_gpu else None
             for replica in pool.replicas:
                 if replica.key in self.engines:
                     raise BadInput(f"backend {replica.key} is there twice")
@@ -128,7 +132,7 @@ class FleetSimulator:
                 self.engines[replica.key] = (
                     DisaggregatedEngine(service, inputs, outputs, prefix_tokens=prefix_tokens)
                     if service
-                    else Engine(deployment, context, times=times, prefix_tokens=prefix_tokens)
+                    else Engine(deployment, context, times=times, prefix_tokens=prefix_tokens, host_bytes=host_bytes)
                 )
 
     @property

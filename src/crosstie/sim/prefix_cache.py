@@ -71,3 +71,26 @@ class PrefixCache:
             self.held_tokens -= held
             if self.dropped is not None:
                 self.dropped.append(key)
+
+
+class HostCache:
+    """Memory of the host, to which everything is written as it is computed, and which keeps it longer than the GPU.
+
+    One link brings it back, for one request after the other.
+    """
+
+    def __init__(self, cache: PrefixCache, load_s_per_token: float):
+        self.cache = cache
+        self.load_s_per_token = load_s_per_token
+        self.loaded_tokens = 0
+        self._free_at = 0.0
+
+    def beyond(self, found: int, keys: Sequence[Hashable], tokens: int) -> int:
+        """How many more of a prompt's tokens it has than the GPU, which found so many."""
+        return max(self.cache.look_up(keys, tokens) - found, 0)
+
+    def load(self, tokens: int, now: float) -> float:
+        """When so many tokens have come that are asked for now."""
+        self.loaded_tokens += tokens
+        self._free_at = max(self._free_at, now) + tokens * self.load_s_per_token
+        return self._free_at

@@ -2,17 +2,24 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from tests.present import present
 
+from crosstie.catalog.fleet_text import fleet_text
+from crosstie.catalog.fleets import read_fleet
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.workloads import read_workload
 from crosstie.decide.plan.answer import found_share
+from crosstie.decide.plan.fleet import fleet_of
 from crosstie.decide.plan.lighter import memory_steps
 from crosstie.decide.plan.market import market
 from crosstie.decide.plan.plan import Plan, plan as make_plan
 from crosstie.decide.plan.reuse import found_by_memory, knee
+from crosstie.decide.plan.run_result import SimulatedCase
+from crosstie.decide.plan.subject import of_fleet
+from crosstie.decide.plan.sweep import RequestSource, one_run
 from crosstie.web.plan_chart import draw_plan
 
 CATALOG = Catalog([])
@@ -88,3 +95,23 @@ def test_the_picture_has_the_knee(plan: Plan, tmp_path: Path) -> None:
     drawn = (tmp_path / "p.svg").read_text()
     for words in ("knee: ", "this fleet: ", "half the memory"):
         assert words in drawn
+
+
+@pytest.mark.slow
+def test_memory_of_the_host_stands_in_the_fleet_file_and_is_simulated(tmp_path: Path) -> None:
+    asked = AGENTS.replace("[constraints]", "[class.prefix]\nhost_gib_per_gpu = 512\n[constraints]")
+    workload = read_workload(CATALOG, Path("w.toml"), asked)
+    fleet = fleet_of(make_plan(CATALOG, workload))
+    assert {pool.host_gib_per_gpu for pool in fleet.pools} == {512.0}
+    (tmp_path / "f.toml").write_text(fleet_text(fleet))
+    assert read_fleet(CATALOG, tmp_path / "f.toml").pools == fleet.pools
+    without = msgspec.structs.replace(
+        fleet, pools=tuple(msgspec.structs.replace(pool, host_gib_per_gpu=0.0) for pool in fleet.pools)
+    )
+    # More sessions than the GPUs keep.
+    source = RequestSource(workload, sessions=240, requests=1500)
+    with_host, alone = (
+        one_run(CATALOG, source, SimulatedCase(label="x", fleet=each, policy=each.policy, seed=0)).sessions[0]
+        for each in (of_fleet(fleet).fleet, of_fleet(without).fleet)
+    )
+    assert with_host.hit_rate > alone.hit_rate + 0.05

@@ -292,3 +292,18 @@ def test_a_connector_with_a_proxy_is_refused(catalog: Catalog) -> None:
 def test_a_recipe_is_plain_data(catalog: Catalog) -> None:
     recipe = one(catalog)
     assert msgspec.json.decode(msgspec.json.encode(recipe), type=Recipe) == recipe
+
+
+def test_engines_are_told_of_the_host_s_memory_for_prefixes(catalog: Catalog) -> None:
+    on_two = Parallelism(tp=2)
+    vllm = said(one(catalog, stack="vllm", host_gib_per_gpu=100.0, parallelism=on_two))
+    assert (vllm["--kv-offloading-size"], vllm["--kv-offloading-backend"]) == ("200", "native")
+    sglang = said(one(catalog, stack="sglang", host_gib_per_gpu=100.0, parallelism=on_two))
+    assert sglang["--hicache-size"] == "107"
+    assert "--enable-hierarchical-cache" in sglang
+    for stack in ("vllm", "sglang"):
+        recipe, table = one(catalog, stack=stack, host_gib_per_gpu=100.0), flag_table(stack)
+        assert [fault for setting in recipe.flags if (fault := table.fault(setting))] == []
+        assert "--kv-offloading-size" not in said(one(catalog, stack=stack))
+    with pytest.raises(BadInput, match=r"no recipe for host_gib_per_gpu with llama\.cpp"):
+        one(catalog, stack="llama.cpp", host_gib_per_gpu=100.0)

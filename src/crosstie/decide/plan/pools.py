@@ -35,7 +35,14 @@ def pool_of(pool: PoolPlan, judged: Readiness | None = None) -> Pool:
         max_in_flight=max(math.floor(pool.most_in_flight), 1),
         max_context=longest_context(*_sides(deployment)),
         apart=_apart(deployment) if isinstance(deployment, Disaggregated) else None,
+        host_gib_per_gpu=0.0 if isinstance(deployment, Disaggregated) else _host_gib(pool),
     )
+
+
+def _host_gib(pool: PoolPlan) -> float:
+    """What its classes count on, of which one engine has the most that any of them does."""
+    prefixes = [carried.part.slice.prefix for carried in pool.carried]
+    return max((prefix.host_gib_per_gpu for prefix in prefixes if prefix is not None), default=0.0)
 
 
 def _sides(one: Servable) -> tuple[Deployment, ...]:

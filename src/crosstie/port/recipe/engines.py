@@ -12,6 +12,7 @@ from crosstie.port.recipe.recipe import OWN_ADDRESS, Setting, Started, model_nam
 _LORA_RANK = 64
 # vLLM's engines meet there to hand a cache over (VLLM_NIXL_SIDE_CHANNEL_PORT, its own default).
 _SIDE_CHANNEL = 5600
+_HOST = "host_gib_per_gpu: memory of the host for prefixes that the GPU drops"
 _GATEWAY_LOADS = "the gateway loads adapters when they are asked for, through the engine's own page"
 
 EngineCommand = tuple[tuple[str, ...], list[Setting], list[str]]
@@ -23,6 +24,8 @@ def engine_command(started: Started) -> EngineCommand:
     if engine not in _ENGINES:
         known = ", ".join(_ENGINES)
         raise BadInput(f"pool {started.pool.name}: no recipe for {started.deployment.stack.name}; there are {known}")
+    if started.pool.host_gib_per_gpu and engine not in ("vllm", "sglang"):
+        raise BadInput(f"pool {started.pool.name}: no recipe for host_gib_per_gpu with {started.deployment.stack.name}")
     return _ENGINES[engine](started)
 
 
@@ -78,6 +81,11 @@ def _vllm(started: Started) -> EngineCommand:
             _switch("--enable-sleep-mode", "several models take turns on a replica: vLLM's sleep and wake"),
             _flag("VLLM_SERVER_DEV_MODE", "1", "has /sleep and /wake_up, which the gateway calls; let nobody else in"),
         ]
+    if pool.host_gib_per_gpu:
+        found += [
+            _flag("--kv-offloading-size", round(pool.host_gib_per_gpu * split.gpus), f"{_HOST}, of all GPUs together"),
+            _flag("--kv-offloading-backend", "native", "vLLM's own, without a further package"),
+        ]
     if pool.kv_events:
         found.append(_flag("--kv-events-config", _json(_events(started)), "the gateway follows what caches hold"))
     if started.role:
@@ -117,6 +125,11 @@ def _sglang(started: Started) -> EngineCommand:
         chunk = int(deployment.stack.chunk_tokens_on(deployment.accelerator.memory_bytes))
         found.append(_flag("--chunked-prefill-size", chunk, "prompt tokens a step that predictions count with"))
     found.append(_switch("--enable-metrics", "the gateway reads load and cache from /metrics"))
+    if pool.host_gib_per_gpu:
+        found += [
+            _switch("--enable-hierarchical-cache", _HOST),
+            _flag("--hicache-size", round(pool.host_gib_per_gpu * 2**30 / 1e9), f"{_HOST}: GB of each rank"),
+        ]
     if drafts:
         found += _sglang_drafts(started, drafts)
     if pool.adapters:
