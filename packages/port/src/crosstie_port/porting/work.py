@@ -209,15 +209,15 @@ class _Work:
         everything = self.catalog.accelerators.values()
         seen = self._seen(file, lambda path: of.recording_evidence(self.question, path, accelerator, everything))
         folder = stored.asked if Path(stored.asked).is_dir() else f"./{stored.name}"
-        room = accelerator.memory_bytes
-        # `diff --model` loads it onto one GPU.
+        # `diff --model` loads it onto one GPU; both sides are recorded in the same type.
+        room = min(self.question.origin.memory_bytes, self.question.target.memory_bytes)
         kinds = (kind for kind, size in _RECORDED.items() if self.parameters * size < room)
         command, what = _BY_HOOK, f"one forward pass, recorded on {accelerator.id}"
         if (kind := next(kinds, None)) is not None:
             words = ("diff", "--record", self.question.results / file, "--model", folder, "--dtype", kind)
             command = crosstie(*words)
         else:
-            what += f" by the engine's hook, since one GPU does not hold it (docs/diff.md; it writes {file})"
+            what += f" by the engine's hook, since the smaller GPU does not hold it (docs/diff.md; it writes {file})"
         self._add(f"record-{accelerator.id}", what, phase, command, file, seen, needs=needs)
 
     def _diff(self) -> None:

@@ -313,8 +313,7 @@ class Code:
 
     def is_side_for_amd(self, at: int) -> bool:
         line = self.tokens[at].line if at < len(self.tokens) else 0
-        sides = self.project.units[self.path].sides
-        return any(side.for_rocm and side.first <= line <= side.last for side in sides)
+        return any(side.for_rocm for side in self.project.units[self.path].around(line))
 
     @cached_property
     def _file_is_for_amd(self) -> bool:

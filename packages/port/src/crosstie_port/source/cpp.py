@@ -4,7 +4,7 @@ Lanes, masks and local memory have modules of their own; `hazards_in` asks all o
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -85,16 +85,18 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
         lines = {line: header for header, line in headers if _names_header(rule, header, local)}
         for code in codes:
             lines |= _places(rule, code)
-        if rule.unless_asked is not None:
-            lines = {line: lines[line] for line in lines if not _is_asked(rule.unless_asked, project, path, line)}
+        if (asked := rule.unless_asked) is not None:
+            lines = {line: lines[line] for line in lines if not _is_asked(asked, unit.around(line, and_before=True))}
         if lines:
             first, *others = sorted(lines)
             hazard = codes[0].line_hazard(rule.id, rule.severity, rule.says, first, rule.remedy, rule.on, lines[first])
             yield replace(hazard, evidence=hazard.evidence + also(others))
 
 
-def _is_asked(pattern: re.Pattern[str], project: Project, path: str, line: int) -> bool:
-    return any(pattern.search(token.text) for one in project.conditions(path, line) for token in one.tokens)
+def _is_asked(pattern: re.Pattern[str], sides: Iterable[Branch]) -> bool:
+    """Whether a condition of the sides has a name that matches."""
+    tokens = (token for side in sides for token in side.directive.tokens)
+    return any(token.kind == "name" and pattern.search(token.text) for token in tokens)
 
 
 def _names_header(rule: NameRule, header: str, local: set[str]) -> bool:
@@ -161,9 +163,7 @@ def assembly_hazards(code: Code) -> Iterator[SourceHazard]:
 
 def _asks_for_host(code: Code, at: int) -> bool:
     """Whether a condition around a place names a processor: `#elif defined(__x86_64__)`."""
-    line = code.tokens[at].line
-    around = (side.directive for side in code.project.units[code.path].sides if side.first <= line <= side.last)
-    return any(token.kind == "name" and _HOST_CHIPS.search(token.text) for one in around for token in one.tokens)
+    return _is_asked(_HOST_CHIPS, code.project.units[code.path].around(code.tokens[at].line))
 
 
 def _statement(code: Code, at: int, open_at: int) -> SourceHazard | None:

@@ -348,6 +348,15 @@ class SourceFile(msgspec.Struct, kw_only=True, dict=True):
     def arrays(self) -> frozenset[str]:
         return frozenset(_ARRAY.findall(self.text)) if "std::array" in self.text else frozenset()
 
+    def around(self, line: int, and_before: bool = False) -> Iterator[Branch]:
+        """Sides of conditionals that a line is in; `and_before`: with those before each of the same conditional."""
+        before = {side.last + 1: side for side in self.sides} if and_before else {}
+        for side in self.sides:
+            found: Branch | None = side if side.first <= line <= side.last else None
+            while found is not None:
+                yield found
+                found = before.get(found.directive.line)
+
     def is_dead(self, line: int) -> bool:
         return self.taken[line] is False
 
@@ -536,25 +545,15 @@ class Project:
         converted = _CONVERTED if self._by_hipify else frozenset[str]()
         return frozenset(found - self._definitions.keys() - NVIDIA_ONLY - converted)
 
-    def conditions(self, path: str, line: int) -> Iterator[Directive]:
-        """Those around a line, and those of the same #if before an #elif or #else that is."""
-        sides = self.units[path].sides
-        before = {side.last + 1: side for side in sides}
-        for side in sides:
-            found: Branch | None = side if side.first <= line <= side.last else None
-            while found is not None:
-                yield found.directive
-                found = before.get(found.directive.line)
-
     def asks_for_nvidia(self, path: str, line: int | None) -> str:
         """What a condition around a line asks of NVIDIA: a "library" that ROCm lacks, one that HIP has under another
         name ("switch"), that a switch which leaves such a thing out is not set ("refusal"), or nothing."""
         if line is None or path not in self.units:
             return ""
-        sides = self.units[path].sides
-        around = [side.directive for side in sides if side.first <= line <= side.last]
+        unit = self.units[path]
+        around = [side.directive for side in unit.around(line)]
         # What is in front of an #else, by the line where it stands.
-        before = {side.last + 1: side.directive for side in sides}
+        before = {side.last + 1: side.directive for side in unit.sides}
 
         def asks(wanted: Callable[[str], object]) -> bool:
             instead = _without(wanted, lambda name: rocm_defines(name) or None)
