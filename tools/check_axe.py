@@ -4,6 +4,7 @@ check_axe.py site [page.html ...]
 """
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
@@ -12,7 +13,6 @@ from threading import Thread
 from typing import Any, Literal
 
 LIGHTS: tuple[Literal["light", "dark"], ...] = ("light", "dark")
-WIDTHS = (390, 1280)
 
 
 def axe() -> str | None:
@@ -21,7 +21,7 @@ def axe() -> str | None:
     return (Path(rules.origin).parent / "axe.min.js").read_text() if rules and rules.origin else None
 
 
-def barriers(page: Any) -> list[str]:
+def barriers(page: Any, widths: Sequence[int] = (390, 768, 1280)) -> list[str]:
     """With everything unfolded: what is wrong, at which width, by which light, and where."""
     page.evaluate(axe())
     # Colours are judged as they end, not on their way.
@@ -31,8 +31,8 @@ def barriers(page: Any) -> list[str]:
     for light in LIGHTS:
         page.emulate_media(color_scheme=light)
         # By night a page has other colours, and nothing else that is new.
-        rules = {"runOnly": ["cat.color"]} if light == "dark" else {}
-        for width in WIDTHS:
+        rules = {"runOnly": ["color-contrast", "link-in-text-block"]} if light == "dark" else {}
+        for width in widths:
             page.set_viewport_size({"width": width, "height": 900})
             for said in page.evaluate("rules => axe.run(rules)", rules)["violations"]:
                 nodes = said["nodes"]
@@ -58,7 +58,7 @@ def main(folder: str, *names: str) -> int:
         for name in pages:
             page = browser.new_page(bypass_csp=True)
             page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
-            for line in barriers(page):
+            for line in barriers(page, (390, 1280)):
                 faulty += 1
                 print(f"{name}: {line}", flush=True)
             page.close()

@@ -1,13 +1,16 @@
 """Pages in a real browser: they load without errors or requests, fit every width, and print on A4 uncut."""
 
+import runpy
 import shutil
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from tests.conftest import Command
+from tests.port.preflight.test_gguf_model import SHAPES, tensors, write as write_gguf
+from tests.prove.calibration.rows import row, written
+from tests.prove.parity.fake_engine import Engine, served
 from tests.small_workload import small_text
 
 from crosstie.decide.compare.curve import Curve
@@ -17,7 +20,7 @@ from crosstie.web.report import KeyNumber, Report, write_report
 
 pytestmark = pytest.mark.browser
 WIDTHS = (360, 768, 1280, 1920)
-LIGHTS: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+AXE = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "check_axe.py"))
 HOSTILE = "<img src=http://127.0.0.1:9/x onerror=document.title='taken'>"
 
 
@@ -75,41 +78,59 @@ def test_a_report_loads_alone_and_fits_every_width(browser: Any, report: Path) -
 
 
 def barriers(page: Any) -> list[str]:
-    """What axe has against the page at three widths, by day and by night, with everything unfolded."""
-    rules = find_spec("axe_playwright_python")
-    if rules is None or rules.origin is None:
+    if AXE["axe"]() is None:
         pytest.skip("needs axe-playwright-python, which carries axe")
-    page.evaluate((Path(rules.origin).parent / "axe.min.js").read_text())
-    page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    wrong = []
-    for light in LIGHTS:
-        page.emulate_media(color_scheme=light)
-        for width in (390, 768, 1280):
-            page.set_viewport_size({"width": width, "height": 900})
-            said = page.evaluate("axe.run()")["violations"]
-            wrong += [f"{one['id']} at {width}, {light}: {one['nodes'][0]['html']}" for one in said]
-    return wrong
+    found: list[str] = AXE["barriers"](page)
+    return found
+
+
+# A command a page; `small.toml`, `plan.json`, `rows.csv` and `small.gguf` are in its folder.
+PAGES = {
+    "plan": "plan small.toml --quick --save plan.json --html",
+    "plan-plot": "plan small.toml --quick --plot",
+    "simulate": "simulate plan.json --html",
+    "simulate-plot": "simulate plan.json --plot",
+    "review": "review plan.json --checklist --html",
+    "compare": "compare llama-3.1-8b --on mi300x,h200 --html",
+    "cost": "compare llama-3.1-8b --on mi300x,h200 --plot-cost",
+    "fit": "fit llama-3.1-8b --on mi300x,h200 --plot",
+    "tco": "tco llama-3.1-8b --on mi300x,h200 --html",
+    "scorecard": "scorecard --on mi300x,h200 --html",
+    "tax": "tax rows.csv --plot",
+    "validate": "validate rows.csv --html",
+    "preflight": "preflight model llama-3.1-8b --on mi300x --html",
+    "doctor": "doctor --html",
+    "port": "port small.gguf --from h200 --to mi300x --engine llama.cpp --html",
+}
 
 
 @pytest.mark.slow
-def test_axe_finds_nothing_on_reports(browser: Any, report: Path, crosstie: Command, tmp_path: Path) -> None:
-    small = tmp_path / "small.toml"
-    small.write_text(small_text())
-    made = {
-        "plan": ("plan", str(small), "--quick"),
-        "compare": ("compare", "llama-3.1-8b", "--on", "mi300x,h200"),
-        "tco": ("tco", "llama-3.1-8b", "--on", "mi300x,h200"),
-        "scorecard": ("scorecard", "--on", "mi300x,h200"),
-    }
-    files = [report]
-    for name, command in made.items():
-        files.append(tmp_path / f"{name}.html")
-        assert crosstie(*command, "--html", str(files[-1])).status == 0
-    for file in files:
+def test_axe_finds_nothing_on_any_page_that_a_command_writes(
+    browser: Any, report: Path, crosstie: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(small_text())
+    written(Path("rows.csv"), row(), row(engine_version="0.9.0", date="2026-02-01", value="400"))
+    write_gguf(Path("small.gguf"), *tensors(SHAPES))
+    for name, command in PAGES.items():
+        assert crosstie(*command.split(), f"{name}.html").status in (0, 1), name
+    with served(Engine()) as a, served(Engine()) as b:
+        asked = ("--limit", "1", "--tokens", "2")
+        crosstie("parity", a.url, b.url, *asked, "--html", "parity.html")
+    for file in [report, *(tmp_path / f"{name}.html" for name in (*PAGES, "parity"))]:
         page = browser.new_page(bypass_csp=True)
         page.goto(file.as_uri())
         assert (file.name, barriers(page)) == (file.name, [])
         page.close()
+
+
+def test_axe_finds_what_is_wrong_and_where(browser: Any) -> None:
+    page = browser.new_page()
+    page.set_content("<html lang=en><title>T</title><main><h1>T</h1><p style='color:#777;background:#888'>pale</main>")
+    wrong = barriers(page)
+    assert len(wrong) == 6
+    assert wrong[0].startswith("color-contrast at 390, light: 1 times, first <p")
+    page.close()
 
 
 def test_words_in_charts_are_told_from_the_page_by_night(browser: Any, tmp_path: Path) -> None:

@@ -177,8 +177,7 @@ def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
 def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence[Contest], details: bool) -> Parts:
     names = [accelerator.id for accelerator in chosen]
     if contests and details:
-        yield _heat(names, contests)
-        yield note("times the cheapest of the scenario; -: no price of this kind, or no layout keeps its targets")
+        yield from _heat(names, contests)
     if contests:
         yield Section(_VERDICTS)
         columns = ["scenario", "cheapest", ">$/M tokens", "second", ">times", ">flips at", ">at worst", ">sure"]
@@ -211,23 +210,30 @@ def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequenc
         yield note(_HONEST)
 
 
-def _heat(names: Sequence[str], contests: Sequence[Contest]) -> Table:
-    """What each accelerator costs in each scenario: a row a scenario."""
+def _heat(names: Sequence[str], contests: Sequence[Contest]) -> Parts:
+    """What each accelerator costs in each scenario: a row a scenario. One that has parts of its own is a line."""
     rows, tones, sources = [], [], []
+    ranked = {one.scenario.name: {entry.accelerator.id: entry for entry in one.ranking} for one in contests}
+    shown = [name for name in names if any(name in entries for entries in ranked.values())]
+    apart = []
     for one in contests:
-        usual = {entry.accelerator.id: entry for entry in one.ranking}
-        # A scenario may have parts of its own.
-        others = [name for name in usual if name not in names]
+        usual = ranked[one.scenario.name]
         least = one.ranking[0].usd_per_mtok if one.ranking else 1.0
-        times = [usual[name].usd_per_mtok / least if name in usual else None for name in names]
-        told = ", ".join(f"{name} {usual[name].usd_per_mtok / least:.2f}x" for name in others)
-        rows.append([one.scenario.name, *map(_times, times), told])
-        tones.append(["", *(f"heat-{sum(each >= end for end in _HEAT)}" if each else "" for each in times), ""])
-        sources.append(["", *(_predicted(usual[name]) if name in usual else "" for name in names), ""])
-    columns = ["scenario", *(f">{name}" for name in names), "~its own parts"]
-    if not any(row[-1] for row in rows):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
-    return Table(columns, rows, "Who wins which scenario: $ a million tokens", sources, tones)
+        times = {name: entry.usd_per_mtok / least for name, entry in usual.items()}
+        if one.scenario.accelerators:
+            told = ", ".join(f"{name} {_times(ratio)}" for name, ratio in times.items())
+            apart.append(note(f"{one.scenario.name}, which has parts of its own: {told}"))
+            continue
+        rows.append([one.scenario.name, *(_times(times.get(name)) for name in shown)])
+        heats = (sum(times[name] >= end for end in _HEAT) if name in times else None for name in shown)
+        tones.append(["", *("" if heat is None else f"heat-{heat}" for heat in heats)])
+        sources.append(["", *(_predicted(usual[name]) if name in usual else "" for name in shown)])
+    columns = ["scenario", *(f">{name}" for name in shown)]
+    yield Table(columns, rows, "Who wins which scenario: $ a million tokens", sources, tones)
+    yield note("times the cheapest of the scenario; -: no price of this kind, or no layout keeps its targets")
+    if lacking := [name for name in names if name not in shown]:
+        yield note(f"in none of them: {', '.join(lacking)}")
+    yield from apart
 
 
 def _verdict(one: Contest) -> list[str]:

@@ -171,7 +171,7 @@ def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark
     axes.set_xlim(left=0)
     axes.set_xlabel("GB of one GPU; the bar at the end: its capacity")
     axes.set_title(title, loc="left", fontsize=11)
-    figure.legend(frameon=False, fontsize=8, loc="outside upper right", ncols=4)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper right", ncols=2)
     stacks = {one.deployment.stack.name: one.deployment.stack.reserved for one in placements}
     said = "; ".join(f"{name} keeps {fact} a GPU ({fact.basis}, {fact.date})" for name, fact in stacks.items())
     save(figure, file, f"computed from weights and layouts; {said}", dark=dark, axis="x")
@@ -210,21 +210,26 @@ def finish(figure: Any, note: str, **grid: str) -> None:
     for axes in figure.axes:
         axes.grid(visible=True, linewidth=0.4, alpha=0.5, **grid)
         axes.spines[["top", "right"]].set_visible(False)
-        if title := axes.get_title(loc="left"):
-            axes.set_title(_wrapped(title, 11 * figure.get_figwidth()), loc="left")
     # A dollar would begin a formula; a line that is too long would leave the picture.
     lines = _wrapped(note.replace("$", r"\$"), 17 * figure.get_figwidth())
     figure.supxlabel(lines, x=0.01, ha="left", fontsize=7, color="0.4")
+    # Titles as wide as what is under them, which is known once everything else has its place.
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    for axes in figure.axes:
+        axes.set_title("", loc="left")
+    figure.draw_without_rendering()
+    for axes, title in zip(figure.axes, titles, strict=True):
+        axes.set_title(_wrapped(title, 11 * axes.get_window_extent().width / figure.dpi), loc="left")
 
 
 def _wrapped(text: str, width: float) -> str:
-    return "\n".join(line for each in text.split("\n") for line in wrap(each, round(width)))
+    return "\n".join(line for each in text.split("\n") for line in wrap(each, round(width), break_on_hyphens=False))
 
 
 def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str) -> None:
     """By itself it must say where it is from: `note`, and who drew it when. A page is by day and by night."""
     if file.suffix.lower() == _PAGE:
-        title = next((axes.get_title(loc="left") for axes in figure.axes), "")
+        title = figure.get_suptitle() or figure.axes[0].get_title(loc="left").split("\n")[0]
         write_text(file, write_report(report_of(title, [on_page(figure, note, title, **grid)])))
         return
     drawn = f"drawn by crosstie {__version__}, {date.today().isoformat()}"
@@ -268,23 +273,48 @@ def _by_night(figure: Any) -> None:
 
 # Inches: what a phone shows without making words smaller, and how much higher what has less width is drawn.
 _PHONE, _HIGHER = 4.2, 1.25
+# In sizes of a legend's font: numbers and name of the axis that a legend under its panel keeps clear of.
+_UNDER_LABELS = 5.0
 # Colours of which a page has others by night (report.css).
 _BY_PAGE = {
-    "#000000": "currentColor", "#666666": "var(--soft)", "#b0b0b0": "var(--line)", "#0072b2": "var(--blue, #0072b2)",
-    "#009e73": "var(--green, #009e73)", "#d55e00": "var(--orange, #d55e00)", "#8c6d31": "var(--brown, #8c6d31)",
+    "#000000": "currentColor", "#ffffff": "var(--paper)", "#666666": "var(--soft)", "#b0b0b0": "var(--line)",
+    "#0072b2": "var(--blue, #0072b2)", "#009e73": "var(--green, #009e73)", "#d55e00": "var(--orange, #d55e00)",
+    "#8c6d31": "var(--brown, #8c6d31)",
 }  # fmt: skip
 
 
 def on_page(figure: Any, note: str, says: str, **grid: str) -> Figure:
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
     finish(figure, note, **grid)
     figure.patch.set_alpha(0.0)
     for axes in figure.axes:
         axes.patch.set_alpha(0.0)
     wide = _inline(figure, "wide")
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(_PHONE, height * (_HIGHER if width > _PHONE else 1.0))
+    for axes, title in zip(figure.axes, titles, strict=True):
+        axes.set_title(title, loc="left")
+    _narrow(figure)
     finish(figure, note, **grid)
     return Figure(wide, _inline(figure, "narrow"), says)
+
+
+def _narrow(figure: Any) -> None:
+    """As wide as a phone: panels that stand beside each other one under another, and legends under their panels."""
+    from matplotlib.gridspec import GridSpec
+
+    width, height = figure.get_size_inches()
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    rows, columns = places[0].get_gridspec().get_geometry()
+    stacked = GridSpec(rows * columns, 1, figure=figure)
+    for axes, place in zip(figure.axes, places, strict=True):
+        legend = axes.get_legend()
+        if legend and legend.get_window_extent().x0 >= axes.get_window_extent().x1:
+            legend.set_bbox_to_anchor((0.0, 0.0), axes.transAxes)
+            legend.set_loc("upper left")
+            legend.borderaxespad = _UNDER_LABELS
+        axes.set_subplotspec(stacked[place.colspan.start * rows + place.rowspan.start])
+    for legend in figure.legends:
+        legend.set_loc("outside upper left")
+    figure.set_size_inches(_PHONE, height * columns * (_HIGHER if width > _PHONE else 1.0))
 
 
 def _inline(figure: Any, salt: str) -> str:

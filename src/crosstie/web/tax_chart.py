@@ -56,15 +56,14 @@ def draw_tax(groups: Sequence[ReleaseTax], file: Path, *, dark: bool = False) ->
     axes.set_ylim(0.0, 1.2 * max(group.median or 0.0 for members in courses.values() for group in members))
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_ylabel("of the roofline delivered (median); the rest is tax")
-    axes.set_title("What software delivers of the roofline, release by release", loc="left", fontsize=12, pad=34)
-    axes.text(0.0, 1.02, f"{HONEST}\n{READ}", transform=axes.transAxes, fontsize=8, color="0.35")
+    axes.set_title("What software delivers of the roofline, release by release", loc="left", fontsize=12)
     axes.tick_params(axis="x", labelrotation=30)
     figure.legend(frameon=False, fontsize=8, loc="outside right upper", title="accelerator, engine", alignment="left")
     hidden = len(groups) - sum(len(members) for members in courses.values())
     said = f"{hidden} of {len(groups)} releases not drawn: no date, no release, or the only one of their line"
     days = sorted(group.date for members in courses.values() for group in members)
     points = sum(group.points for members in courses.values() for group in members)
-    note = f"{points:,} published points, {days[0]} to {days[-1]}"
+    note = f"{READ} {HONEST}\n{points:,} published points, {days[0]} to {days[-1]}"
     save(figure, file, f"{note}; {said}" if hidden else note, dark=dark)
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.run.gateway.fakes import MODEL, Fake, fleet_of, pool_of, until
 from tests.run.service.test_dashboard import shown
 from tests.waiting import LIMIT_S, comes_true
+from tests.web.test_in_browser import barriers
 
 from crosstie.wire.loops import run_on_loop
 from crosstie_gateway.wire.request import Request
@@ -277,6 +278,19 @@ def test_it_fits_every_width_and_names_what_it_has(browser: Any, gateway: Served
         page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Drain replica 127.0.0.1")
     watched.context.close()
+
+
+def test_axe_finds_nothing(browser: Any, gateway: Served) -> None:
+    for key in ("", KEY):
+        watched = Watched(browser, gateway, bypass_csp=True)
+        if key:
+            assert ask(gateway) == 200
+            watched.sign_in(key).locator("#decisions li").first.wait_for()
+        else:
+            watched.page.goto(f"{gateway.url}/crosstie/")
+            watched.page.get_by_label("Operator's or administrator's key").wait_for()
+        assert barriers(watched.page) == []
+        watched.context.close()
 
 
 def test_an_address_with_a_key_signs_in_and_forgets_it(browser: Any, gateway: Served) -> None:
