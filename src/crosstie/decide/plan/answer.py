@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import count
 from math import inf
 
@@ -29,9 +30,9 @@ _SECONDS_PER_HOUR = 3600.0
 MOST_TIMES = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Carried:
-    """What a pool takes of one slice of a class."""
+    """What a pool takes of one slice of a class. What only an answer shows is worked out when it is asked for."""
 
     part: TrafficPart
     # Of the slice.
@@ -40,15 +41,22 @@ class Carried:
     # Replicas that it keeps busy at the peak.
     load: float
     usd_per_hour: float
-    # Of that, what prompts take.
-    prompt_share: float
+    # Of one replica.
+    deployment: Servable
+    in_flight: float
     limit: str
     why: str
     # Share of its prompt tokens that the replicas have in their caches, at the peak.
     hit_rate: float = 0.0
 
+    @cached_property
+    def prompt_share(self) -> float:
+        """What prompts take of a busy replica's time, by what the steps of such requests spend."""
+        spent = _estimate(self.deployment, self.part.slice, self.in_flight).gpu_s_per_token
+        return sum(s for key, s in spent.items() if key.startswith("prefill")) / sum(spent.values())
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class PoolPlan:
     name: str
     deployment: Servable
@@ -62,11 +70,17 @@ class PoolPlan:
     in_flight: float
     most_in_flight: float
     limit: str
+    main: Slice
     carried: list[Carried]
-    # Means at the peak, for that slice.
-    estimate: Estimate
     # Of the price, what buying takes: paid once, whoever is served.
     sunk_usd_per_gpu_hour: float = 0.0
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Means at the peak, for the slice that loads it most."""
+        found = next((one.hit_rate for one in self.carried if one.part.slice is self.main), 0.0)
+        in_flight = self.in_flight * min(self.utilisation, 1.0)
+        return _estimate(self.deployment, self.main, in_flight, round(self.main.input_tokens * found))
 
     @property
     def gpus(self) -> int:
@@ -187,10 +201,7 @@ def found_share(fleet: FleetPlan, request_class: RequestClass) -> float:
 
 
 def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPlan:
-    effective = _effective_usd_per_gpu_hour(asked, solution)
-    used = np.flatnonzero(solution.replicas)
-    pools = _named([_pool(asked, solution, int(column), effective, workload) for column in used])
-    items = asked.market.items
+    pools, items = pools_of(asked, solution, workload), asked.market.items
     return FleetPlan(
         pools=pools,
         usd_per_hour=solution.usd_per_hour,
@@ -204,6 +215,12 @@ def fleet_plan(asked: Choice, solution: Solution, workload: Workload) -> FleetPl
         by_class={one.name: _cost(pools, workload, [one.name]) for one in workload.classes},
         cost=_cost(pools, workload, [request_class.name for request_class in workload.classes]),
     )  # fmt: skip
+
+
+def pools_of(asked: Choice, solution: Solution, workload: Workload) -> list[PoolPlan]:
+    effective = _effective_usd_per_gpu_hour(asked, solution)
+    used = np.flatnonzero(solution.replicas)
+    return _named([_pool(asked, solution, int(column), effective, workload) for column in used])
 
 
 def _effective_usd_per_gpu_hour(asked: Choice, solution: Solution) -> Array:
@@ -238,7 +255,8 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
             load=load,
             # Idle capacity is paid for by those who use the pool.
             usd_per_hour=total * load / busy,
-            prompt_share=_prompt_share(deployment, pieces[p], float(offered.capacity.in_flight[column, p])),
+            deployment=deployment,
+            in_flight=float(offered.capacity.in_flight[column, p]),
             limit=LIMITS[int(offered.capacity.limit[column, p])],
             why=_why(asked, solution, column, p, effective),
             hit_rate=hit_rate(deployment, pieces[p], tokens_per_s / max(replicas, 1)),
@@ -246,8 +264,6 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
         for p, load in loads.items()
     ]
     main = max(loads, key=lambda p: (not offered.parts[p].slice.exempt, loads[p]), default=0)
-    in_flight = float(offered.capacity.in_flight[column, main])
-    piece = offered.parts[main].slice
     return PoolPlan(
         name="",
         deployment=deployment,
@@ -256,34 +272,22 @@ def _pool(asked: Choice, solution: Solution, column: int, effective: Array, work
         usd_per_gpu_hour=usd,
         usd_per_hour=total,
         utilisation=busy / replicas,
-        in_flight=in_flight,
+        in_flight=float(offered.capacity.in_flight[column, main]),
         most_in_flight=float(offered.capacity.most_in_flight[column, main]),
         limit=LIMITS[int(offered.capacity.limit[column, main])],
+        main=offered.parts[main].slice,
         carried=sorted(carried, key=lambda one: -one.load),
-        estimate=_estimate(
-            deployment,
-            concurrency=max(round(in_flight * min(busy / replicas, 1.0)), 1),
-            input_tokens=max(round(piece.input_tokens), 1),
-            output_tokens=max(round(piece.output_tokens), 1),
-            cached_tokens=round(piece.input_tokens * next((c.hit_rate for c in carried if c.part.slice is piece), 0.0)),
-        ),
         sunk_usd_per_gpu_hour=max(usd - item.running_usd_per_hour, 0.0) if item.quote.kind == BUY else 0.0,
     )
 
 
-def _prompt_share(one: Servable, piece: Slice, in_flight: float) -> float:
-    """What prompts take of a busy replica's time, by what the steps of such requests spend."""
-    found = _estimate(
-        one,
-        concurrency=max(round(in_flight), 1),
-        input_tokens=max(round(piece.input_tokens), 1),
-        output_tokens=max(round(piece.output_tokens), 1),
-    )
-    spent = found.gpu_s_per_token
-    return sum(s for key, s in spent.items() if key.startswith("prefill")) / sum(spent.values())
-
-
-def _estimate(one: Servable, **load: int) -> Estimate:
+def _estimate(one: Servable, piece: Slice, in_flight: float, cached_tokens: int = 0) -> Estimate:
+    load = {
+        "concurrency": max(round(in_flight), 1),
+        "input_tokens": max(round(piece.input_tokens), 1),
+        "output_tokens": max(round(piece.output_tokens), 1),
+        "cached_tokens": cached_tokens,
+    }
     return estimate_apart(one, **load) if isinstance(one, Disaggregated) else estimate(one, **load)
 
 

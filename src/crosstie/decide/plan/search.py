@@ -20,7 +20,7 @@ import numpy as np
 from crosstie.catalog.library import Catalog
 from crosstie.core.progress import OnProgress, no_progress
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.answer import PoolPlan, fleet_plan
+from crosstie.decide.plan.answer import PoolPlan, pools_of
 from crosstie.decide.plan.candidates import Key, key_of
 from crosstie.decide.plan.capacity import Tier
 from crosstie.decide.plan.optimise import Choice, least_usd_per_hour, simplify
@@ -201,11 +201,11 @@ class Search:
 
     def _master(self) -> Proposal | None:
         asked = corrected(self.question, self.factors())
-        answer = solve(asked.problem, quickly=self.question.vendor is not None)
+        answer = solve(asked.problem, quickly=self.question.vendor is not None, bounded=True)
         if answer is None:
             return None
         simple = tidied(asked.problem, simplify(asked.problem, answer, self.shown.workload.constraints.simplicity))
-        pools = fleet_plan(asked, simple, self.shown.workload).pools
+        pools = pools_of(asked, simple, self.shown.workload)
         used = [asked.offers.columns[place] for place in np.flatnonzero(simple.replicas)]
         by_pool = {pool_key(column): column for column in used}
         return Proposal(self.question, asked, simple, pools, [by_pool[pool_key(pool)] for pool in pools])

@@ -23,12 +23,13 @@ MANY_PARTS, MANY_PARTS_GAP = 24, 1e-2
 
 
 def solve(
-    problem: Programme, allowed: Mask | None = None, *, minimise: str = "cost", quickly: bool = False
-) -> Solution | None:
+    problem: Programme, allowed: Mask | None = None, *, minimise: str = "cost", quickly: bool = False,
+    bounded: bool = False,
+) -> Solution | None:  # fmt: skip
     """The best fleet of the allowed columns, or None where there is none.
 
     `minimise`: "cost", or "power" to learn what the least power would be. `quickly`: a good fleet will do,
-    and where none was found and none ruled out there is none.
+    and where none was found and none ruled out there is none; its bound is that of whole nodes where that is `bounded`.
     """
     usable = problem.rate.max(axis=1, initial=0.0) > 0
     if allowed is not None:
@@ -37,12 +38,12 @@ def solve(
     if not np.all((problem.rate[columns] > 0).any(axis=0)):
         return None
     if not quickly:
-        return _one_of_alike(problem, columns, minimise)
+        return _one_of_alike(problem, columns, minimise, False, True)
     try:
         solution = None
         if not problem.is_coupled and minimise == "cost":
-            solution = _one_of_alike(problem, _near_the_best(problem, columns), minimise, True)
-        return solution or _one_of_alike(problem, columns, minimise, True)
+            solution = _one_of_alike(problem, _near_the_best(problem, columns), minimise, True, bounded)
+        return solution or _one_of_alike(problem, columns, minimise, True, bounded)
     except Undecided:
         return None
 
@@ -56,12 +57,12 @@ def solve_beside(problem: Programme, *, minimise: str = "cost") -> Solution | No
         return None
 
 
-def _one_of_alike(problem: Programme, columns: Indices, minimise: str, quickly: bool = False) -> Solution | None:
+def _one_of_alike(problem: Programme, columns: Indices, minimise: str, quickly: bool, bounded: bool) -> Solution | None:
     """The best fleet in which of columns that are alike only one has replicas: the one that had most, as it turns out.
 
     The bound is that of all columns together.
     """
-    best = solution = _solve(problem, columns, minimise, quickly)
+    best = solution = _solve(problem, columns, minimise, quickly, bounded)
     while solution is not None and best is not None and len(problem.alike):
         used = np.flatnonzero(solution.replicas)
         most: dict[int, int] = {}
@@ -75,7 +76,7 @@ def _one_of_alike(problem: Programme, columns: Indices, minimise: str, quickly: 
         columns = np.array(
             [c for c in columns if int(problem.alike[c]) not in twice or c == widest[int(problem.alike[c])]], np.int64
         )
-        solution = _solve(problem, columns, minimise, quickly)
+        solution = _solve(problem, columns, minimise, quickly, bounded)
     return solution
 
 
@@ -86,13 +87,13 @@ def _widest(problem: Programme, columns: Indices, kind: int) -> int:
     return int(mine[np.lexsort((rate.sum(axis=1), (rate > 0).sum(axis=1)))[-1]])
 
 
-def _solve(problem: Programme, columns: Indices, minimise: str, quickly: bool) -> Solution | None:
+def _solve(problem: Programme, columns: Indices, minimise: str, quickly: bool, bounded: bool) -> Solution | None:
     replicas = np.zeros(len(problem.gpus), np.int64)
     share = np.zeros_like(problem.rate)
     bound = 0.0
     by_power = minimise == "power"
     for some, parts in _pieces(problem, columns, problem.watts if by_power else problem.usd_per_hour):
-        found = _piece(problem.only(some, parts), minimise, quickly)
+        found = _piece(problem.only(some, parts), minimise, quickly, bounded)
         if found is None:
             return None
         replicas[some], share[np.ix_(some, parts)] = found[:2]
@@ -149,7 +150,7 @@ def worth_their_price(problem: Programme, columns: Indices, price: Array) -> Ind
 _Found = tuple[Indices, Array, float]
 
 
-def _piece(problem: Programme, minimise: str, quickly: bool) -> _Found | None:
+def _piece(problem: Programme, minimise: str, quickly: bool, bounded: bool) -> _Found | None:
     if np.count_nonzero(problem.rate) <= _LARGE:
         return _mixed(problem, minimise)
     rows = Rows(problem)
@@ -157,7 +158,7 @@ def _piece(problem: Programme, minimise: str, quickly: bool) -> _Found | None:
     relaxed = run_highs(rows, objective, GAP, relaxed=True)
     if relaxed.values is None:
         return None
-    bound = max(relaxed.bound, _bound_in_nodes(rows, objective))
+    bound = max(relaxed.bound, _bound_in_nodes(rows, objective)) if bounded else relaxed.bound
     used = relaxed.values[: rows.first_share] > 1e-6
     nearest = np.argsort(-np.where(used, np.inf, _worth(rows, relaxed.duals, minimise)), kind="stable")
     alone, best, least = _best_alone(problem), None, np.inf

@@ -107,12 +107,12 @@ class Misses:
         """`late`: a factor on TTFT."""
         self.answers: dict[str, list[SimulatedAnswer]] = {request_class.name: [] for request_class in classes}
         # By look, class and kind of miss.
-        self.missed: list[Array] = []
-        self.allowed: list[Array] = []
+        self.missed: list[list[list[float]]] = []
+        self.allowed: list[list[list[float]]] = []
         # Those without a first token that is due already: late, and allowed to be.
         self._overdue = np.zeros((2, len(classes), 3))
         # By class and slice: requests that were answered or are overdue, and those of them that missed.
-        self._answered = {request_class.name: np.zeros((len(request_class.slices), 2)) for request_class in classes}
+        self._answered = {one.name: [[0.0, 0.0] for _ in one.slices] for one in classes}
         self.by_slice = self._answered
         self._longest = {
             request_class.name: [piece.longest_input for piece in request_class.slices[:-1]]
@@ -123,18 +123,20 @@ class Misses:
 
     def begin_look(self) -> None:
         for counts in (self.missed, self.allowed):
-            counts.append(np.zeros((len(self._classes), 3)))
+            counts.append([[0.0, 0.0, 0.0] for _ in self._classes])
 
     def end_look(self, waiting: Iterable[SimulatedRequest], now: float) -> None:
         """`waiting`: who has no first token by now. A promise that is broken is so before it is answered."""
         self._overdue[:] = 0.0
-        self.by_slice = {name: counts.copy() for name, counts in self._answered.items()}
+        self.by_slice = {name: [list(pair) for pair in pairs] for name, pairs in self._answered.items()}
         for request in waiting:
             place, request_class = self._classes[str(request.class_name)]
             if (now - request.arrival_s) * self._late > _latest_s(request_class):
                 self._overdue[0, place, 0] += 1.0
                 self._overdue[1, place] += _allowed(request_class, request)
-                self.by_slice[request_class.name][self._slice(request)] += 1.0
+                counts = self.by_slice[request_class.name][self._slice(request)]
+                counts[0] += 1.0
+                counts[1] += 1.0
 
     def _sums(self) -> tuple[Array, Array]:
         """Misses, and those allowed."""
@@ -157,9 +159,14 @@ class Misses:
         place, request_class = self._classes[name]
         self.answers[name].append(answer)
         missed = _missed(request_class, answer, self._late)
-        self.missed[-1][place] += missed
-        self.allowed[-1][place] += _allowed(request_class, answer.request)
-        self._answered[name][self._slice(answer.request)] += 1.0, any(missed)
+        allowed = _allowed(request_class, answer.request)
+        now_missed, now_allowed = self.missed[-1][place], self.allowed[-1][place]
+        for kind in range(3):
+            now_missed[kind] += missed[kind]
+            now_allowed[kind] += allowed[kind]
+        counts = self._answered[name][self._slice(answer.request)]
+        counts[0] += 1.0
+        counts[1] += any(missed)
 
     def _slice(self, request: SimulatedRequest) -> int:
         return bisect_left(self._longest[str(request.class_name)], request.input_tokens)
@@ -176,7 +183,7 @@ class Misses:
         and by misses that were seen, however few those requests are."""
         looks, (total, allowed) = len(self.missed), self._sums()
         level = _over(total, allowed)
-        each = np.stack([_over(m, a) for m, a in zip(self.missed, self.allowed, strict=True)])
+        each = _over(np.array(self.missed), np.array(self.allowed))
         spread = each.std(axis=0, ddof=1) / looks**0.5
         # Misses are counts: of none in a few requests it does not follow that there are none.
         counted = _over(np.sqrt(total + (0.0 if seen_only else 1.0)), allowed)
@@ -304,15 +311,16 @@ def _look_requests(pools: Sequence[PoolPlan]) -> float:
     return max(_LIFETIMES * inside, _PATIENCE_S * per_s)
 
 
-def _blamed(pool: PoolPlan, by_slice: Mapping[str, Array]) -> float:
+def _blamed(pool: PoolPlan, by_slice: Mapping[str, list[list[float]]]) -> float:
     """Of the requests that a pool was planned for, the share that miss: the router sends them where there is room, and
     who helps out is not to blame."""
     count = missed = 0.0
     for carried in pool.carried:
         request_class = carried.part.request_class
         place = next(i for i, piece in enumerate(request_class.slices) if piece is carried.part.slice)
-        count, missed = np.add((count, missed), carried.share * by_slice[request_class.name][place])
-    return float(missed / count) if count else 0.0
+        of_slice = by_slice[request_class.name][place]
+        count, missed = count + carried.share * of_slice[0], missed + carried.share * of_slice[1]
+    return missed / count if count else 0.0
 
 
 class Trials:

@@ -21,7 +21,7 @@ from crosstie.core.disaggregated import Connector, Disaggregated
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import dollars
 from crosstie.core.workload import Workload
-from crosstie.decide.plan.answer import PoolPlan, fleet_plan
+from crosstie.decide.plan.answer import PoolPlan, pools_of
 from crosstie.decide.plan.apart import able, in_numbers
 from crosstie.decide.plan.capacity import GRID
 from crosstie.decide.plan.optimise import Choice
@@ -228,7 +228,7 @@ class _Look:
             return Outlook(self.model, usd, "closed forms", "")
         pools = [
             pool
-            for pool in fleet_plan(read, solution, self.workload).pools
+            for pool in pools_of(read, solution, self.workload)
             if pool.deployment.model.id == self.model and pool.carried
         ]
         mine = sum(pool.usd_per_hour for pool in pools)
