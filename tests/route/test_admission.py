@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, strategies as some
-from tests.route.fleets import ask, live, load, pool
+from tests.route.fleets import ask, live, load, pool, told
 
 from crosstie.route.admission import Ticket, WaitingRoom
 from crosstie.route.ask import Ask
@@ -78,6 +78,34 @@ def test_tenants_take_turns_by_tokens_and_each_one_s_own_go_by_arrival() -> None
         ("hog", 0), ("other", 0), ("small", 0), ("small", 1), ("hog", 1), ("other", 1), ("hog", 2), ("other", 2)
     ]  # fmt: skip
     assert [index for name, index in got if name == "hog"] == list(range(200))
+
+
+def test_a_session_that_is_answered_already_waits_for_those_that_are_not() -> None:
+    room, fleet = WaitingRoom(1000), live(pool(replicas=1))
+    (replica,) = fleet.replicas()
+    calls = [ask(session="agent") for _ in range(4)]
+    for call in calls[:2]:
+        call.under_way = fleet.sessions.find(call)
+        replica.start(call, told(), 0.0)
+    for index, call in enumerate([*calls[2:], ask(session="other"), ask()]):
+        call.under_way = fleet.sessions.find(call)
+        room.add(call, 0.0, 5.0, index)
+    assert order(room) == [2, 3, 0, 1]
+
+
+def test_however_many_calls_of_one_session_wait_another_model_s_request_is_found_behind_them() -> None:
+    room, fleet = WaitingRoom(1000), live(pool(replicas=1))
+    (replica,) = fleet.replicas()
+    for index in range(200):
+        call = ask(session="agent")
+        call.under_way = fleet.sessions.find(call)
+        room.add(call, 0.0, 5.0, index)
+        if not index:
+            replica.start(call, told(), 0.0)
+    room.add(ask(model="free"), 0.0, 5.0, "free")
+    taken = room.take(lambda one, now: anybody(one, now) if one.model == "free" else nobody(one, now), 1.0)
+    assert taken is not None
+    assert taken[0].item == "free"
 
 
 def test_who_comes_later_has_saved_up_no_turns_and_who_left_is_charged_for_nothing() -> None:

@@ -2,13 +2,15 @@
 
 Higher priority first; those who have used up most of their TTFT target come after all of their priority who have not,
 because they will hardly keep it anyway. Among these, tenants take turns by the tokens that they were let through with,
-fewest first, as the Virtual Token Counter of fair serving has it; one tenant's own go by arrival. Whoever begins to
+fewest first, as the Virtual Token Counter of fair serving has it; one tenant's own go by arrival, those whose session
+is being answered already after the others. Whoever begins to
 wait is put level with the least served of those who do, so that nobody saves up turns. The room is bounded: when it is
 full, of the lowest priority the newest of the tenant who has most there goes, which may be the one that has just come.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
+from itertools import chain, islice
 from typing import Any, Final
 
 from crosstie.route.ask import Ask
@@ -16,6 +18,8 @@ from crosstie.route.decision import Decision
 
 # Tickets that are tried for one place: those behind them are not worth the time, as they ask for much the same.
 _TRIED: Final = 16
+# Of a line, those among whom sessions take turns: what a decision looks at stays bounded.
+_LOOKED_AT: Final = 8 * _TRIED
 # Who has waited for this share of its TTFT target has too little left of it: simulated at 0.4 to 1 of it, at loads of
 # 0.8 to 1.5 of what a fleet was planned for.
 _LATE_SHARE: Final = 0.6
@@ -92,6 +96,22 @@ class _Lanes:
         most = max(counts.values())
         lines = [self.in_time.get(one) or self.late[one] for one, count in counts.items() if count == most]
         return max([next(reversed(line)) for line in lines], key=_number)
+
+
+def _by_session(line: Line) -> Iterable[Ticket]:
+    """Of the first who wait: those whose session is answered nothing just now before those of one that is, so that an
+    agent with ten calls at once has no ten places."""
+    first = list(islice(line, _LOOKED_AT))
+    busy = [ticket for ticket in first if _in_flight(ticket)]
+    if not busy:
+        return line
+    idle = [ticket for ticket in first if not _in_flight(ticket)]
+    return chain(idle, sorted(busy, key=_in_flight), islice(line, _LOOKED_AT, None))
+
+
+def _in_flight(ticket: Ticket) -> int:
+    session = ticket.ask.under_way
+    return session.in_flight if session is not None else 0
 
 
 def _number(ticket: Ticket) -> int:
@@ -193,7 +213,7 @@ class WaitingRoom:
             lanes = self._by_priority[priority]
             lanes.sort(now)
             for line in (*self._in_turn(lanes.in_time), *self._in_turn(lanes.late)):
-                for ticket in line:
+                for ticket in _by_session(line):
                     if len(stuck) == len(self._kinds):
                         return None
                     ask, kind = ticket.ask, ticket.kind
