@@ -13,8 +13,8 @@ from crosstie.core.speculation import Speculation
 
 # Over the scale-up links of one domain, or through each GPU's network port.
 Link = Literal["fabric", "network"]
-# Who hands the first token to the client: the prefill replica, the decode replica once the cache is there (the token
-# was made by prefill), or the decode replica after a step of its own.
+# The side that hands the first token to the client: the prefill replica, the decode replica once the cache is there
+# (the token was made by prefill), or the decode replica after a step of its own.
 FirstToken = Literal["prefill", "transfer", "decode"]
 # When the decode replica sets memory aside for a request: before its prefill begins, or once that is done.
 RoomTaken = Literal["before prefill", "after prefill"]

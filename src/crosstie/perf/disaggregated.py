@@ -277,7 +277,7 @@ def without_queues(
     prefill, sent = _prefill(sides, load), transfer(sides, inputs)
     each = many / sides.decode_replicas
     cycle = _cycle(sides, each, _step_s(sides, load, np.maximum(each, 1.0)), load, prefill, sent, np.zeros(1))
-    # Who comes during a step of many prompts waits for its end, which is more than for a prompt's share of it.
+    # A request that comes during a step of many prompts waits for its end, more than for a prompt's share of it.
     prompts = np.maximum(prefill.budget / np.maximum(load.fresh, 1.0), 1.0)
     step_s = cycle.own_s / prefill.chunks
     residual = 0.5 * step_s * np.minimum(cycle.busy * prompts, 1.0) * (1.0 - 1.0 / prompts)

@@ -20,8 +20,8 @@ from crosstie.route.decision import Decision
 _TRIED: Final = 16
 # Of a line, those among whom sessions take turns: what a decision looks at stays bounded.
 _LOOKED_AT: Final = 8 * _TRIED
-# Who has waited for this share of its TTFT target has too little left of it: simulated at 0.4 to 1 of it, at loads of
-# 0.8 to 1.5 of what a fleet was planned for.
+# A request that has waited for this share of its TTFT target has too little left of it: simulated at 0.4 to 1 of it, at
+# loads of 0.8 to 1.5 of what a fleet was planned for.
 _LATE_SHARE: Final = 0.6
 # Over how many departures their rate is taken, and how long clients are asked to stay away at least and at most.
 _RATE_GAIN: Final = 0.1

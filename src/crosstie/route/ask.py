@@ -63,7 +63,7 @@ class Ask:
         # Prompts that it has, whose tokens are all of `input_tokens`; and answers that are made of all of them.
         self.prompts = prompts
         self.copies = copies
-        # Who takes turns with others in the queue: a key; 0 without keys.
+        # The key that takes turns with others in the queue; 0 without keys.
         self.tenant = 0
         # Whether `input_tokens` were counted, not estimated; and the prompt's tokens, where they say what an engine
         # holds of it.

@@ -92,7 +92,7 @@ class Overflow(RoutingPolicy):
             return self._cheaper(query, sold, decision) or decision
         if ask.priority < 1:
             return decision
-        # Who has been elsewhere, or has waited long enough, is not sent back to wait.
+        # A request that has been elsewhere, or has waited long enough, is not sent back to wait.
         at_the_end = decision.outcome == "refuse" or bool(query.exclude) or ask.waited_s >= ask.patience_s
         if at_the_end and decision.outcome != "send":
             return self._bought(query, sold, "the fleet is full", must_meet=False) or decision

@@ -30,7 +30,7 @@ def prefix_hashes(body: bytes, start: int = 0, tenant: int = 0) -> tuple[int, ..
 
 
 class Holders:
-    """Who of the replicas of a pool holds a block: by block, a bit for the number of each."""
+    """Which replicas of a pool hold a block: by block, a bit for the number of each."""
 
     def __init__(self) -> None:
         self._bits: dict[int, int] = {}

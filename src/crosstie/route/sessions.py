@@ -128,7 +128,7 @@ class LiveSessions:
         kind = session.kind
         session.until = now + (kind.pause_s() if pause_s is None else patience_s(pause_s))
         heappush(self._idle, (session.until, session.number, session))
-        # Who says when it comes back means to.
+        # A client that says when it comes back means to.
         self._count(session, kind.returns() if pause_s is None else 1.0)
 
     def advance(self, now: float) -> None:

@@ -193,7 +193,7 @@ class DisaggregatedEngine:
         self._transfers: dict[int, tuple[float, float, float, float]] = {}
         self._sent = 0
         self._jobs: dict[Key, _Job] = {}
-        # Who waits for memory of the decode side: before prefill, or with a cache that is computed.
+        # Requests that wait for memory of the decode side: before prefill, or with a cache that is computed.
         self._outside: deque[_Job] = deque()
         self._computed: deque[tuple[float, _Job]] = deque()
         self.clock = 0.0

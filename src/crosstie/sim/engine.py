@@ -359,7 +359,7 @@ class Engine:
         """Begins the next step, or stretch of steps, if there is one and it begins before that moment."""
         arriving = self._arriving
         start = self._ends
-        # Who has arrived by then is part of the step.
+        # Requests that have arrived by then are part of the step.
         seen_by = self._began_last if self.ready_ahead else start
         if not self._waiting and not self._decoding:
             if not arriving:
@@ -367,7 +367,7 @@ class Engine:
             if arriving[0][0] > start:
                 start = arriving[0][0]
             seen_by = start
-        # Who looks at the moment at which a step ends may still add a request to the next one.
+        # A caller that looks at the moment at which a step ends may still add a request to the next one.
         if start >= before:
             return False
         ranks = self._ranks

@@ -49,7 +49,7 @@ class SimulatedRequest:
     priority: int = 1
     # Tokens of the prompt that are in the cache wherever it goes, where no prefix says so.
     cached_tokens: int = 0
-    # Who sent it, which the answer says again and no router is told.
+    # The sender, which the answer says again and no router is told.
     sender: str | None = None
 
 

@@ -26,7 +26,7 @@ class Table(NamedTuple):
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
-    # Who says what each cell says, "" where nobody need say it; none at all for most tables. Pages link to them.
+    # The source of each cell, "" where none is needed; none at all for most tables. Pages link to them.
     sources: Sequence[Sequence[str]] = ()
     # The shade of each cell, by its name in report.css: for pages.
     tones: Sequence[Sequence[str]] = ()

@@ -41,7 +41,7 @@ class Quote:
     low: float
     high: float
     kind: str
-    # Who asks it, and as of when; empty where the user gave it.
+    # The seller, and as of when; empty where the user gave it.
     provider: str
     date: str
     # Prices of this kind.
@@ -75,7 +75,7 @@ class Quote:
 
     @property
     def origin(self) -> str:
-        """Who asks it, as of when, and what others of its kind ask."""
+        """The seller, as of when, and what others ask for a price of this kind."""
         more = f"; {self.prices} prices from {dollars(self.low)} to {dollars(self.high)}" if self.prices > 1 else ""
         return f"{self.provider}, {self.date}{more}"
 

@@ -36,7 +36,7 @@ class ScoreCell:
     text: str
     # SI, or USD; None where nobody knows.
     value: float | str | None
-    # Who says so, as of when, on which basis; or what it was computed from.
+    # The source, its date and basis; or what it was computed from.
     source: str
 
 

@@ -1,4 +1,4 @@
-"""Who runs each operation on each chip, by the rules, and the settings with which more of them would run well.
+"""Which kernels run each operation on each chip, by the rules, and the settings with which more of them would run well.
 
 A setting is a variable or a flag that some rule asks for. What it would change is looked up as everything else is,
 so a setting that cures one operation and breaks another does not win.

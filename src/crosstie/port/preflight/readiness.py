@@ -19,7 +19,7 @@ from crosstie.port.preflight.model import ModelOptions, kernel_findings, needed_
 from crosstie.port.preflight.operations import Layout, ModelOperation
 from crosstie.port.preflight.stored import Stored, read_stored, stored_in
 
-# Who writes checkpoints of a format, and so whose loader reads them; the first that runs is taken.
+# Engines whose tools write checkpoints of a format, and whose loaders read them; the first that runs is taken.
 _WRITERS = {
     "fp8": ("fp8", "compressed-tensors", "quark", "modelopt"),
     "mxfp4": ("quark", "compressed-tensors"),

@@ -23,7 +23,7 @@ IMAGE, CLAIM = "oci://", "pvc://"
 # In a value: the address of the machine that it is started on, which each form finds in its own way.
 OWN_ADDRESS = "{address}"
 Role = Literal["", "prefill", "decode"]
-# Who gives a container its GPUs: Docker what it is told to, device plug-ins and schedulers on their own.
+# What gives a container its GPUs: Docker what it is told to, device plug-ins and schedulers on their own.
 Runner = Literal["docker", "kubernetes", "scheduler", "nobody"]
 
 

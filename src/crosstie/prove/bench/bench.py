@@ -380,7 +380,7 @@ def _limit(
     found = session.measured(one.endpoint, one.sizing, BenchLoad(clients=1), 0, count=_ALONE, told=", alone")
     served = [each.e2e_s for each in found[0].outcomes if each.served]
     if not served or not _result(session, BenchLoad(clients=1), [found]).holds:
-        # Who misses with nobody beside it keeps the targets at no rate.
+        # A request that misses with no other beside it keeps the targets at no rate.
         return FoundLimit()
     alone = len(served) / sum(served)
     start = known[0].load.requests_per_s if known else start or alone

@@ -452,6 +452,6 @@ def set_stack(deployment: Deployment, settings: BenchmarkSettings, inputs: float
             changes[name] = msgspec.structs.replace(getattr(stack, name), value=value, note="set by the benchmark")
     if not changes:
         return stack
-    # Who sets the limit sets it with speculation too.
+    # What sets the limit sets it with speculation too.
     own = stack.speculative_sequences if settings.max_sequences is None else None
     return msgspec.structs.replace(stack, **changes, small=None, speculative_sequences=own)

@@ -55,7 +55,7 @@ def stage(replica: StageReplica, requests: int, arrivals_s: float, output_tokens
             held = replica.prompt_tokens(len(running) + 1.0) + len(running) * tokens - at_start
             if running and (held > replica.room_tokens or len(running) >= replica.max_sequences):
                 break
-            # Who comes between two ticks waits for neither.
+            # A request that comes between two ticks waits for neither.
             wait = max(now - tick - came[admitted], 0.0)
             ttft[admitted] = wait + float(np.interp(len(running), replica.decoding, replica.found_room_s))
             running.append((tokens, now))

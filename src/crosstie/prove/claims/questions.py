@@ -284,7 +284,7 @@ class Questions:
         return found.usd
 
     def sellers(self, *parts: str) -> list[str]:
-        """Who names a price of one of each part to buy, alone or with its share of a server."""
+        """Sellers that name a price of one of each part to buy, alone or with its share of a server."""
         held = [list(dict.fromkeys(price.provider for price in self._bought(part))) for part in parts]
         return [who for who in held[0] if all(who in others for others in held)]
 

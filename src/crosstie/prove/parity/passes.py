@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Party(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is asked: an address, the name of its model (None: the only one that it serves), and its key."""
+    """An endpoint: its address, the name of its model (None: the only one that it serves), and its key."""
 
     url: str
     model: str | None = None

@@ -37,7 +37,7 @@ class EmulatedMachine:
         return used + engine.takes.taken_bytes <= self.capacity_bytes
 
     def share_time(self) -> None:
-        """Who computes beside others is so many times as slow."""
+        """A replica that computes beside others is so many times as slow."""
         crowd = max(sum(engine.replica.busy for engine in self.engines), 1)
         if crowd != self._crowd:
             self._crowd = crowd

@@ -96,7 +96,7 @@ class EmulatedReplica:
         clock: Callable[[], float] = time.monotonic,
         publisher: KvPublisher | None = None,
     ):
-        # Who tells others of its cache; None: nobody.
+        # Tells others of its cache; None: nobody is told.
         self.publisher = publisher
         self.loop, self.emulated, self.speed, self.max_waiting = loop, emulated, speed, max_waiting
         every = (CHUNK_EVERY_S if speed > 1.0 else 0.0) if chunk_every_s is None else chunk_every_s

@@ -42,23 +42,23 @@ class Context:
         self.clock = loop.time()
         # Where responses live that somebody may go on from.
         self.responses = KeptResponses()
-        # Who may ask, and how much; None: everyone, anything.
+        # Says which keys may ask, and how much; None: everyone, anything.
         self.guard: Guard | None = None
-        # Who follows requests while they go on; None: nobody.
+        # Follows requests while they go on.
         self.tracing: Tracing | None = None
-        # Who loads the models of shared pools; None: there are no such pools.
+        # Loads the models of shared pools; None: there are no such pools.
         self.hosted: HostedModels | None = None
-        # Who loads LoRA adapters; None: there are none.
+        # Loads LoRA adapters; None: there are none.
         self.adapters: AdapterLoader | None = None
         # Other workers of this gateway, who find out what this one does; None: there are none.
         self.workers: OtherWorkers | None = None
-        # Who reads prompts as their engines do; None: they are estimated.
+        # Reads prompts as their engines do; None: they are estimated.
         self.tokenizing: Tokenizing | None = None
         # Other packages' guards, filters and policies; None: there are none.
         self.plugins: Plugins | None = None
-        # Who sends pools on trial their share; None: there are none.
+        # Sends pools on trial their share; None: there are none.
         self.trials: TrialPools | None = None
-        # Who keeps files and runs batches; None: nobody does.
+        # Keeps files and runs batches; None: there are none.
         self.batches: Batches | None = None
         # Pages for operators at the clients' port; None: there are none.
         self.own_pages: OwnPages | None = None

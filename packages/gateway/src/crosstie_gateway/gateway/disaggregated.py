@@ -301,7 +301,7 @@ class LedAttempt(Attempt):
         self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False, code: str = "",
         retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """Who was to decode must not wait for the prompt's part; nothing is left to fail where it decodes already."""
+        """The decode backend must not wait for the prompt's part; nothing is left to fail where it decodes already."""
         if self.begun:
             self.leg = None
             return
@@ -359,7 +359,7 @@ class LedAttempt(Attempt):
         leg.drop()
         side, now = self.pool.prefill, self.context.now()
         if side is not None and choose_prefill(side, exchange.ask, now, 1.0, tried) is not None:
-            # Who was to decode has not failed at anything; or it has, perhaps for want of a prompt that was still to
+            # The decode backend has not failed at anything; or it has, perhaps for want of a prompt that was still to
             # come, and the next try has neither of them.
             own = self.backend.replica.key
             exchange.tried = tuple(key for key in tried if key != own) if by_prefill else tried

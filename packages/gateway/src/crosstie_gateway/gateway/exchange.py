@@ -32,7 +32,7 @@ _CODES: Final = {504: "upstream_timeout", 503: "upstream_full", 429: "upstream_f
 
 
 class ExchangeOwner(Protocol):
-    """Who has begun an exchange."""
+    """The side that has begun an exchange."""
 
     def queue(self, exchange: "Exchange", now: float) -> None:
         """It waits for room, or for its model to be loaded."""
@@ -197,7 +197,7 @@ class Exchange(ExchangeState):
             context.metrics.faults[pool] += status != 404
             if context.hosted is not None and attempt.flight.replica.presence is not None:
                 context.hosted.doubted(attempt.flight.replica)
-            # Who ends in order, as on a restart, was not broken by this request.
+            # A backend that ends in order, as on a restart, was not broken by this request.
             self.broke += not (refused or wrong) and not (isinstance(relay, StreamRelay) and relay.aborted)
         if self.reply.started:
             self._go_on(attempt, why)
@@ -429,7 +429,7 @@ class Exchange(ExchangeState):
         part = max(made - record.output_tokens, 0)
         self.legs.append((attempt.flight, part))
         if part:
-            # Who was to go on and did not has no part in it.
+            # A backend that was to go on and did not has no part in it.
             record.pool, record.backend = attempt.backend.pool.name, attempt.backend.replica.key
         record.input_tokens, record.output_tokens, record.cached_tokens = given, made, cached
         record.charged_usd = 0.0

@@ -30,7 +30,7 @@ async def watch(context: Context, backend: Backend) -> None:
             if workers is None or workers.takes_probe(backend):
                 await probe(context, backend)
             due = now + (max(serving.health_every_s, _PROVIDER_EVERY_S) if bought else serving.health_every_s)
-        # Who has just not answered is first of all asked once more whether it is well.
+        # A backend that has just not answered is first of all asked once more whether it is well.
         if backend.healthy and not backend.fails and not bought:
             # What another worker has read costs nothing to look at.
             is_due = now - read_at >= serving.metrics_every_s if workers is None else workers.takes_load(backend)

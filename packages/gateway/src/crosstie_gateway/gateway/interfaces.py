@@ -16,7 +16,7 @@ from crosstie_gateway.wire.server import Reply
 
 
 class HostedModels:
-    """Who loads and puts away the models of shared pools."""
+    """Loads and unloads the models of shared pools."""
 
     def asked(self, ask: Ask) -> tuple[str, float] | None:
         """A request is about to be decided on: why, where its model cannot be there in time, and when to ask again."""
@@ -86,7 +86,7 @@ class CountedPrompt(NamedTuple):
 
 
 class Tokenizing:
-    """Who reads prompts as engines do; see `service.tokenizing`."""
+    """Reads prompts as engines do; see `service.tokenizing`."""
 
     def read(self, request: Request, reply: Reply, go_on: Callable[[CountedPrompt | None], None]) -> None:
         """Calls `go_on` with what a request's prompt is, at once or when it has been read elsewhere; with None where

@@ -25,7 +25,7 @@ class RequestRecord:
         # The address that it came from, where that is logged.
         self.client = ""
         self.model = self.class_name = self.pool = self.backend = ""
-        # Who computed its prompt, where that was another than its backend.
+        # The backend that computed its prompt, where that was another than its own.
         self.prefill = ""
         self.streamed = False
         # As the engine counted them, or, where it could not say so any more, as far as they were seen to pass.

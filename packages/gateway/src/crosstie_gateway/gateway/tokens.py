@@ -147,7 +147,7 @@ class TokenVerifier:
         kind = _KINDS[head.alg[:2]]
         if not self._keys:
             raise TokenRefused("token_keys_unavailable", "the issuer's keys are not known yet: try again", 503)
-        # Who names no key may be meant only where there is one of that kind.
+        # A token that names no key may be checked only where there is one of that kind.
         named = self._keys.get(head.kid, []) if head.kid else [key for some in self._keys.values() for key in some]
         able = [key for key, said in named if said["kty"] == kind and said.get("alg", head.alg) == head.alg]
         if len(able) != 1:

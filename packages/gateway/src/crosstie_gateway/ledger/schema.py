@@ -22,7 +22,7 @@ _TABLES = (
     """CREATE TABLE crosstie_teams (
         id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
         usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)""",
-    # Who came with tokens of an issuer: what usage calls them, and whose budget they are of.
+    # Users with tokens of an issuer: what usage calls them, and whose budget they are of.
     "CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)",
     """CREATE TABLE crosstie_usage (
         hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,

@@ -22,7 +22,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class PickOutcome(Protocol):
-    """Who is told what came back of a request that was sent to an endpoint."""
+    """Is told what came back of a request that was sent to an endpoint."""
 
     def on_served(self, endpoint: str, details: str) -> None:
         """By whom, and how Envoy came by the answer; "": it does not say."""

@@ -269,7 +269,7 @@ class AdminDoor(Door):
                     skipped += answer.skipped
                 now = self._loop.time()
                 if reply.slow:
-                    # Who does not read must not make this process remember.
+                    # A reader that does not read must not make this process remember.
                     skipped += len(rows)
                 elif rows or skipped or now - said_at > _SIGN_OF_LIFE_S:
                     rows.sort(key=lambda row: row.at)
@@ -284,7 +284,7 @@ class AdminDoor(Door):
 
 
 class _Follower:
-    """Who reads a stream of decisions."""
+    """A reader of the stream of decisions."""
 
     def __init__(self, task: "asyncio.Task[None]"):
         self._task = task

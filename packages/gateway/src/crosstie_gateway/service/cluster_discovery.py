@@ -184,7 +184,7 @@ class ClusterDiscovery(Component):
                 self._left_out.pop(end.url, None)
             changes = [f"{len(ends)} {did}" for ends, did in ((came, "came"), (went, "went")) if ends] or ["nobody yet"]
             self._say(place, "discovered", f"{len(endpoints)} ready: {', '.join(changes)}")
-            # Who goes is sent nothing more from now on; who comes can wait for others that come with it.
+            # A pod that goes is sent nothing more from now on; one that comes can wait for others that come with it.
             if went:
                 self._load()
             elif self._due is None:

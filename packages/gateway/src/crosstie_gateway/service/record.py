@@ -186,7 +186,7 @@ class TrafficRecorder(Component):
 
 
 def _answered(record: RequestRecord, speed: float) -> dict[str, Any]:
-    """Who answered and how fast, on the clock of the fleet; what was not seen is left out."""
+    """The backend that answered and how fast, on the clock of the fleet; what was not seen is left out."""
     said: dict[str, Any] = {"pool": record.pool}
     if record.cached_tokens:
         said["cached_length"] = record.cached_tokens

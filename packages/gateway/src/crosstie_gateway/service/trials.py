@@ -214,7 +214,7 @@ class TrialsService(Component, TrialPools):
         task.add_done_callback(self._tasks.discard)
 
     def _reference(self, trial: Trial, key: str) -> Backend | None:
-        """Who served it: nobody who is paid by the token, since nobody pays for a copy."""
+        """The pool that served it: none that is paid by the token, since nobody pays for a copy."""
         backend = self._gateway.backends.get(key)
         return None if backend is None or backend.pool.token_price is not None else backend
 
@@ -251,7 +251,7 @@ class TrialsService(Component, TrialPools):
             trial.copies[failing] += 1
         else:
             if first.calls:
-                # Who was to call a tool is known by who does.
+                # Whether a tool was to be called is known by the original that does.
                 for sample in (first, again, other):
                     sample.prompt = msgspec.structs.replace(prompt, kind="tool")
             trial.copies["compared"] += 1

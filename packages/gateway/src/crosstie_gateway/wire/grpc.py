@@ -81,7 +81,7 @@ class _Broken(Exception):
 
 
 class CallHandler(Protocol):
-    """Who answers a call: told what comes on it, and saying (`say`, `end`) what is to leave."""
+    """Answers a call: told what comes on it, and saying (`say`, `end`) what is to leave."""
 
     def take(self, message: bytes) -> None: ...
 
@@ -187,7 +187,7 @@ class _Unknown:
 
 
 _UNKNOWN: Final = _Unknown()
-# Who answers a call of a path.
+# What answers a call of a path.
 Methods = Mapping[bytes, Callable[[Call], CallHandler]]
 
 
@@ -548,7 +548,7 @@ class GrpcConnection(ServerConnection):
     # The clock
 
     def check(self, now: float) -> None:
-        """Who is idle is kept: a call that is on its way when its connection closes would be lost."""
+        """An idle connection is kept: a call that is on its way when it closes would be lost."""
         self._frames = min(self._frames + _FRAMES_A_SECOND, _FRAMES)
 
     def busy(self) -> int:

@@ -180,7 +180,7 @@ class RequestParser:
             self._state = _BODY
         else:
             self._state, self._left, self._framing = _SIZE, 0, 0
-        # Who has begun to send its body waits for nothing.
+        # A client that has begun to send its body waits for nothing.
         if b"expect" in fields and has_body and self._at == len(data) and self.http11:
             self.wants_continue = fields[b"expect"].lower() == b"100-continue"
         return True

@@ -37,7 +37,7 @@ _SIZES: Final = tuple(b"%x\r\n" % size for size in range(_MOST_SIZES))
 
 
 class ClientWatcher(Protocol):
-    """Who answers a request later: told when its client goes, or reads more slowly than is written."""
+    """Answers a request later: told when its client goes, or reads more slowly than is written."""
 
     def on_client_gone(self) -> None: ...
 
@@ -213,7 +213,7 @@ class ServerConnection:
         elif not reply.started:
             if not self.http11:
                 return False
-            # Who has gone answers this with a reset, before an engine has done much for nobody.
+            # A client that has gone answers this with a reset, before an engine has done much for nobody.
             self.transport.write(_CONTINUE)
             self.server.loop.call_later(_PROBE_S, self._abort_if_gone)
         return True
@@ -243,7 +243,7 @@ class ServerConnection:
         if self.current is not None or self._refused or self.closed or self.transport.is_closing():
             return
         if self.slow:
-            # Who asks on and on and reads no answer would have them all kept for it here.
+            # A client that asks on and on and reads no answer would have them all kept for it here.
             self._hold_back()
             return
         parser = self._parser
@@ -664,7 +664,7 @@ class Server:
         """Closes what is idle until nothing is left, or the time is over."""
         while self.connections and (now := self.loop.time()) < deadline:
             for connection in [c for c in self.connections if c.idle]:
-                # Who was let in last has yet to say what it wants.
+                # The client that was let in last has yet to say what it wants.
                 if not (now < patience and connection.fresh):
                     connection.close()
             await asyncio.sleep(0.02)

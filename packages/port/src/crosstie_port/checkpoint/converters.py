@@ -1,4 +1,4 @@
-"""Who converts stretches: this process, and others that take one at a time and end with it.
+"""What converts stretches: this process, and others that take one at a time and end with it.
 
 Processes, because numpy's short calls let go of the interpreter's lock so often that threads mostly wait for it.
 Each of the others is `python -m` this module: a stretch a line in, counts or a fault a line out.

@@ -49,7 +49,7 @@ class StepMark(msgspec.Struct, frozen=True, kw_only=True):
 
 class ProfilerTrace(msgspec.Struct, frozen=True, kw_only=True):
     file: str
-    # Who wrote it, such as "torch.profiler".
+    # The program that wrote it, such as "torch.profiler".
     made_by: str
     # In the order of their start.
     events: list[GpuEvent]
