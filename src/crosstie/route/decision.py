@@ -91,10 +91,6 @@ def a_million(usd: float) -> str:
     """Whole dollars; of small models a few requests cost less than a cent, and nothing is not what they cost."""
     if usd >= 9.5:
         return f"${int(usd + 0.5)}"
-    if usd >= 1.0:
-        # As below, without a float to be put into words.
-        tenths = int(usd * 10.0 + 0.5)
-        return f"${tenths // 10}.{tenths % 10}" if tenths % 10 else f"${tenths // 10}"
     return f"${usd:.2g}" if usd > 0.0 else "nothing"
 
 
