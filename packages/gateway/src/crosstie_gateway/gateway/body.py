@@ -175,7 +175,8 @@ class RequestBody:
 
     def find_prompt(self, body: bytes) -> None:
         """Where the prompt begins in the body, for what it has in common with others'."""
-        self.prompt_at = max(body.find(self._key, 0, _SEARCHED), 0)
+        searched = body if len(body) <= _SEARCHED else body[:_SEARCHED]
+        self.prompt_at = max(searched.find(self._key), 0)
 
 
 def read_body(body: bytes, outline: Outline | None = None) -> RequestBody:
