@@ -144,6 +144,8 @@ def test_layouts_apart_that_nobody_measured_are_known_as_such(catalog: Catalog, 
 
 def test_what_costs_little_does_not_cost_nothing() -> None:
     assert [a_million(usd) for usd in (30.4, 3.21, 0.042, 0.0)] == ["$30", "$3.2", "$0.042", "nothing"]
+    digits = (9e-5, 0.0431, 0.0994, 0.0996, 0.124, 0.5, 0.994, 0.996, 1.26, 9.44)
+    assert [a_million(usd) for usd in digits] == [f"${usd:.2g}" for usd in digits]
 
 
 def test_no_price_is_no_infinite_sum() -> None:

@@ -6,14 +6,11 @@ the target. Loading itself is the gateway's; here is what is known of it.
 """
 
 from collections.abc import Collection
-from typing import ClassVar
 
-from crosstie.core.fleet import Policy
 from crosstie.route.ask import Ask
 from crosstie.route.decision import Decision
-from crosstie.route.live import LiveFleet, Replica
-from crosstie.route.policy import Query, RoutingPolicy
-from crosstie.route.speed import Prediction
+from crosstie.route.live import LiveFleet
+from crosstie.route.policy import Around, RoutingPolicy
 
 
 def with_adapters(fleet: LiveFleet, policy: RoutingPolicy) -> RoutingPolicy:
@@ -21,15 +18,7 @@ def with_adapters(fleet: LiveFleet, policy: RoutingPolicy) -> RoutingPolicy:
     return AdapterAffinity(policy) if fleet.adapters else policy
 
 
-class AdapterAffinity(RoutingPolicy):
-    """`own`: who decides among the replicas that are left."""
-
-    name: ClassVar[Policy] = "cheapest-meeting-target"
-
-    def __init__(self, own: RoutingPolicy):
-        super().__init__()
-        self.own = own
-
+class AdapterAffinity(Around):
     def choose(
         self, fleet: LiveFleet, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False,
         panic: bool = False,
@@ -59,12 +48,6 @@ class AdapterAffinity(RoutingPolicy):
             for one in considered
         ]
         return decision
-
-    def pick(self, query: Query) -> Decision:
-        return self.own.pick(query)
-
-    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
-        return self.own.score(replica, predicted, ask)
 
 
 def _sorted(fleet: LiveFleet, ask: Ask, adapter: str, now: float) -> tuple[list[str], list[str], bool]:

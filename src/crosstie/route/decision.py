@@ -1,11 +1,15 @@
 """What a policy answers: where a request goes, what is expected of that, and why."""
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from crosstie.route.ask import Ask
 from crosstie.route.live import Replica
 from crosstie.route.speed import Prediction
+
+# Two digits of dollars, written once: to write a float takes as long as to compare two pools.
+_CENTS: Final = [f"${cents / 100:.2g}" for cents in range(101)]
+_TENTHS: Final = [f"${tenths / 10:.2g}" for tenths in range(101)]
 
 Outcome = Literal["send", "wait", "refuse"]
 # "cold": the model is loaded nowhere at the moment, and waited for.
@@ -91,10 +95,10 @@ def a_million(usd: float) -> str:
     """Whole dollars; of small models a few requests cost less than a cent, and nothing is not what they cost."""
     if usd >= 9.5:
         return f"${int(usd + 0.5)}"
-    if usd >= 1.0:
-        # As below, without a float to be put into words.
-        tenths = int(usd * 10.0 + 0.5)
-        return f"${tenths // 10}.{tenths % 10}" if tenths % 10 else f"${tenths // 10}"
+    if usd >= 0.995:
+        return _TENTHS[int(usd * 10.0 + 0.5)]
+    if usd >= 0.0995:
+        return _CENTS[int(usd * 100.0 + 0.5)]
     return f"${usd:.2g}" if usd > 0.0 else "nothing"
 
 

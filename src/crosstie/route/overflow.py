@@ -8,16 +8,16 @@ target, nobody is up, or the request has waited in vain. Low priority is never b
 
 from collections.abc import Collection
 from math import inf
-from typing import ClassVar, Final
+from typing import Final
 
-from crosstie.core.fleet import Policy, Pool
+from crosstie.core.fleet import Pool
 from crosstie.route.ask import Ask
 from crosstie.route.cheapest import Best, LatencyLimits, best_of, limits_of
 from crosstie.route.decision import Decision, a_million
 from crosstie.route.lengths import Lengths
-from crosstie.route.live import LiveFleet, LivePool, Replica
-from crosstie.route.policy import Query, Rated, RoutingPolicy
-from crosstie.route.speed import Prediction, Speed
+from crosstie.route.live import LiveFleet, LivePool
+from crosstie.route.policy import Around, Query, Rated, RoutingPolicy
+from crosstie.route.speed import Speed
 from crosstie.route.spending import Spending
 
 _HELD_BACK: Final = "overflow: bought only where the fleet is full or would cost more"
@@ -58,15 +58,7 @@ def with_overflow(fleet: LiveFleet, policy: RoutingPolicy) -> RoutingPolicy:
     return Overflow(policy) if fleet.buys else policy
 
 
-class Overflow(RoutingPolicy):
-    """`own`: who decides among the fleet's own pools."""
-
-    name: ClassVar[Policy] = "cheapest-meeting-target"
-
-    def __init__(self, own: RoutingPolicy):
-        super().__init__()
-        self._own = own
-
+class Overflow(Around):
     def choose(
         self, fleet: LiveFleet, ask: Ask, now: float, *, exclude: Collection[str] = (), explain: bool = False,
         panic: bool = False,
@@ -82,11 +74,11 @@ class Overflow(RoutingPolicy):
     def pick(self, query: Query) -> Decision:
         own, sold = _apart(query.pools)
         if not sold:
-            return self._own.pick(query)
+            return self.own.pick(query)
         if not own:
             bought = self._bought(query, sold, "nobody else has it", must_meet=False)
             return bought or self._unaffordable(query, sold)
-        decision, ask = self._own.pick(_among(query, own)), query.ask
+        decision, ask = self.own.pick(_among(query, own)), query.ask
         targets = ask.ttft_s is not None or ask.tpot_s is not None
         if decision.outcome == "send" and (decision.meets or not targets):
             return self._cheaper(query, sold, decision) or decision
@@ -144,18 +136,15 @@ class Overflow(RoutingPolicy):
             why = pool.refusal(query.ask, query.now)
             if why is not None:
                 return Decision("refuse", f"pool {pool.name}: {why}", refusal="unavailable")
-        return self._own.pick(query)
+        return self.own.pick(query)
 
     def best(self, query: Query, pool: LivePool) -> Rated | None:
         if not isinstance(pool, PricedPool):
-            return self._own.best(_among(query, _apart(query.pools)[0]), pool)
-        rated = self._own.best(_among(query, [pool]), pool)
+            return self.own.best(_among(query, _apart(query.pools)[0]), pool)
+        rated = self.own.best(_among(query, [pool]), pool)
         if rated is None:
             return None
         return rated._replace(dropped=pool.refusal(query.ask, query.now) or rated.dropped or _HELD_BACK)
-
-    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
-        return self._own.score(replica, predicted, ask)
 
 
 def _apart(pools: list[LivePool]) -> tuple[list[LivePool], list[PricedPool]]:

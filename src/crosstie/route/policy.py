@@ -123,6 +123,22 @@ class RoutingPolicy(ABC):
         return found
 
 
+class Around(RoutingPolicy):
+    """`own`: who decides of what this one leaves to it."""
+
+    name: ClassVar[Policy] = "cheapest-meeting-target"
+
+    def __init__(self, own: RoutingPolicy):
+        super().__init__()
+        self.own = own
+
+    def pick(self, query: Query) -> Decision:
+        return self.own.pick(query)
+
+    def score(self, replica: Replica, predicted: Prediction, ask: Ask) -> float:
+        return self.own.score(replica, predicted, ask)
+
+
 def _joules(pool: LivePool, predicted: Prediction, ask: Ask) -> float:
     cached = predicted.cached_tokens
     return pool.joules(max(ask.input_tokens - cached, 1.0), cached, ask.output_tokens)

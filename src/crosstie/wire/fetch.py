@@ -25,6 +25,10 @@ class Answer(NamedTuple):
         except (ValueError, RecursionError):
             return None
 
+    def words(self, most: int) -> str:
+        """So many bytes of it on one line, for people."""
+        return " ".join(self.body[:most].decode("utf-8", "replace").split())
+
     @property
     def record(self) -> dict[str, Any]:
         """The object of a good answer; empty for any other."""

@@ -206,6 +206,7 @@ COUNTS = st.sampled_from(
 @given(st.lists(st.tuples(TEXTS, COUNTS) | st.just(None), max_size=9), st.booleans(), st.booleans())
 @example([(b"a", b""), (b"\n\nevent: error\ndata: x", b"")], False, False)
 @example([(b"a", COUNT), (b"b", b',"usage":{"prompt_tokens":3},"x":{"y":1}')], True, False)
+@example([(b"a", b',"usage":null'), (b"a", COUNT), (b"b", b',"usage":null')], True, False)
 @example([(b"a", COUNT), (b"b", b',"usage":{"completion_tokens":9}}\n\ndata: {"x":{}')], True, False)
 def test_events_that_are_like_those_before_are_told_as_if_they_were_looked_through(
     said: list[tuple[bytes, bytes] | None], hide: bool, small: bool
@@ -226,6 +227,21 @@ def test_events_that_are_like_those_before_are_told_as_if_they_were_looked_throu
         told.append((written.data, relay.events, relay.unsaid, relay.counted, transcript.why_not, transcript.texts))
         told[-1] += (transcript.tokens, transcript.seen_tokens, transcript.missed)
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("usage", [b"", b',"usage":null', COUNT])
+@pytest.mark.parametrize("field", [b"content", b"reasoning_content"])
+def test_most_events_of_a_stream_are_compared_with_one_before(usage: bytes, field: bytes) -> None:
+    written, transcript = Written(), Transcript()
+    relay = StreamRelay(written.reply, 200, b"", hide_usage=True, hide_continuous=True, transcript=transcript)
+    for word in (b"a", b"b", b'\\"', b"c"):
+        assert relay.body(CHUNK % (b'{"%b":"%b"}' % (field, word), usage))
+    assert relay._begin.endswith(b'"%b":"' % field)
+    assert relay._learns
+    said = CHUNK % (b'{"content":"d","tool_calls":[{}]}', b"")
+    assert relay.body(said)
+    assert relay.body(said.replace(b"data", b"event: x\ndata", 1))
+    assert not relay._learns
 
 
 def test_what_begins_like_an_event_that_was_shortened_is_no_part_of_an_answer() -> None:

@@ -11,9 +11,9 @@ from crosstie.cli.options import json_option, option_group
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.times import moment, span, stamp, when
 from crosstie.core.errors import BadInput, did_you_mean, near_names
-from crosstie.core.figures import dollars, number
+from crosstie.core.figures import number
 from crosstie_gateway.cli.store import named_key, names_in, opened, store_options
-from crosstie_gateway.cli.teams import LIMITS, lifted_limits, limit_options, team, teams
+from crosstie_gateway.cli.teams import LIMITS, lifted_limits, limit_options, of_budget, team, teams
 from crosstie_gateway.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
 from crosstie_gateway.ledger.store import Store, named_team
 
@@ -261,11 +261,8 @@ def _document(key: Key, spent: tuple[float, float] | None, now: float) -> dict[s
 
 
 def _row(key: Key, spent: tuple[float, float], now: float) -> list[str]:
-    def of(budget: float | None, used: float) -> str:
-        return dollars(used) if budget is None else f"{dollars(used)} of {dollars(budget)}"
-
     return [
-        key.name, key.state(now), number(key.rpm), number(key.tpm), of(key.usd_per_day, spent[0]),
-        of(key.usd_per_month, spent[1]), when(key.expires_at), key.priority, ", ".join(key.models) or "any",
+        key.name, key.state(now), number(key.rpm), number(key.tpm), of_budget(spent[0], key.usd_per_day),
+        of_budget(spent[1], key.usd_per_month), when(key.expires_at), key.priority, ", ".join(key.models) or "any",
         ", ".join(key.classes) or "any", str(key.id), key.public_id,
     ]  # fmt: skip

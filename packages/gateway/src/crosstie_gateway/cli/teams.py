@@ -68,8 +68,8 @@ def teams(store: str | None, fleet: Path | None, as_json: bool) -> int:
         return 0
     rows = [
         [
-            said["name"], number(said["rpm"]), number(said["tpm"]), _of(said["usd_today"], said["usd_per_day"]),
-            _of(said["usd_this_month"], said["usd_per_month"]), ", ".join(said["keys"]) or "-",
+            said["name"], number(said["rpm"]), number(said["tpm"]), of_budget(said["usd_today"], said["usd_per_day"]),
+            of_budget(said["usd_this_month"], said["usd_per_month"]), ", ".join(said["keys"]) or "-",
         ]
         for said in documents
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def teams(store: str | None, fleet: Path | None, as_json: bool) -> int:
     return 0
 
 
-def _of(used: float, budget: float | None) -> str:
+def of_budget(used: float, budget: float | None) -> str:
     return dollars(used) if budget is None else f"{dollars(used)} of {dollars(budget)}"
 
 

@@ -13,7 +13,6 @@ import msgspec
 
 from crosstie.core.histogram import Family
 from crosstie.route.live import Replica
-from crosstie.wire.fetch import Answer
 from crosstie_gateway.gateway.backend import Backend
 from crosstie_gateway.gateway.errors import without_address
 from crosstie_gateway.gateway.notices import Notice
@@ -98,7 +97,7 @@ class AdapterLoader:
         asked = {"lora_name": adapter, "lora_path": paths[adapter]}
         answer = await backend.ask("POST", f"{self._place(backend)}/load_lora_adapter", patience_s, asked)
         if answer.status >= 300 and b"already" not in answer.body:
-            return f"its engine answered {answer.status}: {_said(answer)}"
+            return f"its engine answered {answer.status}: {answer.words(_MOST_SAID)}"
         slots.came(adapter)
         self.counts[pool.name, "loaded"] += 1
         return None
@@ -117,7 +116,3 @@ class AdapterLoader:
             return []
         counted = [({"pool": pool, "outcome": how}, float(count)) for (pool, how), count in self.counts.items()]
         return [("crosstie_adapter_loads_total", "counter", "LoRA adapters loaded and unloaded.", counted)]
-
-
-def _said(answer: Answer) -> str:
-    return " ".join(answer.body[:_MOST_SAID].decode("utf-8", "replace").split())

@@ -14,7 +14,7 @@ from crosstie.wire.client import Connection, Headers
 from crosstie.wire.way import TlsRefused
 from crosstie_gateway.gateway.answers import lacks_model, oddity
 from crosstie_gateway.gateway.asks import HINTS
-from crosstie_gateway.gateway.backend import Backend
+from crosstie_gateway.gateway.backend import FULL, FULL_S, Backend
 from crosstie_gateway.gateway.body import with_model, with_usage_requested
 from crosstie_gateway.gateway.call import BackendCall
 from crosstie_gateway.gateway.choices import Choices, has_cut_choice
@@ -51,10 +51,6 @@ _NOT_LOADED: Final = b'"message":"model is not loaded"'
 _ABOUT_KEYS: Final[tuple[int, ...]] = (401, 402, 403)
 # Of a proxy, whose credentials are the gateway's to have.
 _PROXY_KEY: Final = 407
-# How long a backend that said it was full is left alone: as long as it asked for, from this to that.
-_FULL_S: Final = 1.0
-_MOST_FULL_S: Final = 60.0
-_FULL: Final[tuple[int, ...]] = (429, 503)
 # Engines that count all along a stream, if they are asked to.
 _COUNTING: Final[tuple[str, ...]] = ("vllm", "sglang", "emulated")
 
@@ -107,7 +103,7 @@ class Attempt(BackendCall):
         self.sent_at = self.last_at = self.context.clock
         if why is not None:
             said = f"{self.who} could not load the adapter {self.exchange.ask.adapter}"
-            self.exchange.on_attempt_failed(said, 503, fault=False, code="adapter_not_loaded", retry_after_s=_FULL_S)
+            self.exchange.on_attempt_failed(said, 503, fault=False, code="adapter_not_loaded", retry_after_s=FULL_S)
             return
         # The load says nothing of how fast it answers.
         self.flight.started = self.asked_at = self.context.now()
@@ -128,7 +124,7 @@ class Attempt(BackendCall):
         return True
 
     def not_reached(self, why: str, status: int, refused: bool, code: str) -> None:
-        retry_after_s = 0.0 if refused else _FULL_S
+        retry_after_s = 0.0 if refused else FULL_S
         self.exchange.on_attempt_failed(
             why, status, fault=refused, refused=refused, code=code, retry_after_s=retry_after_s
         )
@@ -211,7 +207,7 @@ class Attempt(BackendCall):
                 self.unpacking = Unpacking(value)
             if name not in _NOT_RETURNED and not (keyed and name.startswith(b"x-ratelimit-")):
                 kept.append(b"%b: %b\r\n" % (name, value))
-        if status >= 300 and status in _FULL:
+        if status >= 300 and status in FULL:
             # Of those that are full, the client is told of the one that has room first.
             self.asked_s = asked_to_wait_s(headers)
             kept = [line for line in kept if not line.startswith(b"retry-after")]
@@ -304,7 +300,7 @@ class Attempt(BackendCall):
             if self.context.hosted is not None:
                 self.context.hosted.doubted(self.backend.replica, surely=True)
             self.exchange.on_attempt_failed(f"{self.who} no longer has the model", 503, fault=False)
-        elif status in _FULL:
+        elif status in FULL:
             self._full(status)
         elif status >= 500:
             # What an engine does not do at all, such as llama.cpp embeddings, is no fault of it; another may do it.
@@ -332,10 +328,9 @@ class Attempt(BackendCall):
         # A limit of the client's own key with whom it is passed on to is no reason to keep others away.
         own = status == 429 and backend.authorization is None and context.guard is None
         own = own and any(name in exchange.request.headers for name in CREDENTIALS)
-        left_alone_s = _FULL_S if own else min(max(self.asked_s, _FULL_S), _MOST_FULL_S)
-        backend.replica.full(context.now(), left_alone_s * speed)
+        backend.full(0.0 if own else self.asked_s, context.now(), speed)
         soonest_s = context.router.fleet.full_for_s(exchange.ask.model, context.now()) / speed
-        after_s = self.asked_s if own and self.asked_s else max(soonest_s, _FULL_S)
+        after_s = self.asked_s if own and self.asked_s else max(soonest_s, FULL_S)
         exchange.on_attempt_failed(f"{self.who} is full ({status})", status, fault=False, retry_after_s=after_s)
 
     def _is_operators(self, status: int) -> bool:

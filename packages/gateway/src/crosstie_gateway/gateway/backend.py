@@ -17,6 +17,10 @@ from crosstie.wire.fetch import Answer, fetch
 # Engines whose ways of going on with an answer are known, by what their /v1/models says of its owner. An emulated
 # replica does as vLLM does, but sets no limit of its own to completions.
 ENGINES: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "crosstie-emulated": "emulated"}
+# What says that it is full, and how long it is left alone then, from this to that.
+FULL: Final[tuple[int, ...]] = (429, 503)
+FULL_S: Final = 1.0
+_MOST_FULL_S: Final = 60.0
 # So many faults in a row open it, or this share of the latest outcomes.
 IN_A_ROW: Final = 5
 SHARE: Final = 0.5
@@ -136,6 +140,10 @@ class Backend:
             headers.append((b"content-type", b"application/json"))
             said = msgspec.json.encode(body)
         return fetch(self.origin, method, path, headers=headers, body=said, timeout_s=timeout_s)
+
+    def full(self, asked_s: float, now: float, speed: float) -> None:
+        """It said that it was full, which is no fault: it is left alone for as long as it asked for, within reason."""
+        self.replica.full(now, min(max(asked_s, FULL_S), _MOST_FULL_S) * speed)
 
     @property
     def is_well(self) -> bool:

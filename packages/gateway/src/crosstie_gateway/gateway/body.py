@@ -142,8 +142,8 @@ class RequestBody:
         self.token_ids: int | None = None
         # One of these is in every mark: where neither is, nothing else is looked for. By `find`, since `in` takes bytes
         # for a number first, and makes an exception of it.
-        most = _SEARCHED if outlined else len(text)
-        marked = text.find(b'_url"', 0, most) >= 0 or text.find(b'"input_', 0, most) >= 0
+        searched = text[:_SEARCHED] if outlined else text
+        marked = searched.find(b'_url"') >= 0 or searched.find(b'"input_') >= 0
         messages, prompt, asked = values[_READ_AT], values[_READ_AT + 1], values[_READ_AT + 2]
         parts: list[bytes] = []
         for given in (messages, prompt, asked):
@@ -165,7 +165,7 @@ class RequestBody:
                 self.copies *= self.prompts
                 self.choices *= self.prompts
         # Searching long texts for what is attached would take longer than the rest of all this.
-        self.attached = _attached(b"".join(parts)[:most], body) if marked and parts else _NOTHING
+        self.attached = _attached(b"".join(parts)[: len(searched)], body) if marked and parts else _NOTHING
         # Without what is told as token ids.
         self.prompt_bytes = size + held_to - ids_bytes
         # Whether all of these bytes are tokens, so that their number tells how long a token is.
@@ -175,7 +175,8 @@ class RequestBody:
 
     def find_prompt(self, body: bytes) -> None:
         """Where the prompt begins in the body, for what it has in common with others'."""
-        self.prompt_at = max(body.find(self._key, 0, _SEARCHED), 0)
+        searched = body if len(body) <= _SEARCHED else body[:_SEARCHED]
+        self.prompt_at = max(searched.find(self._key), 0)
 
 
 def read_body(body: bytes, outline: Outline | None = None) -> RequestBody:

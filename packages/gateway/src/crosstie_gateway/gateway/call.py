@@ -61,14 +61,11 @@ class BackendCall:
         """Its connection is lost. Whether it had been kept and its server had closed it in the meantime, which is
         nobody's fault; then another is made."""
         lost, self.connection = self.connection, None
-        stale = lost is not None and lost.uses > 1 and not lost.answered and self.just_asked
+        just_asked = self.context.now() - self.asked_at < _STALE_S * self.context.speed
+        stale = lost is not None and lost.uses > 1 and not lost.answered and just_asked
         if stale:
             self.connect()
         return stale
-
-    @property
-    def just_asked(self) -> bool:
-        return self.context.now() - self.asked_at < _STALE_S * self.context.speed
 
     def hang_up(self) -> None:
         """The engine sees its client go, and stops."""

@@ -20,7 +20,7 @@ from crosstie.route.live import Flight, LiveFleet, LivePool, Replica
 from crosstie.route.speed import Prediction
 from crosstie.wire.client import Connection, Headers
 from crosstie_gateway.gateway.attempt import Attempt
-from crosstie_gateway.gateway.backend import Backend
+from crosstie_gateway.gateway.backend import FULL, FULL_S, Backend
 from crosstie_gateway.gateway.body import RequestBody
 from crosstie_gateway.gateway.call import BackendCall
 from crosstie_gateway.gateway.errors import RequestRejected, asked_to_wait_s, without_address
@@ -45,9 +45,6 @@ _REMOTE_DECODE: Final = msgspec.Raw(
 _ONE, _NO = msgspec.Raw(b"1"), msgspec.Raw(b"false")
 # One token, and what is needed to fetch the blocks of the longest prompt.
 _MOST_ANSWER: Final = 64 * 2**20
-_FULL: Final[tuple[int, ...]] = (429, 503)
-_FULL_S: Final = 1.0
-_MOST_FULL_S: Final = 60.0
 _ROOM_BITS: Final = 62
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -259,12 +256,11 @@ class LedAttempt(Attempt):
         if self.begun:
             # The cache has come over: what else is said of it is late.
             self.leg = None
-        elif leg.status in _FULL:
-            asked_s, speed = asked_to_wait_s(leg.headers), self.context.speed
-            leg.backend.replica.full(self.context.now(), min(max(asked_s, _FULL_S), _MOST_FULL_S) * speed)
-            self.on_prefill_failed(
-                f"{self.who} is full ({leg.status})", leg.status, fault=False, retry_after_s=asked_s or _FULL_S
-            )
+        elif leg.status in FULL:
+            asked_s = asked_to_wait_s(leg.headers)
+            leg.backend.full(asked_s, self.context.now(), self.context.speed)
+            why = f"{self.who} is full ({leg.status})"
+            self.on_prefill_failed(why, leg.status, fault=False, retry_after_s=asked_s or FULL_S)
         elif leg.status >= 300:
             # To be told like the answer of any backend.
             super().drop()

@@ -13,7 +13,7 @@ from typing import Final
 from crosstie.catalog.library import Catalog
 from crosstie.core.errors import BadInput, UnknownModel
 from crosstie.core.fleet import Fleet, Serving
-from crosstie.core.histogram import Family
+from crosstie.core.histogram import Family, Samples
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import Tables, live_fleet
@@ -628,18 +628,29 @@ class Gateway:
         return self.metrics.page(self._gauges())
 
     def _gauges(self) -> list[Family]:
-        now, states, kinds = self.now(), self.live.sessions.by_state().values(), self.live.sessions.counts().values()
+        now = self.now()
         backends = [(_labels(key, backend), backend) for key, backend in self.backends.items()]
         reported = [(at, backend.replica.reported) for at, backend in backends if backend.replica.reported is not None]
-        promised = [
+        promised: Samples = [
             ({"class": served.name, "target": name}, target.percentile)
             for served in self.live.fleet.classes
             for name, target in (("ttft", served.ttft), ("tpot", served.tpot))
             if target is not None
         ]
 
+        kinds, by_state = self.live.sessions.counts().values(), self.live.sessions.by_state().values()
+        states: Samples = [
+            ({"state": state}, sum(counts[state] for counts in by_state)) for state in ("answered", "warm")
+        ]
+        turns: Samples = [
+            ({"found": found}, sum(kind.turns[found] for kind in kinds)) for found in ("home", "moved", "evicted")
+        ]
+
+        def gauge(name: str, meaning: str, samples: Samples) -> Family:
+            return f"crosstie_{name}", "gauge", meaning, samples
+
         def of_each(name: str, meaning: str, value: Callable[[Backend], float]) -> Family:
-            return f"crosstie_{name}", "gauge", meaning, [(at, value(backend)) for at, backend in backends]
+            return gauge(name, meaning, [(at, value(backend)) for at, backend in backends])
 
         return [
             of_each("backend_up", "1 where a backend may be chosen.", lambda backend: int(backend.replica.up)),
@@ -651,38 +662,19 @@ class Gateway:
                     lambda backend: backend.replica.ttft.factor(now)),
             of_each("tpot_correction", "What a backend's TPOT is over the model's prediction.",
                     lambda backend: backend.replica.tpot.factor(now)),
-            (
-                "crosstie_engine_running", "gauge", "Requests that an engine says it runs, others' included.",
-                [(at, load.running) for at, load in reported],
-            ),
-            (
-                "crosstie_engine_waiting", "gauge", "Requests that an engine says wait for it, others' included.",
-                [(at, load.waiting) for at, load in reported],
-            ),
-            (
-                "crosstie_target_promised", "gauge", "The share of a class's requests that are to keep its target.",
-                promised,
-            ),
-            ("crosstie_queued", "gauge", "Requests that wait for room.", [({}, len(self.waiting))]),
-            ("crosstie_exchanges", "gauge", "Requests that are being answered or wait.", [({}, len(self.exchanges))]),
-            (
-                "crosstie_sessions", "gauge", "Sessions: answered now, or warm, that is likely to come back.",
-                [({"state": state}, sum(counts[state] for counts in states)) for state in ("answered", "warm")],
-            ),
-            (
-                "crosstie_session_turns_total", "counter",
-                "Turns of sessions that went on, by what was known of their cache when they were sent.",
-                [({"found": found}, sum(counts.turns[found] for counts in kinds))
-                 for found in ("home", "moved", "evicted")],
-            ),
-            (
-                "crosstie_session_usd_total", "counter", "What sessions that went on have cost.",
-                [({}, sum(counts.usd for counts in kinds))],
-            ),
-            (
-                "crosstie_sessions_begun_total", "counter", "Sessions that went on with a second turn.",
-                [({}, sum(counts.begun for counts in kinds))],
-            ),
+            gauge("engine_running", "Requests that an engine says it runs, others' included.",
+                  [(at, load.running) for at, load in reported]),
+            gauge("engine_waiting", "Requests that an engine says wait for it, others' included.",
+                  [(at, load.waiting) for at, load in reported]),
+            gauge("target_promised", "The share of a class's requests that are to keep its target.", promised),
+            gauge("queued", "Requests that wait for room.", [({}, len(self.waiting))]),
+            gauge("exchanges", "Requests that are being answered or wait.", [({}, len(self.exchanges))]),
+            gauge("sessions", "Sessions: answered now, or warm, that is likely to come back.", states),
+            ("crosstie_session_turns_total", "counter",
+             "Turns of sessions that went on, by what was known of their cache when they were sent.", turns),
+            ("crosstie_session_usd_total", "counter", "What sessions that went on have cost.", [({}, sum(kind.usd for kind in kinds))]),
+            ("crosstie_sessions_begun_total", "counter", "Sessions that went on with a second turn.",
+             [({}, sum(kind.begun for kind in kinds))]),
         ]  # fmt: skip
 
     def give_up(self) -> None:

@@ -17,6 +17,8 @@ from crosstie_gateway.gateway.transcript import DONE, Transcript, is_done
 from crosstie_gateway.wire.server import Reply
 
 _USAGE: Final = b'"usage":'
+# As some engines write in every event but the last.
+_NO_USAGE: Final = re.compile(rb'"usage": ?null')
 # What a finished answer says of itself. `abort` is what vLLM gives to those whom its own end cuts short; to those
 # who still wait then it gives an opening, no token, and a proper end.
 _FINISHED: Final = re.compile(rb'"finish_reason" ?: ?"|"response\.(?:completed|incomplete|failed)"')
@@ -204,7 +206,7 @@ class StreamRelay:
         self._counts = self.hide_continuous and end.find(_COUNT) >= 0
         if self._counts:
             end = end[: end.find(_COUNT) + len(_COUNT)]
-        known = begin + (end[: -len(_COUNT)] if self._counts else end)
+        known = begin + (end[: -len(_COUNT)] if self._counts else _NO_USAGE.sub(b"", end))
         if not any(known.find(said) >= 0 for said in (_USAGE, b'"abort"', b"error")) and not _FINISHED.search(known):
             self._begin, self._end = begin, end
 
@@ -250,6 +252,8 @@ class StreamRelay:
         return data[: end.start()]
 
     def _without_usage(self, data: bytes) -> bytes:
+        if _NO_USAGE.sub(b"", data).find(_USAGE) < 0:
+            return data
         if self.hide_continuous and not (b'"choices":[]' in data or b'"choices": []' in data):
             # The latest is enough, and is read when the stream has broken off.
             self._counting = data

@@ -90,7 +90,7 @@ class Loader:
 
 
 def _refused(answer: Answer, path: str) -> str:
-    said = " ".join(answer.body[:_MOST_SAID].decode("utf-8", "replace").split())
+    said = answer.words(_MOST_SAID)
     return f"{path} answered {answer.status}: {said}" if said else f"{path} answered {answer.status}"
 
 

@@ -14,32 +14,18 @@ from crosstie_gateway.scaler.scaler import ScaleDecision
 
 SERVICE = "externalscaler.ExternalScaler"
 METRIC = "crosstie-replicas"
+_ENTRY = "ScaledObjectRef.ScalerMetadataEntry*"
 _STRING, _BOOL, _INT64, _DOUBLE, _MESSAGE = 9, 8, 3, 1, 11
 _ONE, _MANY = 1, 3
-# By message: its fields as (name, number, type, one or many, message).
-_MESSAGES: dict[str, list[tuple[str, int, int, int, str]]] = {
-    "ScaledObjectRef": [
-        ("name", 1, _STRING, _ONE, ""),
-        ("namespace", 2, _STRING, _ONE, ""),
-        ("scalerMetadata", 3, _MESSAGE, _MANY, "ScaledObjectRef.ScalerMetadataEntry"),
-    ],
-    "IsActiveResponse": [("result", 1, _BOOL, _ONE, "")],
-    "MetricSpec": [
-        ("metricName", 1, _STRING, _ONE, ""),
-        ("targetSize", 2, _INT64, _ONE, ""),
-        ("targetSizeFloat", 3, _DOUBLE, _ONE, ""),
-    ],
-    "GetMetricSpecResponse": [("metricSpecs", 1, _MESSAGE, _MANY, "MetricSpec")],
-    "GetMetricsRequest": [
-        ("scaledObjectRef", 1, _MESSAGE, _ONE, "ScaledObjectRef"),
-        ("metricName", 2, _STRING, _ONE, ""),
-    ],
-    "MetricValue": [
-        ("metricName", 1, _STRING, _ONE, ""),
-        ("metricValue", 2, _INT64, _ONE, ""),
-        ("metricValueFloat", 3, _DOUBLE, _ONE, ""),
-    ],
-    "GetMetricsResponse": [("metricValues", 1, _MESSAGE, _MANY, "MetricValue")],
+# By message: its fields, numbered in this order, each with its type, or the message that it is; *: there are many.
+_MESSAGES: dict[str, dict[str, int | str]] = {
+    "ScaledObjectRef": {"name": _STRING, "namespace": _STRING, "scalerMetadata": _ENTRY},
+    "IsActiveResponse": {"result": _BOOL},
+    "MetricSpec": {"metricName": _STRING, "targetSize": _INT64, "targetSizeFloat": _DOUBLE},
+    "GetMetricSpecResponse": {"metricSpecs": "MetricSpec*"},
+    "GetMetricsRequest": {"scaledObjectRef": "ScaledObjectRef", "metricName": _STRING},
+    "MetricValue": {"metricName": _STRING, "metricValue": _INT64, "metricValueFloat": _DOUBLE},
+    "GetMetricsResponse": {"metricValues": "MetricValue*"},
 }
 
 
@@ -52,10 +38,12 @@ def messages() -> dict[str, Any]:
     file = descriptor_pb2.FileDescriptorProto(name="externalscaler.proto", package="externalscaler", syntax="proto3")
     for name, fields in _MESSAGES.items():
         made = file.message_type.add(name=name)
-        for field, number, kind, label, other in fields:
-            described = made.field.add(name=field, number=number, type=kind, label=label)
-            if other:
-                described.type_name = f".externalscaler.{other}"
+        for number, (field, kind) in enumerate(fields.items(), 1):
+            if isinstance(kind, int):
+                made.field.add(name=field, number=number, type=kind, label=_ONE)
+            else:
+                label, other = _MANY if kind.endswith("*") else _ONE, f".externalscaler.{kind.removesuffix('*')}"
+                made.field.add(name=field, number=number, type=_MESSAGE, label=label, type_name=other)
         if name == "ScaledObjectRef":
             entry = made.nested_type.add(name="ScalerMetadataEntry")
             entry.options.map_entry = True
