@@ -48,6 +48,10 @@ def left_out(cmake: str = "", python: str = "") -> set[str]:
         ("if(USE_CUDA)\nset(S cuda_c.cc)\nendif()\nif(USE_ROCM)\nset(S ${OUT}/hip_c.cc)\nendif()", set()),
         ("if(USE_CUDA)\nset(S a.cu)\nendif()\nif(USE_ROCM)\nset(S hip/a.hip)\nendif()", set()),
         ("if(USE_ROCM)\nset(S", set()),
+        ("if(USE_CUDA_TOOLKIT)\nset(S a.cu)\nendif()\nif(USE_ROCM_TOOLKIT)\nendif()", {"src/a.cu"}),
+        # Who builds for AMD sets it too.
+        ("if(USE_ROCM)\nset(USE_CUDA ON)\nendif()\nif(USE_CUDA)\nset(S a.cu)\nendif()", set()),
+        ("if(USE_ROCM)\nelse()\nset(USE_CUDA ON)\nendif()\nif(USE_CUDA)\nset(S a.cu)\nendif()", {"src/a.cu"}),
     ],
 )
 def test_lists_of_cmake(cmake: str, expected: set[str]) -> None:
@@ -68,6 +72,19 @@ def test_lists_of_cmake(cmake: str, expected: set[str]) -> None:
 )
 def test_lists_of_python(python: str, expected: set[str]) -> None:
     assert left_out(python=python) == expected
+
+
+def test_lists_below_a_file_that_chooses_between_the_two() -> None:
+    chooses, lists = "if(USE_ROCM)\nelseif(USE_CUDA)\nendif()\n", "if(USE_CUDA)\nset(S a.cu)\nendif()\n"
+    assert set(files_left_out(Files(cpp=CPP, build={"CMakeLists.txt": chooses, "src/CMakeLists.txt": lists}))) == {
+        "src/a.cu"
+    }
+    assert not files_left_out(Files(cpp=CPP, build={"CMakeLists.txt": "", "src/CMakeLists.txt": lists}))
+    assert not files_left_out(Files(cpp=CPP, build={"other/CMakeLists.txt": chooses, "src/CMakeLists.txt": lists}))
+    # A star in another folder takes none of these, one in the same folder does.
+    for folder, expected in (("other", {"src/a.cu"}), ("src", set())):
+        star = {"CMakeLists.txt": chooses, "src/CMakeLists.txt": lists, f"{folder}/more.cmake": "file(GLOB S *.cu)\n"}
+        assert set(files_left_out(Files(cpp=CPP, build=star))) == expected
 
 
 def test_a_setup_of_its_own_for_rocm_lists_all_that_is_built() -> None:

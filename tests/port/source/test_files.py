@@ -178,6 +178,15 @@ def test_such_files_are_notes_where_the_tree_has_a_side_for_amd(tmp_path: Path) 
     assert severities() == {"gemm_sm90.cu": "note", "other.cu": "error"}
 
 
+def test_a_build_file_of_a_folder_for_nvidia_is_a_note(tmp_path: Path) -> None:
+    for name in ("cuda/a.cu", "rocm/a.hip"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("#ifdef USE_ROCM\n#endif\n")
+    (tmp_path / "cuda/CMakeLists.txt").write_text("find_package(CUDAToolkit REQUIRED)\n")
+    found = preflight_source(tmp_path, on="mi300x", hipify=False).findings
+    assert [(one.check, one.severity) for one in found if one.check == "cuda-build"] == [("cuda-build", "note")]
+
+
 def test_python_of_a_tree_that_asks_for_rocm_may_be_left_out_by_a_caller(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import pynvml\n")
 

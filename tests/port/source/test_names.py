@@ -48,6 +48,15 @@ def test_every_use_of_a_name_is_found_where_it_counts(check: str, line: str) -> 
     assert check not in names(line, on="h200")
 
 
+def test_a_namespace_of_the_tree_itself() -> None:
+    own = "namespace tl {\nnamespace cute {\nstruct Layout {};\n}\n}\n"
+    assert "cutlass" not in names("cute::Layout f();\n", layout_h=own)
+    assert "cutlass" in names("cute::Layout f();\n")
+    assert "cutlass" in names(
+        '#include "shared.h"\ncute::Layout f();\n', layout_h=own, shared_h="#include <cute/layout.hpp>\n"
+    )
+
+
 def test_a_timeout_by_the_clock_is_more_than_a_note() -> None:
     assert {one.severity for one in findings("if (clock64() - start > LIMIT) fail();\n")} == {"setting", "note"}
     assert {one.severity for one in findings("t = clock64() - start;\n")} == {"note"}

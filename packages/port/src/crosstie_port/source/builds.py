@@ -21,8 +21,9 @@ _COMMAND = re.compile(r"([A-Za-z_]\w*)\s*\(((?:[^()\"]|\"(?:[^\"\\]|\\.)*\"|\([^
 _FOR_ROCM = re.compile(r"(?:^|/)setup_(?:rocm|hip|amd)\.py(?::|$)")
 _SOURCE = re.compile(r"[\w./*{}$+-]+\.(?:cu|cuh|cpp|cc|cxx|c|hip)\b")
 _VARIABLE = re.compile(r"\$\{[^}]*\}/?")
-_AMD = re.compile(r"(?i)^(?:\w+_)?(?:rocm|hip|amd|amdgpu)(?:_found|_enabled|_support|_platform)?$")
-_NVIDIA = re.compile(r"(?i)^(?:\w+_)?(?:cuda|nvidia)(?:_found|_enabled|_support|_compiler)?$")
+_AMD = re.compile(r"(?i)^(?:\w+_)?(?:rocm|hip|amd|amdgpu)(?:_found|_enabled|_support|_platform|_toolkit)?$")
+_NVIDIA = re.compile(r"(?i)^(?:\w+_)?(?:cuda|nvidia)(?:_found|_enabled|_support|_compiler|_toolkit)?$")
+_ON = frozenset({"ON", "TRUE", "1", "YES"})
 _KNOWS_ROCM = re.compile(r"(?<![A-Za-z])(?:HIP|ROCM|hipcc|rocm|hip)(?![a-z])")
 # Rows about what ROCm itself has and takes away.
 _OF_ROCM = frozenset({"hip-release"})
@@ -45,7 +46,7 @@ class _Command(msgspec.Struct, frozen=True):
     first: int
     last: int
     # Whether a build for ROCm runs it: True, False, or None where that is open.
-    taken: bool | None
+    taken: bool | None = None
 
 
 class _Listed(msgspec.Struct, frozen=True):
@@ -71,8 +72,13 @@ def files_left_out(files: Files) -> dict[str, str]:
     """C++ files that only lists for NVIDIA name, each with the list's place."""
     # Beside setup_rocm.py, which lists its own, other lists of the folder are NVIDIA's.
     twins = {path.rpartition("/")[0] for path in files.python if _FOR_ROCM.search(path)}
-    builds = ((path, text, path.rpartition("/")[0] in twins) for path, text in files.build.items())
-    listed = [one for build in builds for one in _by_cmake(*build)]
+    asked = {path: _asked_with_amd(_commands(text)) for path, text in files.build.items()}
+    listed = []
+    for path, text in files.build.items():
+        folder = path.rpartition("/")[0]
+        above = [names for other, names in asked.items() if names is not None and _is_above(other, folder)]
+        if above or folder in twins:
+            listed += _by_cmake(path, text, frozenset().union(*above))
     for path, text in files.python.items():
         if ".cu" in text and re.search(r"(?i)hip|rocm", text):
             listed += _by_python(path, text)
@@ -92,6 +98,11 @@ def files_left_out(files: Files) -> dict[str, str]:
         for path in _meant(one.pattern, by_name)
         if one.removed or path not in kept
     }
+
+
+def _is_above(path: str, folder: str) -> bool:
+    """Whether a build file is in a folder or in one around it."""
+    return f"{folder}/".startswith(path[: path.rfind("/") + 1])
 
 
 def _before_hipify(pattern: str) -> Iterator[str]:
@@ -115,46 +126,49 @@ def _meant(pattern: str, by_name: Mapping[str, list[str]]) -> Iterator[str]:
                 yield path
 
 
-def _by_cmake(path: str, text: str, has_twin: bool) -> Iterator[_Listed]:
-    for one in cmake_commands(text, has_twin) or ():
+def _by_cmake(path: str, text: str, shared: frozenset[str]) -> Iterator[_Listed]:
+    for one in _cmake_commands(text, shared):
         removed = one.word == "list" and one.given.split()[:1] == ["REMOVE_ITEM"]
         if removed and one.taken is not True:
             continue
+        # A star stands for files of this folder, where no variable says otherwise.
+        inside = "" if "${" in one.given else path[: path.rfind("/") + 1]
         for name in _SOURCE.findall(_VARIABLE.sub("", one.given)):
-            yield _Listed(name, f"{path}:{one.first}", one.taken and not removed, removed)
+            yield _Listed(
+                inside + name if "*" in name else name, f"{path}:{one.first}", one.taken and not removed, removed
+            )
 
 
-def cmake_commands(text: str, has_twin: bool = False) -> list[_Command] | None:
-    """Commands but those of if(); None where the file asks nowhere for AMD, so that its conditions say nothing.
-
-    `has_twin`: another file beside it does.
-    """
+def _commands(text: str) -> list[_Command]:
     plain = uncommented(text)
-    commands = [(match[1].lower(), match[2], match.start(), match.end()) for match in _COMMAND.finditer(plain)]
-    shared = _asked_with_amd([(word, given) for word, given, _, _ in commands])
-    if shared is None and not has_twin:
-        return None
-    found: list[_Command] = []
+    return [
+        _Command(match[1].lower(), match[2], *(plain.count("\n", 0, place) + 1 for place in match.span()))
+        for match in _COMMAND.finditer(plain)
+    ]
+
+
+def _cmake_commands(text: str, shared: frozenset[str]) -> Iterator[_Command]:
+    """Commands but those of if(), with what a build for ROCm makes of them; `shared`: NVIDIA's switches that it sets
+    as well."""
     stack: list[_Side] = []
     rest: bool | None = True
-    for word, given, start, end in commands:
+    for one in _commands(text):
+        word, given = one.word, one.given
         taken = both(rest, both(stack[-1].outer, stack[-1].held) if stack else True)
         if word in ("if", "function", "macro"):
             # Whoever calls a function may ask first.
-            held = _holds(given, shared or frozenset()) if word == "if" else None
+            held = _holds(given, shared) if word == "if" else None
             stack.append(_Side(held, held, taken))
         elif word in ("elseif", "else") and stack:
             top = stack[-1]
-            asked = True if word == "else" else _holds(given, shared or frozenset())
+            asked = True if word == "else" else _holds(given, shared)
             top.held, top.before = both(negated(top.before), asked), either(top.before, asked)
         elif word in ("endif", "endfunction", "endmacro") and stack:
             stack.pop()
         elif word == "return":
             rest = both(rest, negated(taken))
         else:
-            first, last = (plain.count("\n", 0, place) + 1 for place in (start, end))
-            found.append(_Command(word, given, first, last, taken))
-    return found
+            yield replace(one, taken=taken)
 
 
 def build_hazards(path: str, text: str, hip_builds: Sequence[str] = ()) -> Iterator[SourceHazard]:
@@ -166,7 +180,9 @@ def build_hazards(path: str, text: str, hip_builds: Sequence[str] = ()) -> Itera
     lines, always = plain.split("\n"), set[int]()
     if _KNOWS_ROCM.search(plain):
         aside = "; the file speaks of ROCm too, so this may be one side of two"
-        run = (one for one in cmake_commands(text) or () if one.taken is True and one.word not in ("set", "option"))
+        shared = _asked_with_amd(_commands(text))
+        commands = () if shared is None else _cmake_commands(text, shared)
+        run = (one for one in commands if one.taken is True and one.word not in ("set", "option"))
         always = {line for one in run for line in range(one.first, one.last + 1)}
     for rule in python_rules("build"):
         assert rule.pattern is not None
@@ -188,27 +204,35 @@ def build_hazards(path: str, text: str, hip_builds: Sequence[str] = ()) -> Itera
             yield SourceHazard("target-list", "setting", says, path, shorten(line), remedy, number, isa)
 
 
-def _asked_with_amd(commands: Sequence[tuple[str, str]]) -> frozenset[str] | None:
-    """Names of NVIDIA's switches inside of which the file asks for AMD, so that both are set; None: it never asks."""
+def _asked_with_amd(commands: Sequence[_Command]) -> frozenset[str] | None:
+    """Names of NVIDIA's switches inside of which the file asks for AMD, or that it sets for AMD, so that both are set;
+    None: it never asks."""
     around: list[set[str]] = []
+    for_amd: list[bool] = []
     shared: set[str] = set()
     asks = False
-    for number, (word, given) in enumerate(commands):
-        names = {one.strip('"${}') for one in _WORD.findall(given)}
+    for number, one in enumerate(commands):
+        word, given = one.word, one.given
+        names = {each.strip('"${}') for each in _WORD.findall(given)}
         amd = any(map(_AMD.match, names))
         if word == "if":
             if amd:
                 asks = True
                 # `if(USE_HIP) message(FATAL_ERROR ...)`: the two are not set together.
-                refuses = "FATAL_ERROR" in commands[number + 1][1] if number + 1 < len(commands) else False
+                refuses = "FATAL_ERROR" in commands[number + 1].given if number + 1 < len(commands) else False
                 shared |= {name for outer in around for name in outer if not refuses}
             # Of `CUDA OR HIP` neither is set for the other's sake.
-            positive = not amd and not any(one.upper() == "NOT" for one in names)
+            positive = not amd and not any(each.upper() == "NOT" for each in names)
             around.append({name for name in names if positive and _NVIDIA.match(name)})
-        elif word == "elseif":
-            asks = asks or amd
+            for_amd.append(amd)
+        elif word in ("elseif", "else") and around:
+            asks = asks or (amd and word == "elseif")
+            for_amd[-1] = amd and word == "elseif"
+        elif word == "set" and any(for_amd) and not _ON.isdisjoint(one.given.upper().split()):
+            shared |= {name for name in names if _NVIDIA.match(name)}
         elif word == "endif" and around:
             around.pop()
+            for_amd.pop()
     return frozenset(shared) if asks else None
 
 

@@ -114,7 +114,8 @@ def _left_out(files: Files) -> dict[str, str]:
     by_name = "the file is NVIDIA's by its name, and the tree has a side for AMD"
     by_list = {path: f"{place} leaves this file out on ROCm" for path, place in files_left_out(files).items()}
     has_side = hip_builds(files.build) or files.asks_for_hip or any(map(_FOR_ROCM.search, files.cpp.values()))
-    return {path: by_name for path in files.cpp if has_side and is_nvidia(path, folders, stems)} | by_list
+    named = (path for path in (*files.cpp, *files.build) if has_side and is_nvidia(path, folders, stems))
+    return dict.fromkeys(named, by_name) | by_list
 
 
 def _read(files: Files, project: Project, names: CudaNames, on_progress: OnProgress) -> Iterator[SourceHazard]:

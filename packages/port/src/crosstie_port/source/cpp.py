@@ -83,8 +83,9 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
         if (rule.unless and rule.unless.search(unit.text)) or (rule.requires and not rule.requires.search(unit.text)):
             continue
         lines = {line: header for header, line in headers if _names_header(rule, header, local)}
+        own = frozenset() if project.includes(path, rule.headers) else project.own_spaces
         for code in codes:
-            lines |= _places(rule, code)
+            lines |= _places(rule, code, own)
         if (asked := rule.unless_asked) is not None:
             lines = {line: lines[line] for line in lines if not _is_asked(asked, unit.around(line, and_before=True))}
         if lines:
@@ -104,8 +105,8 @@ def _names_header(rule: NameRule, header: str, local: set[str]) -> bool:
     return any(header.startswith(wanted) and ("/" in wanted or header not in local) for wanted in rule.headers)
 
 
-def _places(rule: NameRule, code: Code) -> dict[int, str]:
-    """Lines and the name seen there."""
+def _places(rule: NameRule, code: Code, own: frozenset[str]) -> dict[int, str]:
+    """Lines and the name seen there; `own`: namespaces of the tree itself."""
     found: dict[int, str] = {}
     tokens = code.tokens
     for name, places in code.names.items():
@@ -118,7 +119,7 @@ def _places(rule: NameRule, code: Code) -> dict[int, str]:
                 is_member = code.text(at - 1) in (".", "->") and not name.startswith(("shared", "cuda", "__"))
                 if not is_member and not code.is_dropped(at):
                     found.setdefault(tokens[at].line, name)
-    for space in {one.partition("::")[0] for one in rule.qualified}:
+    for space in {one.partition("::")[0] for one in rule.qualified} - own:
         for at in code.names.get(space, ()):
             name = f"{space}::{code.text(at + 2)}"
             is_whole = at + 2 < len(tokens) and code.text(at + 1) == "::" and code.text(at - 1) != "::"

@@ -624,6 +624,11 @@ class Project:
         """Outermost namespaces that files of the tree itself open."""
         return frozenset(match[1] for unit in self.units.values() for match in _SPACE.finditer(unit.text))
 
+    def includes(self, path: str, headers: tuple[str, ...]) -> bool:
+        """Whether a file, or one around it, includes a header whose name begins so."""
+        seen = (one.header for other in self.visible[path] for one in self.units[other].directives if one.header)
+        return any(header.startswith(headers) for header in seen)
+
     def declares_type(self, name: str) -> bool:
         """Whether any class of the tree has a type of that name: `using name = ...`."""
         if name not in self._types:
