@@ -15,7 +15,7 @@ from crosstie.decide.cost.frontier import CostCurve
 from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
-from crosstie.web.parts import Figure
+from crosstie.web.parts import Bars, Figure
 from crosstie.web.report import report_of, write_report
 
 _PAGE = ".html"
@@ -183,6 +183,34 @@ _MEMORY = (
 )  # fmt: skip
 
 
+# Colours of bars by their tones, as report.css has them by day.
+_TONES = {
+    "amd": "#b3202c", "nvidia": "#3b6e00", "other": "#5a5a5a", "idle": "#c9d1d9", "range": "#c9d1d9", "now": "#0b5cad",
+    "flips": "#8a5300",
+}  # fmt: skip
+
+
+def draw_bars(axes: Any, chart: Bars) -> None:
+    """A page's chart of bars: names beside them, and their numbers over them."""
+    for row, bar in enumerate(chart.bars):
+        for span in bar.spans:
+            axes.barh(row, span.end - span.begin, left=span.begin, height=0.15 if span.thin else 0.5,
+                      color=_TONES[span.tone], edgecolor="white", linewidth=0.7)  # fmt: skip
+        # A dollar begins no formula here.
+        axes.text(0.0, row - 0.3, bar.words, fontsize=8, va="bottom", parse_math=False)
+    axes.set_yticks(range(len(chart.bars)), [bar.name for bar in chart.bars], fontsize=8)
+    axes.set_ylim(len(chart.bars) - 0.6, -0.8)
+    axes.set_xlim(0.0, chart.most)
+    axes.xaxis.set_major_formatter("${x:,g}")
+    axes.set_xlabel(", ".join(["$ an hour", *filter(None, [chart.note])]), fontsize=8)
+    axes.set_axisbelow(True)
+    axes.set_title(chart.title, loc="left", fontsize=10)
+    if chart.key:
+        handles = [axes.barh(0, 0, color=_TONES[tone]) for tone, _ in chart.key]
+        axes.legend(handles, [name for _, name in chart.key], loc="upper left", bbox_to_anchor=(0.0, 0.0),
+                    borderaxespad=_UNDER_LABELS, handlelength=1.0, frameon=False, fontsize=8)  # fmt: skip
+
+
 def plain_ticks(axis: Any, at: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
     """Numbers of a logarithmic axis as people write them, 20 and not 2x10^1: at 1, 2 and 5 of every decade."""
     from matplotlib.ticker import LogLocator, NullFormatter
@@ -279,7 +307,8 @@ _UNDER_LABELS = 5.0
 _BY_PAGE = {
     "#000000": "currentColor", "#ffffff": "var(--paper)", "#666666": "var(--soft)", "#b0b0b0": "var(--line)",
     "#0072b2": "var(--blue, #0072b2)", "#009e73": "var(--green, #009e73)", "#d55e00": "var(--orange, #d55e00)",
-    "#8c6d31": "var(--brown, #8c6d31)",
+    "#8c6d31": "var(--brown, #8c6d31)", "#b3202c": "var(--amd)", "#3b6e00": "var(--nvidia)", "#5a5a5a": "var(--other)",
+    "#c9d1d9": "var(--idle)", "#0b5cad": "var(--accent)", "#8a5300": "var(--caution)",
 }  # fmt: skip
 
 
