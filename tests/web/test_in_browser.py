@@ -15,7 +15,7 @@ from tests.prove.calibration.rows import row, written
 from tests.prove.parity.fake_engine import Engine, served
 from tests.small_workload import small_text
 
-from crosstie.decide.compare.curve import Curve
+from crosstie.decide.cost.curves import Curve
 from crosstie.web.chart import draw_curves
 from crosstie.web.parts import CommandLine, Heading, Part, Table
 from crosstie.web.report import KeyNumber, Report, write_report

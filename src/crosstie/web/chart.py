@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from crosstie import __version__
 from crosstie.catalog.writing import in_words, write_text, write_whole
 from crosstie.core.errors import BadInput, MissingExtra
-from crosstie.decide.compare.curve import Curve
-from crosstie.decide.cost.frontier import CostCurve
+from crosstie.decide.cost.curves import Curve
 from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
@@ -96,7 +95,7 @@ class CostPicture(NamedTuple):
     """Dollars a million output tokens over the time of a token, or over the length of prompts: down is better."""
 
     title: str
-    curves: Sequence[CostCurve]
+    curves: Sequence[Curve]
     prices: Mapping[str, Quote]
     # Of all that are compared, with a price or without: each has its colour in every picture.
     accelerators: Sequence[str]
@@ -123,7 +122,7 @@ class CostPicture(NamedTuple):
         for curve in self.curves:
             index = self.accelerators.index(curve.accelerator)
             colour, look = colours()[index], {"marker": MARKERS[index % len(MARKERS)], "markersize": 4}
-            x = curve.input_tokens if self.by_context else [1e3 * each for each in curve.tpot_s]
+            x = curve.input_tokens if self.by_context else [1e3 / each for each in curve.tokens_per_s_per_user]
             layouts = " ".join(dict.fromkeys(curve.layouts))
             label = f"{curve.accelerator}, {layouts}, ${self.prices[curve.accelerator].usd:.2f}/h"
             axes.plot(x, curve.usd_per_mtok, color=colour, label=label, linewidth=1.8,
