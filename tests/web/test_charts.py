@@ -14,7 +14,7 @@ from tests.prove.calibration.rows import row, written
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism
-from crosstie.decide.compare.curve import Curve
+from crosstie.decide.cost.curves import Curve
 from crosstie.perf.estimate import estimate
 from crosstie.perf.fit import place
 from crosstie.perf.hardware import Hardware

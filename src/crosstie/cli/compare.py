@@ -18,11 +18,10 @@ from crosstie.core.figures import seconds, share, significant
 from crosstie.core.question import USUAL, assumptions
 from crosstie.core.speculation import Speculation
 from crosstie.decide.compare.apart import ApartEntry
-from crosstie.decide.compare.curve import ContextCurve, Curve, context_curves, curves
 from crosstie.decide.compare.payoff import FEWER, Payoff
 from crosstie.decide.compare.scaling import FOUR_FIFTHS, SEVERAL_MACHINES, Scaling, Size
 from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
-from crosstie.decide.cost.frontier import contexts_priced, frontiers
+from crosstie.decide.cost.curves import Curve, context_curves, curves, frontiers
 from crosstie.decide.cost.prices import quotes
 from crosstie.perf.fit import BARELY
 from crosstie.perf.roofline import Roofline, roofline
@@ -105,11 +104,11 @@ def command(
         )
     for picture in pictures if not wanted.as_json else ():
         click.echo(f"drawn as {picture}", err=True)
-    contexts = context_curves(card) if sweep else []
-    more = {"sweep": [asdict(curve) for curve in swept]} if swept else {}
+    contexts = context_curves(card, {}) if sweep else []
+    more = {"sweep": [_curve_json(curve) for curve in swept]} if swept else {}
     for key, drawn in (("costs", costs), ("context_costs", context_costs)):
-        more |= {key: [asdict(curve) for curve in drawn.curves]} if drawn else {}
-    more |= {"context_sweep": [asdict(curve) for curve in contexts]} if contexts else {}
+        more |= {key: [_curve_json(curve) for curve in drawn.curves]} if drawn else {}
+    more |= {"context_sweep": [_curve_json(curve) for curve in contexts]} if contexts else {}
     more |= {"roofline": [roofline_json(roof) for roof in roofs]} if roofs else {}
     more |= {"apart": [apart_json(apart_entry) for apart_entry in split]} if split else {}
 
@@ -141,12 +140,14 @@ def _costs(catalog: Catalog, card: Scorecard, of: str, *, by_context: bool) -> C
     lacking = ", ".join(name for name in names if name not in prices)
     priced = f"{USUAL.price} prices, the middle seller's{f' (none for {lacking})' if lacking else ''}"
     if by_context:
-        what, curves = "Cost over context length", contexts_priced(card, prices)
+        what, drawn = "Cost over context length", context_curves(card, prices)
         asked = f"{load.output_tokens:,} tokens out, {load.concurrency:,} requests in flight a replica"
     else:
-        what, curves = "Cost against latency", frontiers(catalog, card, prices)
+        what, drawn = "Cost against latency", frontiers(catalog, card, prices)
         asked = f"{load.input_tokens:,} tokens in, {load.output_tokens:,} out, the best layout and load at each TPOT"
-    return CostPicture(f"{what}\n{of}: {asked}; {priced}", curves, prices, names, by_context)
+    return CostPicture(
+        f"{what}\n{of}: {asked}; {priced}", [one for one in drawn if one.usd_per_mtok], prices, names, by_context
+    )
 
 
 def _published(card: Scorecard) -> list[PublishedPoint]:
@@ -301,6 +302,11 @@ def payoff_text(payoff: Payoff | None, concurrency: int) -> str:
     )
 
 
+def _curve_json(curve: Curve) -> dict[str, object]:
+    """Without what it does not know."""
+    return {name: value for name, value in asdict(curve).items() if value != []}
+
+
 def sweep_parts(swept: list[Curve]) -> Parts:
     columns = [">in flight", ">TTFT", ">tokens/s per user", ">tokens/s per GPU"]
     for curve in swept:
@@ -311,7 +317,7 @@ def sweep_parts(swept: list[Curve]) -> Parts:
         yield Table(columns, cells, curve.label)
 
 
-def contexts_parts(swept: list[ContextCurve], load: Load) -> Parts:
+def contexts_parts(swept: list[Curve], load: Load) -> Parts:
     columns = [">prompt tokens", ">run at once", ">TTFT", ">tokens/s per user", ">tokens/s per GPU"]
     for curve in swept:
         lines = zip(

@@ -26,7 +26,7 @@ from crosstie.decide.plan.targets import FACTORS
 from crosstie.decide.plan.ways import Outlook
 from crosstie.port.preflight.effort import effort_of
 from crosstie.web.parts import Heading, Line, Parts, Section, Table, caution, closing, note
-from crosstie.web.plan_chart import fleet_bars, flip_bars
+from crosstie.web.plan_chart import fleet_bars, flip_bars, memory_bars
 
 DETAILS = "routing and its reasons, cost by class, intervals, growth, prices and their age"
 
@@ -470,7 +470,8 @@ def _flips(plan: Plan, verbose: bool) -> Parts:
     if lines:
         yield Heading("What would change it")
     if verbose:
-        yield from flip_bars([flip for flip in plan.flips if flip.kind == "price" or flip.at_usd_per_gpu_hour > 0])
+        yield from flip_bars(plan)
+        yield from memory_bars(plan)
     yield from (f"- {line}" for line in lines)
 
 

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from crosstie import __version__
 from crosstie.catalog.writing import in_words, write_text, write_whole
 from crosstie.core.errors import BadInput, MissingExtra
-from crosstie.decide.compare.curve import Curve
-from crosstie.decide.cost.frontier import CostCurve
+from crosstie.decide.cost.curves import Curve
 from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
-from crosstie.web.parts import Figure
+from crosstie.web.parts import Bars, Figure
 from crosstie.web.report import report_of, write_report
 
 _PAGE = ".html"
@@ -96,7 +95,7 @@ class CostPicture(NamedTuple):
     """Dollars a million output tokens over the time of a token, or over the length of prompts: down is better."""
 
     title: str
-    curves: Sequence[CostCurve]
+    curves: Sequence[Curve]
     prices: Mapping[str, Quote]
     # Of all that are compared, with a price or without: each has its colour in every picture.
     accelerators: Sequence[str]
@@ -123,7 +122,7 @@ class CostPicture(NamedTuple):
         for curve in self.curves:
             index = self.accelerators.index(curve.accelerator)
             colour, look = colours()[index], {"marker": MARKERS[index % len(MARKERS)], "markersize": 4}
-            x = curve.input_tokens if self.by_context else [1e3 * each for each in curve.tpot_s]
+            x = curve.input_tokens if self.by_context else [1e3 / each for each in curve.tokens_per_s_per_user]
             layouts = " ".join(dict.fromkeys(curve.layouts))
             label = f"{curve.accelerator}, {layouts}, ${self.prices[curve.accelerator].usd:.2f}/h"
             axes.plot(x, curve.usd_per_mtok, color=colour, label=label, linewidth=1.8,
@@ -181,6 +180,34 @@ _MEMORY = (
     ("weights", "#0072B2", ""), ("KV cache", "#E69F00", "//"), ("engine and activations", "#CC79A7", ".."),
     ("left free by the engine", "#d9dde1", ""),
 )  # fmt: skip
+
+
+# Colours of bars by their tones, as report.css has them by day.
+_TONES = {
+    "amd": "#b3202c", "nvidia": "#3b6e00", "other": "#5a5a5a", "idle": "#c9d1d9", "range": "#c9d1d9", "now": "#0b5cad",
+    "flips": "#8a5300",
+}  # fmt: skip
+
+
+def draw_bars(axes: Any, chart: Bars) -> None:
+    """A page's chart of bars: names beside them, and their numbers over them."""
+    for row, bar in enumerate(chart.bars):
+        for span in bar.spans:
+            axes.barh(row, span.end - span.begin, left=span.begin, height=0.15 if span.thin else 0.5,
+                      color=_TONES[span.tone], edgecolor="white", linewidth=0.7)  # fmt: skip
+        # A dollar begins no formula here.
+        axes.text(0.0, row - 0.3, bar.words, fontsize=8, va="bottom", parse_math=False)
+    axes.set_yticks(range(len(chart.bars)), [bar.name for bar in chart.bars], fontsize=8)
+    axes.set_ylim(len(chart.bars) - 0.6, -0.8)
+    axes.set_xlim(0.0, chart.most)
+    axes.xaxis.set_major_formatter("${x:,g}")
+    axes.set_xlabel(", ".join(["$ an hour", *filter(None, [chart.note])]), fontsize=8)
+    axes.set_axisbelow(True)
+    axes.set_title(chart.title, loc="left", fontsize=10)
+    if chart.key:
+        handles = [axes.barh(0, 0, color=_TONES[tone]) for tone, _ in chart.key]
+        axes.legend(handles, [name for _, name in chart.key], loc="upper left", bbox_to_anchor=(0.0, 0.0),
+                    borderaxespad=_UNDER_LABELS, handlelength=1.0, frameon=False, fontsize=8)  # fmt: skip
 
 
 def plain_ticks(axis: Any, at: Sequence[float] = (1.0, 2.0, 5.0)) -> None:
@@ -279,7 +306,8 @@ _UNDER_LABELS = 5.0
 _BY_PAGE = {
     "#000000": "currentColor", "#ffffff": "var(--paper)", "#666666": "var(--soft)", "#b0b0b0": "var(--line)",
     "#0072b2": "var(--blue, #0072b2)", "#009e73": "var(--green, #009e73)", "#d55e00": "var(--orange, #d55e00)",
-    "#8c6d31": "var(--brown, #8c6d31)",
+    "#8c6d31": "var(--brown, #8c6d31)", "#b3202c": "var(--amd)", "#3b6e00": "var(--nvidia)", "#5a5a5a": "var(--other)",
+    "#c9d1d9": "var(--idle)", "#0b5cad": "var(--accent)", "#8a5300": "var(--caution)",
 }  # fmt: skip
 
 

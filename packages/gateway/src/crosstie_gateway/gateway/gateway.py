@@ -672,7 +672,8 @@ class Gateway:
             gauge("sessions", "Sessions: answered now, or warm, that is likely to come back.", states),
             ("crosstie_session_turns_total", "counter",
              "Turns of sessions that went on, by what was known of their cache when they were sent.", turns),
-            ("crosstie_session_usd_total", "counter", "What sessions that went on have cost.", [({}, sum(kind.usd for kind in kinds))]),
+            ("crosstie_session_usd_total", "counter", "What sessions that went on have cost.",
+             [({}, sum(kind.usd for kind in kinds))]),
             ("crosstie_sessions_begun_total", "counter", "Sessions that went on with a second turn.",
              [({}, sum(kind.begun for kind in kinds))]),
         ]  # fmt: skip
