@@ -162,17 +162,17 @@ def _piece(problem: Programme, minimise: str, quickly: bool, bounded: bool) -> _
     used = relaxed.values[: rows.first_share] > 1e-6
     nearest = np.argsort(-np.where(used, np.inf, _worth(rows, relaxed.duals, minimise)), kind="stable")
     alone, best, least = _best_alone(problem), None, np.inf
-    # Whatever ends a search early, one accelerator by itself is known to do.
-    tried = [alone[0]] if alone else []
     for few in (_FEW_COLUMNS,) if quickly else (_FEW_COLUMNS, _MORE_COLUMNS):
-        tried.append(np.unique(np.concatenate((nearest[: max(few, int(used.sum()))], *alone))))
+        tried = [np.unique(np.concatenate((nearest[: max(few, int(used.sum()))], *alone))), *alone[:1]]
         for columns in tried:
             found = _of_columns(problem, columns, minimise)
             if found is not None and (amount := _amount(problem, found[0], minimise)) < least * (1.0 - 1e-9):
                 best, least = found, amount
+            # Where a search has ended early, one accelerator by itself is known to do.
+            if best is not None and least <= best[2] * (1.0 + MANY_PARTS_GAP):
+                break
         if least <= _ABOVE * bound:
             break
-        tried = []
     # None: limits that whole replicas of these columns cannot keep.
     return (*best[:2], bound) if best else _mixed(problem, minimise)
 
