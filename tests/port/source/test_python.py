@@ -30,7 +30,7 @@ USES = [
     ("nvidia-tool", "subprocess.check_output([home + '/bin/nvcc', '-V'])"), ("nvidia-tool", "subprocess.run(['nvcc', '--version'])"),
     ("nvidia-package", "requires = ['nvidia-cuda-runtime-cu11>=11.8.89']"), ("nvidia-package", "requires = ['cupy-cuda12x']"),
     ("triton-warps", "num_warps = 32\nkernel[grid](x, num_warps=num_warps)"), ("nvidia-package", "from triton.backends.nvidia.driver import libcuda_dirs"),
-    ("cuda-home", "CUDA_HOME = env.CUDA_HOME\nassert CUDA_HOME, 'set it'"), ("torch-version", "if torch.hip.is_available(): pass"),
+    ("cuda-home", "assert envs.CUDA_HOME, 'set it'"), ("torch-version", "if torch.hip.is_available(): pass"),
     ("cudnn", "name = 'aten::cudnn_convolution_backward'"),
 ]  # fmt: skip
 
