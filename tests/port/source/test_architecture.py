@@ -66,6 +66,7 @@ def test_sides_that_are_right(text: str) -> None:
         ("!defined(__gfx90a__) && !defined(__gfx942__)", "mi355x", set()),
         ("defined(__gfx90a__) || defined(__gfx942__) || defined(__GFX9__)", "mi355x", set()),
         ("defined(__gfx942__)", "mi355x", set()),
+        ("defined(__gfx940__) || defined(__gfx941__) || defined(__gfx942__)", "mi355x", set()),
     ],
 )
 def test_lists_of_targets_without_a_newer_one(condition: str, on: str, expected: set[str]) -> None:

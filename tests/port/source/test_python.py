@@ -30,6 +30,7 @@ USES = [
     ("nvidia-tool", "subprocess.check_output([home + '/bin/nvcc', '-V'])"), ("nvidia-tool", "subprocess.run(['nvcc', '--version'])"),
     ("nvidia-package", "requires = ['nvidia-cuda-runtime-cu11>=11.8.89']"), ("nvidia-package", "requires = ['cupy-cuda12x']"),
     ("triton-warps", "num_warps = 32\nkernel[grid](x, num_warps=num_warps)"), ("nvidia-package", "from triton.backends.nvidia.driver import libcuda_dirs"),
+    ("cuda-home", "assert envs.CUDA_HOME, 'set it'"), ("torch-version", "if torch.hip.is_available(): pass"),
     ("cudnn", "name = 'aten::cudnn_convolution_backward'"),
 ]  # fmt: skip
 
@@ -59,7 +60,7 @@ def test_every_kind_of_row_is_used() -> None:
     [
         "import torch", "torch.cuda.is_available()", "x.cuda()", "torch.device('cuda')", "is_cuda = torch.version.cuda is not None",
         "if torch.version.hip:\n    pass\nelse:\n    import pynvml", "x = torch.float8_e4m3fnuz if hip else torch.float8_e4m3fn", "kernel[grid](x, num_warps=8)",
-        "import triton.language as tl\ntl.dot(a, b)", "cuda = 1\nprint(cuda)", "WARP_SIZE = 64", "from .pynvml import local", "num_warps = 16", "name = 'nvidia-smi-wrapper'", "print('see the nvcc manual')", "args = {'nvcc': ['-O3']}",
+        "import triton.language as tl\ntl.dot(a, b)", "cuda = 1\nprint(cuda)", "WARP_SIZE = 64", "from .pynvml import local", "num_warps = 16", "assert CUDA_HOME or ROCM_HOME", "name = 'nvidia-smi-wrapper'", "print('see the nvcc manual')", "args = {'nvcc': ['-O3']}",
         "major = 9\nassert major >= 8", "ok = torch.cuda.get_device_capability() >= (8, 0)", "ok = torch.cuda.get_device_properties(0).major >= 10",
         "old = torch.cuda.get_device_capability()[0] < 8", "with torch.cuda.stream(s): pass", "a = torch.version.hip or torch.version.cuda",
     ],

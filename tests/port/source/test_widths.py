@@ -38,6 +38,7 @@ def test_uses_at_run_time_are_right(line: str) -> None:
     "text",
     [
         "void run(int n) {\n  int warpSize = ask();\n  work<<<n / warpSize, warpSize>>>(n);\n}\n",
+        "void run(int n) {\n  const index_t warpSize = GPU_WARP_SIZE;\n  work<<<n / warpSize, warpSize>>>(n);\n}\n",
         "void run(int n, int warpSize) {\n  work<<<n / warpSize, warpSize>>>(n);\n}\n",
         "#define RUN(n) void run##n() {\\\n  int warpSize = ask();\\\n  work<<<n / warpSize, warpSize>>>(n);\\\n}\n",
     ],

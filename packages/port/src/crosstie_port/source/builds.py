@@ -73,7 +73,7 @@ def files_left_out(files: Files) -> dict[str, str]:
     # Beside setup_rocm.py, which lists its own, other lists of the folder are NVIDIA's.
     twins = {path.rpartition("/")[0] for path in files.python if _FOR_ROCM.search(path)}
     asked = {path: _asked_with_amd(_commands(text)) for path, text in files.build.items()}
-    listed = []
+    listed: list[_Listed] = []
     for path, text in files.build.items():
         folder = path.rpartition("/")[0]
         above = [names for other, names in asked.items() if names is not None and _is_above(other, folder)]
@@ -141,10 +141,12 @@ def _by_cmake(path: str, text: str, shared: frozenset[str]) -> Iterator[_Listed]
 
 def _commands(text: str) -> list[_Command]:
     plain = uncommented(text)
-    return [
-        _Command(match[1].lower(), match[2], *(plain.count("\n", 0, place) + 1 for place in match.span()))
-        for match in _COMMAND.finditer(plain)
-    ]
+
+    def line(offset: int) -> int:
+        return plain.count("\n", 0, offset) + 1
+
+    found = _COMMAND.finditer(plain)
+    return [_Command(match[1].lower(), match[2], line(match.start()), line(match.end())) for match in found]
 
 
 def _cmake_commands(text: str, shared: frozenset[str]) -> Iterator[_Command]:

@@ -119,7 +119,11 @@ class Code:
         position = bisect_left(self._starts, at) - 1
         # Parameters stand before the function's brace, behind the end of the one before it.
         behind = max((one.end for one in self.functions[: position + 1] if one.end < at), default=-1)
-        return any(behind < declaration.at <= at for declaration in self.declarations.get(name, ()))
+        if any(behind < declaration.at <= at for declaration in self.declarations.get(name, ())):
+            return True
+        # `const index_t name = ...`, of a type that is not known here.
+        given = (one for one in self.names.get(name, ()) if behind < one <= at and self.text(one + 1) == "=")
+        return any(one and self.tokens[one - 1].kind == "name" for one in given)
 
     def text(self, at: int) -> str:
         """Of the token at a place, "" before the first and behind the last."""

@@ -240,7 +240,9 @@ def _target_lists(code: Code) -> Iterator[SourceHazard]:
     unit = code.project.units[code.path]
     for side in unit.sides if not code.parameters else ():
         named = targets_in(" ".join(token.text for token in side.directive.tokens))
-        if side.directive.word == "else" or unit.is_dead(side.directive.line) or len(named) < 2:
+        # Steppings of one chip are one: what stands behind them may be its FP8 dialect.
+        chips = {re.sub("^gfx94[01]$", "gfx942", one) for one in named}
+        if side.directive.word == "else" or unit.is_dead(side.directive.line) or len(chips) < 2:
             continue
         for isa in sorted(DATA_CENTRE_ISAS - named):
             if _holds_on(side, isa) is False and any(_holds_on(side, other) for other in named):

@@ -272,6 +272,10 @@ class _Reader(ast.NodeVisitor):
     visit_If = visit_IfExp = _choice  # noqa: N815
 
     def visit_Assert(self, node: ast.Assert) -> None:
+        if dotted(node.test).rpartition(".")[2] in ("CUDA_HOME", "CUDA_PATH"):
+            what = "a build for ROCm has no CUDA_HOME, and stops here"
+            self._hazard("cuda-home", "error", what, node, "ask for ROCM_HOME as well", name="CUDA_HOME")
+            return
         self._condition(node.test)
 
     def _condition(self, test: ast.expr) -> None:
