@@ -59,6 +59,23 @@ def simulator_of(pools: tuple[Pool, ...], policy: Policy, slower: dict[str, floa
     return made
 
 
+def test_who_waits_for_a_first_token_is_known() -> None:
+    """In the waiting room, where the one place is taken, and on a replica that computes the prompt."""
+    made = FleetSimulator(CATALOG, fleet(alone("h200", "fast", max_in_flight=1), classes=()), None)
+    sent = [replace(REQUEST, input_tokens=1000 + number) for number in range(3)]
+    for request in sent:
+        made.send(request)
+    assert len(made.room) == 2
+    assert sorted(made.without_first_token) == sent
+    while len(made.without_first_token) == 3:
+        made.advance(made.next_s)
+    # The first one has its first token, and is not through.
+    assert sorted(made.without_first_token) == sent[1:]
+    assert made.inside == 3
+    made.advance(inf)
+    assert made.without_first_token == []
+
+
 def closed_loop(simulator: FleetSimulator, clients: int, template: SimulatedRequest, until_s: float) -> float:
     """So many clients, each of whom sends its next request when the last one ends; answers a second in the later half.
 
