@@ -1,10 +1,11 @@
 """Curves as a picture, SVG or PNG by the file's ending. Needs the `plot` extra (matplotlib)."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from crosstie import __version__
@@ -26,18 +27,26 @@ STYLES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
 _CURVES_NOTE = "numbers: requests in flight; predicted, not measured"
 
 
-def draw_curves(
-    curves: Sequence[Curve], title: str, file: Path, published: Sequence[PublishedPoint] = (), *, dark: bool = False
-) -> None:
-    check_ending(file)
-    save(_curves(curves, title, published), file, _curves_note(published), dark=dark, which="both")
+class Picture(NamedTuple):
+    """Drawn when it is wanted: into a file by itself, or on a page."""
+
+    make: Callable[[], Any]
+    note: str
+    # For those who do not see it.
+    says: str
+    # Which lines of the grid there are.
+    grid: Mapping[str, str] = MappingProxyType({})
+
+    def draw(self, file: Path, *, dark: bool = False) -> None:
+        save(self.make(), file, self.note, dark=dark, **self.grid)
+
+    def on_page(self) -> Figure:
+        return on_page(self.make(), self.note, self.says, **self.grid)
 
 
-def curves_figure(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()) -> list[Figure]:
-    if not curves:
-        return []
+def curves_picture(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()) -> Picture:
     says = f"{title}: tokens a second of a GPU over those of a user, for {', '.join(curve.label for curve in curves)}"
-    return [on_page(_curves(curves, title, published), _curves_note(published), says, which="both")]
+    return Picture(lambda: _curves(curves, title, published), _curves_note(published), says, {"which": "both"})
 
 
 def _curves_note(published: Sequence[PublishedPoint]) -> str:
@@ -91,54 +100,41 @@ def logarithmic(axes: Any) -> None:
         plain_ticks(axis)
 
 
-class CostPicture(NamedTuple):
-    """Dollars a million output tokens over the time of a token, or over the length of prompts: down is better."""
+def costs_picture(
+    curves: Sequence[Curve], prices: Mapping[str, Quote], title: str, *, of: Sequence[str], by_context: bool
+) -> Picture | None:
+    """Dollars a million output tokens over the time of a token, or over the length of prompts: down is better. `of`:
+    all that are compared, with a price or without, so that each has its colour in every picture."""
+    priced = [curve for curve in curves if curve.usd_per_mtok]
+    names = [curve.accelerator for curve in priced]
 
-    title: str
-    curves: Sequence[Curve]
-    prices: Mapping[str, Quote]
-    # Of all that are compared, with a price or without: each has its colour in every picture.
-    accelerators: Sequence[str]
-    by_context: bool = False
-
-    @property
-    def note(self) -> str:
-        said = "; ".join(f"{curve.accelerator}: {self.prices[curve.accelerator].origin}" for curve in self.curves)
-        shaded = "shaded: 80% intervals, by what is not known of the throughput, and of the price where sellers differ"
-        return f"{shaded} threefold; predicted, not measured\n{said}"
-
-    def on_page(self) -> list[Figure]:
-        says = f"{self.title}: {', '.join(curve.accelerator for curve in self.curves)}"
-        return [on_page(self._figure(), self.note, says, which="both")] if self.curves else []
-
-    def draw(self, file: Path, *, dark: bool = False) -> None:
-        if not self.curves:
-            raise BadInput(f"--plot {file}: none of these accelerators has a price by the hour in the catalog")
-        save(self._figure(), file, self.note, dark=dark, which="both")
-
-    def _figure(self) -> Any:
+    def made() -> Any:
         figure = new_figure(8, 5.2)
         axes = figure.subplots()
-        for curve in self.curves:
-            index = self.accelerators.index(curve.accelerator)
-            colour, look = colours()[index], {"marker": MARKERS[index % len(MARKERS)], "markersize": 4}
-            x = curve.input_tokens if self.by_context else [1e3 / each for each in curve.tokens_per_s_per_user]
-            layouts = " ".join(dict.fromkeys(curve.layouts))
-            label = f"{curve.accelerator}, {layouts}, ${self.prices[curve.accelerator].usd:.2f}/h"
-            axes.plot(x, curve.usd_per_mtok, color=colour, label=label, linewidth=1.8,
-                      linestyle=STYLES[index % len(STYLES)], **look)  # fmt: skip
-            axes.fill_between(x, *zip(*curve.usd_per_mtok_80, strict=True), color=colour, alpha=0.08, linewidth=0)
+        for curve in priced:
+            index = of.index(curve.accelerator)
+            x = curve.input_tokens if by_context else [1e3 / each for each in curve.tokens_per_s_per_user]
+            label = f"{curve.accelerator}, {' '.join(dict.fromkeys(curve.layouts))}, "
+            axes.plot(x, curve.usd_per_mtok, color=colours()[index], marker=MARKERS[index % len(MARKERS)],
+                      linestyle=STYLES[index % len(STYLES)], markersize=4, linewidth=1.8,
+                      label=f"{label}${prices[curve.accelerator].usd:.2f}/h")  # fmt: skip
+            ends = zip(*curve.usd_per_mtok_80, strict=True)
+            axes.fill_between(x, *ends, color=colours()[index], alpha=0.08, linewidth=0)
         logarithmic(axes)
-        axes.set_xlabel("tokens of a prompt" if self.by_context else "TPOT, ms")
+        axes.set_xlabel("tokens of a prompt" if by_context else "TPOT, ms")
         axes.set_ylabel("$ a million output tokens, prompts included")
-        axes.set_title(self.title, loc="left", fontsize=11)
-        axes.legend(frameon=False, fontsize=8, loc="upper left" if self.by_context else "upper right")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.legend(frameon=False, fontsize=8, loc="upper left" if by_context else "upper right")
         return figure
+
+    shaded = "shaded: 80% intervals, by what is not known of the throughput, and of the price where sellers differ"
+    said = "; ".join(f"{name}: {prices[name].origin}" for name in names)
+    note = f"{shaded} threefold; predicted, not measured\n{said}"
+    return Picture(made, note, f"{title}: {', '.join(names)}", {"which": "both"}) if priced else None
 
 
 def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark: bool = False) -> None:
     """The fullest GPU of each replica: weights, KV cache, what the engine works with, and what it leaves free."""
-    check_ending(file)
     figure = new_figure(9, 1.9 + 0.5 * len(placements))
     axes = figure.subplots()
     names = [f"{one.deployment.label}" for one in placements]
@@ -255,6 +251,7 @@ def _wrapped(text: str, width: float) -> str:
 
 def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str) -> None:
     """By itself it must say where it is from: `note`, and who drew it when. A page is by day and by night."""
+    check_ending(file)
     if file.suffix.lower() == _PAGE:
         title = figure.get_suptitle() or figure.axes[0].get_title(loc="left").split("\n")[0]
         write_text(file, write_report(report_of(title, [on_page(figure, note, title, **grid)])))
