@@ -98,11 +98,11 @@ def command(
         (curves_picture(swept, title, published) if swept else None, plot),
         (_cost_picture(card, of, context_costs, prices, by_context=True), plot_context),
     ]
-    for picture, file in drawn:
-        if file and picture is None:
+    for made, file in drawn:
+        if file and made is None:
             raise BadInput(f"--plot {file}: none of these accelerators has a price by the hour in the catalog")
-        if file and picture:
-            picture.draw(file, dark=dark)
+        if file and made:
+            made.draw(file, dark=dark)
     roofs = rooflines(card) if plot_roofline else []
     if plot_roofline:
         draw_roofline(
@@ -130,7 +130,7 @@ def command(
         lambda: to_json(card) | more,
         shown,
         title=f"{card.model.name} on {', '.join(names)}",
-        pictures=[picture for picture, _ in drawn],
+        pictures=[made for made, _ in drawn],
     )
     return 0 if any(entry.estimate for entry in card.entries) else 1
 

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from itertools import accumulate, pairwise
 from pathlib import Path
 from textwrap import wrap
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from crosstie.decide.cost.curves import Curve
 from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
-from crosstie.web.parts import Bars, Figure
+from crosstie.web.parts import Bars, BarSpan, ChartBar, Figure
 from crosstie.web.report import report_of, write_report
 
 _PAGE = ".html"
@@ -135,53 +136,37 @@ def costs_picture(
 
 def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark: bool = False) -> None:
     """The fullest GPU of each replica: weights, KV cache, what the engine works with, and what it leaves free."""
-    figure = new_figure(9, 1.9 + 0.5 * len(placements))
-    axes = figure.subplots()
-    names = [f"{one.deployment.label}" for one in placements]
-    for row, placement in enumerate(placements):
-        plan, reserved = placement.plan, placement.deployment.stack.reserved.si
-        free = max(plan.engine_bytes - reserved, 0.0)
-        parts = (plan.weight_bytes, plan.cache_bytes, plan.engine_bytes - free, free)
-        left = 0.0
-        largest = max(each.plan.capacity_bytes for each in placements)
-        box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0}
-        for (name, colour, hatch), size in zip(_MEMORY, parts, strict=True):
-            axes.barh(row, size / 1e9, left=left / 1e9, color=colour, hatch=hatch, edgecolor="white", height=0.62,
-                      label=name if row == 0 else None)  # fmt: skip
-            middle = (left + size / 2) / 1e9
-            if size > 0.06 * largest:
-                axes.text(middle, row, f"{size / 1e9:,.0f}", ha="center", va="center", fontsize=8, bbox=box)
-            elif size > 0:
-                # Too narrow for its number: that stands over the bar, or below it for what is free.
-                below = name == _MEMORY[-1][0]
-                axes.text(middle, row + (0.35 if below else -0.35), f"{size / 1e9:.1f}", ha="center", fontsize=7,
-                          va="top" if below else "bottom")  # fmt: skip
-            left += size
-        axes.plot([plan.capacity_bytes / 1e9] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2)
-        more = f" {placement.sequences:,} x {placement.context:,} tokens" if placement.fits else " does not fit"
-        axes.text(max(left, plan.capacity_bytes) / 1e9, row, more, va="center", fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=9)
-    axes.invert_yaxis()
-    axes.margins(x=0.28)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("GB of one GPU; the bar at the end: its capacity")
-    axes.set_title(title, loc="left", fontsize=11)
-    figure.legend(frameon=False, fontsize=8, loc="outside upper right", ncols=2)
+    bars = []
+    for placement in placements:
+        plan = placement.plan
+        free = max(plan.engine_bytes - placement.deployment.stack.reserved.si, 0.0)
+        sizes = (plan.weight_bytes, plan.cache_bytes, plan.engine_bytes - free, free)
+        ends = [0.0, *(end / 1e9 for end in accumulate(sizes))]
+        spans = [BarSpan(*each, tone) for each, tone in zip(pairwise(ends), _MEMORY, strict=True)]
+        capacity = plan.capacity_bytes / 1e9
+        words = " + ".join(f"{size / 1e9:,.{0 if size >= 1e10 else 1}f}" for size in sizes)
+        holds = f"{placement.sequences:,} x {placement.context:,} tokens" if placement.fits else "does not fit"
+        end = BarSpan(capacity, capacity + 0.01 * max(ends[-1], capacity), "edge")
+        bars.append(ChartBar(placement.deployment.label, [*spans, end], f"{words} GB: {holds}"))
+    figure = new_figure(9, 2.4 + 0.6 * len(placements))
+    draw_bars(
+        figure.subplots(),
+        Bars(title, bars, list(_MEMORY.items()), unit="GB of one GPU; the bar at the end: its capacity"),
+    )
     stacks = {one.deployment.stack.name: one.deployment.stack.reserved for one in placements}
     said = "; ".join(f"{name} keeps {fact} a GPU ({fact.basis}, {fact.date})" for name, fact in stacks.items())
     save(figure, file, f"computed from weights and layouts; {said}", dark=dark, axis="x")
 
 
-_MEMORY = (
-    ("weights", "#0072B2", ""), ("KV cache", "#E69F00", "//"), ("engine and activations", "#CC79A7", ".."),
-    ("left free by the engine", "#d9dde1", ""),
-)  # fmt: skip
+_MEMORY = {
+    "weights": "weights", "cache": "KV cache", "engine": "engine and activations", "idle": "left free by the engine",
+}  # fmt: skip
 
 
 # Colours of bars by their tones, as report.css has them by day.
 _TONES = {
     "amd": "#b3202c", "nvidia": "#3b6e00", "other": "#5a5a5a", "idle": "#c9d1d9", "range": "#c9d1d9", "now": "#0b5cad",
-    "flips": "#8a5300",
+    "flips": "#8a5300", "edge": "#8a5300", "weights": "#0072b2", "cache": "#e69f00", "engine": "#cc79a7",
 }  # fmt: skip
 
 
@@ -191,13 +176,13 @@ def draw_bars(axes: Any, chart: Bars) -> None:
         for span in bar.spans:
             axes.barh(row, span.end - span.begin, left=span.begin, height=0.15 if span.thin else 0.5,
                       color=_TONES[span.tone], edgecolor="white", linewidth=0.7)  # fmt: skip
-        # A dollar begins no formula here.
-        axes.text(0.0, row - 0.3, bar.words, fontsize=8, va="bottom", parse_math=False)
+        # A dollar begins no formula here, and words that are too long for a phone leave the bars their room.
+        axes.text(0.0, row - 0.3, bar.words, fontsize=8, va="bottom", parse_math=False, wrap=True, in_layout=False)
     axes.set_yticks(range(len(chart.bars)), [bar.name for bar in chart.bars], fontsize=8)
     axes.set_ylim(len(chart.bars) - 0.6, -0.8)
     axes.set_xlim(0.0, chart.most)
-    axes.xaxis.set_major_formatter("${x:,g}")
-    axes.set_xlabel(", ".join(["$ an hour", *filter(None, [chart.note])]), fontsize=8)
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set_xlabel(", ".join(filter(None, [chart.unit, chart.note])), fontsize=8)
     axes.set_axisbelow(True)
     axes.set_title(chart.title, loc="left", fontsize=10)
     if chart.key:
