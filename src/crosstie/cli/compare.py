@@ -86,9 +86,8 @@ def command(
     split = replica.apart(catalog, card, apart) if apart else []
     swept = curves(card) if sweep or plot or wanted.html else []
     published = _published(card) if plot or wanted.html else []
-    load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
     of = f"{card.model.name}, {replica.precision}"
-    title = f"{of}: {load}"
+    title = f"{of}: {card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
     names = [one.accelerator.id for one in card.entries]
     prices = quotes(catalog.prices, names, [USUAL.price], {}) if plot_cost or plot_context or wanted.html else {}
     costs = frontiers(catalog, card, prices) if plot_cost or wanted.html else []
@@ -105,9 +104,7 @@ def command(
             made.draw(file, dark=dark)
     roofs = rooflines(card) if plot_roofline else []
     if plot_roofline:
-        draw_roofline(
-            roofs, f"{card.model.name}: {load}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark
-        )
+        draw_roofline(roofs, f"{title}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark)
     for picture in pictures if not wanted.as_json else ():
         click.echo(f"drawn as {picture}", err=True)
     contexts = context_curves(card, {}) if sweep else []

@@ -1,6 +1,6 @@
 """`crosstie scorecard`: accelerators by axis and by scenario, every cell with its source."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import click
@@ -134,20 +134,18 @@ def _axes(
     catalog: Catalog, chosen: Sequence[Accelerator], contests: Sequence[Contest], wanted: Sequence[str],
     on_progress: OnProgress,
 ) -> list[Axis]:  # fmt: skip
-    axises: list[Axis] = []
-    if SILICON in wanted:
-        axises += silicon(catalog, chosen)
-    if MONEY in wanted:
-        axises += money(catalog, chosen)
-    if SPEED in wanted:
-        axises += speed(contests, chosen)
-    if SOFTWARE in wanted:
-        names = [accelerator.id for accelerator in chosen]
-        axises += software(catalog, chosen)
-        axises += delivered(tax(catalog, read_results(shipped_results()), names, on_progress=on_progress), names)
-    if EXPORT in wanted:
-        axises += export(chosen)
-    return axises
+    names = [accelerator.id for accelerator in chosen]
+    made: dict[str, Callable[[], list[Axis]]] = {
+        SILICON: lambda: silicon(catalog, chosen),
+        MONEY: lambda: money(catalog, chosen),
+        SPEED: lambda: speed(contests, chosen),
+        SOFTWARE: lambda: (
+            software(catalog, chosen)
+            + delivered(tax(catalog, read_results(shipped_results()), names, on_progress=on_progress), names)
+        ),
+        EXPORT: lambda: export(chosen),
+    }
+    return [axis for part, axes in made.items() if part in wanted for axis in axes()]
 
 
 def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
@@ -268,15 +266,8 @@ def _place(contender: Contender) -> list[str]:
 
 
 def _place_sources(contender: Contender) -> list[str]:
-    return [
-        "",
-        "",
-        "",
-        f"predicted, {contender.estimate.basis}",
-        contender.reckoned.price,
-        _predicted(contender),
-        f"predicted, {contender.estimate.basis}",
-    ]
+    basis = f"predicted, {contender.estimate.basis}"
+    return ["", "", "", basis, contender.reckoned.price, _predicted(contender), basis]
 
 
 def contest_json(one: Contest) -> dict[str, object]:
