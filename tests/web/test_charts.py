@@ -176,7 +176,7 @@ def test_pictures_of_cost_are_titled_with_what_they_assume(crosstie: Command, tm
         return
     for key, file, assumed in (
         ("costs", cost, "4,096 tokens in, 1,024 out, the best layout and load at each TPOT"),
-        ("context_costs", context, "1,024 tokens out, 64 in flight"),
+        ("context_sweep", context, "1,024 tokens out, 64 in flight"),
     ):
         said = " ".join(
             "".join(pair) for pair in re.findall(r"<text[^>]*>([^<]*)|<tspan[^>]*>([^<]*)", file.read_text())

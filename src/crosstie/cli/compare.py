@@ -89,13 +89,14 @@ def command(
     of = f"{card.model.name}, {replica.precision}"
     title = f"{of}: {card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
     names = [one.accelerator.id for one in card.entries]
-    prices = quotes(catalog.prices, names, [USUAL.price], {}) if plot_cost or plot_context or wanted.html else {}
+    by_context = sweep or plot_context or wanted.html
+    prices = quotes(catalog.prices, names, [USUAL.price], {}) if plot_cost or by_context else {}
     costs = frontiers(catalog, card, prices) if plot_cost or wanted.html else []
-    context_costs = context_curves(card, prices) if plot_context or wanted.html else []
+    contexts = context_curves(card, prices) if by_context else []
     drawn = [
         (_cost_picture(card, of, costs, prices), plot_cost),
         (curves_picture(swept, title, published) if swept else None, plot),
-        (_cost_picture(card, of, context_costs, prices, by_context=True), plot_context),
+        (_cost_picture(card, of, contexts, prices, by_context=True), plot_context),
     ]
     for made, file in drawn:
         if file and made is None:
@@ -107,11 +108,8 @@ def command(
         draw_roofline(roofs, f"{title}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark)
     for picture in pictures if not wanted.as_json else ():
         click.echo(f"drawn as {picture}", err=True)
-    contexts = context_curves(card, {}) if sweep else []
-    more = {"sweep": [_curve_json(curve) for curve in swept]} if swept else {}
-    more |= {"costs": [_curve_json(curve) for curve in costs]} if costs else {}
-    more |= {"context_costs": [_curve_json(curve) for curve in context_costs]} if context_costs else {}
-    more |= {"context_sweep": [_curve_json(curve) for curve in contexts]} if contexts else {}
+    several = {"sweep": swept, "costs": costs, "context_sweep": contexts}
+    more = {key: [_curve_json(curve) for curve in found] for key, found in several.items() if found}
     more |= {"roofline": [roofline_json(roof) for roof in roofs]} if roofs else {}
     more |= {"apart": [apart_json(apart_entry) for apart_entry in split]} if split else {}
 

@@ -25,7 +25,6 @@ KINDS = (".svg", ".png", ".pdf", _PAGE)
 
 # Told apart without colours: a style and a sign each.
 STYLES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
-_CURVES_NOTE = "numbers: requests in flight; predicted, not measured"
 
 
 class Picture(NamedTuple):
@@ -51,14 +50,12 @@ def curves_picture(curves: Sequence[Curve], title: str, published: Sequence[Publ
 
 
 def _curves_note(published: Sequence[PublishedPoint]) -> str:
+    note = "lines: predicted, not measured; numbers: requests in flight"
     if not published:
-        return _CURVES_NOTE
+        return note
     days = sorted(point.date for point in published if point.date)
     who = ", ".join(sorted({point.publisher for point in published}))
-    span = f", {days[0]} to {days[-1]}" if days else ""
-    return (
-        f"lines: predicted, not measured; numbers: requests in flight\nhollow: {len(published)} published ({who}{span})"
-    )
+    return f"{note}\nhollow: {len(published)} published ({who}{f', {days[0]} to {days[-1]}' if days else ''})"
 
 
 def _curves(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint]) -> Any:
