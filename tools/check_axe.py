@@ -55,10 +55,11 @@ def main(folder: str, *names: str) -> int:
     faulty = 0
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        for name in pages:
+        for at, name in enumerate(pages, 1):
+            print(f"{at} of {len(pages)}: {name}", file=sys.stderr, flush=True)
             page = browser.new_page(bypass_csp=True)
-            page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
-            for line in barriers(page, (390, 1280)):
+            answer = page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
+            for line in barriers(page, (390, 1280)) if answer.ok else ["is not there"]:
                 faulty += 1
                 print(f"{name}: {line}", flush=True)
             page.close()

@@ -23,7 +23,7 @@ from crosstie.perf.step import shape, step
 from crosstie.prove.calibration.published import PublishedPoint, published_points
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.validate import validate
-from crosstie.web.chart import MARKERS, STYLES, draw_curves, draw_memory
+from crosstie.web.chart import MARKERS, STYLES, curves_picture, draw_memory
 from crosstie.web.reliability_chart import draw_reliability
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -63,9 +63,8 @@ def test_published_results_of_this_load_and_no_other(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("words")
 def test_a_curve_s_picture_has_published_points_with_who_and_when(tmp_path: Path) -> None:
     file = tmp_path / "c.svg"
-    draw_curves(
-        [curve("h200"), curve("mi300x", 2.0)], "T", file, [PublishedPoint("h200", 2, 45, 60, "somebody", "2026-01-02")]
-    )
+    published = [PublishedPoint("h200", 2, 45, 60, "somebody", "2026-01-02")]
+    curves_picture([curve("h200"), curve("mi300x", 2.0)], "T", published).draw(file)
     text = file.read_text()
     assert "h200, published, 2 GPUs" in text
     assert "1 published (somebody, 2026-01-02" in text
@@ -81,7 +80,7 @@ def test_lines_differ_in_more_than_colour() -> None:
 @pytest.mark.parametrize("dark", [False, True])
 def test_ink_is_told_from_paper(tmp_path: Path, dark: bool) -> None:
     file = tmp_path / "c.svg"
-    draw_curves([curve("h200")], "T", file, dark=dark)
+    curves_picture([curve("h200")], "T").draw(file, dark=dark)
     text = file.read_text()
     paper = re.search(r'<g id="patch_1">.*?fill: (#\w+)', text, re.DOTALL)
     assert paper
@@ -103,10 +102,10 @@ def test_memory_s_parts_add_up_to_the_gpu(tmp_path: Path) -> None:
     file = tmp_path / "m.svg"
     draw_memory([one], "T", file)
     text = file.read_text()
-    # A segment that is too narrow for its number has it beside the bar.
+    # A segment may be too narrow for its number, so all stand over the bar.
     engine = one.deployment.stack.reserved.si
     assert engine < 0.06 * plan.capacity_bytes
-    sizes = (f"{plan.weight_bytes / 1e9:,.0f}", f">{engine / 1e9:.1f}<")
+    sizes = (f"{plan.weight_bytes / 1e9:,.0f} + ", f" + {engine / 1e9:.1f} + ")
     for word in ("weights", "KV cache", "engine and activations", *sizes, "8,192 tokens"):
         assert word in text
 
@@ -177,13 +176,14 @@ def test_pictures_of_cost_are_titled_with_what_they_assume(crosstie: Command, tm
         return
     for key, file, assumed in (
         ("costs", cost, "4,096 tokens in, 1,024 out, the best layout and load at each TPOT"),
-        ("context_costs", context, "1,024 tokens out, 64 requests in flight a replica"),
+        ("context_sweep", context, "1,024 tokens out, 64 in flight"),
     ):
         said = " ".join(
             "".join(pair) for pair in re.findall(r"<text[^>]*>([^<]*)|<tspan[^>]*>([^<]*)", file.read_text())
         )
-        (curve,) = document[key]
-        assert curve["accelerator"] == "h200"
+        curve, unpriced = document[key]
+        assert (curve["accelerator"], unpriced["accelerator"]) == ("h200", "mi325x")
+        assert "usd_per_mtok" not in unpriced
         assert len(curve["usd_per_mtok"]) == len(curve["usd_per_mtok_80"]) > 3
         for word in ("Llama 3.1 8B, native", assumed, "on-demand prices", "none for mi325x", "80% intervals"):
             assert word in said
@@ -313,7 +313,7 @@ def test_a_page_is_made_without_what_draws_charts(
 @pytest.mark.usefixtures("words")
 def test_a_picture_as_a_page_is_drawn_for_desk_and_phone_in_the_pages_ink(tmp_path: Path) -> None:
     file = tmp_path / "c.html"
-    draw_curves([curve("h200"), curve("mi300x")], "A title", file)
+    curves_picture([curve("h200"), curve("mi300x")], "A title").draw(file)
     text = file.read_text()
     assert re.findall(r'<svg class="(\w+)"', text) == ["wide", "narrow"]
     widths = [float(one) for one in re.findall(r'<svg class="\w+"[^>]*? width="([\d.]+)pt"', text)]

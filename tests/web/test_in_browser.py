@@ -16,7 +16,7 @@ from tests.prove.parity.fake_engine import Engine, served
 from tests.small_workload import small_text
 
 from crosstie.decide.cost.curves import Curve
-from crosstie.web.chart import draw_curves
+from crosstie.web.chart import curves_picture
 from crosstie.web.parts import CommandLine, Heading, Part, Table
 from crosstie.web.report import KeyNumber, Report, write_report
 
@@ -138,7 +138,7 @@ def test_axe_finds_what_is_wrong_and_where(browser: Any) -> None:
 
 def test_words_in_charts_are_told_from_the_page_by_night(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "c.html"
-    draw_curves([Curve("1 x h200", "h200", [1, 2], [0.1, 0.2], [50.0, 40.0], [50.0, 80.0])], "T", file)
+    curves_picture([Curve("1 x h200", "h200", [1, 2], [0.1, 0.2], [50.0, 40.0], [50.0, 80.0])], "T").draw(file)
     page = browser.new_page(color_scheme="dark")
     page.goto(file.as_uri())
     for width, shown in ((1280, "wide"), (390, "narrow")):

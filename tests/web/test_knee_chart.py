@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.sim.test_sessions import run
 
-from crosstie.web.knee_chart import draw_knee, has_knee
+from crosstie.web.knee_chart import has_knee, knee_picture
 
 
 @pytest.mark.slow
@@ -15,5 +15,5 @@ def test_sessions_at_several_loads_are_drawn(tmp_path: Path) -> None:
     assert not has_knee(runs)
     runs[1] = msgspec.structs.replace(runs[1], load=2.0)
     assert has_knee(runs)
-    draw_knee(runs, tmp_path / "knee.svg")
+    knee_picture(runs).draw(tmp_path / "knee.svg")
     assert (tmp_path / "knee.svg").stat().st_size > 5000

@@ -4,7 +4,7 @@ file."""
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -14,6 +14,10 @@ from crosstie.cli.show import print_json, show
 from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.web.parts import Figure, Part, note
 from crosstie.web.report import KeyNumber, report_of, write_report
+
+if TYPE_CHECKING:
+    # Reads the catalog, which few answers need before they are asked for.
+    from crosstie.web.chart import Picture
 
 html_option: Decorator = click.option(
     "--html", type=FILE, metavar="FILE", help="Write the answer as a page, in one file to mail or print."
@@ -34,7 +38,7 @@ class Wanted(NamedTuple):
         *,
         title: str = "",
         facts: Callable[[], Sequence[KeyNumber]] = tuple,
-        figures: Callable[[], Sequence[Figure]] = tuple,
+        pictures: "Sequence[Picture | None]" = (),
         markdown: Callable[[], str] | None = None,
         leading: Sequence[str] | None = None,
     ) -> None:
@@ -44,9 +48,9 @@ class Wanted(NamedTuple):
         if self.html:
             shown = parts(True)
             try:
-                drawn = figures()
+                drawn = [picture.on_page() for picture in pictures if picture]
             except MissingExtra as error:
-                drawn, shown = (), [*shown, note(f"without its charts: {error}")]
+                drawn, shown = [], [*shown, note(f"without its charts: {error}")]
             write_html(self.html, title, made, shown, facts=facts(), figures=drawn, leading=leading)
         if self.as_json:
             print_json(made)

@@ -1,6 +1,6 @@
 """`crosstie compare`: the scorecard."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,11 +22,11 @@ from crosstie.decide.compare.payoff import FEWER, Payoff
 from crosstie.decide.compare.scaling import FOUR_FIFTHS, SEVERAL_MACHINES, Scaling, Size
 from crosstie.decide.compare.scorecard import Entry, Load, Scorecard
 from crosstie.decide.cost.curves import Curve, context_curves, curves, frontiers
-from crosstie.decide.cost.prices import quotes
+from crosstie.decide.cost.prices import Quote, quotes
 from crosstie.perf.fit import BARELY
 from crosstie.perf.roofline import Roofline, roofline
 from crosstie.prove.calibration.published import PublishedPoint, all_results, published_points
-from crosstie.web.chart import CostPicture, check_picture, curves_figure, draw_curves
+from crosstie.web.chart import Picture, check_picture, costs_picture, curves_picture
 from crosstie.web.parts import Parts, Table, across, closing, note
 from crosstie.web.roofline_chart import draw_roofline
 
@@ -86,29 +86,30 @@ def command(
     split = replica.apart(catalog, card, apart) if apart else []
     swept = curves(card) if sweep or plot or wanted.html else []
     published = _published(card) if plot or wanted.html else []
-    load = f"{card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
     of = f"{card.model.name}, {replica.precision}"
-    title = f"{of}: {load}"
-    names = ", ".join(one.accelerator.id for one in card.entries)
-    if plot:
-        draw_curves(swept, title, plot, published, dark=dark)
-    costs = _costs(catalog, card, of, by_context=False) if plot_cost or wanted.html else None
-    context_costs = _costs(catalog, card, of, by_context=True) if plot_context or wanted.html else None
-    for drawn, file in ((costs, plot_cost), (context_costs, plot_context)):
-        if drawn and file:
-            drawn.draw(file, dark=dark)
+    title = f"{of}: {card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
+    names = [one.accelerator.id for one in card.entries]
+    by_context = sweep or plot_context or wanted.html
+    prices = quotes(catalog.prices, names, [USUAL.price], {}) if plot_cost or by_context else {}
+    costs = frontiers(catalog, card, prices) if plot_cost or wanted.html else []
+    contexts = context_curves(card, prices) if by_context else []
+    drawn = [
+        (_cost_picture(card, of, costs, prices), plot_cost),
+        (curves_picture(swept, title, published) if swept else None, plot),
+        (_cost_picture(card, of, contexts, prices, by_context=True), plot_context),
+    ]
+    for made, file in drawn:
+        if file and made is None:
+            raise BadInput(f"--plot {file}: none of these accelerators has a price by the hour in the catalog")
+        if file and made:
+            made.draw(file, dark=dark)
     roofs = rooflines(card) if plot_roofline else []
     if plot_roofline:
-        draw_roofline(
-            roofs, f"{card.model.name}: {load}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark
-        )
+        draw_roofline(roofs, f"{title}, {card.load.concurrency:,} in flight", plot_roofline, dark=dark)
     for picture in pictures if not wanted.as_json else ():
         click.echo(f"drawn as {picture}", err=True)
-    contexts = context_curves(card, {}) if sweep else []
-    more = {"sweep": [_curve_json(curve) for curve in swept]} if swept else {}
-    for key, drawn in (("costs", costs), ("context_costs", context_costs)):
-        more |= {key: [_curve_json(curve) for curve in drawn.curves]} if drawn else {}
-    more |= {"context_sweep": [_curve_json(curve) for curve in contexts]} if contexts else {}
+    several = {"sweep": swept, "costs": costs, "context_sweep": contexts}
+    more = {key: [_curve_json(curve) for curve in found] for key, found in several.items() if found}
     more |= {"roofline": [roofline_json(roof) for roof in roofs]} if roofs else {}
     more |= {"apart": [apart_json(apart_entry) for apart_entry in split]} if split else {}
 
@@ -117,37 +118,31 @@ def command(
         if split:
             yield from apart_parts(split, card)
         if sweep:
-            yield from sweep_parts(swept)
-            yield from contexts_parts(contexts, card.load)
+            yield from curve_parts(swept)
+            yield from curve_parts(contexts, card.load)
 
     wanted.give(
         lambda: to_json(card) | more,
         shown,
-        title=f"{card.model.name} on {names}",
-        figures=lambda: [
-            *(costs.on_page() if costs else ()),
-            *curves_figure(swept, title, published),
-            *(context_costs.on_page() if context_costs else ()),
-        ],
+        title=f"{card.model.name} on {', '.join(names)}",
+        pictures=[made for made, _ in drawn],
     )
     return 0 if any(entry.estimate for entry in card.entries) else 1
 
 
-def _costs(catalog: Catalog, card: Scorecard, of: str, *, by_context: bool) -> CostPicture:
-    """`of`: the model and how its weights are stored."""
+def _cost_picture(
+    card: Scorecard, of: str, curves: Sequence[Curve], prices: Mapping[str, Quote], *, by_context: bool = False
+) -> Picture | None:
+    """Titled with all that it assumes; `of`: the model and how its weights are stored."""
     load, names = card.load, [one.accelerator.id for one in card.entries]
-    prices = quotes(catalog.prices, names, [USUAL.price], {})
     lacking = ", ".join(name for name in names if name not in prices)
-    priced = f"{USUAL.price} prices, the middle seller's{f' (none for {lacking})' if lacking else ''}"
     if by_context:
-        what, drawn = "Cost over context length", context_curves(card, prices)
-        asked = f"{load.output_tokens:,} tokens out, {load.concurrency:,} requests in flight a replica"
+        what, asked = "Cost over context length", f"{load.output_tokens:,} tokens out, {load.concurrency:,} in flight"
     else:
-        what, drawn = "Cost against latency", frontiers(catalog, card, prices)
-        asked = f"{load.input_tokens:,} tokens in, {load.output_tokens:,} out, the best layout and load at each TPOT"
-    return CostPicture(
-        f"{what}\n{of}: {asked}; {priced}", [one for one in drawn if one.usd_per_mtok], prices, names, by_context
-    )
+        lengths = f"{load.input_tokens:,} tokens in, {load.output_tokens:,} out"
+        what, asked = "Cost against latency", f"{lengths}, the best layout and load at each TPOT"
+    priced = f"{USUAL.price} prices, the middle seller's{f' (none for {lacking})' if lacking else ''}"
+    return costs_picture(curves, prices, f"{what}\n{of}: {asked}; {priced}", of=names, by_context=by_context)
 
 
 def _published(card: Scorecard) -> list[PublishedPoint]:
@@ -307,28 +302,20 @@ def _curve_json(curve: Curve) -> dict[str, object]:
     return {name: value for name, value in asdict(curve).items() if value != []}
 
 
-def sweep_parts(swept: list[Curve]) -> Parts:
-    columns = [">in flight", ">TTFT", ">tokens/s per user", ">tokens/s per GPU"]
+def curve_parts(swept: list[Curve], load: Load | None = None) -> Parts:
+    """By requests in flight, or of a load by the length of its prompts."""
+    begins = [">prompt tokens", ">run at once"] if load else [">in flight"]
+    what = f", {load.concurrency:,} requests in flight by their prompts" if load else ""
     for curve in swept:
         lines = zip(
-            curve.concurrency, curve.ttft_s, curve.tokens_per_s_per_user, curve.output_tokens_per_s_per_gpu, strict=True
-        )
-        cells = [[f"{n:,}", seconds(ttft), significant(user), significant(gpu)] for n, ttft, user, gpu in lines]
-        yield Table(columns, cells, curve.label)
-
-
-def contexts_parts(swept: list[Curve], load: Load) -> Parts:
-    columns = [">prompt tokens", ">run at once", ">TTFT", ">tokens/s per user", ">tokens/s per GPU"]
-    for curve in swept:
-        lines = zip(
-            curve.input_tokens, curve.running, curve.ttft_s, curve.tokens_per_s_per_user,
-            curve.output_tokens_per_s_per_gpu, strict=True,
+            curve.input_tokens if load else curve.concurrency, curve.running, curve.ttft_s,
+            curve.tokens_per_s_per_user, curve.output_tokens_per_s_per_gpu, strict=True,
         )  # fmt: skip
         cells = [
-            [f"{n:,}", significant(running), seconds(ttft), significant(user), significant(gpu)]
+            [f"{n:,}", *([significant(running)] if load else []), seconds(ttft), significant(user), significant(gpu)]
             for n, running, ttft, user, gpu in lines
         ]
-        yield Table(columns, cells, f"{curve.label}, {load.concurrency:,} requests in flight by their prompts")
+        yield Table([*begins, ">TTFT", ">tokens/s per user", ">tokens/s per GPU"], cells, f"{curve.label}{what}")
 
 
 def ttft_text(entries: Sequence[Entry], concurrency: int) -> str:

@@ -1,6 +1,6 @@
 """`crosstie scorecard`: accelerators by axis and by scenario, every cell with its source."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import click
@@ -18,24 +18,7 @@ from crosstie.core.progress import OnProgress
 from crosstie.core.question import USUAL as QUESTION, assumptions
 from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.market import RENTS
-from crosstie.decide.scorecard.board import (
-    EXPORT,
-    MONEY,
-    NOTHING,
-    PARTS,
-    PRECISION,
-    REFERENCE,
-    SILICON,
-    SOFTWARE,
-    SPEED,
-    Axis,
-    ScoreCell,
-    export,
-    money,
-    silicon,
-    software,
-    speed,
-)
+from crosstie.decide.scorecard import board
 from crosstie.decide.scorecard.contest import Contender, Contest, contest
 from crosstie.prove.calibration.results import read_results
 from crosstie.prove.calibration.tax import UNSTATED, Series, Tax, shipped_results, tax
@@ -46,14 +29,14 @@ _SCENARIOS = "scenarios"
 # Where the shades of the heat map end, in times of the cheapest.
 _HEAT = (1.005, 1.5, 2.5, 4.0)
 _VERDICTS = "The cheapest, the second, and what would turn them"
-_CHOICES = (*PARTS, _SCENARIOS)
+_CHOICES = (*board.PARTS, _SCENARIOS)
 _DETAILS = "every axis, and each scenario's ranking"
 _TITLES = {
-    SILICON: "Silicon",
-    MONEY: "Money",
-    SPEED: "Speed and cost, at the load of each scenario",
-    SOFTWARE: f"Software: engines that run {REFERENCE} {PRECISION}, and what they leave of the roofline",
-    EXPORT: "Export: the US rule's figures",
+    board.SILICON: "Silicon",
+    board.MONEY: "Money",
+    board.SPEED: "Speed and cost, at the load of each scenario",
+    board.SOFTWARE: f"Software: engines for {board.REFERENCE} {board.PRECISION}, and what they leave of the roofline",
+    board.EXPORT: "Export: the US rule's figures",
 }
 _LEGEND = (
     "times: the second's cost over the first's; flips at: the first's price an hour at which the second is as cheap; "
@@ -103,10 +86,10 @@ def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: 
     asked: Sequence[str] = only or _CHOICES
     if not (only or wanted.verbose or wanted.as_json or wanted.html):
         # The longest to find, and only shown among details.
-        asked = [part for part in asked if part != SOFTWARE]
+        asked = [part for part in asked if part != board.SOFTWARE]
     contests = []
     with progress("scorecard") as on_progress:
-        if _SCENARIOS in asked or SPEED in asked:
+        if _SCENARIOS in asked or board.SPEED in asked:
             scenarios = shipped_scenarios()
             for at, scenario in enumerate(scenarios):
                 on_progress(at, len(scenarios), scenario.name)
@@ -133,48 +116,48 @@ def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: 
 def _axes(
     catalog: Catalog, chosen: Sequence[Accelerator], contests: Sequence[Contest], wanted: Sequence[str],
     on_progress: OnProgress,
-) -> list[Axis]:  # fmt: skip
-    axises: list[Axis] = []
-    if SILICON in wanted:
-        axises += silicon(catalog, chosen)
-    if MONEY in wanted:
-        axises += money(catalog, chosen)
-    if SPEED in wanted:
-        axises += speed(contests, chosen)
-    if SOFTWARE in wanted:
-        names = [accelerator.id for accelerator in chosen]
-        axises += software(catalog, chosen)
-        axises += delivered(tax(catalog, read_results(shipped_results()), names, on_progress=on_progress), names)
-    if EXPORT in wanted:
-        axises += export(chosen)
-    return axises
+) -> list[board.Axis]:  # fmt: skip
+    names = [accelerator.id for accelerator in chosen]
+    made: dict[str, Callable[[], list[board.Axis]]] = {
+        board.SILICON: lambda: board.silicon(catalog, chosen),
+        board.MONEY: lambda: board.money(catalog, chosen),
+        board.SPEED: lambda: board.speed(contests, chosen),
+        board.SOFTWARE: lambda: (
+            board.software(catalog, chosen)
+            + delivered(tax(catalog, read_results(shipped_results()), names, on_progress=on_progress), names)
+        ),
+        board.EXPORT: lambda: board.export(chosen),
+    }
+    return [axis for part, axes in made.items() if part in wanted for axis in axes()]
 
 
-def delivered(found: Tax, names: Sequence[str]) -> list[Axis]:
+def delivered(found: Tax, names: Sequence[str]) -> list[board.Axis]:
     """What `crosstie tax` has: of the newest release its share of the roofline, and the speed-up that got it there."""
     latest = {group.series: group for group in sorted(found.groups, key=lambda group: group.date)
               if group.median is not None and UNSTATED not in (group.release, group.series.engine)}  # fmt: skip
     faster = {trend.series: trend for trend in found.trends if trend.common_points}
     axes = []
     for engine, campaign in sorted({(one.engine, one.campaign) for one in latest}):
-        fractions, trends = dict.fromkeys(names, NOTHING), dict.fromkeys(names, NOTHING)
+        fractions, trends = dict.fromkeys(names, board.NOTHING), dict.fromkeys(names, board.NOTHING)
         for name in names:
             series = Series(name, engine, campaign)
             if (group := latest.get(series)) and group.median is not None:
                 said = f"median of {group.points:,} published points of {group.release} ({group.date}), `crosstie tax`"
-                fractions[name] = ScoreCell(f"{share(group.median)} {group.release}", group.median, said)
+                fractions[name] = board.ScoreCell(f"{share(group.median)} {group.release}", group.median, said)
             if trend := faster.get(series):
                 span = f"{trend.first.release} ({trend.first.date}) to {trend.last.release} ({trend.last.date})"
                 said = f"{span}, on {trend.common_points:,} operating points that both have, `crosstie tax`"
-                trends[name] = ScoreCell(f"{trend.ratio:.2f}x", trend.ratio, said)
+                trends[name] = board.ScoreCell(f"{trend.ratio:.2f}x", trend.ratio, said)
         label = f"{engine} {campaign}".strip()
-        axes.append(Axis(SOFTWARE, f"{label}, of roofline", "fraction", fractions))
+        axes.append(board.Axis(board.SOFTWARE, f"{label}, of roofline", "fraction", fractions))
         if any(cell.value is not None for cell in trends.values()):
-            axes.append(Axis(SOFTWARE, "  speed-up", "ratio", trends))
+            axes.append(board.Axis(board.SOFTWARE, "  speed-up", "ratio", trends))
     return axes
 
 
-def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequence[Contest], details: bool) -> Parts:
+def parts(
+    chosen: Sequence[Accelerator], axes: Sequence[board.Axis], contests: Sequence[Contest], details: bool
+) -> Parts:
     names = [accelerator.id for accelerator in chosen]
     if contests and details:
         yield from _heat(names, contests)
@@ -197,7 +180,7 @@ def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequenc
             yield Heading(title)
             rows = [[axis.name, *(axis.cells[name].text for name in names)] for axis in own]
             yield across(names, rows, [["", *(axis.cells[name].source for name in names)] for axis in own])
-            if part == EXPORT:
+            if part == board.EXPORT:
                 yield note(_EXPORT_LEGEND)
     for one in contests:
         yield Heading(f"{one.scenario.name}: {one.scenario.words}")
@@ -206,7 +189,7 @@ def parts(chosen: Sequence[Accelerator], axes: Sequence[Axis], contests: Sequenc
         yield Table(columns, rows, sources=[_place_sources(entry) for entry in one.ranking])
         yield from (f"  {name}: {problem}" for name, problem in one.problems.items())
         yield note(f"  {one.question.line}")
-    if contests or any(axis.part in (SPEED, SOFTWARE) for axis in axes):
+    if contests or any(axis.part in (board.SPEED, board.SOFTWARE) for axis in axes):
         yield note(_HONEST)
 
 
@@ -268,15 +251,8 @@ def _place(contender: Contender) -> list[str]:
 
 
 def _place_sources(contender: Contender) -> list[str]:
-    return [
-        "",
-        "",
-        "",
-        f"predicted, {contender.estimate.basis}",
-        contender.reckoned.price,
-        _predicted(contender),
-        f"predicted, {contender.estimate.basis}",
-    ]
+    basis = f"predicted, {contender.estimate.basis}"
+    return ["", "", "", basis, contender.reckoned.price, _predicted(contender), basis]
 
 
 def contest_json(one: Contest) -> dict[str, object]:

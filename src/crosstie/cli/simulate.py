@@ -23,8 +23,8 @@ from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.plan.sweep import RequestSource, ray_library
 from crosstie.web.chart import check_picture
-from crosstie.web.course_chart import course_figure, draw_course
-from crosstie.web.knee_chart import draw_knee, has_knee, knee_figure
+from crosstie.web.course_chart import course_picture
+from crosstie.web.knee_chart import has_knee, knee_picture
 
 _POLICIES = get_args(Policy)
 _KILL = re.compile(r"(?P<pool>.+)@(?P<at>[^@+]+)(?:\+(?P<during>[^@+]+))?")
@@ -104,17 +104,15 @@ def command(
             clairvoyant=clairvoyant, sure=None if sure is None else sure / 100.0, processes=processes, ray=ray,
             on_progress=on_progress,
         )  # fmt: skip
-    if plot is not None:
-        if has_knee(found.runs):
-            draw_knee(found.runs, plot)
-        else:
-            draw_course(found.runs, outages, plot)
+    knee = knee_picture(found.runs) if has_knee(found.runs) else None
+    if plot is not None and found.runs:
+        (knee or course_picture(found.runs, outages)).draw(plot)
         click.echo(f"plot written to {plot}", err=True)
     wanted.give(
         lambda: to_json(found),
         lambda details: simulation_parts(found, details),
         title=f"{what}, simulated",
-        figures=lambda: knee_figure(found.runs) if has_knee(found.runs) else course_figure(found.runs, outages),
+        pictures=[knee or course_picture(found.runs[:1], outages)] if found.runs else [],
     )
     if len(found.runs) < found.asked:
         click.echo(f"crosstie: interrupted after {len(found.runs)} of {found.asked} runs", err=True)

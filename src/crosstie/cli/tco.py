@@ -24,7 +24,7 @@ from crosstie.decide.cost.choices import Successor, mean_slip_months
 from crosstie.decide.cost.tco import TcoRequest, tco
 from crosstie.port.preflight.effort import as_engineers
 from crosstie.web.chart import check_picture
-from crosstie.web.tco_chart import draw_tornado, tornado_figure
+from crosstie.web.tco_chart import tornado
 
 _WAIT_KEYS = {"months", "speedup", "usd", "slip", "quarterly"}
 
@@ -104,12 +104,15 @@ def command(
         click.echo(str(error), err=True)
         return 1
     if plot:
-        draw_tornado(answer.assessed, plot)
+        drawn = tornado(answer.assessed)
+        if drawn is None:
+            raise BadInput(f"--plot {plot}: every input is exact, so there is no tornado to draw")
+        drawn.draw(plot)
     wanted.give(
         lambda: to_json(answer),
         lambda details: parts(answer, details),
         title=f"What {card.model.name} costs to own",
-        figures=lambda: tornado_figure(answer.assessed),
+        pictures=[tornado(answer.assessed)],
     )
     if plot:
         click.echo(f"drawn as {plot}", err=True)

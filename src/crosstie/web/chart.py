@@ -1,10 +1,12 @@
 """Curves as a picture, SVG or PNG by the file's ending. Needs the `plot` extra (matplotlib)."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
+from itertools import accumulate, pairwise
 from pathlib import Path
 from textwrap import wrap
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from crosstie import __version__
@@ -14,7 +16,7 @@ from crosstie.decide.cost.curves import Curve
 from crosstie.decide.cost.prices import Quote
 from crosstie.perf.fit import Placement
 from crosstie.prove.calibration.published import PublishedPoint
-from crosstie.web.parts import Bars, Figure
+from crosstie.web.parts import Bars, BarSpan, ChartBar, Figure
 from crosstie.web.report import report_of, write_report
 
 _PAGE = ".html"
@@ -23,32 +25,37 @@ KINDS = (".svg", ".png", ".pdf", _PAGE)
 
 # Told apart without colours: a style and a sign each.
 STYLES, MARKERS = ("-", "--", "-.", ":"), "osD^vPX*"
-_CURVES_NOTE = "numbers: requests in flight; predicted, not measured"
 
 
-def draw_curves(
-    curves: Sequence[Curve], title: str, file: Path, published: Sequence[PublishedPoint] = (), *, dark: bool = False
-) -> None:
-    check_ending(file)
-    save(_curves(curves, title, published), file, _curves_note(published), dark=dark, which="both")
+class Picture(NamedTuple):
+    """Drawn when it is wanted: into a file by itself, or on a page."""
+
+    make: Callable[[], Any]
+    note: str
+    # For those who do not see it.
+    says: str
+    # Which lines of the grid there are.
+    grid: Mapping[str, str] = MappingProxyType({})
+
+    def draw(self, file: Path, *, dark: bool = False) -> None:
+        save(self.make(), file, self.note, dark=dark, **self.grid)
+
+    def on_page(self) -> Figure:
+        return on_page(self.make(), self.note, self.says, **self.grid)
 
 
-def curves_figure(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()) -> list[Figure]:
-    if not curves:
-        return []
+def curves_picture(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint] = ()) -> Picture:
     says = f"{title}: tokens a second of a GPU over those of a user, for {', '.join(curve.label for curve in curves)}"
-    return [on_page(_curves(curves, title, published), _curves_note(published), says, which="both")]
+    return Picture(lambda: _curves(curves, title, published), _curves_note(published), says, {"which": "both"})
 
 
 def _curves_note(published: Sequence[PublishedPoint]) -> str:
+    note = "lines: predicted, not measured; numbers: requests in flight"
     if not published:
-        return _CURVES_NOTE
+        return note
     days = sorted(point.date for point in published if point.date)
     who = ", ".join(sorted({point.publisher for point in published}))
-    span = f", {days[0]} to {days[-1]}" if days else ""
-    return (
-        f"lines: predicted, not measured; numbers: requests in flight\nhollow: {len(published)} published ({who}{span})"
-    )
+    return f"{note}\nhollow: {len(published)} published ({who}{f', {days[0]} to {days[-1]}' if days else ''})"
 
 
 def _curves(curves: Sequence[Curve], title: str, published: Sequence[PublishedPoint]) -> Any:
@@ -91,101 +98,72 @@ def logarithmic(axes: Any) -> None:
         plain_ticks(axis)
 
 
-class CostPicture(NamedTuple):
-    """Dollars a million output tokens over the time of a token, or over the length of prompts: down is better."""
+def costs_picture(
+    curves: Sequence[Curve], prices: Mapping[str, Quote], title: str, *, of: Sequence[str], by_context: bool
+) -> Picture | None:
+    """Dollars a million output tokens over the time of a token, or over the length of prompts: down is better. `of`:
+    all that are compared, with a price or without, so that each has its colour in every picture."""
+    priced = [curve for curve in curves if curve.usd_per_mtok]
+    names = [curve.accelerator for curve in priced]
 
-    title: str
-    curves: Sequence[Curve]
-    prices: Mapping[str, Quote]
-    # Of all that are compared, with a price or without: each has its colour in every picture.
-    accelerators: Sequence[str]
-    by_context: bool = False
-
-    @property
-    def note(self) -> str:
-        said = "; ".join(f"{curve.accelerator}: {self.prices[curve.accelerator].origin}" for curve in self.curves)
-        shaded = "shaded: 80% intervals, by what is not known of the throughput, and of the price where sellers differ"
-        return f"{shaded} threefold; predicted, not measured\n{said}"
-
-    def on_page(self) -> list[Figure]:
-        says = f"{self.title}: {', '.join(curve.accelerator for curve in self.curves)}"
-        return [on_page(self._figure(), self.note, says, which="both")] if self.curves else []
-
-    def draw(self, file: Path, *, dark: bool = False) -> None:
-        if not self.curves:
-            raise BadInput(f"--plot {file}: none of these accelerators has a price by the hour in the catalog")
-        save(self._figure(), file, self.note, dark=dark, which="both")
-
-    def _figure(self) -> Any:
+    def made() -> Any:
         figure = new_figure(8, 5.2)
         axes = figure.subplots()
-        for curve in self.curves:
-            index = self.accelerators.index(curve.accelerator)
-            colour, look = colours()[index], {"marker": MARKERS[index % len(MARKERS)], "markersize": 4}
-            x = curve.input_tokens if self.by_context else [1e3 / each for each in curve.tokens_per_s_per_user]
-            layouts = " ".join(dict.fromkeys(curve.layouts))
-            label = f"{curve.accelerator}, {layouts}, ${self.prices[curve.accelerator].usd:.2f}/h"
-            axes.plot(x, curve.usd_per_mtok, color=colour, label=label, linewidth=1.8,
-                      linestyle=STYLES[index % len(STYLES)], **look)  # fmt: skip
-            axes.fill_between(x, *zip(*curve.usd_per_mtok_80, strict=True), color=colour, alpha=0.08, linewidth=0)
+        for curve in priced:
+            index = of.index(curve.accelerator)
+            x = curve.input_tokens if by_context else [1e3 / each for each in curve.tokens_per_s_per_user]
+            label = f"{curve.accelerator}, {' '.join(dict.fromkeys(curve.layouts))}, "
+            axes.plot(x, curve.usd_per_mtok, color=colours()[index], marker=MARKERS[index % len(MARKERS)],
+                      linestyle=STYLES[index % len(STYLES)], markersize=4, linewidth=1.8,
+                      label=f"{label}${prices[curve.accelerator].usd:.2f}/h")  # fmt: skip
+            ends = zip(*curve.usd_per_mtok_80, strict=True)
+            axes.fill_between(x, *ends, color=colours()[index], alpha=0.08, linewidth=0)
         logarithmic(axes)
-        axes.set_xlabel("tokens of a prompt" if self.by_context else "TPOT, ms")
+        axes.set_xlabel("tokens of a prompt" if by_context else "TPOT, ms")
         axes.set_ylabel("$ a million output tokens, prompts included")
-        axes.set_title(self.title, loc="left", fontsize=11)
-        axes.legend(frameon=False, fontsize=8, loc="upper left" if self.by_context else "upper right")
+        axes.set_title(title, loc="left", fontsize=11)
+        axes.legend(frameon=False, fontsize=8, loc="upper left" if by_context else "upper right")
         return figure
+
+    shaded = "shaded: 80% intervals, by what is not known of the throughput, and of the price where sellers differ"
+    said = "; ".join(f"{name}: {prices[name].origin}" for name in names)
+    note = f"{shaded} threefold; predicted, not measured\n{said}"
+    return Picture(made, note, f"{title}: {', '.join(names)}", {"which": "both"}) if priced else None
 
 
 def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark: bool = False) -> None:
     """The fullest GPU of each replica: weights, KV cache, what the engine works with, and what it leaves free."""
-    check_ending(file)
-    figure = new_figure(9, 1.9 + 0.5 * len(placements))
-    axes = figure.subplots()
-    names = [f"{one.deployment.label}" for one in placements]
-    for row, placement in enumerate(placements):
-        plan, reserved = placement.plan, placement.deployment.stack.reserved.si
-        free = max(plan.engine_bytes - reserved, 0.0)
-        parts = (plan.weight_bytes, plan.cache_bytes, plan.engine_bytes - free, free)
-        left = 0.0
-        largest = max(each.plan.capacity_bytes for each in placements)
-        box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "linewidth": 0}
-        for (name, colour, hatch), size in zip(_MEMORY, parts, strict=True):
-            axes.barh(row, size / 1e9, left=left / 1e9, color=colour, hatch=hatch, edgecolor="white", height=0.62,
-                      label=name if row == 0 else None)  # fmt: skip
-            middle = (left + size / 2) / 1e9
-            if size > 0.06 * largest:
-                axes.text(middle, row, f"{size / 1e9:,.0f}", ha="center", va="center", fontsize=8, bbox=box)
-            elif size > 0:
-                # Too narrow for its number: that stands over the bar, or below it for what is free.
-                below = name == _MEMORY[-1][0]
-                axes.text(middle, row + (0.35 if below else -0.35), f"{size / 1e9:.1f}", ha="center", fontsize=7,
-                          va="top" if below else "bottom")  # fmt: skip
-            left += size
-        axes.plot([plan.capacity_bytes / 1e9] * 2, [row - 0.38, row + 0.38], color="black", linewidth=2)
-        more = f" {placement.sequences:,} x {placement.context:,} tokens" if placement.fits else " does not fit"
-        axes.text(max(left, plan.capacity_bytes) / 1e9, row, more, va="center", fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=9)
-    axes.invert_yaxis()
-    axes.margins(x=0.28)
-    axes.set_xlim(left=0)
-    axes.set_xlabel("GB of one GPU; the bar at the end: its capacity")
-    axes.set_title(title, loc="left", fontsize=11)
-    figure.legend(frameon=False, fontsize=8, loc="outside upper right", ncols=2)
+    bars = []
+    for placement in placements:
+        plan = placement.plan
+        free = max(plan.engine_bytes - placement.deployment.stack.reserved.si, 0.0)
+        sizes = (plan.weight_bytes, plan.cache_bytes, plan.engine_bytes - free, free)
+        ends = [0.0, *(end / 1e9 for end in accumulate(sizes))]
+        spans = [BarSpan(*each, tone) for each, tone in zip(pairwise(ends), _MEMORY, strict=True)]
+        capacity = plan.capacity_bytes / 1e9
+        words = " + ".join(f"{size / 1e9:,.{0 if size >= 1e10 else 1}f}" for size in sizes)
+        holds = f"{placement.sequences:,} x {placement.context:,} tokens" if placement.fits else "does not fit"
+        end = BarSpan(capacity, capacity + 0.01 * max(ends[-1], capacity), "edge")
+        bars.append(ChartBar(placement.deployment.label, [*spans, end], f"{words} GB: {holds}"))
+    figure = new_figure(9, 2.4 + 0.6 * len(placements))
+    draw_bars(
+        figure.subplots(),
+        Bars(title, bars, list(_MEMORY.items()), unit="GB of one GPU; the bar at the end: its capacity"),
+    )
     stacks = {one.deployment.stack.name: one.deployment.stack.reserved for one in placements}
     said = "; ".join(f"{name} keeps {fact} a GPU ({fact.basis}, {fact.date})" for name, fact in stacks.items())
     save(figure, file, f"computed from weights and layouts; {said}", dark=dark, axis="x")
 
 
-_MEMORY = (
-    ("weights", "#0072B2", ""), ("KV cache", "#E69F00", "//"), ("engine and activations", "#CC79A7", ".."),
-    ("left free by the engine", "#d9dde1", ""),
-)  # fmt: skip
+_MEMORY = {
+    "weights": "weights", "cache": "KV cache", "engine": "engine and activations", "idle": "left free by the engine",
+}  # fmt: skip
 
 
 # Colours of bars by their tones, as report.css has them by day.
 _TONES = {
     "amd": "#b3202c", "nvidia": "#3b6e00", "other": "#5a5a5a", "idle": "#c9d1d9", "range": "#c9d1d9", "now": "#0b5cad",
-    "flips": "#8a5300",
+    "flips": "#8a5300", "edge": "#8a5300", "weights": "#0072b2", "cache": "#e69f00", "engine": "#cc79a7",
 }  # fmt: skip
 
 
@@ -195,13 +173,13 @@ def draw_bars(axes: Any, chart: Bars) -> None:
         for span in bar.spans:
             axes.barh(row, span.end - span.begin, left=span.begin, height=0.15 if span.thin else 0.5,
                       color=_TONES[span.tone], edgecolor="white", linewidth=0.7)  # fmt: skip
-        # A dollar begins no formula here.
-        axes.text(0.0, row - 0.3, bar.words, fontsize=8, va="bottom", parse_math=False)
+        # A dollar begins no formula here, and words that are too long for a phone leave the bars their room.
+        axes.text(0.0, row - 0.3, bar.words, fontsize=8, va="bottom", parse_math=False, wrap=True, in_layout=False)
     axes.set_yticks(range(len(chart.bars)), [bar.name for bar in chart.bars], fontsize=8)
     axes.set_ylim(len(chart.bars) - 0.6, -0.8)
     axes.set_xlim(0.0, chart.most)
-    axes.xaxis.set_major_formatter("${x:,g}")
-    axes.set_xlabel(", ".join(["$ an hour", *filter(None, [chart.note])]), fontsize=8)
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set_xlabel(", ".join(filter(None, [chart.unit, chart.note])), fontsize=8)
     axes.set_axisbelow(True)
     axes.set_title(chart.title, loc="left", fontsize=10)
     if chart.key:
@@ -255,6 +233,7 @@ def _wrapped(text: str, width: float) -> str:
 
 def save(figure: Any, file: Path, note: str, *, dark: bool = False, **grid: str) -> None:
     """By itself it must say where it is from: `note`, and who drew it when. A page is by day and by night."""
+    check_ending(file)
     if file.suffix.lower() == _PAGE:
         title = figure.get_suptitle() or figure.axes[0].get_title(loc="left").split("\n")[0]
         write_text(file, write_report(report_of(title, [on_page(figure, note, title, **grid)])))

@@ -1,32 +1,23 @@
 """A simulation as a picture: by pool, how busy it was, what it had in flight and how many waited, over time."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from crosstie.decide.plan.run_result import Outage, Run
-from crosstie.web.chart import check_ending, colours, new_figure, on_page, save
-from crosstie.web.parts import Figure
+from crosstie.web.chart import Picture, colours, new_figure
 
 _NOTE = "simulated with predicted step times, not measured"
 
 
-def draw_course(runs: Sequence[Run], outages: Sequence[Outage], file: Path) -> None:
-    check_ending(file)
-    save(_course(runs, outages, side_by_side=True), file, _NOTE)
-
-
-def course_figure(runs: Sequence[Run], outages: Sequence[Outage]) -> list[Figure]:
-    if not runs:
-        return []
-    says = f"over time, for each pool of {runs[0].label}: how busy it is, and the requests that run and wait"
-    return [on_page(_course(runs[:1], outages, side_by_side=False), _NOTE, says)]
-
-
-def _course(runs: Sequence[Run], outages: Sequence[Outage], *, side_by_side: bool) -> Any:
+def course_picture(runs: Sequence[Run], outages: Sequence[Outage]) -> Picture:
     """The first seed of each fleet, policy and load."""
+    says = f"over time, for each pool of {runs[0].label}: how busy it is, and the requests that run and wait"
+    return Picture(lambda: _course(runs, outages), _NOTE, says)
+
+
+def _course(runs: Sequence[Run], outages: Sequence[Outage]) -> Any:
     shown = [one for one in runs if one.seed == runs[0].seed][:4]
-    figure = new_figure(2.0 + 6.0 * len(shown) if side_by_side else 8.6, 8)
+    figure = new_figure(2.6 + 6.0 * len(shown), 8)
     rows = figure.subplots(3, len(shown), squeeze=False, sharex="col")
     for column, run in enumerate(shown):
         _draw(rows[0][column], rows[1][column], rows[2][column], run, outages)

@@ -1,13 +1,11 @@
 """Sessions at work against what they get: where more of them no longer make more turns, and caches begin to thrash."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from crosstie.decide.plan.run_result import Run, SessionsResult
 from crosstie.decide.plan.seeds import OverSeeds, over_seeds
-from crosstie.web.chart import check_ending, colours, new_figure, on_page, plain_ticks, save
-from crosstie.web.parts import Figure
+from crosstie.web.chart import Picture, colours, new_figure, plain_ticks
 
 _NOTE = "simulated with predicted step times, not measured; means over the seeds"
 
@@ -17,14 +15,9 @@ def has_knee(runs: Sequence[Run]) -> bool:
     return any(run.sessions for run in runs) and len({run.load for run in runs}) > 1
 
 
-def draw_knee(runs: Sequence[Run], file: Path) -> None:
-    check_ending(file)
-    save(_knee(runs), file, _NOTE)
-
-
-def knee_figure(runs: Sequence[Run]) -> list[Figure]:
+def knee_picture(runs: Sequence[Run]) -> Picture:
     says = "over the sessions at work: turns a second, how long a turn takes, and prompt tokens found in a cache"
-    return [on_page(_knee(runs), _NOTE, says)]
+    return Picture(lambda: _knee(runs), _NOTE, says)
 
 
 def _knee(runs: Sequence[Run]) -> Any:

@@ -85,6 +85,8 @@ class Bars(NamedTuple):
     # What each tone stands for.
     key: Sequence[tuple[str, str]] = ()
     note: str = ""
+    # Of its axis, which pictures alone have.
+    unit: str = "$ an hour"
 
     @property
     def most(self) -> float:

@@ -11,7 +11,7 @@ from crosstie.core.workload import RequestClass
 from crosstie.decide.plan.answer import Alternative, PoolPlan, found_share
 from crosstie.decide.plan.plan import Plan
 from crosstie.decide.plan.reuse import found_by_memory, knee
-from crosstie.web.chart import check_ending, colours, draw_bars, new_figure, save
+from crosstie.web.chart import colours, draw_bars, new_figure, save
 from crosstie.web.parts import Bars, BarSpan, ChartBar
 
 # Tones of a page's bars; more boxes than this would be lines.
@@ -21,7 +21,6 @@ _MOST_BOXES = 64
 
 def draw_plan(plan: Plan, target: Path) -> None:
     """Needs a plan with a fleet: the bars of its page, and what sessions find in the caches."""
-    check_ending(target)
     panels = [*fleet_bars(plan), *flip_bars(plan), *memory_bars(plan)]
     sessions = [request_class for request_class in plan.workload.classes if request_class.sessions]
     heights = [1.0 + 0.5 * len(bars.bars) + 0.25 * len(bars.key) for bars in panels] + [3.5] * bool(sessions)

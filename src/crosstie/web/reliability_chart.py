@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from crosstie.core.errors import BadInput
 from crosstie.core.worlds import LEVEL
 from crosstie.prove.calibration.validate import INTERVAL_GROUPS, PredictedRow, intervals, reliability
-from crosstie.web.chart import MARKERS, STYLES, check_ending, colours, new_figure, plain_ticks, save
+from crosstie.web.chart import MARKERS, STYLES, colours, new_figure, plain_ticks, save
 
 _NAMES = {"tpot": "TPOT", "ttft": "TTFT", "throughput": "throughput"}
 _LOOKS = dict(zip(_NAMES, zip(colours(), MARKERS, STYLES, strict=False), strict=False))
@@ -29,7 +29,6 @@ class _Dot(NamedTuple):
 
 def draw_reliability(outcomes: Sequence[PredictedRow], title: str, file: Path, *, dark: bool = False) -> None:
     """Left: shares inside over the level of the intervals. Right: shares inside over the width, a dot a group."""
-    check_ending(file)
     held = reliability(outcomes)
     if not held:
         raise BadInput(f"--plot {file}: no row of TTFT, TPOT or throughput has an interval")

@@ -8,7 +8,7 @@ from typing import Any
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import seconds, significant
 from crosstie.perf.roofline import Roof, Roofline, StepSpots
-from crosstie.web.chart import check_ending, logarithmic, new_figure, plain_ticks, save
+from crosstie.web.chart import logarithmic, new_figure, plain_ticks, save
 
 # More would be too small to read.
 _MOST = 4
@@ -23,7 +23,6 @@ _NOTE = (
 
 def draw_roofline(rooflines: Sequence[Roofline], title: str, file: Path, *, dark: bool = False) -> None:
     """FLOP/s over FLOPs a byte: a sign below the roof leaves as much undone as it lies lower."""
-    check_ending(file)
     if not rooflines:
         raise BadInput(f"--plot-roofline {file}: none of these accelerators runs it at this load")
     if len(rooflines) > _MOST:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crosstie.core.errors import BadInput
 from crosstie.prove.calibration.tax import UNSTATED, ReleaseTax, Series, common_points
-from crosstie.web.chart import MARKERS, check_ending, colours, new_figure, save
+from crosstie.web.chart import MARKERS, colours, new_figure, save
 
 HONEST = "AMD results were published by others: Crosstie has run nothing on AMD."
 READ = "A dot is the median of a release's loads, hollow below five; dotted lines join releases that share no load."
@@ -20,7 +20,6 @@ _MORE_COLOURS = ["#332288", "#117733", "#882255", "#999933", "#44AA99", "#661100
 
 def draw_tax(groups: Sequence[ReleaseTax], file: Path, *, dark: bool = False) -> None:
     """A line for each accelerator and engine: colour tells the accelerator, the sign the engine."""
-    check_ending(file)
     dated: dict[Series, list[ReleaseTax]] = {}
     for group in groups:
         if group.date and group.median is not None and group.release != UNSTATED:

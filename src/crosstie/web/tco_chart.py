@@ -1,32 +1,20 @@
 """The tornado as a picture: what each input, alone at its ends, makes of the answer. Needs the `plot` extra."""
 
-from pathlib import Path
 from typing import Any
 
-from crosstie.core.errors import BadInput
 from crosstie.decide.cost.assessment import Assessment, describe, ends_of
 from crosstie.decide.cost.sensitivity import saving
-from crosstie.web.chart import check_ending, colours, new_figure, on_page, save
-from crosstie.web.parts import Figure
+from crosstie.web.chart import Picture, colours, new_figure
 
 _NOTE = "blue: the input at its low end, orange: at its high end; predicted, not measured"
 
 
-def draw_tornado(assessed: Assessment, file: Path) -> None:
-    """The widest bar on top; from the input's low end to its high end, around the likely answer."""
-    check_ending(file)
-    if not assessed.tornado:
-        raise BadInput(f"--plot {file}: every input is exact, so there is no tornado to draw")
-    save(_tornado(assessed), file, _NOTE, axis="x")
-
-
-def tornado_figure(assessed: Assessment) -> list[Figure]:
-    if not assessed.tornado:
-        return []
-    says = "what moves the answer most: " + "; ".join(
-        f"{describe(bar)}: {ends_of(bar)}" for bar in assessed.tornado[:3]
-    )
-    return [on_page(_tornado(assessed), _NOTE, says, axis="x")]
+def tornado(assessed: Assessment) -> Picture | None:
+    """The widest bar on top; from the input's low end to its high end, around the likely answer. None where every input
+    is exact."""
+    moves = "; ".join(f"{describe(bar)}: {ends_of(bar)}" for bar in assessed.tornado[:3])
+    made = Picture(lambda: _tornado(assessed), _NOTE, f"what moves the answer most: {moves}", {"axis": "x"})
+    return made if assessed.tornado else None
 
 
 def _tornado(assessed: Assessment) -> Any:
