@@ -25,10 +25,10 @@ _FINISHED: Final = re.compile(rb'"finish_reason" ?: ?"|"response\.(?:completed|i
 _ABORTED: Final = re.compile(rb'"finish_reason" ?: ?"abort"')
 # A line of its own: what a model writes about such things has no line ends, only escaped ones.
 _ERROR: Final = re.compile(rb'^(?:data: ?\{"(?:error"|object": ?"error")|event: ?error)', re.MULTILINE)
-# An event with a text: up to that, the text, and what comes after it.
+# An event with a text: up to that, the text, and what comes after it. Nothing is tried twice.
 _WITH_TEXT: Final = re.compile(
-    rb'(data: ?\{[^\n]*?"choices": ?\[\{[^\n]*?"(?:content|text|reasoning_content|reasoning)": ?")'
-    rb'[^"\\\n]*(?:\\.[^"\\\n]*)*("[^\n]*\}\n\n)\Z'
+    rb'(data: ?\{(?>[^\n]*?"choices": ?\[\{)(?>[^\n]*?"(?:content|text|reasoning_content|reasoning)": ?"))'
+    rb'[^"\\\n]*+(?:\\.[^"\\\n]*+)*+("[^\n]*\}\n\n)\Z'
 )
 _COUNT: Final = b',"usage":{'
 # What a text has only where it is more than that.
