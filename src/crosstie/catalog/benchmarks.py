@@ -151,6 +151,10 @@ class PrefixBenchmark(_Described):
 
 
 Benchmark = SessionBenchmark | PrefixBenchmark
+# The upper end of a usual 80% interval over its middle.
+_FAR_SLOWER = 1.25
+# No agent's prompts are shorter, so nothing needs to be looked up.
+_SHORT = 20_000
 _FILE = Path(str(files("crosstie.catalog") / "data" / "benchmarks.toml"))
 
 
@@ -174,3 +178,20 @@ def read_benchmarks(file: Path) -> tuple[Benchmark, ...]:
 @cache
 def shipped_benchmarks() -> tuple[Benchmark, ...]:
     return read_benchmarks(_FILE)
+
+
+def at_length(accelerator: str, input_tokens: float) -> str:
+    """What agents' runs say of steps at such prompts, where they took far longer than shorter ones let expect; "" else.
+
+    Estimates do not count it: these runs are of one model, and leave open whether the engine or the GPU is slow.
+    """
+    for one in shipped_benchmarks() if input_tokens > _SHORT else ():
+        if isinstance(one, SessionBenchmark) and one.pace.get(accelerator, 0.0) > _FAR_SLOWER:
+            measured = one.lengths[0]
+            if input_tokens > 0.5 * measured:
+                return (
+                    f"beyond calibration: agents' runs with prompts of {round(measured, -3):,.0f} tokens took "
+                    f"{one.pace[accelerator]:g} times as long a token as the model says (benchmark {one.name}, "
+                    "docs/accuracy.md); not counted here"
+                )
+    return ""

@@ -233,7 +233,7 @@ def parts(card: Scorecard, verbose: bool) -> Parts:
         barely = entry.memory if entry.memory == BARELY else ""
         against = f"preflight: {entry.caveat}" if entry.caveat else ""
         drafts = payoff_text(entry.payoff, load.concurrency)
-        remarks = filter(None, (entry.problem, against, barely, *entry.emulated, drafts))
+        remarks = filter(None, (entry.problem, against, barely, *entry.emulated, entry.at_length, drafts))
         yield from (f"  {entry.accelerator.id}: {remark}" for remark in remarks)
     yield from (f"- {sentence}" for sentence in card.verdicts)
     for entry in running if verbose else ():
@@ -384,7 +384,7 @@ def to_json(card: Scorecard) -> dict[str, object]:
             {
                 "accelerator": entry.accelerator.id,
                 "deployment": deployment_json(entry.deployment) if entry.deployment else None,
-                **picked(entry, "estimate emulated problem memory preflight=caveat"),
+                **picked(entry, "estimate emulated problem memory preflight=caveat at_length"),
                 **({"speculation": asdict(entry.payoff)} if entry.payoff else {}),
             }
             for entry in card.entries

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from crosstie import __version__
+from crosstie.catalog.benchmarks import at_length
 from crosstie.catalog.writing import in_words, write_text, write_whole
 from crosstie.core.errors import BadInput, MissingExtra
 from crosstie.decide.cost.curves import Curve
@@ -127,6 +128,8 @@ def costs_picture(
 
     shaded = "shaded: 80% intervals, by what is not known of the throughput, and of the price where sellers differ"
     said = "; ".join(f"{name}: {prices[name].origin}" for name in names)
+    slow = {curve.accelerator: at_length(curve.accelerator, max(curve.input_tokens)) for curve in priced}
+    said += "".join(f"\n{name}: {words}" for name, words in slow.items() if words)
     note = f"{shaded} threefold; predicted, not measured\n{said}"
     return Picture(made, note, f"{title}: {', '.join(names)}", {"which": "both"}) if priced else None
 

@@ -36,6 +36,17 @@ def test_without_a_layout_the_fewest_gpus_that_hold_the_load_are_taken(catalog: 
     assert many.deployment.parallelism == Parallelism(tp=2)
 
 
+def test_where_agents_runs_were_far_slower_than_the_model_that_is_said(catalog: Catalog) -> None:
+    long, short = (
+        card(catalog, "llama-3.1-70b", "mi300x mi355x h200", Load(4, length, 512)).entries for length in (100_000, 8000)
+    )
+    said = {entry.accelerator.id: entry.at_length for entry in long}
+    assert "prompts of 108,000 tokens took 3.5 times as long a token as the model says" in said["mi300x"]
+    assert " 1.4 times " in said["mi355x"]
+    assert said["h200"] == ""
+    assert [entry.at_length for entry in short] == ["", "", ""]
+
+
 def test_memory_is_named_where_it_decides(catalog: Catalog) -> None:
     got = card(catalog, "llama-3.1-70b", "mi300x h100-sxm", Load(27, 4096, 1024), parallelism=None)
     assert "hold model and load on" in got.verdicts[0]

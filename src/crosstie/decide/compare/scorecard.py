@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from crosstie.catalog.benchmarks import at_length
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Accelerator, Deployment, Parallelism
 from crosstie.core.errors import BadInput, DoesNotFit
@@ -59,6 +60,8 @@ class Entry:
     memory: str = DOES_NOT_FIT
     # What preflight says against it, where it runs all the same or nobody knows.
     caveat: str = ""
+    # What is known against estimates at prompts of this length.
+    at_length: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ def compare(
             Entry(
                 accelerator, deployment, _estimated(deployment, load), emulated_formats(deployment), payoff=payoff,
                 others=others, memory=memory, caveat=check.caveat(deployment),
+                at_length=at_length(accelerator.id, load.input_tokens),
             )
         )  # fmt: skip
     if len(refused) == len(accelerators) and refused:

@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 
+from crosstie.catalog.benchmarks import at_length
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.measured import measured_with
 from crosstie.core.disaggregated import Disaggregated, Servable
@@ -158,14 +159,16 @@ def measured_words(catalog: Catalog, pool: PoolPlan) -> str:
     """What stands behind a pool's estimate: layouts, lengths and loads that were measured, and what goes beyond."""
     one = pool.deployment.decode
     found = measured_with(catalog, one)
+    main = pool.carried[0].part.slice.input_tokens if pool.carried else 1.0
+    known = at_length(one.accelerator.id, main)
+    slower = f"; {known}" if known else ""
     if found is None:
         return (
             f"no published result of {one.model.id} in {one.weight_width}-bit weights on {one.accelerator.id} "
-            f"with {one.stack.name}"
+            f"with {one.stack.name}{slower}"
         )
-    main = pool.carried[0].part.slice.input_tokens if pool.carried else 1.0
     beyond = found.misses(str(one.parallelism), main, pool.in_flight)
-    return f"measured with {found.words}{f'; not with {_listed(beyond)}' if beyond else ''}"
+    return f"measured with {found.words}{f'; not with {_listed(beyond)}' if beyond else ''}{slower}"
 
 
 def _listed(words: Sequence[str]) -> str:
