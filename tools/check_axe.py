@@ -59,7 +59,7 @@ def main(folder: str, *names: str) -> int:
             print(f"{at} of {len(pages)}: {name}", file=sys.stderr, flush=True)
             page = browser.new_page(bypass_csp=True)
             answer = page.goto(f"http://127.0.0.1:{server.server_port}/{name}")
-            for line in barriers(page, (390, 1280)) if answer.ok else ["is not there"]:
+            for line in barriers(page, (390, 1280)) if answer is not None and answer.ok else ["is not there"]:
                 faulty += 1
                 print(f"{name}: {line}", flush=True)
             page.close()

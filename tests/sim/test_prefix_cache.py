@@ -5,7 +5,8 @@ from collections import OrderedDict
 import msgspec
 import numpy as np
 import pytest
-from tests.sim.test_sessions import CATALOG as SESSION_CATALOG, small, workload
+from tests.route.fleets import CATALOG as SESSION_CATALOG
+from tests.sim.test_sessions import small, workload
 
 from crosstie.catalog.library import Catalog
 from crosstie.core.deployment import Parallelism

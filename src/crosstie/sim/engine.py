@@ -148,7 +148,7 @@ class Engine:
             token_bytes = float(gpu_cache_bytes_per_sequence(deployment, context)) / context
             tokens, load_s = host_bytes[0] / token_bytes, token_bytes / host_bytes[1]
             hosts = [HostCache(PrefixCache(tokens, prefix_tokens, self.block_tokens), load_s) for _ in range(dp)]
-        caches = self.caches or [None] * dp
+        caches: Sequence[PrefixCache | None] = self.caches or [None] * dp
         self._ranks = [_Rank(self.block_tokens, caches[rank], hosts[rank]) for rank in range(dp)]
         self._jobs: dict[Key, _Job] = {}
         self._arriving: deque[tuple[float, _Job]] = deque()
