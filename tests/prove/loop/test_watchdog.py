@@ -27,7 +27,9 @@ time.sleep(3600)
 
 
 def pids(log: Path) -> list[int]:
-    return [int(line.split()[1]) for line in log.read_text().splitlines()] if log.exists() else []
+    # A line may be written in part when it is looked at.
+    lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+    return [int(line.split()[1]) for line in lines if line.endswith("\n")]
 
 
 def alive(pid: int) -> bool:
