@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 demo: $(VENV)/.base
 	$(BIN)/crosstie demo $(if $(KEEP),--keep)
 
-# What every change must pass: at most four minutes on two quiet cores. Types of the sources are checked beside the
+# What every change must pass, in five minutes on two quiet cores (four are the aim). Types of the sources are checked beside the
 # tests, those of the tests by `make test-all`.
 # PKG=base, gateway or port: the quick tests of one package alone.
 test: lint
