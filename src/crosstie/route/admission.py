@@ -3,9 +3,9 @@
 Higher priority first; those who have used up most of their TTFT target come after all of their priority who have not,
 because they will hardly keep it anyway. Among these, tenants take turns by the tokens that they were let through with,
 fewest first, as the Virtual Token Counter of fair serving has it; one tenant's own go by arrival, those whose session
-is being answered already after the others. Whoever begins to
-wait is put level with the least served of those who do, so that nobody saves up turns. The room is bounded: when it is
-full, of the lowest priority the newest of the tenant who has most there goes, which may be the one that has just come.
+is being answered already after the others. Whoever begins to wait is put level with the least served of those who do,
+so that nobody saves up turns. The room is bounded: when it is full, of the lowest priority the newest of the tenant who
+has most there goes, which may be the one that has just come.
 """
 
 from collections.abc import Callable, Iterable

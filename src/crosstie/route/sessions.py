@@ -34,12 +34,11 @@ class LiveSessions:
 
     def by_state(self) -> dict[str, dict[str, int]]:
         """By class, how many are being answered, and how many pause and are waited for."""
-        states = {name: {"answered": 0, "warm": 0} for name in self._kinds}
-        names = {kind: name for name, kind in self._kinds.items()}
+        states = {kind: {"answered": 0, "warm": 0} for kind in self._kinds.values()}
         for session in self._all.values():
             if session.in_flight or session.weight > 0.0:
-                states[names[session.kind]]["answered" if session.in_flight else "warm"] += 1
-        return states
+                states[session.kind]["answered" if session.in_flight else "warm"] += 1
+        return {name: states[kind] for name, kind in self._kinds.items()}
 
     def counts(self) -> dict[str, SessionCounts]:
         return {name: kind.counts for name, kind in self._kinds.items()}

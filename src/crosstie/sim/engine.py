@@ -595,8 +595,7 @@ class Engine:
                     self.began.setdefault(job.id, start)
                 if rank.cache is not None and job.prefix and not job.prefilled and not job.made:
                     job.cached = job.prefilled = rank.cache.look_up(job.prefix, job.prompt)
-                    more = rank.host.beyond(job.cached, job.prefix, job.prompt) if rank.host is not None else 0
-                    if more and rank.host is not None:
+                    if rank.host is not None and (more := rank.host.beyond(job.cached, job.prefix, job.prompt)):
                         rank.cache.hits += more
                         job.cached = job.prefilled = job.cached + more
                         waiting.popleft()

@@ -14,7 +14,7 @@ from crosstie.catalog.measured import measured_with
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.estimate import Estimate
 from crosstie.core.figures import seconds, significant
-from crosstie.core.units import HOURS_PER_MONTH
+from crosstie.core.units import HOURS_PER_MONTH, SECONDS_PER_HOUR
 from crosstie.core.workload import RequestClass, Slice, Workload
 from crosstie.decide.cost.prices import BUY
 from crosstie.decide.plan.capacity import LIMITS, Tier, TrafficPart
@@ -26,7 +26,6 @@ from crosstie.perf.estimate_apart import estimate_apart
 from crosstie.perf.memory import memory_plan
 
 _MILLION = 1e6
-_SECONDS_PER_HOUR = 3600.0
 # The price, over the answer's, beyond which a fleet is no alternative.
 MOST_TIMES = 5.0
 
@@ -370,7 +369,7 @@ def _cost(pools: Sequence[PoolPlan], workload: Workload, names: Sequence[str]) -
     carried = [one for _, one in kept]
     # Of the load that the pools are sized for.
     today = workload.mean_over_peak / max(1.0 + workload.growth_per_year, 1.0)
-    mean = today * _SECONDS_PER_HOUR
+    mean = today * SECONDS_PER_HOUR
     requests = sum(one.requests_per_s for one in carried) * mean
     inputs = sum(one.requests_per_s * one.part.slice.input_tokens for one in carried) * mean
     outputs = sum(one.requests_per_s * one.part.slice.output_tokens for one in carried) * mean

@@ -24,7 +24,7 @@ from crosstie_gateway.service.served_view import (
     SessionsView,
     TargetView,
     TeamView,
-    add_session_views,
+    add_rows,
     session_views,
     target_views,
     team_views,
@@ -223,14 +223,8 @@ def _add_counts(first: FleetView, other: FleetView) -> None:
             # All of them read these from one store.
             team.today_usd, team.month_usd = max(team.today_usd, too.today_usd), max(team.month_usd, too.month_usd)
             team.unwritten_usd += too.unwritten_usd
-    targets = {(target.class_name, target.target): target for target in first.targets}
-    for target in other.targets:
-        known = targets.get((target.class_name, target.target))
-        if known is None:
-            first.targets.append(target)
-        else:
-            known.kept, known.missed = known.kept + target.kept, known.missed + target.missed
-    add_session_views(first.sessions, other.sessions)
+    add_rows(first.targets, other.targets, keys=2)
+    add_rows(first.sessions, other.sessions, keys=1)
     for code, count in other.refused.items():
         first.refused[code] = first.refused.get(code, 0) + count
 

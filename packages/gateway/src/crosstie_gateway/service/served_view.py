@@ -1,11 +1,14 @@
 """What a gateway has served, by pool, since it started and today (UTC), and what teams have spent of their budgets."""
 
 from time import time
+from typing import TypeVar
 
 import msgspec
 
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.ledger.usage import day_end
+
+Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 class Totals(msgspec.Struct):
@@ -155,13 +158,13 @@ def session_views(gateway: Gateway) -> list[SessionsView]:
     ]  # fmt: skip
 
 
-def add_session_views(first: list[SessionsView], others: list[SessionsView]) -> None:
-    """What another worker counted."""
-    known = {view.class_name: view for view in first}
+def add_rows(rows: list[Row], others: list[Row], keys: int) -> None:
+    """What another worker counted: of rows that agree in so many first fields the others add up."""
+    known = {msgspec.structs.astuple(row)[:keys]: row for row in rows}
     for other in others:
-        own = known.get(other.class_name)
+        own = known.get(msgspec.structs.astuple(other)[:keys])
         if own is None:
-            first.append(other)
+            rows.append(other)
             continue
-        for name in other.__struct_fields__[1:]:
+        for name in other.__struct_fields__[keys:]:
             setattr(own, name, getattr(own, name) + getattr(other, name))
