@@ -16,6 +16,7 @@ from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
+from crosstie_gateway.wire.tasks import Tasks
 
 _PIECE = 2**18
 _IN_VAIN = b"x-should-retry: false\r\n"
@@ -31,7 +32,7 @@ class Desk:
 
     def __init__(self, gateway: Gateway):
         self._gateway = gateway
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._pool = ThreadPoolExecutor(_THREADS, f"{self.what}-api")
         # Of each key that asks just now: bytes that wait, and who may go.
         self._waiting: Counter[int] = Counter()
@@ -55,12 +56,7 @@ class Desk:
             self._refuse(reply, refused)
             return
         self._waiting[record.key_id] += size
-        self._begin(self._serve(request, reply, record, size))
-
-    def _begin(self, work: Any) -> None:
-        task = self._gateway.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._serve(request, reply, record, size))
 
     async def stop(self) -> None:
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -206,7 +206,7 @@ class StoredResponses(Desk, KeptResponses):
             go_on(refused)
             return
         self._waiting[key_id] += size
-        self._begin(self._prepare(request, reply, key_id, size, go_on))
+        self._tasks.spawn(self._prepare(request, reply, key_id, size, go_on))
 
     async def _prepare(
         self, request: Request, reply: Reply, key_id: int, size: int, go_on: Callable[[RequestRejected | None], None]
@@ -280,7 +280,7 @@ class StoredResponses(Desk, KeptResponses):
             self._counts["lost"] += 1
             return
         self._waiting[key_id] += size
-        self._begin(self._keep(key_id, turn, partial(_record_in, said, isinstance(relay, StreamRelay)), size))
+        self._tasks.spawn(self._keep(key_id, turn, partial(_record_in, said, isinstance(relay, StreamRelay)), size))
 
     async def _keep(self, key_id: int, turn: Turn, record: Callable[[], bytes], size: int) -> None:
         quota = self._quota()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from time import monotonic
 
 from crosstie.core.fleet import Fleet
+from crosstie.core.histogram import Family
 from crosstie.host.hosted import ResidencySettings
 from crosstie.route.ask import Ask
 from crosstie.route.hosted_sizes import sizes
@@ -358,7 +359,6 @@ class Hosting(HostedModels, Component):
         process.on(FollowerReport, self._on_report)
         process.on(LeaderState, self._on_leader_state)
         self._offer()
-        self.gateway.metrics.sources.append(lambda: families(self.pools.values()))
         if isinstance(self.role, Leader):
             await asyncio.gather(*self.role.verify())
         self._task = self.gateway.loop.create_task(self._run())
@@ -385,6 +385,9 @@ class Hosting(HostedModels, Component):
             self._again.set, self._hold_s,
         )  # fmt: skip
         self._share.start()
+
+    def families(self) -> list[Family]:
+        return families(self.pools.values())
 
     async def stop(self) -> None:
         self.gateway.context.hosted = None

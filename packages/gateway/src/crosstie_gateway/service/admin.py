@@ -66,7 +66,6 @@ class Administration:
         self._one_at_a_time = asyncio.Lock()
         # Asked for, by (action, done or refused).
         self.counts: Counter[tuple[str, str]] = Counter()
-        process.gateway.metrics.sources.append(self._families)
         read, process.prepared = process.prepared, lambda fleet: self._lay(read(fleet), self.changes)
         process.on(Changes, self._on_changes)
         process.on(ReloadRequest, lambda _: self._read_again())
@@ -159,7 +158,7 @@ class Administration:
         level: Level = "warning" if came_to == "refused" else "info"
         self.process.notify(Notice("admin_change", level, sentence, key=who, action=action, result=came_to))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         samples = [({"action": action, "result": result}, float(n)) for (action, result), n in self.counts.items()]
         return [("crosstie_admin_changes_total", "counter", "Changes that administrators asked for.", samples)]
 

@@ -10,7 +10,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -18,6 +17,7 @@ import msgspec
 
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet
+from crosstie.core.histogram import Family
 from crosstie.wire.address import is_loopback
 from crosstie_gateway.gateway.errors import RequestRejected, error_body
 from crosstie_gateway.gateway.notices import Notice
@@ -31,7 +31,8 @@ from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.trials import TrialsService
 from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
 from crosstie_gateway.wire.request import Request, RequestLimits
-from crosstie_gateway.wire.server import Reply, Server
+from crosstie_gateway.wire.server import GoneWatcher, Reply, Server
+from crosstie_gateway.wire.tasks import Tasks
 
 PREFIX = "/admin/v1/"
 _MOST_BODY = 2**20
@@ -57,8 +58,7 @@ class AdminDoor(Door):
             raise BadInput(f"--admin-host {host}: is not loopback; add --admin-anywhere if others may reach it")
         super().__init__(host, port, " for administrators")
         self.key, self._shown = DoorKeys(), shown
-        self._followers: set[asyncio.Task[None]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._followers, self._tasks = Tasks(), Tasks()
         self._complained_at = float("-inf")
         self._unwelcome = 0
         self._explaining: asyncio.TimerHandle | None = None
@@ -83,13 +83,15 @@ class AdminDoor(Door):
         sentence = f"admin: listens on {self.url}; {where}, fingerprint {self.key.fingerprint}"
         process.notify(Notice("admin_listens", "info", sentence, url=self.url))
 
+    def families(self) -> list[Family]:
+        return self.admin.families()
+
     def reloaded(self, fleet: Fleet) -> None:
         self.admin.reloaded()
 
     async def stop(self) -> None:
-        for task in [*self._followers, *self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._followers, *self._tasks, return_exceptions=True)
+        await self._followers.cancel()
+        await self._tasks.cancel()
         await self.dashboard.stop()
         self.admin.close()
         self._server.close()
@@ -115,13 +117,7 @@ class AdminDoor(Door):
         except RequestRejected as refused:
             _refuse(reply, refused.status, str(refused), refused.code)
             return
-        self._spawn(self._answer(reply, name, request, body), self._tasks)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        among.add(task)
-        task.add_done_callback(among.discard)
-        return task
+        self._tasks.spawn(self._answer(reply, name, request, body))
 
     def _check_visitor(self, request: Request) -> None:
         """Raises RequestRejected for whoever has not come here by own will, or has no key."""
@@ -210,8 +206,7 @@ class AdminDoor(Door):
 
     async def _look(self) -> FleetView:
         # Workers that have not got so far yet answer otherwise.
-        answers = await self.process.ask_all(FleetRequest())
-        return merged([answer.fleet for answer in answers if isinstance(answer, FleetAnswer)])
+        return merged([told.fleet for told in await self.process.ask_all(FleetRequest(), FleetAnswer)])
 
     def _pools(self, view: FleetView) -> dict[str, Any]:
         admin = self.admin
@@ -246,14 +241,14 @@ class AdminDoor(Door):
         self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: recent.follow(wanted=False))
 
     async def _decisions(self, request: DecisionsRequest) -> list[Decisions]:
-        return [answer for answer in await self.process.ask_all(request) if isinstance(answer, Decisions)]
+        return await self.process.ask_all(request, Decisions)
 
     def _follow(self, reply: Reply, *, alternatives: bool) -> None:
         if len(self._followers) >= _MOST_FOLLOWERS:
             raise RequestRejected(503, f"{_MOST_FOLLOWERS} are following already", "too_many_followers")
         reply.start(200, _STREAM, None)
         reply.flush()
-        reply.watcher = _Follower(self._spawn(self._following(reply, alternatives), self._followers))
+        reply.watcher = GoneWatcher(self._followers.spawn(self._following(reply, alternatives)).cancel)
 
     async def _following(self, reply: Reply, alternatives: bool) -> None:
         """Looks for new ones a few times a second: a request has no more to do for a follower than without one."""
@@ -281,21 +276,6 @@ class AdminDoor(Door):
                 await asyncio.sleep(_LOOK_S)
         finally:
             reply.end()
-
-
-class _Follower:
-    """A reader of the stream of decisions."""
-
-    def __init__(self, task: "asyncio.Task[None]"):
-        self._task = task
-
-    def on_client_gone(self) -> None:
-        self._task.cancel()
-
-    def on_client_slow(self) -> None:
-        """The stream asks before it writes."""
-
-    on_client_ready = on_client_slow
 
 
 def _refuse(reply: Reply, status: int, why: str, code: str) -> None:

@@ -59,7 +59,6 @@ class ClusterDiscovery(Component):
         before, process.prepared = process.prepared, lambda fleet: self._spread(before(fleet))
         self.check(process.fleet)
         self.reloaded(process.fleet)
-        process.gateway.metrics.sources.append(self._families)
         if self._places:
             await self._first()
             process.fleet = process.prepared(process.read)
@@ -207,7 +206,7 @@ class ClusterDiscovery(Component):
         level: Level = "info" if event in ("discovered", "discovery_back") else "warning"
         self._process.notify(Notice(event, level, f"{place.url}: {news}", backend=place.url))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         places = [({"backend": place.url}, place) for place in self._places.values()]
         if not places:
             return []

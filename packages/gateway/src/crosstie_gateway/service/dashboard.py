@@ -37,7 +37,8 @@ from crosstie_gateway.service.worker_link import (
     WrongKey,
 )
 from crosstie_gateway.wire.request import BadRequest, Request
-from crosstie_gateway.wire.server import Reply
+from crosstie_gateway.wire.server import GoneWatcher, Reply
+from crosstie_gateway.wire.tasks import Tasks
 
 ROOT = "/crosstie"
 # Looking costs a few microseconds a replica: a second for up to a hundred, two for two hundred.
@@ -66,26 +67,6 @@ _ASKED = ("session", "live", "why", "history", "moment")
 _encode = msgspec.json.Encoder().encode
 
 
-class _Reader:
-    """A page that is open."""
-
-    def __init__(self, among: "set[_Reader]", session: DashboardSession, reply: Reply):
-        self._among, self.session, self.reply = among, session, reply
-        among.add(self)
-
-    def on_client_gone(self) -> None:
-        self._among.discard(self)
-
-    def on_client_slow(self) -> None:
-        """It is asked before it is written to."""
-
-    on_client_ready = on_client_slow
-
-    def end(self) -> None:
-        self._among.discard(self)
-        self.reply.end()
-
-
 class Dashboard(OwnPages):
     """`look`: the fleet in all workers; `said`: that as administrators read it; `turned_away`: told of visitors without
     a key, by why."""
@@ -101,9 +82,10 @@ class Dashboard(OwnPages):
         data = files("crosstie_gateway.service") / "data" / "dashboard"
         self._static = {path: ((data / name).read_bytes(), kind) for path, (name, kind) in _STATIC.items()}
         self.paths = frozenset((*_STATIC, *_CHANGES, *(f"{ROOT}/{name}" for name in _ASKED)))
-        self._readers: set[_Reader] = set()
+        # Pages that are open, and who is signed in there.
+        self._readers: dict[Reply, DashboardSession] = {}
         self._telling: asyncio.Task[None] | None = None
-        self._working: set[asyncio.Task[None]] = set()
+        self._working = Tasks()
         # What was last looked back on, by window: until its next point is there, the same for all pages.
         self._histories: dict[str, tuple[int, dict[str, Any]]] = {}
         self._minute: tuple[int, dict[str, Any]] = (0, {})
@@ -117,12 +99,9 @@ class Dashboard(OwnPages):
         process.on(WrongKey, self._on_wrong_key)
 
     async def stop(self) -> None:
-        tasks = [*self._working, *([self._telling] if self._telling is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for reader in list(self._readers):
-            reader.end()
+        await self._working.cancel()
+        for reply in list(self._readers):
+            self._end(reply)
 
     def opens(self, request: Request) -> None:
         """Nobody needs more than a few bytes here, key or not. Raises BadRequest."""
@@ -189,9 +168,7 @@ class Dashboard(OwnPages):
 
     def _later(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes = b"") -> None:
         """Answers with what comes of it."""
-        task = self._process.gateway.loop.create_task(self._finish(reply, doing, work, more))
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
+        self._working.spawn(self._finish(reply, doing, work, more))
 
     async def _finish(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes) -> None:
         try:
@@ -256,8 +233,8 @@ class Dashboard(OwnPages):
 
     def _on_ended(self, ended: SessionEnded) -> Done:
         self.sessions.end(ended.name, ended.ends_at)
-        for reader in [reader for reader in self._readers if reader.session.name == ended.name]:
-            reader.end()
+        for reply in [reply for reply, session in self._readers.items() if session.name == ended.name]:
+            self._end(reply)
         return Done()
 
     # Reasons
@@ -279,15 +256,12 @@ class Dashboard(OwnPages):
         width_s, step, points = WINDOWS[window]
         end, turn, gateway = int(time() // (width_s * step)), int(time() // SHORT_S), self._process.gateway
         if self._histories.get(window, (0,))[0] != end:
-            answers = await self._slots(width_s, end * step, points * step)
+            answers = await self._process.ask_all(HistoryRequest(width_s, end * step, points * step), HistoryAnswer)
             self._histories[window] = end, history_document(answers, window, end, gateway)
         if self._minute[0] != turn:
-            self._minute = turn, last_minute(await self._slots(SHORT_S, turn, MINUTE), gateway)
+            answers = await self._process.ask_all(HistoryRequest(SHORT_S, turn, MINUTE), HistoryAnswer)
+            self._minute = turn, last_minute(answers, gateway)
         return self._histories[window][1] | {"minute": self._minute[1]}
-
-    async def _slots(self, width_s: int, end: int, count: int) -> list[HistoryAnswer]:
-        answers = await self._process.ask_all(HistoryRequest(width_s, end, count))
-        return [answer for answer in answers if isinstance(answer, HistoryAnswer)]
 
     def _failed(self, doing: str, error: Exception) -> None:
         self._process.gateway.loop.call_exception_handler({"message": f"dashboard: {doing} failed", "exception": error})
@@ -301,11 +275,12 @@ class Dashboard(OwnPages):
             raise RequestRejected(503, f"{_MOST_READERS} pages are open already", "too_many_pages")
         reply.start(200, b"content-type: text/event-stream; charset=utf-8\r\n" + _HEADERS, None)
         reply.flush()
-        reply.watcher = _Reader(self._readers, session, reply)
+        self._readers[reply] = session
+        reply.watcher = GoneWatcher(lambda: self._readers.pop(reply, None))
         if self._latest is not None:
             reply.write(_event(self._latest | {"decisions": list(self._rows)}))
         if self._telling is None:
-            self._telling = self._process.gateway.loop.create_task(self._tell())
+            self._telling = self._working.spawn(self._tell())
 
     async def _tell(self) -> None:
         loop = self._process.gateway.loop
@@ -314,20 +289,24 @@ class Dashboard(OwnPages):
                 began = loop.time()
                 self._latest = await self._look_again()
                 event = _event(self._latest)
-                for reader in list(self._readers):
-                    if reader.reply.gone or self._process.gateway.draining or not self.sessions.holds(reader.session):
-                        reader.end()
-                    elif not reader.reply.slow:
-                        reader.reply.write(event)
+                for reply, session in list(self._readers.items()):
+                    if reply.gone or self._process.gateway.draining or not self.sessions.holds(session):
+                        self._end(reply)
+                    elif not reply.slow:
+                        reply.write(event)
                 every_s = max(_EVERY_S, len(self._process.gateway.backends) / _REPLICAS_A_S)
                 await asyncio.sleep(max(every_s - (loop.time() - began), 0.05))
         except Exception as error:  # noqa: BLE001 (the pages come back, and the log has the reason)
             self._failed("looking", error)
-            for reader in list(self._readers):
-                reader.end()
+            for reply in list(self._readers):
+                self._end(reply)
         finally:
             self._telling = self._latest = self._after = None
             self._rows.clear()
+
+    def _end(self, reply: Reply) -> None:
+        self._readers.pop(reply, None)
+        reply.end()
 
     async def _look_again(self) -> dict[str, Any]:
         self.made += 1

@@ -82,7 +82,6 @@ class Discovery(Component):
         before, process.prepared = process.prepared, lambda fleet: self._spread(before(fleet))
         process.fleet = self._spread(process.fleet)
         self.reloaded(process.fleet)
-        process.gateway.metrics.sources.append(self._families)
         if self._names:
             await self._first()
             # Whoever comes after this one finds the fleet as it is served.
@@ -190,7 +189,7 @@ class Discovery(Component):
         level: Level = "info" if event in ("discovered", "discovery_back") else "warning"
         self._process.notify(Notice(event, level, f"{name.url}: {news}", backend=name.url))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         names = [({"backend": name.url}, name) for name in self._names.values()]
         if not names:
             return []

@@ -310,7 +310,6 @@ class KvEvents(Component):
     async def start(self, process: GatewayProcess) -> None:
         self._gateway = process.gateway
         self.check(process.fleet)
-        process.gateway.metrics.sources.append(self._families)
         self.reloaded(process.fleet)
 
     def check(self, fleet: Fleet) -> None:
@@ -332,7 +331,7 @@ class KvEvents(Component):
         if self._subscriber is not None:
             self._subscriber.follow(known)
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         if not self._known:
             return []
         held = [({"backend": key}, blocks) for key, (_, blocks) in self._known.items()]

@@ -106,7 +106,6 @@ class Ledger(Component):
             process.notify(Notice("no_keys", "warning", line))
         # What was estimated of a request becomes what it was, and what it was is written down.
         gateway.listeners += [self._guard.settle, self.accounts.add]
-        gateway.metrics.sources.append(self._families)
         self._thread = threading.Thread(target=self._work, args=(store,), name="ledger", daemon=True)
         self._thread.start()
         self._tick()
@@ -204,7 +203,9 @@ class Ledger(Component):
         if self._running is None:
             self._thread.join()
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
+        if self._store is None:
+            return []
         refused = [({"code": code}, float(count)) for code, count in self._guard.refused.items()]
         pending: Samples = [({}, float(self.pending))]
         teams = [({"team": team.name}, team) for team in self._guard.teams]

@@ -68,7 +68,6 @@ class Log(Component):
         self._thread.wake()
 
     async def start(self, process: GatewayProcess) -> None:
-        process.gateway.metrics.sources.append(self._families)
         asyncio.get_running_loop().set_exception_handler(self._broke)
         if self.prompts:
             sentence = "PROMPTS ARE WRITTEN TO THIS LOG (--log-prompts): whoever reads it reads what users ask"
@@ -81,7 +80,7 @@ class Log(Component):
         """Writes what there is. By whoever made the log, who may have something to say when the gateway has stopped."""
         self._thread.stop(_LAST_S)
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         meaning = "Lines that are missing from the log, since nobody read it as fast as it grew."
         return [("crosstie_log_dropped_total", "counter", meaning, [({}, self.lost)])]
 

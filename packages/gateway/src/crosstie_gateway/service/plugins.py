@@ -25,6 +25,7 @@ from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.service.plugin_child import GROUP, PluginHello, PluginReply, PluginRequest
 from crosstie_gateway.service.process import Component, GatewayProcess
 from crosstie_gateway.wire.frames import framed, read_frame
+from crosstie_gateway.wire.tasks import Tasks
 
 # How long a plugin may take to be loaded; models of moderation are large.
 _LOAD_S = 120.0
@@ -192,7 +193,7 @@ class PluginProcesses(Plugins, Component):
                 raise BadInput(f"--plugin {name}: no installed package has a plugin of that name.{there}")
         self._names = names
         self.plugins: list[PluginProcess] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.wants_pools = False
 
     async def start(self, process: GatewayProcess) -> None:
@@ -205,14 +206,11 @@ class PluginProcesses(Plugins, Component):
                 await self.stop()
                 raise BadInput(f"--plugin {plugin.name}: {error}") from None
             self.wants_pools = self.wants_pools or "pools" in hello.methods
-            self._spawn(plugin.run())
+            self._tasks.spawn(plugin.run())
         gateway.context.plugins = self
-        gateway.metrics.sources.append(self._families)
 
     async def stop(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         for plugin in self.plugins:
             plugin.stop()
 
@@ -220,13 +218,8 @@ class PluginProcesses(Plugins, Component):
         kind, level = ("plugin_back", "info") if back else ("plugin_lost", "error")
         self._process.notify(Notice(kind, level, sentence))  # type: ignore[arg-type]
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def consult(self, question: PluginQuestion, on_verdict: Told) -> None:
-        self._spawn(self._consult(question, on_verdict))
+        self._tasks.spawn(self._consult(question, on_verdict))
 
     async def _consult(self, question: PluginQuestion, on_verdict: Told) -> None:
         body, pools = question.body, question.pools
@@ -257,7 +250,7 @@ class PluginProcesses(Plugins, Component):
         names = None if pools is question.pools else tuple(pool["name"] for pool in pools)
         on_verdict(PluginVerdict(body=body if body is not question.body else None, pools=names))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         counts = [
             ({"plugin": plugin.name, "outcome": how}, float(n))
             for plugin in self.plugins

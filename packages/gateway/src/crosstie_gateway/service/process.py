@@ -13,6 +13,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Serving
+from crosstie.core.histogram import Family
 from crosstie.wire.files import fitting_connections, most_files
 from crosstie_gateway.gateway.errors import error_body
 from crosstie_gateway.gateway.gateway import Gateway
@@ -29,6 +30,7 @@ _CHECK_FILE_S = 1.0
 # Clients at once that nobody would call many.
 _FEW = 1000
 R = TypeVar("R", bound=WorkerRequest)
+A = TypeVar("A", bound=WorkerAnswer)
 
 
 def file_stamp(file: Path | None) -> tuple[int, int, int] | None:
@@ -65,6 +67,10 @@ class Component:
     async def start(self, process: "GatewayProcess") -> None:
         """Before the first request; `process.gateway` is there. Raises CrosstieError."""
         raise NotImplementedError
+
+    def families(self) -> list[Family]:
+        """What it adds to the page of metrics, once it has started."""
+        return []
 
     def check(self, fleet: Fleet) -> None:
         """Raises CrosstieError where this fleet, which was read again, cannot be served; nothing has changed yet."""
@@ -126,6 +132,7 @@ class GatewayProcess:
             for component in self.components:
                 await component.start(self)
                 self._started.append(component)
+                self.gateway.metrics.sources.append(component.families)
             await self.gateway.probe_all()
             with listening_on(host, port):
                 self.port = await self._listen(host, port)
@@ -203,12 +210,13 @@ class GatewayProcess:
         """What answers a request of this kind, here or from another worker."""
         self.handlers[kind] = handler
 
-    async def ask_all(self, request: WorkerRequest) -> list[WorkerAnswer]:
-        """The answers of this worker, which is the first, and of the others."""
-        return [self.handlers[type(request)](request), *await self.ask_others(request)]
+    async def ask_all(self, request: WorkerRequest, kind: type[A]) -> list[A]:
+        """What workers answer that is of this kind: this one, which is the first, and the others."""
+        answers = [self.handlers[type(request)](request), *await self.ask_others(request)]
+        return [answer for answer in answers if isinstance(answer, kind)]
 
     async def ask_others(self, request: WorkerRequest) -> list[WorkerAnswer]:
-        """Those of the others; empty where there are none."""
+        """The answers of the other workers; empty where there are none."""
         return await self.link.ask(request) if self.link is not None else []
 
     # The fleet file

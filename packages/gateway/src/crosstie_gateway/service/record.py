@@ -65,14 +65,13 @@ class TrafficRecorder(Component):
         self.file.check()
         self._process, self._gateway = process, process.gateway
         self._gateway.listeners.append(self._on_record)
-        self._gateway.metrics.sources.append(self._families)
         self._thread.start()
 
     async def stop(self) -> None:
         # As long as a large trace takes to be put in order, on a slow disk.
         await asyncio.to_thread(self._thread.stop, 30.0)
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         failed = bool(self.why) or not self._thread.alive
         return [
             ("crosstie_recorded_total", "counter", "Requests that were recorded.", [({}, self.recorded)]),

@@ -47,7 +47,6 @@ class TokenKeys(Component):
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._failures, self._failing = 0, False
-        self._gateway.metrics.sources.append(self._families)
         self._heed(process.fleet)
         if self._verifier is not None:
             await self._refresh(self._verifier)
@@ -130,7 +129,7 @@ class TokenKeys(Component):
             return msgspec.json.decode(text, type=_KeySet).keys
         return msgspec.json.decode(await _got(place), type=_KeySet).keys
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         verifier = self._verifier
         if verifier is None:
             return []

@@ -30,6 +30,7 @@ from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.service.process import Component, GatewayProcess
 from crosstie_gateway.service.trial_view import LEAST_FAILED, TrialGauge, TrialView, readiness, together
 from crosstie_gateway.service.worker_link import Done, TrialsAnswer, TrialsRequest, TrialStopped
+from crosstie_gateway.wire.tasks import Tasks
 
 _PATH: Final = "/v1/chat/completions"
 # Copies at once; longer requests are not copied.
@@ -83,11 +84,10 @@ class TrialsService(Component, TrialPools):
     async def start(self, process: GatewayProcess) -> None:
         self._process, self._gateway = process, process.gateway
         self._trials: dict[str, Trial] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         # Which of them take log-probabilities is learnt once.
         self._endpoints: dict[str, ParityEndpoint] = {}
         self._gateway.listeners.append(self._on_record)
-        self._gateway.metrics.sources.append(self._families)
         process.on(TrialsRequest, lambda _: TrialsAnswer(self.views()))
         process.on(TrialStopped, self._on_stopped)
         self.reloaded(process.fleet)
@@ -105,9 +105,7 @@ class TrialsService(Component, TrialPools):
         self._gateway.context.trials = self if sends else None
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     # The canary
 
@@ -179,10 +177,7 @@ class TrialsService(Component, TrialPools):
         name = trial.pool.name
         sentence = f"pool {name}: its canary has ended, requests go to the other pools again: {why}"
         self._process.notify(Notice("canary_stopped", "warning", sentence, pool=name, why=why))
-        self._spawn(self._tell(TrialStopped(name, why)))
-
-    async def _tell(self, message: TrialStopped) -> None:
-        await self._process.ask_others(message)
+        self._tasks.spawn(self._process.ask_others(TrialStopped(name, why)))
 
     def _on_stopped(self, message: TrialStopped) -> Done:
         trial = self._trials.get(message.pool)
@@ -206,12 +201,7 @@ class TrialsService(Component, TrialPools):
             trial.copies["no room"] += 1
         else:
             trial.under_way += 1
-            self._spawn(self._compare(trial, request.body, reference, tried))
-
-    def _spawn(self, work: Any) -> None:
-        task = self._gateway.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._compare(trial, request.body, reference, tried))
 
     def _reference(self, trial: Trial, key: str) -> Backend | None:
         """The pool that served it: none that is paid by the token, since nobody pays for a copy."""
@@ -309,7 +299,7 @@ class TrialsService(Component, TrialPools):
             for name, views in found.items() if name in pools
         ]  # fmt: skip
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         if not self._trials:
             return []
         views = self.views()

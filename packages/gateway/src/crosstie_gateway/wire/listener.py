@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from crosstie.wire.files import EXHAUSTED
+from crosstie_gateway.wire.tasks import Tasks
 from crosstie_gateway.wire.tls import ServerTls
 
 # Connections that the kernel completes on its own before it turns clients away.
@@ -154,7 +155,7 @@ class Listener:
         goes_first: Callable[[], bool] | None,
     ):  # fmt: skip
         self.loop, self._hall, self._sockets, self._goes_first = loop, hall, list(sockets), goes_first
-        self._accepting: set[asyncio.Task[Any]] = set()
+        self._accepting = Tasks()
         self._steps = 0
         self._stepped_at = 0.0
 
@@ -185,9 +186,7 @@ class Listener:
         if tls is not None and accepted.family != socket.AF_UNIX:
             self._shake_hands(accepted, str(address[0]), tls)
             return
-        task = self.loop.create_task(self.loop.connect_accepted_socket(self._hall.accept, accepted))
-        self._accepting.add(task)
-        task.add_done_callback(self._accepting.discard)
+        self._accepting.spawn(self.loop.connect_accepted_socket(self._hall.accept, accepted))
 
     def _shake_hands(self, accepted: socket.socket, address: str, tls: ServerTls) -> None:
         visitor = self._hall.admit(address)

@@ -46,6 +46,19 @@ class ClientWatcher(Protocol):
     def on_client_ready(self) -> None: ...
 
 
+class GoneWatcher:
+    """Calls `gone` when its client goes. Whoever writes asks first whether the client is slow."""
+
+    def __init__(self, gone: Callable[[], object]):
+        self._gone = gone
+
+    def on_client_gone(self) -> None:
+        self._gone()
+
+    def on_client_slow(self) -> None: ...
+    def on_client_ready(self) -> None: ...
+
+
 class Reply:
     """The answer to one request. What is written after its client has gone is dropped."""
 
