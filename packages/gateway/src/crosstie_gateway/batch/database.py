@@ -1,7 +1,5 @@
-"""A SQLite file for its owner alone that threads and processes share; each change is one transaction.
-
-Every call may wait for the disk: none belongs on the loop.
-"""
+"""A SQLite file of one owner that threads and processes share. Each call is one transaction, and may wait for the
+disk."""
 
 import contextlib
 import errno

@@ -1,7 +1,6 @@
-"""What files and batches there are: a SQLite file that all processes over a folder share.
+"""Which files and batches there are: a SQLite file that all processes over a folder share.
 
-Each change is one transaction, so that a quota, an input file and the batch that needs it agree whoever asks at once.
-Every call may wait for the disk: none belongs on the loop.
+Each change is one transaction, so that quotas, input files and batches agree. Calls may wait for the disk.
 """
 
 import sqlite3
@@ -27,8 +26,7 @@ CREATE INDEX IF NOT EXISTS batches_open ON batches (key_id, created_at, id) WHER
 CREATE INDEX IF NOT EXISTS batches_input ON batches (input_file_id) WHERE ended_at = 0;
 """
 _FILE = "id, key_id, created_at, bytes, filename, purpose"
-# Those of each key that came first, the first of all keys before the second of any; but what only has to be ended is
-# not kept waiting by any of them.
+# The first batches of each key, first ones of all keys before second ones; batches that only have to end do not wait.
 _TURNS = """
 SELECT id, cancelled FROM (
   SELECT id, cancelled, expires_at, row_number() OVER (PARTITION BY key_id ORDER BY created_at, id) AS place

@@ -1,7 +1,7 @@
 """The lines of a batch's file: checked before anything runs, read some at a time, and answered.
 
-A line is as dear to read as the body of a request, and has its limits. A long one is looked at piece by piece, since
-whatever reads it in one go keeps everybody else waiting, in a thread of its own as well.
+A line costs as much to read as a request's body, and has the same limits. Long lines are outlined piece by piece, since
+reading one at once blocks every thread.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """OpenAI's responses with state (`store`, `previous_response_id`), kept by the gateway: any replica can go on from one.
 
-A response is kept with its own input and the id of the one before it. Whoever goes on from it sends its engine the
-whole conversation, and no id: engines keep nothing.
+A response is stored with its input and its predecessor's id. A request that goes on from it carries the whole
+conversation and no id.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Runs batches: each request like a client's, at low priority, without targets, on whatever is cheapest.
 
-Of several processes over one folder one runs them, whoever holds a lock. Whoever comes after it goes on from the lines
-that were answered; a request that was under way then, and had no answer, is asked once more.
+Of several processes over a folder the one that holds a lock runs them. Its successor goes on after the answered lines,
+and asks once more what was under way.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Files and batches on disk: contents and answers as plain files in one folder, beside the index of them.
 
-An answer is kept in this order: a mark that the request was answered, in a file as long as there are requests, so that
-no full disk can refuse it; then the answer, as a line of its own. Whoever goes on with a batch finds by the lines what
-is done, cuts off half a line, and says of marks without a line that the answer is lost: nothing is asked twice.
+A mark that a request was answered comes first, in a file that already has its full length, so a full disk cannot refuse
+it; the answer's line follows. Whoever resumes a batch cuts off half a line and reports marks without a line as lost:
+nothing is asked twice.
 """
 
 import os

@@ -1,7 +1,6 @@
-"""Whose request is next: keys take turns, and of one key its batches.
+"""Whose request is next: keys take turns, and a key's batches take turns.
 
-Nobody holds a place while it waits: what was refused goes back to its batch, and the batch, or all of its key's, rest
-for as long as was said.
+A refused request goes back to its batch; the batch, or all of its key's, then rest for as long as the refusal said.
 """
 
 import asyncio

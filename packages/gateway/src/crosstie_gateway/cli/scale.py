@@ -102,7 +102,8 @@ def command(
     with progress("planning") as on_progress:
         subject = read_subject(catalog, what, on_progress)
     pools = [pool.name for pool in subject.fleet.pools]
-    read = read_rules(rules, pools) if rules is not None else ReadRules(rules_of(subject), _planned_day(subject))
+    planned_day = subject.workload.day if subject.workload else ()
+    read = read_rules(rules, pools) if rules is not None else ReadRules(rules_of(subject), planned_day)
     check_inventory(read.rules, subject)
     known = capacities(catalog, subject)
     days = {part.class_name: read.of(part.class_name) for part in known.parts}
@@ -138,10 +139,6 @@ def command(
 
 def _say(text: str) -> None:
     click.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
-
-
-def _planned_day(subject: Subject) -> tuple[float, ...]:
-    return subject.workload.day if subject.workload else ()
 
 
 def _cluster(patch: str, namespace: str, token_file: Path | None) -> Kubernetes:

@@ -62,17 +62,8 @@ def show_day(out: Console, label: str, rehearsal: Rehearsal) -> None:
         for name, day in rehearsal.days.items()
     ]  # fmt: skip
     least = rehearsal.fewest_gpu_hours
-    rows.append(
-        (
-            "the least there is",
-            "",
-            "",
-            number(least),
-            f"{least / fixed.gpu_hours:.0%}" if fixed.gpu_hours else "",
-            "",
-            "",
-        )
-    )
+    of_planned = f"{least / fixed.gpu_hours:.0%}" if fixed.gpu_hours else ""
+    rows.append(("the least there is", "", "", number(least), of_planned, "", ""))
     show_table(out, ("replicas", "within", "worst hour", "GPU-hours", "of planned", "cost", "flaps"), rows)
     say(out, "within: requests that come while what serves carries them; flaps: changes taken back within 30 min")
     say(out, "the least: the fewest GPUs that carry each ten minutes, by someone who knows the day")

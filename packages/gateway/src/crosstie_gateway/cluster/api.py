@@ -1,7 +1,6 @@
-"""An API server, asked by Kubernetes' own client library: what is listed, and the stream of what changes after it.
+"""An API server, asked through Kubernetes' own client library: listings, and the stream of changes after them.
 
-Only reading, and only these three kinds. Answers are decoded here, and no further than they are needed: the library's
-models would be made for every event of every pod.
+Read-only, and three kinds only. Answers are decoded here: the library would build models for every event of every pod.
 """
 
 import contextlib
@@ -18,8 +17,7 @@ from crosstie.core.errors import BadInput, MissingExtra
 Resource = Literal["pods", "endpointslices", "inferencepools"]
 _OWN = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _INFERENCE = ("inference.networking.k8s.io", "v1")
-# A watch ends after so long by itself, and one that has said nothing for so long is taken for dead: a server sends
-# bookmarks about every minute.
+# How long a watch lasts, and how long it may be silent (servers send bookmarks about every minute).
 _LASTS_S, _SILENT_S, _CONNECT_S = 300, 90.0, 5.0
 GONE = 410
 

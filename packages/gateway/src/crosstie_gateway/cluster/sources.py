@@ -24,8 +24,10 @@ class EndpointSource:
         self._pods: Watcher | None = None
         self._lock = threading.Lock()
         self._stopped = False
-        make = {"pods": self._of_pods, "services": self._of_slices, "inferencepools": self._of_pool}
-        self._first = make[source.kind]()
+        if source.kind == "pods":
+            self._first = self._watch_pods(source.name, (source.port,))
+        else:
+            self._first = self._of_slices() if source.kind == "services" else self._of_pool()
 
     def start(self) -> None:
         self._first.start()
@@ -36,9 +38,6 @@ class EndpointSource:
             for watcher in (self._first, self._pods):
                 if watcher is not None:
                     watcher.stop()
-
-    def _of_pods(self) -> Watcher:
-        return self._watch_pods(self.source.name, (self.source.port,))
 
     def _watch_pods(self, labels: str, ports: tuple[int, ...]) -> Watcher:
         asked = Asked(resource="pods", namespace=self.namespace, labels=labels)

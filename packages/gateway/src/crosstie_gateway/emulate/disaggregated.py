@@ -1,12 +1,12 @@
 """Prefill and decode replicas that hand a cache over as engines and their proxies have them do.
 
-vLLM's (NIXL connector): whoever sends a request to a prefill replica asks for one token and `do_remote_decode`, and
-gets a handle back; the decode replica that is given the handle waits as long as the transfer would take, and computes
-only the last prompt token. Handles live as long as vLLM's lease on the blocks; with one that is gone the request fails,
-as by vLLM's default (`kv_load_failure_policy`), and without any the prompt is computed where it is decoded.
+vLLM (NIXL connector): a request for one token with `do_remote_decode` gets a handle from the prefill replica; a decode
+replica that is given the handle waits as long as the transfer takes and computes the last prompt token only. Handles
+live as long as vLLM's lease; with a dead one the request fails (`kv_load_failure_policy`), without one the prompt is
+computed where it is decoded.
 
-SGLang's (bootstrap): both replicas are sent the request with the same room. The one that decodes waits for the one that
-computes the prompt; neither takes a request without a room.
+SGLang (bootstrap): both replicas get the request with the same room; decode waits for prefill, and neither takes a
+request without a room.
 """
 
 import asyncio
@@ -201,8 +201,8 @@ def sides(
     loop: asyncio.AbstractEventLoop, emulated: Emulated, kinds: tuple[Emulated, Emulated], name: str, counts:
     tuple[int, int], index: int | None, seed: int, made_of: dict[str, Any],
 ) -> list[EmulatedServer]:  # fmt: skip
-    """Both kinds of replicas of a service, or of all that share their engines, each with its name: pool/0/prefill/0.
-    `index`: of the service; None: they are counted themselves."""
+    """Both kinds of replicas of a service, each named like pool/0/prefill/0. `index`: of the service; None: they are
+    counted themselves."""
     service = emulated.service
     assert service is not None
     connector = service.connector

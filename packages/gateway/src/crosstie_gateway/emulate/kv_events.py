@@ -1,5 +1,5 @@
-"""What an emulated replica tells of its cache, in vLLM's own words: numbered batches on a PUB socket, and a ROUTER that
-sends those again that somebody has missed."""
+"""What an emulated replica tells of its cache, as vLLM does: numbered batches on a PUB socket, and a ROUTER that
+repeats them."""
 
 import asyncio
 import time

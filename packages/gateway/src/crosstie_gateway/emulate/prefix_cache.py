@@ -1,8 +1,5 @@
-"""Blocks of prompts by their bytes, for the cache of the beginnings that a replica has computed before.
-
-A block's key covers all that lies before it. Keys are Python's own hashes: they differ from run to run, and what is
-found does not.
-"""
+"""Blocks of prompts by their bytes, for the cache of prompt beginnings. A block's key covers all that lies before it.
+Keys are Python's own hashes and differ from run to run."""
 
 from crosstie.sim.prefix_cache import ENGINE_BLOCK, PrefixCache
 from crosstie_gateway.emulate.kv_events import KvPublisher

@@ -1,7 +1,5 @@
-"""Tokens without a tokenizer: four bytes of text are one; what is written says that no model wrote it.
-
-Text that was made here counts the same when a client sends it back, so conversations grow as they should.
-"""
+"""Tokens without a tokenizer: four bytes of text are one; what is written says that no model wrote it. It counts the
+same when a client sends it back."""
 
 import math
 import zlib

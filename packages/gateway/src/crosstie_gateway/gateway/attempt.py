@@ -1,6 +1,6 @@
-"""One attempt at a request on one backend: it listens to the upstream connection and tells its exchange how it ended.
+"""One attempt at a request on one backend: it listens to the upstream connection.
 
-It ends exactly once, by `on_attempt_served` or `on_attempt_failed` of its exchange, or because the exchange drops it.
+It ends exactly once: by `on_attempt_served` or `on_attempt_failed` of its exchange, or dropped by it.
 """
 
 import asyncio
@@ -334,14 +334,12 @@ class Attempt(BackendCall):
         exchange.on_attempt_failed(f"{self.who} is full ({status})", status, fault=False, retry_after_s=after_s)
 
     def _is_operators(self, status: int) -> bool:
-        """Whether a refusal is about what the gateway adds to a request: its own key where it has one, or where clients
-        have keys of the gateway's, which go no further."""
+        """Whether a refusal is about what the gateway adds: its own key, or that clients' keys go no further."""
         ours = self.backend.authorization is not None or self.context.guard is not None
         return (status in _ABOUT_KEYS and ours) or status == _PROXY_KEY
 
     def _not_there(self, relay: WholeRelay) -> None:
-        """Its model is not there, or it is not where it was looked for: the operator's to mend. What an engine does not
-        do at all is neither; another may do it."""
+        """Its model, or the path, is not there: for the operator to mend. Another engine may have the path."""
         exchange, path = self.exchange, self.exchange.path
         if lacks_model(path, relay.content):
             why = f"{self.who} does not have its model (404): see what it serves, and served_as"
@@ -357,8 +355,8 @@ class Attempt(BackendCall):
         if self.status >= 300 or relay.reply.started:
             return ""
         if not relay.is_json:
-            # A sound, a text or a list may have been asked for there; a page for people is a login page, or a proxy's
-            # notice, anywhere.
+            # There, sounds, texts and lists may be asked for; a page for people is a login page or a proxy's notice
+            # anywhere.
             asked_for = self.exchange.path in PASSED and b"content-type: text/html" not in relay.headers
             return "" if asked_for or relay.is_bytes else "with something else than a JSON object"
         why, status = oddity(self.exchange.path, relay.content, relay.read())

@@ -14,8 +14,8 @@ from crosstie.route.live import Replica
 from crosstie.wire.client import Headers, Origin
 from crosstie.wire.fetch import Answer, fetch
 
-# Engines whose ways of going on with an answer are known, by what their /v1/models says of its owner. An emulated
-# replica does as vLLM does, but sets no limit of its own to completions.
+# Engines that the gateway knows how to resume on, by the owner in their /v1/models. An emulated replica does as vLLM,
+# without a limit of its own for completions.
 ENGINES: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "crosstie-emulated": "emulated"}
 # What says that it is full, and how long it is left alone then, from this to that.
 FULL: Final[tuple[int, ...]] = (429, 503)
@@ -40,10 +40,8 @@ _CACHE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:to
 
 
 class Breaker:
-    """Counts a backend's own faults, never a client's mistakes.
-
-    closed: all goes through. open: nothing, for a while that doubles. trying: one fault opens it again.
-    """
+    """Counts a backend's own faults, never a client's mistakes. closed: all goes through; open: nothing, for a while
+    that doubles; trying: one fault opens it again."""
 
     def __init__(self) -> None:
         self.state = "closed"
@@ -171,8 +169,8 @@ class Backend:
         self.wrong = ""
 
     def failed(self, why: str, now: float, *, refused: bool = False, wrong: bool = False, surely: bool = False) -> None:
-        """A fault of its own. A refused connection needs no second witness. `wrong`: it is set up wrongly, and nothing
-        that is sent there is answered; `surely`: another has answered what it could not."""
+        """A fault of its own; a refused connection needs no second witness. `wrong`: it is set up wrongly and answers
+        nothing; `surely`: another backend has answered what it could not."""
         self.wrong = why if wrong else ""
         if surely:
             self.breaker.trip(now)

@@ -1,8 +1,7 @@
-"""Requests for a model of which no replica serves, held while somebody brings one up: `crosstie scale`, KEDA, a person.
+"""Requests for a model without a serving replica, held while somebody starts one: `crosstie scale`, KEDA, a person.
 
-A request is held where a replica is expected before its patience ends: `serve.hold_s`, or less if its client hints at
-less (x-crosstie-ttft-ms). Else it is refused at once and told when to come back. Not compiled: whoever comes here waits
-for seconds.
+A request is held where a replica is expected within its patience, `serve.hold_s` or its x-crosstie-ttft-ms; else it is
+refused at once and told when to come back. Not compiled: who comes here waits for seconds.
 """
 
 from collections import Counter

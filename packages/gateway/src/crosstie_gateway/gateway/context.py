@@ -1,7 +1,5 @@
-"""What all requests of a gateway share: clock, settings, router, backends, counts, and who else takes part.
-
-The gateway makes it and keeps it up to date; exchanges, attempts and health checks take it.
-"""
+"""What all requests of a gateway share: clock, settings, router, backends, counts, and other parts. The gateway makes
+it and keeps it up to date."""
 
 import asyncio
 from collections.abc import Callable

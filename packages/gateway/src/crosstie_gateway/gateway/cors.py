@@ -1,7 +1,5 @@
-"""Pages of other origins that ask from a browser: which may, and what their browsers are told (CORS).
-
-Keys come in headers that a page sets itself, never in cookies, so credentials are not allowed.
-"""
+"""Which pages of other origins may ask from a browser, and what their browsers are told (CORS). Keys come in headers
+that a page sets, never in cookies: credentials are not allowed."""
 
 from crosstie_gateway.gateway.attempt import OWN_HEADERS
 from crosstie_gateway.wire.request import Request

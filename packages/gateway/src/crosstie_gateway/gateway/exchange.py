@@ -1,7 +1,7 @@
 """One client's request from its decision to its end: attempted, attempted elsewhere, timed and accounted for.
 
-Whatever happens, it ends exactly once, in `_close`. As long as nothing has been sent to the client another backend
-may try; from then on one may go on from where the last broke off, or the failure is told inside the answer.
+It ends exactly once, in `_close`. Until the client has been sent something another backend may try; from then on one
+may go on where the last broke off, or the failure is told inside the answer.
 """
 
 from typing import Final, Protocol
@@ -63,8 +63,8 @@ class Exchange(ExchangeState):
         self.attempt: Attempt | None = None
         # Looks for another backend to go on with a stream that broke off.
         self.handover: Handover | None = None
-        # Backends that failed at this before the client had anything of it, though nothing else is wrong with them:
-        # theirs it is if another serves it, and the request's own if no other does.
+        # Backends that failed this before the client had anything: at fault if another serves it; if no other does, the
+        # request is.
         self._suspects: list[tuple[Backend, str, bool]] = []
         # The parts of the answer, by whom and how long.
         self.legs: list[tuple[Flight, int]] = []
@@ -158,8 +158,8 @@ class Exchange(ExchangeState):
         self._close("served" if attempt.status < 400 else "client error")
 
     def _blame(self) -> None:
-        """Another backend did what these failed at, or none could be asked. A backend that is set up wrongly fails at
-        everything: one request that another could serve is enough to know."""
+        """Another backend did what these failed at, or none could be asked. Who is set up wrongly fails at everything:
+        one request that another served is proof."""
         served = self.attempt is not None
         for backend, why, wrong in self._suspects:
             self._failed(backend, why, wrong=wrong, surely=wrong and served)
@@ -401,10 +401,8 @@ class Exchange(ExchangeState):
         return self.record.charged_usd
 
     def _account(self, attempt: Attempt, *, leaves: bool = False) -> None:
-        """What its client got of it, which is what its key is charged for: nothing, where nothing reached it.
-
-        The prompt once, whoever had to read it again, and each part of the answer at the price of who made it.
-        """
+        """Charges what its client got: the prompt once, whoever read it again, and each part of the answer at its
+        maker's price; nothing where nothing reached the client."""
         record, relay, transcript = self.record, attempt.relay, self.transcript
         if not self.legs:
             record.pool, record.backend = attempt.backend.pool.name, attempt.backend.replica.key

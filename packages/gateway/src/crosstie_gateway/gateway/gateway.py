@@ -1,7 +1,6 @@
-"""The gateway: a fleet being served. It turns each request into an exchange and keeps what exchanges share.
+"""The gateway: a fleet being served. It turns each request into an exchange, queues and admits it.
 
-Requests are queued and admitted here; what one exchange does is its own (`exchange`), and what all of them share is the
-`context`.
+What one exchange does is in `exchange`, and what all share in `context`.
 """
 
 import asyncio

@@ -1,7 +1,5 @@
-"""What a key may use: the key as the guard has it, what a request was let in for, and limits by the minute.
-
-The window of a minute slides: what was used in this minute, and of the minute before the part
-that the window still covers, as if it had come evenly."""
+"""What a key may use: the key as the guard has it, what a request was let in for, and limits by the minute. The
+minute's window slides: it has this minute, and of the one before the part still covered, as if used evenly."""
 
 from hmac import compare_digest
 from math import ceil
@@ -25,11 +23,10 @@ class Account:
         self.rpm = self.tpm = 0
         self.usd_per_day = self.usd_per_month = 0.0
         self.budgeted = False
-        # Dollars of today and this month as the store last told them; those that it did not know of then; and those
-        # of which it had not known the time before, since others may not have heard of them yet.
+        # Dollars of today and this month as the store last told; those it did not know then; and those new at the time
+        # before, which others may not have heard of.
         self.today_usd = self.month_usd = self.own_usd = self.written_usd = 0.0
-        # Requests in flight with a budget: their number, what they will come to as far as they have said, and how much
-        # more it may get.
+        # Requests in flight with a budget: their number, dollars announced, and how many more there may be.
         self.in_flight = 0
         self.reserved_usd = self.more_usd = 0.0
 

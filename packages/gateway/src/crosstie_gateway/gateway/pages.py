@@ -60,7 +60,10 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
                 reply.send(404, error_body(404, f"{path} has a port of its own here", "not_found"))
                 return
             try:
-                _check_watcher(gateway, request)
+                guard = gateway.context.guard
+                if path == "/metrics" and guard is not None:
+                    # They name backends, teams and their spending: not for all who have keys.
+                    guard.may_explain(guard.known(request), "metrics")
             except RequestRejected as refused:
                 _refuse(request, reply, refused)
             else:
@@ -100,14 +103,6 @@ def _refuse(request: Request, reply: Reply, refused: RequestRejected) -> None:
     status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
     body = error_body(status, str(refused), refused.code)
     reply.send(status, error_message(status, body) if request.path == COUNT_TOKENS else body, lines)
-
-
-def _check_watcher(gateway: Gateway, request: Request) -> None:
-    """Metrics name backends and teams, and what these spend: where clients have keys, not every client may see them.
-    Raises RequestRejected."""
-    guard = gateway.context.guard
-    if request.path == "/metrics" and guard is not None:
-        guard.may_explain(guard.known(request), "metrics")
 
 
 def ops_handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
@@ -343,8 +338,7 @@ def _considered(considered: Considered, names: dict[str, str]) -> dict[str, obje
 
 
 def _of_late(gateway: Gateway, considered: Considered) -> dict[str, object]:
-    """A prediction is of one request at this moment; what the pool's last requests saw is beside what was predicted of
-    each of them, at its own moment."""
+    """What the pool's last requests saw, beside what was predicted of each at its own moment."""
     counts = gateway.metrics.pools.get(considered.pool)
     return {"of_late": counts.of_late() if counts is not None else None}
 

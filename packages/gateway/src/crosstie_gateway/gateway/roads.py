@@ -1,7 +1,6 @@
-"""Which paths lead to backends. All of them take POST and name a model; what else they are about is the engines'.
+"""Which paths lead to backends. All take POST and name a model.
 
-A list, and not whatever comes: engines have paths of their own that change weights, caches and adapters, and those are
-not for clients.
+A list, since engines have other paths that change weights, caches and adapters: not for clients.
 """
 
 MESSAGES = "/v1/messages"
@@ -9,8 +8,7 @@ MESSAGES = "/v1/messages"
 KNOWN = frozenset(
     (*(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses")), MESSAGES)
 )
-# Those of which it reads the model and passes the rest: a sound, a picture, scores. An engine that has no such path is
-# not at fault for it.
+# Paths of which only the model is read: sounds, pictures, scores. An engine without such a path is not at fault.
 PASSED = frozenset(
     (
         "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score", "/v1/moderations", "/v1/audio/speech",

@@ -1,11 +1,8 @@
 """Keeps the models of shared pools where they are asked for.
 
-Of the workers that serve the same fleet one is the leader, whoever holds a lock: it decides what is loaded where. The
-others follow: they report what they are asked for and what they have in flight, and learn from it what is where. A
-gateway of one process leads.
-
-With Redis, of the leaders of several gateways the one decides that holds the fleet's lease (`residents`). The
-others do as it says, and while none is heard of they go by what engines say that they have, and load nothing.
+Among the workers of a gateway the one that holds a lock leads: it decides what is loaded where. The others report their
+requests and learn from it what is where. With Redis, the leader that holds the fleet's lease (`residents`) decides for
+all gateways. The others obey; while they hear of none they go by what engines say, and load nothing.
 """
 
 import asyncio
@@ -69,8 +66,8 @@ class Role:
 
 
 class Leader(Role, LoadGuard):
-    """Decides and loads, unless another gateway does. Before it puts a model away, the followers hear of it and say
-    what they still have, and so do other gateways."""
+    """Decides and loads, unless another gateway does. Before it puts a model away, followers and other gateways hear of
+    it and say what they still have."""
 
     def __init__(
         self, process: GatewayProcess, settings: ResidencySettings | None, load_patience_s: float | None,
@@ -242,8 +239,8 @@ class Leader(Role, LoadGuard):
             await self.share.release(slots)
 
     async def _before_unload(self) -> None:
-        """All others have heard which models leave, and have said what they still have of them; who is not heard of any
-        more is not waited for."""
+        """Returns when all others that are heard of know which models leave, and have said what they still have of
+        them."""
         await self._ask_followers()
         if self.share is None:
             return

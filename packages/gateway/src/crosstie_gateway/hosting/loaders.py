@@ -1,7 +1,7 @@
 """How a replica is told to load a model and to put it away: vLLM's sleep, llama.cpp's router, or a command.
 
-vLLM's pages are those of its development mode (0.32: VLLM_SERVER_DEV_MODE=1, --enable-sleep-mode), llama.cpp's those of
-a server that was started without a model (b21e4de, August 2026: --models-dir or --models-preset).
+vLLM's pages are of its development mode (0.32: VLLM_SERVER_DEV_MODE=1, --enable-sleep-mode), llama.cpp's of a server
+without a model (b21e4de, August 2026: --models-dir or --models-preset).
 """
 
 import asyncio
@@ -95,10 +95,9 @@ def _refused(answer: Answer, path: str) -> str:
 
 
 class VllmSleep(Loader):
-    """Each model is a server of its own on the replica's GPUs; who sleeps keeps its weights in the host's memory.
+    """Each model is a server of its own on the replica's GPUs; a sleeping one keeps its weights in the host's memory.
 
-    Level 1, because a server that sleeps at level 2 has to be told to load its weights anew. `mode=wait`: should there
-    be requests after all, be they another client's, they are finished first.
+    Level 1, since after level 2 weights must be loaded anew; `mode=wait` finishes requests, another client's too.
     """
 
     # One that is waking goes on, whoever waits for it, and calls itself asleep meanwhile.

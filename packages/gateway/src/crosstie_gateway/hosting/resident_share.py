@@ -17,8 +17,8 @@ _decode = msgspec.msgpack.Decoder(HostReport).decode
 
 
 class ResidentShare(RedisTalk):
-    """`report`: what is to be told now; `on_asked`: requests by model that other gateways had; `on_news`: something of
-    the leader's has changed."""
+    """`report`: what to tell now; `on_asked`: requests by model at other gateways; `on_news`: the leader's state has
+    changed."""
 
     every_s = 0.05
 

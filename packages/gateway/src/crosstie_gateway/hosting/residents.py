@@ -102,7 +102,7 @@ class Residents:
         # The highest that was heard of.
         self.number = 0
         # By slot, another's load that may go on there.
-        self._claims: dict[str, ReplicaClaim] = {}
+        self.claims: dict[str, ReplicaClaim] = {}
         self._asked: dict[str, dict[str, int]] = {}
 
     def hear(self, report: HostReport) -> dict[str, int]:
@@ -122,9 +122,9 @@ class Residents:
         if report.leads and report.number >= self.number:
             self.number, self._leader = report.number, (now, report)
             # Those that it has released are gone; those of a leader before it stay until their time is over.
-            of_others = {slot: claim for slot, claim in self._claims.items() if claim.number != report.number}
+            of_others = {slot: claim for slot, claim in self.claims.items() if claim.number != report.number}
             claims = {slot: ReplicaClaim(now + for_s, report.number) for slot, for_s in report.claims.items()}
-            self._claims = {**of_others, **claims}
+            self.claims = {**of_others, **claims}
         # Of one that was never heard of it is not known when it was asked.
         before = self._asked.get(report.machine, report.asked)
         self._asked[report.machine] = report.asked
@@ -136,12 +136,7 @@ class Residents:
         for machine in [name for name, (at, _) in self._heard.items() if at < heard]:
             del self._heard[machine]
             self._asked.pop(machine, None)
-        self._claims = {slot: claim for slot, claim in self._claims.items() if claim.until > self.clock()}
-
-    @property
-    def claims(self) -> dict[str, ReplicaClaim]:
-        """Of others."""
-        return self._claims
+        self.claims = {slot: claim for slot, claim in self.claims.items() if claim.until > self.clock()}
 
     def leader(self) -> HostReport | None:
         """What the leader said, while it is heard of."""
@@ -192,8 +187,8 @@ class Lease:
         self._absent_since = None
 
     async def keep(self, client: Any, known: int, claims: Mapping[str, ReplicaClaim]) -> None:
-        """Renews it, or takes it if it may; once a second. `known`: the highest number that was heard of. `claims`: of
-        others, by slot, to be put back if Redis has lost them."""
+        """Renews it, or takes it if it may; once a second. `known`: the highest number heard of. `claims`: of others,
+        put back if Redis has lost them."""
         began, hold_ms = self._clock(), int(1000 * self._hold_s)
         # Redis may have been away, or begun anew, and others would go by the claim.
         async with self._claiming:

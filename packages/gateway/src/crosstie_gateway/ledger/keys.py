@@ -1,7 +1,7 @@
 """API keys: what one may do, how its secret is made, and how it is told from others without being kept.
 
-A key reads `ct-<public id>-<secret>`. Of the secret only its SHA-256 is stored. A slow hash, as for passwords, would
-gain nothing: it slows down guessing, and 256 random bits are not guessed.
+A key reads `ct-<public id>-<secret>`; only the secret's SHA-256 is stored. A slow hash, as for passwords, would gain
+nothing: nobody guesses 256 random bits.
 """
 
 import hashlib

@@ -1,8 +1,7 @@
-"""Where keys and usage are kept: all that is asked of the tables of `schema`. `sqlite` and `postgres` say how they are
-reached; the SQL is the same.
+"""All that is asked of a store of keys and usage, in SQL that `sqlite` and `postgres` share.
 
-Several processes, on several machines, write at the same time. Whatever is written is one transaction, and may be
-tried again after a failure: a batch of usage is counted once.
+Several processes and machines write at once. Each write is one transaction and may be tried again: a batch of usage is
+counted once.
 """
 
 import json
@@ -99,8 +98,8 @@ class Store:
         """What follows in this transaction may take long, since it goes through whole tables."""
 
     def _check_same(self, session: Transaction) -> dict[str, int]:
-        """What the store says of itself. Raises StoreFailed where it is not the one that was opened, but one made anew
-        in its place (numbers of keys mean others there), or one whose tables are others by now."""
+        """What the store says of itself. Raises StoreFailed where it is not the one that was opened, in which numbers
+        of keys mean others, or where its tables have another format by now."""
         said = meta(session)
         if said["store"] != self._number:
             raise StoreFailed(
@@ -117,8 +116,8 @@ class Store:
             return _keys(session)
 
     def news(self, version: int, at: float) -> News:
-        """What a gateway wants to hear, in one go: keys if there is another version of them, and what those with a
-        budget have spent."""
+        """What a gateway wants to hear, at once: keys if they are of another version, and what those with a budget have
+        spent."""
         with self.session(writes=False) as session:
             now = self._check_same(session)["keys"]
             spent = _spent(session, at, with_budget=True)

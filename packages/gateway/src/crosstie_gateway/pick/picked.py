@@ -1,7 +1,7 @@
-"""An exchange whose requests Envoy carries: decided, accounted and learnt from as any other, and sent by somebody else.
+"""An exchange whose requests Envoy carries: decided, accounted and learnt from as any other.
 
-What the gateway does with connections of its own is Envoy's here: retries, which follow the ordered endpoints, patience
-with backends, and connections. A stream that breaks off is not gone on with: its client is Envoy's by then.
+Envoy has the connections, the patience with backends, and the retries over the ordered endpoints. A broken stream is
+not resumed: its client is Envoy's.
 """
 
 import ipaddress
@@ -140,8 +140,7 @@ class PickedAttempt(Attempt):
         stream.pick(endpoints, given, removed, body, self)
 
     def _find_others(self, most: int) -> None:
-        """Where it would be sent if the first failed. Whoever knows the model by another name, or wants another key or
-        path, cannot be asked the same."""
+        """Where it would be sent if the first failed: backends that can be asked the same, by name, key and path."""
         exchange, context, own = self.picks_for, self.context, self.backend
         tried = exchange.tried
         while len(self.others) < most:

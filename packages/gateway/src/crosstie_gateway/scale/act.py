@@ -1,7 +1,7 @@
 """What is done with a decision: scale subresources patched, a command run, the gateway told what to empty.
 
-Each is an `Actor`: it says what replicas were asked for, if it knows, and brings about an order. One that fails leaves
-the fleet as it is, is said, and is tried again with the next decision.
+An `Actor` says what replicas were asked for, if it knows, and carries out orders. A failure is reported, changes
+nothing, and is tried again with the next decision.
 """
 
 import asyncio
@@ -61,8 +61,8 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
-    """Scale subresources of an API server: `get` and `patch` on them is all the right that it needs; to empty pods
-    before they go, also `list` and `patch` on these."""
+    """Scale subresources of an API server, with the rights `get` and `patch`; to empty pods, also `list` and `patch` on
+    pods."""
 
     url: str
     namespace: str

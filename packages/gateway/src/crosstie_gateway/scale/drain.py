@@ -1,7 +1,7 @@
 """Emptying replicas before they go: gateways are told through their administrators' ports to send them nothing new.
 
-Which ones go is decided here: of a supply's backends those with the fewest requests, and they stay the same until they
-are empty. A backend that was stopped is let in again once the gateways find it down, for when it is started again.
+A supply's backends with the fewest requests go, and stay chosen until they are empty. A stopped backend is let in again
+once gateways find it down.
 """
 
 from collections.abc import Mapping, Sequence

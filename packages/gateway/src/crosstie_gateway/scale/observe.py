@@ -72,8 +72,8 @@ class CounterWatch:
     def observe(
         self, now_s: float, counts: GatewayCounts, wanted: Mapping[str, int], empty: Mapping[str, int] | None = None
     ) -> FleetObservation | None:
-        """None the first time. `empty`: by supply, replicas being emptied that are. Those that serve are backends that
-        are up, of each pool as far as its supplies were asked for."""
+        """None the first time. `empty`: by supply, emptied replicas. A pool's backends that are up serve its supplies
+        in order."""
         before, since = self.before, now_s - self.at_s
         self.before, self.at_s = counts, now_s
         if before is None or since <= 0:

@@ -11,11 +11,10 @@ import msgspec
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.histogram import Family, Samples, exposition
-from crosstie_gateway.scale.act import Actor, Moves, ScaleFailed
+from crosstie_gateway.scale.act import Actor, ScaleFailed
 from crosstie_gateway.scale.drain import Drainer
 from crosstie_gateway.scale.observe import CounterWatch, read_gateways
-from crosstie_gateway.scaler.rules import Supply
-from crosstie_gateway.scaler.scaler import Order, ScaleDecision, Scaler, ScalerState
+from crosstie_gateway.scaler.scaler import ScaleDecision, Scaler, ScalerState
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
 
@@ -121,7 +120,9 @@ class ScaleService:
             if order.replicas != before:
                 self.say(f"{supply.name}: {before} -> {order.replicas}: {order.why}")
             try:
-                moves = await self._moves(supply, order, before, hosts.get(supply.name))
+                moves = None
+                if self.drainer is not None:
+                    moves = await self.drainer.obey(supply, order, before, hosts.get(supply.name))
                 for actor in self.actors:
                     await actor.obey(supply, order, before, moves)
                 self.wanted[supply.name] = order.replicas
@@ -130,9 +131,6 @@ class ScaleService:
                 self.wanted[supply.name] = before
                 problems.append(str(error))
         return problems
-
-    async def _moves(self, supply: Supply, order: Order, before: int, hosts: set[str] | None) -> Moves | None:
-        return None if self.drainer is None else await self.drainer.obey(supply, order, before, hosts)
 
     def _stand(self, trouble: str) -> None:
         self.failures += bool(trouble)

@@ -1,7 +1,5 @@
-"""Traffic of one class, now and soon: the shape of a day, at the level that is seen, with a margin for past errors.
-
-No clock: every moment is given, in seconds since 1970 or any other midnight.
-"""
+"""Traffic of one class, now and soon: the shape of a day at the level seen, with a margin for past errors. No clock:
+every moment is given, in seconds since any midnight."""
 
 import math
 

@@ -1,7 +1,7 @@
 """The cheapest replicas for a load, given those that there are: the plan's programme over supplies.
 
-Each supply is up to three columns: replicas that have to be there in any case and so cost nothing more, those that
-there are at their price, and new ones, which also cost the time in which they start and serve nobody.
+A supply has up to three columns: replicas that must be there and cost nothing more, those there at their price, and new
+ones, which also cost the time of their start.
 """
 
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
-"""The administrator's part of a gateway: changes over the fleet file, in every process that serves it, each reported.
-
-Changes hold until they are undone, `reset`, or the file no longer allows them; a restart forgets them.
-"""
+"""The administrator's part of a gateway: changes over the fleet file, in every process, each reported. They hold until
+undone, `reset`, or not allowed by the file any more; a restart forgets them."""
 
 import asyncio
 import contextlib
@@ -37,8 +35,8 @@ from crosstie_gateway.service.worker_link import (
 
 # What a reader's complaint calls the request that it was reading.
 _REQUEST = Path("request")
-# A command would run as the gateway's user, a file is read as that, and a proxy would be sent any variable of its
-# environment: only who may write the fleet file may name one. KV events need a tokenizer.
+# A command would run as the gateway's user, who would also read the file; a proxy would be sent any variable. KV events
+# need a tokenizer.
 _FILES = (*REACH_FILES, "tokenizer", "chat_template")
 _FILE_ONLY = {"load_hook": "command", **dict.fromkeys(_FILES, "file"), "proxy": "proxy"}
 _MOST_SAID = 400

@@ -1,8 +1,7 @@
-"""The administrator's door: HTTP on a port of its own, with a key of its own, and on loopback unless told otherwise.
+"""The administrator's door: HTTP on a port and with a key of its own, on loopback unless told otherwise.
 
-A page in a browser on this machine can reach loopback too, and a name can be made to resolve to it: requests must come
-with a Host of this door, with no Origin but this machine's, and, where they change something, as JSON, which a page
-cannot send to another origin without asking first.
+A page in a browser here can reach loopback, by a name that resolves to it too. So requests need this door's Host, no
+other Origin, and JSON for changes, which a page may not send elsewhere without asking.
 """
 
 import asyncio
@@ -50,8 +49,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AdminDoor(Door):
-    """A component of the gateway. `anywhere`: it may listen beyond loopback; `shown`: the page of operators is at the
-    clients' port too."""
+    """`anywhere`: it may listen beyond loopback; `shown`: the page of operators is at the clients' port too."""
 
     def __init__(self, host: str, port: int, *, anywhere: bool = False, shown: bool = False):
         if not is_loopback(host) and not anywhere:
@@ -148,8 +146,7 @@ class AdminDoor(Door):
             raise RequestRejected(403, "the Host of this request is not this door's", "wrong_host")
 
     def _answers_to(self, host: str) -> bool:
-        """Loopback; and where it may be reached from elsewhere, its own names and plain addresses, which no name
-        server of an attacker's can stand for."""
+        """Loopback; where it is open to others, its own names and plain addresses, which no name server can fake."""
         if is_loopback(host):
             return True
         if is_loopback(self.host):

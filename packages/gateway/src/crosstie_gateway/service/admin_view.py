@@ -1,7 +1,6 @@
 """What administrators see: pools and backends as they are now, and the latest decisions, of one worker or of all.
 
-A decision costs one entry in a bounded queue, and is put into words only for whoever asks. An entry holds what it was
-about (never a body, a prompt or a key) and is pushed out by those that follow.
+A decision costs one entry in a bounded queue, without body, prompt or key, and is put into words on request.
 """
 
 from collections import deque
@@ -215,11 +214,9 @@ def _add_counts(first: FleetView, other: FleetView) -> None:
             served.today_s = max(served.today_s, more.today_s)
     for team in first.teams:
         if (too := teams.get(team.team)) is not None:
-            team.requests, team.tokens, team.usd = (
-                team.requests + too.requests,
-                team.tokens + too.tokens,
-                team.usd + too.usd,
-            )
+            team.requests += too.requests
+            team.tokens += too.tokens
+            team.usd += too.usd
             # All of them read these from one store.
             team.today_usd, team.month_usd = max(team.today_usd, too.today_usd), max(team.month_usd, too.month_usd)
             team.unwritten_usd += too.unwritten_usd

@@ -1,8 +1,7 @@
 """Backends that a Kubernetes API server knows: `kube://default/services/vllm` stands for its pods that are ready.
 
-As with names (`discovery`), every worker looks for itself, and what it finds is loaded as a file with other backends
-would be: new replicas are brought up slowly, those that go finish what they have. What is known goes on while the API
-server cannot be asked: engines do not end with it.
+Each worker looks for itself (as in `discovery`), and loads what it finds like a changed file. While the API server is
+away, what is known goes on.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The page of operators at /crosstie/: the fleet as it is now, where requests went and why, drain and weight.
 
-A page holds one stream of events. Once a second, of large fleets less often, and only while one is open, the document
-that `crosstie admin pools --json` prints is made once for all of them, and written to whoever has read the last one.
+Each page holds one stream of events. About once a second, while one is open, the document of `crosstie admin pools
+--json` is made once for all of them.
 """
 
 import asyncio
@@ -64,12 +64,14 @@ _HEADERS = (
     b"referrer-policy: no-referrer\r\ncontent-security-policy: %b\r\n" % _POLICY
 )
 _ASKED = ("session", "live", "why", "history", "moment")
+# Of paths that take another method than GET, or more.
+_METHODS = {f"{ROOT}/session": ("GET", "DELETE"), **dict.fromkeys(_CHANGES, ("POST",))}
 _encode = msgspec.json.Encoder().encode
 
 
 class Dashboard(OwnPages):
-    """`look`: the fleet in all workers; `said`: that as administrators read it; `turned_away`: told of visitors without
-    a key, by why."""
+    """`look`: the fleet in all workers; `said`: that as administrators read it; `turned_away`: told why visitors
+    were."""
 
     def __init__(
         self, process: GatewayProcess, admin: Administration, keys: DoorKeys, *,
@@ -131,31 +133,25 @@ class Dashboard(OwnPages):
         session = self.sessions.find(request.headers.get(b"cookie", b""))
         if session is None:
             raise RequestRejected(401, "sign in with an operator's or the administrator's key", "signed_out")
+        _check_method(request, *_METHODS.get(path, ("GET",)))
         if path == f"{ROOT}/live":
-            _check_method(request, "GET")
             self._follow(session, reply)
         elif path == f"{ROOT}/why":
-            _check_method(request, "GET")
             self._later(reply, "a reason", self._why(_given(request, "request")))
         elif path == f"{ROOT}/history":
-            _check_method(request, "GET")
             window = _given(request, "window")
             if window not in WINDOWS:
                 raise RequestRejected(400, f"window: must be one of {', '.join(WINDOWS)}", "bad_request")
             self._later(reply, "looking back", self._history(window))
         elif path == f"{ROOT}/moment":
-            _check_method(request, "GET")
             self._later(reply, "looking back", self._moment(_time(request, "from"), _time(request, "to")))
-        elif path == f"{ROOT}/session":
-            _check_method(request, "GET", "DELETE")
-            if method == "GET":
-                self._send_session(session, reply)
-            else:
-                self._check_csrf(session, request)
-                gone = set_cookie("", secure=_is_secure(request, reply), lasts_s=0)
-                self._later(reply, "signing out", self._sign_out(session), gone)
+        elif method == "GET":
+            self._send_session(session, reply)
+        elif method == "DELETE":
+            self._check_csrf(session, request)
+            gone = set_cookie("", secure=_is_secure(request, reply), lasts_s=0)
+            self._later(reply, "signing out", self._sign_out(session), gone)
         else:
-            _check_method(request, "POST")
             self._check_csrf(session, request)
             if session.role != "administrator":
                 raise RequestRejected(403, "an operator looks; the administrator's key may change this", "read_only")
@@ -348,8 +344,7 @@ def _time(request: Request, name: str) -> float:
 
 
 def _check_origin(request: Request) -> None:
-    """Only the page itself may ask. Browsers say where a request comes from, at least to places that they trust;
-    proxies before the gateway may have changed its Host."""
+    """Only the page itself may ask. Browsers say where a request comes from; proxies may have changed its Host."""
     headers = request.headers
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
     if site is not None:

@@ -1,9 +1,7 @@
 """Backends that are found by name: `dns+http://vllm.default.svc:8000/v1` stands for every address that the name has.
 
-A thread looks names up again and again, since a resolver may take as long as it likes; what it finds is loaded as a
-file with other backends would be: those that are new are brought up slowly, those that are gone finish what they have.
-Every worker asks for itself: they see the same answers within one interval, and there is nobody without whom the
-others would go blind.
+A thread looks names up, since a resolver may take long. What it finds is loaded like a changed file: new backends are
+brought up slowly, old ones finish. Each worker asks for itself, so none depends on another.
 """
 
 import asyncio
@@ -27,8 +25,8 @@ from crosstie_gateway.service.process import Component, GatewayProcess
 # Addresses of a host; none: it has none. Raises OSError where nobody can say.
 Resolve = Callable[[str, int], tuple[str, ...]]
 _TICK_S = 0.5
-# A name that has lost all of its addresses keeps the last ones for so long: services that are made anew are empty for a
-# moment. Not for ever: somebody else may be given the addresses, and would be sent prompts.
+# How long a name without addresses keeps its last ones: renewed services are empty for a moment. Not for ever: others
+# may be given the addresses, and would be sent prompts.
 _GRACE_S = 30.0
 # At the start, how long the first answers are waited for; what comes later is taken then.
 _FIRST_S = 5.0

@@ -1,8 +1,7 @@
 """Batches of KV events, as vLLM and SGLang publish them, taken over into what is known of a replica's cache.
 
-Both write msgpack of msgspec's records; by version, batches and events are arrays in the order of their fields, or
-maps. Read in vllm-project/vllm@0181ea3, `vllm/distributed/kv_events.py`, and sgl-project/sglang@006d053,
-`python/sglang/srt/disaggregation/kv_events.py`.
+Both write msgpack of msgspec's records, as arrays or maps by version. Read in vllm-project/vllm@0181ea3,
+`vllm/distributed/kv_events.py`, and sgl-project/sglang@006d053, `python/sglang/srt/disaggregation/kv_events.py`.
 """
 
 from time import sleep

@@ -1,8 +1,7 @@
-"""What engines tell of their caches, followed: a thread that subscribes to every replica whose fleet file says where.
+"""Follows what engines tell of their caches: a thread that subscribes to every replica whose fleet file says where.
 
-Batches are numbered. One that is missing is asked for again where the engine keeps them; where it cannot be had, or the
-connection was lost, what was known is forgotten, and routing goes by what was sent there until the engine says that it
-holds nothing, or begins anew.
+Batches are numbered. A missing one is asked for again. Where it cannot be had, or the connection was lost, what was
+known is forgotten, and routing goes by what was sent there until the engine holds nothing or begins anew.
 """
 
 import threading
@@ -44,11 +43,8 @@ class EventAddress(NamedTuple):
 
 
 class Following:
-    """One replica's events: which number comes next, and what is to be done about one that does not.
-
-    It is told what comes and changes `held`; sockets are somebody else's. `wants_replay` says from which number on
-    batches are to be asked for.
-    """
+    """One replica's events: which number comes next, and what to do about another. It changes `held`; sockets are
+    somebody else's. `wants_replay`: the number from which batches are to be asked for again."""
 
     def __init__(self, held: HeldBlocks, *, can_replay: bool):
         self.held, self._can_replay = held, can_replay

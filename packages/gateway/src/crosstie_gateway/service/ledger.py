@@ -1,8 +1,7 @@
 """Keeps a gateway's keys and usage in step with a store: a component of its process.
 
-What has ended is added up on the loop. Twice a second it is handed to a thread that writes it in one transaction and
-looks what others have changed; the loop never waits for it. A batch that could not be written, or of which nobody
-knows whether it was, is tried again as it is: the store counts it once. What ends in the meantime is the next batch.
+The loop adds up what has ended. Twice a second a thread writes it in one transaction and looks what others changed. A
+batch that failed, or may have, is tried again as it is: the store counts it once.
 """
 
 import asyncio

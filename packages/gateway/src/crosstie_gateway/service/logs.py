@@ -1,7 +1,7 @@
 """The gateway's log on stderr: notices, and a line for each request that has ended, for people or as JSON.
 
-A thread formats and writes, so that whoever reads stderr slowly, or not at all, slows nobody else; what does not fit
-into its queue is counted and left out. Prompts are in it only where that was asked for, credentials never.
+A thread writes, so a slow reader of stderr slows nobody; what its queue cannot hold is counted and left out. Prompts
+are in it only on request, credentials never.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ _BAD = frozenset(("failed", "cut"))
 
 
 class Log(Component):
-    """`requests`: a line for each; `prompts`: with its body. Writes to `descriptor` until it is closed. `notices`: who
-    tells them in its place."""
+    """`requests`: a line for each; `prompts`: with its body. `descriptor`: written to until closed. `notices`: tells
+    them instead."""
 
     def __init__(
         self, style: Style = "text", *, requests: bool = False, prompts: bool = False, descriptor: int = 2,

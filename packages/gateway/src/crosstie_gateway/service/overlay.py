@@ -1,8 +1,5 @@
-"""What administrators have changed of a fleet: changes laid over its file, in the order in which they were made.
-
-Nothing here knows a file, a clock or a gateway. A change that the fleet below it does not allow (any more) is left out,
-with the reason; the others hold.
-"""
+"""What administrators have changed of a fleet: changes laid over its file in their order. No file, clock or gateway
+here. A change that the fleet below does not allow is left out with the reason."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
-"""Peers: gateways on other machines over the same backends. Their load and what keys used there, by way of Redis.
+"""Peers: gateways on other machines over the same backends, and their load and usage, by way of Redis.
 
-Of load and limits one worker of a machine speaks and listens for all of them, and puts what it hears on their board.
-What was learnt each process has for itself, and tells and hears it itself.
+For load and limits one worker speaks for its machine and puts what it hears on the board. What was learnt each process
+tells and hears itself.
 """
 
 from os import urandom

@@ -1,9 +1,7 @@
-"""Plugins of other packages (docs/plugins.md): guards that pass, change or refuse a request, filters and policies that
-say which pools may have it.
+"""Plugins of other packages (docs/plugins.md): guards that pass, change or refuse a request, filters and policies.
 
-Each runs in a process of its own, so that one that hangs, throws, ends or holds Python's lock costs a request no more
-than the plugin's patience, and the others nothing. One that does not answer is killed and started again, later each
-time; meanwhile its `on_failure` holds at once.
+Each runs in its own process: one that hangs, throws, ends or holds Python's lock costs a request its patience at most.
+It is then killed and started again, later each time; meanwhile its `on_failure` holds.
 """
 
 import asyncio

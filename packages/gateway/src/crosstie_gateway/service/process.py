@@ -44,11 +44,8 @@ def file_stamp(file: Path | None) -> tuple[int, int, int] | None:
 
 
 def check_places(served: Fleet, fleet: Fleet) -> None:
-    """Raises BadInput where a fleet that is read again keeps its keys, usage or load elsewhere.
-
-    These are opened at the start. To go on without would mean to let in whom the file does not, or to have two
-    workers, one of them started since, go by the keys of two stores.
-    """
+    """Raises BadInput where a fleet that is read again keeps keys, usage or load elsewhere: these are opened at the
+    start, and workers started since would go by another store."""
     for key in ("store", "redis"):
         if getattr(served.state, key) != getattr(fleet.state, key):
             raise BadInput(f"state.{key}: is another now, which takes a new start of the gateway")
@@ -86,10 +83,8 @@ class Component:
 
 
 class GatewayProcess:
-    """A gateway behind its socket, with its components: the whole service, or one worker of it.
-
-    `file` is followed where there is one; `fleet` is what it said at first.
-    """
+    """A gateway behind its socket, with its components: the whole service, or one worker of it. `file` is followed;
+    `fleet` is what it said at first."""
 
     def __init__(
         self, catalog: Catalog, fleet: Fleet, *, file: Path | None = None, speed: float = 1.0,

@@ -1,7 +1,7 @@
-"""Who is signed in to the page of operators: keys, and signed cookies that every worker of the gateway can read.
+"""Who is signed in to the page of operators: keys, and signed cookies that every worker can read.
 
-A cookie says who came, which session it is and when it ends; the secret that signs it is made at start, so a restart
-signs everybody out. Who signs out is forgotten by name, in every worker. Who guesses keys has to wait.
+A cookie says role, session and end. Its secret is made at start, so a restart signs all out. Signing out reaches every
+worker. Who guesses keys has to wait.
 """
 
 import hmac

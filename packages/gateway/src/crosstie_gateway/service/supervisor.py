@@ -1,8 +1,8 @@
 """`--workers N`: a supervisor that forks workers, which accept from one socket, and keeps N of them alive.
 
-It reads the fleet file, tells the workers when to read it again and when to end, and says what they have to say once.
-The socket is its own as long as it serves, so that no connection is lost when a worker dies before accepting it. It
-runs no loop and answers nobody; when it is killed, each worker finds its line to it closed, and drains.
+It reads the fleet file, tells workers to read it again and to end, and passes on what they say. It holds the socket, so
+no connection is lost when a worker dies. It runs no loop; when it is killed, workers find their lines closed, and
+drain.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Exports a trace of each request by OpenTelemetry: a span for it, one for its wait and one for each attempt.
 
-Spans are made when a request has ended, in a thread, from what was noted on its way: only the numbers that backends
-are told have to be drawn before. The OTEL_* variables of the specification say where to and how many.
+A thread makes spans after the end; only the numbers that backends are told are drawn before. The OTEL_* variables say
+where to and how many.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The public keys that tokens are verified with: read from a file, or fetched from their issuer, and kept up to date.
 
-No request waits for it. They are asked for again every few minutes, and when a token names a key that is not known,
-then at most every few seconds; what is known stays while the issuer is away.
+No request waits for them. They are asked for every few minutes, and within seconds for an unknown key; known ones stay
+while the issuer is away.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Prompts read as their engines do, where the fleet file gives the tokenizer of their model.
 
-Short ones are read at once. Longer ones are read by threads, of which one is for those of ordinary length, so that none
-of them waits behind a book. Whoever would have to wait too long goes by the estimate.
+Short ones are read at once, others by two threads, one of them for ordinary lengths. Requests that would wait too long
+go by the estimate.
 """
 
 import asyncio

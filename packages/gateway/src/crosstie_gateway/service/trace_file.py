@@ -1,7 +1,7 @@
 """A trace that several processes append to: whole lines or none, rotated by size, put in order when it is complete.
 
-Beside it lies a file with the key of its hashes, `FILE.salt`, for its owner only: with it, restarts and other
-workers give equal prompts equal numbers. It is also the lock that whoever writes has to hold.
+`FILE.salt` beside it, for its owner only, has the key of its hashes, so restarts and workers number prompts alike. It
+is also the writers' lock.
 """
 
 import contextlib

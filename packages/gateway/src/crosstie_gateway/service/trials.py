@@ -1,8 +1,8 @@
 """Pools on trial: a share of a model's requests is copied to one and compared, or sent to one while it does well.
 
-A copy is made after its client has been answered, and goes past router, keys and accounts: three greedy chats, two to a
-backend in service, whose difference is the noise, and one to the pool on trial. What they say is held to what
-`crosstie parity` measures, and thrown away. With several workers the first one copies, of what it serves itself.
+A copy is made after the answer, past router, keys and accounts: three greedy chats, two to a backend in service, whose
+difference is the noise, and one to the pool on trial. They are held to what `crosstie parity` measures. Of several
+workers the first copies its own requests.
 """
 
 import asyncio
@@ -191,8 +191,9 @@ class TrialsService(Component, TrialPools):
         request = record.request
         if record.how != "served" or record.path != _PATH or request is None or record.pool == trial.pool.name:
             return
-        reference, tried = self._reference(trial, record.backend), self._on_trial(trial)
-        if reference is None or tried is None:
+        reference, tried = self._gateway.backends.get(record.backend), self._on_trial(trial)
+        # Nobody pays a provider for a copy.
+        if reference is None or reference.pool.token_price is not None or tried is None:
             trial.copies["no backend"] += 1
         elif len(request.body) > _MOST_BYTES:
             trial.copies["too long"] += 1
@@ -202,11 +203,6 @@ class TrialsService(Component, TrialPools):
         else:
             trial.under_way += 1
             self._tasks.spawn(self._compare(trial, request.body, reference, tried))
-
-    def _reference(self, trial: Trial, key: str) -> Backend | None:
-        """The pool that served it: none that is paid by the token, since nobody pays for a copy."""
-        backend = self._gateway.backends.get(key)
-        return None if backend is None or backend.pool.token_price is not None else backend
 
     def _on_trial(self, trial: Trial) -> Backend | None:
         backends = [backend for backend in self._gateway.backends.values() if backend.pool.name == trial.pool.name]
@@ -275,10 +271,7 @@ class TrialsService(Component, TrialPools):
             pool=pool.name, model=pool.model, class_name=pool.trial_class, shadow=pool.shadow, canary=pool.canary,
             copies=dict(trial.copies), compared=trial.copies["compared"],
             verdict=parity.verdict if parity is not None else None,
-            gauges=tuple(
-                TrialGauge(name=one.name, says=one.says, value=one.value, floor=one.floor, allowed=one.allowed)
-                for one in gauges
-            ),
+            gauges=msgspec.convert(gauges, tuple[TrialGauge, ...], from_attributes=True),
             slower=median(trial.ratios) if trial.ratios else None, served=trial.served,
             faults=self._faults(trial) if pool.canary is not None else 0, ttft_ratio=_ratio(*trial.ttft_s),
             token_ratio=_ratio(*trial.token_s), stopped=trial.stopped,
@@ -288,15 +281,15 @@ class TrialsService(Component, TrialPools):
 
     async def of_all(self) -> list[TrialView]:
         """As all processes have it."""
-        found: dict[str, list[TrialView]] = {view.pool: [view] for view in self.views()}
+        by_pool: dict[str, list[TrialView]] = {view.pool: [view] for view in self.views()}
         for answer in await self._process.ask_others(TrialsRequest()):
             if isinstance(answer, TrialsAnswer):
                 for view in answer.trials:
-                    found.setdefault(view.pool, []).append(view)
+                    by_pool.setdefault(view.pool, []).append(view)
         pools = {name: trial.pool for name, trial in self._trials.items()}
         return [
             together(views, pools[name].max_slower, pools[name].max_failed)
-            for name, views in found.items() if name in pools
+            for name, views in by_pool.items() if name in pools
         ]  # fmt: skip
 
     def families(self) -> list[Family]:

@@ -1,7 +1,7 @@
 """One worker among several: it shares load, health and counts with the others, and obeys the supervisor.
 
-Load is told and read at every decision (`route.router`); the rest within a tenth of a second. A backend is probed and
-its metrics are read by whichever worker comes first, for all of them.
+Load is shared at every decision (`route.router`), the rest within a tenth of a second. One worker probes a backend and
+reads its metrics for all.
 """
 
 import asyncio

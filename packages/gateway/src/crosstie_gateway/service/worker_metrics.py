@@ -1,7 +1,5 @@
-"""Metrics pages of several workers as one: the page of a gateway that happens to run in several processes.
-
-Counters and histograms are added, and so are gauges, unless they say how something is, not how much of it there is.
-"""
+"""Metrics pages of several workers as one. Counters and histograms add up, and gauges unless they say how something
+is."""
 
 from collections.abc import Callable, Iterator, Sequence
 

@@ -1,8 +1,7 @@
 """Numbers that the processes of one machine share: each writes its own row of a place and reads everybody's.
 
-It is anonymous memory, made before they are forked. Every number is eight aligned bytes that are written at once, so
-nobody reads half of one, and no lock is on the way of a request. The one lock there is, for giving out places, is the
-kernel's and falls with whoever held it. A last row beyond the processes' own is for what peers have.
+Anonymous memory, made before the fork. Numbers are eight aligned bytes, written at once, so requests need no lock.
+Giving out places takes the kernel's, which falls with its holder. One row beyond the processes' is for peers.
 """
 
 import contextlib
@@ -56,8 +55,8 @@ class Board:
         self._replicas_at = self._heard_at + 1
         self.stride = _COMMON + len(COMMON) + len(OWN) * self.rows
         self.keys_at = self._replicas_at + replicas * self.stride
-        # Of a key: its name; for each row two minutes, each with its number, requests and tokens; then for each row
-        # what is in flight, in dollars, as announced and how much more at the worst.
+        # Of a key: its name; by row two minutes with number, requests and tokens; then by row dollars in flight, as
+        # announced and how much more at worst.
         self.held_at = 1 + 6 * self.rows
         self.key_stride = self.held_at + 2 * self.rows
         # A byte for each replica and each key: set by whoever changed it, cleared by whoever tells peers.

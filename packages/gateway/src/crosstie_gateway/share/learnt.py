@@ -1,8 +1,7 @@
-"""What one process has seen of replicas, told to all others: they learn from it as from what they saw themselves.
+"""What one process has seen of replicas, told to all others, who learn from it as from their own.
 
-These are observations, each told once, not totals: whoever misses some has learnt a little less, which wears off like
-everything that is learnt (`route.corrections`, `route.prefix`). Moments are those of whoever hears, so that clocks need
-not agree.
+Each observation is told once: a lost one only means a little less learnt (`route.corrections`, `route.prefix`). Moments
+are the hearer's, so clocks need not agree.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
-"""What peers, gateways on other machines, have reported of themselves: kept by machine, and on the board as one sum.
-
-Everything that is told is a total, never a difference: what comes twice, late or again after a pause is counted once.
-"""
+"""What peers, gateways on other machines, have reported: kept by machine, and on the board as one sum. Totals are told,
+never differences: repeated and late ones count once."""
 
 import os
 import socket

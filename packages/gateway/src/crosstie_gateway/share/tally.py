@@ -11,10 +11,10 @@ _FIELDS = 3
 
 
 class BoardTally:
-    """As `ledger.tally.Tally`. A process adds to its own row and reads all of them.
+    """As `ledger.tally.Tally`. A process adds to its own row and reads all.
 
-    Between reading and adding another process may add too: a limit is overshot by at most one request for each other
-    process that decides in the same few microseconds. What a process has counted stays when it dies.
+    Another process may add between reading and adding: limits are overshot by one request a process at most. Counts
+    stay when a process dies.
     """
 
     def __init__(self, board: Board, row: int):

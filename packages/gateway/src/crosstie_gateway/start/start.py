@@ -87,8 +87,7 @@ class ServeOptions:
     # One for health, readiness and metrics; None: they are at the clients'.
     ops_port: int | None = None
     ops_host: str = "127.0.0.1"
-    # Where files and batches are kept, how many of their requests run at once, and how much all files may take; None:
-    # there are none.
+    # Where files and batches are kept (None: nowhere), requests of batches at once, and what all files may take.
     batches: Path | None = None
     batch_in_flight: int = 32
     batch_max_gib: float = 10.0
@@ -164,8 +163,8 @@ def run(
     options: ServeOptions, on_ready: Callable[[Served], None],
     made: Callable[..., GatewayProcess] = GatewayProcess, check: Callable[[Fleet], None] = _any,
 ) -> bool:  # fmt: skip
-    """Serves in this process until a signal ends it; whether every request was answered. `made`: what serves; `check`
-    refuses fleets that it cannot. Raises CrosstieError."""
+    """Serves here until a signal ends it; whether every request was answered. `made`: what serves; `check` refuses
+    fleets. Raises CrosstieError."""
     with _prepared(options, check) as start:
         start.made = made
         is_whole = run_on_loop(start.alone(on_ready)) if options.workers == 1 else start.with_workers(on_ready)
@@ -379,8 +378,8 @@ def serve(
     """A gateway that answers already, over a fleet, or a fleet file that it follows; None: a small local engine.
 
     `emulate`: without GPUs, `speed` times as fast as real time. `options`: more of `crosstie serve`, such as
-    ("--log-requests",). It is a child process, so that it has an interpreter, signals and workers of its own, whatever
-    this one does meanwhile. Raises BadInput where it cannot be started.
+    ("--log-requests",). It is a child process, whatever this one does meanwhile. Raises BadInput where it cannot be
+    started.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(fleet, Fleet):

@@ -1,7 +1,5 @@
-"""Child processes that say in JSON when they are ready, and end when their input closes.
-
-A pipe that the parent holds open closes when the parent ends, however it ends, so no child outlives it.
-"""
+"""Child processes that say in JSON when they are ready. A pipe from the parent closes when that ends, however it ends,
+so no child outlives it."""
 
 import asyncio
 import contextlib

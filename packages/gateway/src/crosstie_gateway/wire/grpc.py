@@ -1,8 +1,7 @@
 """gRPC's server side: calls on a connection of HTTP/2, messages in and out as bytes, nothing awaited.
 
-As much of HTTP/2 (RFC 9113) as gRPC uses: no push, no priorities, and heads of answers that are always the same, so
-that only those of calls have to be decompressed, by the library `hpack`. What a call's messages mean is told by who
-answers it, made for the path that was called.
+As much of HTTP/2 (RFC 9113) as gRPC uses: no push, no priorities, and constant heads of answers; `hpack` decompresses
+those of calls. Handlers are made by the path called.
 """
 
 import asyncio

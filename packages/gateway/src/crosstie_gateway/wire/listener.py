@@ -1,12 +1,10 @@
 """A listening socket that, when it closes, lets in everyone who has knocked before; and what the kernel knows of those.
 
-The kernel completes connections by itself and queues them. Closing the socket resets those in its queue: clients that
-were connected, and may have sent their request, as far as they could tell. So first nobody new may knock, then those
-who are at the door are let in, and then it closes.
+The kernel completes and queues connections, and closing the socket resets those queued. So first nobody new may knock,
+then those at the door are let in, and then it closes.
 
-Several processes may accept from one socket, so that no client is lost when one of them dies. The kernel wakes all of
-them for each client, and the one that is quickest would soon have most: a process that has more than others lets them
-go first.
+Several processes may accept from one socket, so none takes clients with it when it dies. The kernel wakes all of them;
+a process with more clients than others lets them go first.
 """
 
 import asyncio
@@ -47,8 +45,8 @@ _EXHAUSTED_S = 0.5
 
 
 def listening(host: str, port: int) -> list[socket.socket]:
-    """One for each address of the host, all at one port; 0 takes a free one. `::` is every address of this machine, of
-    both families. Raises OSError."""
+    """One for each address of the host, all at one port (0: a free one). `::` is all addresses of both families. Raises
+    OSError."""
     sockets: list[socket.socket] = []
     # Two sockets, so that clients by IPv4 have the addresses that they are known by.
     hosts = ("::", "0.0.0.0") if host == "::" else (host or None,)
@@ -172,8 +170,8 @@ class Listener:
         try:
             accepted, address = listens.accept()
         except OSError as error:
-            # Another was quicker, or its client has gone already; or this process can hold no more, and whoever knocks
-            # waits in the kernel's queue until it can.
+            # Another was quicker, or the client has gone; or this process can hold no more, and clients wait in the
+            # kernel's queue.
             if error.errno in EXHAUSTED:
                 self._pause(listens, _EXHAUSTED_S)
                 self._hall.on_exhausted()
@@ -262,10 +260,8 @@ def _queued(listening: socket.socket) -> list[tuple[socket.socket, Any]]:
 
 
 def hear_no_more(listening: socket.socket) -> None:
-    """Nobody new can begin to connect, and who tries finds the port closed when it tries again, a second later.
-
-    For all who share the socket. Linux alone can do it; elsewhere a client that comes in the very moment is reset.
-    """
+    """Nobody new can connect, for all who share the socket; who retries a second later finds the port closed. Linux
+    only: elsewhere a client of that moment is reset."""
     if isinstance(listening, UnixSocket):
         listening.leave()
     elif sys.platform == "linux":

@@ -1,7 +1,7 @@
 """Bytes of one client in, whole requests out: where each ends, by RFC 9112, and never by a guess.
 
-Nothing is read of a request before its turn: what has come behind it stays bytes until it is asked for. What two
-readers could take for two different things is refused, whatever the standards let a server forgive.
+What comes behind a request stays bytes until it is asked for. What two readers could take differently is refused, even
+where standards are lenient.
 """
 
 import re
@@ -26,16 +26,14 @@ _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 
 # More than a first line has beside its target.
 _REST_OF_LINE: Final = 64
-# Lines that come with one request after the other, and what they say: of a client's headers nearly all do. Those that
-# differ from request to request are not kept, and neither are secrets.
+# Lines that repeat from request to request, and what they say. Lines that differ each time, and secrets, are not kept.
 _FIRST_LINES: Final[dict[bytes, "RequestLine"]] = {}
 _HEADER_LINES: Final[dict[bytes, tuple[bytes, bytes]]] = {}
 # Names as they were written, and in lower case, of those lines that are not kept.
 _NAMES: Final[dict[bytes, bytes]] = {}
 _MOST_LINES: Final = 1000
 _LONGEST_LINE: Final = 256
-# Of a connection, the last head is kept as long as it is open, up to so many bytes: nearly all clients send the same
-# again, but for the length of their body.
+# The longest head that is remembered of a connection: nearly all clients repeat it, but for the body's length.
 _LONGEST_HEAD: Final = 2048
 _LENGTH: Final = b"\r\ncontent-length: "
 _NOT_KEPT: Final = frozenset(
@@ -85,8 +83,7 @@ class RequestParser:
         self._request = _NO_REQUEST
         # Bytes to come of the body or the chunk, and bytes so far of the frames of chunks.
         self._left = self._framing = 0
-        # A body that came at once, or what has come of one in parts: not as a list of them, since the smallest parts
-        # take ten times their bytes there, and so that it is given out without being copied.
+        # A body that came at once, or in parts: in a buffer, since small parts take ten times their bytes in a list.
         self._body = b""
         self._parts: BytesIO | None = None
         # Bytes so far of the body that is arriving, and its outline where it may be JSON.

@@ -1,7 +1,7 @@
 """The server's side of HTTP/1.1: bytes in, whole requests out to a handler, its reply back as it comes.
 
-A handler is a plain function of a request and its reply. It may answer at once or keep the reply and answer
-later, from any callback; nothing is awaited, so a request costs no task.
+A handler is a function of a request and its reply, and answers at once or later from any callback: no task for a
+request.
 """
 
 import asyncio
@@ -113,8 +113,8 @@ class Reply:
         self.end_message()
 
     def cut(self, *, after_written: bool = False) -> None:
-        """Ends an answer that cannot be completed, so that its client sees that it was not; what was written
-        may be lost, or leaves first."""
+        """Ends an answer so that its client sees that it is incomplete; what was written may be lost, or leaves
+        first."""
         self.done = True
         self.watcher = None
         self.connection.abort(after_written)
@@ -439,8 +439,8 @@ class ServerConnection:
         reply.send(status, refused.body or self.server.refusal(status, refused.why), refused.headers)
 
     def _hang_up(self) -> None:
-        """Closes. Whoever may still be sending is listened to for a moment: closing at once would reset the
-        connection, and the answer with it."""
+        """Closes. Who may still be sending is listened to for a moment: closing at once would reset connection and
+        answer."""
         sends_on = (self._refused or self._parser.begun) and not self._eof
         is_plain = self.handshake is None
         if sends_on and self._lingers_until is None and not (is_plain and not self.transport.can_write_eof()):
@@ -465,8 +465,8 @@ class ServerConnection:
             self._close_when_taken(_CLOSE_S)
 
     def _close_when_taken(self, again_s: float) -> None:
-        """Once told to close, TLS waits for the client's goodbye, and after a while drops what has not left, which it
-        does not tell. So everything leaves before; and who has it all, but does not say goodbye, is not waited for."""
+        """TLS waits for the client's goodbye, and then silently drops what has not left. So everything leaves before;
+        and a client that has all and says no goodbye is not waited for."""
         if self.closed:
             return
         transport = self.transport
@@ -561,8 +561,7 @@ class Server:
         self._of_address: dict[str, int] = {}
         # What was refused here and how often: requests by `http_` and their status, and `connections` too many.
         self.refused: dict[str, int] = {} if refused is None else refused
-        # Asked of a request whose body is still to come: whose it is, where that is somebody with an account. Raises
-        # BadRequest.
+        # Asked of a request before its body: whose account it is on. Raises BadRequest.
         self.opens = opens
         # Bytes of bodies that have arrived in part, in all and by account.
         self.arriving = 0
@@ -598,8 +597,8 @@ class Server:
         return ServerConnection(self)
 
     def admit(self, address: str) -> ServerConnection | None:
-        """What a client is served by once its connection is secured. It counts from now on: who never completes its
-        handshake is one of so many, too. None: there is no room for it."""
+        """What serves a client once its connection is secured. It counts from now on, handshake or not. None: no
+        room."""
         connection = self.accept()
         connection.address, connection.shaking = address, True
         if self.lets_in(connection):
@@ -653,10 +652,8 @@ class Server:
             connection.check(now)
 
     async def drain(self, within_s: float, grace_s: float = 0.3, give_up: Callable[[], None] = lambda: None) -> bool:
-        """Answers what has come and what is on its way, then closes; whether all of it was answered in time.
-
-        `give_up` is called when it was not: the last chance to say so to those who wait.
-        """
+        """Answers what has come and is on its way, then closes; whether all was answered in time. `give_up` is called
+        if not, to tell those who wait."""
         self.closing = True
         for connection in list(self.connections):
             connection.leave()
