@@ -39,7 +39,7 @@ class Desk:
         self._doors: dict[int, asyncio.Semaphore] = {}
 
     def road(self, request: Request, key_id: int) -> Callable[[], bytes | Path]:
-        """What answers it, in a thread: nothing of it changes but the store. Raises RequestRejected."""
+        """The function that answers it, to be called in a thread. Raises RequestRejected."""
         raise NotImplementedError
 
     def handle(self, request: Request, reply: Reply) -> None:
@@ -63,7 +63,7 @@ class Desk:
         await asyncio.to_thread(self._pool.shutdown)
 
     def _sized(self, key_id: int, size: int) -> int:
-        """What counts as waiting for a request of so many bytes. Raises RequestRejected where that is too much."""
+        """The bytes that such a request counts for while it waits. Raises RequestRejected where that is too much."""
         size = max(size, _LEAST_BYTES)
         if self._waiting[key_id] and self._waiting[key_id] + size > _WAITING_BYTES:
             raise RequestRejected(429, f"too much of yours is waiting for {self.what}", "too_many_open_requests", 1.0)
@@ -71,7 +71,7 @@ class Desk:
 
     @asynccontextmanager
     async def _counted(self, key_id: int, size: int) -> AsyncIterator[asyncio.Semaphore]:
-        """For as long as it waits, which has been counted: the door of its key."""
+        """Gives the door of its key, and stops counting the request at the end."""
         try:
             yield self._doors.setdefault(key_id, asyncio.Semaphore(self.of_one))
         finally:

@@ -82,7 +82,7 @@ class Turn(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A request as its engine gets it. `turn` None: its response is not to be kept."""
+    """A request as its engine gets it. `turn` None: do not keep its response."""
 
     body: bytes
     outline: Outline | None
@@ -101,7 +101,7 @@ class ResponseStore(Database):
     schema = _SCHEMA
 
     def add(self, key_id: int, name: str, turn: Turn, record: bytes, quota: ResponseQuota) -> bool:
-        """Whether it is kept: in the place of the oldest of its key, or of whoever keeps most."""
+        """Whether it is kept. The oldest of its key, or of the key that keeps most, make room."""
         size, now = len(record) + len(turn.input), int(time())
         if size > min(quota.bytes, quota.bytes_of_all):
             return False
@@ -136,7 +136,7 @@ class ResponseStore(Database):
         return b",".join(part for said, record in kept for part in (said, _items(decode_parts(record))) if part)
 
     def record(self, key_id: int, name: str, since: float) -> bytes | None:
-        """As its client may have it."""
+        """The response as its client gets it."""
         look = "SELECT previous, record FROM responses WHERE key_id = ? AND id = ? AND created_at >= ?"
         rows = self.rows(look, key_id, name, since)
         if not rows:
@@ -246,7 +246,7 @@ class StoredResponses(Desk, KeptResponses):
         return await self._in_thread(work)  # type: ignore[no-any-return]
 
     def _ready(self, body: bytes, key_id: int) -> _Ready:
-        """In a thread. Raises RequestRejected, and what says that it is no JSON."""
+        """Runs in a thread. Raises RequestRejected and JSON errors."""
         parts, most, previous = decode_parts(body), self._limits.body_bytes, ""
         if bytes(parts.get("background", b"")) == b"true":
             raise RequestRejected(400, "background: responses are answered at once here", "bad_request")

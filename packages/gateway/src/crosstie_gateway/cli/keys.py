@@ -208,7 +208,7 @@ def _in_team(at: Store, changes: dict[str, Any]) -> None:
 
 
 def _warn(key: Key, fleet: Path | None) -> None:
-    """Of names that the fleet does not have: a slip, or a model that is yet to come."""
+    """Warns of names that the fleet does not have: slips, or models yet to come."""
     if fleet is None or not (key.models or key.classes):
         return
     models, classes = names_in(fleet)

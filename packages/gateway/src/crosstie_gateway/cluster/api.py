@@ -38,7 +38,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ClusterObject(msgspec.Struct, frozen=True):
-    """Any object; what is in it is its kind's to read."""
+    """An object of any kind; its kind's reader decodes the parts."""
 
     metadata: Metadata = Metadata()
     spec: msgspec.Raw = msgspec.Raw(b"{}")
@@ -171,7 +171,7 @@ def _closing(answer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
-    """What the library and what lies under it raise, as one kind."""
+    """Turns what the library and urllib3 raise into ApiFault."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 

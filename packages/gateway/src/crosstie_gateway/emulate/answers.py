@@ -38,7 +38,7 @@ class AnswerUsage:
 
 
 class AnswerShape:
-    """One answer in the making; `begun` and `piece` are of a stream, `ending` is its last text and what follows."""
+    """One answer in the making. Of a stream: `begun`, `piece`, and `ending` with the last text."""
 
     def begun(self) -> bytes:
         return b""
@@ -102,7 +102,7 @@ class _Choices(AnswerShape):
 
 
 def _alternatives(token: str, place: int, most: int) -> list[tuple[str, float]]:
-    """The likeliest tokens there, as many as are asked for: what was chosen, and what nobody would have."""
+    """The likeliest tokens there: the chosen one, and made-up others."""
     chosen = logprob(token, place)
     rest = math.log1p(-math.exp(chosen)) if chosen < 0.0 else -20.0
     others = [(f" {n}", rest - 0.7 * n) for n in range(1, most)]
@@ -289,7 +289,7 @@ def models(
 
 
 def _conditions(deployment: Deployment) -> dict[str, str]:
-    """As columns of results name them, so that a benchmark of it need not be told."""
+    """By the names of result columns, so that a benchmark need not be told."""
     split = deployment.parallelism
     said = {
         "accelerator": deployment.accelerator.id, "precision": deployment.precision.id, "engine": deployment.stack.id

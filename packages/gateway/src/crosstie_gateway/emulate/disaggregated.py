@@ -51,7 +51,7 @@ class CacheHandover:
         return handle
 
     def take(self, handle: object, now: float, prompt: bytes = b"") -> bool:
-        """Whether the cache is still there, and that prompt's; it is fetched once."""
+        """Whether the cache is there and that prompt's. It can be taken once."""
         _, ends, of = self._handles.pop(str(handle), ("", 0.0, b""))
         return ends > now and of == prompt
 
@@ -102,7 +102,7 @@ def _failed(message: str) -> EngineError:
 
 
 class _Finishing(AnswerShape):
-    """An answer that something is done at the end of, and said in it."""
+    """An answer at whose end something is done, and reported in it."""
 
     def __init__(self, inner: AnswerShape, done: Callable[[AnswerUsage], dict[str, Any]]):
         self._inner, self._done = inner, done

@@ -179,7 +179,7 @@ def _hosted(
 
 
 def telling(pool: Pool, places: Sequence[tuple[str, str]]) -> Pool:
-    """A pool with where its emulated replicas tell of their caches, and tell it again if the file asks for that."""
+    """A pool with the addresses of its replicas' KV events, and of replays if the file has any."""
     replay = tuple(replay for _, replay in places) if pool.kv_replay else ()
     return msgspec.structs.replace(pool, kv_events=tuple(events for events, _ in places), kv_replay=replay)
 

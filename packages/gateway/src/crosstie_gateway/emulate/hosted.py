@@ -35,7 +35,7 @@ class EmulatedMachine:
         return used + engine.takes.taken_bytes <= self.capacity_bytes
 
     def share_time(self) -> None:
-        """A replica that computes beside others is so many times as slow."""
+        """Slows replicas by the number that compute at once."""
         crowd = max(sum(engine.replica.busy for engine in self.engines), 1)
         if crowd != self._crowd:
             self._crowd = crowd
@@ -92,7 +92,7 @@ class HostedEngine(EmulatedServer):
             then(True)
 
     def unload(self) -> None:
-        """What it was answering is cut."""
+        """Cuts off what it was answering."""
         self.replica.drop()
         self.state = "unloaded"
         self.machine.share_time()

@@ -12,7 +12,7 @@ ID_BLOCK_BYTES = ENGINE_BLOCK * 4
 
 
 def block_keys(text: bytes, after: int = 0, size: int = BLOCK_BYTES) -> list[int]:
-    """Those of the whole blocks of a text that follows the block of the key `after`."""
+    """Keys of a text's whole blocks, which follow the block with the key `after`."""
     keys, key = [], after
     for start in range(0, len(text) - size + 1, size):
         key = hash((key, text[start : start + size]))
@@ -30,7 +30,7 @@ class TellingCache:
             self.blocks.dropped = []
 
     def keep(self, keys: list[int], text: bytes) -> None:
-        """What was computed of a text, and what had to go for it."""
+        """Keeps a text's blocks, and publishes what was stored and dropped."""
         blocks, publisher, size = self.blocks, self._publisher, self.block_bytes
         known = next((place for place, key in enumerate(keys) if key not in blocks), len(keys)) if publisher else 0
         blocks.keep(keys, len(keys) * blocks.block_tokens)

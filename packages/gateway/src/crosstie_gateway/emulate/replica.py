@@ -144,7 +144,7 @@ class EmulatedReplica:
 
     @property
     def full(self) -> bool:
-        """Whether as many wait as may."""
+        """Whether the queue is full."""
         if self.engine.waiting < self.max_waiting:
             return False
         self._catch_up()
@@ -172,13 +172,13 @@ class EmulatedReplica:
         self._arm()
 
     def drop(self) -> None:
-        """Everything that it has is cut off."""
+        """Cuts off all its requests."""
         for sequence in list(self._active):
             self.cancel(sequence)
             sequence.cut_off()
 
     def hold(self) -> None:
-        """Nobody is told anything until `release`; the engine goes on."""
+        """Tells nobody anything until `release`; the engine goes on."""
         self._held = True
         self._disarm()
 

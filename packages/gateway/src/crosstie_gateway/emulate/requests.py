@@ -45,7 +45,7 @@ class ContentPart(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """Of a chat, or an item of the Responses API; those that are calls of tools or their results carry no role."""
+    """A message of a chat, or an item of the Responses API, which without a role is a tool's call or result."""
 
     role: str = "tool"
     content: str | list[ContentPart] | None = None
@@ -367,7 +367,7 @@ def _logprobs(count: int, param: str) -> int:
 
 
 def _called(body: ChatBody) -> _Function | None:
-    """The tool that has to be called: the one that is named, or the first; None: an answer in words."""
+    """The tool that must be called: the named or the first one; None: an answer in words."""
     choice = body.tool_choice
     if choice in (None, "none", "auto"):
         return None

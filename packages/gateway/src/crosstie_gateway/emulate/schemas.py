@@ -32,7 +32,7 @@ class _Reader:
         self._root = root
 
     def value(self, schema: Any, depth: int, nth: int) -> Any:
-        """`nth`: of several that have to differ, which it is."""
+        """`nth`: its number among values that must differ."""
         if schema is True or schema == {}:
             return {}
         if not isinstance(schema, dict):
@@ -74,7 +74,7 @@ class _Reader:
         return schema
 
     def _one_of(self, schema: dict[str, Any], key: str, depth: int, nth: int) -> Any:
-        """The first that comes to an end; deep down one that has nothing within it, where there is one."""
+        """A value of the first branch that gives one; deep down branches without inner values come first."""
         branches = [branch for branch in schema[key] if isinstance(branch, dict)]
         if depth >= _DEEP:
             branches.sort(key=lambda branch: "$ref" in branch or self._kind(branch) in ("object", "array"))

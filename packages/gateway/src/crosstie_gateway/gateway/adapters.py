@@ -44,7 +44,7 @@ class AdapterLoader:
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def load(self, backend: Backend, adapter: str, patience_s: float) -> "asyncio.Task[str | None]":
-        """One load for all who wait for it. It goes on when nobody does any more: whoever comes next has use for it."""
+        """One load for all who wait. It goes on without them: the next request has use for it."""
         key = (backend.replica.key, adapter)
         load = self._loads.get(key)
         if load is None:

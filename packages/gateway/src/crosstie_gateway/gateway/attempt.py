@@ -84,7 +84,7 @@ class Attempt(BackendCall):
         self.dispatch()
 
     def _loads(self, adapter: str) -> bool:
-        """Whether the adapter that it needs has to be loaded first, and is now."""
+        """Whether its adapter is not there yet; it then begins to load."""
         slots, loader = self.backend.replica.adapters, self.context.adapters
         if slots is None or loader is None or slots.has(adapter):
             return False
@@ -110,7 +110,7 @@ class Attempt(BackendCall):
         self.start()
 
     def _load_again(self, relay: WholeRelay) -> bool:
-        """Whether its engine has lost the adapter, as by a restart, and is given it once more."""
+        """Whether its engine has lost the adapter, as by a restart; it is then loaded once more."""
         adapter, slots = self.exchange.ask.adapter, self.backend.replica.adapters
         if adapter is None or slots is None or self.loaded_again or relay.reply.started:
             return False
@@ -295,7 +295,7 @@ class Attempt(BackendCall):
             self.exchange.on_attempt_served()
 
     def _turned_down(self, status: int) -> bool:
-        """Whether a status that is none of success is dealt with here: it is no answer for the client."""
+        """Whether an error status is dealt with here, and so is no answer for the client."""
         if self._lost_its_model():
             if self.context.hosted is not None:
                 self.context.hosted.doubted(self.backend.replica, surely=True)
@@ -392,7 +392,7 @@ class Attempt(BackendCall):
         """It has failed."""
 
     def stuck(self, now: float) -> str:
-        """Why it is not worth waiting for, long before it is overdue; in words, empty: it is."""
+        """Why waiting for it is useless before it is overdue; empty: it is not."""
         return ""
 
     @property

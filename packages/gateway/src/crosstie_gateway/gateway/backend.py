@@ -75,7 +75,7 @@ class Breaker:
         return False
 
     def trip(self, now: float) -> None:
-        """Opens it at once, for something that is not over in a second."""
+        """Opens it at once, for faults that last."""
         self.state = "open"
         self.until = now + max(self._open_s, _TRIPPED_S)
         self._open_s = min(2.0 * self._open_s, _LONGEST_OPEN_S)
@@ -140,7 +140,7 @@ class Backend:
         return fetch(self.origin, method, path, headers=headers, body=said, timeout_s=timeout_s)
 
     def full(self, asked_s: float, now: float, speed: float) -> None:
-        """It said that it was full, which is no fault: it is left alone for as long as it asked for, within reason."""
+        """It said that it was full, no fault: leaves it alone for as long as it asked, within reason."""
         self.replica.full(now, min(max(asked_s, FULL_S), _MOST_FULL_S) * speed)
 
     @property
@@ -216,7 +216,7 @@ def engine_load(page: bytes) -> EngineLoad | None:
 
 
 def _values(names: tuple[bytes, ...], page: bytes) -> list[float]:
-    """Pages are long, and of each replica one is read every second: names are searched for, lines are not."""
+    """Searches for names and not for lines: pages are long, and each replica's is read every second."""
     values = []
     for name in names:
         at = page.find(name)

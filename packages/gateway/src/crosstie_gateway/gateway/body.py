@@ -265,7 +265,7 @@ def _is_list(value: msgspec.Raw) -> bool:
 
 
 def _restored(name: str | None, body: bytes) -> str | None:
-    """A name as it is in the body, where the outline has left it out for its length."""
+    """A long name as it is in the body, where the outline leaves it out."""
     missing = None if name is None else next_left_out(name.encode())
     if missing is None:
         return name
@@ -303,7 +303,7 @@ def _attached(prompt: bytes, body: bytes) -> Attached:
 
 
 def _token_ids(prompt: bytes) -> int | None:
-    """The number of a prompt's tokens where it is a list of their ids, or of such lists."""
+    """The number of tokens of a prompt that is a list of ids, or of such lists."""
     start = prompt[:16].translate(None, b" \n\r\t").lstrip(b"[")[:1]
     return prompt.count(b",") + 1 if start.isdigit() else None
 
@@ -321,7 +321,7 @@ def with_model(body: bytes, model: str) -> bytes:
 
 
 def with_usage_requested(body: bytes, options_absent: bool, continuous: bool = False) -> bytes:
-    """The same body asking for the usage at the end of its stream, or all along; the engine alone can count."""
+    """The same body, asking for the usage at the end of its stream, or all along."""
     if options_absent:
         # Everything else stays byte for byte where it was.
         start = body.index(b"{") + 1
@@ -375,7 +375,7 @@ def usage_of_fields(usage: UsageFields) -> Usage | None:
 
 
 def owner_of_models(answer: bytes) -> str:
-    """Whom a list of models names as the owner of its first, which is how engines give themselves away."""
+    """The owner of the first model in a list, by which engines are known."""
     try:
         data = decode_models(answer).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

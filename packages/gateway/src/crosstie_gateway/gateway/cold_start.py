@@ -25,7 +25,7 @@ _FORGOTTEN = 3.0
 
 
 class ColdStart:
-    """Of one model: since when it was asked for in vain, when it last was, and who is held."""
+    """Of one model: since when and when last it was asked for in vain, and which requests are held."""
 
     def __init__(self, now: float):
         self.began = self.asked_at = self.told_at = now
@@ -74,7 +74,7 @@ class ColdStarts:
             start.held.pop(exchange, None)
 
     def tick(self) -> None:
-        """Lets in whose model is served now, refuses whose patience has ended, tells the others that they wait."""
+        """Lets in requests whose model is served now, refuses those out of patience, and tells others that they wait."""
         now = self._context.loop.time()
         for model, start in list(self._starts.items()):
             if self._serves(model):

@@ -10,7 +10,7 @@ _REMEMBERED_S = 600
 
 
 def answers_browser(origins: tuple[str, ...], request: Request, reply: Reply) -> bool:
-    """Whether it was a browser's own question; if not, the answer will say whether the page may read it."""
+    """Whether it was a browser's preflight, answered here; other answers will say whether the page may read them."""
     origin = request.headers.get(b"origin")
     if origin is None:
         return False

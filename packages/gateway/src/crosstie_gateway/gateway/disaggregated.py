@@ -94,7 +94,7 @@ def _handing(pool: LivePool) -> str:
 
 
 class PrefillLeg(BackendCall):
-    """A prompt at a prefill engine. It tells its attempt once how that went, unless it is dropped before."""
+    """A prompt at a prefill engine. It tells its attempt the result once, unless dropped before."""
 
     def __init__(self, attempt: "LedAttempt", backend: Backend, flight: Flight):
         super().__init__(attempt.context, backend)
@@ -212,7 +212,7 @@ class LedAttempt(Attempt):
         return alone and not scores_prompt(parts)
 
     def _meeting(self, prefill: Backend) -> dict[str, msgspec.Raw]:
-        """A room of their own. Of several prompts, SGLang gives each the next one after it."""
+        """A room for both. SGLang gives each of several prompts the next one."""
         service = self.backend.pool.apart
         port = None
         if service is not None:
@@ -297,7 +297,7 @@ class LedAttempt(Attempt):
         self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False, code: str = "",
         retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """The decode backend must not wait for the prompt's part; nothing is left to fail where it decodes already."""
+        """Stops the decode backend from waiting; where it decodes already nothing fails."""
         if self.begun:
             self.leg = None
             return
@@ -335,7 +335,7 @@ class LedAttempt(Attempt):
 
     @property
     def _prompts(self) -> bool:
-        """Whether all waits for the prefill engine, or has failed there."""
+        """Whether it waits for the prefill engine, or failed there."""
         return self.leg is not None and not self.decode_ended and not self.begun
 
     @property
@@ -362,7 +362,7 @@ class LedAttempt(Attempt):
             exchange.tried = (*tried, *(replica.key for replica in self.pool.replicas))
 
     def stuck(self, now: float) -> str:
-        """Its engine is down and another of the same side is up: neither blocks nor rooms are kept for long."""
+        """Why: its engine is down and another of its side is up."""
         backend = self.speaker
         if backend.healthy is not False or now - self.sent_at <= self.context.serving.health_every_s:
             return ""
@@ -371,7 +371,7 @@ class LedAttempt(Attempt):
         return f"{self.who} is down ({backend.why})" if others else ""
 
     def touch(self) -> None:
-        """What waits at the prefill side has changed, and with it what all of its pool are expected to take."""
+        """The prefill side's queue has changed, and with it the predictions for the whole pool."""
         for replica in self.pool.replicas:
             replica.touch()
 

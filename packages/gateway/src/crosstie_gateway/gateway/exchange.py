@@ -100,18 +100,18 @@ class Exchange(ExchangeState):
         return LedAttempt(self, decision, replica, prediction)
 
     def take_model(self, ask: Ask, parsed: RequestBody, body: bytes, why: str) -> None:
-        """Another model than the one that was asked for, of which nothing has come."""
+        """Goes over to another model; the first has answered nothing."""
         said = " ".join(f"{self.ask.model}: {why}".split()).encode("ascii", "replace")
         self.fallback = b"x-crosstie-fallback: %b\r\n" % said
         self.ask, self.parsed, self.tried = ask, parsed, ask.tried
         self.request.body = self.body = body
 
     def take_body(self, ask: Ask, parsed: RequestBody) -> None:
-        """Another body than its client's, of which nothing was asked yet."""
+        """Goes over to another body than its client's, before anything was asked."""
         self.ask, self.parsed, self.tried, self.body = ask, parsed, ask.tried, self.request.body
 
     def rule_out(self, keys: tuple[str, ...]) -> None:
-        """Whichever model answers in the end, none of these backends does."""
+        """Keeps these backends out, whichever model answers."""
         self.ruled_out += keys
         self.ask.tried += keys
         self.tried = self.ask.tried
@@ -264,7 +264,7 @@ class Exchange(ExchangeState):
         self._close("cut")
 
     def _go_on(self, attempt: Attempt, why: str) -> None:
-        """Another backend does, or the client is told that nobody does."""
+        """Resumes on another backend, or tells the client that nobody can."""
         if self.seam is None:
             self.status = attempt.status
         if self.handover is None and self.transcript is not None:
@@ -336,7 +336,7 @@ class Exchange(ExchangeState):
         return self.handover is not None and self.handover.would_succeed()
 
     def _generation_s(self, attempt: Attempt) -> float:
-        """An answer that is not streamed begins when all of it is there: what that may take, generously."""
+        """How long generation may take: an answer that is not streamed begins when it is complete."""
         if self.parsed.stream:
             return 0.0
         tokens = self.ask.most_output or self.ask.output_tokens
@@ -373,7 +373,7 @@ class Exchange(ExchangeState):
         self.reply.send(status, error_body(status, why, code), headers)
 
     def _release(self, now: float, *, completed: bool) -> bool:
-        """The attempt is over, and accounted for; whether that was all of a whole answer."""
+        """Ends the attempt and accounts for it; whether it gave a whole answer."""
         attempt, self.attempt = self.attempt, None
         if attempt is None:
             return False

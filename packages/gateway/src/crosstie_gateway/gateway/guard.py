@@ -75,7 +75,7 @@ class Guard:
         self, keys: Iterable[Key], given_teams: Iterable[Team] = (),
         subjects: Iterable[tuple[int, str, int | None]] = (),
     ) -> None:  # fmt: skip
-        """These keys and teams and no others, from now on; and subjects of tokens that came here or elsewhere."""
+        """Takes these keys and teams and no others, and adds subjects of tokens that came anywhere."""
         teams: dict[int, TeamAccount] = {}
         for team in given_teams:
             account = self._teams.get(team.id)
@@ -113,7 +113,7 @@ class Guard:
         return list(self._teams.values())
 
     def spent(self, totals: dict[int, tuple[float, float]], included: dict[int, float], at: float) -> None:
-        """What the store said at that time; `included` are dollars of this process that it had not known before."""
+        """Takes the store's totals of that time; `included`: this process's dollars that are new in them."""
         self._day_ends, self._month_ends = day_end(at), month_end(at)
         for holder in self._budgeted:
             holder.today_usd, holder.month_usd = totals.get(holder.id, (0.0, 0.0))
@@ -164,7 +164,7 @@ class Guard:
         return holder.id
 
     def key_of(self, request: Request) -> int:
-        """The same of a request that keeps it: its body is still to come."""
+        """The same, of a request that keeps its key: its body is still to come."""
         return self._holder(request).id
 
     def may_explain(self, key_id: int, page: str = "explanations") -> None:
@@ -185,7 +185,7 @@ class Guard:
                 self._check_spent(account, now)
 
     def check_key(self, key_id: int) -> None:
-        """Whether a key that was let in once still would be. Raises RequestRejected."""
+        """Raises RequestRejected where a key that was let in before no longer would be."""
         holder = self._by_id.get(key_id)
         if holder is None and key_id >= SUBJECTS_FROM:
             raise self._refuse(503, "whose this is has not been heard of here yet", "subject_unknown", _IN_FLIGHT_S)
@@ -233,7 +233,7 @@ class Guard:
         return holder
 
     def _team_of(self, whose: Verified, claimed: bool) -> TeamAccount | None:
-        """The first team that its token names and that there is. Raises RequestRejected."""
+        """The first existing team that its token names. Raises RequestRejected."""
         for name in whose.teams:
             team = self._teams_by_name.get(name)
             if team is not None:
@@ -250,7 +250,7 @@ class Guard:
         return holder
 
     def _forget_subject(self) -> None:
-        """The oldest that has nothing open, and nothing that is not written down."""
+        """Forgets the oldest without open requests and unwritten usage."""
         for number, holder in self._subjects.items():
             if not holder.open and abs(holder.own_usd) < _NOBODY_USD and number not in self._untold:
                 holder.join(None)
@@ -314,12 +314,12 @@ class Guard:
         return any(served.name == pool for model in models for served in self.router.fleet.by_model.get(model, ()))
 
     def not_allowed(self, key_id: int, model: str | None) -> RequestRejected:
-        """For a model that is not among a key's, whether or not there is one of that name."""
+        """The refusal for a model that a key may not use, whether or not it exists."""
         may = _listed(self.names(key_id)) or "none that is served now"
         return self._refuse(403, f"this key may not use '{model}'; it may use {may}", "model_not_allowed")
 
     def place(self, key_id: int, ask: Ask) -> None:
-        """The class and the priority that a request of this key has where it named none. Raises RequestRejected."""
+        """Gives a request the key's class and priority where it names none. Raises RequestRejected."""
         holder = self._by_id.get(key_id)
         if holder is None or not holder.restricted:
             return

@@ -60,7 +60,7 @@ class Handover:
         self._find_backend(self.continuation)
 
     def would_succeed(self) -> bool:
-        """Whether somebody else would go on now. If not, who has fallen silent may still come back."""
+        """Whether another backend could go on now; else a silent one may still come back."""
         exchange, context = self.exchange, self.context
         if self._hopeless or not context.serving.resume:
             return False
@@ -115,12 +115,12 @@ class Handover:
         return any(not replica.up for pool in pools for replica in pool.replicas)
 
     def _tried(self) -> tuple[str, ...]:
-        """Backends that have had their turn; who has been down since then is a new one."""
+        """Backends that have had their turn, without those that have restarted since."""
         known, tried = self.context.backends, self.exchange.tried
         return tuple(key for key in tried if key not in known or known[key].replica.since <= self._since)
 
     def _in_time(self, step: Callable[[], None]) -> None:
-        """Whatever comes of a step, the client is told: nobody else would do it."""
+        """Runs a step, and tells the client of any failure."""
         exchange = self.exchange
         if exchange.closed:
             return

@@ -39,7 +39,7 @@ _SILENT_S = 3.0
 
 
 class Role:
-    """What a worker does for shared pools: as their `Leader`, or as a `Follower`."""
+    """What a worker does for shared pools, as `Leader` or `Follower`."""
 
     def __init__(self, process: GatewayProcess):
         self.process, self.gateway = process, process.gateway
@@ -50,7 +50,7 @@ class Role:
         raise NotImplementedError
 
     def waiting(self) -> set[str]:
-        """Hosted models that somebody waits for because they are not loaded."""
+        """Models that requests wait for until they are loaded."""
         tickets = [(exchange.ticket, exchange.ask.model) for exchange in self.gateway.exchanges]
         return {model for ticket, model in tickets if ticket is not None and ticket.there and model in self.models}
 
@@ -60,7 +60,7 @@ class Role:
         return any(replica.presence is None or replica.presence.there for pool in pools for replica in pool.replicas)
 
     def presences(self) -> dict[str, tuple[Replica, Presence]]:
-        """By key, the replicas that share their machine with others."""
+        """Replicas that share their machine with others, by key."""
         replicas = [(replica, replica.presence) for replica in self.gateway.live.replicas()]
         return {replica.key: (replica, presence) for replica, presence in replicas if presence is not None}
 
@@ -98,7 +98,7 @@ class Leader(Role, LoadGuard):
         return self._of_model.keys()
 
     def load_s(self, model: str) -> float:
-        """How long it takes where it loads quickest."""
+        """How long its quickest load takes."""
         return min(pool.residency.hosted[model].load_s for pool in self._of_model[model])
 
     def serve(self, fleet: Fleet) -> None:
@@ -162,7 +162,7 @@ class Leader(Role, LoadGuard):
         return [task for pool in self.pools.values() for task in pool.ask(range(len(pool.slots)))]
 
     async def step(self, *, verify: bool) -> bool:
-        """What is to be done now and again; True, because somebody leads."""
+        """One round of work; True, because somebody leads."""
         if not self.leads:
             return await self._follow(verify=verify)
         if not self._led:
@@ -191,7 +191,7 @@ class Leader(Role, LoadGuard):
         return self.share is None or self.share.lease.held
 
     async def _follow(self, *, verify: bool) -> bool:
-        """As the gateway says that leads."""
+        """Does as the leading gateway says."""
         assert self.share is not None
         self._led = False
         leader = self.share.residents.leader()
@@ -250,7 +250,7 @@ class Leader(Role, LoadGuard):
             await asyncio.sleep(_OBEYED_S)
 
     async def _ask_followers(self) -> None:
-        """Tells followers what is where, and hears what they have in flight after they have heard."""
+        """Tells followers what is where, and hears what they then have in flight."""
         if self.process.link is None:
             return
         loads: Counter[str] = Counter()
@@ -332,7 +332,7 @@ class Follower(Role):
 
 
 class Hosting(HostedModels, Component):
-    """The component: it has a role, which it changes for the leader's when nobody leads."""
+    """The component. It has a role, and becomes the leader when nobody leads."""
 
     role: Leader | Follower
 
@@ -367,11 +367,11 @@ class Hosting(HostedModels, Component):
         self._again.set()
 
     def _offer(self) -> None:
-        """To the gateway, which asks at every request: not where no pool hosts anything."""
+        """Offers itself to the gateway, which asks at every request, only where a pool hosts models."""
         self.gateway.context.hosted = self if self.role.models else None
 
     def _join(self, fleet: Fleet) -> None:
-        """Other gateways, where there may be any with the same shared pools."""
+        """Joins other gateways, where some may have the same shared pools."""
         role, redis = self.role, fleet.state.redis
         if not isinstance(role, Leader) or redis is None or role.share is not None:
             return

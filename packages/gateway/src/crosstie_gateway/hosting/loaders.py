@@ -80,7 +80,7 @@ class Loader:
             raise LoadFailed(_refused(answer, path.partition("?")[0]))
 
     async def _until(self, true: Callable[[], Awaitable[bool | None]], patience_s: float, failure: str) -> None:
-        """Asks again and again; `true` gives True, or raises LoadFailed."""
+        """Asks until `true` gives True. Raises LoadFailed, also after `patience_s`."""
         try:
             async with asyncio.timeout(patience_s):
                 while not await true():
@@ -184,7 +184,7 @@ class LlamaRouter(Loader):
         }
 
     async def _statuses(self, backend: Backend) -> dict[str, dict[str, Any]]:
-        """By name and alias; a server that has one model and no router has it loaded."""
+        """Statuses by name and alias; a server without a router has its one model loaded."""
         try:
             answer = await self._ask(backend, "GET", f"{backend.origin.address.root}/models")
         except OSError as error:

@@ -65,7 +65,7 @@ class ResidentShare(RedisTalk):
         await self._client.publish(self.channel, _encode(bye))
 
     async def claim(self, slots: Collection[str], for_s: float) -> bool:
-        """Whether these are this gateway's to change for so long; not where that cannot be found out."""
+        """Whether this gateway may change these for so long; False where nobody can say."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 return await self.lease.claim(self._client, slots, for_s, self.residents.claims)

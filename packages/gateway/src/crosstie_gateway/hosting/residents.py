@@ -72,7 +72,7 @@ class HostReport(msgspec.Struct, array_like=True):
 
 
 class ReplicaClaim(NamedTuple):
-    """Of a slot, by the leader of that number: what it loads there may go on until then."""
+    """A leader's claim on a slot, with the leader's number: its load may go on until then."""
 
     until: float
     number: int
@@ -86,7 +86,7 @@ class ReplicaClaim(NamedTuple):
         return b"%b %d" % (_FREE, self.number)
 
     def is_over(self, value: bytes | None) -> bool:
-        """By what Redis has there: it was released, or one that came after it was."""
+        """By Redis' value: whether this claim or a later one was released."""
         mark, _, number = (value or b"").partition(b" ")
         return mark == _FREE and number.isdigit() and int(number) >= self.number
 
@@ -106,7 +106,7 @@ class Residents:
         self._asked: dict[str, dict[str, int]] = {}
 
     def hear(self, report: HostReport) -> dict[str, int]:
-        """What the others were asked for that was not known yet."""
+        """The requests by model of other gateways that are new in the report."""
         now = self.clock()
         if report.machine == self.machine:
             return {}
@@ -155,7 +155,7 @@ class Residents:
         return {model for other in self.others() for model in other.waiting}
 
     def all_obey(self, number: int, revision: int) -> bool:
-        """Whether all that are heard of have heard this much, and said since what they have in flight."""
+        """Whether all others have obeyed up to this revision, and said what they have in flight."""
         return all((other.number, other.revision) >= (number, revision) for other in self.others())
 
 
@@ -183,7 +183,7 @@ class Lease:
         return f"{self._machine} {self.number}".encode()
 
     def lost_sight(self) -> None:
-        """Of Redis: what was seen to be absent may have been there since."""
+        """Redis was away: a lease that was absent may have been there since."""
         self._absent_since = None
 
     async def keep(self, client: Any, known: int, claims: Mapping[str, ReplicaClaim]) -> None:
@@ -235,7 +235,7 @@ class Lease:
                 await client.eval(_PUT_BACK, 1, self._claim_at(slot), claim.value, left_ms)
 
     async def give_up(self, client: Any) -> None:
-        """Whoever comes next need not wait. Also one that no longer counts on it says so, while Redis still does."""
+        """Frees the lease, so that the next leader need not wait; also one that this gateway no longer counts on."""
         self._until = -inf
         await client.eval(_SWAP, 1, self._at, self._value, _FREE, 86_400_000)
 
@@ -255,7 +255,7 @@ class Lease:
             return self.held
 
     def _may_claim(self, slot: str, value: bytes | None, known: ReplicaClaim | None) -> bool:
-        """By what Redis has of that slot, and what was heard of it."""
+        """By Redis' value of that slot, and what others have told."""
         own = self.claimed.get(slot)
         if known is not None and known.until > self._clock():
             return known.is_over(value)

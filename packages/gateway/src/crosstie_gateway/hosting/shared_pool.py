@@ -92,7 +92,7 @@ class SharedPool:
         self.bind()
 
     def bind(self) -> None:
-        """To the live replicas, which a reload may have exchanged; what they are believed to have is kept."""
+        """Takes the live replicas, which a reload may have exchanged; what is known of them stays."""
         live = {pool.pool.model: pool for pool in self.gateway.live.pools if pool.name == self.pool.name}
         self.replicas: dict[tuple[int, str], Replica] = {
             (index, model): live[model].replicas[index]
@@ -106,7 +106,7 @@ class SharedPool:
                 self.residency.observed(slot.key, there, self.gateway.now())
 
     def close(self) -> list[asyncio.Task[None]]:
-        """The loads under way are given up; who closes a pool waits for them to end."""
+        """Gives loads up; the caller waits for the tasks."""
         tasks = [*self._moves.values(), *self._asking.values()]
         for task in tasks:
             task.cancel()
@@ -202,7 +202,7 @@ class SharedPool:
         return why, waiting.retry_s / self.gateway.speed
 
     def doubt(self, replica: Replica, surely: bool) -> None:
-        """Its machine is asked what it has; where the model is surely gone, nothing is sent there until then."""
+        """Has its machine asked what it has; a surely lost model gets no request until then."""
         for (index, model), other in self.replicas.items():
             if other is replica and index not in self._moves:
                 slot = self.slots[index]
@@ -212,7 +212,7 @@ class SharedPool:
         self.show()
 
     def ask(self, indices: Iterable[int]) -> list[asyncio.Task[None]]:
-        """Replicas what they have, each by itself: one that hangs holds up no other."""
+        """Asks replicas what they have, each by itself: one that hangs holds up no other."""
         for index in indices:
             if index not in self._asking:
                 task = self._asking[index] = self.gateway.loop.create_task(self._ask(index))
@@ -306,7 +306,7 @@ class SharedPool:
             raise _NotOurs("this gateway does not lead any more")
 
     def _made(self, task: asyncio.Task[None], move: Move, index: int, began: float) -> None:
-        """Whatever came of it, the replica is not taken to be loading any more."""
+        """The load has ended, for good or ill."""
         del self._moves[index]
         now = self.gateway.now()
         error = None if task.cancelled() else task.exception()
@@ -334,7 +334,7 @@ class SharedPool:
         self.gateway.notify(f"pool {self.pool.name}: {model} could not be loaded on replica {index}: {why}")
 
     async def _emptied(self, index: int, models: Iterable[str]) -> None:
-        """Nothing is put away while somebody has requests there, be it another process that has not heard yet."""
+        """Waits until no process has requests for these models there."""
         if not models:
             return
         if self._before_unload is not None:

@@ -78,7 +78,7 @@ class Team(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def account_id(self) -> int:
-        """Under which its dollars and its minutes are counted, among those of keys."""
+        """The number that its dollars and minutes are counted under, beside those of keys."""
         return TEAMS_FROM + self.id
 
 

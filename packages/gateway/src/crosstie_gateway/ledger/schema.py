@@ -52,7 +52,7 @@ class Transaction:
         return rows
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """How many rows it was that changed."""
+        """Returns how many rows changed."""
         return int(self._connection.execute(sql.replace("?", self._mark), values).rowcount)
 
     def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None:
@@ -65,7 +65,7 @@ def meta(session: Transaction) -> dict[str, int]:
 
 
 def new_number() -> int:
-    """At random: a store that was made anew, or put back from a backup, must not seem to be as a gateway knew it."""
+    """A random number, so that a renewed or restored store does not look like the one that a gateway knew."""
     return secrets.randbits(53)
 
 

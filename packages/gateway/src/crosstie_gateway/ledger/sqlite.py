@@ -85,7 +85,7 @@ class SqliteStore(Store):
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Going over to WAL takes the file for itself, and SQLite does not wait for others then: it fails at once."""
+    """Changes to WAL, which takes the whole file; SQLite does not wait for others here, so this does."""
     deadline = monotonic() + _BUSY_S
     while True:
         try:

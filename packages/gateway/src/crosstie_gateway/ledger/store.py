@@ -62,7 +62,7 @@ class News:
 
 
 class Store:
-    """Everything raises StoreFailed where the store cannot be had just now. For one thread at a time."""
+    """For one thread at a time. Every call raises StoreFailed where the store is away."""
 
     # How a column says that it numbers its rows, and how a row is kept from others until the transaction ends.
     identity = ""
@@ -162,7 +162,7 @@ class Store:
             return _teams(session)
 
     def put_team(self, name: str, edit: Callable[[Team], Team]) -> Team:
-        """Changes a team, or makes it: of one that has no limits."""
+        """Changes a team, or makes one without limits and changes that."""
         with self.session(writes=True) as session:
             known = _teams(session)
             before = next((team for team in known if team.name == name), None)
@@ -182,7 +182,7 @@ class Store:
     # Subjects of tokens
 
     def name_subjects(self, subjects: Sequence[tuple[int, str, int | None]]) -> None:
-        """What usage calls them, and their teams; those that are known already may have changed."""
+        """Keeps their names in usage and their teams, new ones and changed ones."""
         with self.session(writes=True) as session:
             self._check_same(session)
             known = set(_subjects(session))

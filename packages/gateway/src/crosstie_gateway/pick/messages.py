@@ -191,7 +191,7 @@ def _header(reader: _Reader) -> tuple[bytes, bytes]:
 
 
 def _entry(reader: _Reader) -> tuple[bytes, _Reader | None]:
-    """A name, and what stands under it."""
+    """A name and its value."""
     name, value = b"", None
     while key := reader.next():
         if key == 10:
@@ -220,7 +220,7 @@ def _text(value: _Reader) -> str:
 
 
 def _texts(value: _Reader) -> tuple[str, ...]:
-    """A list by the standard; some write what they also write into headers."""
+    """A list by the standard; some write one text, as in headers."""
     said: list[str] = []
     while key := value.next():
         if key == 26:
@@ -308,7 +308,7 @@ def trailed(kind: int) -> bytes:
 
 
 def answered(status: int, given: Fields, body: bytes) -> bytes:
-    """An answer of the picker's own, in the place of any other."""
+    """The picker's own answer, in place of any other."""
     code = _sized(_ONE, _ONE_NUMBER + _varint(status))
     return _sized(
         _SEVEN, code + _sized(_TWO, _mutation(given)) + _sized(_THREE, body) + _sized(_FIVE, b"crosstie_pick")

@@ -158,7 +158,7 @@ class PickedAttempt(Attempt):
                 self.others.append((endpoint_of(other.origin.address), decision))
 
     def _changes(self, stream: PickStream) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Headers that the backend gets other than as they came, and those that it does not get."""
+        """Headers to change, and headers to drop, for the backend."""
         exchange, backend, headers = self.exchange, self.backend, self.exchange.request.headers
         given = [(b"accept-encoding", b"identity"), (b"x-request-id", exchange.request_id)]
         target = self._target(backend)
@@ -212,7 +212,7 @@ class PickedAttempt(Attempt):
         self.exchange.on_attempt_failed(why, self.status, fault=not nobody, refused=refused, passed_on=False)
 
     def _envoys_own(self) -> str:
-        """How Envoy words that it has no answer of a backend; empty: it has one."""
+        """Envoy's words for having no answer of a backend; empty: it has one."""
         relay = self.relay
         if self.status < 500 or not isinstance(relay, WholeRelay):
             return ""

@@ -22,7 +22,7 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class PickOutcome(Protocol):
-    """Is told what came back of a request that was sent to an endpoint."""
+    """Is told what an endpoint answers."""
 
     def on_served(self, endpoint: str, details: str) -> None:
         """By whom, and how Envoy came by the answer; "": it does not say."""
@@ -103,13 +103,13 @@ class PickStream(ServerConnection):
             self._end_answer()
 
     def lost(self) -> None:
-        """The call has ended: the client or Envoy has gone, or all has been said."""
+        """The call has ended: the client or Envoy has gone, or all was said."""
         if not self.closed:
             self.closed = self._socket.closed = True
             self._give_up()
 
     def _give_up(self) -> None:
-        """Nobody waits for what the gateway would say."""
+        """Tells the gateway that its client has gone."""
         self._request = None
         self._hold(0)
         reply, self.current = self.current, None

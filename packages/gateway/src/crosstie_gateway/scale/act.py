@@ -41,7 +41,7 @@ class ScaleFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Addresses of one supply: those to be stopped now, those being emptied, and those at which others can start."""
+    """A supply's addresses: to be stopped now, being emptied, and free for new replicas."""
 
     stop: tuple[str, ...] = ()
     emptying: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ class Kubernetes:
         return said
 
     async def there(self, supply: Supply) -> int | None:
-        """The subresource counts replicas that exist, not those that serve: the gateway knows of these."""
+        """Replicas that were asked for; the subresource does not know which serve."""
         return int((await self._ask(supply, self.path(supply))).get("spec", {}).get("replicas", 0))
 
     async def _pods(self, supply: Supply) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ class Kubernetes:
             await self._ask(supply, self.path(supply), "PATCH", {"spec": {"replicas": order.replicas}})
 
     async def _mark(self, supply: Supply, leaving: Iterable[str]) -> None:
-        """Those being emptied are the ones that a smaller number then takes away."""
+        """Marks pods being emptied as the cheapest to delete."""
         for pod in await self._pods(supply):
             cost = "-100" if pod["status"]["podIP"] in leaving else "0"
             if (pod["metadata"].get("annotations") or {}).get(_COST, "0") != cost:
@@ -179,7 +179,7 @@ class ScaleHook:
 
 
 def actors(rules: ScaleRules, kubernetes: Kubernetes | None, hook: ScaleHook | None) -> list[Actor]:
-    """Those that were asked for; what they could not do is found here."""
+    """The actors that were asked for. Raises BadInput for targets that cannot be patched."""
     for supply in rules.supplies if kubernetes else ():
         kubernetes.path(supply)  # type: ignore[union-attr]
     return [actor for actor in (kubernetes, hook) if actor is not None]

@@ -101,7 +101,7 @@ def _grown(now: float, before: float) -> float:
 
 
 def _ended(counts: GatewayCounts, before: GatewayCounts, came: Mapping[str, float]) -> dict[str, tuple[int, float]]:
-    """Both targets are counted apart: no more requests can have kept both than the one that fewer kept."""
+    """By class, requests and the least share that can have kept both targets, which are counted apart."""
     ended = {}
     for name, count in came.items():
         shares = [

@@ -54,7 +54,7 @@ class ScaleService:
             await self._rest(self.scaler.rules.every_s / speed)
 
     async def _rest(self, seconds: float) -> None:
-        """Until the next step: sooner, where more requests are held for a first replica than at the last one."""
+        """Waits for the next step, or until more requests are held for a first replica."""
         now = asyncio.get_running_loop().time
         ends = now() + seconds
         while (left_s := ends - now()) > 0.0:
@@ -67,7 +67,7 @@ class ScaleService:
                     return
 
     async def step(self) -> ScaleDecision | None:
-        """One look and what follows from it; None: nothing could be decided, and nothing was done."""
+        """Looks, decides and acts; None: nothing could be decided, and nothing was done."""
         try:
             counts = await read_gateways(self.gateways)
             self._held = counts.held
@@ -102,7 +102,7 @@ class ScaleService:
         return asked
 
     async def _hosts(self) -> dict[str, set[str]]:
-        """By supply, where a platform knows them: which of a pool's backends are its own."""
+        """The hosts of each supply's replicas, where a platform knows them."""
         by_supply = {}
         for actor in self.actors if self.drainer is not None else ():
             for supply in self.scaler.rules.supplies:
@@ -197,7 +197,7 @@ class ScaleService:
 
 
 def read_state(file: Path) -> ScalerState:
-    """What a scaler before this one has learnt; a file that is not there yet is an empty one."""
+    """What an earlier scaler has learnt; nothing where there is no file yet."""
     try:
         content = file.read_bytes()
     except FileNotFoundError:

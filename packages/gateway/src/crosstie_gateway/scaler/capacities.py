@@ -43,7 +43,7 @@ def rules_of(subject: Subject) -> ScaleRules:
 
 
 def check_inventory(rules: ScaleRules, subject: Subject) -> None:
-    """Nothing may be asked for that the plan's workload says cannot be had."""
+    """Raises BadInput where rules ask for more than the workload says there is."""
     pools = {pool.name: pool for pool in subject.fleet.pools}
     for accelerator, gpus in _there_are(subject).items():
         mine = [supply for supply in rules.supplies if pools[supply.pool].accelerator == accelerator]

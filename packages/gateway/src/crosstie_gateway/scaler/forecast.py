@@ -77,7 +77,7 @@ class Forecast(msgspec.Struct, kw_only=True):
         return (self.fast or 0.0) * self._shape(now_s)
 
     def chance(self, now_s: float) -> float:
-        """How far the level may be off by chance alone, as a share: requests are counted, and come at random."""
+        """How far chance alone may put the level off, as a share: requests come at random."""
         return _SURE / math.sqrt(max(self.now_per_s(now_s) * 2.0 * _FAST_S, 1.0))
 
     def at(self, now_s: float, then_s: float) -> float:
@@ -98,7 +98,7 @@ class Forecast(msgspec.Struct, kw_only=True):
         return max(expected, surging)
 
     def promise(self, now_s: float, then_s: float) -> None:
-        """Notes what is forecast, so that it can be held against what comes; once for a moment is enough."""
+        """Notes a forecast, to be compared with what comes; one for each step."""
         if self.fast is not None and (not self.open or then_s - self.open[-1][0] >= _STEP_S):
             self.open.append((then_s, self.at(now_s, then_s)))
 

@@ -280,7 +280,7 @@ class Scaler:
         return kept
 
     def _by_part(self, by_class: Mapping[str, float]) -> Array:
-        """In requests of the plan: where replicas take more than it says, fewer."""
+        """Requests/s by part, divided by what replicas have shown to take over the plan."""
         reach = {name: reach_of.factor for name, reach_of in self.state.reach.items()}
         return np.array([by_class[p.class_name] * p.share / reach[p.class_name] for p in self.known.parts])
 
@@ -394,7 +394,7 @@ class Scaler:
         return np.array([self.known.usd_per_hour(supply) for supply in self.rules.supplies])
 
     def _budget(self, now: float) -> float | None:
-        """USD an hour that may be spent now: of the day's, what is left over the rest of the day as traffic goes."""
+        """USD an hour that may be spent now; a day's rest is spread as traffic goes."""
         limits = [] if self.rules.budget_usd_per_hour is None else [self.rules.budget_usd_per_hour]
         if self.rules.budget_usd_per_day is not None:
             left = max(self.rules.budget_usd_per_day - self.state.spent_usd, 0.0)
@@ -406,7 +406,7 @@ class Scaler:
         return min(limits) if limits else None
 
     def _order(self, supply: Supply, seen: FleetObservation, target: int, stays: int | None) -> Order:
-        """`target`: replicas to have by then; `stays`: of those that serve, how many may not go."""
+        """`target`: replicas to have; `stays`: how many of those that serve must stay."""
         now, mine = seen.at_s, self.state.supplies[supply.name]
         ready, wanted = seen.ready.get(supply.name, 0), seen.wanted.get(supply.name, 0)
         closed = self._is_closed(supply.name)

@@ -71,7 +71,7 @@ class Administration:
         process.on(HistoryRequest, self._look_back)
 
     async def join(self) -> None:
-        """Takes over what the other processes hold, as after a restart of this one."""
+        """Takes over the other processes' changes, as after a restart."""
         for answer in await self.process.ask_others(ChangesRequest()):
             if isinstance(answer, Changes) and answer.revision > self.revision:
                 with contextlib.suppress(CrosstieError):
@@ -96,7 +96,7 @@ class Administration:
     # The fleet, with the changes over it
 
     def _lay(self, base: Fleet, changes: tuple[Change, ...]) -> Fleet:
-        """It holds once it has been loaded."""
+        """The fleet with these changes, which hold once it is loaded."""
         laid = laid_over(base, changes)
         self._coming = (base, laid)
         return laid.fleet
@@ -161,7 +161,7 @@ class Administration:
         return [("crosstie_admin_changes_total", "counter", "Changes that administrators asked for.", samples)]
 
     async def _hold(self, changes: tuple[Change, ...] | None) -> dict[str, Any]:
-        """Makes these the changes that hold, here and in the other processes; None: over the file as it is now."""
+        """Makes these changes hold in all processes; None: reads the file again."""
         if changes is None:
             self._read_again()
             return self._done(self.left_out, await self.process.ask_others(ReloadRequest()))
@@ -207,7 +207,7 @@ class Administration:
         return f"un{drained.words}", tuple(left)
 
     def _target(self, action: Literal["drain", "remove"], body: dict[str, Any]) -> Change:
-        """A pool by its name or a backend by its address, one of those that are there: anything else is a slip."""
+        """An existing pool by name or backend by address; anything else is a slip."""
         given, fleet = _only(body, "pool", "backend"), self.gateway.live.fleet
         if len(given) != 1:
             raise BadInput(f"name what to {action}: a pool, or a backend")
@@ -277,7 +277,7 @@ class Administration:
         return Done()
 
     def config(self) -> str:
-        """The fleet as it is served, as a file; what a file cannot say is said in its first lines."""
+        """The fleet as it is served, as a file; comments name the changes."""
         said = [f"# Changed by an administrator: {change.words}" for change in self.changes]
         return "\n".join([*said, fleet_text(self.gateway.live.fleet)])
 
@@ -305,7 +305,7 @@ def _text(body: dict[str, Any], key: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Whatever was in a request: no line of a log that looks like another's."""
+    """A request's words as one line, so that they cannot forge another in the log."""
     flat = "".join(sign if sign.isprintable() else " " for sign in text)
     return flat if len(flat) <= _MOST_SAID else flat[:_MOST_SAID] + "..."
 

@@ -118,7 +118,7 @@ class AdminDoor(Door):
         self._tasks.spawn(self._answer(reply, name, request, body))
 
     def _check_visitor(self, request: Request) -> None:
-        """Raises RequestRejected for whoever has not come here by own will, or has no key."""
+        """Raises RequestRejected for pages of other origins, and without the key."""
         headers = request.headers
         self._check_host(request)
         try:
@@ -230,7 +230,7 @@ class AdminDoor(Door):
         return Decisions(name, recent.taken, max(recent.taken - after, 0) - len(rows), rows)
 
     def _explain_for_a_while(self) -> None:
-        """Decisions that name all pools cost more: no longer than someone asks for them again and again."""
+        """Has decisions name all pools, which costs more, while someone goes on asking."""
         if self._explaining is not None:
             self._explaining.cancel()
         recent = self.admin.recent
@@ -248,7 +248,7 @@ class AdminDoor(Door):
         reply.watcher = GoneWatcher(self._followers.spawn(self._following(reply, alternatives)).cancel)
 
     async def _following(self, reply: Reply, alternatives: bool) -> None:
-        """Looks for new ones a few times a second: a request has no more to do for a follower than without one."""
+        """Looks for new ones a few times a second, so that requests do nothing for followers."""
         after: dict[str, int] = {}
         said_at, skipped = self._loop.time(), 0
         try:

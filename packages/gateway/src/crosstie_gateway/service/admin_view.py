@@ -109,7 +109,7 @@ class FleetView(msgspec.Struct, kw_only=True):
 
 
 def fleet_view(gateway: Gateway, file: Fleet, day: DayCounts | None = None) -> FleetView:
-    """Of this worker. `file`: the fleet as its file has it, which tells what was added."""
+    """This worker's view. `file`: the fleet of the file, which tells what was added."""
     live = gateway.live
     of_file = {pool.name: {*pool.backends, *pool.led_backends} for pool in file.pools}
     return FleetView(
@@ -169,7 +169,7 @@ def _backend_view(gateway: Gateway, replica: Replica, source: Source, now: float
 
 
 def merged(views: list[FleetView]) -> FleetView:
-    """Of all workers: requests and connections add up; a backend that one of them cannot reach is not up."""
+    """All workers' views in one: counts add up; a backend that one of them cannot reach is down."""
     first, *others = views
     known = {backend.backend: backend for pool in first.pools for backend in pool.backends}
     for other in others:
@@ -326,7 +326,7 @@ class RecentDecisions:
         return [_decision_view(*entry) for entry in islice(self._kept, len(self._kept) - wanted, None)]
 
     def why(self, request_id: str) -> list[DecisionView]:
-        """The latest for that request, if it is still kept, with what each pool would be worth to it now."""
+        """The latest decision for that request, if it is kept, with each pool's score now."""
         wanted = request_id.encode("latin-1", "replace")
         for at, name, attempts, ask, decision in reversed(self._kept):
             if name == wanted:

@@ -106,7 +106,7 @@ class ClusterDiscovery(Component):
                 place.source.stop()
 
     def _spread(self, fleet: Fleet) -> Fleet:
-        """With the replicas that are known in the place of where they are looked for."""
+        """The fleet with known replicas in place of `kube://` addresses."""
         self._named = _wanted(fleet)
         sharing = [backend for pool in fleet.pools for backend in pool.backends if backend.startswith(KUBE)]
         shared = {backend for backend in sharing if sharing.count(backend) > 1}
@@ -134,7 +134,7 @@ class ClusterDiscovery(Component):
         return msgspec.structs.replace(pool, backends=whole, replicas=len(whole))
 
     def _is_of(self, end: Endpoint, pool: Pool, shared: bool) -> bool:
-        """By what the pod's labels say; where several pools look in one place, they must say it."""
+        """Whether a pod is of this pool, by its labels; pools that share a place need them."""
         if end.accelerator and end.accelerator not in self._accelerators:
             return self._leave(end, f"label {ACCELERATOR}={end.accelerator} names no accelerator of the catalog")
         if shared and not (end.accelerator or end.model):

@@ -106,7 +106,7 @@ class Dashboard(OwnPages):
             self._end(reply)
 
     def opens(self, request: Request) -> None:
-        """Nobody needs more than a few bytes here, key or not. Raises BadRequest."""
+        """Raises BadRequest for long bodies, key or not."""
         length = request.headers.get(b"content-length", b"")
         if not length.isdigit() or int(length) > _MOST_BODY:
             raise BadRequest(413, f"a body here has a content-length, of {_MOST_BODY} bytes at most")
@@ -163,7 +163,7 @@ class Dashboard(OwnPages):
         reply.send(refused.status, body, _HEADERS + retry_after(refused.retry_after_s))
 
     def _later(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes = b"") -> None:
-        """Answers with what comes of it."""
+        """Answers when the work is done, with its result."""
         self._working.spawn(self._finish(reply, doing, work, more))
 
     async def _finish(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes) -> None:
@@ -211,7 +211,7 @@ class Dashboard(OwnPages):
         reply.send(200, _encode(said), _HEADERS + more)
 
     async def _wrong_key(self, address: str) -> None:
-        """Told to all workers, since the next one may come to any of them."""
+        """Tells all workers, since the next try may come to any of them."""
         said = WrongKey(address)
         self._on_wrong_key(said)
         await self._process.ask_others(said)
@@ -243,7 +243,7 @@ class Dashboard(OwnPages):
         return max(rows, key=lambda row: row.at)
 
     async def _moment(self, since: float, until: float) -> dict[str, Any]:
-        """Those requests of that time whose words are kept, and why they went where."""
+        """The decisions of that time that are kept."""
         asked = DecisionsRequest(_MOST_OF_MOMENT, moment=(since, until))
         rows = [row for answer in await self._decisions(asked) for row in answer.rows]
         return {"decisions": spread(sorted(rows, key=lambda row: row.at), _MOST_OF_MOMENT)}

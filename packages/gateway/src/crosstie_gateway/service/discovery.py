@@ -34,7 +34,7 @@ _NONE = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
 def addresses_of(host: str, port: int) -> tuple[str, ...]:
-    """As the system resolves it. Of one family: where a replica has an address of each, both are the same replica."""
+    """As the system resolves it, of one family: IPv4 and IPv6 addresses may be the same replica's."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -63,7 +63,7 @@ class _Name:
         self.asked = False
 
     def places(self) -> tuple[str, ...]:
-        """Its replicas. While it has none it is one itself, which is down until it has an address."""
+        """Its replicas; without an address the name stands for one that is down."""
         return tuple(f"{self.url}#{address}" for address in self.addresses) or (self.url,)
 
 
@@ -94,7 +94,7 @@ class Discovery(Component):
                     await asyncio.sleep(0.01)
 
     def reloaded(self, fleet: Fleet) -> None:
-        """The names of this fleet are looked up from now on, new ones at once."""
+        """Looks up this fleet's names from now on, new ones at once."""
         wanted = {url.partition("#")[0]: pool for pool in fleet.pools for url in pool.backends if _is_name(url)}
         before, self._names = self._names, {url: self._names.get(url) or _Name(url) for url in wanted}
         for url, pool in wanted.items():
@@ -114,7 +114,7 @@ class Discovery(Component):
         self._thread.wake()
 
     def _spread(self, fleet: Fleet) -> Fleet:
-        """With the addresses that are known in the place of their names."""
+        """The fleet with known addresses in place of names."""
         return msgspec.structs.replace(fleet, pools=tuple(map(self._spread_pool, fleet.pools)))
 
     def _spread_pool(self, pool: Pool) -> Pool:

@@ -45,7 +45,7 @@ class DoorKeys:
         return right and scheme.lower() == b"bearer"
 
     def role_of(self, key: object) -> Role | None:
-        """Whose a key is that somebody signs in with."""
+        """The role of the key that somebody signs in with."""
         if not isinstance(key, str):
             return None
         digest = hashlib.sha256(key.strip().encode()).digest()

@@ -51,7 +51,7 @@ class SeriesRows(msgspec.Struct):
 
 
 class _Ring:
-    """What is counted now, and the rows of both widths by their slots, modulo so many."""
+    """The counts of now, and rings of rows for both widths of slots."""
 
     def __init__(self, columns: int):
         self.now = [0.0] * columns
@@ -128,7 +128,7 @@ class History:
             self._on_turn()
 
     def _look(self) -> None:
-        """At what is, not what was counted."""
+        """Notes what is in flight, queued and paid now."""
         gateway, hours = self._gateway, SHORT_S * self._gateway.speed / 3600.0
         costs = {pool.name: pool.gpus * pool.usd_per_gpu_hour for pool in gateway.live.fleet.pools}
         for name in ("", *costs):

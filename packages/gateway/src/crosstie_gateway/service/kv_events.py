@@ -66,12 +66,12 @@ class Following:
             self.wants_replay, self._joins = 0, False
 
     def lost(self) -> None:
-        """The engine has gone, or the way to it: what it will hold when it is back is not known."""
+        """The engine or the way to it is gone: what it holds is unknown."""
         self.wants_replay = None
         self.held.forget(complete=False)
 
     def came(self, number: int, payload: bytes) -> None:
-        """A batch, by itself. While a replay is wanted or under way nobody is to call this."""
+        """A published batch; not to be called while a replay is wanted or under way."""
         last, self._last = self._last, number
         if last is not None and number <= last:
             self._begun_anew(number)
@@ -243,7 +243,7 @@ class _Stream:
 
 
 class Subscriber:
-    """The thread. `follow` says whom; what it learns is in the `HeldBlocks` that were given with them."""
+    """The thread. `follow` says which replicas; it writes to the `HeldBlocks` given with them."""
 
     def __init__(self, zmq: Any):
         self._zmq = zmq
@@ -342,7 +342,7 @@ class KvEvents(Component):
         ]
 
     def _look(self) -> None:
-        """Says once of each who publishes something else than events."""
+        """Reports each replica once that publishes something else than events."""
         if self._subscriber is None:
             return
         self._looking = self._gateway.loop.call_later(1.0, self._look)

@@ -77,7 +77,7 @@ class Log(Component):
             process.gateway.listeners.append(self._on_record)
 
     def close(self) -> None:
-        """Writes what there is. By whoever made the log, who may have something to say when the gateway has stopped."""
+        """Writes what there is. Called by the log's maker, who may have notices after the gateway has stopped."""
         self._thread.stop(_LAST_S)
 
     def families(self) -> list[Family]:
@@ -101,7 +101,7 @@ class Log(Component):
         self._entries.append((time(), entry, body))
 
     def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A fault of the gateway's own. What an exception says may be from a prompt; where it came from is not."""
+        """Logs a fault of the gateway: where it arose; its message may quote a prompt, and is left out."""
         error = context.get("exception")
         kind = type(error).__name__ if error is not None else "none"
         frames = traceback.extract_tb(error.__traceback__) if error is not None else []
@@ -196,7 +196,7 @@ def _clock(at: float) -> str:
 
 
 def _document(fields: dict[str, Any]) -> bytes:
-    """One line of ASCII: whatever a client sends, it begins no second one."""
+    """One line of ASCII, so that no client can begin another."""
     return json.dumps(fields, separators=(",", ":")).replace("\x7f", "\\u007f").encode("ascii") + b"\n"
 
 

@@ -186,7 +186,7 @@ def _with_pools(fleet: Fleet, pools: tuple[Pool, ...]) -> Fleet:
 
 
 def _without_routes(served: ServedClass, pool: str) -> ServedClass:
-    """The others of the same lengths take over what went there, in proportion."""
+    """The class without routes to a pool; routes for the same lengths take over its share."""
     left = [route for route in served.routes if route.pool != pool]
     shares: dict[int | None, list[float]] = {}
     for route in left:

@@ -66,7 +66,7 @@ def answered(plugin: Any, asked: PluginRequest) -> PluginReply:
 
 
 def _end_with(parent: int) -> None:
-    """However its parent ends, and whatever the plugin is doing then."""
+    """Ends this process when its parent has ended, whatever the plugin does."""
     while os.getppid() == parent:
         time.sleep(_CHECK_S)
     os._exit(0)

@@ -49,7 +49,7 @@ class PluginLink(NamedTuple):
     writer: asyncio.StreamWriter
 
     def end(self) -> None:
-        """Whatever it is doing."""
+        """Kills it, whatever it is doing."""
         self.writer.close()
         self.process.kill()
         self.process.wait()
@@ -114,7 +114,7 @@ class PluginProcess:
                 self._say(f"plugin {self.name} is lost, {why}; until it is back on_failure holds", back=False)
 
     async def _until_lost(self, link: PluginLink) -> None:
-        """Raises what the first of both raises."""
+        """Takes answers and watches for hangs; raises what either raises first."""
         both = [asyncio.ensure_future(work) for work in (self._take(link), self._watch())]
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -273,7 +273,7 @@ def _checked(answer: Any, body: bytes) -> tuple[str, bytes]:
 
 
 def _chosen(answer: Any, pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of these pools, those that it names; what else it names is none of them."""
+    """The pools that it names; other names are ignored."""
     if not isinstance(answer, (list, tuple)) or not all(isinstance(name, str) for name in answer):
         raise PluginFailed("odd")
     return [pool for pool in pools if pool["name"] in answer]

@@ -34,7 +34,7 @@ A = TypeVar("A", bound=WorkerAnswer)
 
 
 def file_stamp(file: Path | None) -> tuple[int, int, int] | None:
-    """Another one after every change of the file."""
+    """Differs after every change of the file."""
     try:
         stat = file.stat() if file is not None else None
     except OSError:
@@ -59,7 +59,7 @@ def listening_on(host: str, port: int, whom: str = "") -> Iterator[None]:
 
 
 class Component:
-    """Something that goes with a gateway: a ledger, a recording, a log, an administrator's door."""
+    """A part beside a gateway: a ledger, a recording, a log, an administrator's door."""
 
     async def start(self, process: "GatewayProcess") -> None:
         """Before the first request; `process.gateway` is there. Raises CrosstieError."""
@@ -202,7 +202,7 @@ class GatewayProcess:
             self.gateway.loop.call_soon_threadsafe(self.gateway.notify, notice)
 
     def on(self, kind: type[R], handler: Callable[[R], WorkerAnswer]) -> None:
-        """What answers a request of this kind, here or from another worker."""
+        """Sets what answers this kind of request, of this or another worker."""
         self.handlers[kind] = handler
 
     async def ask_all(self, request: WorkerRequest, kind: type[A]) -> list[A]:
@@ -261,7 +261,7 @@ class GatewayProcess:
             component.reloaded(fleet)
 
     def _limit(self, fleet: Fleet) -> None:
-        """Connections to those that the limit of open files has room for, beside those to backends."""
+        """Limits connections to what open files allow, beside those to backends."""
         self._limits.body_bytes = int(fleet.serving.max_body_mib * 2**20)
         self._limits.connections_per_address = fleet.serving.max_connections_per_address
         asked, files = fleet.serving.max_connections, most_files()

@@ -201,7 +201,7 @@ class Supervisor:
         worker.pid, worker.line = pid, ours
 
     def _run_worker(self, slot: WorkerSlot) -> NoReturn:
-        """In the child: nothing of the supervisor's own is its business, neither signals nor the ends of others."""
+        """In the child, without the supervisor's signals and lines to other workers."""
         status = 3
         try:
             signal.set_wakeup_fd(-1)

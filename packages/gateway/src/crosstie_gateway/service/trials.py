@@ -49,7 +49,7 @@ _LEAST_TTFT_S, _LEAST_TOKEN_S = 0.02, 0.002
 
 
 class _Copied(msgspec.Struct):
-    """What of a request goes into a copy: everything that says what is asked, nothing that says how to sample."""
+    """What a copy has of a request: what is asked, and nothing of sampling."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -62,7 +62,7 @@ _decode = msgspec.json.Decoder(_Copied).decode
 
 
 class Trial:
-    """One pool's, for as long as its settings stay as they are."""
+    """One pool's trial, while its settings stay as they are."""
 
     def __init__(self, pool: Pool, faults: int):
         self.pool = pool
@@ -93,7 +93,7 @@ class TrialsService(Component, TrialPools):
         self.reloaded(process.fleet)
 
     def reloaded(self, fleet: Fleet) -> None:
-        """What was found of a pool stays while what it says of its trial does."""
+        """Results of a pool stay while its trial's settings do."""
         before, self._trials = self._trials, {}
         for pool in fleet.pools:
             if pool.shadow or pool.canary is not None:
@@ -170,7 +170,7 @@ class TrialsService(Component, TrialPools):
         return ""
 
     def _stop(self, trial: Trial, why: str) -> None:
-        """All requests go to the other pools from now on, until the file says something else of this trial."""
+        """Sends all requests to the other pools, until the file changes this trial."""
         if trial.pool.canary is None or trial.stopped:
             return
         trial.stopped = why

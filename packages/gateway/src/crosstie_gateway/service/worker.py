@@ -37,7 +37,7 @@ _FAULTS = {
 
 
 class SharedLoad(Component):
-    """What is on replicas, shared by way of a board: with other workers, with peers, or with both."""
+    """Shares the load on replicas by a board, with other workers and peers."""
 
     def __init__(self, board: Board, row: int):
         self._board, self._row = board, row
@@ -217,7 +217,7 @@ class Worker(SharedLoad, OtherWorkers):
     # Responses
 
     def _tell_kept(self, key_id: int, response: str, home: str) -> None:
-        """Whoever goes on from it may come to another worker."""
+        """Tells the others: a request that goes on from it may come to any worker."""
         self._tasks.spawn(self._process.ask_others(ResponseKept(key_id, response, home)))
 
     def _learn(self, kept: ResponseKept) -> Done:

@@ -63,7 +63,7 @@ def _add(merged: dict[str, float], family: str, kind: str, line: str, worker: in
 
 
 def counters(page: str) -> str:
-    """Of a page, what only ever grows: what a worker leaves to the one that takes its place."""
+    """A page's counters and histograms, which a worker leaves to its successor."""
     grows = [(head, lines) for _, kind, head, lines in _families(page) if kind in ("counter", "histogram")]
     return "".join(head + "".join(f"{line}\n" for line in lines) for head, lines in grows)
 

@@ -98,7 +98,7 @@ class Board:
     # Replicas
 
     def cells(self, keys: list[str], row: int) -> "dict[str, Cell]":
-        """A place for each of these replicas, which this row uses, and for no others; none where all are taken."""
+        """Gives each of these replicas a place that this row uses, as far as there are any, and frees others."""
         cells: dict[str, Cell] = {}
         with self.locked():
             places = [self._replicas_at + n * self.stride for n in range(self.replicas)]
@@ -129,7 +129,7 @@ class Board:
         return not any(self.numbers[first + row] for first in fields for row in range(self.rows))
 
     def clear(self, row: int) -> None:
-        """A process has ended, however: nothing of it is in flight or waits. What its keys have used stays used."""
+        """A process has ended: clears what it has in flight and waiting, not what keys have used."""
         self.queued[row], self.clients[row] = 0.0, _MANY
         for at in range(self._replicas_at, self.keys_at, self.stride):
             if self.words[at + _NAME]:
@@ -145,7 +145,7 @@ class Board:
     # Clients, and who waits
 
     def goes_first(self, row: int, connected: int) -> bool:
-        """Whether a process with so many clients is the one to take the next: none has many fewer."""
+        """Whether a process with so many clients takes the next: no other has many fewer."""
         self.clients[row] = connected
         fewest: float = min(list(self.clients[: self.workers]))
         return connected < fewest + _MORE
@@ -268,7 +268,7 @@ class Cell:
         return int(count if self._board.hears else count - values[-1])
 
     def read(self) -> list[tuple[float, ...]]:
-        """Of each other row that has something in flight or has had lately: the numbers that `write` was given."""
+        """The numbers of each other row that has or lately had something in flight."""
         # Stamps before the numbers, whoever may write meanwhile.
         self._seen = self._row_of.unpack_from(self._memory, self._first_byte)
         self._heard = self._board.hears
@@ -288,7 +288,7 @@ class Cell:
         return (*counts, rate, max(row[7] for row in own), max(row[8] for row in own))
 
     def head_of_this_machine(self, now: float) -> tuple[float, float, float]:
-        """Of the first that waits of all processes its age and tokens, and the age of the last first token."""
+        """Age and tokens of the first waiting request of all processes, and the age of the last first token."""
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
         own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
         head_at, tokens = min([(row[9], row[10]) for row in own if row[1]], default=(-inf, 0.0))

@@ -59,7 +59,7 @@ class Learnt:
         self.heard = 0
 
     def serve(self, fleet: LiveFleet) -> None:
-        """From now on this fleet's replicas tell what is seen of them, and are taught."""
+        """Collects observations of this fleet's replicas from now on, and teaches them."""
         self._fleet = fleet
         self._names = {replica.key: known_as(replica.key) for replica in fleet.replicas()}
         self._replicas = {self._names[replica.key]: replica for replica in fleet.replicas()}

@@ -90,7 +90,7 @@ class Peers:
     # What is told
 
     def news(self, whole: bool, minute: int) -> PeerReport | None:
-        """What has changed since it was last asked; `whole`: all that is not nothing, and what was used lately."""
+        """What has changed since the last call; `whole`: all load, and what was used lately."""
         self._changed |= {self._name_at[at] for at in self.board.changed_replicas() if at in self._name_at}
         for at in self.board.changed_keys():
             key_id = self.board.words[at] - 1
@@ -113,12 +113,12 @@ class Peers:
         return PeerReport(self.board.identity, whole, load, self.store, used, held=held, heads=heads)  # type: ignore[arg-type]
 
     def take_back(self, report: PeerReport) -> None:
-        """It may not have reached anyone."""
+        """Tells it again: it may not have arrived."""
         self._changed |= set(report.load)
         self._keys.update((key_id, None) for key_id, _ in (*report.used, *report.held))
 
     def all_is_news(self, minute: int) -> None:
-        """Whoever carries it may have forgotten all of it."""
+        """Tells all keys again: Redis may have forgotten them."""
         self.forget_silent(minute)
         self._keys.update(dict.fromkeys(self._keys_lately))
 
@@ -174,7 +174,7 @@ class Peers:
         self.tally.set_peers(key_id, minute, *(sum(used[n] for used in by_machine.values()) for n in (0, 1)))
 
     def forget_silent(self, minute: int) -> None:
-        """Machines that have not been heard of for a while have nothing in flight, as far as anyone knows."""
+        """Forgets machines that have been silent, with all they have in flight."""
         for machine in [name for name, peer in self._peers.items() if self._clock() - peer.heard_at > SILENT_S]:
             gone = self._peers.pop(machine)
             self._hear_held(gone, dict.fromkeys(gone.held, (0.0, 0.0)))
@@ -221,7 +221,7 @@ def this_machine() -> str:
 
 
 def known_as(url: str) -> str:
-    """A replica's name among all machines: an address that every machine has for itself is not the same to all."""
+    """A replica's name among all machines; loopback addresses get their machine's name."""
     host = urlsplit(url).hostname or ""
     loopback = host == "localhost" or host.startswith("127.") or host == "::1"
     return f"{url} at {this_machine()}" if loopback else url

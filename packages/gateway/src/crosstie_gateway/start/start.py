@@ -110,7 +110,7 @@ class ServeOptions:
 
 
 class Observers:
-    """What is kept of a gateway's work: the log, told of everything from the beginning, recordings and traces."""
+    """A gateway's log, from the beginning, its recordings and traces."""
 
     def __init__(self, options: ServeOptions):
         record, most_mib, keep = options.record, options.record_max_mib, options.record_keep
@@ -124,7 +124,7 @@ class Observers:
         self.log = Log(options.log_format, requests=options.log_requests, prompts=options.log_prompts)
 
     def of_worker(self, notify: Callable[[str], None]) -> "Observers":
-        """The same for a process that was forked: its notices go where the others' go, its lines straight to stderr."""
+        """The same for a forked process: notices go by `notify`, lines straight to stderr."""
         own = copy.copy(self)
         own.log = Log(self.log.style, requests=self.log.requests, prompts=self.log.prompts, notices=notify)
         return own
@@ -226,7 +226,7 @@ def _prepared(
 
 
 def _local_fleet(engine: LocalEngine) -> Fleet:
-    """One pool of which nothing is known but its address: its speed is learnt. No balancer is before it."""
+    """One pool, known by its address alone: its speed is learnt. No balancer is before it."""
     pool = Pool(
         name="local", model=engine.model, accelerator=None, parallelism=Parallelism(), precision=None,
         kv_format="bf16", stack=None, replicas=1, usd_per_gpu_hour=0.0, max_in_flight=64, max_context=CONTEXT,
@@ -339,7 +339,7 @@ class _Start:
         return await process.until_stopped()
 
     def _read(self) -> Callable[[], None]:
-        """The file as it is now; workers that start later serve it once those that run have taken it."""
+        """Reads the file; later workers serve it once the running ones have taken it."""
         if self.options.file is None:
             return lambda: None
         fleet = self.prepare(read_fleet(self.catalog, self.options.file))

@@ -91,7 +91,7 @@ def start_crosstie(arguments: Sequence[str], failed: str) -> tuple[subprocess.Po
 
 
 def _fate(process: subprocess.Popen[bytes]) -> str:
-    """How it ended; nothing if it did not. One that has closed its output is about to."""
+    """How it ended; empty: it has not. One that has closed its output is about to."""
     try:
         status = process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:

@@ -74,7 +74,7 @@ def listening(host: str, port: int) -> list[socket.socket]:
 
 
 class UnixSocket(socket.socket):
-    """Listens at a path, which it takes away when nobody new is to come. Raises OSError."""
+    """Listens at a path, and removes it when nobody new is to come. Raises OSError."""
 
     def __init__(self, path: Path, mode: int | None = None):
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -105,7 +105,7 @@ def _place(path: Path) -> tuple[int, int]:
 
 
 def _take_away_stale(path: Path) -> None:
-    """The socket of a server that ended without a word. Raises OSError where it still lives, or is no socket."""
+    """Removes a dead server's socket. Raises OSError where it lives, or is no socket."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
@@ -128,7 +128,7 @@ class Visitor(Protocol):
 
 
 class Hall(Protocol):
-    """Whom a listener lets in to."""
+    """What a listener lets clients in to."""
 
     # What it secures connections with; None: nothing.
     tls: ServerTls | None
@@ -226,7 +226,7 @@ class Listener:
             self.loop.add_reader(listens.fileno(), self._knocked, listens)
 
     async def close_after_queue(self, handshake_s: float) -> None:
-        """Lets in whoever has knocked, like the other processes, which all close at the same time, and leaves."""
+        """Lets in who has knocked, like the other processes, which close at the same time, and closes."""
         for listens in self._sockets:
             hear_no_more(listens)
         await asyncio.sleep(handshake_s)
@@ -246,7 +246,7 @@ class Listener:
 
 
 def _queued(listening: socket.socket) -> list[tuple[socket.socket, Any]]:
-    """Those in its queue; it is closed right after the last of them, before another can join."""
+    """Accepts its queue, and closes it right after, before another can join."""
     queued: list[tuple[socket.socket, Any]] = []
     with listening:
         while True:
@@ -281,7 +281,7 @@ def ask_the_silent(listening: socket.socket) -> None:
 
 
 def was_reset(transport: asyncio.BaseTransport) -> bool:
-    """Whether the other side has refused what was sent to it: a socket that nobody reads from does not say so."""
+    """Whether the other side has reset it, which a socket that nobody reads from does not say."""
     raw = transport.get_extra_info("socket")
     if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
         return False
@@ -293,7 +293,7 @@ def was_reset(transport: asyncio.BaseTransport) -> bool:
 
 
 def untaken_bytes(transport: asyncio.BaseTransport) -> int | None:
-    """What the other side has not confirmed of all that the kernel was given for it; None: this system does not say."""
+    """Bytes that the other side has not confirmed; None: this system does not say."""
     raw = transport.get_extra_info("socket")
     if sys.platform != "linux" or raw is None:
         return None

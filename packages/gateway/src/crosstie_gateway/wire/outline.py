@@ -150,7 +150,7 @@ class Outline:
                 self._opening = _opening(self._short + part[:32])
 
     def _mark(self, began: int, end: int) -> bytes:
-        """Where it is in the text, how long, and by how much the text before it is longer than the outline."""
+        """A mark: place in the text, length, and how much longer the text before it is than the outline."""
         opening = self._opening or b""
         began += len(opening)
         mark = b"%b~%b-%012d-%012d-%012d~" % (opening, _SECRET, began, end - began, self._left_out)
@@ -174,6 +174,6 @@ def left_out(part: bytes) -> int:
 
 
 def next_left_out(part: bytes) -> tuple[int, int, int] | None:
-    """What is left out first in a part of an outline: where in that, where in the text, and how many bytes."""
+    """The first gap in a part of an outline: its place there, in the text, and its bytes."""
     mark = _MARK.search(part)
     return None if mark is None else (mark.start(), int(mark[1]), int(mark[2]))

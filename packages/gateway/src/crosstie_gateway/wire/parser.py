@@ -98,7 +98,7 @@ class RequestParser:
 
     @property
     def pending(self) -> int:
-        """Bytes that have come and were not looked at, or belong to an unfinished head."""
+        """Bytes that were not looked at, or belong to an unfinished head."""
         return len(self._data) - self._at
 
     @property
@@ -117,7 +117,7 @@ class RequestParser:
 
     @property
     def begun(self) -> bool:
-        """Whether something of a request has come that has not been given out."""
+        """Whether part of a request has come that was not given out."""
         return self._state != _HEAD or self._at < len(self._data)
 
     def feed(self, data: bytes) -> None:
@@ -183,7 +183,7 @@ class RequestParser:
         return True
 
     def _repeats(self, last: Head, head: bytes) -> bool:
-        """Whether it is the last one again, and nothing of it has to be looked at but the length."""
+        """Whether it repeats the last head but for the length."""
         limits, size = self._limits, len(head)
         if size > limits.head_bytes or size > limits.header_bytes:
             return False
@@ -240,7 +240,7 @@ class RequestParser:
         return self._left == 0
 
     def _begin_parts(self) -> BytesIO:
-        """What comes at once is small; of what does not, the values are counted as they come."""
+        """For bodies in parts, whose values are counted as they come."""
         first, self._body = self._body, b""
         self._parts = parts = BytesIO()
         parts.write(first)
@@ -250,7 +250,7 @@ class RequestParser:
         return parts
 
     def _count(self) -> None:
-        """What has come in one read, however many chunks that are: each look has its price."""
+        """Counts what one read has brought, however many chunks, since each look costs."""
         parts, outline = self._parts, self._outline
         if parts is None or outline is None:
             return
@@ -463,7 +463,7 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 
 
 def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
-    """Where a name is there twice: lists go on (RFC 9110, 5.3), whatever else is refused."""
+    """Joins lists whose name comes twice (RFC 9110, 5.3), and refuses other repeats."""
     fields: dict[bytes, bytes] = {}
     for line in lines:
         given, _, value = line.partition(b":")
@@ -521,7 +521,7 @@ def body_too_large(limits: RequestLimits) -> NoReturn:
 
 
 def keeps_alive(fields: dict[bytes, bytes], http11: bool) -> bool:
-    """Whether the connection goes on after this request. What belongs to this connection alone goes no further."""
+    """Whether the connection goes on after this request; drops fields of this connection alone."""
     said = fields.get(b"connection")
     if said is None:
         return http11

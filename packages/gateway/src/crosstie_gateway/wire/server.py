@@ -212,7 +212,7 @@ class ServerConnection:
             watcher.on_client_gone()
 
     def eof_received(self) -> bool:
-        """It sends no more: it has gone, or waits for its answer and has shut down its side, which look the same."""
+        """The client sends no more: it has gone, or waits for its answer, which look the same."""
         if self.handshake is not None:
             # TLS says goodbye for both sides.
             return False
@@ -294,7 +294,7 @@ class ServerConnection:
             self.transport.pause_reading()
 
     def _let_others_go_first(self) -> None:
-        """One read of a long body, and then it is others' turn: whoever sends fast does not have the loop to itself."""
+        """Lets others go first after one read of a long body: a fast sender does not get the loop to itself."""
         if not (self._held_back or self.closed or self.transport.is_closing()):
             self._hold_back()
             self.server.loop.call_soon(self._take_turn)
@@ -587,7 +587,7 @@ class Server:
         return self.join(listening(host, port))
 
     def join(self, sockets: Sequence[socket.socket], goes_first: Callable[[], bool] | None = None) -> int:
-        """Accepts from these; from those that other processes accept from as well, where it `goes_first`."""
+        """Accepts from these; where processes share them, only when it `goes_first`."""
         self._listener = Listener(self.loop, self, sockets, goes_first)
         self._sweep = self.loop.call_later(1.0, self._check)
         return self._listener.open()
