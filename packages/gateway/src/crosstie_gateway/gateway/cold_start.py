@@ -74,7 +74,7 @@ class ColdStarts:
             start.held.pop(exchange, None)
 
     def tick(self) -> None:
-        """Lets in requests whose model is served now, refuses those out of patience, and tells others that they wait."""
+        """Lets in requests whose model is served now, refuses those out of patience, tells others that they wait."""
         now = self._context.loop.time()
         for model, start in list(self._starts.items()):
             if self._serves(model):

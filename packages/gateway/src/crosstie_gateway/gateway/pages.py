@@ -14,9 +14,8 @@ from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_a
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
 from crosstie_gateway.gateway.messages import COUNT_TOKENS, chat_for, error_message
-from crosstie_gateway.gateway.paths import tidy_path
 from crosstie_gateway.gateway.record import RequestRecord
-from crosstie_gateway.gateway.roads import SERVED
+from crosstie_gateway.gateway.roads import SERVED, tidy_path
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
 

@@ -20,7 +20,7 @@ from crosstie.core.histogram import Family
 from crosstie.wire.address import is_loopback
 from crosstie_gateway.gateway.errors import RequestRejected, error_body
 from crosstie_gateway.gateway.notices import Notice
-from crosstie_gateway.gateway.paths import tidy_path
+from crosstie_gateway.gateway.roads import tidy_path
 from crosstie_gateway.service.admin import ACTIONS, Administration
 from crosstie_gateway.service.admin_view import MOST_DECISIONS, DecisionView, FleetView, merged
 from crosstie_gateway.service.dashboard import Dashboard

@@ -101,7 +101,7 @@ class Log(Component):
         self._entries.append((time(), entry, body))
 
     def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Logs a fault of the gateway: where it arose; its message may quote a prompt, and is left out."""
+        """Logs a fault of the gateway and where it arose; its message, which may quote a prompt, only with prompts."""
         error = context.get("exception")
         kind = type(error).__name__ if error is not None else "none"
         frames = traceback.extract_tb(error.__traceback__) if error is not None else []

@@ -55,57 +55,41 @@ _STOP_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What a gateway is started with. `file` None: llama.cpp and a small model on this machine."""
+    """The options of `crosstie serve`, whose help explains them. `file` None: llama.cpp and a small model here."""
 
     file: Path | None = None
     host: str = "127.0.0.1"
-    # 0: any that is free.
     port: int = 8080
-    # A unix socket beside that address, or with `no_tcp` in its place; who may connect, as chmod has it.
     unix: Path | None = None
     unix_mode: int | None = None
     no_tcp: bool = False
-    # The certificate and key that clients are shown, in PEM form; whose certificates they must show themselves.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     # Clients agree on HTTP/2 by TLS, for gRPC: those of `pick`.
     grpc: bool = False
-    # Instead of the file's.
     policy: Policy | None = None
-    # The replicas of every pool are emulated, so many times as fast as real time.
     emulate: bool = False
     speed: float = 1.0
-    # Processes that serve together.
     workers: int = 1
-    # A second port for administrators; beyond loopback only where `admin_anywhere`.
     admin_port: int | None = None
     admin_host: str = "127.0.0.1"
     admin_anywhere: bool = False
-    # Operators' page at the clients' port too; without `admin_port` that is a free one.
     dashboard: bool = False
-    # One for health, readiness and metrics; None: they are at the clients'.
     ops_port: int | None = None
     ops_host: str = "127.0.0.1"
-    # Where files and batches are kept (None: nowhere), requests of batches at once, and what all files may take.
     batches: Path | None = None
     batch_in_flight: int = 32
     batch_max_gib: float = 10.0
-    # The SQLite file in which responses are kept, so that any replica can go on from one; None: engines keep their own.
     responses: Path | None = None
-    # Entry points of other packages' guards, filters and policies, in the order in which they are asked.
     plugins: tuple[str, ...] = ()
-    # A trace of what is served, in files of so many MiB, of which so many are kept.
     record: Path | None = None
     record_max_mib: int | None = None
     record_keep: int | None = None
-    # The log on stderr; with a line for each request; with prompts.
     log_format: Style = "text"
     log_requests: bool = False
     log_prompts: bool = False
-    # Traces by OpenTelemetry; None: as the environment says.
     otel: bool | None = None
-    # End when standard input closes.
     with_parent: bool = False
 
 
