@@ -11,7 +11,7 @@ ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 
 class StoredFile(msgspec.Struct, kw_only=True):
     id: str
-    # Whose it is; 0: of a gateway without keys.
+    # Its owner; 0: of a gateway without keys.
     key_id: int
     filename: str
     purpose: str

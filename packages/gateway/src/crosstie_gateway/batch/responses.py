@@ -221,7 +221,7 @@ class StoredResponses(Desk, KeptResponses):
         except OSError as error:
             refused = self._failed(error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # For whoever reads it next to refuse, in the words that it has for that.
+            # Refused when it is read next, in better words.
             pass
         except Exception as error:  # noqa: BLE001 (one request's failure is answered)
             self._gateway.loop.call_exception_handler({"message": "a response's request", "exception": error})

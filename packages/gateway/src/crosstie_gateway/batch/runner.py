@@ -189,7 +189,7 @@ class BatchRunner:
                 batch.become("failed")
                 await self._in(self._writes, self._store.index.save, [batch])
         except OSError as error:
-            # Whoever looks next tries it again.
+            # The next look tries it again.
             await self._wait_for_room(error)
 
     async def _work_off(self, run: BatchRun) -> None:

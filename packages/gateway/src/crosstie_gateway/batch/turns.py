@@ -31,7 +31,7 @@ class BatchRun:
 
     def __init__(self, batch: Batch):
         self.batch = batch
-        # Whose it is, once it has joined the others.
+        # Its key's runs, once it has joined them.
         self.of_key = KeyRuns(batch.key_id)
         self.reader: LineReader | None = None
         self.read: deque[BatchLine] = deque()

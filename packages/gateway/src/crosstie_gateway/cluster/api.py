@@ -87,7 +87,7 @@ class ClusterApi:
         if configuration is None:
             configuration = client.Configuration()
             self.namespace = _configured(config, configuration)
-        # Whoever asks tries again in its own time.
+        # Callers try again in their own time.
         configuration.retries = False
         made = client.ApiClient(configuration)
         self._core, self._discovery = client.CoreV1Api(made), client.DiscoveryV1Api(made)

@@ -19,7 +19,7 @@ class EndpointSource:
     ):  # fmt: skip
         self._api, self.source, self._on_change = api, source, on_change
         self.namespace = source.namespace or api.namespace
-        # Of an InferencePool: whom its pods' watcher looks for, and where they answer.
+        # Of an InferencePool: its pods' labels and ports.
         self._chosen: tuple[str, tuple[int, ...]] | None = None
         self._pods: Watcher | None = None
         self._lock = threading.Lock()
@@ -44,7 +44,7 @@ class EndpointSource:
         watcher = Watcher(self._api, asked, lambda pods, fault: tell(pods, fault))
 
         def tell(pods: Mapping[str, ClusterObject] | None, fault: ApiFault | None) -> None:
-            # One whose labels are no longer the pool's may have a last word.
+            # A watcher for the pool's former labels may still speak.
             if self._pods in (None, watcher):
                 self._tell(fault, () if pods is None else pod_endpoints(pods.values(), ports))
 

@@ -97,7 +97,7 @@ def run_demo(
     Emulated time goes on while a machine stands still. So where the client fell behind, the same requests are sent
     again at half the speed, a few times at most.
     """
-    # Of this demo alone, unless whoever runs it has one.
+    # This demo's own, unless there is one.
     os.environ.setdefault(_OPERATOR_KEY, secrets.token_urlsafe(24))
     on_progress(0, 0, "planning the fleet")
     plan, fleet, expected = planned(catalog)

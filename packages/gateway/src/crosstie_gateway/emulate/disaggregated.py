@@ -25,7 +25,7 @@ from crosstie_gateway.emulate.requests import EngineError, GenerationRequest, ba
 from crosstie_gateway.emulate.server import EmulatedServer, Generating
 from crosstie_gateway.wire.server import Reply
 
-# vLLM keeps the blocks that long for whoever fetches them (docs/design/nixl_kv_cache_lease.md, vllm@a014e35f).
+# vLLM keeps blocks that long to be fetched (docs/design/nixl_kv_cache_lease.md, vllm@a014e35f).
 LEASE_S = 30.0
 # SGLang waits that long for the other side (SGLANG_DISAGGREGATION_WAITING_TIMEOUT, environ.py, sglang@cce0a124).
 WAITING_S = 300.0
@@ -36,7 +36,7 @@ class CacheHandover:
 
     def __init__(self, service: Disaggregated):
         self._sides = Sides([service])
-        # Of each handle: whose it is, until when, and of which prompt.
+        # Of each handle its replica, its end and its prompt.
         self._handles: dict[str, tuple[str, float, bytes]] = {}
         self._made = 0
         # By room: prompts that have been computed, and requests that wait for theirs.

@@ -285,7 +285,7 @@ def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:
             raise BadInput(f"--fault {scripted.pool}/{scripted.replica}: the pool has {count} {kind}, from 0")
 
 
-# In a process of their own, so that their arithmetic takes no time from whoever asks for them
+# In a process of their own, so that their arithmetic takes no time from the gateway
 
 
 class EmulatedChild(Child):

@@ -7,7 +7,7 @@ from crosstie_gateway.emulate.tokens import BYTES_PER_TOKEN
 
 # 64 tokens. Engines keep 16 to a block; four times as many hashes would buy a hit 24 tokens longer on average.
 BLOCK_BYTES = 256
-# Of prompts that were cut into tokens, whose ids take four bytes each: as many to a block as engines have.
+# For prompts cut into tokens, with ids of four bytes each: an engine's block.
 ID_BLOCK_BYTES = ENGINE_BLOCK * 4
 
 

@@ -279,7 +279,7 @@ class EmulatedReplica:
         made = self.engine.made
         for sequence in list(self._streams):
             tokens = made(sequence)
-            # Whoever reads slowly gets more at a time.
+            # Slow readers get more at a time.
             if tokens > sequence.passed_on and not sequence.slow:
                 sequence.passed_on = tokens
                 sequence.on_tokens(tokens, False)

@@ -39,7 +39,7 @@ OWN_HEADERS: Final[tuple[bytes, ...]] = (*_ALWAYS, b"x-crosstie-fallback", COST)
 _NOT_RETURNED: Final = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
     b"www-authenticate proxy-authenticate alt-svc content-encoding"
-    # Whose pages may read it is the gateway's to say.
+    # The gateway says which pages may read it.
     b" access-control-allow-origin access-control-allow-credentials access-control-expose-headers".split()
 ).union(OWN_HEADERS)
 
@@ -192,7 +192,7 @@ class Attempt(BackendCall):
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
         self.last_at = self.context.clock
-        # What is left to the gateway's own account with a backend is no business of whoever has a key.
+        # Clients with keys are not told what is left of the gateway's own account with a backend.
         keyed = self.context.guard is not None
         known = self.connection.head if self.connection is not None else None
         passed = None if known is None else known.passed_keyed if keyed else known.passed
@@ -325,7 +325,7 @@ class Attempt(BackendCall):
         """Full, not broken: somebody else may have room."""
         context, exchange, backend = self.context, self.exchange, self.backend
         speed = context.speed
-        # A limit of the client's own key with whom it is passed on to is no reason to keep others away.
+        # A limit of the client's own key at the backend is no reason to keep others away.
         own = status == 429 and backend.authorization is None and context.guard is None
         own = own and any(name in exchange.request.headers for name in CREDENTIALS)
         backend.full(0.0 if own else self.asked_s, context.now(), speed)
@@ -345,7 +345,7 @@ class Attempt(BackendCall):
             why = f"{self.who} does not have its model (404): see what it serves, and served_as"
             exchange.on_attempt_failed(why, 502, wrong=True)
         else:
-            # Whoever has a model chats; if nobody does, the client asks for what there is not.
+            # An engine with the model chats; other paths may exist nowhere.
             fault = path.endswith("/completions")
             why = f"{self.who} has no {path} (404): see its address"
             exchange.on_attempt_failed(why, 404, fault=fault, passed_on=relay.is_json, code="not_found")

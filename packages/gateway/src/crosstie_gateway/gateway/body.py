@@ -37,7 +37,7 @@ from crosstie_gateway.wire.request import Request
 _SEVERAL: Final = re.compile(rb'\[\s*["\[]')
 # Longer bodies are read by their outline, where they have one.
 _LONG: Final = 2**18
-# Of an outline so much is searched for pictures: whoever puts one behind more pays for it as for text.
+# How much of an outline is searched for pictures; later ones are charged as text.
 _SEARCHED: Final = 2**18
 # Values up to this long are copied sooner than looked into.
 _SHORT: Final = 4096
@@ -342,7 +342,7 @@ Usage = tuple[int, int, int]
 
 
 def read_answer(answer: bytes) -> AnswerFields | None:
-    """An answer, or an event of one, as far as it is read here; None: it cannot be."""
+    """What is read of an answer or an event; None: it cannot be read."""
     try:
         return _decode_answer(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

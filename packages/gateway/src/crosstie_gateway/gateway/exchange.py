@@ -66,9 +66,9 @@ class Exchange(ExchangeState):
         # Backends that failed this before the client had anything: at fault if another serves it; if no other does, the
         # request is.
         self._suspects: list[tuple[Backend, str, bool]] = []
-        # The parts of the answer, by whom and how long.
+        # The parts of the answer: the flight that made each, and its tokens.
         self.legs: list[tuple[Flight, int]] = []
-        # Whose part has been added up already.
+        # The flight whose part has been added up.
         self._accounted: Flight | None = None
         reply.watcher = self
 

@@ -58,7 +58,7 @@ class ExchangeState(ABC):
 
     @abstractmethod
     def transcribed(self) -> Transcript | None:
-        """Where an attempt writes down what the client gets; None: that is no text that could be gone on with."""
+        """Where an attempt writes down what the client gets; None: it is no text that could be resumed."""
 
     @abstractmethod
     def priced(self) -> float:

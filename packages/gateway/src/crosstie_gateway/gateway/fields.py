@@ -76,7 +76,7 @@ class PromptUsageFields(msgspec.Struct):
 
 
 class PrefilledFields(msgspec.Struct):
-    """What a prefill engine answers: whom to fetch the prompt's cache from, and how much of it was there before."""
+    """What a prefill engine answers: where to fetch the prompt's cache, and how much of it was there before."""
 
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
     usage: PromptUsageFields | None = None

@@ -380,7 +380,7 @@ class Gateway:
             raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
-        # Its key, 0 without keys: whose turn it is in the queue, and whose responses it may go on from.
+        # Its key, 0 without keys: for turns in the queue, and for responses to go on from.
         ask.patience_s, ask.tenant = serving.queue_s * self.speed, key_id
         if live.led:
             check_led(live, request, parsed, ask)
@@ -543,7 +543,7 @@ class Gateway:
         return self.router.decide(ask, now, exclude=ask.tried)
 
     def _admit(self) -> None:
-        """Lets in whoever can be sent now, in the order of the waiting room."""
+        """Lets in waiting requests that can be sent now, in order."""
         now = self.now()
         while (let_in := self.waiting.take(self._decide, now)) is not None:
             ticket, decision = let_in

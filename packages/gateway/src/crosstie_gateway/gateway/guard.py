@@ -65,7 +65,7 @@ class Guard:
         # Signed tokens that are taken beside keys; None: none are.
         self.tokens: TokenVerifier | None = None
         self._subjects: dict[int, Holder] = {}
-        # Those of whom the store has not been told: their names, and their teams' numbers.
+        # Subjects that the store has not been told of: names and teams' numbers.
         self._untold: dict[int, tuple[int, str, int | None]] = {}
         self._day_ends = self._month_ends = 0.0
 

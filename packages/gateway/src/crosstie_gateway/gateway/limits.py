@@ -18,7 +18,7 @@ class Account:
 
     def __init__(self) -> None:
         self.id = 0
-        # In words, to whoever is refused.
+        # What refusals call it.
         self.whose = "this key"
         self.rpm = self.tpm = 0
         self.usd_per_day = self.usd_per_month = 0.0
@@ -70,7 +70,7 @@ class TeamAccount(Account):
 
 
 class RequestCost(NamedTuple):
-    """Dollars that a request will come to as far as it has said, and how much more it may come to."""
+    """Dollars that a request announces, and how many more it may cost."""
 
     usd: float
     more_usd: float
@@ -84,7 +84,7 @@ class Holder(Account):
 
     def __init__(self, key: Key):
         super().__init__()
-        # Whose limits hold beside its own; and both, its own account first.
+        # The team whose limits hold too; and both accounts, its own first.
         self.team: TeamAccount | None = None
         self.accounts: list[Account] = [self]
         # Requests that are being answered, or wait.
@@ -118,7 +118,7 @@ class Holder(Account):
         if team is not None:
             team.own_usd += self.own_usd
         self.team = team
-        # Another list: whoever was let in before settles with those of then.
+        # Another list: requests that were let in before settle with the old one.
         self.accounts = [self] if team is None else [self, team]
 
     def had(self, digest: bytes) -> bool:
@@ -160,7 +160,7 @@ class Window:
         return 60.0 * (1.0 - self.passed + 1.0 - (most - more) / self.used)
 
     def _most(self, more: int, share: float) -> float:
-        """For whoever may have a share of the limit, but at least what it asks for where nobody else is there."""
+        """The limit, or that share of it; a single request may always have what it asks for."""
         return float(self.limit) if share == 1.0 else max(self.limit * share, float(min(more, self.limit)))
 
     def left(self, more: int) -> int:

@@ -19,7 +19,7 @@ from crosstie_gateway.gateway.roads import SERVED, tidy_path
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
 
-# For whoever watches the gateway.
+# For those who watch the gateway.
 OPS = ("/health", "/ready", "/metrics")
 _RESPONSES = "/v1/responses/"
 _BATCHED = ("/v1/files", "/v1/batches")
@@ -150,7 +150,7 @@ def _key_id(gateway: Gateway, request: Request) -> int:
 
 
 def _home(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    """Where things are, for whoever opens the address in a browser."""
+    """Where things are, for people who open the address in a browser."""
     own = gateway.context.own_pages
     page = "/crosstie/" if own is not None else "none here: start the gateway with --dashboard"
     places = {"gateway": "crosstie", "api": "/v1", "dashboard": page, "health": "/health", "metrics": "/metrics"}

@@ -9,7 +9,7 @@ from urllib.parse import unquote
 from crosstie_gateway.wire.request import Request
 
 MESSAGES = "/v1/messages"
-# Those whose answers the gateway knows: tokens, choices, streams that can be gone on with.
+# Those whose answers the gateway knows: tokens, choices, streams that can be resumed.
 KNOWN = frozenset(
     (*(f"/v1/{name}" for name in ("chat/completions", "completions", "embeddings", "responses")), MESSAGES)
 )

@@ -178,7 +178,7 @@ class Leader(Role, LoadGuard):
             self.verify()
         for pool in self.pools.values():
             pool.ask(list(pool.unsure))
-            # One load is enough for whoever waits, where several pools host a model.
+            # One load is enough where several pools host a model.
             others = [slot.loading for other in self.pools.values() if other is not pool for slot in other.slots]
             pool.begin_loads([model for model in wanted if model not in others])
         await self._ask_followers()

@@ -100,7 +100,7 @@ class VllmSleep(Loader):
     Level 1, since after level 2 weights must be loaded anew; `mode=wait` finishes requests, another client's too.
     """
 
-    # One that is waking goes on, whoever waits for it, and calls itself asleep meanwhile.
+    # A waking server goes on waking, and calls itself asleep meanwhile.
     gives_up = False
 
     async def load(self, index: int, model: str, patience_s: float) -> None:

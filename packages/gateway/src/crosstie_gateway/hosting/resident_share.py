@@ -1,4 +1,4 @@
-"""Carries over Redis what gateways say of shared replicas, and keeps the lease of whoever leads (`residents`)."""
+"""Carries over Redis what gateways say of shared replicas, and keeps the leader's lease (`residents`)."""
 
 import asyncio
 import contextlib

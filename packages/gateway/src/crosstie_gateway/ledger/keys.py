@@ -25,7 +25,7 @@ _NAME = re.compile(r"[^\W_][\w.@+-]{0,99}")
 _MOST_A_MINUTE, _LEAST_USD, _MOST_USD = 10**12, 1e-6, 1e12
 # More keys than there will ever be.
 TEAMS_FROM = 2**40
-# Whose tokens are taken beside keys: more teams than there will ever be come before them.
+# Where numbers of token subjects begin, above all numbers of teams.
 SUBJECTS_FROM = 2**50
 
 

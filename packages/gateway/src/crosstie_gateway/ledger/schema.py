@@ -14,7 +14,7 @@ SCHEMA = 5
 _TEAMS = """CREATE TABLE crosstie_teams (
     id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
     usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)"""
-# Users with tokens of an issuer: what usage calls them, and whose budget they are of.
+# Users with tokens of an issuer: their names in usage, and their teams.
 _SUBJECTS = "CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)"
 _TABLES = (
     "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",

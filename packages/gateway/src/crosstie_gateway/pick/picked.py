@@ -92,7 +92,7 @@ class PickedExchange(Exchange):
         passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
         if isinstance(self.attempt, PickedAttempt) and self.attempt.picked:
-            # Envoy has tried whom it was told to; it cannot be told of others any more.
+            # Envoy has tried all that it was told; it cannot be told of others any more.
             self.broke = MOST_BROKEN
         super().on_attempt_failed(
             why, status, fault=fault, refused=refused, wrong=wrong, passed_on=passed_on, code=code,
@@ -122,7 +122,7 @@ class PickedAttempt(Attempt):
     def __init__(self, exchange: PickedExchange, decision: Decision, replica: Replica, prediction: Prediction):
         super().__init__(exchange, decision, replica, prediction)
         self.picks_for = exchange
-        # Whether Envoy was told where to; and whom else, in this order.
+        # Whether Envoy was told the endpoint; and the others, in order.
         self.picked = False
         self.others: list[tuple[str, Decision]] = []
         # Whether another than the first has answered.

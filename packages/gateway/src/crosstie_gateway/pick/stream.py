@@ -25,7 +25,7 @@ class PickOutcome(Protocol):
     """Is told what an endpoint answers."""
 
     def on_served(self, endpoint: str, details: str) -> None:
-        """By whom, and how Envoy came by the answer; "": it does not say."""
+        """The endpoint, and how Envoy came by the answer; "": it does not say."""
 
     def on_head(self, status: int, headers: Fields) -> None: ...
     def on_body(self, data: bytes) -> None: ...
@@ -174,7 +174,7 @@ class PickStream(ServerConnection):
     def _begin_answer(self, message: messages.Said) -> None:
         fields = message.fields
         if self._answering is None:
-            # Envoy answers by itself, before anything was picked: whoever waits here waits for nobody.
+            # Envoy answers by itself, before anything was picked: nothing here is waited for any more.
             self._say(messages.headed((), ()))
             self._passes = True
             self._give_up()

@@ -110,7 +110,7 @@ class ExternalScaler:
 
 
 async def serve_keda(service: ScaleService, address: str) -> tuple[Any, int]:
-    """The server, to be stopped by whoever began it, and its port."""
+    """The server, to be stopped by the caller, and its port."""
     scaler = ExternalScaler(service)
     try:
         import grpc

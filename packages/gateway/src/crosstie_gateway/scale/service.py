@@ -1,4 +1,4 @@
-"""The scaler as a service: looks, decides, has it done, tells whoever asks. What fails leaves the fleet as it is."""
+"""The scaler as a service: looks, decides, acts, and answers questions. A failure leaves the fleet as it is."""
 
 import asyncio
 import contextlib

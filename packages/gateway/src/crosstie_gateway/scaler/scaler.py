@@ -28,7 +28,7 @@ _CLOSED_S, _LONGEST_CLOSED_S = 600.0, 3600.0
 _STAYS_S = 1800.0
 # The part of the forecast's margin that may be used up before more are bought; all of it soon after giving some back.
 _USED = 0.5
-# Of requests/s, more than nothing: whoever expects it has a replica.
+# Requests/s above nothing: a class that expects it keeps a replica.
 _LITTLE = 1e-9
 # Replicas are not exchanged for others that would save less than this share of what all cost.
 _SWAP = 0.1
@@ -119,7 +119,7 @@ class SupplyState(msgspec.Struct, kw_only=True):
 
 
 class ScalerState(msgspec.Struct, kw_only=True):
-    """All that a scaler remembers: kept by whoever runs it, it outlives a restart."""
+    """All that a scaler remembers; kept in a file, it outlives a restart."""
 
     supplies: dict[str, SupplyState] = {}
     forecasts: dict[str, Forecast] = {}

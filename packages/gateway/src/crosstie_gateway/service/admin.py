@@ -85,7 +85,7 @@ class Administration:
 
     def _look_back(self, asked: HistoryRequest) -> HistoryAnswer:
         slots = (asked.width_s, asked.end, asked.count)
-        # Whoever asks may have looked at the clock a moment earlier.
+        # The asking worker may have looked at the clock a moment earlier.
         self.history.turn()
         return HistoryAnswer(self.history.requests(*slots), self.history.pools(*slots))
 
@@ -150,7 +150,7 @@ class Administration:
     def _report(self, who: str, action: str, words: str, result: str) -> None:
         came_to = "refused" if result.startswith("refused") else "done"
         self.counts[action, came_to] += 1
-        # Each its own number, as whoever passes lines on may take the same from two processes for one.
+        # Numbered, since the supervisor takes equal lines of two processes for one.
         number = f"{os.getpid()}-{sum(self.counts.values())}"
         sentence = f"admin: key {who}: {_one_line(words)}: {_one_line(result)} [{number}]"
         level: Level = "warning" if came_to == "refused" else "info"

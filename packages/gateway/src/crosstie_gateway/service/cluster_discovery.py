@@ -119,7 +119,7 @@ class ClusterDiscovery(Component):
         served = self._served.get(pool.name)
         alike = served is not None and (served.model, served.accelerator) == (pool.model, pool.accelerator)
         if served is not None and alike and not all(place and place.known for place in places):
-            # Nobody has said yet who is there: whom the pool has goes on.
+            # Nobody has said yet who is there: the pool's backends go on.
             return msgspec.structs.replace(pool, backends=served.backends, replicas=served.replicas)
         urls: list[str] = []
         for backend in pool.backends:

@@ -173,7 +173,7 @@ class Dashboard(OwnPages):
             self._refuse(reply, RequestRejected(400, str(error), "refused"))
         except RequestRejected as refused:
             self._refuse(reply, refused)
-        except Exception as error:  # noqa: BLE001 (whoever asked must hear of it, and so must the log)
+        except Exception as error:  # noqa: BLE001 (both the client and the log must hear of it)
             self._failed(doing, error)
             self._refuse(reply, RequestRejected(500, "internal error", "internal_error"))
         else:
@@ -358,5 +358,5 @@ def _check_origin(request: Request) -> None:
 
 
 def _is_secure(request: Request, reply: Reply) -> bool:
-    """Whether the browser came by TLS, be it to a proxy before this."""
+    """Whether the browser came by TLS, to this or to a proxy before it."""
     return reply.connection.server.tls is not None or request.headers.get(b"x-forwarded-proto") == b"https"

@@ -82,7 +82,7 @@ class Discovery(Component):
         self.reloaded(process.fleet)
         if self._names:
             await self._first()
-            # Whoever comes after this one finds the fleet as it is served.
+            # Later components find the fleet as it is served.
             process.fleet = self._spread(process.read)
             process.load(process.fleet)
             self._pending = False

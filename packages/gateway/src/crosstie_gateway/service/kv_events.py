@@ -27,7 +27,7 @@ _MOST_BYTES, _MOST_WAITING = 8 * 2**20, 16
 _REPLAY_S, _MOST_REPLAYED, _AGAIN_S = 5.0, 100_000, 1.0
 # How often the thread looks whether it is to follow others.
 _LOOK_S = 0.1
-# It works at most this share of the time, so that whoever publishes without end takes no more than that.
+# The most that it works of the time, even for an engine that publishes without end.
 _SHARE = 0.25
 _LONGEST_REST_S = 0.5
 # Messages of one replica before the next has its turn.

@@ -217,7 +217,7 @@ class GatewayProcess:
     # The fleet file
 
     async def _follow_file(self) -> None:
-        # Workers are told by whoever follows it for all of them.
+        # Workers are told by their supervisor.
         while self.file is not None and not self._sockets:
             await asyncio.sleep(_CHECK_FILE_S)
             if file_stamp(self.file) != self._seen:

@@ -296,7 +296,7 @@ class Supervisor:
             if number in lines:
                 self._listen(lines[number])
             elif not os.read(number, 4096) and number != inputs[0]:
-                # Standard input has closed: whoever started this has gone.
+                # Standard input has closed: the parent has gone.
                 inputs.remove(number)
                 self._signals.append(signal.SIGINT)
 

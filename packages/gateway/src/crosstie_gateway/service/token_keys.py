@@ -86,7 +86,7 @@ class TokenKeys(Component):
                 async with asyncio.timeout(verifier.config.refresh_s if verifier.keys else _WITHOUT_S):
                     await self._asked.wait()
             if self._asked.is_set():
-                # Whoever makes up names of keys does not have the issuer asked as often.
+                # Made-up names of keys must not have the issuer asked as often.
                 await asyncio.sleep(max(looked_at + verifier.config.refresh_unknown_s - loop.time(), 0.0))
                 looked_at = loop.time()
             await self._refresh(verifier)

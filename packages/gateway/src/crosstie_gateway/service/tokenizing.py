@@ -70,7 +70,7 @@ class PromptReader(Tokenizing):
 
     async def _go_on_after(self, reading: "Future[CountedPrompt | None]", reply: Reply, go_on: Said) -> None:
         prompt = None
-        # Whoever waits too long, or whose prompt cannot be read, goes by the estimate.
+        # A request that waits too long, or cannot be read, goes by the estimate.
         with contextlib.suppress(Exception):
             prompt = await asyncio.wait_for(asyncio.wrap_future(reading), self._patience_s)
         try:

@@ -35,7 +35,7 @@ _IN_FLIGHT, _RATE = OWN.index("in_flight"), OWN.index("prompt_rate")
 _MORE, _MANY = 2, 10**9
 # As long ago as never.
 LONG_AGO_S = 1e6
-# How long what peers have is believed without a sign of life from whoever brings it.
+# How long peers' numbers are believed without news of peers.
 SILENT_S = 3.0
 
 
@@ -59,7 +59,7 @@ class Board:
         # announced and how much more at worst.
         self.held_at = 1 + 6 * self.rows
         self.key_stride = self.held_at + 2 * self.rows
-        # A byte for each replica and each key: set by whoever changed it, cleared by whoever tells peers.
+        # A byte for each replica and each key: set by a change, cleared when peers are told.
         self._marks_at = 8 * (self.keys_at + keys * self.key_stride)
         # In whole numbers, as it is read.
         self.memory = mmap.mmap(-1, -(-(self._marks_at + replicas + keys) // 8) * 8)
@@ -79,7 +79,7 @@ class Board:
         for row in range(self.rows):
             # Until it serves, nobody waits for it at the door.
             self.clients[row] = _MANY
-        # The same for all processes of this machine, and for whoever takes the place of one.
+        # The same for all processes of this machine, later ones too.
         self.identity = os.urandom(8).hex()
 
     @contextlib.contextmanager
@@ -135,7 +135,7 @@ class Board:
             if self.words[at + _NAME]:
                 for field in OWN:
                     self.numbers[self._own(at, field) + row] = 0.0
-                # Whoever takes the row over counts upwards from its own start.
+                # The row's next process counts upwards from its own start.
                 self.numbers[self._own(at, "changed") + row] = -monotonic()
         for at in range(self.keys_at, self.keys_at + self.keys * self.key_stride, self.key_stride):
             if self.words[at]:
@@ -269,7 +269,7 @@ class Cell:
 
     def read(self) -> list[tuple[float, ...]]:
         """The numbers of each other row that has or lately had something in flight."""
-        # Stamps before the numbers, whoever may write meanwhile.
+        # Stamps before the numbers, since others may write meanwhile.
         self._seen = self._row_of.unpack_from(self._memory, self._first_byte)
         self._heard = self._board.hears
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)

@@ -22,7 +22,7 @@ _Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _At = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 _Block = Annotated[int, msgspec.Meta(ge=0, lt=1 << WHOSE_AT)]
-# Whose prompts' they are, as above the bits of a block in `route.prefix`: a number that may be long.
+# The owner of prompts, as above a block's bits in `route.prefix`: a number that may be long.
 _Whose = Annotated[bytes, msgspec.Meta(max_length=24)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
 # A replica by its place among the names, two ratios, what they depend on, and seconds.

@@ -150,7 +150,7 @@ class Peers:
             self._write(name)
         if report.store == self.store:
             for key_id, (of, requests, tokens) in report.used:
-                # Whose clock is far off counts for itself, and is not kept until its time comes.
+                # A machine with a wrong clock counts for itself alone.
                 if abs(of - minute) <= 1:
                     self.hear_used(report.machine, key_id, of, requests, tokens)
             self._hear_held(peer, dict.fromkeys(peer.held, (0.0, 0.0)) if report.leaving else dict(report.held))
@@ -169,7 +169,7 @@ class Peers:
         if machine == self.board.identity:
             return
         by_machine = self._used.setdefault((minute, key_id), {})
-        # Whoever says less than nothing gives no key more than its own limit.
+        # A negative count gives no key more than its own limit.
         by_machine[machine] = (max(requests, 0), max(tokens, 0))
         self.tally.set_peers(key_id, minute, *(sum(used[n] for used in by_machine.values()) for n in (0, 1)))
 

@@ -279,7 +279,7 @@ class _Start:
         await process.start(self.options.host, self.options.port)
         self.edge.port = process.port
         settle_memory()
-        # Before anyone is told that it is ready: whoever has been told may want it to end.
+        # Before anyone is told that it is ready, who may then want it to end.
         process.heed_signals()
         if self.options.with_parent:
             when_orphaned(asyncio.get_running_loop(), process.stopping.set)

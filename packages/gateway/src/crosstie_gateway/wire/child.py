@@ -117,7 +117,7 @@ def _announced(process: subprocess.Popen[bytes], wait_s: float) -> dict[str, Any
 
 
 def when_orphaned(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Calls once whoever started this process has ended, or has closed the pipe that is standard input here."""
+    """Calls once the parent has ended, or has closed the pipe that is standard input here."""
 
     def wait() -> None:
         wait_until_orphaned(os.getppid())

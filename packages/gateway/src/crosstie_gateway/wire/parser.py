@@ -46,7 +46,7 @@ _ONCE: Final = frozenset(
     b"x-request-id".split()
 )
 _OWN: Final = b"x-crosstie-"
-# Fields that say where a message ends, or to whom it goes: after its body it is too late for them.
+# Fields that say where a message ends or goes: too late after its body.
 _NOT_TRAILERS: Final = _ONCE | {b"connection", b"te", b"trailer", b"upgrade", b"expect"}
 
 # The size of a chunk and its extensions: names, and values that are tokens or in quotes.
@@ -216,7 +216,7 @@ class RequestParser:
             before, length_line, after = head.partition(b"\r\nContent-Length: " + length + b"\r\n")
         if length_line:
             start, end = before + length_line[: len(_LENGTH)], b"\r\n" + after
-            # The fields as they are now: whoever has the request may change its own.
+            # A copy, since handlers may change the request's own.
             self._last = request.head = Head(
                 start, end, line.method, line.path, line.query, fields.copy(), line.http11, self.keep_alive
             )

@@ -47,7 +47,7 @@ class ClientWatcher(Protocol):
 
 
 class GoneWatcher:
-    """Calls `gone` when its client goes. Whoever writes asks first whether the client is slow."""
+    """Calls `gone` when its client goes. Its writer asks before whether the client is slow."""
 
     def __init__(self, gone: Callable[[], object]):
         self._gone = gone
@@ -167,7 +167,7 @@ class ServerConnection:
         self._closes = False
         # Bytes that it had not read, and those of its body that had arrived, when that was last looked at.
         self._unsent = self._arrived = 0
-        # Whose the arriving body is, once its head was let in; 0: nobody's in particular.
+        # The account of the arriving body, once its head was let in; 0: none.
         self._account = 0
         self._let_in = False
 
@@ -198,7 +198,7 @@ class ServerConnection:
             self._hold_back()
 
     def _still_arrives(self) -> bool:
-        # Asked by a call: compiled, whoever has found no answer would go by that, though there is one by now.
+        # A call, since compiled code would go by the answer that it looked up before.
         return self.current is None and not self._refused
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -432,7 +432,7 @@ class ServerConnection:
         self._hold(0)
         self._parser.drop()
         if not refused.body:
-            # Whoever words the answer has counted it.
+            # What made the body has counted it.
             self.server.count(f"http_{status}")
         self.keep_alive = self.head_only = False
         self.current = reply = Reply(self)
@@ -577,7 +577,7 @@ class Server:
         self.tells_peers = False
         # What connections are secured with that are accepted from now on; None: they are plain.
         self.tls: ServerTls | None = None
-        # Told that clients are at the door for whom there are no files left.
+        # Told that there are no files left for clients at the door.
         self.on_exhausted: Callable[[], None] = lambda: None
         self._listener: Listener | None = None
         self._sweep: asyncio.TimerHandle | None = None
