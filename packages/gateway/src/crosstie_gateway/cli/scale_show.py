@@ -5,24 +5,18 @@ from rich.console import Console
 from crosstie.cli.show import say, show_table
 from crosstie.core.figures import dollars, number
 from crosstie_gateway.scaler.rehearsal import PLANNED, Rehearsal
-from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler
+from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler, clock
 
 
 def show_decision(out: Console, label: str, scaler: Scaler, seen: FleetObservation, decision: ScaleDecision) -> None:
-    offset_s = 3600.0 * scaler.rules.utc_offset_hours
-
-    def clock(at_s: float) -> str:
-        minutes = int((at_s + offset_s) % 86_400.0 // 60)
-        return f"{minutes // 60:02d}:{minutes % 60:02d}"
-
-    say(out, f"{label} at {clock(decision.at_s)}: what would be done; nothing was")
+    say(out, f"{label} at {clock(decision.at_s, scaler.rules)}: what would be done; nothing was")
     show_table(
         out,
         ("class", "requests/s now", "at most", "until", "margin", "provided for"),
         [
             (
-                name, number(need.now), number(need.peak), clock(need.until_s), f"{need.margin - 1.0:.0%}",
-                number(need.provided),
+                name, number(need.now), number(need.peak), clock(need.until_s, scaler.rules),
+                f"{need.margin - 1.0:.0%}", number(need.provided),
             )
             for name, need in decision.needs.items()
         ],

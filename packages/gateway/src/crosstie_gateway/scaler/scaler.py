@@ -442,7 +442,7 @@ class Scaler:
                 mine.shrank_s = now
                 said.append(f"{free} to be emptied: the others carry what was and will be needed")
         if closed:
-            said.append(f"not counted on until {_clock(mine.closed_until_s, self.rules)}: {mine.closed_why}")
+            said.append(f"not counted on until {clock(mine.closed_until_s, self.rules)}: {mine.closed_why}")
         # What is over the floor, where somebody has set fewer.
         if wanted < supply.least:
             mine.pending += [now] * (supply.least - wanted)
@@ -451,6 +451,7 @@ class Scaler:
         return Order(replicas=wanted, draining=len(mine.drains), why="; ".join(said) or "as it is")
 
 
-def _clock(at_s: float, rules: ScaleRules) -> str:
+def clock(at_s: float, rules: ScaleRules) -> str:
+    """The time of day, as rules have it."""
     minutes = int((at_s + 3600.0 * rules.utc_offset_hours) % DAY_S // 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}"
