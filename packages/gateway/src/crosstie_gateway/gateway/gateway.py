@@ -642,7 +642,7 @@ class Gateway:
             ({"state": state}, sum(counts[state] for counts in by_state)) for state in ("answered", "warm")
         ]
         turns: Samples = [
-            ({"found": found}, sum(kind.turns[found] for kind in kinds)) for found in ("home", "moved", "evicted")
+            ({"found": where}, sum(kind.turns[where] for kind in kinds)) for where in ("home", "moved", "evicted")
         ]
 
         def gauge(name: str, meaning: str, samples: Samples) -> Family:

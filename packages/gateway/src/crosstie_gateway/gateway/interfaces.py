@@ -53,7 +53,7 @@ class TracedRequest(Protocol):
     """One request, as it goes on. Its end is told to the gateway's listeners, with `RequestRecord.trace`."""
 
     # Of the trace: 32 digits.
-    id = ""
+    id: str = ""
 
     def attempt(self, pool: str, backend: str) -> bytes:
         """It is sent to a backend: the header lines that tell the backend so."""
@@ -108,7 +108,7 @@ class Plugins(Protocol):
     """Guards, filters and policies of other packages; see `service.plugins`."""
 
     # Whether any of them chooses among pools.
-    wants_pools = False
+    wants_pools: bool = False
 
     def consult(self, question: PluginQuestion, on_verdict: Told) -> None:
         """Calls `on_verdict` once, and soon."""
