@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -161,7 +161,7 @@ async def test_text_for_people_has_the_same_in_one_line(tmp_path: Path) -> None:
     assert " status=200 outcome=served " in line
 
 
-class Breaks(HostedModels):
+class Breaks:
     def asked(self, ask: Ask) -> tuple[str, float] | None:
         raise KeyError(PROMPT)
 
@@ -170,7 +170,7 @@ class Breaks(HostedModels):
 async def test_a_fault_of_the_gateway_s_own_is_an_event_that_tells_where_and_no_text(tmp_path: Path) -> None:
     with logged(tmp_path, requests=True) as (log, path):
         async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url)), components=[log]) as at:
-            at.gateway.context.hosted = Breaks()
+            at.gateway.context.hosted = cast(HostedModels, Breaks())
             assert (await at.ask()).status == 500
             await until(lambda: "internal_error" in path.read_text())
         found = [one for one in documents(path) if one["event"] == "internal_error"]

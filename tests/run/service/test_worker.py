@@ -200,7 +200,7 @@ def test_workers_answer_or_are_left_out() -> None:
             large = "x" * 300_000
             for row, worker in enumerate((one, two, three)):
                 worker.process.on(MetricsRequest, lambda _, row=row: MetricsPage(row, large))  # type: ignore[misc]
-            answers = await two.process.ask_all(MetricsRequest())
+            answers = await two.process.ask_all(MetricsRequest(), MetricsPage)
             assert answers == [MetricsPage(row, large) for row in (1, 0, 2)]
             three.process.on(MetricsRequest, refuses)
             del one.process.handlers[MetricsRequest]

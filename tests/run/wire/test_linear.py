@@ -45,8 +45,8 @@ from crosstie_gateway.gateway.choices import Choices
 from crosstie_gateway.gateway.errors import RequestRejected
 from crosstie_gateway.gateway.identity import trace_context
 from crosstie_gateway.gateway.messages import chat_for
-from crosstie_gateway.gateway.paths import tidy_path
 from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
+from crosstie_gateway.gateway.roads import tidy_path
 from crosstie_gateway.gateway.tokens import TokenRefused, TokenVerifier
 from crosstie_gateway.gateway.transcript import Transcript
 from crosstie_gateway.pick.messages import Malformed, Said

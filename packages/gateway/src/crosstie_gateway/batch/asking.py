@@ -54,7 +54,7 @@ class LineAnswer(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Whether asking again would be in vain, however long after."""
+        """Whether asking again would be in vain."""
         return self.status not in _AGAIN or (self._is_in_vain and not self.again_after_s)
 
     @property
@@ -66,7 +66,7 @@ class LineAnswer(NamedTuple):
         return self.is_full and self.said[0] in _KEYS_OWN
 
     def ends_batch(self, left_s: float) -> bool:
-        """Whether no other request of its key would be answered in the time that is left."""
+        """Whether no further request of its key can be answered in the time that is left."""
         if self.status == 401:
             return self.said[0] in _KEY_GONE
         spent = self._is_in_vain and self.status == 429 and self.said[0] == "insufficient_quota"
@@ -78,7 +78,7 @@ class LineAnswer(NamedTuple):
 
 
 class _Kept:
-    """What a connection writes to, in the place of a socket. The answer is there when it is closed."""
+    """Stands in for a connection's socket. The answer is complete when it is closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self.answer: asyncio.Future[bytes] = loop.create_future()
@@ -109,7 +109,7 @@ class _Kept:
 
 
 async def ask(gateway: Gateway, server: Server, batch: Batch, line: BatchLine) -> LineAnswer:
-    """Whoever is cancelled meanwhile is a client that has gone."""
+    """Cancelling it is what a client does that goes."""
     kept = _Kept(gateway.loop)
     connection = server.accept()
     connection.transport = kept  # type: ignore[assignment]
@@ -134,7 +134,7 @@ async def ask(gateway: Gateway, server: Server, batch: Batch, line: BatchLine) -
 
 
 def _parsed(answer: bytes) -> LineAnswer:
-    """One that was cut off is the gateway's failure."""
+    """An answer that was cut off counts as 502."""
     head, blank, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}

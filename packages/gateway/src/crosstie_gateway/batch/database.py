@@ -1,7 +1,5 @@
-"""A SQLite file for its owner alone that threads and processes share; each change is one transaction.
-
-Every call may wait for the disk: none belongs on the loop.
-"""
+"""A SQLite file of one owner that threads and processes share. Each call is one transaction, and may wait for the
+disk."""
 
 import contextlib
 import errno
@@ -32,7 +30,7 @@ class Database:
             os.close(os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             opened = sqlite3.connect(self._file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
             try:
-                # Whose journal stays: to make and delete one for each change takes a disk longer than the change.
+                # The journal stays: making and deleting it takes longer than a change.
                 opened.execute("PRAGMA journal_mode = PERSIST")
                 opened.executescript(self.schema)
             except sqlite3.DatabaseError as error:

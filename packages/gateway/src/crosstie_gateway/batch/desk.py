@@ -16,6 +16,7 @@ from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
+from crosstie_gateway.wire.tasks import Tasks
 
 _PIECE = 2**18
 _IN_VAIN = b"x-should-retry: false\r\n"
@@ -31,14 +32,14 @@ class Desk:
 
     def __init__(self, gateway: Gateway):
         self._gateway = gateway
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._pool = ThreadPoolExecutor(_THREADS, f"{self.what}-api")
         # Of each key that asks just now: bytes that wait, and who may go.
         self._waiting: Counter[int] = Counter()
         self._doors: dict[int, asyncio.Semaphore] = {}
 
     def road(self, request: Request, key_id: int) -> Callable[[], bytes | Path]:
-        """What answers it, in a thread: nothing of it changes but the store. Raises RequestRejected."""
+        """The function that answers it, to be called in a thread. Raises RequestRejected."""
         raise NotImplementedError
 
     def handle(self, request: Request, reply: Reply) -> None:
@@ -55,19 +56,14 @@ class Desk:
             self._refuse(reply, refused)
             return
         self._waiting[record.key_id] += size
-        self._begin(self._serve(request, reply, record, size))
-
-    def _begin(self, work: Any) -> None:
-        task = self._gateway.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._serve(request, reply, record, size))
 
     async def stop(self) -> None:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.to_thread(self._pool.shutdown)
 
     def _sized(self, key_id: int, size: int) -> int:
-        """What counts as waiting for a request of so many bytes. Raises RequestRejected where that is too much."""
+        """The bytes that such a request counts for while it waits. Raises RequestRejected where that is too much."""
         size = max(size, _LEAST_BYTES)
         if self._waiting[key_id] and self._waiting[key_id] + size > _WAITING_BYTES:
             raise RequestRejected(429, f"too much of yours is waiting for {self.what}", "too_many_open_requests", 1.0)
@@ -75,7 +71,7 @@ class Desk:
 
     @asynccontextmanager
     async def _counted(self, key_id: int, size: int) -> AsyncIterator[asyncio.Semaphore]:
-        """For as long as it waits, which has been counted: the door of its key."""
+        """Gives the door of its key, and stops counting the request at the end."""
         try:
             yield self._doors.setdefault(key_id, asyncio.Semaphore(self.of_one))
         finally:

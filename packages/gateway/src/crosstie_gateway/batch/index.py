@@ -1,7 +1,6 @@
-"""What files and batches there are: a SQLite file that all processes over a folder share.
+"""Which files and batches there are: a SQLite file that all processes over a folder share.
 
-Each change is one transaction, so that a quota, an input file and the batch that needs it agree whoever asks at once.
-Every call may wait for the disk: none belongs on the loop.
+Each change is one transaction, so that quotas, input files and batches agree. Calls may wait for the disk.
 """
 
 import sqlite3
@@ -27,8 +26,7 @@ CREATE INDEX IF NOT EXISTS batches_open ON batches (key_id, created_at, id) WHER
 CREATE INDEX IF NOT EXISTS batches_input ON batches (input_file_id) WHERE ended_at = 0;
 """
 _FILE = "id, key_id, created_at, bytes, filename, purpose"
-# Those of each key that came first, the first of all keys before the second of any; but what only has to be ended is
-# not kept waiting by any of them.
+# The first batches of each key, first ones of all keys before second ones; batches that only have to end do not wait.
 _TURNS = """
 SELECT id, cancelled FROM (
   SELECT id, cancelled, expires_at, row_number() OVER (PARTITION BY key_id ORDER BY created_at, id) AS place
@@ -79,7 +77,7 @@ class Index(Database):
         return [_file(row) for row in self._page("files", _FILE, key_id, after, limit)]
 
     def delete_file(self, key_id: int, name: str) -> bool:
-        """Whether it is gone now; if not, a batch that has not ended needs it."""
+        """False where a batch that has not ended needs it."""
         with self.session() as connection:
             used = "SELECT 1 FROM batches WHERE input_file_id = ? AND ended_at = 0"
             if connection.execute(used, (name,)).fetchone() is not None:
@@ -88,7 +86,7 @@ class Index(Database):
         return True
 
     def take_old(self, before: int) -> list[str]:
-        """Forgets files from before then, and batches that had ended by then; the files' ids. Some at a time."""
+        """Forgets files and ended batches from before then, some at a time; returns the files' ids."""
         with self.session() as connection:
             old = (
                 "SELECT id FROM files WHERE created_at < ? AND id NOT IN"
@@ -109,7 +107,7 @@ class Index(Database):
     # Batches
 
     def add_batch(self, batch: Batch, quota: Quota) -> bool:
-        """Whether its input is there, of the same key. Raises QuotaExceeded."""
+        """False where its key has no such input file. Raises QuotaExceeded."""
         with self.session() as connection:
             asked = (batch.input_file_id, batch.key_id)
             if connection.execute("SELECT 1 FROM files WHERE id = ? AND key_id = ?", asked).fetchone() is None:
@@ -129,7 +127,7 @@ class Index(Database):
         return True
 
     def save(self, batches: Iterable[Batch], adopted: Iterable[StoredFile] = ()) -> None:
-        """How they are now, and the files that they have become."""
+        """Writes batches as they are now, and the files that they have become."""
         with self.session() as connection:
             for file in adopted:
                 _insert_file(connection, file)
@@ -142,12 +140,12 @@ class Index(Database):
             )
 
     def batch(self, key_id: int, name: str) -> Batch | None:
-        """None where there is none of that key's."""
+        """None where that key has no such batch."""
         rows = self.rows("SELECT cancelled, record FROM batches WHERE id = ? AND key_id = ?", name, key_id)
         return _batch(*rows[0]) if rows else None
 
     def record(self, name: str) -> Batch | None:
-        """As it was saved, whosever it is."""
+        """As it was saved, of any key."""
         rows = self.rows("SELECT 0, record FROM batches WHERE id = ?", name)
         return _batch(*rows[0]) if rows else None
 
@@ -155,7 +153,7 @@ class Index(Database):
         return [_batch(*row) for row in self._page("batches", "cancelled, record", key_id, after, limit)]
 
     def cancel(self, key_id: int, name: str) -> None:
-        """Asks whoever runs it to stop. In a field of its own, since the record is the runner's to write."""
+        """Asks the runner to stop it, in a column of its own, since the runner alone writes the record."""
         with self.session() as connection:
             wish = "UPDATE batches SET cancelled = 1 WHERE id = ? AND key_id = ? AND ended_at = 0"
             connection.execute(wish, (name, key_id))
@@ -179,7 +177,7 @@ class Index(Database):
 
 
 def _check_files(connection: sqlite3.Connection, key_id: int, quota: Quota, more: int) -> None:
-    """Of a key: whether it may have a file more, of so many bytes, or none. Raises QuotaExceeded."""
+    """Raises QuotaExceeded where a key may not have a file of so many bytes more; 0: no file is added."""
     count = "SELECT count(*) FROM files WHERE key_id = ?"
     (number,) = connection.execute(count, (key_id,)).fetchone()
     if more and number >= quota.files:

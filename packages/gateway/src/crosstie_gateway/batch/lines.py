@@ -1,7 +1,7 @@
 """The lines of a batch's file: checked before anything runs, read some at a time, and answered.
 
-A line is as dear to read as the body of a request, and has its limits. A long one is looked at piece by piece, since
-whatever reads it in one go keeps everybody else waiting, in a thread of its own as well.
+A line costs as much to read as a request's body, and has the same limits. Long lines are outlined piece by piece, since
+reading one at once blocks every thread.
 """
 
 from collections.abc import Iterator
@@ -58,7 +58,7 @@ class BatchLine:
 
 
 class LineReader:
-    """Reads a file that was found to be in order, without what has been answered."""
+    """Reads the unanswered lines of a file that was checked."""
 
     def __init__(self, file: Path, done: bytearray, limits: RequestLimits):
         self._file, self._done, self._limits = file, done, limits
@@ -94,7 +94,7 @@ def custom_ids(file: Path, limits: RequestLimits) -> Iterator[str]:
 
 
 def told_ids(file: Path) -> Iterator[tuple[str, int]]:
-    """Of a file of answers: what they answer, and where each ends. What is no whole line ends it."""
+    """The custom ids in a file of answers, and where each line ends, up to the first broken line."""
     if not file.exists():
         return
     end = 0

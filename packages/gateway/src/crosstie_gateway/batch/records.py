@@ -11,7 +11,7 @@ ENDED = frozenset(("completed", "failed", "expired", "cancelled"))
 
 class StoredFile(msgspec.Struct, kw_only=True):
     id: str
-    # Whose it is; 0: of a gateway without keys.
+    # Its owner; 0: of a gateway without keys.
     key_id: int
     filename: str
     purpose: str
@@ -58,7 +58,7 @@ class Batch(msgspec.Struct, kw_only=True):
         return self.times[f"{self.status}_at"] if self.status in ENDED else 0
 
     def fail(self, code: str, message: str) -> None:
-        """Why it as a whole comes to nothing more; the first reason counts."""
+        """Ends the whole batch for this reason, unless it has one."""
         self.errors = self.errors or [{"code": code, "message": message, "line": None, "param": None}]
 
     def shown(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """OpenAI's responses with state (`store`, `previous_response_id`), kept by the gateway: any replica can go on from one.
 
-A response is kept with its own input and the id of the one before it. Whoever goes on from it sends its engine the
-whole conversation, and no id: engines keep nothing.
+A response is stored with its input and its predecessor's id. A request that goes on from it carries the whole
+conversation and no id.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class Turn(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A request as its engine gets it. `turn` None: its response is not to be kept."""
+    """A request as its engine gets it. `turn` None: do not keep its response."""
 
     body: bytes
     outline: Outline | None
@@ -101,7 +101,7 @@ class ResponseStore(Database):
     schema = _SCHEMA
 
     def add(self, key_id: int, name: str, turn: Turn, record: bytes, quota: ResponseQuota) -> bool:
-        """Whether it is kept: in the place of the oldest of its key, or of whoever keeps most."""
+        """Whether it is kept. The oldest of its key, or of the key that keeps most, make room."""
         size, now = len(record) + len(turn.input), int(time())
         if size > min(quota.bytes, quota.bytes_of_all):
             return False
@@ -136,7 +136,7 @@ class ResponseStore(Database):
         return b",".join(part for said, record in kept for part in (said, _items(decode_parts(record))) if part)
 
     def record(self, key_id: int, name: str, since: float) -> bytes | None:
-        """As its client may have it."""
+        """The response as its client gets it."""
         look = "SELECT previous, record FROM responses WHERE key_id = ? AND id = ? AND created_at >= ?"
         rows = self.rows(look, key_id, name, since)
         if not rows:
@@ -206,7 +206,7 @@ class StoredResponses(Desk, KeptResponses):
             go_on(refused)
             return
         self._waiting[key_id] += size
-        self._begin(self._prepare(request, reply, key_id, size, go_on))
+        self._tasks.spawn(self._prepare(request, reply, key_id, size, go_on))
 
     async def _prepare(
         self, request: Request, reply: Reply, key_id: int, size: int, go_on: Callable[[RequestRejected | None], None]
@@ -221,7 +221,7 @@ class StoredResponses(Desk, KeptResponses):
         except OSError as error:
             refused = self._failed(error)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            # For whoever reads it next to refuse, in the words that it has for that.
+            # Refused when it is read next, in better words.
             pass
         except Exception as error:  # noqa: BLE001 (one request's failure is answered)
             self._gateway.loop.call_exception_handler({"message": "a response's request", "exception": error})
@@ -246,7 +246,7 @@ class StoredResponses(Desk, KeptResponses):
         return await self._in_thread(work)  # type: ignore[no-any-return]
 
     def _ready(self, body: bytes, key_id: int) -> _Ready:
-        """In a thread. Raises RequestRejected, and what says that it is no JSON."""
+        """Runs in a thread. Raises RequestRejected and JSON errors."""
         parts, most, previous = decode_parts(body), self._limits.body_bytes, ""
         if bytes(parts.get("background", b"")) == b"true":
             raise RequestRejected(400, "background: responses are answered at once here", "bad_request")
@@ -280,7 +280,7 @@ class StoredResponses(Desk, KeptResponses):
             self._counts["lost"] += 1
             return
         self._waiting[key_id] += size
-        self._begin(self._keep(key_id, turn, partial(_record_in, said, isinstance(relay, StreamRelay)), size))
+        self._tasks.spawn(self._keep(key_id, turn, partial(_record_in, said, isinstance(relay, StreamRelay)), size))
 
     async def _keep(self, key_id: int, turn: Turn, record: Callable[[], bytes], size: int) -> None:
         quota = self._quota()

@@ -1,7 +1,7 @@
 """Runs batches: each request like a client's, at low priority, without targets, on whatever is cheapest.
 
-Of several processes over one folder one runs them, whoever holds a lock. Whoever comes after it goes on from the lines
-that were answered; a request that was under way then, and had no answer, is asked once more.
+Of several processes over a folder the one that holds a lock runs them. Its successor goes on after the answered lines,
+and asks once more what was under way.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class BatchRunner:
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     async def drain(self, within_s: float) -> None:
-        """Waits for what is under way: nothing new is asked by a gateway that leaves."""
+        """Waits for requests under way; a gateway that leaves asks nothing new."""
         tasks = [task for run, _ in self._running.values() for task in run.tasks]
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
@@ -134,7 +134,7 @@ class BatchRunner:
             await self._in(self._writes, self._store.delete_orphans)
 
     def _has_lock(self) -> bool:
-        """The kernel's, which falls with its holder."""
+        """The kernel releases it when its holder ends."""
         if self._lock is None:
             opened = os.open(self._store.folder / ".runner", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -189,7 +189,7 @@ class BatchRunner:
                 batch.become("failed")
                 await self._in(self._writes, self._store.index.save, [batch])
         except OSError as error:
-            # Whoever looks next tries it again.
+            # The next look tries it again.
             await self._wait_for_room(error)
 
     async def _work_off(self, run: BatchRun) -> None:
@@ -237,7 +237,7 @@ class BatchRunner:
     # One request
 
     async def _hand_out(self) -> bool:
-        """To whoever's turn it is, as long as there is room; whether there may be more to hand out."""
+        """Starts requests in turn while there is room; whether there may be more to start."""
         loop = self._gateway.loop
         for _ in range(self._turns.most):
             stands = self._gateway.draining or not self._has_room or loop.time() < self._still_until
@@ -280,7 +280,7 @@ class BatchRunner:
             run.batch.failed += 1
 
     def _goes_on_waiting(self, run: BatchRun, line: BatchLine, answer: LineAnswer) -> bool:
-        """Whether this is no answer yet: it is asked again, or the batch is at its end."""
+        """Whether this is no answer yet: the line is asked again, or the batch ends."""
         if answer.ends_batch(run.batch.expires_at - time()):
             run.batch.fail(*answer.said)
             return True
@@ -301,7 +301,7 @@ class BatchRunner:
         return True
 
     async def _keep(self, run: BatchRun, line: BatchLine, answer: LineAnswer) -> str:
-        """However long the disk is full: what was paid for is not thrown away."""
+        """Waits for room on a full disk: the answer was paid for."""
         while True:
             given = (run.batch, line, answer.status, answer.request_id, answer.body)
             try:

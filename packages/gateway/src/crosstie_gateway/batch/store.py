@@ -1,8 +1,8 @@
 """Files and batches on disk: contents and answers as plain files in one folder, beside the index of them.
 
-An answer is kept in this order: a mark that the request was answered, in a file as long as there are requests, so that
-no full disk can refuse it; then the answer, as a line of its own. Whoever goes on with a batch finds by the lines what
-is done, cuts off half a line, and says of marks without a line that the answer is lost: nothing is asked twice.
+A mark that a request was answered comes first, in a file that already has its full length, so a full disk cannot refuse
+it; the answer's line follows. Whoever resumes a batch cuts off half a line and reports marks without a line as lost:
+nothing is asked twice.
 """
 
 import os
@@ -66,7 +66,7 @@ class BatchStore:
         return made
 
     def delete(self, key_id: int, name: str) -> bool:
-        """Whether it is gone; if not, a batch needs it."""
+        """False where a batch needs it."""
         if not self.index.delete_file(key_id, name):
             return False
         self.content_of(name).unlink(missing_ok=True)
@@ -81,7 +81,7 @@ class BatchStore:
             self.content_of(name).unlink(missing_ok=True)
 
     def delete_orphans(self) -> None:
-        """What a process that died has left: it is in no index, and no batch will make a file of it."""
+        """Deletes what a process that died has left: files of no index and no running batch."""
         files, batches = self.index.known()
         wanted = files | batches | {_adopted_id(name, kind) for name in batches for kind in ("output", "error")}
         for path in self.folder.iterdir():
@@ -92,7 +92,7 @@ class BatchStore:
     # Batches
 
     def check(self, batch: Batch, most_lines: int, limits: RequestLimits) -> None:
-        """What is wrong with a batch's file becomes its errors."""
+        """Checks a batch's file, and makes the faults its errors."""
         source = self.content_of(batch.input_file_id)
         batch.total, batch.errors = check_lines(source, batch.endpoint, most_lines, limits)
         if not batch.errors:
@@ -101,7 +101,7 @@ class BatchStore:
         self.index.save([batch])
 
     def resume(self, batch: Batch, limits: RequestLimits) -> bytearray:
-        """A batch as it was left: which of its requests are done."""
+        """Which requests of a batch are done, by its files."""
         done, marks = bytearray(batch.total), self._beside(batch, "asked").read_bytes()
         answered = {kind: self._told(batch, kind) for kind in ("output", "error")}
         if any(marks) or any(answered.values()):
@@ -132,7 +132,7 @@ class BatchStore:
             os.close(handle)
 
     def keep(self, batch: Batch, line: BatchLine, status: int, request_id: str, body: bytes) -> str:
-        """An answer; into which of the two files."""
+        """Writes an answer, and says into which of the two files."""
         kind = "output" if status < 400 else "error"
         self.mark(batch, line)
         self._append(batch, kind, answer_line(batch.id, line.custom_id, request_id, status, body))
@@ -154,7 +154,7 @@ class BatchStore:
         batch.answer_bytes += len(line)
 
     def finalise(self, batch: Batch, outcome: str, limits: RequestLimits) -> None:
-        """Its answers become files of its owner's. Begun twice, it has the same end."""
+        """Makes its answers files of its key. Done twice, it has the same result."""
         if batch.status != "finalizing":
             # Written down before anything is moved: from then on nothing more is asked.
             batch.outcome = outcome
@@ -173,7 +173,7 @@ class BatchStore:
         self._beside(batch, "asked").unlink(missing_ok=True)
 
     def _tell_rest(self, batch: Batch, limits: RequestLimits) -> None:
-        """Says of what was not run why."""
+        """Writes a line for each request that was not run, with the reason."""
         why = batch.errors[0] if batch.errors else {"code": "batch_expired", "message": _LATE}
         source = self.content_of(batch.input_file_id)
         moved = any(self.content_of(_adopted_id(batch.id, kind)).exists() for kind in ("output", "error"))

@@ -1,7 +1,6 @@
-"""Whose request is next: keys take turns, and of one key its batches.
+"""Whose request is next: keys take turns, and a key's batches take turns.
 
-Nobody holds a place while it waits: what was refused goes back to its batch, and the batch, or all of its key's, rest
-for as long as was said.
+A refused request goes back to its batch; the batch, or all of its key's, then rest for as long as the refusal said.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ class BatchRun:
 
     def __init__(self, batch: Batch):
         self.batch = batch
-        # Whose it is, once it has joined the others.
+        # Its key's runs, once it has joined them.
         self.of_key = KeyRuns(batch.key_id)
         self.reader: LineReader | None = None
         self.read: deque[BatchLine] = deque()

@@ -72,7 +72,7 @@ def _show(out: Output, demo: Demo, verbose: bool, kept_at: str | None) -> None:
     own, rival = demo.runs
     _show_fleet(out, demo)
     page = dashboard_address(kept_at) if kept_at else "crosstie demo --keep leaves it open"
-    # One address is one line, for whoever clicks it.
+    # An address on one line can be clicked.
     say(out, f"Its dashboard: {page}")
     _show_outcomes(out, demo, verbose)
     say(out, _EMULATED)

@@ -70,7 +70,7 @@ def command(
                 write_text(write, fleet_text(running.fleet))
                 click.echo(f"fleet written to {write}", err=True)
             if as_json:
-                # One line, so that whoever has started this can read it and go on while it serves.
+                # One line, so that the parent can read it and go on while this serves.
                 click.echo(json.dumps(_document(running, speed)))
             else:
                 _show(running, speed)

@@ -1,5 +1,6 @@
-"""`crosstie keys`: who may use the gateway, which models, and how much."""
+"""`crosstie keys`: who may use the gateway, which models, and how much; alone, and in teams."""
 
+from collections.abc import Callable
 from pathlib import Path
 from time import time
 from typing import Any
@@ -11,13 +12,19 @@ from crosstie.cli.options import json_option, option_group
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.cli.times import moment, span, stamp, when
 from crosstie.core.errors import BadInput, did_you_mean, near_names
-from crosstie.core.figures import number
+from crosstie.core.figures import dollars, number
 from crosstie_gateway.cli.store import named_key, names_in, opened, store_options
-from crosstie_gateway.cli.teams import LIMITS, lifted_limits, limit_options, of_budget, team, teams
-from crosstie_gateway.ledger.keys import PRIORITIES, Key, digest, new_public_id, new_secret, shown
+from crosstie_gateway.ledger.keys import PRIORITIES, Key, Team, digest, new_public_id, new_secret, shown
 from crosstie_gateway.ledger.store import Store, named_team
 
-_LIMITS = (*LIMITS, "max_open")
+_TEAM_LIMITS = ("rpm", "tpm", "usd_per_day", "usd_per_month")
+_limit_options = option_group(
+    click.option("--rpm", type=int, metavar="N", help="Requests a minute."),
+    click.option("--tpm", type=int, metavar="N", help="Tokens a minute, prompts and answers."),
+    click.option("--usd-per-day", type=float, metavar="X", help="Budget in dollars, UTC days."),
+    click.option("--usd-per-month", type=float, metavar="X", help="Budget in dollars, UTC months."),
+)
+_LIMITS = (*_TEAM_LIMITS, "max_open")
 
 
 @click.group("keys")
@@ -34,13 +41,16 @@ def command() -> None:
     """
 
 
-command.add_command(team)
-command.add_command(teams)
+def _lifting(*limits: str) -> Callable[[Any], Any]:
+    names = click.Choice([limit.replace("_", "-") for limit in limits])
+    return click.option("--no-limit", "lifted", multiple=True, type=names, help="Lift this limit; may be repeated.")
+
+
 _permissions = option_group(
     click.option("--model", "models", multiple=True, metavar="M", help="Only this model; may be repeated."),
     click.option("--class", "classes", multiple=True, metavar="C", help="Only this class; may be repeated."),
     click.option("--priority", type=click.Choice(PRIORITIES), help="The most it may ask for. [new keys: normal]"),
-    limit_options,
+    _limit_options,
     click.option("--team", metavar="T", help="The team that it belongs to: its limits hold too."),
     click.option("--max-open", type=int, metavar="N", help="Requests at once, waiting ones included."),
     click.option("--explain/--no-explain", "explains", default=None, help="It may ask why. [new keys: not]"),
@@ -118,8 +128,7 @@ def show(name: str, store: str | None, fleet: Path | None, as_json: bool) -> int
 @click.option("--any-model", is_flag=True, help="No longer limited to models.")
 @click.option("--any-class", is_flag=True, help="No longer limited to classes.")
 @click.option("--no-team", is_flag=True, help="No longer of a team.")
-@click.option("--no-limit", "lifted", multiple=True, type=click.Choice([*(limit.replace("_", "-") for limit in _LIMITS),
-              "expires"]), help="Lift this limit; may be repeated.")  # fmt: skip
+@_lifting(*_LIMITS, "expires")
 @store_options
 @json_option
 def update(
@@ -133,7 +142,7 @@ def update(
             raise BadInput(f"--any-{option} and --{option} contradict each other")
         if flag:
             changes[field] = ()
-    lifted_limits(lifted, changes)
+    _lifted_limits(lifted, changes)
     if no_team and "team" in changes:
         raise BadInput("--no-team and --team contradict each other")
     if no_team:
@@ -208,7 +217,7 @@ def _in_team(at: Store, changes: dict[str, Any]) -> None:
 
 
 def _warn(key: Key, fleet: Path | None) -> None:
-    """Of names that the fleet does not have: a slip, or a model that is yet to come."""
+    """Warns of names that the fleet does not have: slips, or models yet to come."""
     if fleet is None or not (key.models or key.classes):
         return
     models, classes = names_in(fleet)
@@ -262,7 +271,78 @@ def _document(key: Key, spent: tuple[float, float] | None, now: float) -> dict[s
 
 def _row(key: Key, spent: tuple[float, float], now: float) -> list[str]:
     return [
-        key.name, key.state(now), number(key.rpm), number(key.tpm), of_budget(spent[0], key.usd_per_day),
-        of_budget(spent[1], key.usd_per_month), when(key.expires_at), key.priority, ", ".join(key.models) or "any",
+        key.name, key.state(now), number(key.rpm), number(key.tpm), _of_budget(spent[0], key.usd_per_day),
+        _of_budget(spent[1], key.usd_per_month), when(key.expires_at), key.priority, ", ".join(key.models) or "any",
         ", ".join(key.classes) or "any", str(key.id), key.public_id,
     ]  # fmt: skip
+
+
+def _lifted_limits(lifted: tuple[str, ...], changes: dict[str, Any]) -> None:
+    """Adds to the changes the limits that are to be no more."""
+    for limit in lifted:
+        field = "expires_at" if limit == "expires" else limit.replace("-", "_")
+        if field in changes:
+            raise BadInput(f"--no-limit {limit} and --{limit} contradict each other")
+        changes[field] = None
+
+
+# Teams
+
+
+@command.command("team", epilog="Example: crosstie keys team research --usd-per-month 500")
+@click.argument("name")
+@_limit_options
+@_lifting(*_TEAM_LIMITS)
+@store_options
+@json_option
+def team(name: str, lifted: tuple[str, ...], store: str | None, fleet: Path | None, as_json: bool, **given: Any) -> int:
+    """Makes a team, or changes its limits; what is not named stays. They hold beside those of its keys."""
+    changes = {limit: value for limit, value in given.items() if value is not None}
+    _lifted_limits(lifted, changes)
+    with opened(store, fleet, create=True) as at:
+        known = any(known_team.name == name for known_team in at.all_teams())
+        made = at.put_team(name, lambda before: msgspec.structs.replace(before, **changes))
+    done = "changed" if known else "made"
+    print_json(_team_document(made, [], None)) if as_json else click.echo(f"team '{name}' was {done}")
+    return 0
+
+
+@command.command("teams", epilog="Example: crosstie keys teams")
+@store_options
+@json_option
+def teams(store: str | None, fleet: Path | None, as_json: bool) -> int:
+    """All teams, with their keys and what they have spent today and this month."""
+    with opened(store, fleet) as at:
+        known, keys, spent = at.all_teams(), at.all_keys(), at.spent(time())
+    documents = [
+        _team_document(of, [key for key in keys if key.team_id == of.id], spent.get(of.account_id, (0.0, 0.0)))
+        for of in known
+    ]
+    if as_json:
+        print_json(documents)
+        return 0
+    rows = [
+        [
+            said["name"], number(said["rpm"]), number(said["tpm"]), _of_budget(said["usd_today"], said["usd_per_day"]),
+            _of_budget(said["usd_this_month"], said["usd_per_month"]), ", ".join(said["keys"]) or "-",
+        ]
+        for said in documents
+    ]  # fmt: skip
+    show_table(console(), ["team", ">requests/min", ">tokens/min", ">today", ">this month", "~keys"], rows)
+    return 0
+
+
+def _of_budget(used: float, budget: float | None) -> str:
+    return dollars(used) if budget is None else f"{dollars(used)} of {dollars(budget)}"
+
+
+def _team_document(of: Team, keys: list[Key], spent: tuple[float, float] | None) -> dict[str, Any]:
+    return {
+        "name": of.name,
+        "number": of.id,
+        **{limit: getattr(of, limit) for limit in _TEAM_LIMITS},
+        "created": stamp(of.created_at),
+        **(
+            {} if spent is None else {"usd_today": spent[0], "usd_this_month": spent[1], "keys": [k.name for k in keys]}
+        ),
+    }

@@ -1,5 +1,4 @@
-"""Options that `serve` and `pick` share: which policy, without GPUs, where operators look, and what is kept of their
-work: records, logs and traces."""
+"""Options that `serve` and `pick` share: policy, emulation, operators' port, records, logs and traces."""
 
 from typing import get_args
 

@@ -9,14 +9,7 @@ from crosstie.cli.options import FILE, json_option, whole_option
 from crosstie.cli.show import console, print_json, say
 from crosstie.core.errors import BadInput
 from crosstie.core.figures import plural
-from crosstie_gateway.cli.observing import (
-    GROUPS,
-    emulate_options,
-    observing_options,
-    ops_host_option,
-    policy_option,
-    with_parent_option,
-)
+from crosstie_gateway.cli import observing
 from crosstie_gateway.pick.process import run_picker, would_pick
 from crosstie_gateway.pick.stream import PickSettings
 from crosstie_gateway.start.start import Served, ServeOptions
@@ -26,7 +19,7 @@ from crosstie_gateway.start.start import Served, ServeOptions
     "pick",
     cls=GroupedCommand,
     groups={
-        **GROUPS,
+        **observing.GROUPS,
         "TLS": "--tls-cert --tls-key --tls-client-ca",
     },
 )
@@ -52,13 +45,13 @@ from crosstie_gateway.start.start import Served, ServeOptions
 @click.option("--tls-cert", type=FILE, metavar="PEM", help="Speak TLS: the certificate, with those above it.")
 @click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
 @click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only Envoys with a certificate of one of these.")
-@policy_option
-@emulate_options
+@observing.policy_option
+@observing.emulate_options
 @whole_option("--ops-port", 0, 65535, "/health, /ready and /metrics by HTTP, there.")
-@ops_host_option
+@observing.ops_host_option
 @click.option("--dry-run", is_flag=True, help="Read the file, say what would be picked from, and end.")
-@with_parent_option
-@observing_options
+@observing.with_parent_option
+@observing.observing_options
 @json_option
 def command(dry_run: bool, fallbacks: int, objectives: tuple[str, ...], as_json: bool, **given: Any) -> int:
     """Tell Envoy where each request goes: the cheapest pool of FLEET.toml that is fast enough.

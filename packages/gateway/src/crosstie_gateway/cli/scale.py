@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -32,11 +31,10 @@ from crosstie_gateway.scaler.capacities import capacities, check_inventory, rule
 from crosstie_gateway.scaler.chart import draw_day
 from crosstie_gateway.scaler.rehearsal import SCALED, rehearse
 from crosstie_gateway.scaler.rules import ScaleRules
-from crosstie_gateway.scaler.rules_file import ReadRules, read_rules
+from crosstie_gateway.scaler.rules_file import ReadRules, read_rules, time_of_day_s
 from crosstie_gateway.scaler.scaler import FleetObservation, Scaler
 from crosstie_gateway.wire.server import Server
 
-_CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 # Between the two looks of a dry run at a gateway, and what rates that are given are taken to be counted over.
 _LOOK_S, _GIVEN_S = 10.0, 600.0
 _GROUPS = {
@@ -102,7 +100,8 @@ def command(
     with progress("planning") as on_progress:
         subject = read_subject(catalog, what, on_progress)
     pools = [pool.name for pool in subject.fleet.pools]
-    read = read_rules(rules, pools) if rules is not None else ReadRules(rules_of(subject), _planned_day(subject))
+    planned_day = subject.workload.day if subject.workload else ()
+    read = read_rules(rules, pools) if rules is not None else ReadRules(rules_of(subject), planned_day)
     check_inventory(read.rules, subject)
     known = capacities(catalog, subject)
     days = {part.class_name: read.of(part.class_name) for part in known.parts}
@@ -138,10 +137,6 @@ def command(
 
 def _say(text: str) -> None:
     click.echo(f"{time.strftime('%H:%M:%S')} {text}", err=True)
-
-
-def _planned_day(subject: Subject) -> tuple[float, ...]:
-    return subject.workload.day if subject.workload else ()
 
 
 def _cluster(patch: str, namespace: str, token_file: Path | None) -> Kubernetes:
@@ -198,10 +193,10 @@ def _moment(at: str | None) -> float:
     now = time.time()
     if at is None:
         return now
-    read = _CLOCK.fullmatch(at)
-    if read is None:
+    seconds = time_of_day_s(at)
+    if seconds is None:
         raise BadInput(f"--at {at}: write a time of day such as 20:30")
-    return now - now % 86_400.0 + 3600.0 * int(read[1]) + 60.0 * int(read[2])
+    return now - now % 86_400.0 + seconds
 
 
 def _given(

@@ -5,24 +5,18 @@ from rich.console import Console
 from crosstie.cli.show import say, show_table
 from crosstie.core.figures import dollars, number
 from crosstie_gateway.scaler.rehearsal import PLANNED, Rehearsal
-from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler
+from crosstie_gateway.scaler.scaler import FleetObservation, ScaleDecision, Scaler, clock
 
 
 def show_decision(out: Console, label: str, scaler: Scaler, seen: FleetObservation, decision: ScaleDecision) -> None:
-    offset_s = 3600.0 * scaler.rules.utc_offset_hours
-
-    def clock(at_s: float) -> str:
-        minutes = int((at_s + offset_s) % 86_400.0 // 60)
-        return f"{minutes // 60:02d}:{minutes % 60:02d}"
-
-    say(out, f"{label} at {clock(decision.at_s)}: what would be done; nothing was")
+    say(out, f"{label} at {clock(decision.at_s, scaler.rules)}: what would be done; nothing was")
     show_table(
         out,
         ("class", "requests/s now", "at most", "until", "margin", "provided for"),
         [
             (
-                name, number(need.now), number(need.peak), clock(need.until_s), f"{need.margin - 1.0:.0%}",
-                number(need.provided),
+                name, number(need.now), number(need.peak), clock(need.until_s, scaler.rules),
+                f"{need.margin - 1.0:.0%}", number(need.provided),
             )
             for name, need in decision.needs.items()
         ],
@@ -62,17 +56,8 @@ def show_day(out: Console, label: str, rehearsal: Rehearsal) -> None:
         for name, day in rehearsal.days.items()
     ]  # fmt: skip
     least = rehearsal.fewest_gpu_hours
-    rows.append(
-        (
-            "the least there is",
-            "",
-            "",
-            number(least),
-            f"{least / fixed.gpu_hours:.0%}" if fixed.gpu_hours else "",
-            "",
-            "",
-        )
-    )
+    of_planned = f"{least / fixed.gpu_hours:.0%}" if fixed.gpu_hours else ""
+    rows.append(("the least there is", "", "", number(least), of_planned, "", ""))
     show_table(out, ("replicas", "within", "worst hour", "GPU-hours", "of planned", "cost", "flaps"), rows)
     say(out, "within: requests that come while what serves carries them; flaps: changes taken back within 30 min")
     say(out, "the least: the fewest GPUs that carry each ten minutes, by someone who knows the day")

@@ -10,14 +10,7 @@ from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, json_option, real_option, whole_option
 from crosstie.cli.show import console, print_json, say, show_table
 from crosstie.core.fleet import Pool
-from crosstie_gateway.cli.observing import (
-    GROUPS,
-    emulate_options,
-    observing_options,
-    ops_host_option,
-    policy_option,
-    with_parent_option,
-)
+from crosstie_gateway.cli import observing
 from crosstie_gateway.start.start import Served, ServeOptions, run, would_serve
 
 
@@ -37,7 +30,7 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
     "serve",
     cls=GroupedCommand,
     groups={
-        **GROUPS,
+        **observing.GROUPS,
         "Clients": "--unix --unix-mode --no-tcp --tls-cert --tls-key --tls-client-ca",
         "Batches and responses": "--batches --batch-in-flight --batch-max-gib --responses",
         "Administration": "--dashboard --admin-port --admin-host --admin-anywhere --ops-port --ops-host",
@@ -58,8 +51,8 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
 @click.option("--tls-key", type=FILE, metavar="PEM", help="Its key. Both are read again when they change.")
 @click.option("--tls-client-ca", type=FILE, metavar="PEM", help="Only clients with a certificate of one of these.")
 @click.option("--http2/--no-http2", hidden=True, expose_value=False, callback=_no_http2, help="No longer spoken.")
-@policy_option
-@emulate_options
+@observing.policy_option
+@observing.emulate_options
 @click.option(
     "--dashboard", is_flag=True,
     help="A page for operators at /crosstie/ of --port; it is at --admin-port in any case.",
@@ -70,7 +63,7 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
 )
 @click.option("--admin-anywhere", is_flag=True, help="--admin-host may be other than loopback.")
 @whole_option("--ops-port", 0, 65535, "/health, /ready and /metrics at a port of their own, and no more at --port.")
-@ops_host_option
+@observing.ops_host_option
 @click.option("--batches", type=FILE, metavar="DIR", help="Keep /v1/files and /v1/batches there, and run them.")
 @whole_option("--batch-in-flight", 1, 10_000, "Requests of batches that run at once.", default=32)
 @real_option("--batch-max-gib", 0.001, None, "What all files may take.", metavar="G", default=10.0)
@@ -85,8 +78,8 @@ def _no_http2(context: click.Context, option: click.Parameter, given: bool) -> N
 @whole_option(
     "--workers", 1, 256, "Processes that serve together; one for each core that the gateway may use.", default=1
 )
-@with_parent_option
-@observing_options
+@observing.with_parent_option
+@observing.observing_options
 @json_option
 def command(dry_run: bool, check: bool, example: bool, as_json: bool, **given: Any) -> int:
     """One OpenAI-compatible endpoint over the pools of FLEET.toml; each request to the cheapest that is fast enough.

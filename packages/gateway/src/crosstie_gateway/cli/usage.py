@@ -80,14 +80,14 @@ def _since(text: str) -> float:
 
 
 def _until(text: str) -> int:
-    """The hour that is not included any more: an hour that has begun is."""
+    """The first hour that is not included; an hour that has begun is."""
     at = moment("--until", text, after=True)
     hour = hour_of(at)
     return hour if hour == at else hour + 3600
 
 
 def _budget_shares(store: Store, keys: list[Key]) -> dict[str, str]:
-    """By the name of each key with a budget: how much of it is spent now."""
+    """By key with a budget, how much of it is spent now."""
     spent = store.spent(time())
     shares = {}
     for key in keys:

@@ -1,7 +1,6 @@
-"""An API server, asked by Kubernetes' own client library: what is listed, and the stream of what changes after it.
+"""An API server, asked through Kubernetes' own client library: listings, and the stream of changes after them.
 
-Only reading, and only these three kinds. Answers are decoded here, and no further than they are needed: the library's
-models would be made for every event of every pod.
+Read-only, and three kinds only. Answers are decoded here: the library would build models for every event of every pod.
 """
 
 import contextlib
@@ -18,8 +17,7 @@ from crosstie.core.errors import BadInput, MissingExtra
 Resource = Literal["pods", "endpointslices", "inferencepools"]
 _OWN = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _INFERENCE = ("inference.networking.k8s.io", "v1")
-# A watch ends after so long by itself, and one that has said nothing for so long is taken for dead: a server sends
-# bookmarks about every minute.
+# How long a watch lasts, and how long it may be silent (servers send bookmarks about every minute).
 _LASTS_S, _SILENT_S, _CONNECT_S = 300, 90.0, 5.0
 GONE = 410
 
@@ -40,7 +38,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class ClusterObject(msgspec.Struct, frozen=True):
-    """Any object; what is in it is its kind's to read."""
+    """An object of any kind; its kind's reader decodes the parts."""
 
     metadata: Metadata = Metadata()
     spec: msgspec.Raw = msgspec.Raw(b"{}")
@@ -89,7 +87,7 @@ class ClusterApi:
         if configuration is None:
             configuration = client.Configuration()
             self.namespace = _configured(config, configuration)
-        # Whoever asks tries again in its own time.
+        # Callers try again in their own time.
         configuration.retries = False
         made = client.ApiClient(configuration)
         self._core, self._discovery = client.CoreV1Api(made), client.DiscoveryV1Api(made)
@@ -173,7 +171,7 @@ def _closing(answer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
-    """What the library and what lies under it raise, as one kind."""
+    """Turns what the library and urllib3 raise into ApiFault."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 

@@ -62,8 +62,7 @@ class _PoolSpec(msgspec.Struct, frozen=True, rename="camel"):
 
 
 def pod_endpoints(pods: Iterable[ClusterObject], ports: tuple[int, ...]) -> tuple[Endpoint, ...]:
-    """Of those that are ready. One that is to go takes nothing new from the moment that is said: its engine is told to
-    end at the same time."""
+    """Of pods that are ready. A pod with a deletion timestamp gets nothing new: its engine was told to end."""
     ends = []
     for pod in pods:
         status = msgspec.json.decode(pod.status, type=_PodStatus)

@@ -19,13 +19,15 @@ class EndpointSource:
     ):  # fmt: skip
         self._api, self.source, self._on_change = api, source, on_change
         self.namespace = source.namespace or api.namespace
-        # Of an InferencePool: whom its pods' watcher looks for, and where they answer.
+        # Of an InferencePool: its pods' labels and ports.
         self._chosen: tuple[str, tuple[int, ...]] | None = None
         self._pods: Watcher | None = None
         self._lock = threading.Lock()
         self._stopped = False
-        make = {"pods": self._of_pods, "services": self._of_slices, "inferencepools": self._of_pool}
-        self._first = make[source.kind]()
+        if source.kind == "pods":
+            self._first = self._watch_pods(source.name, (source.port,))
+        else:
+            self._first = self._of_slices() if source.kind == "services" else self._of_pool()
 
     def start(self) -> None:
         self._first.start()
@@ -37,15 +39,12 @@ class EndpointSource:
                 if watcher is not None:
                     watcher.stop()
 
-    def _of_pods(self) -> Watcher:
-        return self._watch_pods(self.source.name, (self.source.port,))
-
     def _watch_pods(self, labels: str, ports: tuple[int, ...]) -> Watcher:
         asked = Asked(resource="pods", namespace=self.namespace, labels=labels)
         watcher = Watcher(self._api, asked, lambda pods, fault: tell(pods, fault))
 
         def tell(pods: Mapping[str, ClusterObject] | None, fault: ApiFault | None) -> None:
-            # One whose labels are no longer the pool's may have a last word.
+            # A watcher for the pool's former labels may still speak.
             if self._pods in (None, watcher):
                 self._tell(fault, () if pods is None else pod_endpoints(pods.values(), ports))
 

@@ -1,8 +1,7 @@
 """One kind of objects, kept as the API server has them: listed once, then followed by what changes.
 
-The one idea: what is known stays until somebody says otherwise. A stream that ends is taken up where it ended; after
-anything else (a server that restarted, an answer of 410, a silence) everything is listed again, and the listing is
-the truth: what is not in it is gone.
+What is known stays until somebody says otherwise. A stream that ends is resumed there; after any other end everything
+is listed again, and the listing is the truth.
 """
 
 import random

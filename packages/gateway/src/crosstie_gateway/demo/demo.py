@@ -1,8 +1,7 @@
 """The loop on one machine: a mixed fleet is planned, emulated and served, and recorded requests are sent through it.
 
-The same requests go through the same fleet twice, routed by the fleet's own policy and in rotation. No accelerator
-runs: replicas keep the time that the performance model predicts, so what is shown is the planner, the gateway and the
-routing at work, not hardware.
+The same requests pass twice, routed by the fleet's own policy and in rotation. No accelerator runs: replicas keep the
+predicted times, which shows planner, gateway and routing at work and nothing about hardware.
 """
 
 import os
@@ -95,10 +94,10 @@ def run_demo(
 ) -> tuple[Demo, str]:
     """The demo, and the address of its first gateway, which goes on serving until `held` ends it.
 
-    Emulated time goes on while a machine stands still, and what is then seen is the machine. So where the client fell
-    behind the same requests are sent again at half the speed, a few times at most.
+    Emulated time goes on while a machine stands still. So where the client fell behind, the same requests are sent
+    again at half the speed, a few times at most.
     """
-    # Of this demo alone, unless whoever runs it has one.
+    # This demo's own, unless there is one.
     os.environ.setdefault(_OPERATOR_KEY, secrets.token_urlsafe(24))
     on_progress(0, 0, "planning the fleet")
     plan, fleet, expected = planned(catalog)

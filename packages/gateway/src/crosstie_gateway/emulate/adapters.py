@@ -1,7 +1,5 @@
-"""LoRA adapters of an emulated replica: loaded and unloaded by the calls that vLLM and SGLang have for it, and counted.
-
-What an adapter costs in time is not emulated, beyond a moment for its load.
-"""
+"""LoRA adapters of an emulated replica, loaded and unloaded by vLLM's and SGLang's calls. Beyond a moment for the load,
+an adapter takes no time."""
 
 from collections.abc import Callable
 

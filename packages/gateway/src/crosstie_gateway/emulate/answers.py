@@ -1,18 +1,22 @@
-"""Answers in OpenAI's shapes. A piece of a stream is three strings joined."""
+"""Answers in OpenAI's shapes, whole or event by event."""
 
 import base64
-import json
 import math
 import zlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.emulated import FINGERPRINT
 from crosstie_gateway.emulate.requests import GenerationRequest
 from crosstie_gateway.emulate.tokens import logprob, pieces
 
+Json = dict[str, Any]
+_encode = msgspec.json.Encoder().encode
 _DONE = b"data: [DONE]\n\n"
 # Deterministic vectors are for plumbing, not for meaning.
 EMBEDDING_DIMENSIONS = 16
@@ -24,16 +28,17 @@ class AnswerUsage:
     completion: int
     cached: int
 
-    def json(self) -> str:
-        return (
-            f'{{"prompt_tokens":{self.prompt},"completion_tokens":{self.completion},'
-            f'"total_tokens":{self.prompt + self.completion},'
-            f'"prompt_tokens_details":{{"cached_tokens":{self.cached}}}}}'
-        )
+    def fields(self) -> Json:
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
 
 
 class AnswerShape:
-    """One answer in the making; `begun` and `piece` are of a stream, `ending` is its last text and what follows."""
+    """One answer in the making. Of a stream: `begun`, `piece`, and `ending` with the last text."""
 
     def begun(self) -> bytes:
         return b""
@@ -49,66 +54,55 @@ class AnswerShape:
 
 
 class _Choices(AnswerShape):
-    """Completions with one choice; how a piece of text stands in a chunk, and all of it in a whole answer."""
+    """Completions with one choice."""
 
     id_prefix = kind = chunk_kind = ""
-    chunk_text = whole_text = ("", "")
 
     def __init__(self, id: str, created: int, model: str, wanted: GenerationRequest):
         self._ending: str = wanted.ending
         self._include_usage = wanted.include_usage
         self._told, self._place = wanted.told, 0
-
-        def head(kind: str) -> str:
-            return (
-                f'{{"id":"{self.id_prefix}-{id}","object":"{kind}","created":{created},"model":{json.dumps(model)},'
-                f'"system_fingerprint":"{FINGERPRINT}","choices":['
-            )
-
-        self._whole, self._chunk = head(self.kind), f"data: {head(self.chunk_kind)}"
-        opening, self._closing = self.chunk_text
-        self._piece = f'{self._chunk}{{"index":0,{opening}'
+        head = {"id": f"{self.id_prefix}-{id}", "object": self.chunk_kind, "created": created, "model": model}
+        self._head: Json = {**head, "system_fingerprint": FINGERPRINT}
 
     def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
-        so_far = f',"usage":{usage.json()}' if usage is not None else ""
-        ending = f'{self._closing},"logprobs":{self._logprobs(text)},"finish_reason":null}}]{so_far}}}\n\n'
-        return f"{self._piece}{_escaped(text)}{ending}".encode()
+        return self._event([self._choice(self._chunk_of(text), text, None)], usage)
 
     def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
-        last = (
-            f'{self._piece}{_escaped(text)}{self._closing},"logprobs":{self._logprobs(text)},'
-            f'"finish_reason":"{self._ending}"}}]}}\n\n'
-        )
-        if self._include_usage:
-            last += f'{self._chunk}],"usage":{usage.json()}}}\n\n'
-        return last.encode() + _DONE
+        last = self._event([self._choice(self._chunk_of(text), text, self._ending)])
+        return last + (self._event([], usage) if self._include_usage else b"") + _DONE
 
     def whole(self, text: str, usage: AnswerUsage) -> bytes:
-        opening, closing = self.whole_text
-        choice = (
-            f'{{"index":0,{opening}{_escaped(text)}{closing},"logprobs":{self._logprobs(text)},'
-            f'"finish_reason":"{self._ending}"}}'
-        )
-        return f'{self._whole}{choice}],"usage":{usage.json()}}}'.encode()
+        choice = self._choice(self._whole_of(text), text, self._ending)
+        return _encode({**self._head, "object": self.kind, "choices": [choice], "usage": usage.fields()})
 
-    def _logprobs(self, text: str) -> str:
-        """Of the tokens of a piece: null, unless they are asked for."""
+    def _event(self, choices: list[Json], usage: AnswerUsage | None = None) -> bytes:
+        counted = {} if usage is None else {"usage": usage.fields()}
+        return b"data: %b\n\n" % _encode({**self._head, "choices": choices, **counted})
+
+    def _choice(self, said: Json, text: str, finish: str | None) -> Json:
+        return {"index": 0, **said, "logprobs": self._logprobs(text), "finish_reason": finish}
+
+    def _chunk_of(self, text: str) -> Json:
+        raise NotImplementedError
+
+    def _whole_of(self, text: str) -> Json:
+        raise NotImplementedError
+
+    def _logprobs(self, text: str, before: tuple[str, ...] = ()) -> Json | None:
+        """Of the tokens of a piece, and of those `before` it: None, unless they are asked for."""
         if self._told.logprobs is None:
-            return "null"
-        tokens = pieces(text)
+            return None
+        tokens = (*before, *pieces(text))
         place, self._place = self._place, self._place + len(tokens)
-        return json.dumps(self._logprobs_of(tokens, place, self._told.logprobs))
+        return self._logprobs_of(tokens, place, self._told.logprobs)
 
-    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> dict[str, object]:
+    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> Json:
         raise NotImplementedError
 
 
-def _escaped(text: str) -> str:
-    return json.dumps(text)[1:-1]
-
-
 def _alternatives(token: str, place: int, most: int) -> list[tuple[str, float]]:
-    """The likeliest tokens there, as many as are asked for: what was chosen, and what nobody would have."""
+    """The likeliest tokens there: the chosen one, and made-up others."""
     chosen = logprob(token, place)
     rest = math.log1p(-math.exp(chosen)) if chosen < 0.0 else -20.0
     others = [(f" {n}", rest - 0.7 * n) for n in range(1, most)]
@@ -117,25 +111,34 @@ def _alternatives(token: str, place: int, most: int) -> list[tuple[str, float]]:
 
 class Chat(_Choices):
     id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
-    chunk_text = ('"delta":{"content":"', '"}')
-    whole_text = ('"message":{"role":"assistant","content":"', '"}')
 
     def __init__(self, id: str, created: int, model: str, wanted: GenerationRequest):
-        self._begins = '{"role":"assistant","content":""}'
-        if name := wanted.told.calls:
-            call = f'"id":"call_{id}","type":"function","function":{{"name":{json.dumps(name)},"arguments":"'
-            self._begins = f'{{"role":"assistant","content":null,"tool_calls":[{{"index":0,{call}"}}}}]}}'
-            self.chunk_text = ('"delta":{"tool_calls":[{"index":0,"function":{"arguments":"', '"}}]}')
-            self.whole_text = (f'"message":{{"role":"assistant","content":null,"tool_calls":[{{{call}', '"}}]}')
         super().__init__(id, created, model, wanted)
-        if name and self._ending == "stop":
+        self._tool, self._call_id = wanted.told.calls, f"call_{id}"
+        if self._tool and self._ending == "stop":
             self._ending = "tool_calls"
 
-    def begun(self) -> bytes:
-        return f'{self._chunk}{{"index":0,"delta":{self._begins},"logprobs":null,"finish_reason":null}}]}}\n\n'.encode()
+    def _call(self, arguments: str) -> Json:
+        return {"id": self._call_id, "type": "function", "function": {"name": self._tool, "arguments": arguments}}
 
-    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> dict[str, object]:
-        def told(token: str, value: float) -> dict[str, object]:
+    def begun(self) -> bytes:
+        delta: Json = {"role": "assistant", "content": "" if not self._tool else None}
+        if self._tool:
+            delta["tool_calls"] = [{"index": 0, **self._call("")}]
+        return self._event([{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}])
+
+    def _chunk_of(self, text: str) -> Json:
+        if not self._tool:
+            return {"delta": {"content": text}}
+        return {"delta": {"tool_calls": [{"index": 0, "function": {"arguments": text}}]}}
+
+    def _whole_of(self, text: str) -> Json:
+        if not self._tool:
+            return {"message": {"role": "assistant", "content": text}}
+        return {"message": {"role": "assistant", "content": None, "tool_calls": [self._call(text)]}}
+
+    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> Json:
+        def told(token: str, value: float) -> Json:
             return {"token": token, "logprob": value, "bytes": list(token.encode())}
 
         content = []
@@ -147,7 +150,6 @@ class Chat(_Choices):
 
 class Completion(_Choices):
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
-    chunk_text = whole_text = ('"text":"', '"')
 
     def __init__(self, id: str, created: int, model: str, wanted: GenerationRequest):
         super().__init__(id, created, model, wanted)
@@ -157,27 +159,17 @@ class Completion(_Choices):
         """The prompt, where it is asked back."""
         return self.piece("") if self._unsaid else b""
 
-    def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
-        return super().piece(self._with_prompt(text), usage)
+    def _choice(self, said: Json, text: str, finish: str | None) -> Json:
+        echo, self._unsaid = self._unsaid, ""
+        logprobs = self._logprobs(text, self._told.echoed if echo else ())
+        return {"index": 0, "text": echo + text, "logprobs": logprobs, "finish_reason": finish}
 
-    def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
-        return super().ending(self._with_prompt(text), whole, usage)
+    def _chunk_of(self, text: str) -> Json:
+        return {}
 
-    def whole(self, text: str, usage: AnswerUsage) -> bytes:
-        return super().whole(self._with_prompt(text), usage)
+    _whole_of = _chunk_of
 
-    def _with_prompt(self, text: str) -> str:
-        return self._unsaid + text
-
-    def _logprobs(self, text: str) -> str:
-        said, self._unsaid = self._unsaid, ""
-        if self._told.logprobs is None:
-            return "null"
-        tokens = (*(self._told.echoed if said else ()), *pieces(text.removeprefix(said)))
-        place, self._place = self._place, self._place + len(tokens)
-        return json.dumps(self._logprobs_of(tokens, place, self._told.logprobs))
-
-    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> dict[str, object]:
+    def _logprobs_of(self, tokens: tuple[str, ...], place: int, most: int) -> Json:
         offsets = []
         for token in tokens:
             offsets.append(self._offset)
@@ -203,17 +195,17 @@ class Response(AnswerShape):
 
     def _event(self, kind: str, **more: object) -> bytes:
         self._number += 1
-        data = json.dumps({"type": kind, "sequence_number": self._number, **more}, separators=(",", ":"))
-        return f"event: {kind}\ndata: {data}\n\n".encode()
+        data = _encode({"type": kind, "sequence_number": self._number, **more})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)
 
-    def _part(self, text: str) -> dict[str, object]:
+    def _part(self, text: str) -> Json:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
-    def _message(self, status: str, text: str | None) -> dict[str, object]:
+    def _message(self, status: str, text: str | None) -> Json:
         content = [] if text is None else [self._part(text)]
         return {"id": self._item, "type": "message", "status": status, "role": "assistant", "content": content}
 
-    def _response(self, status: str, text: str | None = None, usage: AnswerUsage | None = None) -> dict[str, object]:
+    def _response(self, status: str, text: str | None = None, usage: AnswerUsage | None = None) -> Json:
         counted = usage and {
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached},
@@ -239,12 +231,7 @@ class Response(AnswerShape):
         ))  # fmt: skip
 
     def piece(self, text: str, usage: AnswerUsage | None = None) -> bytes:
-        self._number += 1
-        return (
-            f'event: response.output_text.delta\ndata: {{"type":"response.output_text.delta",'
-            f'"sequence_number":{self._number},"item_id":"{self._item}","output_index":0,"content_index":0,'
-            f'"delta":"{_escaped(text)}","logprobs":[]}}\n\n'
-        ).encode()
+        return self._event("response.output_text.delta", **self._place, delta=text, logprobs=[])
 
     def ending(self, text: str, whole: str, usage: AnswerUsage) -> bytes:
         return b"".join((
@@ -256,7 +243,7 @@ class Response(AnswerShape):
         ))  # fmt: skip
 
     def whole(self, text: str, usage: AnswerUsage) -> bytes:
-        return json.dumps(self._response(self._status, text, usage)).encode()
+        return _encode(self._response(self._status, text, usage))
 
 
 class Embeddings(AnswerShape):
@@ -272,7 +259,7 @@ class Embeddings(AnswerShape):
             value = base64.b64encode(vector.tobytes()).decode() if self._as_base64 else vector.tolist()
             data.append({"object": "embedding", "index": index, "embedding": value})
         counted = {"prompt_tokens": usage.prompt, "total_tokens": usage.prompt}
-        return json.dumps({"object": "list", "data": data, "model": self._model, "usage": counted}).encode()
+        return _encode({"object": "list", "data": data, "model": self._model, "usage": counted})
 
 
 def _vector(text: bytes, dimensions: int) -> "array[float]":
@@ -286,7 +273,7 @@ def _vector(text: bytes, dimensions: int) -> "array[float]":
 
 def failure(status: int, kind: str, message: str, param: str | None = None) -> bytes:
     """As vLLM words it."""
-    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": status}}).encode()
+    return _encode({"error": {"message": message, "type": kind, "param": param, "code": status}})
 
 
 def models(
@@ -298,11 +285,11 @@ def models(
         "parent": None, "max_model_len": max_context, "emulates": _conditions(deployment),
     }  # fmt: skip
     loaded = [{**entry, "id": name, "root": path, "parent": model} for name, path in adapters.items()]
-    return json.dumps({"object": "list", "data": [entry, *loaded]}).encode()
+    return _encode({"object": "list", "data": [entry, *loaded]})
 
 
 def _conditions(deployment: Deployment) -> dict[str, str]:
-    """As columns of results name them, so that a benchmark of it need not be told."""
+    """By the names of result columns, so that a benchmark need not be told."""
     split = deployment.parallelism
     said = {
         "accelerator": deployment.accelerator.id, "precision": deployment.precision.id, "engine": deployment.stack.id

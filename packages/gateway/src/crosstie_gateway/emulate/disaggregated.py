@@ -1,12 +1,12 @@
 """Prefill and decode replicas that hand a cache over as engines and their proxies have them do.
 
-vLLM's (NIXL connector): whoever sends a request to a prefill replica asks for one token and `do_remote_decode`, and
-gets a handle back; the decode replica that is given the handle waits as long as the transfer would take, and computes
-only the last prompt token. Handles live as long as vLLM's lease on the blocks; with one that is gone the request fails,
-as by vLLM's default (`kv_load_failure_policy`), and without any the prompt is computed where it is decoded.
+vLLM (NIXL connector): a request for one token with `do_remote_decode` gets a handle from the prefill replica; a decode
+replica that is given the handle waits as long as the transfer takes and computes the last prompt token only. Handles
+live as long as vLLM's lease; with a dead one the request fails (`kv_load_failure_policy`), without one the prompt is
+computed where it is decoded.
 
-SGLang's (bootstrap): both replicas are sent the request with the same room. The one that decodes waits for the one that
-computes the prompt; neither takes a request without a room.
+SGLang (bootstrap): both replicas get the request with the same room; decode waits for prefill, and neither takes a
+request without a room.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from crosstie_gateway.emulate.requests import EngineError, GenerationRequest, ba
 from crosstie_gateway.emulate.server import EmulatedServer, Generating
 from crosstie_gateway.wire.server import Reply
 
-# vLLM keeps the blocks that long for whoever fetches them (docs/design/nixl_kv_cache_lease.md, vllm@a014e35f).
+# vLLM keeps blocks that long to be fetched (docs/design/nixl_kv_cache_lease.md, vllm@a014e35f).
 LEASE_S = 30.0
 # SGLang waits that long for the other side (SGLANG_DISAGGREGATION_WAITING_TIMEOUT, environ.py, sglang@cce0a124).
 WAITING_S = 300.0
@@ -36,7 +36,7 @@ class CacheHandover:
 
     def __init__(self, service: Disaggregated):
         self._sides = Sides([service])
-        # Of each handle: whose it is, until when, and of which prompt.
+        # Of each handle its replica, its end and its prompt.
         self._handles: dict[str, tuple[str, float, bytes]] = {}
         self._made = 0
         # By room: prompts that have been computed, and requests that wait for theirs.
@@ -51,7 +51,7 @@ class CacheHandover:
         return handle
 
     def take(self, handle: object, now: float, prompt: bytes = b"") -> bool:
-        """Whether the cache is still there, and that prompt's; it is fetched once."""
+        """Whether the cache is there and that prompt's. It can be taken once."""
         _, ends, of = self._handles.pop(str(handle), ("", 0.0, b""))
         return ends > now and of == prompt
 
@@ -102,7 +102,7 @@ def _failed(message: str) -> EngineError:
 
 
 class _Finishing(AnswerShape):
-    """An answer that something is done at the end of, and said in it."""
+    """An answer at whose end something is done, and reported in it."""
 
     def __init__(self, inner: AnswerShape, done: Callable[[AnswerUsage], dict[str, Any]]):
         self._inner, self._done = inner, done
@@ -201,8 +201,8 @@ def sides(
     loop: asyncio.AbstractEventLoop, emulated: Emulated, kinds: tuple[Emulated, Emulated], name: str, counts:
     tuple[int, int], index: int | None, seed: int, made_of: dict[str, Any],
 ) -> list[EmulatedServer]:  # fmt: skip
-    """Both kinds of replicas of a service, or of all that share their engines, each with its name: pool/0/prefill/0.
-    `index`: of the service; None: they are counted themselves."""
+    """Both kinds of replicas of a service, each named like pool/0/prefill/0. `index`: of the service; None: they are
+    counted themselves."""
     service = emulated.service
     assert service is not None
     connector = service.connector

@@ -1,7 +1,6 @@
-"""What can go wrong with a replica, on request: faults as JSON or as a line of a script, and whom each one hits.
+"""What can go wrong with a replica, on request: faults as JSON or as a line of a script, and which requests each hits.
 
-Seconds are emulated ones, as everywhere in this room. Whom a share hits is counted, not drawn: of four requests,
-a share of 0.25 hits the fourth.
+Seconds are emulated ones. Shares are counted, not drawn: of four requests, a share of 0.25 hits the fourth.
 """
 
 import contextlib

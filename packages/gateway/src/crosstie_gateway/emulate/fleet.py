@@ -62,11 +62,10 @@ async def start(
     speed: float = 1.0,
     seed: int = 0,
     faults: Sequence[ScriptedFault] = (),
-    chunk_every_s: float | None = None,
     max_waiting: int = 1024,
 ) -> EmulatedFleet:
-    """Addresses on this machine that the fleet has already are kept; others are replaced. `first_port` and those
-    after it are taken in order, 0: any that are free. Raises BadInput for what cannot be emulated, or listened on."""
+    """Keeps addresses of this machine that the fleet has, and replaces others by `first_port` and those after it (0:
+    free ones). Raises BadInput for what cannot be emulated, or listened on."""
     if not 0.001 <= speed <= _FASTEST:
         raise BadInput(f"speed {speed:g}: must be from 0.001 to {_FASTEST:g}")
     _check_faults(fleet, faults)
@@ -89,7 +88,7 @@ async def start(
     try:
         for pool, emulates in zip(fleet.pools, emulated, strict=True):
             machines: list[list[EmulatedServer]] = []
-            made_of: dict[str, Any] = {"speed": speed, "chunk_every_s": chunk_every_s, "max_waiting": max_waiting}
+            made_of: dict[str, Any] = {"speed": speed, "max_waiting": max_waiting}
             if pool.apart is not None and pool.apart.is_led:
                 engines = _engines(loop, pool, emulates[0], None, seed, made_of)
                 for server in engines:
@@ -137,8 +136,8 @@ def _engines(
     loop: asyncio.AbstractEventLoop, pool: Pool, emulates: Emulated, index: int | None, seed: int,
     made_of: dict[str, Any],
 ) -> list[EmulatedServer]:  # fmt: skip
-    """Those behind a service's proxy, where they speak vLLM's protocol; others have theirs between engines. `index`: of
-    the service; None: all engines of a pool that a gateway leads from prefill to decode."""
+    """The engines behind a service's proxy, where they speak vLLM's protocol. `index`: of the service; None: all
+    engines of a pool that a gateway leads from prefill to decode."""
     service, apart = emulates.service, pool.apart
     if service is None or apart is None or (index is not None and service.connector.stacks != ("vllm",)):
         return []
@@ -180,14 +179,14 @@ def _hosted(
 
 
 def telling(pool: Pool, places: Sequence[tuple[str, str]]) -> Pool:
-    """A pool with where its emulated replicas tell of their caches, and tell it again if the file asks for that."""
+    """A pool with the addresses of its replicas' KV events, and of replays if the file has any."""
     replay = tuple(replay for _, replay in places) if pool.kv_replay else ()
     return msgspec.structs.replace(pool, kv_events=tuple(events for events, _ in places), kv_replay=replay)
 
 
 def placed(pool: Pool, addresses: Sequence[tuple[str, ...]]) -> Pool:
-    """A pool with the addresses of its emulated replicas; several where each model has servers of its own, which sleep
-    and wake whatever the file would have done."""
+    """A pool with the addresses of its emulated replicas; where each model has its own servers, these sleep and
+    wake."""
     if not pool.hosts or pool.loading == "llamacpp-router":
         return msgspec.structs.replace(pool, backends=addresses[0], reach=BackendAccess())
     pairs = zip(pool.hosts, addresses, strict=True)
@@ -221,16 +220,12 @@ def _emulated(catalog: Catalog, fleet: Fleet, pool: Pool) -> Emulated:
         raise BadInput(
             f"pool '{pool.name}' cannot be emulated: {deployment.model.id} does not fit on {service.prefill.label}"
         )
+    template = Path(pool.chat_template) if pool.chat_template else None
+    tokenizer = Tokenizer(Path(pool.tokenizer), template) if pool.tokenizer else None
     return Emulated(
         pool.name, pool.served_as or pool.model, deployment, context, times, pool.max_context, outputs, service, inputs,
-        _tokenizer(pool),
+        tokenizer,
     )  # fmt: skip
-
-
-def _tokenizer(pool: Pool) -> Tokenizer | None:
-    if pool.tokenizer is None:
-        return None
-    return Tokenizer(Path(pool.tokenizer), Path(pool.chat_template) if pool.chat_template else None)
 
 
 def _usual_lengths(fleet: Fleet, pool: Pool) -> tuple[float, float]:
@@ -290,7 +285,7 @@ def _check_faults(fleet: Fleet, faults: Sequence[ScriptedFault]) -> None:
             raise BadInput(f"--fault {scripted.pool}/{scripted.replica}: the pool has {count} {kind}, from 0")
 
 
-# In a process of their own, so that their arithmetic takes no time from whoever asks for them
+# In a process of their own, so that their arithmetic takes no time from the gateway
 
 
 class EmulatedChild(Child):
@@ -300,8 +295,7 @@ class EmulatedChild(Child):
         self, process: subprocess.Popen[bytes], backends: dict[tuple[str, str | None], tuple[str, ...]],
         publishers: dict[str, list[tuple[str, str]]],
     ):  # fmt: skip
-        """`backends`: by pool and, where the models of one have addresses of their own, by model. `publishers`: by
-        pool, where its replicas tell of their caches."""
+        """`backends`: by pool, and by model where models have addresses of their own. `publishers`: by pool."""
         super().__init__(process)
         self.backends, self._told = backends, publishers
 

@@ -1,7 +1,5 @@
-"""Emulated engines that share a machine: its memory, its time, and how each is loaded and put away.
-
-Either each is a server of its own that sleeps and wakes as vLLM does, or all are behind one router as llama.cpp has it.
-"""
+"""Emulated engines that share a machine: its memory, its time, and how each is loaded and put away. Each is a server
+that sleeps and wakes as vLLM does, or all are behind one router as in llama.cpp."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +35,7 @@ class EmulatedMachine:
         return used + engine.takes.taken_bytes <= self.capacity_bytes
 
     def share_time(self) -> None:
-        """A replica that computes beside others is so many times as slow."""
+        """Slows replicas by the number that compute at once."""
         crowd = max(sum(engine.replica.busy for engine in self.engines), 1)
         if crowd != self._crowd:
             self._crowd = crowd
@@ -65,8 +63,7 @@ class SharedReplica(EmulatedReplica):
 
 
 class HostedEngine(EmulatedServer):
-    """One model of a machine: unloaded, loading or loaded. Loading takes its time; where memory does not suffice, it
-    fails, as an engine does that allocates more than there is."""
+    """One model of a machine. Loading takes its time, and fails where memory does not suffice."""
 
     def __init__(self, replica: SharedReplica, index: int, machine: EmulatedMachine, takes: Hosted, *, seed: int = 0):
         super().__init__(replica, index, seed=seed)
@@ -95,7 +92,7 @@ class HostedEngine(EmulatedServer):
             then(True)
 
     def unload(self) -> None:
-        """What it was answering is cut."""
+        """Cuts off what it was answering."""
         self.replica.drop()
         self.state = "unloaded"
         self.machine.share_time()
@@ -107,10 +104,8 @@ class HostedEngine(EmulatedServer):
 
 
 class SleepingServer(HostedEngine):
-    """vLLM with sleep mode (0.32): /sleep, /wake_up, /is_sleeping. Requests to one that sleeps are taken and wait.
-
-    A server that comes back after a crash sleeps here; a real one comes back awake, or not at all without the memory.
-    """
+    """vLLM with sleep mode (0.32): /sleep, /wake_up, /is_sleeping. Requests to a sleeping server wait. After a crash it
+    sleeps; a real one comes back awake, or not at all without the memory."""
 
     def __init__(self, *given: Any, **named: Any):
         super().__init__(*given, **named)
@@ -165,8 +160,8 @@ class SleepingServer(HostedEngine):
 
 
 class EmulatedRouter(EmulatedServer):
-    """llama.cpp's server without a model (b21e4de), started with --no-models-autoload: /models, /models/load and
-    /models/unload, and requests by the name of their model."""
+    """llama.cpp's server without a model (b21e4de, --no-models-autoload): /models, /models/load, /models/unload, and
+    requests by the name of their model."""
 
     def __init__(self, engines: list[HostedEngine], index: int):
         super().__init__(engines[0].replica, index)

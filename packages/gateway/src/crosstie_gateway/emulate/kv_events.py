@@ -1,5 +1,5 @@
-"""What an emulated replica tells of its cache, in vLLM's own words: numbered batches on a PUB socket, and a ROUTER that
-sends those again that somebody has missed."""
+"""What an emulated replica tells of its cache, as vLLM does: numbered batches on a PUB socket, and a ROUTER that
+repeats them."""
 
 import asyncio
 import time
@@ -52,7 +52,7 @@ class KvPublisher:
         self._loop.add_reader(self._again.getsockopt(self._zmq.FD), self._answer)
 
     def _bind(self, socket: Any, place: str) -> None:
-        """A port that it had before may be free only a moment after it was let go."""
+        """Tries again, since its former port may become free a moment later."""
         for left in range(_TRIES - 1, -1, -1):
             try:
                 socket.bind(place)

@@ -1,8 +1,5 @@
-"""Blocks of prompts by their bytes, for the cache of the beginnings that a replica has computed before.
-
-A block's key covers all that lies before it. Keys are Python's own hashes: they differ from run to run, and what is
-found does not.
-"""
+"""Blocks of prompts by their bytes, for the cache of prompt beginnings. A block's key covers all that lies before it.
+Keys are Python's own hashes and differ from run to run."""
 
 from crosstie.sim.prefix_cache import ENGINE_BLOCK, PrefixCache
 from crosstie_gateway.emulate.kv_events import KvPublisher
@@ -10,12 +7,12 @@ from crosstie_gateway.emulate.tokens import BYTES_PER_TOKEN
 
 # 64 tokens. Engines keep 16 to a block; four times as many hashes would buy a hit 24 tokens longer on average.
 BLOCK_BYTES = 256
-# Of prompts that were cut into tokens, whose ids take four bytes each: as many to a block as engines have.
+# For prompts cut into tokens, with ids of four bytes each: an engine's block.
 ID_BLOCK_BYTES = ENGINE_BLOCK * 4
 
 
 def block_keys(text: bytes, after: int = 0, size: int = BLOCK_BYTES) -> list[int]:
-    """Those of the whole blocks of a text that follows the block of the key `after`."""
+    """Keys of a text's whole blocks, which follow the block with the key `after`."""
     keys, key = [], after
     for start in range(0, len(text) - size + 1, size):
         key = hash((key, text[start : start + size]))
@@ -33,7 +30,7 @@ class TellingCache:
             self.blocks.dropped = []
 
     def keep(self, keys: list[int], text: bytes) -> None:
-        """What was computed of a text, and what had to go for it."""
+        """Keeps a text's blocks, and publishes what was stored and dropped."""
         blocks, publisher, size = self.blocks, self._publisher, self.block_bytes
         known = next((place for place, key in enumerate(keys) if key not in blocks), len(keys)) if publisher else 0
         blocks.keep(keys, len(keys) * blocks.block_tokens)

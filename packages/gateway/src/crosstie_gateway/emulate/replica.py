@@ -1,7 +1,7 @@
 """One emulated replica: an engine in virtual time, kept in step with the clock of an event loop.
 
-Nobody wakes for a step. A timer is set for the next first or last token, which the engine can name, and while answers
-stream for the next moment at which to pass on what has been made since, several tokens at once.
+No timer runs for a step: only for the next first or last token, which the engine can name, and for the next moment at
+which streams pass on several tokens at once.
 """
 
 import asyncio
@@ -30,8 +30,7 @@ _TIMER_S = 0.001
 
 
 class Sequence:
-    """A request at a replica, by identity, and who is told how far its answer has come: once it has finished, nothing
-    more."""
+    """A request at a replica, known by identity. It is told how far its answer has come, and nothing after its end."""
 
     __slots__ = ("arrived", "cached_tokens", "first", "keys", "passed_on", "tail", "wanted")
 
@@ -91,7 +90,6 @@ class EmulatedReplica:
         emulated: Emulated,
         *,
         speed: float = 1.0,
-        chunk_every_s: float | None = None,
         max_waiting: int = 1024,
         clock: Callable[[], float] = time.monotonic,
         publisher: KvPublisher | None = None,
@@ -99,8 +97,7 @@ class EmulatedReplica:
         # Tells others of its cache; None: nobody is told.
         self.publisher = publisher
         self.loop, self.emulated, self.speed, self.max_waiting = loop, emulated, speed, max_waiting
-        every = (CHUNK_EVERY_S if speed > 1.0 else 0.0) if chunk_every_s is None else chunk_every_s
-        self._every = every * speed
+        self._every = CHUNK_EVERY_S * speed if speed > 1.0 else 0.0
         self._clock, self._origin = clock, clock()
         self._slack = 0.5 * _TIMER_S * speed
         self._slower = self._crowd = 1.0
@@ -147,7 +144,7 @@ class EmulatedReplica:
 
     @property
     def full(self) -> bool:
-        """Whether as many wait as may."""
+        """Whether the queue is full."""
         if self.engine.waiting < self.max_waiting:
             return False
         self._catch_up()
@@ -175,13 +172,13 @@ class EmulatedReplica:
         self._arm()
 
     def drop(self) -> None:
-        """Everything that it has is cut off."""
+        """Cuts off all its requests."""
         for sequence in list(self._active):
             self.cancel(sequence)
             sequence.cut_off()
 
     def hold(self) -> None:
-        """Nobody is told anything until `release`; the engine goes on."""
+        """Tells nobody anything until `release`; the engine goes on."""
         self._held = True
         self._disarm()
 
@@ -282,7 +279,7 @@ class EmulatedReplica:
         made = self.engine.made
         for sequence in list(self._streams):
             tokens = made(sequence)
-            # Whoever reads slowly gets more at a time.
+            # Slow readers get more at a time.
             if tokens > sequence.passed_on and not sequence.slow:
                 sequence.passed_on = tokens
                 sequence.on_tokens(tokens, False)

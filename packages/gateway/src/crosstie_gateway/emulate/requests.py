@@ -45,7 +45,7 @@ class ContentPart(msgspec.Struct):
 
 
 class Message(msgspec.Struct):
-    """Of a chat, or an item of the Responses API; those that are calls of tools or their results carry no role."""
+    """A message of a chat, or an item of the Responses API, which without a role is a tool's call or result."""
 
     role: str = "tool"
     content: str | list[ContentPart] | None = None
@@ -177,8 +177,7 @@ class GenerationRequest:
     include_usage: bool = False
     # Whether every event has the count so far.
     continuous: bool = False
-    # Tokens of the answer that the prompt ends with, and those that are still to be written: none, where only its end
-    # was missing.
+    # Tokens of the answer that the prompt ends with, and those that are still to be written.
     begun: int = 0
     written: int = 0
     # Of a disaggregated service: what the request says of the cache that is handed over.
@@ -200,8 +199,8 @@ def decode(body: bytes, type: Any) -> Any:
 
 
 class PromptText:
-    """A prompt that grows: its bytes for the prefix cache, its tokens for the engine. Names of roles and marks of
-    pictures tell prompts apart and count for nothing. `images`: how the model cuts pictures up, where that is known."""
+    """A prompt that grows: bytes for the prefix cache, tokens for the engine. Roles and marks of pictures tell prompts
+    apart and count no tokens. `images`: how the model cuts pictures up, where that is known."""
 
     __slots__ = ("images", "pieces", "tokens")
 
@@ -368,7 +367,7 @@ def _logprobs(count: int, param: str) -> int:
 
 
 def _called(body: ChatBody) -> _Function | None:
-    """The tool that has to be called: the one that is named, or the first; None: an answer in words."""
+    """The tool that must be called: the named or the first one; None: an answer in words."""
     choice = body.tool_choice
     if choice in (None, "none", "auto"):
         return None

@@ -4,8 +4,7 @@ from typing import Any
 
 from crosstie.core.errors import BadInput
 
-# Where a schema that speaks of itself is brought to an end: from here on only what it requires, and at last not even
-# that.
+# Depths of a recursive schema: from the first on only required properties, beyond the second an error.
 _DEEP, _TOO_DEEP = 4, 32
 _TEXT = "emulated"
 _FORMATS = {
@@ -33,7 +32,7 @@ class _Reader:
         self._root = root
 
     def value(self, schema: Any, depth: int, nth: int) -> Any:
-        """`nth`: of several that have to differ, which it is."""
+        """`nth`: its number among values that must differ."""
         if schema is True or schema == {}:
             return {}
         if not isinstance(schema, dict):
@@ -66,16 +65,16 @@ class _Reader:
 
     def _referred(self, reference: Any) -> dict[str, Any]:
         """Within the schema: nothing is fetched."""
-        found = self._root
+        schema = self._root
         for part in str(reference).removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, dict) else None
-        if not isinstance(found, dict) or not str(reference).startswith("#"):
+            schema = schema.get(name) if isinstance(schema, dict) else None
+        if not isinstance(schema, dict) or not str(reference).startswith("#"):
             raise BadInput(f"$ref {reference!r} names nothing in the schema")
-        return found
+        return schema
 
     def _one_of(self, schema: dict[str, Any], key: str, depth: int, nth: int) -> Any:
-        """The first that comes to an end; deep down one that has nothing within it, where there is one."""
+        """A value of the first branch that gives one; deep down branches without inner values come first."""
         branches = [branch for branch in schema[key] if isinstance(branch, dict)]
         if depth >= _DEEP:
             branches.sort(key=lambda branch: "$ref" in branch or self._kind(branch) in ("object", "array"))
@@ -119,13 +118,13 @@ def _without(schema: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in schema.items() if name != key}
 
 
-def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """What both ask for; of what they say twice, the second."""
-    whole = {**one, **other}
-    if "properties" in one and "properties" in other:
-        whole["properties"] = {**one["properties"], **other["properties"]}
-    if "required" in one and "required" in other:
-        whole["required"] = list(dict.fromkeys([*one["required"], *other["required"]]))
+def _joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """What both ask for; where both say something, the second."""
+    whole = {**first, **second}
+    if "properties" in first and "properties" in second:
+        whole["properties"] = {**first["properties"], **second["properties"]}
+    if "required" in first and "required" in second:
+        whole["required"] = list(dict.fromkeys([*first["required"], *second["required"]]))
     return whole
 
 

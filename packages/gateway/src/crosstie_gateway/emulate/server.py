@@ -58,7 +58,7 @@ _AGAIN_S = 0.05
 _PING_S = 0.05
 _LOGIN = b"<!doctype html><title>Sign in</title><form><input name=user><input type=password></form>"
 _POISON = POISON.encode()
-# How long the answer to whoever asked for a crash has to leave.
+# How long the answer to a request for a crash has to leave.
 _ANSWER_S = 0.005
 
 

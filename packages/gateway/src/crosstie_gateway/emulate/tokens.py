@@ -1,7 +1,5 @@
-"""Tokens without a tokenizer: four bytes of text are one; what is written says that no model wrote it.
-
-Text that was made here counts the same when a client sends it back, so conversations grow as they should.
-"""
+"""Tokens without a tokenizer: four bytes of text are one; what is written says that no model wrote it. It counts the
+same when a client sends it back."""
 
 import math
 import zlib
@@ -24,7 +22,7 @@ def count(size_bytes: int) -> int:
 
 
 def pieces(text: str) -> tuple[str, ...]:
-    """The tokens of a text; a character that two of them share is neither's."""
+    """The tokens of a text; characters that two tokens share are replaced."""
     raw = text.encode("utf-8", "surrogatepass")
     return tuple(
         raw[at : at + BYTES_PER_TOKEN].decode("utf-8", "replace") for at in range(0, len(raw), BYTES_PER_TOKEN)
@@ -32,7 +30,7 @@ def pieces(text: str) -> tuple[str, ...]:
 
 
 def logprob(token: str, place: int) -> float:
-    """Of the token that was chosen there: the likeliest, with at least half of the chances."""
+    """The chosen token's log probability: at least half."""
     return -0.69 * (zlib.crc32(token.encode("utf-8", "replace"), place) % 1000) / 1000
 
 
@@ -46,7 +44,7 @@ def filler(start: int, end: int) -> str:
 
 
 def begun(text: bytes) -> int:
-    """Tokens of an answer that stand at the end of a text already, because it is to be gone on with."""
+    """How many tokens of an answer a text ends with, where the answer is to be resumed."""
     sentence, tokens = _SENTENCE.encode(), 0
     at = text.rfind(sentence[:BYTES_PER_TOKEN])
     if at < 0 or not (sentence + sentence).startswith(text[at:]):

@@ -1,8 +1,8 @@
-"""Loads LoRA adapters into engines when a request needs one, and unloads those that nobody uses where room is needed.
+"""Loads LoRA adapters into engines when a request needs one, and unloads idle ones where room is needed.
 
-One load at a time on each backend. Before it, the engine is asked what it has: other workers load there too, and an
-engine that was restarted has nothing. Engines' own calls, as their sources have them: vLLM `/v1/load_lora_adapter`, and
-SGLang the same beside its /v1. Not compiled, since it waits for sockets.
+One load at a time on each backend. The engine is asked first what it has: other workers load there too, and a restarted
+engine has nothing. vLLM's call is `/v1/load_lora_adapter`, SGLang's lies beside its /v1. Not compiled, since it waits
+for sockets.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class AdapterLoader:
         self.counts: Counter[tuple[str, str]] = Counter()
 
     def load(self, backend: Backend, adapter: str, patience_s: float) -> "asyncio.Task[str | None]":
-        """One load for all who wait for it. It goes on when nobody does any more: whoever comes next has use for it."""
+        """One load for all who wait. It goes on without them: the next request has use for it."""
         key = (backend.replica.key, adapter)
         load = self._loads.get(key)
         if load is None:

@@ -20,8 +20,8 @@ _CLIENTS: Final[tuple[int, ...]] = (400, 405, 406, 409, 410, 411, 412, 413, 414,
 
 
 def oddity(path: str, content: bytes, answer: AnswerFields | None) -> tuple[str, int]:
-    """Of an answer with a status of success: what is wrong with it, in words; or the status that it should have had,
-    where the fault is the client's. Neither: nothing. `answer`: what was read of it, None where it cannot be."""
+    """What is wrong with an answer of a success status, in words, or the status that it should have had where the
+    client is at fault; neither: nothing. `answer`: what was read of it, None where it cannot be."""
     chosen = path.endswith("/completions")
     if answer is not None and _is_absent(answer.error) and (answer.choices is not _ABSENT or not chosen):
         # What nearly every answer is.
@@ -53,8 +53,8 @@ def _status(error: bytes) -> int:
 
 
 def lacks_model(path: str, content: bytes) -> bool:
-    """Whether a 404 says that the backend does not have its model. Of a response that is gone on with, a client says
-    which it is, and so what stands in the message."""
+    """Whether a 404 says that the backend lacks its model. Of a response's predecessor the client names the id, and so
+    what the message says."""
     content = content[:_MOST_ERROR]
     if _NO_MODEL.search(content):
         return True

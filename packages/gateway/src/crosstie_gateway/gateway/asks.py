@@ -47,8 +47,8 @@ def ask_of(
     live: LiveFleet, names: dict[str, str], request: Request, asked: RequestBody, key_id: int = 0,
     prompt: CountedPrompt | None = None,
 ) -> Ask:  # fmt: skip
-    """`names`: what clients may call a model, and what the pools call it. `key_id`: whose prefixes and sessions it
-    may meet again; 0: everybody's. `prompt`: what it is to its engine, where that is known."""
+    """`names`: of models, by what clients call them. `key_id`: whose prefixes and sessions it may meet again; 0:
+    everybody's. `prompt`: as its engine reads it, where that is known."""
     if asked.model is None:
         raise BadInput("the body names no model")
     model = names.get(asked.model)

@@ -1,6 +1,6 @@
-"""One attempt at a request on one backend: it listens to the upstream connection and tells its exchange how it ended.
+"""One attempt at a request on one backend: it listens to the upstream connection.
 
-It ends exactly once, by `on_attempt_served` or `on_attempt_failed` of its exchange, or because the exchange drops it.
+It ends exactly once: by `on_attempt_served` or `on_attempt_failed` of its exchange, or dropped by it.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ OWN_HEADERS: Final[tuple[bytes, ...]] = (*_ALWAYS, b"x-crosstie-fallback", COST)
 _NOT_RETURNED: Final = frozenset(
     b"connection keep-alive transfer-encoding content-length upgrade trailer server date authorization set-cookie "
     b"www-authenticate proxy-authenticate alt-svc content-encoding"
-    # Whose pages may read it is the gateway's to say.
+    # The gateway says which pages may read it.
     b" access-control-allow-origin access-control-allow-credentials access-control-expose-headers".split()
 ).union(OWN_HEADERS)
 
@@ -84,7 +84,7 @@ class Attempt(BackendCall):
         self.dispatch()
 
     def _loads(self, adapter: str) -> bool:
-        """Whether the adapter that it needs has to be loaded first, and is now."""
+        """Whether its adapter is not there yet; it then begins to load."""
         slots, loader = self.backend.replica.adapters, self.context.adapters
         if slots is None or loader is None or slots.has(adapter):
             return False
@@ -110,7 +110,7 @@ class Attempt(BackendCall):
         self.start()
 
     def _load_again(self, relay: WholeRelay) -> bool:
-        """Whether its engine has lost the adapter, as by a restart, and is given it once more."""
+        """Whether its engine has lost the adapter, as by a restart; it is then loaded once more."""
         adapter, slots = self.exchange.ask.adapter, self.backend.replica.adapters
         if adapter is None or slots is None or self.loaded_again or relay.reply.started:
             return False
@@ -192,7 +192,7 @@ class Attempt(BackendCall):
     def on_head(self, status: int, headers: Headers) -> None:
         self.status = status
         self.last_at = self.context.clock
-        # What is left to the gateway's own account with a backend is no business of whoever has a key.
+        # Clients with keys are not told what is left of the gateway's own account with a backend.
         keyed = self.context.guard is not None
         known = self.connection.head if self.connection is not None else None
         passed = None if known is None else known.passed_keyed if keyed else known.passed
@@ -295,7 +295,7 @@ class Attempt(BackendCall):
             self.exchange.on_attempt_served()
 
     def _turned_down(self, status: int) -> bool:
-        """Whether a status that is none of success is dealt with here: it is no answer for the client."""
+        """Whether an error status is dealt with here, and so is no answer for the client."""
         if self._lost_its_model():
             if self.context.hosted is not None:
                 self.context.hosted.doubted(self.backend.replica, surely=True)
@@ -325,7 +325,7 @@ class Attempt(BackendCall):
         """Full, not broken: somebody else may have room."""
         context, exchange, backend = self.context, self.exchange, self.backend
         speed = context.speed
-        # A limit of the client's own key with whom it is passed on to is no reason to keep others away.
+        # A limit of the client's own key at the backend is no reason to keep others away.
         own = status == 429 and backend.authorization is None and context.guard is None
         own = own and any(name in exchange.request.headers for name in CREDENTIALS)
         backend.full(0.0 if own else self.asked_s, context.now(), speed)
@@ -334,20 +334,18 @@ class Attempt(BackendCall):
         exchange.on_attempt_failed(f"{self.who} is full ({status})", status, fault=False, retry_after_s=after_s)
 
     def _is_operators(self, status: int) -> bool:
-        """Whether a refusal is about what the gateway adds to a request: its own key where it has one, or where clients
-        have keys of the gateway's, which go no further."""
+        """Whether a refusal is about what the gateway adds: its own key, or that clients' keys go no further."""
         ours = self.backend.authorization is not None or self.context.guard is not None
         return (status in _ABOUT_KEYS and ours) or status == _PROXY_KEY
 
     def _not_there(self, relay: WholeRelay) -> None:
-        """Its model is not there, or it is not where it was looked for: the operator's to mend. What an engine does not
-        do at all is neither; another may do it."""
+        """Its model, or the path, is not there: for the operator to mend. Another engine may have the path."""
         exchange, path = self.exchange, self.exchange.path
         if lacks_model(path, relay.content):
             why = f"{self.who} does not have its model (404): see what it serves, and served_as"
             exchange.on_attempt_failed(why, 502, wrong=True)
         else:
-            # Whoever has a model chats; if nobody does, the client asks for what there is not.
+            # An engine with the model chats; other paths may exist nowhere.
             fault = path.endswith("/completions")
             why = f"{self.who} has no {path} (404): see its address"
             exchange.on_attempt_failed(why, 404, fault=fault, passed_on=relay.is_json, code="not_found")
@@ -357,8 +355,8 @@ class Attempt(BackendCall):
         if self.status >= 300 or relay.reply.started:
             return ""
         if not relay.is_json:
-            # A sound, a text or a list may have been asked for there; a page for people is a login page, or a proxy's
-            # notice, anywhere.
+            # There, sounds, texts and lists may be asked for; a page for people is a login page or a proxy's notice
+            # anywhere.
             asked_for = self.exchange.path in PASSED and b"content-type: text/html" not in relay.headers
             return "" if asked_for or relay.is_bytes else "with something else than a JSON object"
         why, status = oddity(self.exchange.path, relay.content, relay.read())
@@ -394,7 +392,7 @@ class Attempt(BackendCall):
         """It has failed."""
 
     def stuck(self, now: float) -> str:
-        """Why it is not worth waiting for, long before it is overdue; in words, empty: it is."""
+        """Why waiting for it is useless before it is overdue; empty: it is not."""
         return ""
 
     @property

@@ -14,8 +14,8 @@ from crosstie.route.live import Replica
 from crosstie.wire.client import Headers, Origin
 from crosstie.wire.fetch import Answer, fetch
 
-# Engines whose ways of going on with an answer are known, by what their /v1/models says of its owner. An emulated
-# replica does as vLLM does, but sets no limit of its own to completions.
+# Engines that the gateway knows how to resume on, by the owner in their /v1/models. An emulated replica does as vLLM,
+# without a limit of its own for completions.
 ENGINES: Final = {"vllm": "vllm", "sglang": "sglang", "llamacpp": "llama.cpp", "crosstie-emulated": "emulated"}
 # What says that it is full, and how long it is left alone then, from this to that.
 FULL: Final[tuple[int, ...]] = (429, 503)
@@ -40,10 +40,8 @@ _CACHE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc", b"sglang:to
 
 
 class Breaker:
-    """Counts a backend's own faults, never a client's mistakes.
-
-    closed: all goes through. open: nothing, for a while that doubles. trying: one fault opens it again.
-    """
+    """Counts a backend's own faults, never a client's mistakes. closed: all goes through; open: nothing, for a while
+    that doubles; trying: one fault opens it again."""
 
     def __init__(self) -> None:
         self.state = "closed"
@@ -77,7 +75,7 @@ class Breaker:
         return False
 
     def trip(self, now: float) -> None:
-        """Opens it at once, for something that is not over in a second."""
+        """Opens it at once, for faults that last."""
         self.state = "open"
         self.until = now + max(self._open_s, _TRIPPED_S)
         self._open_s = min(2.0 * self._open_s, _LONGEST_OPEN_S)
@@ -142,7 +140,7 @@ class Backend:
         return fetch(self.origin, method, path, headers=headers, body=said, timeout_s=timeout_s)
 
     def full(self, asked_s: float, now: float, speed: float) -> None:
-        """It said that it was full, which is no fault: it is left alone for as long as it asked for, within reason."""
+        """It said that it was full, no fault: leaves it alone for as long as it asked, within reason."""
         self.replica.full(now, min(max(asked_s, FULL_S), _MOST_FULL_S) * speed)
 
     @property
@@ -171,8 +169,8 @@ class Backend:
         self.wrong = ""
 
     def failed(self, why: str, now: float, *, refused: bool = False, wrong: bool = False, surely: bool = False) -> None:
-        """A fault of its own. A refused connection needs no second witness. `wrong`: it is set up wrongly, and nothing
-        that is sent there is answered; `surely`: another has answered what it could not."""
+        """A fault of its own; a refused connection needs no second witness. `wrong`: it is set up wrongly and answers
+        nothing; `surely`: another backend has answered what it could not."""
         self.wrong = why if wrong else ""
         if surely:
             self.breaker.trip(now)
@@ -218,7 +216,7 @@ def engine_load(page: bytes) -> EngineLoad | None:
 
 
 def _values(names: tuple[bytes, ...], page: bytes) -> list[float]:
-    """Pages are long, and of each replica one is read every second: names are searched for, lines are not."""
+    """Searches for names and not for lines: pages are long, and each replica's is read every second."""
     values = []
     for name in names:
         at = page.find(name)

@@ -37,7 +37,7 @@ from crosstie_gateway.wire.request import Request
 _SEVERAL: Final = re.compile(rb'\[\s*["\[]')
 # Longer bodies are read by their outline, where they have one.
 _LONG: Final = 2**18
-# Of an outline so much is searched for pictures: whoever puts one behind more pays for it as for text.
+# How much of an outline is searched for pictures; later ones are charged as text.
 _SEARCHED: Final = 2**18
 # Values up to this long are copied sooner than looked into.
 _SHORT: Final = 4096
@@ -61,8 +61,7 @@ _KINDS: Final = {
     b"video_url": "video", b"input_video": "video",
 }  # fmt: skip
 _MARK: Final = re.compile(rb'"(%b)"(:)?' % b"|".join(_KINDS))
-# What comes along in the place of a link. What a text says of such things has its quotes escaped, and a file that is
-# none of these is text as far as anybody knows.
+# What comes along in the place of a link. Quotes in a text are escaped; other files count as text.
 _ALONG: Final = re.compile(rb'"(?:url|image_url|audio_url|video_url)"\s*:\s*"data:(image|audio|video)/')
 
 
@@ -95,8 +94,8 @@ class RequestBody:
     def __init__(self, fields: Fields, body: bytes, text: bytes):
         """`text`: what its fields were read from, which is the body or its outline."""
         outlined = text is not body
-        # By position: two dozen names would take longer to look up than all the rest of a small body. The first are in
-        # the order of `Fields`.
+        # By position, since looking up two dozen names takes longer than all else; the first are in the order of
+        # `Fields`.
         values: tuple[Any, ...] = _astuple(fields)
         self.model: str | None = _restored(values[0], body) if outlined else values[0]
         self.stream = values[1] is True
@@ -104,8 +103,8 @@ class RequestBody:
         # Whether it came as a form, with files in it; and where its model stands in that.
         self.is_form = False
         self.model_part: FormPart | None = None
-        # Whether the client said nothing at all about its stream, so that a wish can be added without a decoder;
-        # and whether it wants the usage of a stream itself.
+        # Whether the client said nothing about its stream, so that a wish is added without a decoder; and whether it
+        # wants the usage itself.
         self.options_absent = values[2] is _UNSET
         self.wants_usage = self.wants_continuous = False
         if options is not None:
@@ -124,8 +123,7 @@ class RequestBody:
         self.previous: str | None = values[10]
         if outlined:
             self.session, self.previous = _restored(self.session, body), _restored(self.previous, body)
-        # What the model will read: everything counts that an engine may give it. Nothing long is copied: that would
-        # take longer than reading it.
+        # What the model will read: everything counts that an engine may give it. Nothing long is copied.
         size = held_to = 0
         for index in range(_READ_AT, len(values)):
             value = values[index]
@@ -140,8 +138,8 @@ class RequestBody:
         # Prompts beside each other, each of which is answered.
         self.prompts, ids_bytes = 1, 0
         self.token_ids: int | None = None
-        # One of these is in every mark: where neither is, nothing else is looked for. By `find`, since `in` takes bytes
-        # for a number first, and makes an exception of it.
+        # One of these is in every mark: without either nothing else is looked for. By `find`, since `in` takes bytes
+        # for a number first.
         searched = text[:_SEARCHED] if outlined else text
         marked = searched.find(b'_url"') >= 0 or searched.find(b'"input_') >= 0
         messages, prompt, asked = values[_READ_AT], values[_READ_AT + 1], values[_READ_AT + 2]
@@ -222,8 +220,7 @@ def read_form_body(request: Request) -> RequestBody:
 
 
 def _leniently(body: bytes) -> Fields:
-    """Fields as engines read them that take 16.0 and "16" for 16: whoever writes them so is not to be streamed to,
-    nor to have a prompt read, without its being counted."""
+    """Fields as engines read them that take 16.0 and "16" for 16: such requests must be counted like others."""
     fields: dict[str, msgspec.Raw] = asdict(decode_loosely(body))
     parts = {name: value for name, value in fields.items() if value is not _ABSENT}
     given = msgspec.json.decode(parts["stream_options"]) if "stream_options" in parts else msgspec.UNSET
@@ -268,7 +265,7 @@ def _is_list(value: msgspec.Raw) -> bool:
 
 
 def _restored(name: str | None, body: bytes) -> str | None:
-    """A name as it is in the body, where the outline has left it out for its length."""
+    """A long name as it is in the body, where the outline leaves it out."""
     missing = None if name is None else next_left_out(name.encode())
     if missing is None:
         return name
@@ -306,7 +303,7 @@ def _attached(prompt: bytes, body: bytes) -> Attached:
 
 
 def _token_ids(prompt: bytes) -> int | None:
-    """The number of a prompt's tokens where it is a list of their ids, or of such lists."""
+    """The number of tokens of a prompt that is a list of ids, or of such lists."""
     start = prompt[:16].translate(None, b" \n\r\t").lstrip(b"[")[:1]
     return prompt.count(b",") + 1 if start.isdigit() else None
 
@@ -324,7 +321,7 @@ def with_model(body: bytes, model: str) -> bytes:
 
 
 def with_usage_requested(body: bytes, options_absent: bool, continuous: bool = False) -> bytes:
-    """The same body asking for the usage at the end of its stream, or all along; the engine alone can count."""
+    """The same body, asking for the usage at the end of its stream, or all along."""
     if options_absent:
         # Everything else stays byte for byte where it was.
         start = body.index(b"{") + 1
@@ -340,13 +337,12 @@ def with_usage_requested(body: bytes, options_absent: bool, continuous: bool = F
     return _encode(parts)
 
 
-# Tokens of the prompt and of the answer, and of the prompt those that were not computed anew, as far as was told. A
-# plain tuple, since one is made for every request.
+# Tokens of the prompt, of the answer, and of the prompt those not computed anew, as told; a plain tuple, for speed.
 Usage = tuple[int, int, int]
 
 
 def read_answer(answer: bytes) -> AnswerFields | None:
-    """An answer, or an event of one, as far as it is read here; None: it cannot be."""
+    """What is read of an answer or an event; None: it cannot be read."""
     try:
         return _decode_answer(answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -379,7 +375,7 @@ def usage_of_fields(usage: UsageFields) -> Usage | None:
 
 
 def owner_of_models(answer: bytes) -> str:
-    """Whom a list of models names as the owner of its first, which is how engines give themselves away."""
+    """The owner of the first model in a list, by which engines are known."""
     try:
         data = decode_models(answer).data
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -58,8 +58,8 @@ class BackendCall:
             self.not_reached(f"{self.who} {did}: {without_address(result)}", 502, True, "")
 
     def asks_again(self) -> bool:
-        """Its connection is lost. Whether it had been kept and its server had closed it in the meantime, which is
-        nobody's fault; then another is made."""
+        """After its connection is lost: whether that was a kept one, closed by its server while idle, so that another
+        is made."""
         lost, self.connection = self.connection, None
         just_asked = self.context.now() - self.asked_at < _STALE_S * self.context.speed
         stale = lost is not None and lost.uses > 1 and not lost.answered and just_asked

@@ -12,7 +12,7 @@ class Clients:
         self._trusted = [ip_network(network, strict=False) for network in trusted]
 
     def address(self, request: Request) -> str:
-        """From the right, where the nearest proxy has written, to the first whom nobody vouches for."""
+        """From the right, where the nearest proxy writes, to the first address that is no trusted proxy's."""
         known = request.peer
         if not self._trusted or not self._trusts(_address(known)):
             return known

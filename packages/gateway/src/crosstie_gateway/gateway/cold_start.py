@@ -1,8 +1,7 @@
-"""Requests for a model of which no replica serves, held while somebody brings one up: `crosstie scale`, KEDA, a person.
+"""Requests for a model without a serving replica, held while somebody starts one: `crosstie scale`, KEDA, a person.
 
-A request is held where a replica is expected before its patience ends: `serve.hold_s`, or less if its client hints at
-less (x-crosstie-ttft-ms). Else it is refused at once and told when to come back. Not compiled: whoever comes here waits
-for seconds.
+A request is held where a replica is expected within its patience, `serve.hold_s` or its x-crosstie-ttft-ms; else it is
+refused at once and told when to come back. Not compiled: who comes here waits for seconds.
 """
 
 from collections import Counter
@@ -26,7 +25,7 @@ _FORGOTTEN = 3.0
 
 
 class ColdStart:
-    """Of one model: since when it was asked for in vain, when it last was, and who is held."""
+    """Of one model: since when and when last it was asked for in vain, and which requests are held."""
 
     def __init__(self, now: float):
         self.began = self.asked_at = self.told_at = now
@@ -75,7 +74,7 @@ class ColdStarts:
             start.held.pop(exchange, None)
 
     def tick(self) -> None:
-        """Lets in whose model is served now, refuses whose patience has ended, tells the others that they wait."""
+        """Lets in requests whose model is served now, refuses those out of patience, tells others that they wait."""
         now = self._context.loop.time()
         for model, start in list(self._starts.items()):
             if self._serves(model):

@@ -1,7 +1,5 @@
-"""What all requests of a gateway share: clock, settings, router, backends, counts, and who else takes part.
-
-The gateway makes it and keeps it up to date; exchanges, attempts and health checks take it.
-"""
+"""What all requests of a gateway share: clock, settings, router, backends, counts, and other parts. The gateway makes
+it and keeps it up to date."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,27 +38,17 @@ class Context:
         self.metrics = Metrics()
         # The loop's time as of the last tick: patience needs no better, and streams ask at every event.
         self.clock = loop.time()
-        # Where responses live that somebody may go on from.
         self.responses = KeptResponses()
-        # Says which keys may ask, and how much; None: everyone, anything.
+        # Parts that a gateway may be without; `interfaces` says what each does. No guard: everyone may ask anything.
         self.guard: Guard | None = None
-        # Follows requests while they go on.
         self.tracing: Tracing | None = None
-        # Loads the models of shared pools; None: there are no such pools.
         self.hosted: HostedModels | None = None
-        # Loads LoRA adapters; None: there are none.
         self.adapters: AdapterLoader | None = None
-        # Other workers of this gateway, who find out what this one does; None: there are none.
         self.workers: OtherWorkers | None = None
-        # Reads prompts as their engines do; None: they are estimated.
         self.tokenizing: Tokenizing | None = None
-        # Other packages' guards, filters and policies; None: there are none.
         self.plugins: Plugins | None = None
-        # Sends pools on trial their share; None: there are none.
         self.trials: TrialPools | None = None
-        # Keeps files and runs batches; None: there are none.
         self.batches: Batches | None = None
-        # Pages for operators at the clients' port; None: there are none.
         self.own_pages: OwnPages | None = None
         # Called with each decision: the request's id, attempts before it, the request as the router sees it.
         self.on_decision: Callable[[bytes, int, Ask, Decision], None] | None = None

@@ -1,7 +1,5 @@
-"""Pages of other origins that ask from a browser: which may, and what their browsers are told (CORS).
-
-Keys come in headers that a page sets itself, never in cookies, so credentials are not allowed.
-"""
+"""Which pages of other origins may ask from a browser, and what their browsers are told (CORS). Keys come in headers
+that a page sets, never in cookies: credentials are not allowed."""
 
 from crosstie_gateway.gateway.attempt import OWN_HEADERS
 from crosstie_gateway.wire.request import Request
@@ -12,7 +10,7 @@ _REMEMBERED_S = 600
 
 
 def answers_browser(origins: tuple[str, ...], request: Request, reply: Reply) -> bool:
-    """Whether it was a browser's own question; if not, the answer will say whether the page may read it."""
+    """Whether it was a browser's preflight, answered here; other answers will say whether the page may read them."""
     origin = request.headers.get(b"origin")
     if origin is None:
         return False

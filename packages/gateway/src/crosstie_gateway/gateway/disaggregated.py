@@ -1,10 +1,10 @@
-"""An attempt that two engines have a part in: one computes the prompt, the other decodes, and the gateway leads the
-cache from the one to the other as the engine's own proxy would.
+"""An attempt of two engines: one computes the prompt, the other decodes. The gateway hands the cache over as the
+engine's own proxy would.
 
 vLLM (NixlConnector; `toy_proxy_server.py`, read at vllm@a014e35f, 2026-08-22): the prefill engine is asked for one
-token with `do_remote_decode`; what it answers as `kv_transfer_params` goes with the request to the decode engine.
-SGLang (`pd_router.rs`, `io_struct.py`, read at sglang@cce0a124, 2026-08-23): both are sent the request at once, with
-the address at which the prefill engine meets the other, and a room there that nobody else has.
+token with `do_remote_decode`; its `kv_transfer_params` go with the request to the decode engine. SGLang
+(`pd_router.rs`, `io_struct.py`, read at sglang@cce0a124, 2026-08-23): both get the request at once, with the address
+where the prefill engine meets the other, and a room of their own.
 """
 
 from secrets import randbits
@@ -56,10 +56,10 @@ def scores_prompt(parts: dict[str, msgspec.Raw]) -> bool:
 
 
 def check_led(live: LiveFleet, request: Request, parsed: RequestBody, ask: Ask) -> None:
-    """A request for a model that the gateway leads engines for. Raises RequestRejected.
+    """Checks a request for a model that the gateway leads engines for. Raises RequestRejected.
 
-    vLLM's decode engine computes by itself what cannot be handed over; SGLang's does not, so what it cannot take goes
-    to another pool: its samples (n) would all meet in one room.
+    vLLM's decode engine computes itself what cannot be handed over. SGLang's does not: such requests go to another
+    pool; samples (n) would share a room.
     """
     pools = live.led.get(ask.model)
     if pools is None:
@@ -94,7 +94,7 @@ def _handing(pool: LivePool) -> str:
 
 
 class PrefillLeg(BackendCall):
-    """A prompt at a prefill engine. It tells its attempt once how that went, unless it is dropped before."""
+    """A prompt at a prefill engine. It tells its attempt the result once, unless dropped before."""
 
     def __init__(self, attempt: "LedAttempt", backend: Backend, flight: Flight):
         super().__init__(attempt.context, backend)
@@ -163,8 +163,8 @@ class PrefillLeg(BackendCall):
 
 
 class LedAttempt(Attempt):
-    """Its own backend decodes; the prompt's is chosen here. What the client gets is the decode engine's answer, or
-    what the prefill engine says against the request."""
+    """Its own backend decodes; the prompt's is chosen here. The client gets the decode engine's answer, or the prefill
+    engine's refusal."""
 
     def __init__(self, exchange: ExchangeState, decision: Decision, replica: Replica, prediction: Prediction):
         super().__init__(exchange, decision, replica, prediction)
@@ -212,7 +212,7 @@ class LedAttempt(Attempt):
         return alone and not scores_prompt(parts)
 
     def _meeting(self, prefill: Backend) -> dict[str, msgspec.Raw]:
-        """A room of their own. Of several prompts, SGLang gives each the next one after it."""
+        """A room for both. SGLang gives each of several prompts the next one."""
         service = self.backend.pool.apart
         port = None
         if service is not None:
@@ -297,7 +297,7 @@ class LedAttempt(Attempt):
         self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False, code: str = "",
         retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """The decode backend must not wait for the prompt's part; nothing is left to fail where it decodes already."""
+        """Stops the decode backend from waiting; where it decodes already nothing fails."""
         if self.begun:
             self.leg = None
             return
@@ -335,7 +335,7 @@ class LedAttempt(Attempt):
 
     @property
     def _prompts(self) -> bool:
-        """Whether all waits for the prefill engine, or has failed there."""
+        """Whether it waits for the prefill engine, or failed there."""
         return self.leg is not None and not self.decode_ended and not self.begun
 
     @property
@@ -355,15 +355,14 @@ class LedAttempt(Attempt):
         leg.drop()
         side, now = self.pool.prefill, self.context.now()
         if side is not None and choose_prefill(side, exchange.ask, now, 1.0, tried) is not None:
-            # The decode backend has not failed at anything; or it has, perhaps for want of a prompt that was still to
-            # come, and the next try has neither of them.
+            # The decode backend has not failed; or it lacked the prompt, and the next try has neither of them.
             own = self.backend.replica.key
             exchange.tried = tuple(key for key in tried if key != own) if by_prefill else tried
         elif by_prefill:
             exchange.tried = (*tried, *(replica.key for replica in self.pool.replicas))
 
     def stuck(self, now: float) -> str:
-        """Its engine is down and another of the same side is up: neither blocks nor rooms are kept for long."""
+        """Why: its engine is down and another of its side is up."""
         backend = self.speaker
         if backend.healthy is not False or now - self.sent_at <= self.context.serving.health_every_s:
             return ""
@@ -372,7 +371,7 @@ class LedAttempt(Attempt):
         return f"{self.who} is down ({backend.why})" if others else ""
 
     def touch(self) -> None:
-        """What waits at the prefill side has changed, and with it what all of its pool are expected to take."""
+        """The prefill side's queue has changed, and with it the predictions for the whole pool."""
         for replica in self.pool.replicas:
             replica.touch()
 

@@ -76,7 +76,7 @@ def error_body(status: int, message: str, code: str | None = None, param: str | 
 
 
 def error_event(path: str, status: int, message: str, code: str) -> bytes:
-    """The same inside a stream that has begun, where the status can no longer say it."""
+    """The same as an event, for a stream that has begun."""
     if path.endswith("/responses"):
         said = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": 0}
         return b"event: error\ndata: " + _encode(said) + b"\n\n"

@@ -1,7 +1,7 @@
 """One client's request from its decision to its end: attempted, attempted elsewhere, timed and accounted for.
 
-Whatever happens, it ends exactly once, in `_close`. As long as nothing has been sent to the client another backend
-may try; from then on one may go on from where the last broke off, or the failure is told inside the answer.
+It ends exactly once, in `_close`. Until the client has been sent something another backend may try; from then on one
+may go on where the last broke off, or the failure is told inside the answer.
 """
 
 from typing import Final, Protocol
@@ -63,12 +63,12 @@ class Exchange(ExchangeState):
         self.attempt: Attempt | None = None
         # Looks for another backend to go on with a stream that broke off.
         self.handover: Handover | None = None
-        # Backends that failed at this before the client had anything of it, though nothing else is wrong with them:
-        # theirs it is if another serves it, and the request's own if no other does.
+        # Backends that failed this before the client had anything: at fault if another serves it; if no other does, the
+        # request is.
         self._suspects: list[tuple[Backend, str, bool]] = []
-        # The parts of the answer, by whom and how long.
+        # The parts of the answer: the flight that made each, and its tokens.
         self.legs: list[tuple[Flight, int]] = []
-        # Whose part has been added up already.
+        # The flight whose part has been added up.
         self._accounted: Flight | None = None
         reply.watcher = self
 
@@ -100,18 +100,18 @@ class Exchange(ExchangeState):
         return LedAttempt(self, decision, replica, prediction)
 
     def take_model(self, ask: Ask, parsed: RequestBody, body: bytes, why: str) -> None:
-        """Another model than the one that was asked for, of which nothing has come."""
+        """Goes over to another model; the first has answered nothing."""
         said = " ".join(f"{self.ask.model}: {why}".split()).encode("ascii", "replace")
         self.fallback = b"x-crosstie-fallback: %b\r\n" % said
         self.ask, self.parsed, self.tried = ask, parsed, ask.tried
         self.request.body = self.body = body
 
     def take_body(self, ask: Ask, parsed: RequestBody) -> None:
-        """Another body than its client's, of which nothing was asked yet."""
+        """Goes over to another body than its client's, before anything was asked."""
         self.ask, self.parsed, self.tried, self.body = ask, parsed, ask.tried, self.request.body
 
     def rule_out(self, keys: tuple[str, ...]) -> None:
-        """Whichever model answers in the end, none of these backends does."""
+        """Keeps these backends out, whichever model answers."""
         self.ruled_out += keys
         self.ask.tried += keys
         self.tried = self.ask.tried
@@ -158,8 +158,8 @@ class Exchange(ExchangeState):
         self._close("served" if attempt.status < 400 else "client error")
 
     def _blame(self) -> None:
-        """Another backend did what these failed at, or none could be asked. A backend that is set up wrongly fails at
-        everything: one request that another could serve is enough to know."""
+        """Another backend did what these failed at, or none could be asked. Who is set up wrongly fails at everything:
+        one request that another served is proof."""
         served = self.attempt is not None
         for backend, why, wrong in self._suspects:
             self._failed(backend, why, wrong=wrong, surely=wrong and served)
@@ -264,7 +264,7 @@ class Exchange(ExchangeState):
         self._close("cut")
 
     def _go_on(self, attempt: Attempt, why: str) -> None:
-        """Another backend does, or the client is told that nobody does."""
+        """Resumes on another backend, or tells the client that nobody can."""
         if self.seam is None:
             self.status = attempt.status
         if self.handover is None and self.transcript is not None:
@@ -336,7 +336,7 @@ class Exchange(ExchangeState):
         return self.handover is not None and self.handover.would_succeed()
 
     def _generation_s(self, attempt: Attempt) -> float:
-        """An answer that is not streamed begins when all of it is there: what that may take, generously."""
+        """How long generation may take: an answer that is not streamed begins when it is complete."""
         if self.parsed.stream:
             return 0.0
         tokens = self.ask.most_output or self.ask.output_tokens
@@ -373,7 +373,7 @@ class Exchange(ExchangeState):
         self.reply.send(status, error_body(status, why, code), headers)
 
     def _release(self, now: float, *, completed: bool) -> bool:
-        """The attempt is over, and accounted for; whether that was all of a whole answer."""
+        """Ends the attempt and accounts for it; whether it gave a whole answer."""
         attempt, self.attempt = self.attempt, None
         if attempt is None:
             return False
@@ -401,10 +401,8 @@ class Exchange(ExchangeState):
         return self.record.charged_usd
 
     def _account(self, attempt: Attempt, *, leaves: bool = False) -> None:
-        """What its client got of it, which is what its key is charged for: nothing, where nothing reached it.
-
-        The prompt once, whoever had to read it again, and each part of the answer at the price of who made it.
-        """
+        """Charges what its client got: the prompt once, whoever read it again, and each part of the answer at its
+        maker's price; nothing where nothing reached the client."""
         record, relay, transcript = self.record, attempt.relay, self.transcript
         if not self.legs:
             record.pool, record.backend = attempt.backend.pool.name, attempt.backend.replica.key

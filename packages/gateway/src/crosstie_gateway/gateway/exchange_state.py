@@ -16,8 +16,8 @@ from crosstie_gateway.wire.server import Reply
 
 
 class ExchangeState(ABC):
-    # Here is what few exchanges set: objects of more than 29 attributes of their own are slow to make, not compiled.
-    # How many attempts have broken their engine.
+    # Set by few exchanges, so it stands here: objects with more than 29 attributes of their own are slow to make. How
+    # many attempts have broken their engine.
     broke: int = 0
     # Backends that were ruled out before anything was decided, whichever model answers in the end.
     ruled_out: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class ExchangeState(ABC):
 
     @abstractmethod
     def transcribed(self) -> Transcript | None:
-        """Where an attempt writes down what the client gets; None: that is no text that could be gone on with."""
+        """Where an attempt writes down what the client gets; None: it is no text that could be resumed."""
 
     @abstractmethod
     def priced(self) -> float:
@@ -76,9 +76,8 @@ class ExchangeState(ABC):
         self, why: str, status: int, *, fault: bool = True, refused: bool = False, wrong: bool = False,
         passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
-        """`fault`: it is held against the backend; `refused`: no connection was made; `wrong`: it is set up wrongly;
-        `passed_on`: what it said is for the client, if nobody else has an answer; `code`: of the error, and after how
-        long to try again."""
+        """`fault`: the backend's; `refused`: no connection was made; `wrong`: it is set up wrongly; `passed_on`: its
+        words may go to the client; `code`: the error's, and after how long to try again."""
 
     # What a handover asks
 

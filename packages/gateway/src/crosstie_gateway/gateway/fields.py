@@ -1,7 +1,5 @@
-"""The fields of bodies that the gateway decodes: as msgspec takes them, in a module of their own.
-
-Compiled modules lose the annotations that msgspec reads, so this one stays as it is.
-"""
+"""The fields of bodies that the gateway decodes. Not compiled: compiled modules lose the annotations that msgspec
+reads."""
 
 from typing import Any
 
@@ -53,8 +51,7 @@ class Fields(msgspec.Struct):
     grammar: msgspec.Raw = ABSENT
 
 
-# Those of `Fields` that are kept as bytes: by name, where they begin among all fields, and those of them that a model
-# may only be held to.
+# Fields that are kept as bytes: where they begin, those a model may only be held to, and all their names.
 _NAMES = Fields.__struct_fields__
 READ_AT, HELD_TO_AT = _NAMES.index("messages"), _NAMES.index("chat_template")
 RAW = _NAMES[READ_AT:]
@@ -79,7 +76,7 @@ class PromptUsageFields(msgspec.Struct):
 
 
 class PrefilledFields(msgspec.Struct):
-    """What a prefill engine answers: whom to fetch the prompt's cache from, and how much of it was there before."""
+    """What a prefill engine answers: where to fetch the prompt's cache, and how much of it was there before."""
 
     kv_transfer_params: msgspec.Raw = msgspec.Raw()
     usage: PromptUsageFields | None = None

@@ -1,7 +1,6 @@
-"""The gateway: a fleet being served. It turns each request into an exchange and keeps what exchanges share.
+"""The gateway: a fleet being served. It turns each request into an exchange, queues and admits it.
 
-Requests are queued and admitted here; what one exchange does is its own (`exchange`), and what all of them share is the
-`context`.
+What one exchange does is in `exchange`, and what all share in `context`.
 """
 
 import asyncio
@@ -185,7 +184,7 @@ class Gateway:
                 self._watches[key] = self.loop.create_task(watch(self.context, backend))
 
     def _retire(self, key: str) -> None:
-        """No longer asked after. What it is answering now it may finish: exchanges hold on to it themselves."""
+        """Stops probing it. It may finish its requests: exchanges keep it themselves."""
         self.backends.pop(key).origin.retire()
         task = self._watches.pop(key, None)
         if task is not None:
@@ -256,7 +255,7 @@ class Gateway:
     # Requests
 
     def front(self, otherwise: Handler) -> Handler:
-        """What nearly every request is goes on from compiled code at once; `otherwise` takes all."""
+        """Serves usual requests from compiled code at once; `otherwise` takes all others."""
 
         def take(request: Request, reply: Reply) -> None:
             if request.method == "POST" and request.path in _SERVED and not self.context.serving.cors_origins:
@@ -301,7 +300,7 @@ class Gateway:
             self.context.tokenizing.read(request, reply, lambda prompt: self._serve(request, reply, record, prompt))
 
     def _serve(self, request: Request, reply: Reply, record: RequestRecord, prompt: CountedPrompt | None) -> None:
-        """With what is known of its prompt, after which its client may have gone."""
+        """`prompt`: as far as it is known. Its client may have gone."""
         try:
             parsed, ask, record.grant = self._admitted(request, record.key_id, prompt)
         except RequestRejected as refused:
@@ -326,7 +325,7 @@ class Gateway:
         return parsed, ask, None if guard is None else guard.admit(key_id, ask, self.context.serving.max_open_per_key)
 
     def serve_batched(self, request: Request, reply: Reply, key_id: int) -> None:
-        """A request of a batch of this key: after all others, and without targets, so that the cheapest pool has it."""
+        """A request of a key's batch: at low priority and without targets, so the cheapest pool gets it."""
         request_id, guard = self._request_id(request), self.context.guard
         try:
             if guard is not None:
@@ -346,7 +345,7 @@ class Gateway:
         self._begin(exchange)
 
     def opens(self, request: Request) -> int:
-        """Whose a request is whose body is still to come: the id of its key, 0 without keys. Raises BadRequest."""
+        """The key's id of a request whose body is still to come, 0 without keys. Raises BadRequest."""
         guard, key_id, own = self.context.guard, 0, self.context.own_pages
         if own is not None and request.path in own.paths:
             own.opens(request)
@@ -381,7 +380,7 @@ class Gateway:
             raise RequestRejected(404, str(error), "model_not_found") from None
         except BadInput as error:
             raise RequestRejected(400, str(error), "bad_request") from None
-        # Its key, 0 without keys: whose turn it is in the queue, and whose responses it may go on from.
+        # Its key, 0 without keys: for turns in the queue, and for responses to go on from.
         ask.patience_s, ask.tenant = serving.queue_s * self.speed, key_id
         if live.led:
             check_led(live, request, parsed, ask)
@@ -390,7 +389,7 @@ class Gateway:
         return parsed, ask
 
     def _send_home(self, ask: Ask, previous: str) -> None:
-        """Only to where the response lives that it goes on from. Raises RequestRejected."""
+        """Lets it go only where its previous response lives. Raises RequestRejected."""
         keys = [replica.key for pool in self.live.by_model.get(ask.model, ()) for replica in pool.replicas]
         home = self.context.responses.home(ask.tenant, previous)
         if home is None and len(keys) == 1 and self.context.guard is None:
@@ -544,7 +543,7 @@ class Gateway:
         return self.router.decide(ask, now, exclude=ask.tried)
 
     def _admit(self) -> None:
-        """Lets in whoever can be sent now, in the order of the waiting room."""
+        """Lets in waiting requests that can be sent now, in order."""
         now = self.now()
         while (let_in := self.waiting.take(self._decide, now)) is not None:
             ticket, decision = let_in
@@ -643,7 +642,7 @@ class Gateway:
             ({"state": state}, sum(counts[state] for counts in by_state)) for state in ("answered", "warm")
         ]
         turns: Samples = [
-            ({"found": found}, sum(kind.turns[found] for kind in kinds)) for found in ("home", "moved", "evicted")
+            ({"found": where}, sum(kind.turns[where] for kind in kinds)) for where in ("home", "moved", "evicted")
         ]
 
         def gauge(name: str, meaning: str, samples: Samples) -> Family:
@@ -679,7 +678,7 @@ class Gateway:
         ]  # fmt: skip
 
     def give_up(self) -> None:
-        """Tells all who still wait that they do so in vain."""
+        """Tells all waiting clients that they wait in vain."""
         for exchange in list(self.exchanges):
             exchange.give_up("the gateway was told to end")
 
@@ -699,7 +698,7 @@ def _labels(key: str, backend: Backend) -> dict[str, str]:
 
 
 def _check_encoding(request: Request) -> None:
-    """Raises RequestRejected. What is small on the way may be huge when it is read."""
+    """Raises RequestRejected for compressed bodies: they may be huge when read."""
     coding = request.headers[b"content-encoding"].strip().lower()
     if coding not in (b"", b"identity"):
         why = f"the body is compressed ({coding.decode('latin-1')[:32]}): send it as it is"

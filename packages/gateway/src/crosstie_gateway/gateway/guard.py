@@ -1,8 +1,5 @@
-"""Who may ask, and how much: asked twice for each request, before its body is read and after; and once more where its
-body is long in coming, before any of it is taken.
-
-All that it needs is in memory; `service.ledger` brings it there, and keeps what was used.
-"""
+"""Who may ask, and how much: asked before a request's body is read and after, and earlier for bodies that are long in
+coming. All is in memory; `service.ledger` brings it and keeps what was used."""
 
 import hashlib
 import os
@@ -44,12 +41,11 @@ _IN_VAIN: Final = b"x-should-retry: false\r\n"
 # When to come back if only requests that are being answered may take the rest of a budget, or all places of a key.
 _IN_FLIGHT_S: Final = 5.0
 _OPEN_S: Final = 0.5
-# How much of a budget may be spent at the worst, if answers of which nobody has said how long they may be get as long
-# as they can; and what is left of sums of many floats where nobody is in flight.
+# How much of a budget may be spent at worst, if all answers without a limit get as long as they can; and the rest that
+# sums of floats leave.
 _AT_WORST: Final = 1.1
 _NOBODY_USD: Final = 1e-12
-# Of what a key may have in a minute and open at once, the part that its batches leave to its other requests: whoever
-# runs a long batch is not to be kept from asking how it goes.
+# The part of a key's rates and open requests that its batches leave to its other requests.
 _LEFT_BY_BATCHES: Final = 0.2
 # Subjects of tokens that are kept in memory.
 _MOST_SUBJECTS: Final = 50_000
@@ -69,7 +65,7 @@ class Guard:
         # Signed tokens that are taken beside keys; None: none are.
         self.tokens: TokenVerifier | None = None
         self._subjects: dict[int, Holder] = {}
-        # Those of whom the store has not been told: their names, and their teams' numbers.
+        # Subjects that the store has not been told of: names and teams' numbers.
         self._untold: dict[int, tuple[int, str, int | None]] = {}
         self._day_ends = self._month_ends = 0.0
 
@@ -79,7 +75,7 @@ class Guard:
         self, keys: Iterable[Key], given_teams: Iterable[Team] = (),
         subjects: Iterable[tuple[int, str, int | None]] = (),
     ) -> None:  # fmt: skip
-        """These keys and teams and no others, from now on; and subjects of tokens that came here or elsewhere."""
+        """Takes these keys and teams and no others, and adds subjects of tokens that came anywhere."""
         teams: dict[int, TeamAccount] = {}
         for team in given_teams:
             account = self._teams.get(team.id)
@@ -117,7 +113,7 @@ class Guard:
         return list(self._teams.values())
 
     def spent(self, totals: dict[int, tuple[float, float]], included: dict[int, float], at: float) -> None:
-        """What the store said at that time; `included` are dollars of this process that it had not known before."""
+        """Takes the store's totals of that time; `included`: this process's dollars that are new in them."""
         self._day_ends, self._month_ends = day_end(at), month_end(at)
         for holder in self._budgeted:
             holder.today_usd, holder.month_usd = totals.get(holder.id, (0.0, 0.0))
@@ -159,8 +155,8 @@ class Guard:
     # What the gateway asks
 
     def known(self, request: Request) -> int:
-        """The id of the key that a request comes with, and which it then no longer carries: backends do not get to
-        see it. Raises RequestRejected."""
+        """The id of a request's key, which it then no longer carries, so that no backend sees it. Raises
+        RequestRejected."""
         headers = request.headers
         holder = self._holder(request)
         for name in _KEY_HEADERS:
@@ -168,7 +164,7 @@ class Guard:
         return holder.id
 
     def key_of(self, request: Request) -> int:
-        """The same of a request that keeps it: its body is still to come."""
+        """The same, of a request that keeps its key: its body is still to come."""
         return self._holder(request).id
 
     def may_explain(self, key_id: int, page: str = "explanations") -> None:
@@ -180,8 +176,7 @@ class Guard:
             raise self._refuse(403, f"this key may not ask for {page}: {why}", "explain_not_allowed")
 
     def check_open(self, key_id: int) -> None:
-        """Whether that key has requests and money left at all: if not, nobody need send or read a body. Raises
-        RequestRejected."""
+        """Whether a key has requests and money left, before its body is sent or read. Raises RequestRejected."""
         holder, now = self._by_id[key_id], time()
         for account in holder.accounts:
             if account.rpm or account.tpm:
@@ -190,7 +185,7 @@ class Guard:
                 self._check_spent(account, now)
 
     def check_key(self, key_id: int) -> None:
-        """Whether a key that was let in once still would be. Raises RequestRejected."""
+        """Raises RequestRejected where a key that was let in before no longer would be."""
         holder = self._by_id.get(key_id)
         if holder is None and key_id >= SUBJECTS_FROM:
             raise self._refuse(503, "whose this is has not been heard of here yet", "subject_unknown", _IN_FLIGHT_S)
@@ -238,7 +233,7 @@ class Guard:
         return holder
 
     def _team_of(self, whose: Verified, claimed: bool) -> TeamAccount | None:
-        """The first team that its token names and that there is. Raises RequestRejected."""
+        """The first existing team that its token names. Raises RequestRejected."""
         for name in whose.teams:
             team = self._teams_by_name.get(name)
             if team is not None:
@@ -255,7 +250,7 @@ class Guard:
         return holder
 
     def _forget_subject(self) -> None:
-        """The oldest that has nothing open, and nothing that is not written down."""
+        """Forgets the oldest without open requests and unwritten usage."""
         for number, holder in self._subjects.items():
             if not holder.open and abs(holder.own_usd) < _NOBODY_USD and number not in self._untold:
                 holder.join(None)
@@ -274,8 +269,8 @@ class Guard:
             raise self._refuse(401, "this API key has expired", "api_key_expired")
 
     def names_for(self, key_id: int, request: Request) -> dict[str, str]:
-        """What names of models mean in a request of this key. Raises RequestRejected where it hints at what the key
-        may not have: before that is looked up, since what a key may not use it is not told of either."""
+        """What names of models mean to this key. Raises RequestRejected for hints that it may not give, before they are
+        looked up: a key is told nothing of what it may not use."""
         holder = self._by_id.get(key_id)
         if holder is not None and holder.restricted:
             self._check_hints(holder, request.headers)
@@ -319,12 +314,12 @@ class Guard:
         return any(served.name == pool for model in models for served in self.router.fleet.by_model.get(model, ()))
 
     def not_allowed(self, key_id: int, model: str | None) -> RequestRejected:
-        """For a model that is not among a key's, whether or not there is one of that name."""
+        """The refusal for a model that a key may not use, whether or not it exists."""
         may = _listed(self.names(key_id)) or "none that is served now"
         return self._refuse(403, f"this key may not use '{model}'; it may use {may}", "model_not_allowed")
 
     def place(self, key_id: int, ask: Ask) -> None:
-        """The class and the priority that a request of this key has where it named none. Raises RequestRejected."""
+        """Gives a request the key's class and priority where it names none. Raises RequestRejected."""
         holder = self._by_id.get(key_id)
         if holder is None or not holder.restricted:
             return
@@ -351,9 +346,8 @@ class Guard:
         ask.output_tokens = live.lengths.expected_output(chosen.name, ask.model, ask.most_output)
 
     def admit(self, key_id: int, ask: Ask, max_open: int = 0, share: float = 1.0) -> Grant | None:
-        """Whether that key may have this, now; None where it has no limits to settle with. `max_open`: what it may
-        have open at once if it has no limit of its own; `share`: the part of its limits by the minute, and of these,
-        that this may take. Raises RequestRejected."""
+        """What settles this with the key's limits; None: there are none. `max_open`: the default for requests open at
+        once; `share`: the part of the limits that this may take. Raises RequestRejected."""
         self.place(key_id, ask)
         holder = self._by_id.get(key_id)
         if holder is None or not (holder.limited or holder.team is not None or max_open):
@@ -365,8 +359,8 @@ class Guard:
         return self.admit(key_id, ask, max_open, 1.0 - _LEFT_BY_BATCHES)
 
     def admit_page(self, key_id: int, max_open: int, spends: bool) -> Grant | None:
-        """The same for what counts as a request and costs nothing itself; `spends`: others will, on its account, so
-        that there must be something left of its budgets. Raises RequestRejected."""
+        """The same for what costs nothing itself; `spends`: others will on its account, so budgets must not be used up.
+        Raises RequestRejected."""
         holder = self._by_id.get(key_id)
         return None if holder is None else self._grant(holder, None, max_open, 1.0, spends)
 
@@ -414,8 +408,8 @@ class Guard:
         return rate_headers(requests, 1, volume, tokens)
 
     def _may_cost(self, ask: Ask) -> RequestCost:
-        """On the dearest pool of its model: with what it announces, where it does, else with what is usual, and at the
-        worst with all that its context has room for."""
+        """On its model's dearest pool: with the length announced, else the usual one; and at worst with all of its
+        context."""
         usd = worst_usd = 0.0
         for pool in self.router.fleet.by_model.get(ask.model, ()):
             room = max(pool.max_context - ask.input_tokens / ask.prompts, ask.output_tokens)
@@ -426,8 +420,8 @@ class Guard:
         return RequestCost(usd, max(worst_usd - usd, 0.0))
 
     def _within_budget(self, account: Account, now: float, cost: RequestCost) -> None:
-        """Raises RequestRejected where it may go beyond the budget. Who has not said how long its answer may be is let
-        in for what is usual; but of those only one at a time, unless even the worst of all is within a little more."""
+        """Raises RequestRejected where it may exceed the budget. A request without a limit counts as usual; only one
+        such at a time, unless even the worst of all is within a little more."""
         held_usd, held_more_usd = self.tally.held(account.id)
         reserved_usd, more_usd = account.reserved_usd + held_usd, account.more_usd + held_more_usd
         for budget, spent, ends, period in self._check_spent(account, now):
@@ -440,8 +434,8 @@ class Guard:
                 raise self._refuse(429, why, "insufficient_quota", _IN_FLIGHT_S)
 
     def _check_spent(self, account: Account, now: float) -> list[tuple[float, float, float, str]]:
-        """An account's budgets: dollars, what was spent of them, when the period ends, and its name; the longer wait
-        first. Raises RequestRejected where one is spent."""
+        """An account's budgets, longest wait first: dollars, dollars spent, the period's end and name. Raises
+        RequestRejected where one is spent."""
         if now >= self._day_ends:
             self._next_day(now)
         budgets = [
@@ -484,8 +478,7 @@ class Guard:
 
 
 def _credential(headers: dict[bytes, bytes]) -> tuple[bytes, bytes, bytes]:
-    """The token that a request comes with, as it is written; the public part of a key, empty where it is none; and the
-    digest of its secret."""
+    """The token as it came; the public part of a key, empty where it is none; and the digest of its secret."""
     given = headers.get(b"authorization")
     named, also = headers.get(b"api-key"), headers.get(b"x-api-key")
     token = (named if named is not None else also) or b""

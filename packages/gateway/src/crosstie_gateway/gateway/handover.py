@@ -1,11 +1,11 @@
 """One answer's way from a backend that broke it off to another that goes on with it.
 
-Made at the first break; most exchanges never have one. Who goes on is decided, asked for what is needed to ask it, and
-sent the rest; or it is said why not, in a word that the metrics count by.
+Made at the first break. A backend is decided on, asked what is needed, and sent the rest; or the reason is counted.
 """
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from crosstie.route.decision import Decision
 from crosstie_gateway.gateway.exchange_state import ExchangeState
@@ -14,8 +14,7 @@ from crosstie_gateway.gateway.resume import CannotResume, Continuation, Prepared
 from crosstie_gateway.gateway.seam import Seam, ending
 from crosstie_gateway.gateway.transcript import Transcript
 
-# After an engine broke while it was working on a request, one more gets to try it: a request that breaks engines
-# must not be carried through the whole fleet.
+# How many engines a request may break: it must not be carried through the whole fleet.
 MOST_BROKEN = 2
 # How often it is looked whether somebody has come (back) up, while nobody is.
 _AGAIN_S = 0.25
@@ -61,7 +60,7 @@ class Handover:
         self._find_backend(self.continuation)
 
     def would_succeed(self) -> bool:
-        """Whether somebody else would go on now. If not, who has fallen silent may still come back."""
+        """Whether another backend could go on now; else a silent one may still come back."""
         exchange, context = self.exchange, self.context
         if self._hopeless or not context.serving.resume:
             return False
@@ -108,23 +107,20 @@ class Handover:
             ask.patience_s, ask.tried = left_s, exclude
             exchange.wait(now)
         else:
-            self._again = context.loop.call_later(_AGAIN_S, self._find_again, continuation)
+            look = partial(self._in_time, lambda: self._find_backend(continuation))
+            self._again = context.loop.call_later(_AGAIN_S, look)
 
     def _somebody_may_come(self) -> bool:
         pools = self.context.router.fleet.by_model.get(self.exchange.ask.model, [])
         return any(not replica.up for pool in pools for replica in pool.replicas)
 
     def _tried(self) -> tuple[str, ...]:
-        """Backends that have had their turn; who has been down since then is a new one."""
+        """Backends that have had their turn, without those that have restarted since."""
         known, tried = self.context.backends, self.exchange.tried
         return tuple(key for key in tried if key not in known or known[key].replica.since <= self._since)
 
-    def _find_again(self, continuation: Continuation) -> None:
-        self._again = None
-        self._in_time(lambda: self._find_backend(continuation))
-
     def _in_time(self, step: Callable[[], None]) -> None:
-        """Whatever comes of a step, the client is told: nobody else would do it."""
+        """Runs a step, and tells the client of any failure."""
         exchange = self.exchange
         if exchange.closed:
             return

@@ -82,7 +82,7 @@ async def probe(context: Context, backend: Backend) -> None:
 
 
 async def _identify(context: Context, backend: Backend) -> None:
-    """Finds out which engine it is; what an unknown one is called is left to the fleet file."""
+    """Finds out which engine it is; for unknown ones the fleet file's word stays."""
     try:
         answer = await _get(context, backend, f"{backend.base.decode()}/models")
     except OSError:

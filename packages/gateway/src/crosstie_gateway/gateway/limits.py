@@ -1,7 +1,5 @@
-"""What a key may use: the key as the guard has it, what a request was let in for, and limits by the minute.
-
-The window of a minute slides: what was used in this minute, and of the minute before the part
-that the window still covers, as if it had come evenly."""
+"""What a key may use: the key as the guard has it, what a request was let in for, and limits by the minute. The
+minute's window slides: it has this minute, and of the one before the part still covered, as if used evenly."""
 
 from hmac import compare_digest
 from math import ceil
@@ -20,16 +18,15 @@ class Account:
 
     def __init__(self) -> None:
         self.id = 0
-        # In words, to whoever is refused.
+        # What refusals call it.
         self.whose = "this key"
         self.rpm = self.tpm = 0
         self.usd_per_day = self.usd_per_month = 0.0
         self.budgeted = False
-        # Dollars of today and this month as the store last told them; those that it did not know of then; and those
-        # of which it had not known the time before, since others may not have heard of them yet.
+        # Dollars of today and this month as the store last told; those it did not know then; and those new at the time
+        # before, which others may not have heard of.
         self.today_usd = self.month_usd = self.own_usd = self.written_usd = 0.0
-        # Requests in flight with a budget: their number, what they will come to as far as they have said, and how much
-        # more it may get.
+        # Requests in flight with a budget: their number, dollars announced, and how many more there may be.
         self.in_flight = 0
         self.reserved_usd = self.more_usd = 0.0
 
@@ -73,7 +70,7 @@ class TeamAccount(Account):
 
 
 class RequestCost(NamedTuple):
-    """Dollars that a request will come to as far as it has said, and how much more it may come to."""
+    """Dollars that a request announces, and how many more it may cost."""
 
     usd: float
     more_usd: float
@@ -87,7 +84,7 @@ class Holder(Account):
 
     def __init__(self, key: Key):
         super().__init__()
-        # Whose limits hold beside its own; and both, its own account first.
+        # The team whose limits hold too; and both accounts, its own first.
         self.team: TeamAccount | None = None
         self.accounts: list[Account] = [self]
         # Requests that are being answered, or wait.
@@ -121,7 +118,7 @@ class Holder(Account):
         if team is not None:
             team.own_usd += self.own_usd
         self.team = team
-        # Another list: whoever was let in before settles with those of then.
+        # Another list: requests that were let in before settle with the old one.
         self.accounts = [self] if team is None else [self, team]
 
     def had(self, digest: bytes) -> bool:
@@ -163,7 +160,7 @@ class Window:
         return 60.0 * (1.0 - self.passed + 1.0 - (most - more) / self.used)
 
     def _most(self, more: int, share: float) -> float:
-        """For whoever may have a share of the limit, but at least what it asks for where nobody else is there."""
+        """The limit, or that share of it; a single request may always have what it asks for."""
         return float(self.limit) if share == 1.0 else max(self.limit * share, float(min(more, self.limit)))
 
     def left(self, more: int) -> int:

@@ -1,8 +1,8 @@
 """Anthropic's Messages as chat completions: a request on its way in, and the names of what goes out.
 
-Engines differ in whether they have `/v1/messages`, and in which release; all of them chat. So a request is turned into
-a chat at the door, and everything behind it (routing, limits, failover, going on with a broken stream) stays as it is.
-`messages_reply` turns the answer back. What a chat cannot say is refused here, by its name.
+Not every engine has `/v1/messages`; all of them chat. So requests become chats at the door, and routing, limits,
+failover and resuming stay as they are. `messages_reply` turns answers back. What a chat cannot say is refused here, by
+its name.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,9 +21,9 @@ Json = dict[str, Any]
 Filled = Callable[[bytes], bytes]
 CHAT = "/v1/chat/completions"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"
-# Why an answer ended, in the other API's words; what is not here is the end of a turn.
 # To encode this much takes some 30 ms.
 _MOST_TOOL_INPUT = 8 * 2**20
+# Why an answer ended, in the other API's words; what is not here is the end of a turn.
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _ERRORS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -84,8 +84,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json]:
-    """What a request of Messages asks for, as a chat; and that as it was read, without its long strings. Raises
-    RequestRejected. `counting`: it is only to be counted."""
+    """A request of Messages as a chat, and that chat without its long strings. `counting`: it is only counted. Raises
+    RequestRejected."""
     body, outline = request.body, request.outline
     try:
         if outline is None:
@@ -103,8 +103,8 @@ def chat_for(request: Request, *, counting: bool = False) -> tuple[Request, Json
 
 
 class _ToolInputs:
-    """The inputs of tools are JSON that becomes a string: their long strings alone are encoded once more, and so there
-    may not be as much of them as of other text."""
+    """Inputs of tools are JSON that becomes a string: their long strings are encoded again, so their size is
+    limited."""
 
     def __init__(self, outline: Outline, body: bytes):
         self._outline, self._body, self._left = outline, body, _MOST_TOOL_INPUT
@@ -117,8 +117,8 @@ class _ToolInputs:
 
 
 class BodyPart:
-    """A part of a body of Messages, and where it stands in that. Raises BadInput where it is of another kind than is
-    asked for."""
+    """A part of a Messages body, and where it stands there. Raises BadInput where it is of another kind than asked
+    for."""
 
     def __init__(self, value: Any, where: str = ""):
         self.value, self.where = value, where
@@ -151,8 +151,8 @@ class BodyPart:
 
 
 def chat_of(body: bytes, *, counting: bool = False, filled: Filled = bytes) -> Json:
-    """The chat that a body of Messages asks for. Raises BadInput. `filled`: gives JSON the long strings that the body
-    lacks, before it becomes a string itself."""
+    """The chat that a Messages body asks for. `filled`: gives JSON the body's long strings before it becomes a string.
+    Raises BadInput."""
     try:
         given = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,7 +1,5 @@
-"""A chat's answer turned into one of Anthropic's Messages on its way to the client.
-
-To the gateway it is a reply like any other: chats are written to it, whole or event by event.
-"""
+"""A chat's answer turned into one of Anthropic's Messages on its way to the client. The gateway writes chats to it,
+whole or event by event."""
 
 from typing import Any, Final
 

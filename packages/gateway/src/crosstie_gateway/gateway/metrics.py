@@ -1,7 +1,5 @@
-"""What the gateway counts, and how Prometheus reads it.
-
-On the way of a request only plain numbers are added up; names and labels are put together when someone asks.
-"""
+"""What the gateway counts, and how Prometheus reads it. Requests only add numbers; names and labels are put together
+when someone asks."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -62,8 +60,8 @@ class Metrics:
         self.sources: list[Callable[[], list[Family]]] = []
 
     def expect(self, fleet: Fleet) -> None:
-        """Counters of what a healthy gateway will count begin at 0: one that is not there until its first event hides
-        that event from `increase`, and leaves panels empty until then."""
+        """Counters of a healthy gateway begin at 0: one that appears with its first event hides that event from
+        `increase`."""
         for pool in fleet.pools:
             self._of(pool.name)
             for counter in (self.retries, self.faults, self.panics, self.resumed):

@@ -8,7 +8,7 @@ Field = str | int | float | bool
 
 
 class Notice(str):
-    """Whoever only wants the sentence takes it as the string that it is."""
+    """It is its sentence, for those who want no more."""
 
     event: str
     level: Level

@@ -14,13 +14,12 @@ from crosstie_gateway.gateway.errors import RequestRejected, error_body, retry_a
 from crosstie_gateway.gateway.gateway import Gateway
 from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
 from crosstie_gateway.gateway.messages import COUNT_TOKENS, chat_for, error_message
-from crosstie_gateway.gateway.paths import tidy_path
 from crosstie_gateway.gateway.record import RequestRecord
-from crosstie_gateway.gateway.roads import SERVED
+from crosstie_gateway.gateway.roads import SERVED, tidy_path
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
 
-# For whoever watches the gateway.
+# For those who watch the gateway.
 OPS = ("/health", "/ready", "/metrics")
 _RESPONSES = "/v1/responses/"
 _BATCHED = ("/v1/files", "/v1/batches")
@@ -60,7 +59,10 @@ def handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
                 reply.send(404, error_body(404, f"{path} has a port of its own here", "not_found"))
                 return
             try:
-                _check_watcher(gateway, request)
+                guard = gateway.context.guard
+                if path == "/metrics" and guard is not None:
+                    # They name backends, teams and their spending: not for all who have keys.
+                    guard.may_explain(guard.known(request), "metrics")
             except RequestRejected as refused:
                 _refuse(request, reply, refused)
             else:
@@ -100,14 +102,6 @@ def _refuse(request: Request, reply: Reply, refused: RequestRejected) -> None:
     status, lines = refused.status, refused.headers + retry_after(refused.retry_after_s)
     body = error_body(status, str(refused), refused.code)
     reply.send(status, error_message(status, body) if request.path == COUNT_TOKENS else body, lines)
-
-
-def _check_watcher(gateway: Gateway, request: Request) -> None:
-    """Metrics name backends and teams, and what these spend: where clients have keys, not every client may see them.
-    Raises RequestRejected."""
-    guard = gateway.context.guard
-    if request.path == "/metrics" and guard is not None:
-        guard.may_explain(guard.known(request), "metrics")
 
 
 def ops_handler(gateway: Gateway) -> Callable[[Request, Reply], None]:
@@ -156,7 +150,7 @@ def _key_id(gateway: Gateway, request: Request) -> int:
 
 
 def _home(gateway: Gateway, request: Request) -> tuple[int, bytes, bytes]:
-    """Where things are, for whoever opens the address in a browser."""
+    """Where things are, for people who open the address in a browser."""
     own = gateway.context.own_pages
     page = "/crosstie/" if own is not None else "none here: start the gateway with --dashboard"
     places = {"gateway": "crosstie", "api": "/v1", "dashboard": page, "health": "/health", "metrics": "/metrics"}
@@ -343,8 +337,7 @@ def _considered(considered: Considered, names: dict[str, str]) -> dict[str, obje
 
 
 def _of_late(gateway: Gateway, considered: Considered) -> dict[str, object]:
-    """A prediction is of one request at this moment; what the pool's last requests saw is beside what was predicted of
-    each of them, at its own moment."""
+    """What the pool's last requests saw, beside what was predicted of each at its own moment."""
     counts = gateway.metrics.pools.get(considered.pool)
     return {"of_late": counts.of_late() if counts is not None else None}
 

@@ -11,8 +11,8 @@ from crosstie_gateway.gateway.relay import StreamRelay, WholeRelay
 from crosstie_gateway.gateway.roads import PICTURES
 from crosstie_gateway.gateway.transcript import Transcript
 
-# How often a pool's context an answer, or a prompt, may be said to be: engines' own limits differ from what a fleet
-# file says, and not by orders.
+# How many contexts of its pool an answer or prompt may be said to have: engines' limits differ from the file's, a
+# little.
 _CONTEXTS: Final = 2
 # More bytes than a token has, and than an event or an answer has around one.
 _TOKEN_BYTES: Final = 128
@@ -24,8 +24,8 @@ _PICTURES: Final = PICTURES
 
 
 def plainly_counted(relay: StreamRelay | WholeRelay, ask: Ask, context: int) -> Usage | None:
-    """The engine's own count where nothing about it calls for a closer look, as of nearly every whole answer; None:
-    `Passed` takes that look."""
+    """The engine's own count where nothing calls for a closer look, as nearly always; None: `Passed` takes that
+    look."""
     usage = relay.usage
     if usage is None:
         return None

@@ -8,8 +8,8 @@ _STREAM: Final = b"content-type: text/event-stream; charset=utf-8\r\ncache-contr
 
 
 class ProgressReply(Reply):
-    """In the place of the reply that it is made of. Its head has left with the first comment, so that whatever comes of
-    the request, an error too, is an event of the stream; to the gateway it has not begun until then."""
+    """Replaces the reply that it is made of. The head leaves with the first comment, so whatever follows, errors too,
+    is an event; to the gateway it has not begun until then."""
 
     def __init__(self, reply: Reply, lines: bytes):
         super().__init__(reply.connection)

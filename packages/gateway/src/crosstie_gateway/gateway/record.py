@@ -41,7 +41,7 @@ class RequestRecord:
         # The client's own, where it is valid; and how it is followed, where it is.
         self.traceparent = b""
         self.trace: TracedRequest | None = None
-        # As it came. Only while listeners are told: whoever keeps an ending keeps no prompt with it.
+        # As it came, only while listeners are told: a kept record keeps no prompt.
         self.request: Request | None = None
 
     def tpot_s(self, speed: float) -> float | None:

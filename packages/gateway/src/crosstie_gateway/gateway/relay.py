@@ -1,7 +1,5 @@
-"""How an upstream's answer becomes the client's: a stream event by event, anything else whole.
-
-A relay keeps what it must not send yet. As long as `reply.started` is false the request may still be tried elsewhere.
-"""
+"""How an upstream's answer becomes the client's: a stream event by event, anything else whole. While `reply.started` is
+false the request may still be tried elsewhere."""
 
 import re
 from collections.abc import Callable
@@ -19,8 +17,8 @@ from crosstie_gateway.wire.server import Reply
 _USAGE: Final = b'"usage":'
 # As some engines write in every event but the last.
 _NO_USAGE: Final = re.compile(rb'"usage": ?null')
-# What a finished answer says of itself. `abort` is what vLLM gives to those whom its own end cuts short; to those
-# who still wait then it gives an opening, no token, and a proper end.
+# What a finished answer says of itself. vLLM gives `abort` to answers that its own end cuts short; to waiting requests
+# it then gives an opening, no token, and a proper end.
 _FINISHED: Final = re.compile(rb'"finish_reason" ?: ?"|"response\.(?:completed|incomplete|failed)"')
 _ABORTED: Final = re.compile(rb'"finish_reason" ?: ?"abort"')
 # A line of its own: what a model writes about such things has no line ends, only escaped ones.
@@ -67,16 +65,16 @@ _OPENING: Final = re.compile(
 _SAYS: Final = re.compile(rb"^(?:data|event: ?error)", re.MULTILINE)
 # An answer that is not a stream is kept until it is whole, up to this size.
 MOST_KEPT: Final = 64 * 2**20
-# What an answer costs. A stream has none: it is known when the head has long left, few clients and proxies keep what
-# HTTP has for that, and strict ones refuse a usage with more in it.
+# What an answer costs. Streams have none: it is known after the head, few clients and proxies keep HTTP trailers, and
+# strict ones refuse more fields in a usage.
 COST: Final = b"x-crosstie-cost-usd"
 
 
 class StreamRelay:
-    """Server-sent events; those that only carry the usage which the gateway asked for go no further.
+    """Server-sent events, without the usage that only the gateway asked for.
 
-    Nothing leaves before the first token: neither an opening without one nor an engine's error in its place, so that
-    another backend may still try. Nor does an error after it, as long as another may go on.
+    Nothing leaves before the first token, neither an opening nor an error, so that another backend may still try; nor
+    does an error after it, as long as another may go on.
     """
 
     def __init__(
@@ -102,8 +100,8 @@ class StreamRelay:
         # Its status, where the error was the client's and came in the place of an answer.
         self.client_error_status = 0
         self._events = Events()
-        # What events with a text have before and after it, with nothing in it that is looked for; whether a count comes
-        # then; and whether that is to be found out from the next.
+        # The bytes before and after the text of usual events; whether a count follows; whether to learn these from the
+        # next event.
         self._begin = self._end = b""
         self._counts = False
         self._learns = transcript is not None and seam is None and choices is None
@@ -168,8 +166,8 @@ class StreamRelay:
         return True
 
     def _usual(self, data: bytes) -> bytes:
-        """What goes on of an event that is like one before but for its text, in which nothing else can stand; empty: it
-        may be another. Slices are compared, since to call a method takes longer."""
+        """What to send of an event that differs from the last in its text alone; empty: it may be another kind. Slices
+        are compared, since method calls take longer."""
         begin = len(self._begin)
         if data[:begin] != self._begin:
             return b""
@@ -211,8 +209,8 @@ class StreamRelay:
             self._begin, self._end = begin, end
 
     def _may_begin(self, data: bytes) -> bool:
-        """Whether there is a token in it, so that it may leave with what was kept before it; else it is kept, too. What
-        was kept is not looked at again: there may be much of it, in small pieces."""
+        """Whether it holds a token, so that it may leave with what was kept; else it is kept too, and not looked at
+        again."""
         opening = self._opening
         if self.has_error or _has_error(data):
             self.has_error = True
@@ -242,8 +240,8 @@ class StreamRelay:
         return b"".join(before)
 
     def _until_early_end(self, data: bytes, choices: Choices) -> bytes:
-        """What comes before the last word of an engine that has left a choice unfinished: clients take it for the end
-        of a whole answer."""
+        """What comes before the [DONE] of an engine that left a choice unfinished: clients would take it for the
+        end."""
         choices.note(data)
         end = DONE.search(data)
         if end is None or choices.all_seen_ended:
@@ -282,8 +280,7 @@ class StreamRelay:
         return usage
 
     def seen_tokens(self, bytes_per_token: float) -> int:
-        """What passed here, where neither the engine nor a transcript tells how much it was: by pieces, or by bytes
-        where these come to more."""
+        """Tokens that passed, where nobody counted: by pieces, or by bytes where these come to more."""
         if self._added:
             return max(self._added, ceil(self._text / bytes_per_token))
         return max(self.events, ceil((self.passed - _ENVELOPE * self.events) / bytes_per_token))

@@ -1,8 +1,8 @@
 """How an answer that broke off goes on elsewhere: whether the request allows it, and what the next engine is asked.
 
-The text that the client has is given to the next engine as the beginning of its own answer. Greedy engines then say
-what they would have said, if they also see the same tokens. Text alone does not promise that: a line end that was made
-as two tokens may be read as one. llama.cpp is therefore given tokens, each event's text cut up by itself.
+The next engine gets the client's text as the beginning of its answer, and goes on the same if greedy and if it sees the
+same tokens. Text does not promise that: a line end made as two tokens may be read as one. So llama.cpp is given tokens,
+each event's text cut up by itself.
 """
 
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ from crosstie_gateway.gateway.transcript import Transcript
 
 Parts = dict[str, msgspec.Raw]
 Json = dict[str, Any]
-# What another engine cannot go on with, unless its value is one of these: it knows nothing of choices, calls, grammars
-# and probabilities that have begun elsewhere.
+# What another engine cannot continue, unless its value is one of these: choices, calls, grammars and probabilities that
+# began elsewhere.
 _OFF: tuple[Any, ...] = (None, False, [], "")
 _EXCEPTED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("tools", "functions", "echo", "suffix", "use_beam_search", "audio", "grammar"), _OFF),
@@ -67,8 +67,7 @@ class Prepared(NamedTuple):
 
 
 class Continuation:
-    """A request and what its client has of the answer, and the engine that began it. Raises CannotResume where that is
-    no beginning."""
+    """A request, what its client has of the answer, and the engine that began it. Raises CannotResume."""
 
     def __init__(self, path: str, body: bytes, parsed: RequestBody, transcript: Transcript, began_on: str = ""):
         transcript.read()

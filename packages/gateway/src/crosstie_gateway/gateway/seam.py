@@ -1,7 +1,5 @@
-"""Where two engines' events meet in one stream: the second's are told as if they were the first's.
-
-The same id, time and model all along, no second opening, one end, and a count of both parts.
-"""
+"""Where two engines' events meet in one stream: one id, time and model, one opening, one end, and a count of both
+parts."""
 
 from typing import Any
 
@@ -21,9 +19,9 @@ Json = dict[str, Any]
 
 
 class Seam:
-    """`made`: tokens of the answer before it; `given`: those of the prompt, None: not known yet. `raw`: the second
-    engine completes what is a chat to the client. `trimmed`: white space at the end of the first part, where the second
-    engine's template may have taken it off, so that it is made again."""
+    """`made`: tokens of the answer so far; `given`: of the prompt, None: unknown. `raw`: the second engine completes
+    what is a chat to the client. `trimmed`: white space at the seam that its template may have removed, so that it
+    comes again."""
 
     def __init__(
         self,
@@ -130,8 +128,8 @@ def _names(first: ChunkFields | None) -> Json:
 
 
 def ending(first: ChunkFields | None, chat: bool, finish: str, usage: Usage | None) -> bytes:
-    """The last events of an answer whose engine could not send them: nothing but these is missing. `finish`: how it
-    ended, "" where that has been said; `usage`: where the client waits for it."""
+    """An answer's last events, where its engine could not send them. `finish`: how it ended, "": that was said;
+    `usage`: where the client waits for it."""
     about = {**_names(first), "object": _CHAT_CHUNK if chat else "text_completion"}
     events = b""
     if finish:

@@ -1,8 +1,7 @@
 """Signed tokens (JWT) as identities: whether one holds, and whose it is.
 
-The public keys of the issuer are brought by `service.token_keys`; nothing is fetched here. What was verified once is
-remembered by its hash until it ends, since a signature costs more than the rest of a request. PyJWT does the
-cryptography and is imported when the first verifier is made, so this module is not compiled.
+`service.token_keys` brings the issuer's public keys. A verified token is remembered by its hash until it ends, since a
+signature costs more than the rest of a request. Not compiled: PyJWT is imported with the first verifier.
 """
 
 import base64
@@ -71,8 +70,8 @@ class TokenVerifier:
         return sum(map(len, self._keys.values()))
 
     def know(self, keys: Iterable[Mapping[str, Any]]) -> int:
-        """These JWKs and no others, from now on; how many of them are of use. What was verified with one that is gone
-        is not believed any longer."""
+        """Takes these JWKs and no others from now on; how many are of use. Tokens verified with a key that is gone are
+        forgotten."""
         known: dict[str, list[Any]] = {}
         for said in keys:
             made = self._usable(said)
@@ -87,8 +86,8 @@ class TokenVerifier:
         return self.keys
 
     def _usable(self, said: Mapping[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """The key, and what was said of it. None: a secret, one for something else, or one that is broken or weak.
-        Some issuers write null for what they do not say."""
+        """The key, and what was said of it; None: it is secret, for something else, broken or weak. Nulls count as
+        absent."""
         said = {name: value for name, value in said.items() if value is not None}
         if said.get("kty") not in _KINDS.values() or said.get("use", "sig") != "sig":
             return None

@@ -1,8 +1,5 @@
-"""What a client has been sent of a stream, so that another engine may go on from there.
-
-Events are kept as they were sent, compressed when they have become many, and read when somebody asks: of an answer that
-ends well, nobody ever does.
-"""
+"""What a client has been sent of a stream, so that another engine may go on from there. Events are kept as sent,
+compressed when they are many, and read only when an answer breaks off."""
 
 import re
 import zlib
@@ -22,8 +19,7 @@ from crosstie_gateway.gateway.fields import (
     decode_parts,
 )
 
-# Bytes of events that are kept as they are: some 250 of a token, most of them the same in all of them, so that a
-# twentieth is left when they are compressed. And of all events together: more is no answer to be begun again.
+# Bytes of events kept plain (250 a token, a twentieth when compressed); and of all: longer answers are not resumed.
 _MOST_PLAIN: Final = 64 * 2**10
 _MOST_BYTES: Final = 16 * 2**20
 _QUICK: Final = 1

@@ -1,11 +1,8 @@
 """Keeps the models of shared pools where they are asked for.
 
-Of the workers that serve the same fleet one is the leader, whoever holds a lock: it decides what is loaded where. The
-others follow: they report what they are asked for and what they have in flight, and learn from it what is where. A
-gateway of one process leads.
-
-With Redis, of the leaders of several gateways the one decides that holds the fleet's lease (`residents`). The
-others do as it says, and while none is heard of they go by what engines say that they have, and load nothing.
+Among the workers of a gateway the one that holds a lock leads: it decides what is loaded where. The others report their
+requests and learn from it what is where. With Redis, the leader that holds the fleet's lease (`residents`) decides for
+all gateways. The others obey; while they hear of none they go by what engines say, and load nothing.
 """
 
 import asyncio
@@ -17,6 +14,7 @@ from collections.abc import Callable, Collection
 from time import monotonic
 
 from crosstie.core.fleet import Fleet
+from crosstie.core.histogram import Family
 from crosstie.host.hosted import ResidencySettings
 from crosstie.route.ask import Ask
 from crosstie.route.hosted_sizes import sizes
@@ -41,7 +39,7 @@ _SILENT_S = 3.0
 
 
 class Role:
-    """What a worker does for shared pools: as their `Leader`, or as a `Follower`."""
+    """What a worker does for shared pools, as `Leader` or `Follower`."""
 
     def __init__(self, process: GatewayProcess):
         self.process, self.gateway = process, process.gateway
@@ -52,7 +50,7 @@ class Role:
         raise NotImplementedError
 
     def waiting(self) -> set[str]:
-        """Hosted models that somebody waits for because they are not loaded."""
+        """Models that requests wait for until they are loaded."""
         tickets = [(exchange.ticket, exchange.ask.model) for exchange in self.gateway.exchanges]
         return {model for ticket, model in tickets if ticket is not None and ticket.there and model in self.models}
 
@@ -62,14 +60,14 @@ class Role:
         return any(replica.presence is None or replica.presence.there for pool in pools for replica in pool.replicas)
 
     def presences(self) -> dict[str, tuple[Replica, Presence]]:
-        """By key, the replicas that share their machine with others."""
+        """Replicas that share their machine with others, by key."""
         replicas = [(replica, replica.presence) for replica in self.gateway.live.replicas()]
         return {replica.key: (replica, presence) for replica, presence in replicas if presence is not None}
 
 
 class Leader(Role, LoadGuard):
-    """Decides and loads, unless another gateway does. Before it puts a model away, the followers hear of it and say
-    what they still have, and so do other gateways."""
+    """Decides and loads, unless another gateway does. Before it puts a model away, followers and other gateways hear of
+    it and say what they still have."""
 
     def __init__(
         self, process: GatewayProcess, settings: ResidencySettings | None, load_patience_s: float | None,
@@ -100,7 +98,7 @@ class Leader(Role, LoadGuard):
         return self._of_model.keys()
 
     def load_s(self, model: str) -> float:
-        """How long it takes where it loads quickest."""
+        """How long its quickest load takes."""
         return min(pool.residency.hosted[model].load_s for pool in self._of_model[model])
 
     def serve(self, fleet: Fleet) -> None:
@@ -164,7 +162,7 @@ class Leader(Role, LoadGuard):
         return [task for pool in self.pools.values() for task in pool.ask(range(len(pool.slots)))]
 
     async def step(self, *, verify: bool) -> bool:
-        """What is to be done now and again; True, because somebody leads."""
+        """One round of work; True, because somebody leads."""
         if not self.leads:
             return await self._follow(verify=verify)
         if not self._led:
@@ -180,7 +178,7 @@ class Leader(Role, LoadGuard):
             self.verify()
         for pool in self.pools.values():
             pool.ask(list(pool.unsure))
-            # One load is enough for whoever waits, where several pools host a model.
+            # One load is enough where several pools host a model.
             others = [slot.loading for other in self.pools.values() if other is not pool for slot in other.slots]
             pool.begin_loads([model for model in wanted if model not in others])
         await self._ask_followers()
@@ -193,7 +191,7 @@ class Leader(Role, LoadGuard):
         return self.share is None or self.share.lease.held
 
     async def _follow(self, *, verify: bool) -> bool:
-        """As the gateway says that leads."""
+        """Does as the leading gateway says."""
         assert self.share is not None
         self._led = False
         leader = self.share.residents.leader()
@@ -241,8 +239,8 @@ class Leader(Role, LoadGuard):
             await self.share.release(slots)
 
     async def _before_unload(self) -> None:
-        """All others have heard which models leave, and have said what they still have of them; who is not heard of any
-        more is not waited for."""
+        """Returns when all others that are heard of know which models leave, and have said what they still have of
+        them."""
         await self._ask_followers()
         if self.share is None:
             return
@@ -252,7 +250,7 @@ class Leader(Role, LoadGuard):
             await asyncio.sleep(_OBEYED_S)
 
     async def _ask_followers(self) -> None:
-        """Tells followers what is where, and hears what they have in flight after they have heard."""
+        """Tells followers what is where, and hears what they then have in flight."""
         if self.process.link is None:
             return
         loads: Counter[str] = Counter()
@@ -334,7 +332,7 @@ class Follower(Role):
 
 
 class Hosting(HostedModels, Component):
-    """The component: it has a role, which it changes for the leader's when nobody leads."""
+    """The component. It has a role, and becomes the leader when nobody leads."""
 
     role: Leader | Follower
 
@@ -358,7 +356,6 @@ class Hosting(HostedModels, Component):
         process.on(FollowerReport, self._on_report)
         process.on(LeaderState, self._on_leader_state)
         self._offer()
-        self.gateway.metrics.sources.append(lambda: families(self.pools.values()))
         if isinstance(self.role, Leader):
             await asyncio.gather(*self.role.verify())
         self._task = self.gateway.loop.create_task(self._run())
@@ -370,11 +367,11 @@ class Hosting(HostedModels, Component):
         self._again.set()
 
     def _offer(self) -> None:
-        """To the gateway, which asks at every request: not where no pool hosts anything."""
+        """Offers itself to the gateway, which asks at every request, only where a pool hosts models."""
         self.gateway.context.hosted = self if self.role.models else None
 
     def _join(self, fleet: Fleet) -> None:
-        """Other gateways, where there may be any with the same shared pools."""
+        """Joins other gateways, where some may have the same shared pools."""
         role, redis = self.role, fleet.state.redis
         if not isinstance(role, Leader) or redis is None or role.share is not None:
             return
@@ -385,6 +382,9 @@ class Hosting(HostedModels, Component):
             self._again.set, self._hold_s,
         )  # fmt: skip
         self._share.start()
+
+    def families(self) -> list[Family]:
+        return families(self.pools.values())
 
     async def stop(self) -> None:
         self.gateway.context.hosted = None

@@ -1,7 +1,7 @@
 """How a replica is told to load a model and to put it away: vLLM's sleep, llama.cpp's router, or a command.
 
-vLLM's pages are those of its development mode (0.32: VLLM_SERVER_DEV_MODE=1, --enable-sleep-mode), llama.cpp's those of
-a server that was started without a model (b21e4de, August 2026: --models-dir or --models-preset).
+vLLM's pages are of its development mode (0.32: VLLM_SERVER_DEV_MODE=1, --enable-sleep-mode), llama.cpp's of a server
+without a model (b21e4de, August 2026: --models-dir or --models-preset).
 """
 
 import asyncio
@@ -80,7 +80,7 @@ class Loader:
             raise LoadFailed(_refused(answer, path.partition("?")[0]))
 
     async def _until(self, true: Callable[[], Awaitable[bool | None]], patience_s: float, failure: str) -> None:
-        """Asks again and again; `true` gives True, or raises LoadFailed."""
+        """Asks until `true` gives True. Raises LoadFailed, also after `patience_s`."""
         try:
             async with asyncio.timeout(patience_s):
                 while not await true():
@@ -95,13 +95,12 @@ def _refused(answer: Answer, path: str) -> str:
 
 
 class VllmSleep(Loader):
-    """Each model is a server of its own on the replica's GPUs; who sleeps keeps its weights in the host's memory.
+    """Each model is a server of its own on the replica's GPUs; a sleeping one keeps its weights in the host's memory.
 
-    Level 1, because a server that sleeps at level 2 has to be told to load its weights anew. `mode=wait`: should there
-    be requests after all, be they another client's, they are finished first.
+    Level 1, since after level 2 weights must be loaded anew; `mode=wait` finishes requests, another client's too.
     """
 
-    # One that is waking goes on, whoever waits for it, and calls itself asleep meanwhile.
+    # A waking server goes on waking, and calls itself asleep meanwhile.
     gives_up = False
 
     async def load(self, index: int, model: str, patience_s: float) -> None:
@@ -185,7 +184,7 @@ class LlamaRouter(Loader):
         }
 
     async def _statuses(self, backend: Backend) -> dict[str, dict[str, Any]]:
-        """By name and alias; a server that has one model and no router has it loaded."""
+        """Statuses by name and alias; a server without a router has its one model loaded."""
         try:
             answer = await self._ask(backend, "GET", f"{backend.origin.address.root}/models")
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Carries over Redis what gateways say of shared replicas, and keeps the lease of whoever leads (`residents`)."""
+"""Carries over Redis what gateways say of shared replicas, and keeps the leader's lease (`residents`)."""
 
 import asyncio
 import contextlib
@@ -17,8 +17,8 @@ _decode = msgspec.msgpack.Decoder(HostReport).decode
 
 
 class ResidentShare(RedisTalk):
-    """`report`: what is to be told now; `on_asked`: requests by model that other gateways had; `on_news`: something of
-    the leader's has changed."""
+    """`report`: what to tell now; `on_asked`: requests by model at other gateways; `on_news`: the leader's state has
+    changed."""
 
     every_s = 0.05
 
@@ -65,7 +65,7 @@ class ResidentShare(RedisTalk):
         await self._client.publish(self.channel, _encode(bye))
 
     async def claim(self, slots: Collection[str], for_s: float) -> bool:
-        """Whether these are this gateway's to change for so long; not where that cannot be found out."""
+        """Whether this gateway may change these for so long; False where nobody can say."""
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 return await self.lease.claim(self._client, slots, for_s, self.residents.claims)

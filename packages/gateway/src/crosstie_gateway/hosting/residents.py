@@ -72,7 +72,7 @@ class HostReport(msgspec.Struct, array_like=True):
 
 
 class ReplicaClaim(NamedTuple):
-    """Of a slot, by the leader of that number: what it loads there may go on until then."""
+    """A leader's claim on a slot, with the leader's number: its load may go on until then."""
 
     until: float
     number: int
@@ -86,7 +86,7 @@ class ReplicaClaim(NamedTuple):
         return b"%b %d" % (_FREE, self.number)
 
     def is_over(self, value: bytes | None) -> bool:
-        """By what Redis has there: it was released, or one that came after it was."""
+        """By Redis' value: whether this claim or a later one was released."""
         mark, _, number = (value or b"").partition(b" ")
         return mark == _FREE and number.isdigit() and int(number) >= self.number
 
@@ -102,11 +102,11 @@ class Residents:
         # The highest that was heard of.
         self.number = 0
         # By slot, another's load that may go on there.
-        self._claims: dict[str, ReplicaClaim] = {}
+        self.claims: dict[str, ReplicaClaim] = {}
         self._asked: dict[str, dict[str, int]] = {}
 
     def hear(self, report: HostReport) -> dict[str, int]:
-        """What the others were asked for that was not known yet."""
+        """The requests by model of other gateways that are new in the report."""
         now = self.clock()
         if report.machine == self.machine:
             return {}
@@ -122,9 +122,9 @@ class Residents:
         if report.leads and report.number >= self.number:
             self.number, self._leader = report.number, (now, report)
             # Those that it has released are gone; those of a leader before it stay until their time is over.
-            of_others = {slot: claim for slot, claim in self._claims.items() if claim.number != report.number}
+            of_others = {slot: claim for slot, claim in self.claims.items() if claim.number != report.number}
             claims = {slot: ReplicaClaim(now + for_s, report.number) for slot, for_s in report.claims.items()}
-            self._claims = {**of_others, **claims}
+            self.claims = {**of_others, **claims}
         # Of one that was never heard of it is not known when it was asked.
         before = self._asked.get(report.machine, report.asked)
         self._asked[report.machine] = report.asked
@@ -136,12 +136,7 @@ class Residents:
         for machine in [name for name, (at, _) in self._heard.items() if at < heard]:
             del self._heard[machine]
             self._asked.pop(machine, None)
-        self._claims = {slot: claim for slot, claim in self._claims.items() if claim.until > self.clock()}
-
-    @property
-    def claims(self) -> dict[str, ReplicaClaim]:
-        """Of others."""
-        return self._claims
+        self.claims = {slot: claim for slot, claim in self.claims.items() if claim.until > self.clock()}
 
     def leader(self) -> HostReport | None:
         """What the leader said, while it is heard of."""
@@ -160,7 +155,7 @@ class Residents:
         return {model for other in self.others() for model in other.waiting}
 
     def all_obey(self, number: int, revision: int) -> bool:
-        """Whether all that are heard of have heard this much, and said since what they have in flight."""
+        """Whether all others have obeyed up to this revision, and said what they have in flight."""
         return all((other.number, other.revision) >= (number, revision) for other in self.others())
 
 
@@ -188,12 +183,12 @@ class Lease:
         return f"{self._machine} {self.number}".encode()
 
     def lost_sight(self) -> None:
-        """Of Redis: what was seen to be absent may have been there since."""
+        """Redis was away: a lease that was absent may have been there since."""
         self._absent_since = None
 
     async def keep(self, client: Any, known: int, claims: Mapping[str, ReplicaClaim]) -> None:
-        """Renews it, or takes it if it may; once a second. `known`: the highest number that was heard of. `claims`: of
-        others, by slot, to be put back if Redis has lost them."""
+        """Renews it, or takes it if it may; once a second. `known`: the highest number heard of. `claims`: of others,
+        put back if Redis has lost them."""
         began, hold_ms = self._clock(), int(1000 * self._hold_s)
         # Redis may have been away, or begun anew, and others would go by the claim.
         async with self._claiming:
@@ -240,7 +235,7 @@ class Lease:
                 await client.eval(_PUT_BACK, 1, self._claim_at(slot), claim.value, left_ms)
 
     async def give_up(self, client: Any) -> None:
-        """Whoever comes next need not wait. Also one that no longer counts on it says so, while Redis still does."""
+        """Frees the lease, so that the next leader need not wait; also one that this gateway no longer counts on."""
         self._until = -inf
         await client.eval(_SWAP, 1, self._at, self._value, _FREE, 86_400_000)
 
@@ -260,7 +255,7 @@ class Lease:
             return self.held
 
     def _may_claim(self, slot: str, value: bytes | None, known: ReplicaClaim | None) -> bool:
-        """By what Redis has of that slot, and what was heard of it."""
+        """By Redis' value of that slot, and what others have told."""
         own = self.claimed.get(slot)
         if known is not None and known.until > self._clock():
             return known.is_over(value)

@@ -1,7 +1,5 @@
-"""One pool that hosts several models: what is loaded where, and the loads that are under way.
-
-`host.residency` decides; here its moves are made, and what replicas turn out to have is told to it.
-"""
+"""One pool that hosts several models: what is loaded where, and the loads under way. `host.residency` decides and is
+told what replicas have; its moves are made here."""
 
 import asyncio
 import contextlib
@@ -57,8 +55,8 @@ class _NotOurs(LoadFailed):
 
 
 class SharedPool:
-    """`elsewhere`: requests in flight by a backend's key in other processes of this gateway. `guard`: None where no
-    other gateway has these replicas."""
+    """`elsewhere`: requests in flight in this gateway's other processes, by backend. `guard`: None without other
+    gateways."""
 
     def __init__(
         self,
@@ -94,7 +92,7 @@ class SharedPool:
         self.bind()
 
     def bind(self) -> None:
-        """To the live replicas, which a reload may have exchanged; what they are believed to have is kept."""
+        """Takes the live replicas, which a reload may have exchanged; what is known of them stays."""
         live = {pool.pool.model: pool for pool in self.gateway.live.pools if pool.name == self.pool.name}
         self.replicas: dict[tuple[int, str], Replica] = {
             (index, model): live[model].replicas[index]
@@ -108,15 +106,15 @@ class SharedPool:
                 self.residency.observed(slot.key, there, self.gateway.now())
 
     def close(self) -> list[asyncio.Task[None]]:
-        """The loads under way are given up; who closes a pool waits for them to end."""
+        """Gives loads up; the caller waits for the tasks."""
         tasks = [*self._moves.values(), *self._asking.values()]
         for task in tasks:
             task.cancel()
         return tasks
 
     async def leave(self, kept: Collection[str]) -> None:
-        """Loads are given up where that can be done, and what was half loaded is put away, like models that the file
-        has no more, once their last request has ended."""
+        """Gives loads up where possible; puts away what was half loaded, and models that left the file, after their
+        last request."""
         loading = {index: self.slots[index].loading for index in self._moves} if self.loader.gives_up else {}
         tasks = self.close() if self.loader.gives_up else [*self._moves.values(), *self._asking.values()]
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -166,8 +164,8 @@ class SharedPool:
         return replica.in_flight + self.elsewhere.get(replica.key, 0) + others
 
     def follow(self, states: Mapping[str, tuple[State, str]]) -> None:
-        """Another gateway leads and says what is where; where it says nothing, what engines were found to have counts.
-        Loads of this one's are given up: they are claimed until they must have ended."""
+        """Another gateway leads and says what is where; else engines do. Own loads are given up: they stay claimed
+        until they must have ended."""
         self._told = states
         for task in self._moves.values():
             task.cancel()
@@ -195,8 +193,8 @@ class SharedPool:
                     backend.judge(self.gateway.now())
 
     def absent(self, model: str) -> tuple[str, float]:
-        """Why it is not loaded, and in how many seconds that may be different: for clients, whom addresses, commands
-        and what engines say are no concern of. Those are in the log."""
+        """Why it is not loaded, and in how many seconds to ask again, in words for clients: addresses and commands are
+        in the log."""
         waiting = self.residency.why_waiting(model)
         why = f"the engines of pool {self.pool.name} do not say what they have loaded" if self._fault else waiting.why
         if any(name == model for _, name in self._failed) and "failed" not in why:
@@ -204,7 +202,7 @@ class SharedPool:
         return why, waiting.retry_s / self.gateway.speed
 
     def doubt(self, replica: Replica, surely: bool) -> None:
-        """Its machine is asked what it has; where the model is surely gone, nothing is sent there until then."""
+        """Has its machine asked what it has; a surely lost model gets no request until then."""
         for (index, model), other in self.replicas.items():
             if other is replica and index not in self._moves:
                 slot = self.slots[index]
@@ -214,7 +212,7 @@ class SharedPool:
         self.show()
 
     def ask(self, indices: Iterable[int]) -> list[asyncio.Task[None]]:
-        """Replicas what they have, each by itself: one that hangs holds up no other."""
+        """Asks replicas what they have, each by itself: one that hangs holds up no other."""
         for index in indices:
             if index not in self._asking:
                 task = self._asking[index] = self.gateway.loop.create_task(self._ask(index))
@@ -282,8 +280,8 @@ class SharedPool:
 
     @contextlib.asynccontextmanager
     async def _claimed(self, index: int, for_s: float) -> AsyncIterator[None]:
-        """Raises LoadFailed where another gateway may be changing that replica. What may still be going on there
-        afterwards, because it cannot be stopped, stays claimed."""
+        """Raises LoadFailed where another gateway may be changing that replica. What cannot be stopped stays claimed
+        afterwards."""
         if self.guard is None:
             yield
             return
@@ -308,7 +306,7 @@ class SharedPool:
             raise _NotOurs("this gateway does not lead any more")
 
     def _made(self, task: asyncio.Task[None], move: Move, index: int, began: float) -> None:
-        """Whatever came of it, the replica is not taken to be loading any more."""
+        """The load has ended, for good or ill."""
         del self._moves[index]
         now = self.gateway.now()
         error = None if task.cancelled() else task.exception()
@@ -336,7 +334,7 @@ class SharedPool:
         self.gateway.notify(f"pool {self.pool.name}: {model} could not be loaded on replica {index}: {why}")
 
     async def _emptied(self, index: int, models: Iterable[str]) -> None:
-        """Nothing is put away while somebody has requests there, be it another process that has not heard yet."""
+        """Waits until no process has requests for these models there."""
         if not models:
             return
         if self._before_unload is not None:

@@ -1,7 +1,7 @@
 """API keys: what one may do, how its secret is made, and how it is told from others without being kept.
 
-A key reads `ct-<public id>-<secret>`. Of the secret only its SHA-256 is stored. A slow hash, as for passwords, would
-gain nothing: it slows down guessing, and 256 random bits are not guessed.
+A key reads `ct-<public id>-<secret>`; only the secret's SHA-256 is stored. A slow hash, as for passwords, would gain
+nothing: nobody guesses 256 random bits.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[^\W_][\w.@+-]{0,99}")
 _MOST_A_MINUTE, _LEAST_USD, _MOST_USD = 10**12, 1e-6, 1e12
 # More keys than there will ever be.
 TEAMS_FROM = 2**40
-# Whose tokens are taken beside keys: more teams than there will ever be come before them.
+# Where numbers of token subjects begin, above all numbers of teams.
 SUBJECTS_FROM = 2**50
 
 
@@ -78,7 +78,7 @@ class Team(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def account_id(self) -> int:
-        """Under which its dollars and its minutes are counted, among those of keys."""
+        """The number that its dollars and minutes are counted under, beside those of keys."""
         return TEAMS_FROM + self.id
 
 

@@ -1,7 +1,5 @@
-"""Keys and usage in PostgreSQL: for gateways on several machines. Needs the extra `postgres` (psycopg 3).
-
-Works behind a pooler that hands out connections by transaction: nothing is kept in the session.
-"""
+"""Keys and usage in PostgreSQL, for gateways on several machines. Needs the extra `postgres` (psycopg 3). Nothing is
+kept in the session, so a pooler may hand out connections by transaction."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from crosstie_gateway.ledger.schema import Transaction
 from crosstie_gateway.ledger.store import Store, failed
 
 if TYPE_CHECKING:
-    import psycopg
+    pass
 
 # Patience with a server that is gone or at a standstill, where the address does not say otherwise.
 _PATIENCE: dict[str, Any] = {
@@ -58,7 +56,10 @@ class PostgresStore(Store):
     @contextlib.contextmanager
     def session(self, *, writes: bool) -> Iterator[Transaction]:
         try:
-            connection = self._connected()
+            connection = self._connection
+            if connection is None:
+                connection = self._psycopg.connect(**self._settings, autocommit=True, prepare_threshold=None)
+                self._connection = connection
             with connection.transaction():
                 connection.execute(f"SET LOCAL statement_timeout = {_STATEMENT_MS}")
                 yield Transaction(connection, "%s")
@@ -66,11 +67,6 @@ class PostgresStore(Store):
             # Whatever state it is in; what was not committed is undone.
             self.close()
             raise failed(self.place, error) from None
-
-    def _connected(self) -> "psycopg.Connection[tuple[Any, ...]]":
-        if self._connection is None:
-            self._connection = self._psycopg.connect(**self._settings, autocommit=True, prepare_threshold=None)
-        return self._connection
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

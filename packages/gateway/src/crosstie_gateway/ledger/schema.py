@@ -1,7 +1,7 @@
 """The tables of a store, and its format: made where there are none, brought up where they are older.
 
-A store is brought up in the transaction that opens it, one step after the other, under a lock that only one opener
-has. Whatever fails leaves it as it was; a later format than this Crosstie knows is refused.
+A store is brought up step by step in the transaction that opens it, under a lock. A failure leaves it as it was; a
+later format is refused.
 """
 
 import secrets
@@ -11,6 +11,11 @@ from typing import Any
 from crosstie.core.errors import BadInput
 
 SCHEMA = 5
+_TEAMS = """CREATE TABLE crosstie_teams (
+    id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
+    usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)"""
+# Users with tokens of an issuer: their names in usage, and their teams.
+_SUBJECTS = "CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)"
 _TABLES = (
     "CREATE TABLE crosstie_meta (name TEXT PRIMARY KEY, value BIGINT NOT NULL)",
     """CREATE TABLE crosstie_keys (
@@ -19,18 +24,15 @@ _TABLES = (
         priority TEXT NOT NULL, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION, usd_per_month DOUBLE PRECISION,
         created_at DOUBLE PRECISION NOT NULL, expires_at DOUBLE PRECISION, revoked_at DOUBLE PRECISION,
         max_open BIGINT, explains BIGINT NOT NULL DEFAULT 0, team_id BIGINT)""",
-    """CREATE TABLE crosstie_teams (
-        id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
-        usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)""",
-    # Users with tokens of an issuer: what usage calls them, and whose budget they are of.
-    "CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)",
+    _TEAMS,
+    _SUBJECTS,
     """CREATE TABLE crosstie_usage (
         hour BIGINT NOT NULL, key_id BIGINT NOT NULL, model TEXT NOT NULL, class TEXT NOT NULL, pool TEXT NOT NULL,
         outcome TEXT NOT NULL, code TEXT NOT NULL, requests BIGINT NOT NULL, counted BIGINT NOT NULL,
         input_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL,
         PRIMARY KEY (hour, key_id, model, class, pool, outcome, code))""",
-    # What budgets are compared with; the same dollars as in the usage, by day and by month, so that nobody has to
-    # add up a month each second.
+    # What budgets are compared with: the usage's dollars by day and by month, so that nobody adds up a month each
+    # second.
     """CREATE TABLE crosstie_spent (
         period TEXT NOT NULL, key_id BIGINT NOT NULL, usd DOUBLE PRECISION NOT NULL, PRIMARY KEY (period, key_id))""",
     # The last batch of each process that was counted.
@@ -50,7 +52,7 @@ class Transaction:
         return rows
 
     def change(self, sql: str, values: Sequence[Any] = ()) -> int:
-        """How many rows it was that changed."""
+        """Returns how many rows changed."""
         return int(self._connection.execute(sql.replace("?", self._mark), values).rowcount)
 
     def each(self, sql: str, values: Sequence[Sequence[Any]]) -> None:
@@ -63,7 +65,7 @@ def meta(session: Transaction) -> dict[str, int]:
 
 
 def new_number() -> int:
-    """At random: a store that was made anew, or put back from a backup, must not seem to be as a gateway knew it."""
+    """A random number, so that a renewed or restored store does not look like the one that a gateway knew."""
     return secrets.randbits(53)
 
 
@@ -76,36 +78,31 @@ def create(session: Transaction, identity: str) -> None:
 
 
 def _number_the_store(session: Transaction) -> None:
-    """Format 2: every store has a number of its own, by which one that was made anew in its place is told from it."""
     session.change("INSERT INTO crosstie_meta VALUES ('store', ?) ON CONFLICT (name) DO NOTHING", (new_number(),))
 
 
-def _open_requests_and_rights(session: Transaction) -> None:
-    """Format 3: keys have a limit of requests at once, and a right to explanations, which those before did not need."""
-    session.change("ALTER TABLE crosstie_keys ADD COLUMN max_open BIGINT")
-    session.change("ALTER TABLE crosstie_keys ADD COLUMN explains BIGINT NOT NULL DEFAULT 0")
+def _changes(*statements: str) -> Callable[[Transaction], None]:
+    def change(session: Transaction) -> None:
+        for sql in statements:
+            session.change(sql)
+
+    return change
 
 
-def _teams(session: Transaction) -> None:
-    """Format 4: keys may belong to a team, which has limits of its own."""
-    session.change("ALTER TABLE crosstie_keys ADD COLUMN team_id BIGINT")
-    session.change(
-        """CREATE TABLE crosstie_teams (
-        id BIGINT PRIMARY KEY, name TEXT NOT NULL UNIQUE, rpm BIGINT, tpm BIGINT, usd_per_day DOUBLE PRECISION,
-        usd_per_month DOUBLE PRECISION, created_at DOUBLE PRECISION NOT NULL)"""
-    )
-
-
-def _subjects(session: Transaction) -> None:
-    """Format 5: usage is also kept by the subjects of tokens."""
-    session.change("CREATE TABLE crosstie_subjects (id BIGINT PRIMARY KEY, name TEXT NOT NULL, team_id BIGINT)")
-
-
-# By the format that a step leads to: from the one before. A step is never changed once it was released, and `_TABLES`
-# is what all of them lead to.
+# By the format that a step leads to. A released step is never changed, and `_TABLES` is what all of them lead to.
 MIGRATIONS: dict[int, Callable[[Transaction], None]] = {
-    2: _number_the_store, 3: _open_requests_and_rights, 4: _teams, 5: _subjects,
-}  # fmt: skip
+    # Every store has a number of its own, by which one that was made anew in its place is told from it.
+    2: _number_the_store,
+    # Keys have a limit of requests at once, and a right to explanations.
+    3: _changes(
+        "ALTER TABLE crosstie_keys ADD COLUMN max_open BIGINT",
+        "ALTER TABLE crosstie_keys ADD COLUMN explains BIGINT NOT NULL DEFAULT 0",
+    ),
+    # Keys may belong to a team, which has limits of its own.
+    4: _changes("ALTER TABLE crosstie_keys ADD COLUMN team_id BIGINT", _TEAMS),
+    # Usage is also kept by the subjects of tokens.
+    5: _changes(_SUBJECTS),
+}
 
 
 def behind(session: Transaction) -> list[int]:

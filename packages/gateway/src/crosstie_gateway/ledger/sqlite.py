@@ -1,8 +1,7 @@
 """Keys and usage in a SQLite file: for the processes of one machine.
 
-WAL, so that readers and the one writer do not wait for each other; `synchronous=FULL`, so that what was committed
-outlives the machine's power and not only the process: that is two syncs a second, in a thread of their own. A file on
-a network disk does not work with WAL: several machines take PostgreSQL.
+WAL: readers and the writer do not wait for each other. `synchronous=FULL`: commits outlive a power cut, at two syncs a
+second in a thread. WAL fails on network disks: several machines take PostgreSQL.
 """
 
 import contextlib
@@ -86,7 +85,7 @@ class SqliteStore(Store):
 
 
 def _write_ahead(connection: sqlite3.Connection) -> None:
-    """Going over to WAL takes the file for itself, and SQLite does not wait for others then: it fails at once."""
+    """Changes to WAL, which takes the whole file; SQLite does not wait for others here, so this does."""
     deadline = monotonic() + _BUSY_S
     while True:
         try:

@@ -1,8 +1,7 @@
-"""Where keys and usage are kept: all that is asked of the tables of `schema`. `sqlite` and `postgres` say how they are
-reached; the SQL is the same.
+"""All that is asked of a store of keys and usage, in SQL that `sqlite` and `postgres` share.
 
-Several processes, on several machines, write at the same time. Whatever is written is one transaction, and may be
-tried again after a failure: a batch of usage is counted once.
+Several processes and machines write at once. Each write is one transaction and may be tried again: a batch of usage is
+counted once.
 """
 
 import json
@@ -63,7 +62,7 @@ class News:
 
 
 class Store:
-    """Everything raises StoreFailed where the store cannot be had just now. For one thread at a time."""
+    """For one thread at a time. Every call raises StoreFailed where the store is away."""
 
     # How a column says that it numbers its rows, and how a row is kept from others until the transaction ends.
     identity = ""
@@ -99,8 +98,8 @@ class Store:
         """What follows in this transaction may take long, since it goes through whole tables."""
 
     def _check_same(self, session: Transaction) -> dict[str, int]:
-        """What the store says of itself. Raises StoreFailed where it is not the one that was opened, but one made anew
-        in its place (numbers of keys mean others there), or one whose tables are others by now."""
+        """What the store says of itself. Raises StoreFailed where it is not the one that was opened, in which numbers
+        of keys mean others, or where its tables have another format by now."""
         said = meta(session)
         if said["store"] != self._number:
             raise StoreFailed(
@@ -117,8 +116,8 @@ class Store:
             return _keys(session)
 
     def news(self, version: int, at: float) -> News:
-        """What a gateway wants to hear, in one go: keys if there is another version of them, and what those with a
-        budget have spent."""
+        """What a gateway wants to hear, at once: keys if they are of another version, and what those with a budget have
+        spent."""
         with self.session(writes=False) as session:
             now = self._check_same(session)["keys"]
             spent = _spent(session, at, with_budget=True)
@@ -163,7 +162,7 @@ class Store:
             return _teams(session)
 
     def put_team(self, name: str, edit: Callable[[Team], Team]) -> Team:
-        """Changes a team, or makes it: of one that has no limits."""
+        """Changes a team, or makes one without limits and changes that."""
         with self.session(writes=True) as session:
             known = _teams(session)
             before = next((team for team in known if team.name == name), None)
@@ -183,7 +182,7 @@ class Store:
     # Subjects of tokens
 
     def name_subjects(self, subjects: Sequence[tuple[int, str, int | None]]) -> None:
-        """What usage calls them, and their teams; those that are known already may have changed."""
+        """Keeps their names in usage and their teams, new ones and changed ones."""
         with self.session(writes=True) as session:
             self._check_same(session)
             known = set(_subjects(session))

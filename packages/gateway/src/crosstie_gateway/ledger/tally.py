@@ -1,8 +1,5 @@
-"""What each key has used in each minute, and what its requests in flight may cost: the numbers that limits are kept by.
-
-`LocalTally` is this process's own. Several processes, and several machines, have theirs in `share`, with the same
-methods.
-"""
+"""What each key has used in each minute, and what its requests in flight may cost. `LocalTally` is one process's own;
+`share` has the same for several processes and machines."""
 
 from typing import Protocol
 

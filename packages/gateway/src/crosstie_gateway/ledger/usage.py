@@ -12,8 +12,8 @@ By = Literal["key", "team", "model", "pool", "class", "outcome", "code", "hour",
 BYS: tuple[By, ...] = get_args(By)
 
 
-# What a number is counted under: the beginning of its hour (seconds since the epoch), the key's id (0: none), model,
-# class, pool, how it ended, and the error's code. A plain tuple, since one is made at every request.
+# What a number is counted under: the hour's beginning (seconds since the epoch), the key's id (0: none), model, class,
+# pool, how it ended, and the error's code. A plain tuple, since one is made at every request.
 Line = tuple[int, int, str, str, str, str, str]
 
 
@@ -31,8 +31,8 @@ class UsageCounts:
 
 @dataclass(frozen=True, slots=True)
 class UsageBatch:
-    """What is written in one transaction. A store counts a (process, sequence) once, however often it is tried; the
-    sequence of a process only grows."""
+    """What is written in one transaction. A store counts each (process, sequence) once; a process's sequence only
+    grows."""
 
     process: str
     sequence: int

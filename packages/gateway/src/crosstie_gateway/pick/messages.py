@@ -1,7 +1,7 @@
-"""Envoy's external processing protocol, as much of it as an endpoint picker needs: what its messages say, and replies.
+"""As much of Envoy's external processing protocol as an endpoint picker needs: what its messages say, and replies.
 
-Protobuf by hand: of a message a few fields count, and what is not known is skipped, as the format wants it. A field is
-preceded by its key, eight times its number and how its value is written: 0 a number, 2 bytes after their length.
+Protobuf by hand: few fields count, and unknown ones are skipped. A field's key is eight times its number plus how its
+value is written: 0 a number, 2 bytes after their length.
 """
 
 from collections.abc import Iterable, Sequence
@@ -191,7 +191,7 @@ def _header(reader: _Reader) -> tuple[bytes, bytes]:
 
 
 def _entry(reader: _Reader) -> tuple[bytes, _Reader | None]:
-    """A name, and what stands under it."""
+    """A name and its value."""
     name, value = b"", None
     while key := reader.next():
         if key == 10:
@@ -220,7 +220,7 @@ def _text(value: _Reader) -> str:
 
 
 def _texts(value: _Reader) -> tuple[str, ...]:
-    """A list by the standard; some write what they also write into headers."""
+    """A list by the standard; some write one text, as in headers."""
     said: list[str] = []
     while key := value.next():
         if key == 26:
@@ -276,7 +276,7 @@ def _under(name: bytes, value: bytes) -> bytes:
 
 def picked(endpoints: str, given: Fields, removed: Iterable[bytes]) -> bytes:
     """The head of the request goes on, to the first of these endpoints, or the next where that fails. Header and
-    metadata have the same value: which of them a proxy goes by is not laid down."""
+    metadata have the same value, since proxies differ in which they go by."""
     named = endpoints.encode()
     # With the route to be looked for anew.
     common = _sized(_TWO, _mutation([(DESTINATION, named), *given], removed)) + _FIVE_NUMBER + b"\x01"
@@ -308,7 +308,7 @@ def trailed(kind: int) -> bytes:
 
 
 def answered(status: int, given: Fields, body: bytes) -> bytes:
-    """An answer of the picker's own, in the place of any other."""
+    """The picker's own answer, in place of any other."""
     code = _sized(_ONE, _ONE_NUMBER + _varint(status))
     return _sized(
         _SEVEN, code + _sized(_TWO, _mutation(given)) + _sized(_THREE, body) + _sized(_FIVE, b"crosstie_pick")

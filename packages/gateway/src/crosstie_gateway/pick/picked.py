@@ -1,7 +1,7 @@
-"""An exchange whose requests Envoy carries: decided, accounted and learnt from as any other, and sent by somebody else.
+"""An exchange whose requests Envoy carries: decided, accounted and learnt from as any other.
 
-What the gateway does with connections of its own is Envoy's here: retries, which follow the ordered endpoints, patience
-with backends, and connections. A stream that breaks off is not gone on with: its client is Envoy's by then.
+Envoy has the connections, the patience with backends, and the retries over the ordered endpoints. A broken stream is
+not resumed: its client is Envoy's.
 """
 
 import ipaddress
@@ -92,7 +92,7 @@ class PickedExchange(Exchange):
         passed_on: bool = True, code: str = "", retry_after_s: float = 0.0,
     ) -> None:  # fmt: skip
         if isinstance(self.attempt, PickedAttempt) and self.attempt.picked:
-            # Envoy has tried whom it was told to; it cannot be told of others any more.
+            # Envoy has tried all that it was told; it cannot be told of others any more.
             self.broke = MOST_BROKEN
         super().on_attempt_failed(
             why, status, fault=fault, refused=refused, wrong=wrong, passed_on=passed_on, code=code,
@@ -122,7 +122,7 @@ class PickedAttempt(Attempt):
     def __init__(self, exchange: PickedExchange, decision: Decision, replica: Replica, prediction: Prediction):
         super().__init__(exchange, decision, replica, prediction)
         self.picks_for = exchange
-        # Whether Envoy was told where to; and whom else, in this order.
+        # Whether Envoy was told the endpoint; and the others, in order.
         self.picked = False
         self.others: list[tuple[str, Decision]] = []
         # Whether another than the first has answered.
@@ -140,8 +140,7 @@ class PickedAttempt(Attempt):
         stream.pick(endpoints, given, removed, body, self)
 
     def _find_others(self, most: int) -> None:
-        """Where it would be sent if the first failed. Whoever knows the model by another name, or wants another key or
-        path, cannot be asked the same."""
+        """Where it would be sent if the first failed: backends that can be asked the same, by name, key and path."""
         exchange, context, own = self.picks_for, self.context, self.backend
         tried = exchange.tried
         while len(self.others) < most:
@@ -159,7 +158,7 @@ class PickedAttempt(Attempt):
                 self.others.append((endpoint_of(other.origin.address), decision))
 
     def _changes(self, stream: PickStream) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Headers that the backend gets other than as they came, and those that it does not get."""
+        """Headers to change, and headers to drop, for the backend."""
         exchange, backend, headers = self.exchange, self.backend, self.exchange.request.headers
         given = [(b"accept-encoding", b"identity"), (b"x-request-id", exchange.request_id)]
         target = self._target(backend)
@@ -213,7 +212,7 @@ class PickedAttempt(Attempt):
         self.exchange.on_attempt_failed(why, self.status, fault=not nobody, refused=refused, passed_on=False)
 
     def _envoys_own(self) -> str:
-        """How Envoy words that it has no answer of a backend; empty: it has one."""
+        """Envoy's words for having no answer of a backend; empty: it has one."""
         relay = self.relay
         if self.status < 500 or not isinstance(relay, WholeRelay):
             return ""

@@ -1,8 +1,8 @@
 """One request on its way through Envoy and back, in messages of its external processing.
 
-To the gateway it is a connection with one request on it. What the gateway answers by itself leaves as an immediate
-response; what is to go to a backend is told to Envoy with the endpoint, and what Envoy then has from there is told to
-the attempt as if it had been connected itself. Nothing here waits: messages go in, and others are `taken`.
+To the gateway it is a connection with one request. The gateway's own answers leave as immediate responses; for others
+Envoy is told the endpoint, and what it has from there reaches the attempt as if from a connection. Nothing waits:
+messages go in, and others are `taken`.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ Fields = list[tuple[bytes, bytes]]
 
 
 class PickOutcome(Protocol):
-    """Is told what came back of a request that was sent to an endpoint."""
+    """Is told what an endpoint answers."""
 
     def on_served(self, endpoint: str, details: str) -> None:
-        """By whom, and how Envoy came by the answer; "": it does not say."""
+        """The endpoint, and how Envoy came by the answer; "": it does not say."""
 
     def on_head(self, status: int, headers: Fields) -> None: ...
     def on_body(self, data: bytes) -> None: ...
@@ -33,15 +33,15 @@ class PickOutcome(Protocol):
 
 
 class PickSettings:
-    """`fallbacks`: how many endpoints may be named after the first. `objectives`: the priorities of those that requests
-    may name, as an InferenceObjective has them: below 0 goes first where something has to go, 0 is usual."""
+    """`fallbacks`: how many endpoints may be named after the first. `objectives`: priorities by InferenceObjective:
+    below 0 is dropped first, 0 is usual."""
 
     def __init__(self, fallbacks: int = 2, objectives: Mapping[str, int] | None = None):
         self.fallbacks, self.objectives = fallbacks, dict(objectives or {})
 
     def hint(self, headers: dict[bytes, bytes]) -> None:
-        """A request's objective in the gateway's words; whoever uses those itself means them, and one that is not known
-        says nothing, by the standard."""
+        """A request's objective as a hint of the gateway's, unless it has such a hint; an unknown objective says
+        nothing."""
         named = headers.get(_OBJECTIVE) or headers.get(_LLMD_OBJECTIVE)
         if named is not None:
             priority = self.objectives.get(named.decode("latin-1"), 0)
@@ -58,8 +58,7 @@ class PickStream(ServerConnection):
         self._socket = _NoTransport()
         self.transport = cast(asyncio.Transport, self._socket)
         self._wake, self._peer = wake, peer
-        # Messages for Envoy that are to be written, in this order, and pieces of the answer after them; and whether the
-        # call is to fail then.
+        # Messages for Envoy in their order, pieces of the answer after them, and whether the call fails then.
         self._said: list[bytes] = []
         self._open: list[bytes] = []
         self.failed = False
@@ -104,13 +103,13 @@ class PickStream(ServerConnection):
             self._end_answer()
 
     def lost(self) -> None:
-        """The call has ended: the client or Envoy has gone, or all has been said."""
+        """The call has ended: the client or Envoy has gone, or all was said."""
         if not self.closed:
             self.closed = self._socket.closed = True
             self._give_up()
 
     def _give_up(self) -> None:
-        """Nobody waits for what the gateway would say."""
+        """Tells the gateway that its client has gone."""
         self._request = None
         self._hold(0)
         reply, self.current = self.current, None
@@ -175,7 +174,7 @@ class PickStream(ServerConnection):
     def _begin_answer(self, message: messages.Said) -> None:
         fields = message.fields
         if self._answering is None:
-            # Envoy answers by itself, before anything was picked: whoever waits here waits for nobody.
+            # Envoy answers by itself, before anything was picked: nothing here is waited for any more.
             self._say(messages.headed((), ()))
             self._passes = True
             self._give_up()
@@ -282,8 +281,7 @@ def _fields(lines: bytes) -> Fields:
 
 
 class _NoTransport:
-    """What a stream has in the place of a socket: Envoy reads at its own pace, and what it does not read is not asked
-    for."""
+    """In the place of a socket: Envoy reads at its own pace."""
 
     def __init__(self) -> None:
         self.closed = False

@@ -1,7 +1,7 @@
 """What is done with a decision: scale subresources patched, a command run, the gateway told what to empty.
 
-Each is an `Actor`: it says what replicas were asked for, if it knows, and brings about an order. One that fails leaves
-the fleet as it is, is said, and is tried again with the next decision.
+An `Actor` says what replicas were asked for, if it knows, and carries out orders. A failure is reported, changes
+nothing, and is tried again with the next decision.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class ScaleFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Addresses of one supply: those to be stopped now, those being emptied, and those at which others can start."""
+    """A supply's addresses: to be stopped now, being emptied, and free for new replicas."""
 
     stop: tuple[str, ...] = ()
     emptying: tuple[str, ...] = ()
@@ -61,8 +61,8 @@ class Actor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
-    """Scale subresources of an API server: `get` and `patch` on them is all the right that it needs; to empty pods
-    before they go, also `list` and `patch` on these."""
+    """Scale subresources of an API server, with the rights `get` and `patch`; to empty pods, also `list` and `patch` on
+    pods."""
 
     url: str
     namespace: str
@@ -120,7 +120,7 @@ class Kubernetes:
         return said
 
     async def there(self, supply: Supply) -> int | None:
-        """The subresource counts replicas that exist, not those that serve: the gateway knows of these."""
+        """Replicas that were asked for; the subresource does not know which serve."""
         return int((await self._ask(supply, self.path(supply))).get("spec", {}).get("replicas", 0))
 
     async def _pods(self, supply: Supply) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ class Kubernetes:
             await self._ask(supply, self.path(supply), "PATCH", {"spec": {"replicas": order.replicas}})
 
     async def _mark(self, supply: Supply, leaving: Iterable[str]) -> None:
-        """Those being emptied are the ones that a smaller number then takes away."""
+        """Marks pods being emptied as the cheapest to delete."""
         for pod in await self._pods(supply):
             cost = "-100" if pod["status"]["podIP"] in leaving else "0"
             if (pod["metadata"].get("annotations") or {}).get(_COST, "0") != cost:
@@ -179,7 +179,7 @@ class ScaleHook:
 
 
 def actors(rules: ScaleRules, kubernetes: Kubernetes | None, hook: ScaleHook | None) -> list[Actor]:
-    """Those that were asked for; what they could not do is found here."""
+    """The actors that were asked for. Raises BadInput for targets that cannot be patched."""
     for supply in rules.supplies if kubernetes else ():
         kubernetes.path(supply)  # type: ignore[union-attr]
     return [actor for actor in (kubernetes, hook) if actor is not None]

@@ -1,7 +1,7 @@
 """Emptying replicas before they go: gateways are told through their administrators' ports to send them nothing new.
 
-Which ones go is decided here: of a supply's backends those with the fewest requests, and they stay the same until they
-are empty. A backend that was stopped is let in again once the gateways find it down, for when it is started again.
+A supply's backends with the fewest requests go, and stay chosen until they are empty. A stopped backend is let in again
+once gateways find it down.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class Drainer:
                 await self._tell("undrain", address)
 
     def empty(self, supplies: Sequence[Supply], hosts: Mapping[str, set[str]]) -> dict[str, int]:
-        """By supply: of those being emptied, how many are."""
+        """How many of those being emptied are empty, by supply."""
         return {
             supply.name: sum(not self.backends[at].in_flight for at in self._leaving(supply, hosts.get(supply.name)))
             for supply in supplies
@@ -75,7 +75,7 @@ class Drainer:
         return Moves(tuple(stop), emptying, tuple(down[: max(order.replicas - before, 0)]))
 
     def _of(self, supply: Supply, hosts: set[str] | None) -> list[str]:
-        """Its own addresses, its pods', or all of its pool."""
+        """A supply's addresses: its own, its pods', or all of its pool."""
         if supply.backends:
             return [address for address in supply.backends if address in self.backends]
         mine = [address for address, seen in self.backends.items() if seen.pool == supply.pool]

@@ -1,8 +1,7 @@
 """KEDA's external scaler over gRPC: each supply is a ScaledObject whose metric is the number of replicas to have.
 
-The messages are those of KEDA's externalscaler.proto, described here so that nothing has to be generated. The target is
-1, so that the autoscaler behind KEDA asks for as many replicas as the metric says; it ignores steps of less than a
-tenth (docs/scaling.md says what to do about that).
+Messages are described here as in KEDA's externalscaler.proto, so that nothing is generated. The target is 1: the
+autoscaler behind KEDA asks for as many replicas as the metric says, but ignores steps below a tenth (docs/scaling.md).
 """
 
 from collections.abc import AsyncIterator
@@ -111,7 +110,7 @@ class ExternalScaler:
 
 
 async def serve_keda(service: ScaleService, address: str) -> tuple[Any, int]:
-    """The server, to be stopped by whoever began it, and its port."""
+    """The server, to be stopped by the caller, and its port."""
     scaler = ExternalScaler(service)
     try:
         import grpc

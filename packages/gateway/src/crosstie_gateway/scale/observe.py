@@ -72,8 +72,8 @@ class CounterWatch:
     def observe(
         self, now_s: float, counts: GatewayCounts, wanted: Mapping[str, int], empty: Mapping[str, int] | None = None
     ) -> FleetObservation | None:
-        """None the first time. `empty`: by supply, replicas being emptied that are. Those that serve are backends that
-        are up, of each pool as far as its supplies were asked for."""
+        """None the first time. `empty`: by supply, emptied replicas. A pool's backends that are up serve its supplies
+        in order."""
         before, since = self.before, now_s - self.at_s
         self.before, self.at_s = counts, now_s
         if before is None or since <= 0:
@@ -101,7 +101,7 @@ def _grown(now: float, before: float) -> float:
 
 
 def _ended(counts: GatewayCounts, before: GatewayCounts, came: Mapping[str, float]) -> dict[str, tuple[int, float]]:
-    """Both targets are counted apart: no more requests can have kept both than the one that fewer kept."""
+    """By class, requests and the least share that can have kept both targets, which are counted apart."""
     ended = {}
     for name, count in came.items():
         shares = [

@@ -1,4 +1,4 @@
-"""The scaler as a service: looks, decides, has it done, tells whoever asks. What fails leaves the fleet as it is."""
+"""The scaler as a service: looks, decides, acts, and answers questions. A failure leaves the fleet as it is."""
 
 import asyncio
 import contextlib
@@ -11,11 +11,10 @@ import msgspec
 
 from crosstie.core.errors import BadData, BadInput
 from crosstie.core.histogram import Family, Samples, exposition
-from crosstie_gateway.scale.act import Actor, Moves, ScaleFailed
+from crosstie_gateway.scale.act import Actor, ScaleFailed
 from crosstie_gateway.scale.drain import Drainer
 from crosstie_gateway.scale.observe import CounterWatch, read_gateways
-from crosstie_gateway.scaler.rules import Supply
-from crosstie_gateway.scaler.scaler import Order, ScaleDecision, Scaler, ScalerState
+from crosstie_gateway.scaler.scaler import ScaleDecision, Scaler, ScalerState
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
 
@@ -55,7 +54,7 @@ class ScaleService:
             await self._rest(self.scaler.rules.every_s / speed)
 
     async def _rest(self, seconds: float) -> None:
-        """Until the next step: sooner, where more requests are held for a first replica than at the last one."""
+        """Waits for the next step, or until more requests are held for a first replica."""
         now = asyncio.get_running_loop().time
         ends = now() + seconds
         while (left_s := ends - now()) > 0.0:
@@ -68,7 +67,7 @@ class ScaleService:
                     return
 
     async def step(self) -> ScaleDecision | None:
-        """One look and what follows from it; None: nothing could be decided, and nothing was done."""
+        """Looks, decides and acts; None: nothing could be decided, and nothing was done."""
         try:
             counts = await read_gateways(self.gateways)
             self._held = counts.held
@@ -103,7 +102,7 @@ class ScaleService:
         return asked
 
     async def _hosts(self) -> dict[str, set[str]]:
-        """By supply, where a platform knows them: which of a pool's backends are its own."""
+        """The hosts of each supply's replicas, where a platform knows them."""
         by_supply = {}
         for actor in self.actors if self.drainer is not None else ():
             for supply in self.scaler.rules.supplies:
@@ -121,7 +120,9 @@ class ScaleService:
             if order.replicas != before:
                 self.say(f"{supply.name}: {before} -> {order.replicas}: {order.why}")
             try:
-                moves = await self._moves(supply, order, before, hosts.get(supply.name))
+                moves = None
+                if self.drainer is not None:
+                    moves = await self.drainer.obey(supply, order, before, hosts.get(supply.name))
                 for actor in self.actors:
                     await actor.obey(supply, order, before, moves)
                 self.wanted[supply.name] = order.replicas
@@ -130,9 +131,6 @@ class ScaleService:
                 self.wanted[supply.name] = before
                 problems.append(str(error))
         return problems
-
-    async def _moves(self, supply: Supply, order: Order, before: int, hosts: set[str] | None) -> Moves | None:
-        return None if self.drainer is None else await self.drainer.obey(supply, order, before, hosts)
 
     def _stand(self, trouble: str) -> None:
         self.failures += bool(trouble)
@@ -199,7 +197,7 @@ class ScaleService:
 
 
 def read_state(file: Path) -> ScalerState:
-    """What a scaler before this one has learnt; a file that is not there yet is an empty one."""
+    """What an earlier scaler has learnt; nothing where there is no file yet."""
     try:
         content = file.read_bytes()
     except FileNotFoundError:

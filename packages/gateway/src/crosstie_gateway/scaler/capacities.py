@@ -27,8 +27,7 @@ _MOST_TIMES = 2
 
 
 def rules_of(subject: Subject) -> ScaleRules:
-    """Of a fleet for which nobody wrote any: each pool is one supply, at its price, up to twice what was planned, or
-    what there is of its accelerator."""
+    """Of a fleet without rules: each pool is one supply, at its price, up to twice the plan or what there is."""
     planned: Counter[str] = Counter()
     for pool in subject.fleet.pools:
         planned[pool.accelerator or ""] += pool.gpus
@@ -44,7 +43,7 @@ def rules_of(subject: Subject) -> ScaleRules:
 
 
 def check_inventory(rules: ScaleRules, subject: Subject) -> None:
-    """Nothing may be asked for that the plan's workload says cannot be had."""
+    """Raises BadInput where rules ask for more than the workload says there is."""
     pools = {pool.name: pool for pool in subject.fleet.pools}
     for accelerator, gpus in _there_are(subject).items():
         mine = [supply for supply in rules.supplies if pools[supply.pool].accelerator == accelerator]
@@ -105,8 +104,8 @@ def _servable(catalog: Catalog, pool: Pool) -> Servable:
 
 
 def _rates(catalog: Catalog, offered: Offers, pool: Pool, fleet: Fleet, demand: Array) -> Array:
-    """Of the ways in which such replicas can be run, the one that carries most of what is routed there; what that one
-    does not take, as the best of the others would."""
+    """Of the ways to run such replicas, the one that carries most of what is routed there; the best of the others for
+    the rest."""
     key = key_of(_servable(catalog, pool))
     rows = [i for i, column in enumerate(offered.columns) if key_of(column.deployment) == key]
     routed = {asks.name for asks in fleet.classes if any(route.pool == pool.name for route in asks.routes)}

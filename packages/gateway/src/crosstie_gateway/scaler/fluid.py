@@ -1,7 +1,5 @@
-"""A day with traffic as a fluid: what a controller would do, in seconds where requests one by one take many minutes.
-
-Requests of a moment keep their targets as far as what serves then carries them; nothing is known of queues.
-"""
+"""A day with traffic as a fluid: what a controller would do, in seconds. What serves at a moment carries its requests
+within their targets or not; queues are unknown."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -94,8 +92,7 @@ def fluid_day(
 
 
 def fewest_gpus(rules: ScaleRules, known: Capacities, traffic: Traffic) -> list[float]:
-    """What nobody can go below: for every ten minutes the fewest GPUs that carry them, had and given back at once, by
-    someone who knows the day beforehand."""
+    """The fewest GPUs that carry each ten minutes, had and given back at once, by someone who knows the day."""
     gpus = np.array([float(known.gpus[supply.pool]) for supply in rules.supplies])
     moments = [(window + 0.5) * DAY_S / _WINDOWS for window in range(_WINDOWS)]
     return [float(_for(rules, known, _demand(known, traffic, at), gpus) @ gpus) for at in moments]

@@ -1,7 +1,5 @@
-"""Traffic of one class, now and soon: the shape of a day, at the level that is seen, with a margin for past errors.
-
-No clock: every moment is given, in seconds since 1970 or any other midnight.
-"""
+"""Traffic of one class, now and soon: the shape of a day at the level seen, with a margin for past errors. No clock:
+every moment is given, in seconds since any midnight."""
 
 import math
 
@@ -79,7 +77,7 @@ class Forecast(msgspec.Struct, kw_only=True):
         return (self.fast or 0.0) * self._shape(now_s)
 
     def chance(self, now_s: float) -> float:
-        """How far the level may be off by chance alone, as a share: requests are counted, and come at random."""
+        """How far chance alone may put the level off, as a share: requests come at random."""
         return _SURE / math.sqrt(max(self.now_per_s(now_s) * 2.0 * _FAST_S, 1.0))
 
     def at(self, now_s: float, then_s: float) -> float:
@@ -100,7 +98,7 @@ class Forecast(msgspec.Struct, kw_only=True):
         return max(expected, surging)
 
     def promise(self, now_s: float, then_s: float) -> None:
-        """Notes what is forecast, so that it can be held against what comes; once for a moment is enough."""
+        """Notes a forecast, to be compared with what comes; one for each step."""
         if self.fast is not None and (not self.open or then_s - self.open[-1][0] >= _STEP_S):
             self.open.append((then_s, self.at(now_s, then_s)))
 

@@ -1,7 +1,7 @@
 """The cheapest replicas for a load, given those that there are: the plan's programme over supplies.
 
-Each supply is up to three columns: replicas that have to be there in any case and so cost nothing more, those that
-there are at their price, and new ones, which also cost the time in which they start and serve nobody.
+A supply has up to three columns: replicas that must be there and cost nothing more, those there at their price, and new
+ones, which also cost the time of their start.
 """
 
 from dataclasses import dataclass, replace
@@ -73,12 +73,12 @@ class SupplyChoices:
         return np.maximum(taken, floor)
 
     def load(self, demand: Array) -> float:
-        """Of all that are there, as if each had a like share of every kind of request; 1 is full."""
+        """How full all that are there would be with equal shares of every kind of request; 1 is full."""
         takes = self.have @ self.rate
         return float(np.divide(demand, takes, out=np.where(demand > _NONE, np.inf, 0.0), where=takes > 0).sum())
 
     def carries(self, demand: Array) -> bool:
-        """Whether those that are there do; what a like share does not tell is solved."""
+        """Whether those that are there carry it: by equal shares, else by the programme."""
         if self.load(demand) <= 1.0:
             return True
         # One kind of request, or replicas that differ in all kinds by the same factor: no other share is better.

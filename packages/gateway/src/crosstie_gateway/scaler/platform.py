@@ -140,7 +140,7 @@ class Platform:
                     self.drains(instance, leaves)
 
     def _last(self, mine: list[Instance], count: int) -> list[Instance]:
-        """Those that go first: emptied ones, those being emptied, those that do not serve yet, the newest."""
+        """Those that go: emptied ones first, then those being emptied, starting ones, and the newest."""
         ranks = {"draining": 0, "starting": 1, "ready": 2}
         order = sorted(mine, key=lambda goes: (ranks[goes.state], not self.is_empty(goes), -goes.number))
         return order[: max(count, 0)]
@@ -155,7 +155,7 @@ class Platform:
         self._turned[name] = (self.now, change)
 
     def lose(self, supply: str, until: float) -> None:
-        """All of a supply is gone, and nothing starts there until then; what was asked for comes back after that."""
+        """Loses all of a supply until then; what was asked for starts again after that."""
         lost = next(known for known in self.rules.supplies if known.name == supply)
         self.out_until[supply] = until
         for instance in self.there[supply]:

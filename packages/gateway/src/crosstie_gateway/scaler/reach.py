@@ -1,19 +1,18 @@
 """Whether replicas take what the plan says of them, learnt from targets that were kept and missed.
 
-Estimates are off by tens of percent, either way. Where nearly all requests keep their targets although the replicas are
-near what they should take, they take more; where too many miss them although they are below it, less.
+Estimates are off by tens of percent. Nearly full replicas that keep nearly all targets take more; emptier ones that
+miss too many take less.
 """
 
 import msgspec
 
 # A verdict takes so many requests and so long: misses come in clusters, and each verdict may move replicas.
 _ENOUGH, _LONG_S = 1000, 900.0
-# Of what replicas should take, how much they must have for a verdict on it, and for one that they take more: latencies
-# rise late and steeply. Above the last they are simply too few.
+# The load from which there is a verdict, from which replicas may be found to take more (latencies rise late and
+# steeply), and above which they are simply too few.
 _BUSY, _NEARLY, _FULL = 0.75, 0.92, 1.02
-# How far from what is promised to all of it the share must be to move: up above the first, down below the second. A
-# policy that sends each request where it is cheapest uses up what targets allow, and so stays near what is promised:
-# that says nothing against the replicas.
+# How far the share must be from the promise, over what is left to all: up above the first, down below the second.
+# Policies that go for the cheapest use up what targets allow and stay near the promise.
 _MORE, _LESS = 0.6, -1.0
 _UP, _DOWN = 1.02, 0.97
 _LEAST, _MOST = 0.5, 1.3
@@ -31,8 +30,8 @@ class LearntReach(msgspec.Struct, kw_only=True):
     load_s: float = 0.0
 
     def see(self, ended: float, within: float, over_s: float, load: float, promised: float) -> None:
-        """So many requests ended in such a time, this share of them within targets, with replicas at such a load of
-        what they should take; `promised`: the share that is to keep them."""
+        """So many requests ended, this share within targets, with replicas at such a load of what they should take;
+        `promised`: the share to be kept."""
         if not _BUSY <= load <= _FULL:
             return
         self.ended += ended

@@ -1,9 +1,8 @@
 """What the scaler is held against: a fleet that stays as it is, and Kubernetes' horizontal autoscaler by utilisation.
 
-The autoscaler's own algorithm, as its documentation has it: every 15 s, replicas in proportion to how far a metric is
-from its target, nothing within a tolerance of 10%, replicas that do not serve yet counted as idle on the way up and as
-full on the way down, at most four or twice as many more in 15 s, and on the way down the highest recommendation of the
-last five minutes. Each target is scaled by itself: it knows neither prices nor other pools.
+The autoscaler as documented: every 15 s replicas in proportion to the metric over its target, nothing within 10%,
+starting replicas counted as idle on the way up and full on the way down, at most four or twice as many more in 15 s,
+and down to the highest of the last five minutes. It knows neither prices nor other pools.
 """
 
 import math

@@ -29,8 +29,7 @@ class Supply(msgspec.Struct, frozen=True, kw_only=True):
     lost_per_hour: _Share = 0.0
     # What is patched: deployments/NAME, leaderworkersets/NAME, statefulsets/NAME; empty: deployments and its name.
     target: str = ""
-    # Addresses of its replicas as the gateway has them, where two supplies share a pool and no platform knows whose
-    # they are.
+    # Its replicas' addresses, where supplies share a pool and no platform knows whose they are.
     backends: tuple[str, ...] = ()
 
 
@@ -44,8 +43,7 @@ class ScaleRules(msgspec.Struct, frozen=True, kw_only=True):
     within: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
     # Capacity beyond what the forecast asks for, as a share of it.
     spare: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
-    # How often it is decided; how long what was needed counts before replicas go; and how long one that goes may take
-    # to finish its requests.
+    # How often it decides; how long a need counts before replicas go; how long a replica may take to finish.
     every_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
     settle_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 2700.0
     drain_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 120.0

@@ -12,9 +12,9 @@ from crosstie.catalog.days import read_day
 from crosstie.catalog.reading import only_keys, read_record, read_toml, read_values, table, text
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadData, did_you_mean, near_names
+from crosstie_gateway.scaler.forecast import DAY_S
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 
-_DAY_S = 86_400.0
 # Windows of a day that is learnt from a recording, and how many requests one must have on average to say anything.
 _WINDOWS, _FEWEST = 144, 5
 _OWN = {"day", "recording", "recording_began"}
@@ -66,23 +66,29 @@ def _with_day(file: Path, scale: dict[str, Any], rules: ScaleRules) -> ReadRules
     if "day" in scale:
         raise BadData(file, "scale.day", "and scale.recording say the same: give one of them")
     trace = read_trace(find_trace(text(file, "scale.recording", scale["recording"]), file.parent))
-    began = _CLOCK.fullmatch(text(file, "scale.recording_began", scale.get("recording_began", "00:00")))
-    if began is None:
+    began_s = time_of_day_s(text(file, "scale.recording_began", scale.get("recording_began", "00:00")))
+    if began_s is None:
         raise BadData(file, "scale.recording_began", f"'{scale['recording_began']}' is no time of day such as 08:30")
     try:
-        whole, days = day_of(trace, 3600.0 * int(began[1]) + 60.0 * int(began[2]))
+        whole, days = day_of(trace, began_s)
     except ValueError as error:
         raise BadData(file, "scale.recording", f"{trace.file}: {error}") from None
     return ReadRules(rules, whole, days)
 
 
+def time_of_day_s(text: str) -> float | None:
+    """Of HH:MM; None: it is none."""
+    time = _CLOCK.fullmatch(text)
+    return None if time is None else 3600.0 * int(time[1]) + 60.0 * int(time[2])
+
+
 def day_of(trace: Trace, began_s: float) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]]]:
     """How a recorded day goes, over all requests and by class; `began_s`: the time of day of the first arrival."""
-    if trace.arrival_s is None or trace.span_s is None or trace.span_s < 0.98 * _DAY_S:
+    if trace.arrival_s is None or trace.span_s is None or trace.span_s < 0.98 * DAY_S:
         raise ValueError(f"covers {(trace.span_s or 0.0) / 3600.0:.1f} hours, and a day has 24")
     at = trace.arrival_s + began_s
     names = np.array([name or "" for name in trace.classes]) if trace.classes else np.full(len(at), "")
-    width = _DAY_S / _WINDOWS
+    width = DAY_S / _WINDOWS
     # How often each window of the day was there; the last one counts as far as it goes.
     edges = np.arange(began_s, at[-1], width)
     there = np.bincount((edges // width).astype(np.int64) % _WINDOWS, minlength=_WINDOWS)

@@ -1,8 +1,7 @@
 """How many replicas of each supply there should be, decided again and again from what is seen.
 
-Up: the cheapest replicas that carry the most that is forecast until new ones would serve. Down: those without which
-the ones that serve carry what was needed lately and will be needed soon; they are emptied before they go. No clock and
-no I/O: a simulation and a service give it what they see, and do what it says. Its state is plain data.
+Up: the cheapest that carry the highest forecast until new ones would serve. Down: those that neither the last nor the
+next needs want; they are emptied before they go. No clock, no I/O, and plain data as its state.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,19 +18,17 @@ from crosstie_gateway.scaler.reach import LearntReach
 from crosstie_gateway.scaler.rules import ScaleRules, Supply
 from crosstie_gateway.scaler.starting import StartTime
 
-# A replica is bought for about so long: what its start costs is spread over it. Less where replicas are short, so that
-# those that start sooner are taken.
+# Over which time a start's cost is spread; less where replicas are short, to prefer quick starts.
 _BOUGHT_S, _SHORT_S = 3600.0, 600.0
-# A supply that lost half of its replicas at once, or all, or does not deliver what was asked for in three times the
-# usual time, is not counted on for so long; twice as long each time, up to an hour.
+# A supply that loses half its replicas at once, or delivers none in three times the usual time, is not counted on for
+# so long; twice as long each time, up to an hour.
 _HALF, _OVERDUE = 0.5, 3.0
 _CLOSED_S, _LONGEST_CLOSED_S = 600.0, 3600.0
 # A supply that has just grown gives nothing back for so long.
 _STAYS_S = 1800.0
-# Of the margin over what is forecast, how much may be used up before more are bought; all of it where something was
-# given back within the time above.
+# The part of the forecast's margin that may be used up before more are bought; all of it soon after giving some back.
 _USED = 0.5
-# Of requests/s, more than nothing: whoever expects it has a replica.
+# Requests/s above nothing: a class that expects it keeps a replica.
 _LITTLE = 1e-9
 # Replicas are not exchanged for others that would save less than this share of what all cost.
 _SWAP = 0.1
@@ -62,8 +59,8 @@ class Capacities:
 
 
 class FleetObservation(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is at a moment. By class: requests/s of the last `over_s`; by supply: replicas that serve, those that
-    were asked for, of those being emptied how many are empty, and how busy they are, 1 being full."""
+    """What there is. By class: requests/s of the last `over_s`; by supply: replicas that serve, that were asked for,
+    that are emptied, and how busy they are, 1 being full."""
 
     at_s: float
     requests_per_s: dict[str, float]
@@ -122,7 +119,7 @@ class SupplyState(msgspec.Struct, kw_only=True):
 
 
 class ScalerState(msgspec.Struct, kw_only=True):
-    """All that a scaler remembers: kept by whoever runs it, it outlives a restart."""
+    """All that a scaler remembers; kept in a file, it outlives a restart."""
 
     supplies: dict[str, SupplyState] = {}
     forecasts: dict[str, Forecast] = {}
@@ -164,7 +161,8 @@ class Scaler:
         keep = self._keep(now, lead_s, provided)
         up, down = self._choices(seen), self._serving(seen)
         demand = self._by_part(provided)
-        short_now = self._short(seen)
+        # Whether those that serve cannot carry what comes now.
+        short_now = not down.carries(self._by_part(self._now(seen)))
         cheapest, short = self._target(up, demand, now, short_now)
         target = self._settled(up, cheapest, demand, needs, now)
         stays = down.cheapest(self._by_part(keep))
@@ -186,11 +184,8 @@ class Scaler:
         for name, forecast in state.forecasts.items():
             forecast.see(now, seen.requests_per_s.get(name, 0.0), seen.over_s)
         for supply in self.rules.supplies:
-            mine, ready, wanted = (
-                state.supplies[supply.name],
-                seen.ready.get(supply.name, 0),
-                seen.wanted.get(supply.name, 0),
-            )
+            mine, ready = state.supplies[supply.name], seen.ready.get(supply.name, 0)
+            wanted = seen.wanted.get(supply.name, 0)
             mine.replica_s += passed * ready
             state.spent_usd += passed / 3600.0 * self.known.usd_per_hour(supply) * max(ready, wanted)
             if state.at_s is None:
@@ -206,12 +201,13 @@ class Scaler:
     def _judge(self, seen: FleetObservation) -> None:
         if not seen.ended:
             return
-        now = {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
-        serving = self._serving(seen)
-        load = serving.load(self._by_part(now))
+        load = self._serving(seen).load(self._by_part(self._now(seen)))
         for name, (ended, within) in seen.ended.items():
             if name in self.state.reach:
                 self.state.reach[name].see(ended, within, seen.over_s, load, self.rules.within)
+
+    def _now(self, seen: FleetObservation) -> dict[str, float]:
+        return {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
 
     def _changed(self, mine: SupplyState, ready: int, wanted: int, now: float) -> None:
         came, lost = ready - mine.ready, min(mine.ready, wanted) - ready
@@ -263,15 +259,14 @@ class Scaler:
         return needs
 
     def _worth_having(self, per_s: float) -> float:
-        """Nothing, where so little is expected that a pool may go to zero: forecasts fade and never end. Else a little,
-        so that one replica stays."""
+        """Nothing, where a pool may go to zero and so little is expected; else at least a little, so that one replica
+        stays."""
         if self.rules.to_zero:
             return per_s if per_s * max(self.rules.settle_s, _STAYS_S) >= 1.0 else 0.0
         return max(per_s, _LITTLE)
 
     def _keep(self, now: float, lead_s: float, provided: dict[str, float]) -> dict[str, float]:
-        """Below it nothing is given back: the most that was provided for lately, or will be by when what goes now could
-        be back."""
+        """The most that was provided for lately, or will be when what goes now could be back: below it nothing goes."""
         state = self.state
         state.lately = [moment for moment in state.lately if moment[0] > now - self.rules.settle_s]
         state.lately.append((now, provided))
@@ -285,7 +280,7 @@ class Scaler:
         return kept
 
     def _by_part(self, by_class: Mapping[str, float]) -> Array:
-        """In requests of the plan: where replicas take more than it says, fewer."""
+        """Requests/s by part, divided by what replicas have shown to take over the plan."""
         reach = {name: reach_of.factor for name, reach_of in self.state.reach.items()}
         return np.array([by_class[p.class_name] * p.share / reach[p.class_name] for p in self.known.parts])
 
@@ -307,8 +302,8 @@ class Scaler:
         )
 
     def _weighed_usd(self, supply: Supply) -> float:
-        """What a replica costs more than not having it: nothing where it is paid anyway, and what its losses cost where
-        it may be taken away."""
+        """What a replica costs more than not having it: nothing where it is paid anyway; with its losses where it may
+        be taken."""
         if supply.kind == "reserved":
             return 0.0
         mine = self.state.supplies[supply.name]
@@ -324,11 +319,6 @@ class Scaler:
         serving, every = np.array(there, np.int64), self._choices(seen)
         floor, starting = np.minimum(every.floor, serving), np.zeros(len(supplies))
         return replace(every, floor=floor, have=serving, most=serving, starting=starting)
-
-    def _short(self, seen: FleetObservation) -> bool:
-        """Whether those that serve cannot carry what comes now."""
-        now = {name: forecast.now_per_s(seen.at_s) for name, forecast in self.state.forecasts.items()}
-        return not self._serving(seen).carries(self._by_part(now))
 
     # What to have
 
@@ -369,8 +359,8 @@ class Scaler:
     def _settled(
         self, up: SupplyChoices, target: Indices, demand: Array, needs: Mapping[str, Need], now: float
     ) -> Indices:  # fmt: skip
-        """Nothing is bought while what there is carries what is forecast: the margin is there to be used, or replicas
-        would come and go as it is gained and lost. Nor are some bought to give others back, unless that saves much."""
+        """Buys nothing while what there is carries the forecast: the margin may be used, or replicas would come and go.
+        Nor does it swap replicas unless that saves much."""
         supplies, mine = self.rules.supplies, self.state.supplies
         there = replace(up, have=np.maximum(up.have - [len(mine[supply.name].drains) for supply in supplies], 0))
         if not (target > there.have).any() or (there.have < np.minimum(up.floor, up.most)).any():
@@ -404,7 +394,7 @@ class Scaler:
         return np.array([self.known.usd_per_hour(supply) for supply in self.rules.supplies])
 
     def _budget(self, now: float) -> float | None:
-        """USD an hour that may be spent now: of the day's, what is left over the rest of the day as traffic goes."""
+        """USD an hour that may be spent now; a day's rest is spread as traffic goes."""
         limits = [] if self.rules.budget_usd_per_hour is None else [self.rules.budget_usd_per_hour]
         if self.rules.budget_usd_per_day is not None:
             left = max(self.rules.budget_usd_per_day - self.state.spent_usd, 0.0)
@@ -416,7 +406,7 @@ class Scaler:
         return min(limits) if limits else None
 
     def _order(self, supply: Supply, seen: FleetObservation, target: int, stays: int | None) -> Order:
-        """`target`: replicas to have by then; `stays`: of those that serve, how many may not go."""
+        """`target`: replicas to have; `stays`: how many of those that serve must stay."""
         now, mine = seen.at_s, self.state.supplies[supply.name]
         ready, wanted = seen.ready.get(supply.name, 0), seen.wanted.get(supply.name, 0)
         closed = self._is_closed(supply.name)
@@ -452,7 +442,7 @@ class Scaler:
                 mine.shrank_s = now
                 said.append(f"{free} to be emptied: the others carry what was and will be needed")
         if closed:
-            said.append(f"not counted on until {_clock(mine.closed_until_s, self.rules)}: {mine.closed_why}")
+            said.append(f"not counted on until {clock(mine.closed_until_s, self.rules)}: {mine.closed_why}")
         # What is over the floor, where somebody has set fewer.
         if wanted < supply.least:
             mine.pending += [now] * (supply.least - wanted)
@@ -461,6 +451,7 @@ class Scaler:
         return Order(replicas=wanted, draining=len(mine.drains), why="; ".join(said) or "as it is")
 
 
-def _clock(at_s: float, rules: ScaleRules) -> str:
+def clock(at_s: float, rules: ScaleRules) -> str:
+    """The time of day, as rules have it."""
     minutes = int((at_s + 3600.0 * rules.utc_offset_hours) % DAY_S // 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}"

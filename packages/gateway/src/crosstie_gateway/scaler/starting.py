@@ -43,7 +43,7 @@ class StartTime(msgspec.Struct, kw_only=True):
 
     @property
     def late_s(self) -> float:
-        """What nine of ten starts keep."""
+        """Nine of ten starts take no longer."""
         return math.exp(self.mean + _DEVIATIONS * math.sqrt(self.square))
 
 

@@ -1,7 +1,5 @@
-"""The administrator's part of a gateway: changes over the fleet file, in every process that serves it, each reported.
-
-Changes hold until they are undone, `reset`, or the file no longer allows them; a restart forgets them.
-"""
+"""The administrator's part of a gateway: changes over the fleet file, in every process, each reported. They hold until
+undone, `reset`, or not allowed by the file any more; a restart forgets them."""
 
 import asyncio
 import contextlib
@@ -37,8 +35,8 @@ from crosstie_gateway.service.worker_link import (
 
 # What a reader's complaint calls the request that it was reading.
 _REQUEST = Path("request")
-# A command would run as the gateway's user, a file is read as that, and a proxy would be sent any variable of its
-# environment: only who may write the fleet file may name one. KV events need a tokenizer.
+# A command would run as the gateway's user, who would also read the file; a proxy would be sent any variable. KV events
+# need a tokenizer.
 _FILES = (*REACH_FILES, "tokenizer", "chat_template")
 _FILE_ONLY = {"load_hook": "command", **dict.fromkeys(_FILES, "file"), "proxy": "proxy"}
 _MOST_SAID = 400
@@ -66,7 +64,6 @@ class Administration:
         self._one_at_a_time = asyncio.Lock()
         # Asked for, by (action, done or refused).
         self.counts: Counter[tuple[str, str]] = Counter()
-        process.gateway.metrics.sources.append(self._families)
         read, process.prepared = process.prepared, lambda fleet: self._lay(read(fleet), self.changes)
         process.on(Changes, self._on_changes)
         process.on(ReloadRequest, lambda _: self._read_again())
@@ -74,7 +71,7 @@ class Administration:
         process.on(HistoryRequest, self._look_back)
 
     async def join(self) -> None:
-        """Takes over what the other processes hold, as after a restart of this one."""
+        """Takes over the other processes' changes, as after a restart."""
         for answer in await self.process.ask_others(ChangesRequest()):
             if isinstance(answer, Changes) and answer.revision > self.revision:
                 with contextlib.suppress(CrosstieError):
@@ -88,7 +85,7 @@ class Administration:
 
     def _look_back(self, asked: HistoryRequest) -> HistoryAnswer:
         slots = (asked.width_s, asked.end, asked.count)
-        # Whoever asks may have looked at the clock a moment earlier.
+        # The asking worker may have looked at the clock a moment earlier.
         self.history.turn()
         return HistoryAnswer(self.history.requests(*slots), self.history.pools(*slots))
 
@@ -99,7 +96,7 @@ class Administration:
     # The fleet, with the changes over it
 
     def _lay(self, base: Fleet, changes: tuple[Change, ...]) -> Fleet:
-        """It holds once it has been loaded."""
+        """The fleet with these changes, which hold once it is loaded."""
         laid = laid_over(base, changes)
         self._coming = (base, laid)
         return laid.fleet
@@ -153,18 +150,18 @@ class Administration:
     def _report(self, who: str, action: str, words: str, result: str) -> None:
         came_to = "refused" if result.startswith("refused") else "done"
         self.counts[action, came_to] += 1
-        # Each its own number, as whoever passes lines on may take the same from two processes for one.
+        # Numbered, since the supervisor takes equal lines of two processes for one.
         number = f"{os.getpid()}-{sum(self.counts.values())}"
         sentence = f"admin: key {who}: {_one_line(words)}: {_one_line(result)} [{number}]"
         level: Level = "warning" if came_to == "refused" else "info"
         self.process.notify(Notice("admin_change", level, sentence, key=who, action=action, result=came_to))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         samples = [({"action": action, "result": result}, float(n)) for (action, result), n in self.counts.items()]
         return [("crosstie_admin_changes_total", "counter", "Changes that administrators asked for.", samples)]
 
     async def _hold(self, changes: tuple[Change, ...] | None) -> dict[str, Any]:
-        """Makes these the changes that hold, here and in the other processes; None: over the file as it is now."""
+        """Makes these changes hold in all processes; None: reads the file again."""
         if changes is None:
             self._read_again()
             return self._done(self.left_out, await self.process.ask_others(ReloadRequest()))
@@ -210,7 +207,7 @@ class Administration:
         return f"un{drained.words}", tuple(left)
 
     def _target(self, action: Literal["drain", "remove"], body: dict[str, Any]) -> Change:
-        """A pool by its name or a backend by its address, one of those that are there: anything else is a slip."""
+        """An existing pool by name or backend by address; anything else is a slip."""
         given, fleet = _only(body, "pool", "backend"), self.gateway.live.fleet
         if len(given) != 1:
             raise BadInput(f"name what to {action}: a pool, or a backend")
@@ -280,7 +277,7 @@ class Administration:
         return Done()
 
     def config(self) -> str:
-        """The fleet as it is served, as a file; what a file cannot say is said in its first lines."""
+        """The fleet as it is served, as a file; comments name the changes."""
         said = [f"# Changed by an administrator: {change.words}" for change in self.changes]
         return "\n".join([*said, fleet_text(self.gateway.live.fleet)])
 
@@ -308,7 +305,7 @@ def _text(body: dict[str, Any], key: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Whatever was in a request: no line of a log that looks like another's."""
+    """A request's words as one line, so that they cannot forge another in the log."""
     flat = "".join(sign if sign.isprintable() else " " for sign in text)
     return flat if len(flat) <= _MOST_SAID else flat[:_MOST_SAID] + "..."
 

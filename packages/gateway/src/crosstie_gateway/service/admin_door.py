@@ -1,8 +1,7 @@
-"""The administrator's door: HTTP on a port of its own, with a key of its own, and on loopback unless told otherwise.
+"""The administrator's door: HTTP on a port and with a key of its own, on loopback unless told otherwise.
 
-A page in a browser on this machine can reach loopback too, and a name can be made to resolve to it: requests must come
-with a Host of this door, with no Origin but this machine's, and, where they change something, as JSON, which a page
-cannot send to another origin without asking first.
+A page in a browser here can reach loopback, by a name that resolves to it too. So requests need this door's Host, no
+other Origin, and JSON for changes, which a page may not send elsewhere without asking.
 """
 
 import asyncio
@@ -10,7 +9,6 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -18,10 +16,11 @@ import msgspec
 
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet
+from crosstie.core.histogram import Family
 from crosstie.wire.address import is_loopback
 from crosstie_gateway.gateway.errors import RequestRejected, error_body
 from crosstie_gateway.gateway.notices import Notice
-from crosstie_gateway.gateway.paths import tidy_path
+from crosstie_gateway.gateway.roads import tidy_path
 from crosstie_gateway.service.admin import ACTIONS, Administration
 from crosstie_gateway.service.admin_view import MOST_DECISIONS, DecisionView, FleetView, merged
 from crosstie_gateway.service.dashboard import Dashboard
@@ -31,7 +30,8 @@ from crosstie_gateway.service.process import GatewayProcess
 from crosstie_gateway.service.trials import TrialsService
 from crosstie_gateway.service.worker_link import Decisions, DecisionsRequest, FleetAnswer, FleetRequest
 from crosstie_gateway.wire.request import Request, RequestLimits
-from crosstie_gateway.wire.server import Reply, Server
+from crosstie_gateway.wire.server import GoneWatcher, Reply, Server
+from crosstie_gateway.wire.tasks import Tasks
 
 PREFIX = "/admin/v1/"
 _MOST_BODY = 2**20
@@ -49,16 +49,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class AdminDoor(Door):
-    """A component of the gateway. `anywhere`: it may listen beyond loopback; `shown`: the page of operators is at the
-    clients' port too."""
+    """`anywhere`: it may listen beyond loopback; `shown`: the page of operators is at the clients' port too."""
 
     def __init__(self, host: str, port: int, *, anywhere: bool = False, shown: bool = False):
         if not is_loopback(host) and not anywhere:
             raise BadInput(f"--admin-host {host}: is not loopback; add --admin-anywhere if others may reach it")
         super().__init__(host, port, " for administrators")
         self.key, self._shown = DoorKeys(), shown
-        self._followers: set[asyncio.Task[None]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._followers, self._tasks = Tasks(), Tasks()
         self._complained_at = float("-inf")
         self._unwelcome = 0
         self._explaining: asyncio.TimerHandle | None = None
@@ -83,13 +81,15 @@ class AdminDoor(Door):
         sentence = f"admin: listens on {self.url}; {where}, fingerprint {self.key.fingerprint}"
         process.notify(Notice("admin_listens", "info", sentence, url=self.url))
 
+    def families(self) -> list[Family]:
+        return self.admin.families()
+
     def reloaded(self, fleet: Fleet) -> None:
         self.admin.reloaded()
 
     async def stop(self) -> None:
-        for task in [*self._followers, *self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._followers, *self._tasks, return_exceptions=True)
+        await self._followers.cancel()
+        await self._tasks.cancel()
         await self.dashboard.stop()
         self.admin.close()
         self._server.close()
@@ -115,16 +115,10 @@ class AdminDoor(Door):
         except RequestRejected as refused:
             _refuse(reply, refused.status, str(refused), refused.code)
             return
-        self._spawn(self._answer(reply, name, request, body), self._tasks)
-
-    def _spawn(self, work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        among.add(task)
-        task.add_done_callback(among.discard)
-        return task
+        self._tasks.spawn(self._answer(reply, name, request, body))
 
     def _check_visitor(self, request: Request) -> None:
-        """Raises RequestRejected for whoever has not come here by own will, or has no key."""
+        """Raises RequestRejected for pages of other origins, and without the key."""
         headers = request.headers
         self._check_host(request)
         try:
@@ -152,8 +146,7 @@ class AdminDoor(Door):
             raise RequestRejected(403, "the Host of this request is not this door's", "wrong_host")
 
     def _answers_to(self, host: str) -> bool:
-        """Loopback; and where it may be reached from elsewhere, its own names and plain addresses, which no name
-        server of an attacker's can stand for."""
+        """Loopback; where it is open to others, its own names and plain addresses, which no name server can fake."""
         if is_loopback(host):
             return True
         if is_loopback(self.host):
@@ -210,8 +203,7 @@ class AdminDoor(Door):
 
     async def _look(self) -> FleetView:
         # Workers that have not got so far yet answer otherwise.
-        answers = await self.process.ask_all(FleetRequest())
-        return merged([answer.fleet for answer in answers if isinstance(answer, FleetAnswer)])
+        return merged([told.fleet for told in await self.process.ask_all(FleetRequest(), FleetAnswer)])
 
     def _pools(self, view: FleetView) -> dict[str, Any]:
         admin = self.admin
@@ -238,7 +230,7 @@ class AdminDoor(Door):
         return Decisions(name, recent.taken, max(recent.taken - after, 0) - len(rows), rows)
 
     def _explain_for_a_while(self) -> None:
-        """Decisions that name all pools cost more: no longer than someone asks for them again and again."""
+        """Has decisions name all pools, which costs more, while someone goes on asking."""
         if self._explaining is not None:
             self._explaining.cancel()
         recent = self.admin.recent
@@ -246,17 +238,17 @@ class AdminDoor(Door):
         self._explaining = self._loop.call_later(10 * _LOOK_S, lambda: recent.follow(wanted=False))
 
     async def _decisions(self, request: DecisionsRequest) -> list[Decisions]:
-        return [answer for answer in await self.process.ask_all(request) if isinstance(answer, Decisions)]
+        return await self.process.ask_all(request, Decisions)
 
     def _follow(self, reply: Reply, *, alternatives: bool) -> None:
         if len(self._followers) >= _MOST_FOLLOWERS:
             raise RequestRejected(503, f"{_MOST_FOLLOWERS} are following already", "too_many_followers")
         reply.start(200, _STREAM, None)
         reply.flush()
-        reply.watcher = _Follower(self._spawn(self._following(reply, alternatives), self._followers))
+        reply.watcher = GoneWatcher(self._followers.spawn(self._following(reply, alternatives)).cancel)
 
     async def _following(self, reply: Reply, alternatives: bool) -> None:
-        """Looks for new ones a few times a second: a request has no more to do for a follower than without one."""
+        """Looks for new ones a few times a second, so that requests do nothing for followers."""
         after: dict[str, int] = {}
         said_at, skipped = self._loop.time(), 0
         try:
@@ -281,21 +273,6 @@ class AdminDoor(Door):
                 await asyncio.sleep(_LOOK_S)
         finally:
             reply.end()
-
-
-class _Follower:
-    """A reader of the stream of decisions."""
-
-    def __init__(self, task: "asyncio.Task[None]"):
-        self._task = task
-
-    def on_client_gone(self) -> None:
-        self._task.cancel()
-
-    def on_client_slow(self) -> None:
-        """The stream asks before it writes."""
-
-    on_client_ready = on_client_slow
 
 
 def _refuse(reply: Reply, status: int, why: str, code: str) -> None:

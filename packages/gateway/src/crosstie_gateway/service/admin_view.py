@@ -1,7 +1,6 @@
 """What administrators see: pools and backends as they are now, and the latest decisions, of one worker or of all.
 
-A decision costs one entry in a bounded queue, and is put into words only for whoever asks. An entry holds what it was
-about (never a body, a prompt or a key) and is pushed out by those that follow.
+A decision costs one entry in a bounded queue, without body, prompt or key, and is put into words on request.
 """
 
 from collections import deque
@@ -110,7 +109,7 @@ class FleetView(msgspec.Struct, kw_only=True):
 
 
 def fleet_view(gateway: Gateway, file: Fleet, day: DayCounts | None = None) -> FleetView:
-    """Of this worker. `file`: the fleet as its file has it, which tells what was added."""
+    """This worker's view. `file`: the fleet of the file, which tells what was added."""
     live = gateway.live
     of_file = {pool.name: {*pool.backends, *pool.led_backends} for pool in file.pools}
     return FleetView(
@@ -170,7 +169,7 @@ def _backend_view(gateway: Gateway, replica: Replica, source: Source, now: float
 
 
 def merged(views: list[FleetView]) -> FleetView:
-    """Of all workers: requests and connections add up; a backend that one of them cannot reach is not up."""
+    """All workers' views in one: counts add up; a backend that one of them cannot reach is down."""
     first, *others = views
     known = {backend.backend: backend for pool in first.pools for backend in pool.backends}
     for other in others:
@@ -215,11 +214,9 @@ def _add_counts(first: FleetView, other: FleetView) -> None:
             served.today_s = max(served.today_s, more.today_s)
     for team in first.teams:
         if (too := teams.get(team.team)) is not None:
-            team.requests, team.tokens, team.usd = (
-                team.requests + too.requests,
-                team.tokens + too.tokens,
-                team.usd + too.usd,
-            )
+            team.requests += too.requests
+            team.tokens += too.tokens
+            team.usd += too.usd
             # All of them read these from one store.
             team.today_usd, team.month_usd = max(team.today_usd, too.today_usd), max(team.month_usd, too.month_usd)
             team.unwritten_usd += too.unwritten_usd
@@ -329,7 +326,7 @@ class RecentDecisions:
         return [_decision_view(*entry) for entry in islice(self._kept, len(self._kept) - wanted, None)]
 
     def why(self, request_id: str) -> list[DecisionView]:
-        """The latest for that request, if it is still kept, with what each pool would be worth to it now."""
+        """The latest decision for that request, if it is kept, with each pool's score now."""
         wanted = request_id.encode("latin-1", "replace")
         for at, name, attempts, ask, decision in reversed(self._kept):
             if name == wanted:

@@ -19,7 +19,7 @@ class BackgroundThread:
         self.stopping = False
 
     def start(self) -> None:
-        """Made in the process that it runs in: in a worker, a thread from before the fork would be dead."""
+        """To be called after the fork: a thread from before it would be dead in a worker."""
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
         self._thread.start()
 
@@ -35,7 +35,7 @@ class BackgroundThread:
         self._wake.set()
 
     def stop(self, patience_s: float) -> None:
-        """Returns when it has ended, or after so long: as a daemon it keeps nobody from leaving."""
+        """Waits for its end so long at most; as a daemon it keeps no process from ending."""
         self.stopping = True
         self._wake.set()
         if self._thread is not None:

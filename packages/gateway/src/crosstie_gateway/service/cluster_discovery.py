@@ -1,8 +1,7 @@
 """Backends that a Kubernetes API server knows: `kube://default/services/vllm` stands for its pods that are ready.
 
-As with names (`discovery`), every worker looks for itself, and what it finds is loaded as a file with other backends
-would be: new replicas are brought up slowly, those that go finish what they have. What is known goes on while the API
-server cannot be asked: engines do not end with it.
+Each worker looks for itself (as in `discovery`), and loads what it finds like a changed file. While the API server is
+away, what is known goes on.
 """
 
 import asyncio
@@ -59,7 +58,6 @@ class ClusterDiscovery(Component):
         before, process.prepared = process.prepared, lambda fleet: self._spread(before(fleet))
         self.check(process.fleet)
         self.reloaded(process.fleet)
-        process.gateway.metrics.sources.append(self._families)
         if self._places:
             await self._first()
             process.fleet = process.prepared(process.read)
@@ -108,7 +106,7 @@ class ClusterDiscovery(Component):
                 place.source.stop()
 
     def _spread(self, fleet: Fleet) -> Fleet:
-        """With the replicas that are known in the place of where they are looked for."""
+        """The fleet with known replicas in place of `kube://` addresses."""
         self._named = _wanted(fleet)
         sharing = [backend for pool in fleet.pools for backend in pool.backends if backend.startswith(KUBE)]
         shared = {backend for backend in sharing if sharing.count(backend) > 1}
@@ -121,7 +119,7 @@ class ClusterDiscovery(Component):
         served = self._served.get(pool.name)
         alike = served is not None and (served.model, served.accelerator) == (pool.model, pool.accelerator)
         if served is not None and alike and not all(place and place.known for place in places):
-            # Nobody has said yet who is there: whom the pool has goes on.
+            # Nobody has said yet who is there: the pool's backends go on.
             return msgspec.structs.replace(pool, backends=served.backends, replicas=served.replicas)
         urls: list[str] = []
         for backend in pool.backends:
@@ -136,7 +134,7 @@ class ClusterDiscovery(Component):
         return msgspec.structs.replace(pool, backends=whole, replicas=len(whole))
 
     def _is_of(self, end: Endpoint, pool: Pool, shared: bool) -> bool:
-        """By what the pod's labels say; where several pools look in one place, they must say it."""
+        """Whether a pod is of this pool, by its labels; pools that share a place need them."""
         if end.accelerator and end.accelerator not in self._accelerators:
             return self._leave(end, f"label {ACCELERATOR}={end.accelerator} names no accelerator of the catalog")
         if shared and not (end.accelerator or end.model):
@@ -207,7 +205,7 @@ class ClusterDiscovery(Component):
         level: Level = "info" if event in ("discovered", "discovery_back") else "warning"
         self._process.notify(Notice(event, level, f"{place.url}: {news}", backend=place.url))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         places = [({"backend": place.url}, place) for place in self._places.values()]
         if not places:
             return []

@@ -1,7 +1,7 @@
 """The page of operators at /crosstie/: the fleet as it is now, where requests went and why, drain and weight.
 
-A page holds one stream of events. Once a second, of large fleets less often, and only while one is open, the document
-that `crosstie admin pools --json` prints is made once for all of them, and written to whoever has read the last one.
+Each page holds one stream of events. About once a second, while one is open, the document of `crosstie admin pools
+--json` is made once for all of them.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ from crosstie_gateway.service.worker_link import (
     WrongKey,
 )
 from crosstie_gateway.wire.request import BadRequest, Request
-from crosstie_gateway.wire.server import Reply
+from crosstie_gateway.wire.server import GoneWatcher, Reply
+from crosstie_gateway.wire.tasks import Tasks
 
 ROOT = "/crosstie"
 # Looking costs a few microseconds a replica: a second for up to a hundred, two for two hundred.
@@ -63,32 +64,14 @@ _HEADERS = (
     b"referrer-policy: no-referrer\r\ncontent-security-policy: %b\r\n" % _POLICY
 )
 _ASKED = ("session", "live", "why", "history", "moment")
+# Of paths that take another method than GET, or more.
+_METHODS = {f"{ROOT}/session": ("GET", "DELETE"), **dict.fromkeys(_CHANGES, ("POST",))}
 _encode = msgspec.json.Encoder().encode
 
 
-class _Reader:
-    """A page that is open."""
-
-    def __init__(self, among: "set[_Reader]", session: DashboardSession, reply: Reply):
-        self._among, self.session, self.reply = among, session, reply
-        among.add(self)
-
-    def on_client_gone(self) -> None:
-        self._among.discard(self)
-
-    def on_client_slow(self) -> None:
-        """It is asked before it is written to."""
-
-    on_client_ready = on_client_slow
-
-    def end(self) -> None:
-        self._among.discard(self)
-        self.reply.end()
-
-
 class Dashboard(OwnPages):
-    """`look`: the fleet in all workers; `said`: that as administrators read it; `turned_away`: told of visitors without
-    a key, by why."""
+    """`look`: the fleet in all workers; `said`: that as administrators read it; `turned_away`: told why visitors
+    were."""
 
     def __init__(
         self, process: GatewayProcess, admin: Administration, keys: DoorKeys, *,
@@ -101,9 +84,10 @@ class Dashboard(OwnPages):
         data = files("crosstie_gateway.service") / "data" / "dashboard"
         self._static = {path: ((data / name).read_bytes(), kind) for path, (name, kind) in _STATIC.items()}
         self.paths = frozenset((*_STATIC, *_CHANGES, *(f"{ROOT}/{name}" for name in _ASKED)))
-        self._readers: set[_Reader] = set()
+        # Pages that are open, and who is signed in there.
+        self._readers: dict[Reply, DashboardSession] = {}
         self._telling: asyncio.Task[None] | None = None
-        self._working: set[asyncio.Task[None]] = set()
+        self._working = Tasks()
         # What was last looked back on, by window: until its next point is there, the same for all pages.
         self._histories: dict[str, tuple[int, dict[str, Any]]] = {}
         self._minute: tuple[int, dict[str, Any]] = (0, {})
@@ -117,15 +101,12 @@ class Dashboard(OwnPages):
         process.on(WrongKey, self._on_wrong_key)
 
     async def stop(self) -> None:
-        tasks = [*self._working, *([self._telling] if self._telling is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for reader in list(self._readers):
-            reader.end()
+        await self._working.cancel()
+        for reply in list(self._readers):
+            self._end(reply)
 
     def opens(self, request: Request) -> None:
-        """Nobody needs more than a few bytes here, key or not. Raises BadRequest."""
+        """Raises BadRequest for long bodies, key or not."""
         length = request.headers.get(b"content-length", b"")
         if not length.isdigit() or int(length) > _MOST_BODY:
             raise BadRequest(413, f"a body here has a content-length, of {_MOST_BODY} bytes at most")
@@ -152,31 +133,25 @@ class Dashboard(OwnPages):
         session = self.sessions.find(request.headers.get(b"cookie", b""))
         if session is None:
             raise RequestRejected(401, "sign in with an operator's or the administrator's key", "signed_out")
+        _check_method(request, *_METHODS.get(path, ("GET",)))
         if path == f"{ROOT}/live":
-            _check_method(request, "GET")
             self._follow(session, reply)
         elif path == f"{ROOT}/why":
-            _check_method(request, "GET")
             self._later(reply, "a reason", self._why(_given(request, "request")))
         elif path == f"{ROOT}/history":
-            _check_method(request, "GET")
             window = _given(request, "window")
             if window not in WINDOWS:
                 raise RequestRejected(400, f"window: must be one of {', '.join(WINDOWS)}", "bad_request")
             self._later(reply, "looking back", self._history(window))
         elif path == f"{ROOT}/moment":
-            _check_method(request, "GET")
             self._later(reply, "looking back", self._moment(_time(request, "from"), _time(request, "to")))
-        elif path == f"{ROOT}/session":
-            _check_method(request, "GET", "DELETE")
-            if method == "GET":
-                self._send_session(session, reply)
-            else:
-                self._check_csrf(session, request)
-                gone = set_cookie("", secure=_is_secure(request, reply), lasts_s=0)
-                self._later(reply, "signing out", self._sign_out(session), gone)
+        elif method == "GET":
+            self._send_session(session, reply)
+        elif method == "DELETE":
+            self._check_csrf(session, request)
+            gone = set_cookie("", secure=_is_secure(request, reply), lasts_s=0)
+            self._later(reply, "signing out", self._sign_out(session), gone)
         else:
-            _check_method(request, "POST")
             self._check_csrf(session, request)
             if session.role != "administrator":
                 raise RequestRejected(403, "an operator looks; the administrator's key may change this", "read_only")
@@ -188,10 +163,8 @@ class Dashboard(OwnPages):
         reply.send(refused.status, body, _HEADERS + retry_after(refused.retry_after_s))
 
     def _later(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes = b"") -> None:
-        """Answers with what comes of it."""
-        task = self._process.gateway.loop.create_task(self._finish(reply, doing, work, more))
-        self._working.add(task)
-        task.add_done_callback(self._working.discard)
+        """Answers when the work is done, with its result."""
+        self._working.spawn(self._finish(reply, doing, work, more))
 
     async def _finish(self, reply: Reply, doing: str, work: Awaitable[Any], more: bytes) -> None:
         try:
@@ -200,7 +173,7 @@ class Dashboard(OwnPages):
             self._refuse(reply, RequestRejected(400, str(error), "refused"))
         except RequestRejected as refused:
             self._refuse(reply, refused)
-        except Exception as error:  # noqa: BLE001 (whoever asked must hear of it, and so must the log)
+        except Exception as error:  # noqa: BLE001 (both the client and the log must hear of it)
             self._failed(doing, error)
             self._refuse(reply, RequestRejected(500, "internal error", "internal_error"))
         else:
@@ -238,7 +211,7 @@ class Dashboard(OwnPages):
         reply.send(200, _encode(said), _HEADERS + more)
 
     async def _wrong_key(self, address: str) -> None:
-        """Told to all workers, since the next one may come to any of them."""
+        """Tells all workers, since the next try may come to any of them."""
         said = WrongKey(address)
         self._on_wrong_key(said)
         await self._process.ask_others(said)
@@ -256,8 +229,8 @@ class Dashboard(OwnPages):
 
     def _on_ended(self, ended: SessionEnded) -> Done:
         self.sessions.end(ended.name, ended.ends_at)
-        for reader in [reader for reader in self._readers if reader.session.name == ended.name]:
-            reader.end()
+        for reply in [reply for reply, session in self._readers.items() if session.name == ended.name]:
+            self._end(reply)
         return Done()
 
     # Reasons
@@ -270,7 +243,7 @@ class Dashboard(OwnPages):
         return max(rows, key=lambda row: row.at)
 
     async def _moment(self, since: float, until: float) -> dict[str, Any]:
-        """Those requests of that time whose words are kept, and why they went where."""
+        """The decisions of that time that are kept."""
         asked = DecisionsRequest(_MOST_OF_MOMENT, moment=(since, until))
         rows = [row for answer in await self._decisions(asked) for row in answer.rows]
         return {"decisions": spread(sorted(rows, key=lambda row: row.at), _MOST_OF_MOMENT)}
@@ -279,15 +252,12 @@ class Dashboard(OwnPages):
         width_s, step, points = WINDOWS[window]
         end, turn, gateway = int(time() // (width_s * step)), int(time() // SHORT_S), self._process.gateway
         if self._histories.get(window, (0,))[0] != end:
-            answers = await self._slots(width_s, end * step, points * step)
+            answers = await self._process.ask_all(HistoryRequest(width_s, end * step, points * step), HistoryAnswer)
             self._histories[window] = end, history_document(answers, window, end, gateway)
         if self._minute[0] != turn:
-            self._minute = turn, last_minute(await self._slots(SHORT_S, turn, MINUTE), gateway)
+            answers = await self._process.ask_all(HistoryRequest(SHORT_S, turn, MINUTE), HistoryAnswer)
+            self._minute = turn, last_minute(answers, gateway)
         return self._histories[window][1] | {"minute": self._minute[1]}
-
-    async def _slots(self, width_s: int, end: int, count: int) -> list[HistoryAnswer]:
-        answers = await self._process.ask_all(HistoryRequest(width_s, end, count))
-        return [answer for answer in answers if isinstance(answer, HistoryAnswer)]
 
     def _failed(self, doing: str, error: Exception) -> None:
         self._process.gateway.loop.call_exception_handler({"message": f"dashboard: {doing} failed", "exception": error})
@@ -301,11 +271,12 @@ class Dashboard(OwnPages):
             raise RequestRejected(503, f"{_MOST_READERS} pages are open already", "too_many_pages")
         reply.start(200, b"content-type: text/event-stream; charset=utf-8\r\n" + _HEADERS, None)
         reply.flush()
-        reply.watcher = _Reader(self._readers, session, reply)
+        self._readers[reply] = session
+        reply.watcher = GoneWatcher(lambda: self._readers.pop(reply, None))
         if self._latest is not None:
             reply.write(_event(self._latest | {"decisions": list(self._rows)}))
         if self._telling is None:
-            self._telling = self._process.gateway.loop.create_task(self._tell())
+            self._telling = self._working.spawn(self._tell())
 
     async def _tell(self) -> None:
         loop = self._process.gateway.loop
@@ -314,20 +285,24 @@ class Dashboard(OwnPages):
                 began = loop.time()
                 self._latest = await self._look_again()
                 event = _event(self._latest)
-                for reader in list(self._readers):
-                    if reader.reply.gone or self._process.gateway.draining or not self.sessions.holds(reader.session):
-                        reader.end()
-                    elif not reader.reply.slow:
-                        reader.reply.write(event)
+                for reply, session in list(self._readers.items()):
+                    if reply.gone or self._process.gateway.draining or not self.sessions.holds(session):
+                        self._end(reply)
+                    elif not reply.slow:
+                        reply.write(event)
                 every_s = max(_EVERY_S, len(self._process.gateway.backends) / _REPLICAS_A_S)
                 await asyncio.sleep(max(every_s - (loop.time() - began), 0.05))
         except Exception as error:  # noqa: BLE001 (the pages come back, and the log has the reason)
             self._failed("looking", error)
-            for reader in list(self._readers):
-                reader.end()
+            for reply in list(self._readers):
+                self._end(reply)
         finally:
             self._telling = self._latest = self._after = None
             self._rows.clear()
+
+    def _end(self, reply: Reply) -> None:
+        self._readers.pop(reply, None)
+        reply.end()
 
     async def _look_again(self) -> dict[str, Any]:
         self.made += 1
@@ -369,8 +344,7 @@ def _time(request: Request, name: str) -> float:
 
 
 def _check_origin(request: Request) -> None:
-    """Only the page itself may ask. Browsers say where a request comes from, at least to places that they trust;
-    proxies before the gateway may have changed its Host."""
+    """Only the page itself may ask. Browsers say where a request comes from; proxies may have changed its Host."""
     headers = request.headers
     site, origin = headers.get(b"sec-fetch-site"), headers.get(b"origin")
     if site is not None:
@@ -384,5 +358,5 @@ def _check_origin(request: Request) -> None:
 
 
 def _is_secure(request: Request, reply: Reply) -> bool:
-    """Whether the browser came by TLS, be it to a proxy before this."""
+    """Whether the browser came by TLS, to this or to a proxy before it."""
     return reply.connection.server.tls is not None or request.headers.get(b"x-forwarded-proto") == b"https"

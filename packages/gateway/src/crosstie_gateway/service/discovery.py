@@ -1,9 +1,7 @@
 """Backends that are found by name: `dns+http://vllm.default.svc:8000/v1` stands for every address that the name has.
 
-A thread looks names up again and again, since a resolver may take as long as it likes; what it finds is loaded as a
-file with other backends would be: those that are new are brought up slowly, those that are gone finish what they have.
-Every worker asks for itself: they see the same answers within one interval, and there is nobody without whom the
-others would go blind.
+A thread looks names up, since a resolver may take long. What it finds is loaded like a changed file: new backends are
+brought up slowly, old ones finish. Each worker asks for itself, so none depends on another.
 """
 
 import asyncio
@@ -27,8 +25,8 @@ from crosstie_gateway.service.process import Component, GatewayProcess
 # Addresses of a host; none: it has none. Raises OSError where nobody can say.
 Resolve = Callable[[str, int], tuple[str, ...]]
 _TICK_S = 0.5
-# A name that has lost all of its addresses keeps the last ones for so long: services that are made anew are empty for a
-# moment. Not for ever: somebody else may be given the addresses, and would be sent prompts.
+# How long a name without addresses keeps its last ones: renewed services are empty for a moment. Not for ever: others
+# may be given the addresses, and would be sent prompts.
 _GRACE_S = 30.0
 # At the start, how long the first answers are waited for; what comes later is taken then.
 _FIRST_S = 5.0
@@ -36,7 +34,7 @@ _NONE = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
 def addresses_of(host: str, port: int) -> tuple[str, ...]:
-    """As the system resolves it. Of one family: where a replica has an address of each, both are the same replica."""
+    """As the system resolves it, of one family: IPv4 and IPv6 addresses may be the same replica's."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
@@ -65,7 +63,7 @@ class _Name:
         self.asked = False
 
     def places(self) -> tuple[str, ...]:
-        """Its replicas. While it has none it is one itself, which is down until it has an address."""
+        """Its replicas; without an address the name stands for one that is down."""
         return tuple(f"{self.url}#{address}" for address in self.addresses) or (self.url,)
 
 
@@ -82,10 +80,9 @@ class Discovery(Component):
         before, process.prepared = process.prepared, lambda fleet: self._spread(before(fleet))
         process.fleet = self._spread(process.fleet)
         self.reloaded(process.fleet)
-        process.gateway.metrics.sources.append(self._families)
         if self._names:
             await self._first()
-            # Whoever comes after this one finds the fleet as it is served.
+            # Later components find the fleet as it is served.
             process.fleet = self._spread(process.read)
             process.load(process.fleet)
             self._pending = False
@@ -97,7 +94,7 @@ class Discovery(Component):
                     await asyncio.sleep(0.01)
 
     def reloaded(self, fleet: Fleet) -> None:
-        """The names of this fleet are looked up from now on, new ones at once."""
+        """Looks up this fleet's names from now on, new ones at once."""
         wanted = {url.partition("#")[0]: pool for pool in fleet.pools for url in pool.backends if _is_name(url)}
         before, self._names = self._names, {url: self._names.get(url) or _Name(url) for url in wanted}
         for url, pool in wanted.items():
@@ -117,7 +114,7 @@ class Discovery(Component):
         self._thread.wake()
 
     def _spread(self, fleet: Fleet) -> Fleet:
-        """With the addresses that are known in the place of their names."""
+        """The fleet with known addresses in place of names."""
         return msgspec.structs.replace(fleet, pools=tuple(map(self._spread_pool, fleet.pools)))
 
     def _spread_pool(self, pool: Pool) -> Pool:
@@ -190,7 +187,7 @@ class Discovery(Component):
         level: Level = "info" if event in ("discovered", "discovery_back") else "warning"
         self._process.notify(Notice(event, level, f"{name.url}: {news}", backend=name.url))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         names = [({"backend": name.url}, name) for name in self._names.values()]
         if not names:
             return []

@@ -25,7 +25,7 @@ class Door(Component):
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def listen(self) -> None:
-        """For all the processes that are forked from this one; each of them may open to the next visitor."""
+        """Before the fork, for all processes: any of them may take the next visitor."""
         with listening_on(self.host, self.port, self._whom):
             self._sockets = listening(self.host, self.port)
         self.port = int(self._sockets[0].getsockname()[1])
@@ -36,13 +36,13 @@ class Door(Component):
         server.join(self._sockets)
 
     def close(self) -> None:
-        """When the last of those who serve behind it has gone."""
+        """To be called when the last process behind it has ended."""
         for listens in self._sockets:
             listens.close()
 
 
 class OpsDoor(Door):
-    """For whoever watches the gateway: health, readiness and metrics, which its clients' port has no more."""
+    """Health, readiness and metrics on a port of their own, in place of the clients' port."""
 
     def __init__(self, host: str, port: int):
         super().__init__(host, port, " for health and metrics")
@@ -59,7 +59,7 @@ class OpsDoor(Door):
 
 
 def json_object(request: Request) -> dict[str, Any]:
-    """What somebody sends who changes something. Raises RequestRejected."""
+    """The JSON object of a change. Raises RequestRejected."""
     kind = request.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind != b"application/json":
         raise RequestRejected(415, "the body must be sent as content-type: application/json", "not_json")

@@ -1,7 +1,5 @@
-"""The administrator's key, and the operators': from the environment, or made up and written to a file of the owner's.
-
-An operator's key opens the page at /crosstie/ and changes nothing. Neither is a key of users.
-"""
+"""The administrator's and the operators' keys, from the environment; the first is else made up and written to a file.
+An operator's key opens the page at /crosstie/ and changes nothing. Neither is a user's key."""
 
 import hashlib
 import hmac
@@ -47,7 +45,7 @@ class DoorKeys:
         return right and scheme.lower() == b"bearer"
 
     def role_of(self, key: object) -> Role | None:
-        """Whose a key is that somebody signs in with."""
+        """The role of the key that somebody signs in with."""
         if not isinstance(key, str):
             return None
         digest = hashlib.sha256(key.strip().encode()).digest()

@@ -41,7 +41,7 @@ class Edge(Component):
 
     @property
     def url(self) -> str:
-        """Of the API; of a unix socket, what a client calls it that is told its path."""
+        """The API's address; with a socket alone, the URL for clients that are told its path."""
         if self._no_tcp:
             return "http://localhost/v1"
         scheme = "http" if self._tls is None else "https"
@@ -62,7 +62,7 @@ class Edge(Component):
         return self._sockets
 
     def close(self) -> None:
-        """By whoever listened, when the last of those who serve has gone."""
+        """To be called by the process that listened, when the last server has ended."""
         for listens in self._sockets:
             if isinstance(listens, UnixSocket):
                 listens.leave()

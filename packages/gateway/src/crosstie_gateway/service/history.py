@@ -1,8 +1,7 @@
 """What the page of operators looks back on: each pool's requests of the last minutes and hours, by class.
 
-Every worker keeps rows of numbers for slots of time that begin at the same moments in all of them, so rows add up. Two
-rings have so many slots each: 5 s, for half an hour, and 2 min, for twelve hours. Latencies are counted in bins that
-grow by 15%, which tells a percentile within 7% of what it was. Memory is bounded: 0.5 MB for each pool and class.
+Workers keep rows of numbers by slots of time that agree, so rows add up: 5 s for half an hour, and 2 min for twelve
+hours. Bins of latency grow by 15%, so percentiles are within 7%. 0.5 MB for each pool and class.
 """
 
 from collections.abc import Callable
@@ -52,7 +51,7 @@ class SeriesRows(msgspec.Struct):
 
 
 class _Ring:
-    """What is counted now, and the rows of both widths by their slots, modulo so many."""
+    """The counts of now, and rings of rows for both widths of slots."""
 
     def __init__(self, columns: int):
         self.now = [0.0] * columns
@@ -72,9 +71,9 @@ class _Ring:
     def rows(self, width_s: int, end: int, count: int) -> bytes:
         """Of the `count` slots of that width before the slot `end`."""
         ring = self._short if width_s == SHORT_S else self._long
-        found = ring[np.arange(end - count, end) % ROWS]
-        full = found.any(axis=1)
-        return found[int(full.argmax()) if full.any() else count :].tobytes()
+        rows = ring[np.arange(end - count, end) % ROWS]
+        full = rows.any(axis=1)
+        return rows[int(full.argmax()) if full.any() else count :].tobytes()
 
 
 class History:
@@ -129,7 +128,7 @@ class History:
             self._on_turn()
 
     def _look(self) -> None:
-        """At what is, not what was counted."""
+        """Notes what is in flight, queued and paid now."""
         gateway, hours = self._gateway, SHORT_S * self._gateway.speed / 3600.0
         costs = {pool.name: pool.gpus * pool.usd_per_gpu_hour for pool in gateway.live.fleet.pools}
         for name in ("", *costs):
@@ -142,8 +141,8 @@ class History:
             ring.now[2:] = [costs.get(name, 0.0) * hours, 1.0]
 
     def requests(self, width_s: int, end: int, count: int) -> list[SeriesRows]:
-        found = [(*key, ring.rows(width_s, end, count)) for key, ring in self._requests.items()]
-        return [SeriesRows(*series) for series in found if series[2]]
+        series = [SeriesRows(*key, ring.rows(width_s, end, count)) for key, ring in self._requests.items()]
+        return [each for each in series if each.rows]
 
     def pools(self, width_s: int, end: int, count: int) -> list[SeriesRows]:
         return [SeriesRows(name, "", ring.rows(width_s, end, count)) for name, ring in self._pools.items()]

@@ -1,8 +1,7 @@
 """Batches of KV events, as vLLM and SGLang publish them, taken over into what is known of a replica's cache.
 
-Both write msgpack of msgspec's records; by version, batches and events are arrays in the order of their fields, or
-maps. Read in vllm-project/vllm@0181ea3, `vllm/distributed/kv_events.py`, and sgl-project/sglang@006d053,
-`python/sglang/srt/disaggregation/kv_events.py`.
+Both write msgpack of msgspec's records, as arrays or maps by version. Read in vllm-project/vllm@0181ea3,
+`vllm/distributed/kv_events.py`, and sgl-project/sglang@006d053, `python/sglang/srt/disaggregation/kv_events.py`.
 """
 
 from time import sleep
@@ -91,7 +90,7 @@ def _take(held: HeldBlocks, event: Any) -> None:
 
 
 def _whole(fields: dict[str, Any]) -> bool:
-    """Whether its group of layers looks at all of the prompt: others may drop what those still need."""
+    """Whether its group of layers attends to the whole prompt; other groups drop blocks earlier."""
     kind = fields.get("kv_cache_spec_kind")
     whole = kind is None or (isinstance(kind, str) and ("full" in kind or "mla" in kind) and "sliding" not in kind)
     return whole and fields.get("kv_cache_spec_sliding_window") is None
@@ -112,7 +111,7 @@ def _store(held: HeldBlocks, fields: dict[str, Any], hashes: list[Any], group: i
 
 
 def _plain(extra_keys: Any, blocks: int) -> int:
-    """Of blocks in a row, those before the first that is told apart by more than its tokens: a picture, a salt."""
+    """How many blocks come before the first with extra keys, such as a picture or a salt."""
     if not isinstance(extra_keys, list):
         return blocks
     return next((index for index, extra in enumerate(extra_keys[:blocks]) if extra), blocks)

@@ -1,8 +1,7 @@
-"""What engines tell of their caches, followed: a thread that subscribes to every replica whose fleet file says where.
+"""Follows what engines tell of their caches: a thread that subscribes to every replica whose fleet file says where.
 
-Batches are numbered. One that is missing is asked for again where the engine keeps them; where it cannot be had, or the
-connection was lost, what was known is forgotten, and routing goes by what was sent there until the engine says that it
-holds nothing, or begins anew.
+Batches are numbered. A missing one is asked for again. Where it cannot be had, or the connection was lost, what was
+known is forgotten, and routing goes by what was sent there until the engine holds nothing or begins anew.
 """
 
 import threading
@@ -28,7 +27,7 @@ _MOST_BYTES, _MOST_WAITING = 8 * 2**20, 16
 _REPLAY_S, _MOST_REPLAYED, _AGAIN_S = 5.0, 100_000, 1.0
 # How often the thread looks whether it is to follow others.
 _LOOK_S = 0.1
-# It works at most this share of the time, so that whoever publishes without end takes no more than that.
+# The most that it works of the time, even for an engine that publishes without end.
 _SHARE = 0.25
 _LONGEST_REST_S = 0.5
 # Messages of one replica before the next has its turn.
@@ -44,11 +43,8 @@ class EventAddress(NamedTuple):
 
 
 class Following:
-    """One replica's events: which number comes next, and what is to be done about one that does not.
-
-    It is told what comes and changes `held`; sockets are somebody else's. `wants_replay` says from which number on
-    batches are to be asked for.
-    """
+    """One replica's events: which number comes next, and what to do about another. It changes `held`; sockets are
+    somebody else's. `wants_replay`: the number from which batches are to be asked for again."""
 
     def __init__(self, held: HeldBlocks, *, can_replay: bool):
         self.held, self._can_replay = held, can_replay
@@ -70,12 +66,12 @@ class Following:
             self.wants_replay, self._joins = 0, False
 
     def lost(self) -> None:
-        """The engine has gone, or the way to it: what it will hold when it is back is not known."""
+        """The engine or the way to it is gone: what it holds is unknown."""
         self.wants_replay = None
         self.held.forget(complete=False)
 
     def came(self, number: int, payload: bytes) -> None:
-        """A batch, by itself. While a replay is wanted or under way nobody is to call this."""
+        """A published batch; not to be called while a replay is wanted or under way."""
         last, self._last = self._last, number
         if last is not None and number <= last:
             self._begun_anew(number)
@@ -247,7 +243,7 @@ class _Stream:
 
 
 class Subscriber:
-    """The thread. `follow` says whom; what it learns is in the `HeldBlocks` that were given with them."""
+    """The thread. `follow` says which replicas; it writes to the `HeldBlocks` given with them."""
 
     def __init__(self, zmq: Any):
         self._zmq = zmq
@@ -310,7 +306,6 @@ class KvEvents(Component):
     async def start(self, process: GatewayProcess) -> None:
         self._gateway = process.gateway
         self.check(process.fleet)
-        process.gateway.metrics.sources.append(self._families)
         self.reloaded(process.fleet)
 
     def check(self, fleet: Fleet) -> None:
@@ -332,7 +327,7 @@ class KvEvents(Component):
         if self._subscriber is not None:
             self._subscriber.follow(known)
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         if not self._known:
             return []
         held = [({"backend": key}, blocks) for key, (_, blocks) in self._known.items()]
@@ -347,7 +342,7 @@ class KvEvents(Component):
         ]
 
     def _look(self) -> None:
-        """Says once of each who publishes something else than events."""
+        """Reports each replica once that publishes something else than events."""
         if self._subscriber is None:
             return
         self._looking = self._gateway.loop.call_later(1.0, self._look)

@@ -1,8 +1,7 @@
 """Keeps a gateway's keys and usage in step with a store: a component of its process.
 
-What has ended is added up on the loop. Twice a second it is handed to a thread that writes it in one transaction and
-looks what others have changed; the loop never waits for it. A batch that could not be written, or of which nobody
-knows whether it was, is tried again as it is: the store counts it once. What ends in the meantime is the next batch.
+The loop adds up what has ended. Twice a second a thread writes it in one transaction and looks what others changed. A
+batch that failed, or may have, is tried again as it is: the store counts it once.
 """
 
 import asyncio
@@ -106,7 +105,6 @@ class Ledger(Component):
             process.notify(Notice("no_keys", "warning", line))
         # What was estimated of a request becomes what it was, and what it was is written down.
         gateway.listeners += [self._guard.settle, self.accounts.add]
-        gateway.metrics.sources.append(self._families)
         self._thread = threading.Thread(target=self._work, args=(store,), name="ledger", daemon=True)
         self._thread.start()
         self._tick()
@@ -204,7 +202,9 @@ class Ledger(Component):
         if self._running is None:
             self._thread.join()
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
+        if self._store is None:
+            return []
         refused = [({"code": code}, float(count)) for code, count in self._guard.refused.items()]
         pending: Samples = [({}, float(self.pending))]
         teams = [({"team": team.name}, team) for team in self._guard.teams]

@@ -1,7 +1,7 @@
 """The gateway's log on stderr: notices, and a line for each request that has ended, for people or as JSON.
 
-A thread formats and writes, so that whoever reads stderr slowly, or not at all, slows nobody else; what does not fit
-into its queue is counted and left out. Prompts are in it only where that was asked for, credentials never.
+A thread writes, so a slow reader of stderr slows nobody; what its queue cannot hold is counted and left out. Prompts
+are in it only on request, credentials never.
 """
 
 import asyncio
@@ -41,8 +41,8 @@ _BAD = frozenset(("failed", "cut"))
 
 
 class Log(Component):
-    """`requests`: a line for each; `prompts`: with its body. Writes to `descriptor` until it is closed. `notices`: who
-    tells them in its place."""
+    """`requests`: a line for each; `prompts`: with its body. `descriptor`: written to until closed. `notices`: tells
+    them instead."""
 
     def __init__(
         self, style: Style = "text", *, requests: bool = False, prompts: bool = False, descriptor: int = 2,
@@ -68,7 +68,6 @@ class Log(Component):
         self._thread.wake()
 
     async def start(self, process: GatewayProcess) -> None:
-        process.gateway.metrics.sources.append(self._families)
         asyncio.get_running_loop().set_exception_handler(self._broke)
         if self.prompts:
             sentence = "PROMPTS ARE WRITTEN TO THIS LOG (--log-prompts): whoever reads it reads what users ask"
@@ -78,10 +77,10 @@ class Log(Component):
             process.gateway.listeners.append(self._on_record)
 
     def close(self) -> None:
-        """Writes what there is. By whoever made the log, who may have something to say when the gateway has stopped."""
+        """Writes what there is. Called by the log's maker, who may have notices after the gateway has stopped."""
         self._thread.stop(_LAST_S)
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         meaning = "Lines that are missing from the log, since nobody read it as fast as it grew."
         return [("crosstie_log_dropped_total", "counter", meaning, [({}, self.lost)])]
 
@@ -102,7 +101,7 @@ class Log(Component):
         self._entries.append((time(), entry, body))
 
     def _broke(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A fault of the gateway's own. What an exception says may be from a prompt; where it came from is not."""
+        """Logs a fault of the gateway and where it arose; its message, which may quote a prompt, only with prompts."""
         error = context.get("exception")
         kind = type(error).__name__ if error is not None else "none"
         frames = traceback.extract_tb(error.__traceback__) if error is not None else []
@@ -197,7 +196,7 @@ def _clock(at: float) -> str:
 
 
 def _document(fields: dict[str, Any]) -> bytes:
-    """One line of ASCII: whatever a client sends, it begins no second one."""
+    """One line of ASCII, so that no client can begin another."""
     return json.dumps(fields, separators=(",", ":")).replace("\x7f", "\\u007f").encode("ascii") + b"\n"
 
 

@@ -33,13 +33,13 @@ _USUAL_PERCENTILE = 0.95
 
 def _of_workers(series: list[SeriesRows], count: int, columns: int) -> dict[tuple[str, str], list[Rows]]:
     """Of each series, the rows of every worker, as many as were asked for."""
-    found: dict[tuple[str, str], list[Rows]] = {}
+    of_workers: dict[tuple[str, str], list[Rows]] = {}
     for part in series:
         rows = np.frombuffer(part.rows, np.float32).reshape(-1, columns)
         whole = np.zeros((count, columns), np.float32)
         whole[count - len(rows) :] = rows
-        found.setdefault((part.pool, part.class_name), []).append(whole)
-    return found
+        of_workers.setdefault((part.pool, part.class_name), []).append(whole)
+    return of_workers
 
 
 def _points(rows: Rows, step: int) -> Rows:
@@ -71,12 +71,15 @@ def percentiles(bins: Rows, percentile: float) -> list[float | None]:
 
 def _request_series(answers: Sequence[HistoryAnswer], count: int, step: int, fleet: Fleet) -> list[dict[str, Any]]:
     """By pool and class."""
-    parts, classes = list(chain(*[answer.requests for answer in answers])), {one.name: one for one in fleet.classes}
+    parts, classes = (
+        list(chain(*[answer.requests for answer in answers])),
+        {served.name: served for served in fleet.classes},
+    )
     said = []
     for (pool, name), workers in sorted(_of_workers(parts, count, COLUMNS).items()):
         rows = _points(np.sum(workers, axis=0, dtype=np.float32), step)
-        served = classes.get(name)
-        ttft_at, tpot_at = (_percentile(served.ttft), _percentile(served.tpot)) if served else (_USUAL_PERCENTILE,) * 2
+        asked = classes.get(name)
+        ttft_at, tpot_at = (_percentile(asked.ttft), _percentile(asked.tpot)) if asked else (_USUAL_PERCENTILE,) * 2
         said.append({
             "pool": pool, "class": name, **{what: _told(rows[:, n]) for n, what in enumerate(COUNTS)},
             "ttft_s": percentiles(rows[:, TTFT:TPOT], ttft_at), "tpot_s": percentiles(rows[:, TPOT:], tpot_at),
@@ -85,8 +88,8 @@ def _request_series(answers: Sequence[HistoryAnswer], count: int, step: int, fle
 
 
 def _pool_series(answers: Sequence[HistoryAnswer], count: int, step: int) -> list[dict[str, Any]]:
-    """By pool, and under no name for the gateway: means of what was in flight and queued; dollars, which every worker
-    counts for the whole pool; and how often it was looked at, never where there was no gateway."""
+    """By pool, and under no name for the gateway: means of requests in flight and queued, dollars (each worker counts
+    the whole pool), and how often it was looked at."""
     parts, said = list(chain(*[answer.pools for answer in answers])), []
     for (pool, _), workers in _of_workers(parts, count, len(GAUGES)).items():
         summed, whole = _points(np.sum(workers, axis=0, dtype=np.float32), step), _points(np.max(workers, axis=0), step)
@@ -124,7 +127,8 @@ def history_document(answers: Sequence[HistoryAnswer], window: str, end: int, ga
         "ends_at": end * width_s * step,
         "speed": gateway.speed,
         "classes": [
-            {"class": one.name, "model": one.model, "ttft": one.ttft, "tpot": one.tpot} for one in fleet.classes
+            {"class": served.name, "model": served.model, "ttft": served.ttft, "tpot": served.tpot}
+            for served in fleet.classes
         ],
         "usual_percentile": _USUAL_PERCENTILE,
         "bought": [pool.name for pool in fleet.pools if pool.token_price is not None],

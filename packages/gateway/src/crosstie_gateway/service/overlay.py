@@ -1,8 +1,5 @@
-"""What administrators have changed of a fleet: changes laid over its file, in the order in which they were made.
-
-Nothing here knows a file, a clock or a gateway. A change that the fleet below it does not allow (any more) is left out,
-with the reason; the others hold.
-"""
+"""What administrators have changed of a fleet: changes laid over its file in their order. No file, clock or gateway
+here. A change that the fleet below does not allow is left out with the reason."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -189,7 +186,7 @@ def _with_pools(fleet: Fleet, pools: tuple[Pool, ...]) -> Fleet:
 
 
 def _without_routes(served: ServedClass, pool: str) -> ServedClass:
-    """The others of the same lengths take over what went there, in proportion."""
+    """The class without routes to a pool; routes for the same lengths take over its share."""
     left = [route for route in served.routes if route.pool != pool]
     shares: dict[int | None, list[float]] = {}
     for route in left:

@@ -1,7 +1,7 @@
-"""Peers: gateways on other machines over the same backends. Their load and what keys used there, by way of Redis.
+"""Peers: gateways on other machines over the same backends, and their load and usage, by way of Redis.
 
-Of load and limits one worker of a machine speaks and listens for all of them, and puts what it hears on their board.
-What was learnt each process has for itself, and tells and hears it itself.
+For load and limits one worker speaks for its machine and puts what it hears on the board. What was learnt each process
+tells and hears itself.
 """
 
 from os import urandom
@@ -26,7 +26,6 @@ class LearntSharing(Component):
         self._learnt = Learnt(urandom(8).hex(), _store_of(process))
         self._learnt.serve(self._gateway.live)
         self._share = LearntShare(connected(filled(state.redis or "")), self._learnt, self._gateway.now)
-        self._gateway.metrics.sources.append(self._families)
         self._share.start()
 
     def reloaded(self, fleet: Fleet) -> None:
@@ -35,7 +34,7 @@ class LearntSharing(Component):
     async def stop(self) -> None:
         await self._share.stop()
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         meaning = "Observations of other gateways that were learnt from."
         return [("crosstie_share_learnt_total", "counter", meaning, [({}, float(self._learnt.heard))])]
 
@@ -55,7 +54,6 @@ class PeerSharing(Component):
         self._peers = Peers(self._board, _store_of(process), self._gateway.now, monotonic)
         self._share = RedisShare(connected(filled(state.redis or "")), self._peers, self._on_share_change)
         self._peers.replicas(self._gateway.backends)
-        self._gateway.metrics.sources.append(self._families)
         self._share.start()
 
     def reloaded(self, fleet: Fleet) -> None:
@@ -72,7 +70,7 @@ class PeerSharing(Component):
             sentence = f"Redis is lost, load and limits are this machine's own until it is back: {why}"
             self._gateway.notify(Notice("share_lost", "error", sentence, why=why))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         share = self._share
         up, others = "1 while load and limits are shared with other machines.", "Other machines that are heard of."
         return [

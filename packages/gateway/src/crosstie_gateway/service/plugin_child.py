@@ -1,7 +1,5 @@
-"""A plugin in a process of its own: questions come over standard input, answers go over standard output, one at a time.
-
-What the plugin prints goes to standard error. It ends when its input closes. docs/plugins.md has the contract.
-"""
+"""A plugin in a process of its own: questions over standard input, answers over standard output, one at a time; its
+prints go to standard error. It ends when its input closes. docs/plugins.md has the contract."""
 
 import os
 import sys
@@ -20,8 +18,7 @@ _CHECK_S = 2.0
 
 
 class PluginHello(msgspec.Struct):
-    """What a plugin says of itself once it is loaded: the methods that it has, and its own settings; or why it was not
-    loaded."""
+    """What a plugin says once it is loaded: its methods and settings, or why it was not loaded."""
 
     methods: list[str] = []
     patience_s: float = 0.1
@@ -69,7 +66,7 @@ def answered(plugin: Any, asked: PluginRequest) -> PluginReply:
 
 
 def _end_with(parent: int) -> None:
-    """However its parent ends, and whatever the plugin is doing then."""
+    """Ends this process when its parent has ended, whatever the plugin does."""
     while os.getppid() == parent:
         time.sleep(_CHECK_S)
     os._exit(0)

@@ -1,9 +1,7 @@
-"""Plugins of other packages (docs/plugins.md): guards that pass, change or refuse a request, filters and policies that
-say which pools may have it.
+"""Plugins of other packages (docs/plugins.md): guards that pass, change or refuse a request, filters and policies.
 
-Each runs in a process of its own, so that one that hangs, throws, ends or holds Python's lock costs a request no more
-than the plugin's patience, and the others nothing. One that does not answer is killed and started again, later each
-time; meanwhile its `on_failure` holds at once.
+Each runs in its own process: one that hangs, throws, ends or holds Python's lock costs a request its patience at most.
+It is then killed and started again, later each time; meanwhile its `on_failure` holds.
 """
 
 import asyncio
@@ -25,6 +23,7 @@ from crosstie_gateway.gateway.notices import Notice
 from crosstie_gateway.service.plugin_child import GROUP, PluginHello, PluginReply, PluginRequest
 from crosstie_gateway.service.process import Component, GatewayProcess
 from crosstie_gateway.wire.frames import framed, read_frame
+from crosstie_gateway.wire.tasks import Tasks
 
 # How long a plugin may take to be loaded; models of moderation are large.
 _LOAD_S = 120.0
@@ -50,7 +49,7 @@ class PluginLink(NamedTuple):
     writer: asyncio.StreamWriter
 
     def end(self) -> None:
-        """Whatever it is doing."""
+        """Kills it, whatever it is doing."""
         self.writer.close()
         self.process.kill()
         self.process.wait()
@@ -115,7 +114,7 @@ class PluginProcess:
                 self._say(f"plugin {self.name} is lost, {why}; until it is back on_failure holds", back=False)
 
     async def _until_lost(self, link: PluginLink) -> None:
-        """Raises what the first of both raises."""
+        """Takes answers and watches for hangs; raises what either raises first."""
         both = [asyncio.ensure_future(work) for work in (self._take(link), self._watch())]
         try:
             done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
@@ -192,7 +191,7 @@ class PluginProcesses(Plugins, Component):
                 raise BadInput(f"--plugin {name}: no installed package has a plugin of that name.{there}")
         self._names = names
         self.plugins: list[PluginProcess] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self.wants_pools = False
 
     async def start(self, process: GatewayProcess) -> None:
@@ -205,14 +204,11 @@ class PluginProcesses(Plugins, Component):
                 await self.stop()
                 raise BadInput(f"--plugin {plugin.name}: {error}") from None
             self.wants_pools = self.wants_pools or "pools" in hello.methods
-            self._spawn(plugin.run())
+            self._tasks.spawn(plugin.run())
         gateway.context.plugins = self
-        gateway.metrics.sources.append(self._families)
 
     async def stop(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
         for plugin in self.plugins:
             plugin.stop()
 
@@ -220,13 +216,8 @@ class PluginProcesses(Plugins, Component):
         kind, level = ("plugin_back", "info") if back else ("plugin_lost", "error")
         self._process.notify(Notice(kind, level, sentence))  # type: ignore[arg-type]
 
-    def _spawn(self, work: Any) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def consult(self, question: PluginQuestion, on_verdict: Told) -> None:
-        self._spawn(self._consult(question, on_verdict))
+        self._tasks.spawn(self._consult(question, on_verdict))
 
     async def _consult(self, question: PluginQuestion, on_verdict: Told) -> None:
         body, pools = question.body, question.pools
@@ -257,7 +248,7 @@ class PluginProcesses(Plugins, Component):
         names = None if pools is question.pools else tuple(pool["name"] for pool in pools)
         on_verdict(PluginVerdict(body=body if body is not question.body else None, pools=names))
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         counts = [
             ({"plugin": plugin.name, "outcome": how}, float(n))
             for plugin in self.plugins
@@ -282,7 +273,7 @@ def _checked(answer: Any, body: bytes) -> tuple[str, bytes]:
 
 
 def _chosen(answer: Any, pools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of these pools, those that it names; what else it names is none of them."""
+    """The pools that it names; other names are ignored."""
     if not isinstance(answer, (list, tuple)) or not all(isinstance(name, str) for name in answer):
         raise PluginFailed("odd")
     return [pool for pool in pools if pool["name"] in answer]

@@ -13,6 +13,7 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import in_words
 from crosstie.core.errors import BadInput, CrosstieError
 from crosstie.core.fleet import Fleet, Serving
+from crosstie.core.histogram import Family
 from crosstie.wire.files import fitting_connections, most_files
 from crosstie_gateway.gateway.errors import error_body
 from crosstie_gateway.gateway.gateway import Gateway
@@ -29,10 +30,11 @@ _CHECK_FILE_S = 1.0
 # Clients at once that nobody would call many.
 _FEW = 1000
 R = TypeVar("R", bound=WorkerRequest)
+A = TypeVar("A", bound=WorkerAnswer)
 
 
 def file_stamp(file: Path | None) -> tuple[int, int, int] | None:
-    """Another one after every change of the file."""
+    """Differs after every change of the file."""
     try:
         stat = file.stat() if file is not None else None
     except OSError:
@@ -42,11 +44,8 @@ def file_stamp(file: Path | None) -> tuple[int, int, int] | None:
 
 
 def check_places(served: Fleet, fleet: Fleet) -> None:
-    """Raises BadInput where a fleet that is read again keeps its keys, usage or load elsewhere.
-
-    These are opened at the start. To go on without would mean to let in whom the file does not, or to have two
-    workers, one of them started since, go by the keys of two stores.
-    """
+    """Raises BadInput where a fleet that is read again keeps keys, usage or load elsewhere: these are opened at the
+    start, and workers started since would go by another store."""
     for key in ("store", "redis"):
         if getattr(served.state, key) != getattr(fleet.state, key):
             raise BadInput(f"state.{key}: is another now, which takes a new start of the gateway")
@@ -60,11 +59,15 @@ def listening_on(host: str, port: int, whom: str = "") -> Iterator[None]:
 
 
 class Component:
-    """Something that goes with a gateway: a ledger, a recording, a log, an administrator's door."""
+    """A part beside a gateway: a ledger, a recording, a log, an administrator's door."""
 
     async def start(self, process: "GatewayProcess") -> None:
         """Before the first request; `process.gateway` is there. Raises CrosstieError."""
         raise NotImplementedError
+
+    def families(self) -> list[Family]:
+        """What it adds to the page of metrics, once it has started."""
+        return []
 
     def check(self, fleet: Fleet) -> None:
         """Raises CrosstieError where this fleet, which was read again, cannot be served; nothing has changed yet."""
@@ -80,10 +83,8 @@ class Component:
 
 
 class GatewayProcess:
-    """A gateway behind its socket, with its components: the whole service, or one worker of it.
-
-    `file` is followed where there is one; `fleet` is what it said at first.
-    """
+    """A gateway behind its socket, with its components: the whole service, or one worker of it. `file` is followed;
+    `fleet` is what it said at first."""
 
     def __init__(
         self, catalog: Catalog, fleet: Fleet, *, file: Path | None = None, speed: float = 1.0,
@@ -126,6 +127,7 @@ class GatewayProcess:
             for component in self.components:
                 await component.start(self)
                 self._started.append(component)
+                self.gateway.metrics.sources.append(component.families)
             await self.gateway.probe_all()
             with listening_on(host, port):
                 self.port = await self._listen(host, port)
@@ -200,21 +202,22 @@ class GatewayProcess:
             self.gateway.loop.call_soon_threadsafe(self.gateway.notify, notice)
 
     def on(self, kind: type[R], handler: Callable[[R], WorkerAnswer]) -> None:
-        """What answers a request of this kind, here or from another worker."""
+        """Sets what answers this kind of request, of this or another worker."""
         self.handlers[kind] = handler
 
-    async def ask_all(self, request: WorkerRequest) -> list[WorkerAnswer]:
-        """The answers of this worker, which is the first, and of the others."""
-        return [self.handlers[type(request)](request), *await self.ask_others(request)]
+    async def ask_all(self, request: WorkerRequest, kind: type[A]) -> list[A]:
+        """What workers answer that is of this kind: this one, which is the first, and the others."""
+        answers = [self.handlers[type(request)](request), *await self.ask_others(request)]
+        return [answer for answer in answers if isinstance(answer, kind)]
 
     async def ask_others(self, request: WorkerRequest) -> list[WorkerAnswer]:
-        """Those of the others; empty where there are none."""
+        """The answers of the other workers; empty where there are none."""
         return await self.link.ask(request) if self.link is not None else []
 
     # The fleet file
 
     async def _follow_file(self) -> None:
-        # Workers are told by whoever follows it for all of them.
+        # Workers are told by their supervisor.
         while self.file is not None and not self._sockets:
             await asyncio.sleep(_CHECK_FILE_S)
             if file_stamp(self.file) != self._seen:
@@ -258,7 +261,7 @@ class GatewayProcess:
             component.reloaded(fleet)
 
     def _limit(self, fleet: Fleet) -> None:
-        """Connections to those that the limit of open files has room for, beside those to backends."""
+        """Limits connections to what open files allow, beside those to backends."""
         self._limits.body_bytes = int(fleet.serving.max_body_mib * 2**20)
         self._limits.connections_per_address = fleet.serving.max_connections_per_address
         asked, files = fleet.serving.max_connections, most_files()

@@ -1,12 +1,11 @@
 """Records what was served as a trace in Mooncake's format: arrivals, lengths and shared beginnings, and no text.
 
-Requests that have ended are handed to a thread, which hashes and writes: the loop only appends to a queue. Whatever
-goes wrong with the file ends the recording for a while and nothing else.
+The loop only queues ended requests; a thread hashes and writes. A failing file stops the recording for a while and
+nothing else.
 
-A prompt is a number for each block of 512 tokens, the same for the same beginning. Nobody here can count tokens, so
-blocks are cut by bytes, at a length that is fixed for each model as long as a recording lasts; the engine's own count
-says how many there are. The numbers are keyed hashes: without the key nobody can find out whether a text that they
-guess was among the prompts.
+A prompt is a number for each block of 512 tokens, the same for the same beginning. Blocks are cut by bytes, at a length
+fixed for each model; the engine's count says how many there are. The numbers are keyed hashes: without the key nobody
+can check a guessed prompt.
 """
 
 import asyncio
@@ -65,14 +64,13 @@ class TrafficRecorder(Component):
         self.file.check()
         self._process, self._gateway = process, process.gateway
         self._gateway.listeners.append(self._on_record)
-        self._gateway.metrics.sources.append(self._families)
         self._thread.start()
 
     async def stop(self) -> None:
         # As long as a large trace takes to be put in order, on a slow disk.
         await asyncio.to_thread(self._thread.stop, 30.0)
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         failed = bool(self.why) or not self._thread.alive
         return [
             ("crosstie_recorded_total", "counter", "Requests that were recorded.", [({}, self.recorded)]),

@@ -1,7 +1,7 @@
-"""Who is signed in to the page of operators: keys, and signed cookies that every worker of the gateway can read.
+"""Who is signed in to the page of operators: keys, and signed cookies that every worker can read.
 
-A cookie says who came, which session it is and when it ends; the secret that signs it is made at start, so a restart
-signs everybody out. Who signs out is forgotten by name, in every worker. Who guesses keys has to wait.
+A cookie says role, session and end. Its secret is made at start, so a restart signs all out. Signing out reaches every
+worker. Who guesses keys has to wait.
 """
 
 import hmac
@@ -46,14 +46,14 @@ class Sessions:
         return f"{said}.{self._signed(f'session {said}')}"
 
     def csrf_of(self, session: DashboardSession) -> str:
-        """What a change has to bring along beside the cookie, which a browser sends by itself."""
+        """The token that changes must carry, since browsers send cookies by themselves."""
         return self._signed(f"csrf {session.name}")
 
     def is_csrf(self, session: DashboardSession, given: bytes) -> bool:
         return hmac.compare_digest(self.csrf_of(session).encode(), given)
 
     def find(self, cookies: bytes) -> DashboardSession | None:
-        """By the Cookie line of a request; None where it has none that is ours, or that still holds."""
+        """The session in a request's Cookie line; None without one that holds."""
         for cookie in cookies.decode("latin-1").split(";"):
             name, _, value = cookie.strip().partition("=")
             if name != COOKIE:
@@ -74,7 +74,7 @@ class Sessions:
 
 
 class WrongKeys:
-    """When wrong keys came from where, lately; no more of them are kept than are let through."""
+    """When and from where wrong keys came lately, as many as are let through."""
 
     def __init__(self) -> None:
         self._came: deque[tuple[float, str]] = deque(maxlen=OF_ALL)

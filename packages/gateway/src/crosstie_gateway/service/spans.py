@@ -1,7 +1,5 @@
-"""Requests that have ended as OpenTelemetry's spans, with the names of its conventions for HTTP and generative AI.
-
-Imports the libraries of the `telemetry` extra; only `telemetry` imports it, when it is asked for.
-"""
+"""Requests that have ended as OpenTelemetry's spans, by its conventions for HTTP and generative AI. Imports the
+`telemetry` extra; only `telemetry` imports it."""
 
 import os
 from urllib.parse import urlsplit

@@ -26,7 +26,6 @@ def account_of(pool: str, period: str) -> int:
 class ProviderSpending(Component):
     async def start(self, process: GatewayProcess) -> None:
         self._gateway = process.gateway
-        self._gateway.metrics.sources.append(self._families)
         self._tally = BoardTally(process.board, process.row) if process.board is not None else None
         self._telling: asyncio.TimerHandle | None = None
         self.reloaded(process.fleet)
@@ -54,7 +53,7 @@ class ProviderSpending(Component):
     def _bought(self) -> list[tuple[LivePool, Spending]]:
         return [(pool, pool.spending) for pool in self._gateway.live.pools if pool.spending is not None]
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         now, bought = self._gateway.now(), self._bought()
         if not bought:
             return []

@@ -1,8 +1,8 @@
 """`--workers N`: a supervisor that forks workers, which accept from one socket, and keeps N of them alive.
 
-It reads the fleet file, tells the workers when to read it again and when to end, and says what they have to say once.
-The socket is its own as long as it serves, so that no connection is lost when a worker dies before accepting it. It
-runs no loop and answers nobody; when it is killed, each worker finds its line to it closed, and drains.
+It reads the fleet file, tells workers to read it again and to end, and passes on what they say. It holds the socket, so
+no connection is lost when a worker dies. It runs no loop; when it is killed, workers find their lines closed, and
+drain.
 """
 
 import contextlib
@@ -201,7 +201,7 @@ class Supervisor:
         worker.pid, worker.line = pid, ours
 
     def _run_worker(self, slot: WorkerSlot) -> NoReturn:
-        """In the child: nothing of the supervisor's own is its business, neither signals nor the ends of others."""
+        """In the child, without the supervisor's signals and lines to other workers."""
         status = 3
         try:
             signal.set_wakeup_fd(-1)
@@ -296,7 +296,7 @@ class Supervisor:
             if number in lines:
                 self._listen(lines[number])
             elif not os.read(number, 4096) and number != inputs[0]:
-                # Standard input has closed: whoever started this has gone.
+                # Standard input has closed: the parent has gone.
                 inputs.remove(number)
                 self._signals.append(signal.SIGINT)
 

@@ -1,7 +1,5 @@
-"""Tells systemd when the gateway serves, that it still turns, and when it begins to leave (sd_notify).
-
-A datagram to the socket that $NOTIFY_SOCKET names; nothing where there is none.
-"""
+"""Tells systemd when the gateway serves, that it still turns, and when it begins to leave (sd_notify), by datagrams to
+$NOTIFY_SOCKET."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
 """Exports a trace of each request by OpenTelemetry: a span for it, one for its wait and one for each attempt.
 
-Spans are made when a request has ended, in a thread, from what was noted on its way: only the numbers that backends
-are told have to be drawn before. The OTEL_* variables of the specification say where to and how many.
+A thread makes spans after the end; only the numbers that backends are told are drawn before. The OTEL_* variables say
+where to and how many.
 """
 
 import asyncio
@@ -62,7 +62,6 @@ class Telemetry(Tracing, Component):
         self._process, gateway = process, process.gateway
         gateway.context.tracing = self
         gateway.listeners.append(self._on_record)
-        gateway.metrics.sources.append(self._families)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -71,7 +70,7 @@ class Telemetry(Tracing, Component):
         await asyncio.to_thread(self.spans.close)
         self._logger.propagate, self._logger.handlers = self._before
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         lost = self._left_out + self._unsent
         return [
             ("crosstie_traces_exported_total", "counter", "Requests whose spans were exported.", [({}, self.exported)]),

@@ -1,7 +1,7 @@
 """The public keys that tokens are verified with: read from a file, or fetched from their issuer, and kept up to date.
 
-No request waits for it. They are asked for again every few minutes, and when a token names a key that is not known,
-then at most every few seconds; what is known stays while the issuer is away.
+No request waits for them. They are asked for every few minutes, and within seconds for an unknown key; known ones stay
+while the issuer is away.
 """
 
 import asyncio
@@ -47,7 +47,6 @@ class TokenKeys(Component):
         self._task: asyncio.Task[None] | None = None
         self._asked = asyncio.Event()
         self._failures, self._failing = 0, False
-        self._gateway.metrics.sources.append(self._families)
         self._heed(process.fleet)
         if self._verifier is not None:
             await self._refresh(self._verifier)
@@ -87,7 +86,7 @@ class TokenKeys(Component):
                 async with asyncio.timeout(verifier.config.refresh_s if verifier.keys else _WITHOUT_S):
                     await self._asked.wait()
             if self._asked.is_set():
-                # Whoever makes up names of keys does not have the issuer asked as often.
+                # Made-up names of keys must not have the issuer asked as often.
                 await asyncio.sleep(max(looked_at + verifier.config.refresh_unknown_s - loop.time(), 0.0))
                 looked_at = loop.time()
             await self._refresh(verifier)
@@ -130,7 +129,7 @@ class TokenKeys(Component):
             return msgspec.json.decode(text, type=_KeySet).keys
         return msgspec.json.decode(await _got(place), type=_KeySet).keys
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         verifier = self._verifier
         if verifier is None:
             return []

@@ -1,7 +1,7 @@
 """Prompts read as their engines do, where the fleet file gives the tokenizer of their model.
 
-Short ones are read at once. Longer ones are read by threads, of which one is for those of ordinary length, so that none
-of them waits behind a book. Whoever would have to wait too long goes by the estimate.
+Short ones are read at once, others by two threads, one of them for ordinary lengths. Requests that would wait too long
+go by the estimate.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from crosstie_gateway.gateway.interfaces import CountedPrompt, Tokenizing
 from crosstie_gateway.service.process import Component, GatewayProcess, file_stamp
 from crosstie_gateway.wire.request import Request
 from crosstie_gateway.wire.server import Reply
+from crosstie_gateway.wire.tasks import Tasks
 
 # Bodies up to here are read on the loop: a millisecond or two.
 _AT_ONCE_BYTES = 2048
@@ -50,7 +51,7 @@ class PromptReader(Tokenizing):
         self._short = ThreadPoolExecutor(1, thread_name_prefix="tokens")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="tokens-long")
         self._waiting_bytes = 0
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def read(self, request: Request, reply: Reply, go_on: Said) -> None:
         size = len(request.body)
@@ -65,13 +66,11 @@ class PromptReader(Tokenizing):
             reading = thread.submit(_counted, tokenizer, request.body, request.path)
             # It holds its bytes until it has been read, also where its request no longer waits for that.
             reading.add_done_callback(lambda _: self._on_thread(size))
-            task = self._loop.create_task(self._go_on_after(reading, reply, go_on))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._go_on_after(reading, reply, go_on))
 
     async def _go_on_after(self, reading: "Future[CountedPrompt | None]", reply: Reply, go_on: Said) -> None:
         prompt = None
-        # Whoever waits too long, or whose prompt cannot be read, goes by the estimate.
+        # A request that waits too long, or cannot be read, goes by the estimate.
         with contextlib.suppress(Exception):
             prompt = await asyncio.wait_for(asyncio.wrap_future(reading), self._patience_s)
         try:

@@ -1,7 +1,7 @@
 """A trace that several processes append to: whole lines or none, rotated by size, put in order when it is complete.
 
-Beside it lies a file with the key of its hashes, `FILE.salt`, for its owner only: with it, restarts and other
-workers give equal prompts equal numbers. It is also the lock that whoever writes has to hold.
+`FILE.salt` beside it, for its owner only, has the key of its hashes, so restarts and workers number prompts alike. It
+is also the writers' lock.
 """
 
 import contextlib
@@ -86,7 +86,7 @@ class TraceFile:
                     raise
 
     def measure(self, model: str, ratio: float) -> float:
-        """A model's bytes per token: what was found first, by whichever process, is kept."""
+        """A model's bytes per token: the first value of any process is kept."""
         with self._locked() as lock:
             self._read_salt(lock)
             if model not in self.measures:
@@ -104,7 +104,7 @@ class TraceFile:
             self.release()
 
     def release(self) -> None:
-        """The next use opens the key that is there then, or begins anew."""
+        """Closes the key; the next use opens the one that is there then."""
         if self._lock is not None:
             os.close(self._lock)
         self._lock = None
@@ -126,7 +126,7 @@ class TraceFile:
             fcntl.flock(lock, fcntl.LOCK_UN)
 
     def _open_salt(self) -> int:
-        """Only one of our own, which nobody else can read: a key that others know, or have put there, keeps nothing."""
+        """Opens a key of our own that nobody else can read; a key that others know hides nothing."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(self.salt_path, flags, 0o600)
         if os.fstat(file).st_uid != os.geteuid():
@@ -165,7 +165,7 @@ class TraceFile:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """The file at that path, whoever may have moved or deleted the last one."""
+        """Opens the file at that path; the last one may have been moved or deleted."""
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -213,7 +213,7 @@ def _is_line(text: bytes) -> bool:
 
 
 def _sort(path: Path) -> None:
-    """By arrival. Where that fails, on a full disk perhaps, it stays as it is: every line of it is good."""
+    """Sorts it by arrival. Where that fails, as on a full disk, it stays as it is."""
     part = path.with_name(path.name + ".sorting")
     try:
         lines = path.read_bytes().splitlines(keepends=True)

@@ -82,6 +82,6 @@ def together(views: list[TrialView], max_slower: float, max_failed: float) -> Tr
     }
     whole = msgspec.structs.replace(
         best, served=sum(view.served for view in views), faults=sum(view.faults for view in views), stopped=stopped,
-        **{name: median(found) if found else None for name, found in ratios.items()},
+        **{name: median(each) if each else None for name, each in ratios.items()},
     )  # fmt: skip
     return readiness(whole, max_slower, max_failed)

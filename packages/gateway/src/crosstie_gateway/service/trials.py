@@ -1,8 +1,8 @@
 """Pools on trial: a share of a model's requests is copied to one and compared, or sent to one while it does well.
 
-A copy is made after its client has been answered, and goes past router, keys and accounts: three greedy chats, two to a
-backend in service, whose difference is the noise, and one to the pool on trial. What they say is held to what
-`crosstie parity` measures, and thrown away. With several workers the first one copies, of what it serves itself.
+A copy is made after the answer, past router, keys and accounts: three greedy chats, two to a backend in service, whose
+difference is the noise, and one to the pool on trial. They are held to what `crosstie parity` measures. Of several
+workers the first copies its own requests.
 """
 
 import asyncio
@@ -30,6 +30,7 @@ from crosstie_gateway.gateway.record import RequestRecord
 from crosstie_gateway.service.process import Component, GatewayProcess
 from crosstie_gateway.service.trial_view import LEAST_FAILED, TrialGauge, TrialView, readiness, together
 from crosstie_gateway.service.worker_link import Done, TrialsAnswer, TrialsRequest, TrialStopped
+from crosstie_gateway.wire.tasks import Tasks
 
 _PATH: Final = "/v1/chat/completions"
 # Copies at once; longer requests are not copied.
@@ -48,7 +49,7 @@ _LEAST_TTFT_S, _LEAST_TOKEN_S = 0.02, 0.002
 
 
 class _Copied(msgspec.Struct):
-    """What of a request goes into a copy: everything that says what is asked, nothing that says how to sample."""
+    """What a copy has of a request: what is asked, and nothing of sampling."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -61,7 +62,7 @@ _decode = msgspec.json.Decoder(_Copied).decode
 
 
 class Trial:
-    """One pool's, for as long as its settings stay as they are."""
+    """One pool's trial, while its settings stay as they are."""
 
     def __init__(self, pool: Pool, faults: int):
         self.pool = pool
@@ -83,17 +84,16 @@ class TrialsService(Component, TrialPools):
     async def start(self, process: GatewayProcess) -> None:
         self._process, self._gateway = process, process.gateway
         self._trials: dict[str, Trial] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         # Which of them take log-probabilities is learnt once.
         self._endpoints: dict[str, ParityEndpoint] = {}
         self._gateway.listeners.append(self._on_record)
-        self._gateway.metrics.sources.append(self._families)
         process.on(TrialsRequest, lambda _: TrialsAnswer(self.views()))
         process.on(TrialStopped, self._on_stopped)
         self.reloaded(process.fleet)
 
     def reloaded(self, fleet: Fleet) -> None:
-        """What was found of a pool stays while what it says of its trial does."""
+        """Results of a pool stay while its trial's settings do."""
         before, self._trials = self._trials, {}
         for pool in fleet.pools:
             if pool.shadow or pool.canary is not None:
@@ -105,9 +105,7 @@ class TrialsService(Component, TrialPools):
         self._gateway.context.trials = self if sends else None
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     # The canary
 
@@ -172,17 +170,14 @@ class TrialsService(Component, TrialPools):
         return ""
 
     def _stop(self, trial: Trial, why: str) -> None:
-        """All requests go to the other pools from now on, until the file says something else of this trial."""
+        """Sends all requests to the other pools, until the file changes this trial."""
         if trial.pool.canary is None or trial.stopped:
             return
         trial.stopped = why
         name = trial.pool.name
         sentence = f"pool {name}: its canary has ended, requests go to the other pools again: {why}"
         self._process.notify(Notice("canary_stopped", "warning", sentence, pool=name, why=why))
-        self._spawn(self._tell(TrialStopped(name, why)))
-
-    async def _tell(self, message: TrialStopped) -> None:
-        await self._process.ask_others(message)
+        self._tasks.spawn(self._process.ask_others(TrialStopped(name, why)))
 
     def _on_stopped(self, message: TrialStopped) -> Done:
         trial = self._trials.get(message.pool)
@@ -196,8 +191,9 @@ class TrialsService(Component, TrialPools):
         request = record.request
         if record.how != "served" or record.path != _PATH or request is None or record.pool == trial.pool.name:
             return
-        reference, tried = self._reference(trial, record.backend), self._on_trial(trial)
-        if reference is None or tried is None:
+        reference, tried = self._gateway.backends.get(record.backend), self._on_trial(trial)
+        # Nobody pays a provider for a copy.
+        if reference is None or reference.pool.token_price is not None or tried is None:
             trial.copies["no backend"] += 1
         elif len(request.body) > _MOST_BYTES:
             trial.copies["too long"] += 1
@@ -206,17 +202,7 @@ class TrialsService(Component, TrialPools):
             trial.copies["no room"] += 1
         else:
             trial.under_way += 1
-            self._spawn(self._compare(trial, request.body, reference, tried))
-
-    def _spawn(self, work: Any) -> None:
-        task = self._gateway.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    def _reference(self, trial: Trial, key: str) -> Backend | None:
-        """The pool that served it: none that is paid by the token, since nobody pays for a copy."""
-        backend = self._gateway.backends.get(key)
-        return None if backend is None or backend.pool.token_price is not None else backend
+            self._tasks.spawn(self._compare(trial, request.body, reference, tried))
 
     def _on_trial(self, trial: Trial) -> Backend | None:
         backends = [backend for backend in self._gateway.backends.values() if backend.pool.name == trial.pool.name]
@@ -285,10 +271,7 @@ class TrialsService(Component, TrialPools):
             pool=pool.name, model=pool.model, class_name=pool.trial_class, shadow=pool.shadow, canary=pool.canary,
             copies=dict(trial.copies), compared=trial.copies["compared"],
             verdict=parity.verdict if parity is not None else None,
-            gauges=tuple(
-                TrialGauge(name=one.name, says=one.says, value=one.value, floor=one.floor, allowed=one.allowed)
-                for one in gauges
-            ),
+            gauges=msgspec.convert(gauges, tuple[TrialGauge, ...], from_attributes=True),
             slower=median(trial.ratios) if trial.ratios else None, served=trial.served,
             faults=self._faults(trial) if pool.canary is not None else 0, ttft_ratio=_ratio(*trial.ttft_s),
             token_ratio=_ratio(*trial.token_s), stopped=trial.stopped,
@@ -298,18 +281,18 @@ class TrialsService(Component, TrialPools):
 
     async def of_all(self) -> list[TrialView]:
         """As all processes have it."""
-        found: dict[str, list[TrialView]] = {view.pool: [view] for view in self.views()}
+        by_pool: dict[str, list[TrialView]] = {view.pool: [view] for view in self.views()}
         for answer in await self._process.ask_others(TrialsRequest()):
             if isinstance(answer, TrialsAnswer):
                 for view in answer.trials:
-                    found.setdefault(view.pool, []).append(view)
+                    by_pool.setdefault(view.pool, []).append(view)
         pools = {name: trial.pool for name, trial in self._trials.items()}
         return [
             together(views, pools[name].max_slower, pools[name].max_failed)
-            for name, views in found.items() if name in pools
+            for name, views in by_pool.items() if name in pools
         ]  # fmt: skip
 
-    def _families(self) -> list[Family]:
+    def families(self) -> list[Family]:
         if not self._trials:
             return []
         views = self.views()

@@ -1,14 +1,14 @@
 """One worker among several: it shares load, health and counts with the others, and obeys the supervisor.
 
-Load is told and read at every decision (`route.router`); the rest within a tenth of a second. A backend is probed and
-its metrics are read by whichever worker comes first, for all of them.
+Load is shared at every decision (`route.router`), the rest within a tenth of a second. One worker probes a backend and
+reads its metrics for all.
 """
 
 import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from math import isnan, nan
 from pathlib import Path
 from time import monotonic
@@ -23,6 +23,7 @@ from crosstie_gateway.service.supervisor import LEAVE, READ_AGAIN, STOP, STOP_NO
 from crosstie_gateway.service.worker_link import Done, MetricsPage, MetricsRequest, ResponseKept, WorkerLink
 from crosstie_gateway.service.worker_metrics import counters, merged_pages
 from crosstie_gateway.share.board import Board, Cell
+from crosstie_gateway.wire.tasks import Tasks
 
 _TICK_S, _KEEP_S = 0.1, 1.0
 # What another has found out is taken for one's own until it is nearly due again.
@@ -36,7 +37,7 @@ _FAULTS = {
 
 
 class SharedLoad(Component):
-    """What is on replicas, shared by way of a board: with other workers, with peers, or with both."""
+    """Shares the load on replicas by a board, with other workers and peers."""
 
     def __init__(self, board: Board, row: int):
         self._board, self._row = board, row
@@ -78,7 +79,7 @@ class Worker(SharedLoad, OtherWorkers):
         self._seen: dict[str, float] = {}
         self._adopting = self._orphaned = False
         self._inherited = ""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def _settle(self) -> None:
         super()._settle()
@@ -95,14 +96,14 @@ class Worker(SharedLoad, OtherWorkers):
         process.on(MetricsRequest, lambda _: MetricsPage(self._row, self._own_page()))
         with contextlib.suppress(FileNotFoundError):
             self._inherited = self._kept_at(self._row).read_text()
-        meaning = "Worker processes that were started."
-        starts: Family = ("crosstie_worker_starts_total", "counter", meaning, [({}, 1.0)])
-        self._gateway.metrics.sources.append(lambda: [starts])
         self._gateway.context.workers = self
         loop.add_reader(self.slot.line.fileno(), self._on_order)
         # A worker that is killed before anyone has asked has been started all the same.
         self._own_page()
         self._ticking = loop.call_later(_TICK_S, self._tick)
+
+    def families(self) -> list[Family]:
+        return [("crosstie_worker_starts_total", "counter", "Worker processes that were started.", [({}, 1.0)])]
 
     async def stop(self) -> None:
         await super().stop()
@@ -216,11 +217,8 @@ class Worker(SharedLoad, OtherWorkers):
     # Responses
 
     def _tell_kept(self, key_id: int, response: str, home: str) -> None:
-        """Whoever goes on from it may come to another worker."""
-        self._spawn(self._tell_others(ResponseKept(key_id, response, home)))
-
-    async def _tell_others(self, kept: ResponseKept) -> None:
-        await self._process.ask_others(kept)
+        """Tells the others: a request that goes on from it may come to any worker."""
+        self._tasks.spawn(self._process.ask_others(ResponseKept(key_id, response, home)))
 
     def _learn(self, kept: ResponseKept) -> Done:
         self._gateway.context.responses.learn(kept.key_id, kept.response, kept.home)
@@ -244,16 +242,10 @@ class Worker(SharedLoad, OtherWorkers):
         return self.slot.folder / f"counters-{row}"
 
     def metrics_to(self, send: Callable[[str], None]) -> None:
-        self._spawn(self._gather_metrics(send))
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = self._gateway.loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._gather_metrics(send))
 
     async def _gather_metrics(self, send: Callable[[str], None]) -> None:
-        answers = await self._process.ask_all(MetricsRequest())
-        pages = [(answer.row, answer.page) for answer in answers if isinstance(answer, MetricsPage)]
+        pages = [(told.row, told.page) for told in await self._process.ask_all(MetricsRequest(), MetricsPage)]
         there = {row for row, _ in pages}
         for row in range(self.slot.workers):
             if row not in there:

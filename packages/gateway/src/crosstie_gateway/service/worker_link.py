@@ -1,6 +1,4 @@
-"""What the workers of one gateway say to each other, decoded strictly, and how: each has a socket in a folder that
-nobody else may enter.
-"""
+"""What a gateway's workers say to each other, decoded strictly, over sockets in a folder of their own."""
 
 import asyncio
 import contextlib
@@ -151,10 +149,8 @@ class TrialStopped(_Message, frozen=True):
 
 
 class LeaderState(_Message, frozen=True):
-    """Of each replica its state and why; of each model that is loaded nowhere why, and when to ask again.
-
-    As a request, answered by `FollowerLoad`.
-    """
+    """Of each replica its state and why; of each model loaded nowhere why, and when to ask again. `FollowerLoad`
+    answers it."""
 
     states: dict[str, tuple[State, str]]
     absent: dict[str, tuple[str, float]]

@@ -1,7 +1,5 @@
-"""Metrics pages of several workers as one: the page of a gateway that happens to run in several processes.
-
-Counters and histograms are added, and so are gauges, unless they say how something is, not how much of it there is.
-"""
+"""Metrics pages of several workers as one. Counters and histograms add up, and gauges unless they say how something
+is."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -65,7 +63,7 @@ def _add(merged: dict[str, float], family: str, kind: str, line: str, worker: in
 
 
 def counters(page: str) -> str:
-    """Of a page, what only ever grows: what a worker leaves to the one that takes its place."""
+    """A page's counters and histograms, which a worker leaves to its successor."""
     grows = [(head, lines) for _, kind, head, lines in _families(page) if kind in ("counter", "histogram")]
     return "".join(head + "".join(f"{line}\n" for line in lines) for head, lines in grows)
 

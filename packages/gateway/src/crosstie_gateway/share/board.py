@@ -1,8 +1,7 @@
 """Numbers that the processes of one machine share: each writes its own row of a place and reads everybody's.
 
-It is anonymous memory, made before they are forked. Every number is eight aligned bytes that are written at once, so
-nobody reads half of one, and no lock is on the way of a request. The one lock there is, for giving out places, is the
-kernel's and falls with whoever held it. A last row beyond the processes' own is for what peers have.
+Anonymous memory, made before the fork. Numbers are eight aligned bytes, written at once, so requests need no lock.
+Giving out places takes the kernel's, which falls with its holder. One row beyond the processes' is for peers.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ _IN_FLIGHT, _RATE = OWN.index("in_flight"), OWN.index("prompt_rate")
 _MORE, _MANY = 2, 10**9
 # As long ago as never.
 LONG_AGO_S = 1e6
-# How long what peers have is believed without a sign of life from whoever brings it.
+# How long peers' numbers are believed without news of peers.
 SILENT_S = 3.0
 
 
@@ -56,11 +55,11 @@ class Board:
         self._replicas_at = self._heard_at + 1
         self.stride = _COMMON + len(COMMON) + len(OWN) * self.rows
         self.keys_at = self._replicas_at + replicas * self.stride
-        # Of a key: its name; for each row two minutes, each with its number, requests and tokens; then for each row
-        # what is in flight, in dollars, as announced and how much more at the worst.
+        # Of a key: its name; by row two minutes with number, requests and tokens; then by row dollars in flight, as
+        # announced and how much more at worst.
         self.held_at = 1 + 6 * self.rows
         self.key_stride = self.held_at + 2 * self.rows
-        # A byte for each replica and each key: set by whoever changed it, cleared by whoever tells peers.
+        # A byte for each replica and each key: set by a change, cleared when peers are told.
         self._marks_at = 8 * (self.keys_at + keys * self.key_stride)
         # In whole numbers, as it is read.
         self.memory = mmap.mmap(-1, -(-(self._marks_at + replicas + keys) // 8) * 8)
@@ -80,7 +79,7 @@ class Board:
         for row in range(self.rows):
             # Until it serves, nobody waits for it at the door.
             self.clients[row] = _MANY
-        # The same for all processes of this machine, and for whoever takes the place of one.
+        # The same for all processes of this machine, later ones too.
         self.identity = os.urandom(8).hex()
 
     @contextlib.contextmanager
@@ -99,7 +98,7 @@ class Board:
     # Replicas
 
     def cells(self, keys: list[str], row: int) -> "dict[str, Cell]":
-        """A place for each of these replicas, which this row uses, and for no others; none where all are taken."""
+        """Gives each of these replicas a place that this row uses, as far as there are any, and frees others."""
         cells: dict[str, Cell] = {}
         with self.locked():
             places = [self._replicas_at + n * self.stride for n in range(self.replicas)]
@@ -130,13 +129,13 @@ class Board:
         return not any(self.numbers[first + row] for first in fields for row in range(self.rows))
 
     def clear(self, row: int) -> None:
-        """A process has ended, however: nothing of it is in flight or waits. What its keys have used stays used."""
+        """A process has ended: clears what it has in flight and waiting, not what keys have used."""
         self.queued[row], self.clients[row] = 0.0, _MANY
         for at in range(self._replicas_at, self.keys_at, self.stride):
             if self.words[at + _NAME]:
                 for field in OWN:
                     self.numbers[self._own(at, field) + row] = 0.0
-                # Whoever takes the row over counts upwards from its own start.
+                # The row's next process counts upwards from its own start.
                 self.numbers[self._own(at, "changed") + row] = -monotonic()
         for at in range(self.keys_at, self.keys_at + self.keys * self.key_stride, self.key_stride):
             if self.words[at]:
@@ -146,7 +145,7 @@ class Board:
     # Clients, and who waits
 
     def goes_first(self, row: int, connected: int) -> bool:
-        """Whether a process with so many clients is the one to take the next: none has many fewer."""
+        """Whether a process with so many clients takes the next: no other has many fewer."""
         self.clients[row] = connected
         fewest: float = min(list(self.clients[: self.workers]))
         return connected < fewest + _MORE
@@ -269,8 +268,8 @@ class Cell:
         return int(count if self._board.hears else count - values[-1])
 
     def read(self) -> list[tuple[float, ...]]:
-        """Of each other row that has something in flight or has had lately: the numbers that `write` was given."""
-        # Stamps before the numbers, whoever may write meanwhile.
+        """The numbers of each other row that has or lately had something in flight."""
+        # Stamps before the numbers, since others may write meanwhile.
         self._seen = self._row_of.unpack_from(self._memory, self._first_byte)
         self._heard = self._board.hears
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
@@ -289,7 +288,7 @@ class Cell:
         return (*counts, rate, max(row[7] for row in own), max(row[8] for row in own))
 
     def head_of_this_machine(self, now: float) -> tuple[float, float, float]:
-        """Of the first that waits of all processes its age and tokens, and the age of the last first token."""
+        """Age and tokens of the first waiting request of all processes, and the age of the last first token."""
         rows, values = self._rows, self._rows_of.unpack_from(self._memory, self._first_byte)
         own = [values[_IN_FLIGHT * rows + row :: rows] for row in range(rows - 1)]
         head_at, tokens = min([(row[9], row[10]) for row in own if row[1]], default=(-inf, 0.0))

@@ -1,8 +1,7 @@
-"""What one process has seen of replicas, told to all others: they learn from it as from what they saw themselves.
+"""What one process has seen of replicas, told to all others, who learn from it as from their own.
 
-These are observations, each told once, not totals: whoever misses some has learnt a little less, which wears off like
-everything that is learnt (`route.corrections`, `route.prefix`). Moments are those of whoever hears, so that clocks need
-not agree.
+Each observation is told once: a lost one only means a little less learnt (`route.corrections`, `route.prefix`). Moments
+are the hearer's, so clocks need not agree.
 """
 
 from collections.abc import Iterable
@@ -23,7 +22,7 @@ _Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e9)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _At = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 _Block = Annotated[int, msgspec.Meta(ge=0, lt=1 << WHOSE_AT)]
-# Whose prompts' they are, as above the bits of a block in `route.prefix`: a number that may be long.
+# The owner of prompts, as above a block's bits in `route.prefix`: a number that may be long.
 _Whose = Annotated[bytes, msgspec.Meta(max_length=24)]
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
 # A replica by its place among the names, two ratios, what they depend on, and seconds.
@@ -60,7 +59,7 @@ class Learnt:
         self.heard = 0
 
     def serve(self, fleet: LiveFleet) -> None:
-        """From now on this fleet's replicas tell what is seen of them, and are taught."""
+        """Collects observations of this fleet's replicas from now on, and teaches them."""
         self._fleet = fleet
         self._names = {replica.key: known_as(replica.key) for replica in fleet.replicas()}
         self._replicas = {self._names[replica.key]: replica for replica in fleet.replicas()}

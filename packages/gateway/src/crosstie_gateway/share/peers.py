@@ -1,7 +1,5 @@
-"""What peers, gateways on other machines, have reported of themselves: kept by machine, and on the board as one sum.
-
-Everything that is told is a total, never a difference: what comes twice, late or again after a pause is counted once.
-"""
+"""What peers, gateways on other machines, have reported: kept by machine, and on the board as one sum. Totals are told,
+never differences: repeated and late ones count once."""
 
 import os
 import socket
@@ -92,7 +90,7 @@ class Peers:
     # What is told
 
     def news(self, whole: bool, minute: int) -> PeerReport | None:
-        """What has changed since it was last asked; `whole`: all that is not nothing, and what was used lately."""
+        """What has changed since the last call; `whole`: all load, and what was used lately."""
         self._changed |= {self._name_at[at] for at in self.board.changed_replicas() if at in self._name_at}
         for at in self.board.changed_keys():
             key_id = self.board.words[at] - 1
@@ -115,12 +113,12 @@ class Peers:
         return PeerReport(self.board.identity, whole, load, self.store, used, held=held, heads=heads)  # type: ignore[arg-type]
 
     def take_back(self, report: PeerReport) -> None:
-        """It may not have reached anyone."""
+        """Tells it again: it may not have arrived."""
         self._changed |= set(report.load)
         self._keys.update((key_id, None) for key_id, _ in (*report.used, *report.held))
 
     def all_is_news(self, minute: int) -> None:
-        """Whoever carries it may have forgotten all of it."""
+        """Tells all keys again: Redis may have forgotten them."""
         self.forget_silent(minute)
         self._keys.update(dict.fromkeys(self._keys_lately))
 
@@ -152,7 +150,7 @@ class Peers:
             self._write(name)
         if report.store == self.store:
             for key_id, (of, requests, tokens) in report.used:
-                # Whose clock is far off counts for itself, and is not kept until its time comes.
+                # A machine with a wrong clock counts for itself alone.
                 if abs(of - minute) <= 1:
                     self.hear_used(report.machine, key_id, of, requests, tokens)
             self._hear_held(peer, dict.fromkeys(peer.held, (0.0, 0.0)) if report.leaving else dict(report.held))
@@ -171,12 +169,12 @@ class Peers:
         if machine == self.board.identity:
             return
         by_machine = self._used.setdefault((minute, key_id), {})
-        # Whoever says less than nothing gives no key more than its own limit.
+        # A negative count gives no key more than its own limit.
         by_machine[machine] = (max(requests, 0), max(tokens, 0))
         self.tally.set_peers(key_id, minute, *(sum(used[n] for used in by_machine.values()) for n in (0, 1)))
 
     def forget_silent(self, minute: int) -> None:
-        """Machines that have not been heard of for a while have nothing in flight, as far as anyone knows."""
+        """Forgets machines that have been silent, with all they have in flight."""
         for machine in [name for name, peer in self._peers.items() if self._clock() - peer.heard_at > SILENT_S]:
             gone = self._peers.pop(machine)
             self._hear_held(gone, dict.fromkeys(gone.held, (0.0, 0.0)))
@@ -223,7 +221,7 @@ def this_machine() -> str:
 
 
 def known_as(url: str) -> str:
-    """A replica's name among all machines: an address that every machine has for itself is not the same to all."""
+    """A replica's name among all machines; loopback addresses get their machine's name."""
     host = urlsplit(url).hostname or ""
     loopback = host == "localhost" or host.startswith("127.") or host == "::1"
     return f"{url} at {this_machine()}" if loopback else url

@@ -1,7 +1,7 @@
-"""Carries what machines tell each other over Redis. Nobody waits for it: without it each goes by what it knows itself.
+"""Carries what machines tell each other over Redis; without it each goes by what it knows itself.
 
-Load is published within 5 ms of a change and as a whole every second, what was learnt within 20 ms. What keys have used
-is also kept there for some minutes, so that a gateway that comes later knows.
+Load is published within 5 ms of a change and whole every second, what was learnt within 20 ms. Usage of keys is kept
+there for some minutes, for gateways that come later.
 """
 
 import asyncio
@@ -51,10 +51,8 @@ def connected(address: str) -> Any:
 
 
 class RedisTalk:
-    """A conversation over one channel, taken up again whenever it breaks. One's own echo says that it works.
-
-    `on_change` is called with why it was lost, and with None when it is back, each once.
-    """
+    """A conversation over one channel, taken up again whenever it breaks; one's own echo says that it works.
+    `on_change` is called with why it was lost, and with None when it is back, each once."""
 
     channel = ""
     every_s = LEARN_S
@@ -94,8 +92,7 @@ class RedisTalk:
 
     async def stop(self) -> None:
         while self._task is not None and not self._task.done():
-            # Once is not always enough: where an answer comes in the same moment, `wait_for` of Python 3.11 gives the
-            # answer and forgets that it was cancelled.
+            # Where an answer comes at the same moment, `wait_for` of Python 3.11 forgets that it was cancelled.
             self._task.cancel()
             await asyncio.wait([self._task], timeout=LEARN_S)
         if self.up:

@@ -11,10 +11,10 @@ _FIELDS = 3
 
 
 class BoardTally:
-    """As `ledger.tally.Tally`. A process adds to its own row and reads all of them.
+    """As `ledger.tally.Tally`. A process adds to its own row and reads all.
 
-    Between reading and adding another process may add too: a limit is overshot by at most one request for each other
-    process that decides in the same few microseconds. What a process has counted stays when it dies.
+    Another process may add between reading and adding: limits are overshot by one request a process at most. Counts
+    stay when a process dies.
     """
 
     def __init__(self, board: Board, row: int):
@@ -51,7 +51,7 @@ class BoardTally:
         return self._sum(key_id, minute, self._board.workers)
 
     def set_peers(self, key_id: int, minute: int, requests: int, tokens: int) -> None:
-        """What peers have used of a minute: not more, but all of it."""
+        """Sets all that peers have used of a minute."""
         at = self._place(key_id, minute)
         if at:
             numbers, at = self._numbers, self._cell(at, self._board.workers, minute)
@@ -114,7 +114,7 @@ class BoardTally:
         return at
 
     def _find(self, key_id: int, minute: int) -> int:
-        """Its own place; or one that nobody has, or that nobody has counted at lately."""
+        """Its own place, or a free one, or one unused lately."""
         board, words = self._board, self._words
         first = key_id * 0x9E3779B97F4A7C15 % 2**64 % board.keys
         places = [board.keys_at + (first + n) % board.keys * board.key_stride for n in range(min(_PROBED, board.keys))]

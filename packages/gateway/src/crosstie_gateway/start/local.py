@@ -1,7 +1,5 @@
-"""A real engine for whoever has no GPU: llama.cpp on the processor, with a small model that comes from a wheel.
-
-Out comes the address of a server on this machine that ends with this process.
-"""
+"""A real engine for whoever has no GPU: llama.cpp on the processor, with a small model from a wheel: the address of a
+server that ends with this process."""
 
 import os
 import subprocess
@@ -38,8 +36,7 @@ class LocalEngine(Child):
 
 
 def start_local(*, threads: int | None = None, wait_s: float = 30) -> LocalEngine:
-    """An engine that answers already, at any port that is free. Half of the processors are its threads unless told
-    otherwise."""
+    """An engine that answers already, at a free port. `threads`: half of the processors if None."""
     if find_spec("xllamacpp") is None:
         wanted = f"{GET_ENGINE} and {GET_WEIGHTS}"
         raise BadInput(f"the local engine needs xllamacpp, which is not installed: {wanted}; or give a fleet file")

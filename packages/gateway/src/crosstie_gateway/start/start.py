@@ -55,63 +55,46 @@ _STOP_S = 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What a gateway is started with. `file` None: llama.cpp and a small model on this machine."""
+    """The options of `crosstie serve`, whose help explains them. `file` None: llama.cpp and a small model here."""
 
     file: Path | None = None
     host: str = "127.0.0.1"
-    # 0: any that is free.
     port: int = 8080
-    # A unix socket beside that address, or with `no_tcp` in its place; who may connect, as chmod has it.
     unix: Path | None = None
     unix_mode: int | None = None
     no_tcp: bool = False
-    # The certificate and key that clients are shown, in PEM form; whose certificates they must show themselves.
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     # Clients agree on HTTP/2 by TLS, for gRPC: those of `pick`.
     grpc: bool = False
-    # Instead of the file's.
     policy: Policy | None = None
-    # The replicas of every pool are emulated, so many times as fast as real time.
     emulate: bool = False
     speed: float = 1.0
-    # Processes that serve together.
     workers: int = 1
-    # A second port for administrators; beyond loopback only where `admin_anywhere`.
     admin_port: int | None = None
     admin_host: str = "127.0.0.1"
     admin_anywhere: bool = False
-    # Operators' page at the clients' port too; without `admin_port` that is a free one.
     dashboard: bool = False
-    # One for health, readiness and metrics; None: they are at the clients'.
     ops_port: int | None = None
     ops_host: str = "127.0.0.1"
-    # Where files and batches are kept, how many of their requests run at once, and how much all files may take; None:
-    # there are none.
     batches: Path | None = None
     batch_in_flight: int = 32
     batch_max_gib: float = 10.0
-    # The SQLite file in which responses are kept, so that any replica can go on from one; None: engines keep their own.
     responses: Path | None = None
-    # Entry points of other packages' guards, filters and policies, in the order in which they are asked.
     plugins: tuple[str, ...] = ()
-    # A trace of what is served, in files of so many MiB, of which so many are kept.
     record: Path | None = None
     record_max_mib: int | None = None
     record_keep: int | None = None
-    # The log on stderr; with a line for each request; with prompts.
     log_format: Style = "text"
     log_requests: bool = False
     log_prompts: bool = False
-    # Traces by OpenTelemetry; None: as the environment says.
     otel: bool | None = None
-    # End when standard input closes.
     with_parent: bool = False
 
 
 class Observers:
-    """What is kept of a gateway's work: the log, told of everything from the beginning, recordings and traces."""
+    """A gateway's log, from the beginning, its recordings and traces."""
 
     def __init__(self, options: ServeOptions):
         record, most_mib, keep = options.record, options.record_max_mib, options.record_keep
@@ -125,7 +108,7 @@ class Observers:
         self.log = Log(options.log_format, requests=options.log_requests, prompts=options.log_prompts)
 
     def of_worker(self, notify: Callable[[str], None]) -> "Observers":
-        """The same for a process that was forked: its notices go where the others' go, its lines straight to stderr."""
+        """The same for a forked process: notices go by `notify`, lines straight to stderr."""
         own = copy.copy(self)
         own.log = Log(self.log.style, requests=self.log.requests, prompts=self.log.prompts, notices=notify)
         return own
@@ -164,8 +147,8 @@ def run(
     options: ServeOptions, on_ready: Callable[[Served], None],
     made: Callable[..., GatewayProcess] = GatewayProcess, check: Callable[[Fleet], None] = _any,
 ) -> bool:  # fmt: skip
-    """Serves in this process until a signal ends it; whether every request was answered. `made`: what serves; `check`
-    refuses fleets that it cannot. Raises CrosstieError."""
+    """Serves here until a signal ends it; whether every request was answered. `made`: what serves; `check` refuses
+    fleets. Raises CrosstieError."""
     with _prepared(options, check) as start:
         start.made = made
         is_whole = run_on_loop(start.alone(on_ready)) if options.workers == 1 else start.with_workers(on_ready)
@@ -227,7 +210,7 @@ def _prepared(
 
 
 def _local_fleet(engine: LocalEngine) -> Fleet:
-    """One pool of which nothing is known but its address: its speed is learnt. No balancer is before it."""
+    """One pool, known by its address alone: its speed is learnt. No balancer is before it."""
     pool = Pool(
         name="local", model=engine.model, accelerator=None, parallelism=Parallelism(), precision=None,
         kv_format="bf16", stack=None, replicas=1, usd_per_gpu_hour=0.0, max_in_flight=64, max_context=CONTEXT,
@@ -296,7 +279,7 @@ class _Start:
         await process.start(self.options.host, self.options.port)
         self.edge.port = process.port
         settle_memory()
-        # Before anyone is told that it is ready: whoever has been told may want it to end.
+        # Before anyone is told that it is ready, who may then want it to end.
         process.heed_signals()
         if self.options.with_parent:
             when_orphaned(asyncio.get_running_loop(), process.stopping.set)
@@ -340,7 +323,7 @@ class _Start:
         return await process.until_stopped()
 
     def _read(self) -> Callable[[], None]:
-        """The file as it is now; workers that start later serve it once those that run have taken it."""
+        """Reads the file; later workers serve it once the running ones have taken it."""
         if self.options.file is None:
             return lambda: None
         fleet = self.prepare(read_fleet(self.catalog, self.options.file))
@@ -379,8 +362,8 @@ def serve(
     """A gateway that answers already, over a fleet, or a fleet file that it follows; None: a small local engine.
 
     `emulate`: without GPUs, `speed` times as fast as real time. `options`: more of `crosstie serve`, such as
-    ("--log-requests",). It is a child process, so that it has an interpreter, signals and workers of its own, whatever
-    this one does meanwhile. Raises BadInput where it cannot be started.
+    ("--log-requests",). It is a child process, whatever this one does meanwhile. Raises BadInput where it cannot be
+    started.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(fleet, Fleet):

@@ -1,7 +1,5 @@
-"""Child processes that say in JSON when they are ready, and end when their input closes.
-
-A pipe that the parent holds open closes when the parent ends, however it ends, so no child outlives it.
-"""
+"""Child processes that say in JSON when they are ready. A pipe from the parent closes when that ends, however it ends,
+so no child outlives it."""
 
 import asyncio
 import contextlib
@@ -93,7 +91,7 @@ def start_crosstie(arguments: Sequence[str], failed: str) -> tuple[subprocess.Po
 
 
 def _fate(process: subprocess.Popen[bytes]) -> str:
-    """How it ended; nothing if it did not. One that has closed its output is about to."""
+    """How it ended; empty: it has not. One that has closed its output is about to."""
     try:
         status = process.wait(_GRACE_S)
     except subprocess.TimeoutExpired:
@@ -119,7 +117,7 @@ def _announced(process: subprocess.Popen[bytes], wait_s: float) -> dict[str, Any
 
 
 def when_orphaned(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Calls once whoever started this process has ended, or has closed the pipe that is standard input here."""
+    """Calls once the parent has ended, or has closed the pipe that is standard input here."""
 
     def wait() -> None:
         wait_until_orphaned(os.getppid())

@@ -1,8 +1,7 @@
 """gRPC's server side: calls on a connection of HTTP/2, messages in and out as bytes, nothing awaited.
 
-As much of HTTP/2 (RFC 9113) as gRPC uses: no push, no priorities, and heads of answers that are always the same, so
-that only those of calls have to be decompressed, by the library `hpack`. What a call's messages mean is told by who
-answers it, made for the path that was called.
+As much of HTTP/2 (RFC 9113) as gRPC uses: no push, no priorities, and constant heads of answers; `hpack` decompresses
+those of calls. Handlers are made by the path called.
 """
 
 import asyncio
@@ -201,7 +200,7 @@ class GrpcConnection(ServerConnection):
         self._decoder = hpack.Decoder(max_header_list_size=server.limits.head_bytes)
         # The head of the last call, and the path in it, while the same bytes mean the same.
         self._known, self._known_path = b"", b""
-        # Of a head in several frames: whose it is, whether its call ends with it, and what has come.
+        # Of a head in several frames: its call, whether that ends with it, and what has come.
         self._head_of, self._head_ends, self._head_block = 0, False, b""
         self._rest = b""
         self._prefaced = False
@@ -458,7 +457,7 @@ class GrpcConnection(ServerConnection):
         self._flush()
 
     def _go_on_sending(self) -> None:
-        """There is room again for whoever had none: once for all that has come at once."""
+        """Sends what had no room, once for all that has come at once."""
         self._has_room = True
         self._flush_soon()
 

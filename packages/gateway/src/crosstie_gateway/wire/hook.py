@@ -1,5 +1,5 @@
-"""A command of the user's, as a hook: its words as they are, no shell, what it should do in its environment, an end to
-everything that it started."""
+"""A command of the user's, as a hook: its words as they are, no shell, its task in its environment, and an end to all
+it starts."""
 
 import asyncio
 import contextlib
@@ -9,8 +9,7 @@ import signal
 import subprocess
 from collections.abc import Callable
 
-# Of what a command writes this much is kept, and this many characters are told; and the time between asking it to end
-# and killing it.
+# How much of a command's output is kept and told; and the time between asking it to end and killing it.
 _KEPT_BYTES, _MOST_TOLD = 4096, 300
 _GRACE_S = 2.0
 
@@ -20,8 +19,7 @@ class HookFailed(Exception):
 
 
 async def run_hook(command: str, given: dict[str, str], patience_s: float, on_output: Callable[[str], object]) -> None:
-    """`on_output` is told the end of what it wrote, on one line, which is the operator's alone. Raises HookFailed where
-    it fails, cannot be started or takes too long."""
+    """`on_output`: told the end of its output on one line, for the operator alone. Raises HookFailed."""
     words = shlex.split(command)
     loop = asyncio.get_running_loop()
     reading, writing = os.pipe()
@@ -39,8 +37,8 @@ async def run_hook(command: str, given: dict[str, str], patience_s: float, on_ou
 
     try:
         try:
-            # In a session of its own, so that all it starts can be ended with it; its output by a pipe that nobody
-            # waits for, because a server that it leaves behind may hold it open.
+            # In a session of its own, so that all it starts ends with it. Its output goes to a pipe that nobody waits
+            # for: a server left behind may hold it open.
             process = await asyncio.create_subprocess_exec(
                 *words, stdin=subprocess.DEVNULL, stdout=writing, stderr=writing, start_new_session=True,
                 env={**os.environ, **{f"CROSSTIE_{name}": value for name, value in given.items()}},

@@ -1,12 +1,10 @@
 """A listening socket that, when it closes, lets in everyone who has knocked before; and what the kernel knows of those.
 
-The kernel completes connections by itself and queues them. Closing the socket resets those in its queue: clients that
-were connected, and may have sent their request, as far as they could tell. So first nobody new may knock, then those
-who are at the door are let in, and then it closes.
+The kernel completes and queues connections, and closing the socket resets those queued. So first nobody new may knock,
+then those at the door are let in, and then it closes.
 
-Several processes may accept from one socket, so that no client is lost when one of them dies. The kernel wakes all of
-them for each client, and the one that is quickest would soon have most: a process that has more than others lets them
-go first.
+Several processes may accept from one socket, so none takes clients with it when it dies. The kernel wakes all of them;
+a process with more clients than others lets them go first.
 """
 
 import asyncio
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from crosstie.wire.files import EXHAUSTED
+from crosstie_gateway.wire.tasks import Tasks
 from crosstie_gateway.wire.tls import ServerTls
 
 # Connections that the kernel completes on its own before it turns clients away.
@@ -46,8 +45,8 @@ _EXHAUSTED_S = 0.5
 
 
 def listening(host: str, port: int) -> list[socket.socket]:
-    """One for each address of the host, all at one port; 0 takes a free one. `::` is every address of this machine, of
-    both families. Raises OSError."""
+    """One for each address of the host, all at one port (0: a free one). `::` is all addresses of both families. Raises
+    OSError."""
     sockets: list[socket.socket] = []
     # Two sockets, so that clients by IPv4 have the addresses that they are known by.
     hosts = ("::", "0.0.0.0") if host == "::" else (host or None,)
@@ -75,7 +74,7 @@ def listening(host: str, port: int) -> list[socket.socket]:
 
 
 class UnixSocket(socket.socket):
-    """Listens at a path, which it takes away when nobody new is to come. Raises OSError."""
+    """Listens at a path, and removes it when nobody new is to come. Raises OSError."""
 
     def __init__(self, path: Path, mode: int | None = None):
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -106,7 +105,7 @@ def _place(path: Path) -> tuple[int, int]:
 
 
 def _take_away_stale(path: Path) -> None:
-    """The socket of a server that ended without a word. Raises OSError where it still lives, or is no socket."""
+    """Removes a dead server's socket. Raises OSError where it lives, or is no socket."""
     try:
         is_socket = stat.S_ISSOCK(path.lstat().st_mode)
     except FileNotFoundError:
@@ -129,7 +128,7 @@ class Visitor(Protocol):
 
 
 class Hall(Protocol):
-    """Whom a listener lets in to."""
+    """What a listener lets clients in to."""
 
     # What it secures connections with; None: nothing.
     tls: ServerTls | None
@@ -154,7 +153,7 @@ class Listener:
         goes_first: Callable[[], bool] | None,
     ):  # fmt: skip
         self.loop, self._hall, self._sockets, self._goes_first = loop, hall, list(sockets), goes_first
-        self._accepting: set[asyncio.Task[Any]] = set()
+        self._accepting = Tasks()
         self._steps = 0
         self._stepped_at = 0.0
 
@@ -171,8 +170,8 @@ class Listener:
         try:
             accepted, address = listens.accept()
         except OSError as error:
-            # Another was quicker, or its client has gone already; or this process can hold no more, and whoever knocks
-            # waits in the kernel's queue until it can.
+            # Another was quicker, or the client has gone; or this process can hold no more, and clients wait in the
+            # kernel's queue.
             if error.errno in EXHAUSTED:
                 self._pause(listens, _EXHAUSTED_S)
                 self._hall.on_exhausted()
@@ -185,9 +184,7 @@ class Listener:
         if tls is not None and accepted.family != socket.AF_UNIX:
             self._shake_hands(accepted, str(address[0]), tls)
             return
-        task = self.loop.create_task(self.loop.connect_accepted_socket(self._hall.accept, accepted))
-        self._accepting.add(task)
-        task.add_done_callback(self._accepting.discard)
+        self._accepting.spawn(self.loop.connect_accepted_socket(self._hall.accept, accepted))
 
     def _shake_hands(self, accepted: socket.socket, address: str, tls: ServerTls) -> None:
         visitor = self._hall.admit(address)
@@ -229,7 +226,7 @@ class Listener:
             self.loop.add_reader(listens.fileno(), self._knocked, listens)
 
     async def close_after_queue(self, handshake_s: float) -> None:
-        """Lets in whoever has knocked, like the other processes, which all close at the same time, and leaves."""
+        """Lets in who has knocked, like the other processes, which close at the same time, and closes."""
         for listens in self._sockets:
             hear_no_more(listens)
         await asyncio.sleep(handshake_s)
@@ -249,7 +246,7 @@ class Listener:
 
 
 def _queued(listening: socket.socket) -> list[tuple[socket.socket, Any]]:
-    """Those in its queue; it is closed right after the last of them, before another can join."""
+    """Accepts its queue, and closes it right after, before another can join."""
     queued: list[tuple[socket.socket, Any]] = []
     with listening:
         while True:
@@ -263,10 +260,8 @@ def _queued(listening: socket.socket) -> list[tuple[socket.socket, Any]]:
 
 
 def hear_no_more(listening: socket.socket) -> None:
-    """Nobody new can begin to connect, and who tries finds the port closed when it tries again, a second later.
-
-    For all who share the socket. Linux alone can do it; elsewhere a client that comes in the very moment is reset.
-    """
+    """Nobody new can connect, for all who share the socket; who retries a second later finds the port closed. Linux
+    only: elsewhere a client of that moment is reset."""
     if isinstance(listening, UnixSocket):
         listening.leave()
     elif sys.platform == "linux":
@@ -286,7 +281,7 @@ def ask_the_silent(listening: socket.socket) -> None:
 
 
 def was_reset(transport: asyncio.BaseTransport) -> bool:
-    """Whether the other side has refused what was sent to it: a socket that nobody reads from does not say so."""
+    """Whether the other side has reset it, which a socket that nobody reads from does not say."""
     raw = transport.get_extra_info("socket")
     if raw is None or raw.family not in (socket.AF_INET, socket.AF_INET6):
         return False
@@ -298,7 +293,7 @@ def was_reset(transport: asyncio.BaseTransport) -> bool:
 
 
 def untaken_bytes(transport: asyncio.BaseTransport) -> int | None:
-    """What the other side has not confirmed of all that the kernel was given for it; None: this system does not say."""
+    """Bytes that the other side has not confirmed; None: this system does not say."""
     raw = transport.get_extra_info("socket")
     if sys.platform != "linux" or raw is None:
         return None

@@ -1,7 +1,7 @@
 """A form with files in it (RFC 7578), as HTTP clients send it: the whole body is there already.
 
-What is checked here is read again by an engine. So what two readers could take for two different fields is refused:
-a field that names itself twice or in pieces, a line that goes on in the next one, a boundary that more follows.
+An engine reads it again. So what two readers could take differently is refused: a field with two names or in pieces, a
+folded line, an unclear boundary.
 """
 
 import re
@@ -22,8 +22,8 @@ _MOST_HEADS = 2**16
 
 
 class FormPart(NamedTuple):
-    """The name of its file, which is empty for others, and where in the body its content is: a recording of thirty
-    megabytes is passed on and not looked at, so it is not copied either."""
+    """The name of its file, empty for others, and where its content is in the body: large files are passed on, not
+    copied."""
 
     file: str
     start: int
@@ -38,8 +38,7 @@ class FormPart(NamedTuple):
 
 
 def read_form(content_type: bytes, body: bytes, once: Collection[str] = ()) -> dict[str, FormPart]:
-    """Its parts by the names of their fields; of those that come several times the last, unless they may come `once`
-    only. Raises BadInput."""
+    """Its parts by field name, the last of several; those in `once` may come once only. Raises BadInput."""
     mark = b"\r\n--" + _boundary(content_type)
     # The first may stand at the very beginning, without the end of a line before it.
     begun = -2 if body.startswith(mark[2:]) else body.find(mark)
@@ -97,8 +96,8 @@ def _names(head: bytes) -> tuple[str, str]:
 
 
 def _parameters(text: bytes) -> dict[bytes, bytes] | None:
-    """What follows a header's value; None where it is not well formed, or where a reader that puts pieces together
-    (RFC 2231: `name*0=...; name*1=...`) would have another name or boundary of it."""
+    """What follows a header's value; None where it is malformed, or where a reader of RFC 2231 (`name*0=...;
+    name*1=...`) would have another name or boundary of it."""
     values: dict[bytes, bytes] = {}
     at, end = 0, len(text.rstrip(b" \t"))
     while at < end:

@@ -1,13 +1,11 @@
 """A JSON text that comes in pieces: how many values it has, and its outline, which is all of it but its long strings.
 
-Sixty megabytes of empty objects take seconds to decode, and everybody else's streams stand still meanwhile; so what a
-text will cost to read is known before it is read: its strings, objects and lists are counted, and the bytes of numbers
-and the like between them. The same bytes in one long string are cheap to count, but decoding and searching them still
-takes a tenth of a second at once; so what is read in the end is the outline, in which each long string is replaced by a
-mark that says where it is and how long.
+Sixty megabytes of empty objects take seconds to decode while all streams stand still. So the cost is known before:
+strings, objects and lists are counted, and the bytes of numbers between them. One long string is cheap to count, but
+searching it takes a tenth of a second; so only the outline is read, in which a mark says where each long string is and
+how long.
 
-Each piece is gone through a few times by functions of bytes, in the time that it takes to look at them; nothing is done
-for each value in Python.
+Each piece is gone through a few times by functions of bytes; Python does nothing for each value.
 """
 
 import codecs
@@ -30,8 +28,8 @@ _MARK_BYTES: Final = len(_SECRET) + 41
 
 
 class Outline:
-    """Of a text that comes in pieces, what has come: strings, objects and lists by their number, the bytes of all that
-    is none of them, and the text without its long strings."""
+    """What has come of a text: its strings, objects and lists counted, the bytes of the rest, and it without long
+    strings."""
 
     def __init__(self, most: int, most_plain: int):
         self.most, self.most_plain = most, most_plain
@@ -89,8 +87,8 @@ class Outline:
         return True
 
     def filled(self, text: bytes, body: bytes) -> "tuple[bytes, Outline]":
-        """What a text that was made of this outline stands for, with the long strings of the body that this outlines in
-        their places, and its own outline."""
+        """What a text made of this outline stands for, with the body's long strings in their places, and its own
+        outline."""
         made, whole, at = Outline(self.most, self.most_plain), BytesIO(), 0
         made._utf8 = self.utf8
         for mark in _MARK.finditer(text):
@@ -143,8 +141,8 @@ class Outline:
         self._kept.write(piece[start:stop])
 
     def _go_on(self, part: bytes) -> None:
-        """With a string that has not ended. A short one is kept whole, and a long one not at all: nothing is ever cut
-        within a character or an escape."""
+        """With a string that has not ended: short ones are kept whole, long ones not at all, so no character or escape
+        is cut."""
         if self._opening is None:
             if len(self._short) + len(part) <= LONG:
                 self._short += part
@@ -152,7 +150,7 @@ class Outline:
                 self._opening = _opening(self._short + part[:32])
 
     def _mark(self, began: int, end: int) -> bytes:
-        """Where it is in the text, how long, and by how much the text before it is longer than the outline."""
+        """A mark: place in the text, length, and how much longer the text before it is than the outline."""
         opening = self._opening or b""
         began += len(opening)
         mark = b"%b~%b-%012d-%012d-%012d~" % (opening, _SECRET, began, end - began, self._left_out)
@@ -176,6 +174,6 @@ def left_out(part: bytes) -> int:
 
 
 def next_left_out(part: bytes) -> tuple[int, int, int] | None:
-    """What is left out first in a part of an outline: where in that, where in the text, and how many bytes."""
+    """The first gap in a part of an outline: its place there, in the text, and its bytes."""
     mark = _MARK.search(part)
     return None if mark is None else (mark.start(), int(mark[1]), int(mark[2]))

@@ -1,7 +1,7 @@
 """Bytes of one client in, whole requests out: where each ends, by RFC 9112, and never by a guess.
 
-Nothing is read of a request before its turn: what has come behind it stays bytes until it is asked for. What two
-readers could take for two different things is refused, whatever the standards let a server forgive.
+What comes behind a request stays bytes until it is asked for. What two readers could take differently is refused, even
+where standards are lenient.
 """
 
 import re
@@ -26,16 +26,14 @@ _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 
 # More than a first line has beside its target.
 _REST_OF_LINE: Final = 64
-# Lines that come with one request after the other, and what they say: of a client's headers nearly all do. Those that
-# differ from request to request are not kept, and neither are secrets.
+# Lines that repeat from request to request, and what they say. Lines that differ each time, and secrets, are not kept.
 _FIRST_LINES: Final[dict[bytes, "RequestLine"]] = {}
 _HEADER_LINES: Final[dict[bytes, tuple[bytes, bytes]]] = {}
 # Names as they were written, and in lower case, of those lines that are not kept.
 _NAMES: Final[dict[bytes, bytes]] = {}
 _MOST_LINES: Final = 1000
 _LONGEST_LINE: Final = 256
-# Of a connection, the last head is kept as long as it is open, up to so many bytes: nearly all clients send the same
-# again, but for the length of their body.
+# The longest head that is remembered of a connection: nearly all clients repeat it, but for the body's length.
 _LONGEST_HEAD: Final = 2048
 _LENGTH: Final = b"\r\ncontent-length: "
 _NOT_KEPT: Final = frozenset(
@@ -48,7 +46,7 @@ _ONCE: Final = frozenset(
     b"x-request-id".split()
 )
 _OWN: Final = b"x-crosstie-"
-# Fields that say where a message ends, or to whom it goes: after its body it is too late for them.
+# Fields that say where a message ends or goes: too late after its body.
 _NOT_TRAILERS: Final = _ONCE | {b"connection", b"te", b"trailer", b"upgrade", b"expect"}
 
 # The size of a chunk and its extensions: names, and values that are tokens or in quotes.
@@ -85,8 +83,7 @@ class RequestParser:
         self._request = _NO_REQUEST
         # Bytes to come of the body or the chunk, and bytes so far of the frames of chunks.
         self._left = self._framing = 0
-        # A body that came at once, or what has come of one in parts: not as a list of them, since the smallest parts
-        # take ten times their bytes there, and so that it is given out without being copied.
+        # A body that came at once, or in parts: in a buffer, since small parts take ten times their bytes in a list.
         self._body = b""
         self._parts: BytesIO | None = None
         # Bytes so far of the body that is arriving, and its outline where it may be JSON.
@@ -101,7 +98,7 @@ class RequestParser:
 
     @property
     def pending(self) -> int:
-        """Bytes that have come and were not looked at, or belong to an unfinished head."""
+        """Bytes that were not looked at, or belong to an unfinished head."""
         return len(self._data) - self._at
 
     @property
@@ -120,7 +117,7 @@ class RequestParser:
 
     @property
     def begun(self) -> bool:
-        """Whether something of a request has come that has not been given out."""
+        """Whether part of a request has come that was not given out."""
         return self._state != _HEAD or self._at < len(self._data)
 
     def feed(self, data: bytes) -> None:
@@ -186,7 +183,7 @@ class RequestParser:
         return True
 
     def _repeats(self, last: Head, head: bytes) -> bool:
-        """Whether it is the last one again, and nothing of it has to be looked at but the length."""
+        """Whether it repeats the last head but for the length."""
         limits, size = self._limits, len(head)
         if size > limits.head_bytes or size > limits.header_bytes:
             return False
@@ -219,7 +216,7 @@ class RequestParser:
             before, length_line, after = head.partition(b"\r\nContent-Length: " + length + b"\r\n")
         if length_line:
             start, end = before + length_line[: len(_LENGTH)], b"\r\n" + after
-            # The fields as they are now: whoever has the request may change its own.
+            # A copy, since handlers may change the request's own.
             self._last = request.head = Head(
                 start, end, line.method, line.path, line.query, fields.copy(), line.http11, self.keep_alive
             )
@@ -243,7 +240,7 @@ class RequestParser:
         return self._left == 0
 
     def _begin_parts(self) -> BytesIO:
-        """What comes at once is small; of what does not, the values are counted as they come."""
+        """For bodies in parts, whose values are counted as they come."""
         first, self._body = self._body, b""
         self._parts = parts = BytesIO()
         parts.write(first)
@@ -253,7 +250,7 @@ class RequestParser:
         return parts
 
     def _count(self) -> None:
-        """What has come in one read, however many chunks that are: each look has its price."""
+        """Counts what one read has brought, however many chunks, since each look costs."""
         parts, outline = self._parts, self._outline
         if parts is None or outline is None:
             return
@@ -466,7 +463,7 @@ def _field(line: bytes) -> tuple[bytes, bytes]:
 
 
 def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
-    """Where a name is there twice: lists go on (RFC 9110, 5.3), whatever else is refused."""
+    """Joins lists whose name comes twice (RFC 9110, 5.3), and refuses other repeats."""
     fields: dict[bytes, bytes] = {}
     for line in lines:
         given, _, value = line.partition(b":")
@@ -524,7 +521,7 @@ def body_too_large(limits: RequestLimits) -> NoReturn:
 
 
 def keeps_alive(fields: dict[bytes, bytes], http11: bool) -> bool:
-    """Whether the connection goes on after this request. What belongs to this connection alone goes no further."""
+    """Whether the connection goes on after this request; drops fields of this connection alone."""
     said = fields.get(b"connection")
     if said is None:
         return http11

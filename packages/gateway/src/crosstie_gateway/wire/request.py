@@ -10,8 +10,8 @@ _MOST_DIGITS: Final = 18
 
 
 class Head:
-    """A head that a client sends again and again, but for the length of the body: what comes before that length and
-    after it, what all of it says, and what was made of it for others to use again."""
+    """A head that a client repeats but for the body's length: what is before and after that length, what it says, and
+    what was made of it."""
 
     def __init__(
         self, before: bytes, after: bytes, method: str, path: str, query: str, fields: dict[bytes, bytes], http11: bool,
@@ -52,8 +52,8 @@ class Request:
 
 
 class BadRequest(Exception):
-    """A request that is not taken: the status and the reason, which quotes nothing of what was sent; or the whole body
-    of the answer in its place, and further lines of its head."""
+    """A request that is not taken: status and reason, which quotes nothing; or the answer's whole body, and lines of
+    its head."""
 
     def __init__(self, status: int, why: str, body: bytes = b"", headers: bytes = b""):
         super().__init__(why)
@@ -64,15 +64,15 @@ class BadRequest(Exception):
 class RequestLimits:
     """What a client may do; seconds and bytes."""
 
-    # How large a body may be; and of one that does not come at once, how many strings, objects and lists it may have,
-    # and how many bytes of numbers and what else is none of these: more than the token ids of any context.
+    # How large a body may be; and in parts, its strings, objects and lists, and bytes of numbers and the like: more
+    # than any context's token ids.
     body_bytes: int = 32 * 2**20
     body_values: int = 100_000
     # Where bodies are never read as JSON, whatever they say they are, so that these are not counted.
     form_paths: frozenset[str] = frozenset()
     body_plain_bytes: int = 8 * 2**20
-    # How long a request may take in all, to which every byte of its body adds the time that it takes at the least rate;
-    # how long a connection may lie idle, and how long a head may take to arrive.
+    # Seconds for a request, which a body extends by its bytes at the least rate; for an idle connection; and for a
+    # head.
     request_s: float = 60.0
     idle_s: float = 75.0
     head_s: float = 10.0
@@ -82,8 +82,8 @@ class RequestLimits:
     header_bytes: int = 16 * 1024
     headers: int = 100
     head_bytes: int = 64 * 1024
-    # The line before a chunk, with its extensions; how many bytes the frames of all chunks may have more than what they
-    # frame; and the lines after the last one.
+    # The line before a chunk, with extensions; bytes of all chunks' frames beyond their contents; the lines after the
+    # last.
     chunk_line_bytes: int = 1024
     framing_bytes: int = 4 * 1024
     trailer_bytes: int = 8 * 1024

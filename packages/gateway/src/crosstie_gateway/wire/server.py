@@ -1,7 +1,7 @@
 """The server's side of HTTP/1.1: bytes in, whole requests out to a handler, its reply back as it comes.
 
-A handler is a plain function of a request and its reply. It may answer at once or keep the reply and answer
-later, from any callback; nothing is awaited, so a request costs no task.
+A handler is a function of a request and its reply, and answers at once or later from any callback: no task for a
+request.
 """
 
 import asyncio
@@ -43,6 +43,19 @@ class ClientWatcher(Protocol):
 
     def on_client_slow(self) -> None: ...
 
+    def on_client_ready(self) -> None: ...
+
+
+class GoneWatcher:
+    """Calls `gone` when its client goes. Its writer asks before whether the client is slow."""
+
+    def __init__(self, gone: Callable[[], object]):
+        self._gone = gone
+
+    def on_client_gone(self) -> None:
+        self._gone()
+
+    def on_client_slow(self) -> None: ...
     def on_client_ready(self) -> None: ...
 
 
@@ -100,8 +113,8 @@ class Reply:
         self.end_message()
 
     def cut(self, *, after_written: bool = False) -> None:
-        """Ends an answer that cannot be completed, so that its client sees that it was not; what was written
-        may be lost, or leaves first."""
+        """Ends an answer so that its client sees that it is incomplete; what was written may be lost, or leaves
+        first."""
         self.done = True
         self.watcher = None
         self.connection.abort(after_written)
@@ -154,7 +167,7 @@ class ServerConnection:
         self._closes = False
         # Bytes that it had not read, and those of its body that had arrived, when that was last looked at.
         self._unsent = self._arrived = 0
-        # Whose the arriving body is, once its head was let in; 0: nobody's in particular.
+        # The account of the arriving body, once its head was let in; 0: none.
         self._account = 0
         self._let_in = False
 
@@ -185,7 +198,7 @@ class ServerConnection:
             self._hold_back()
 
     def _still_arrives(self) -> bool:
-        # Asked by a call: compiled, whoever has found no answer would go by that, though there is one by now.
+        # A call, since compiled code would go by the answer that it looked up before.
         return self.current is None and not self._refused
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -199,7 +212,7 @@ class ServerConnection:
             watcher.on_client_gone()
 
     def eof_received(self) -> bool:
-        """It sends no more: it has gone, or waits for its answer and has shut down its side, which look the same."""
+        """The client sends no more: it has gone, or waits for its answer, which look the same."""
         if self.handshake is not None:
             # TLS says goodbye for both sides.
             return False
@@ -281,7 +294,7 @@ class ServerConnection:
             self.transport.pause_reading()
 
     def _let_others_go_first(self) -> None:
-        """One read of a long body, and then it is others' turn: whoever sends fast does not have the loop to itself."""
+        """Lets others go first after one read of a long body: a fast sender does not get the loop to itself."""
         if not (self._held_back or self.closed or self.transport.is_closing()):
             self._hold_back()
             self.server.loop.call_soon(self._take_turn)
@@ -419,15 +432,15 @@ class ServerConnection:
         self._hold(0)
         self._parser.drop()
         if not refused.body:
-            # Whoever words the answer has counted it.
+            # What made the body has counted it.
             self.server.count(f"http_{status}")
         self.keep_alive = self.head_only = False
         self.current = reply = Reply(self)
         reply.send(status, refused.body or self.server.refusal(status, refused.why), refused.headers)
 
     def _hang_up(self) -> None:
-        """Closes. Whoever may still be sending is listened to for a moment: closing at once would reset the
-        connection, and the answer with it."""
+        """Closes. Who may still be sending is listened to for a moment: closing at once would reset connection and
+        answer."""
         sends_on = (self._refused or self._parser.begun) and not self._eof
         is_plain = self.handshake is None
         if sends_on and self._lingers_until is None and not (is_plain and not self.transport.can_write_eof()):
@@ -452,8 +465,8 @@ class ServerConnection:
             self._close_when_taken(_CLOSE_S)
 
     def _close_when_taken(self, again_s: float) -> None:
-        """Once told to close, TLS waits for the client's goodbye, and after a while drops what has not left, which it
-        does not tell. So everything leaves before; and who has it all, but does not say goodbye, is not waited for."""
+        """TLS waits for the client's goodbye, and then silently drops what has not left. So everything leaves before;
+        and a client that has all and says no goodbye is not waited for."""
         if self.closed:
             return
         transport = self.transport
@@ -548,8 +561,7 @@ class Server:
         self._of_address: dict[str, int] = {}
         # What was refused here and how often: requests by `http_` and their status, and `connections` too many.
         self.refused: dict[str, int] = {} if refused is None else refused
-        # Asked of a request whose body is still to come: whose it is, where that is somebody with an account. Raises
-        # BadRequest.
+        # Asked of a request before its body: whose account it is on. Raises BadRequest.
         self.opens = opens
         # Bytes of bodies that have arrived in part, in all and by account.
         self.arriving = 0
@@ -565,7 +577,7 @@ class Server:
         self.tells_peers = False
         # What connections are secured with that are accepted from now on; None: they are plain.
         self.tls: ServerTls | None = None
-        # Told that clients are at the door for whom there are no files left.
+        # Told that there are no files left for clients at the door.
         self.on_exhausted: Callable[[], None] = lambda: None
         self._listener: Listener | None = None
         self._sweep: asyncio.TimerHandle | None = None
@@ -575,7 +587,7 @@ class Server:
         return self.join(listening(host, port))
 
     def join(self, sockets: Sequence[socket.socket], goes_first: Callable[[], bool] | None = None) -> int:
-        """Accepts from these; from those that other processes accept from as well, where it `goes_first`."""
+        """Accepts from these; where processes share them, only when it `goes_first`."""
         self._listener = Listener(self.loop, self, sockets, goes_first)
         self._sweep = self.loop.call_later(1.0, self._check)
         return self._listener.open()
@@ -585,8 +597,8 @@ class Server:
         return ServerConnection(self)
 
     def admit(self, address: str) -> ServerConnection | None:
-        """What a client is served by once its connection is secured. It counts from now on: who never completes its
-        handshake is one of so many, too. None: there is no room for it."""
+        """What serves a client once its connection is secured. It counts from now on, handshake or not. None: no
+        room."""
         connection = self.accept()
         connection.address, connection.shaking = address, True
         if self.lets_in(connection):
@@ -640,10 +652,8 @@ class Server:
             connection.check(now)
 
     async def drain(self, within_s: float, grace_s: float = 0.3, give_up: Callable[[], None] = lambda: None) -> bool:
-        """Answers what has come and what is on its way, then closes; whether all of it was answered in time.
-
-        `give_up` is called when it was not: the last chance to say so to those who wait.
-        """
+        """Answers what has come and is on its way, then closes; whether all was answered in time. `give_up` is called
+        if not, to tell those who wait."""
         self.closing = True
         for connection in list(self.connections):
             connection.leave()

@@ -1,7 +1,7 @@
-"""The certificate that a server shows: read and tried before anybody sees it, and read again when its files change.
+"""The certificate that a server shows: tried before anybody sees it, and read again when its files change.
 
-A pair is tried by shaking hands with itself in memory, which finds whatever a client would: a key that is another's, a
-certificate that has expired, or that no algorithm of this machine's OpenSSL will sign with.
+It shakes hands with itself in memory, which finds another's key, an expired certificate, or an algorithm that OpenSSL
+refuses.
 """
 
 import ssl
@@ -11,8 +11,7 @@ from pathlib import Path
 
 from crosstie.core.errors import BadInput
 
-# How long a client may take to be let in, and to say goodbye; the latter also bounds the last bytes of an answer that
-# a client does not read.
+# How long a client may take to be let in, and to say goodbye, which also bounds an answer's unread last bytes.
 _HANDSHAKE_S = 10.0
 _GOODBYE_S = 10.0
 _EXPIRED, _NOT_YET = 10, 9
@@ -30,8 +29,8 @@ class ServerTls:
         self.context = self._load()
 
     def changed(self) -> bool:
-        """Whether the files are others than those that were read, and have been so the last time as well: whoever
-        replaces one is given the time to replace the other."""
+        """Whether the files have changed and were so the last time too: who replaces one has the time to replace the
+        other."""
         stamp, seen = self._stamp(), self._seen
         self._seen = stamp
         return stamp == seen and stamp != self._loaded
