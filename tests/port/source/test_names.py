@@ -69,6 +69,12 @@ def test_only_a_condition_around_it_asks_for_the_release() -> None:
     assert "hip-release" not in names(asked.format(old))
 
 
+def test_a_name_behind_a_condition_on_itself_is_there() -> None:
+    text = "#{} __AMDGCN_WAVEFRONT_SIZE\nint lanes() {{ return __AMDGCN_WAVEFRONT_SIZE; }}\n#endif\n"
+    assert "hip-release" not in names(text.format("ifdef"))
+    assert "hip-release" in names(text.format("ifndef"))
+
+
 def test_every_row_has_a_use_here() -> None:
     assert {rule.id for rule in name_rules()} == {check for check, _ in USES}
 
