@@ -30,6 +30,7 @@ USES = [
     ("hip-release", "hipblasDatatype_t t;"), ("hip-release", "#define CUBLAS_COMPUTE_32F HIPBLAS_R_32F"), ("hip-release", "hipMemImportFromShareableHandle(&h, &fd, t);"), ("dlpack-device", "device.set_options<kDLCUDA>();"),
     ("memory-coherence", "cudaMalloc(&p, n); cudaIpcGetMemHandle(&h, p);"), ("overload", 'extern "C" __device__ void __assert_fail(const char* a) __THROW;'),
     ("tensorrt", "#include <moderngpu/transform.hxx>"), ("cooperative-groups", "x = cg::reduce(tile, x, cg::plus<float>());"),
+    ("hip-release", "hipblasGemmEx_v2(h);"), ("overload", "__device__ inline void __syncwarp() { fence(); }"),
     ("device-linking", "extern __device__ int counter;"), ("half-flags", "__device__ half f(int v) { return static_cast<float>(v); }"),
 ]  # fmt: skip
 
