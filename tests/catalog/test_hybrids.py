@@ -149,5 +149,5 @@ def test_a_config_alone_gets_the_verdict_that_its_facts_allow(
 
 
 def test_a_pattern_that_transformers_says_twice_is_one() -> None:
-    words = ["full_attention" if index in LFM2["full_attn_idxs"] else "conv" for index in range(16)]
+    words = ["full_attention" if index in (2, 5, 8, 10, 12, 14) else "conv" for index in range(16)]
     assert read(LFM2 | {"layer_types": words}) == read(LFM2)
