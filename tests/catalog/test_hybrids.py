@@ -146,3 +146,8 @@ def test_a_config_alone_gets_the_verdict_that_its_facts_allow(
     asked = tmp_path if as_folder else tmp_path / "config.json"
     told = crosstie("preflight", str(asked), "--on", "h200", "--json")
     assert json.loads(told.out)["verdicts"] == {"h200": verdict}, told.err
+
+
+def test_a_pattern_that_transformers_says_twice_is_one() -> None:
+    words = ["full_attention" if index in (2, 5, 8, 10, 12, 14) else "conv" for index in range(16)]
+    assert read(LFM2 | {"layer_types": words}) == read(LFM2)

@@ -35,6 +35,8 @@ class Config:
         self.nested = False
         if raw.get("model_type") in _WITH_OBJECTS:
             raw = self._usual_keys(raw)
+        if raw.get("compress_rates") is not None:
+            raw = self._in_numbers(raw)
         self.outer = raw
         text = raw.get("text_config")
         self.nested = isinstance(text, Mapping)
@@ -136,6 +138,26 @@ class Config:
             own = self.object(key, raw.get(key) or {})
             found |= {names[name]: value for name, value in own.items() if name in names and value not in (None, -1)}
         return found
+
+    def _in_numbers(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """DeepSeek-V4 as transformers writes it, with a word for each layer, in the numbers that its makers publish.
+
+        All its routers correct their scores, which only the makers' config says.
+        """
+        rates = {"sliding_attention": 0, **self.object("compress_rates", raw["compress_rates"])}
+        kinds, feeds = (raw.get(name) or [] for name in ("layer_types", "mlp_layer_types"))
+        if not isinstance(kinds, list) or not isinstance(feeds, list):
+            raise self.bad("layer_types", "must be a list of strings, as mlp_layer_types")
+        for index, kind in enumerate(kinds):
+            if not isinstance(kind, str) or kind not in rates:
+                raise self.bad(f"layer_types[{index}]", f"{kind!r:.60} is not one of {', '.join(rates)}")
+        translated = {
+            "compress_ratios": [rates[kind] for kind in kinds],
+            "num_hash_layers": feeds.count("hash_moe"),
+            "topk_method": "noaux_tc",
+        }
+        words = ("compress_rates", "layer_types", "mlp_layer_types")
+        return {**{key: value for key, value in raw.items() if key not in words}, **translated}
 
     def _typed(self, name: str, value: Any, kind: type, what: str, default: Any) -> Any:
         if value is None:

@@ -19,6 +19,8 @@ _MLP, _MOE = ("mlp", "-"), ("moe", "E")
 
 def kinds_of_layers(config: Config, depth: int) -> list[str]:
     """attention, state, mlp or moe for each layer."""
+    # LFM2 says it twice where transformers wrote it.
+    named = config.counts("attn_layer_indices") or config.counts("full_attn_idxs") or []
     pattern = config.word("hybrid_override_pattern")
     if pattern:
         given = list(pattern)
@@ -30,7 +32,6 @@ def kinds_of_layers(config: Config, depth: int) -> list[str]:
     if period:
         offset = config.count("attn_layer_offset", default=0, least=0)
         return ["attention" if i % period == offset else "state" for i in range(depth)]
-    named = config.counts("attn_layer_indices") or config.counts("full_attn_idxs") or []
     return ["attention" if i in named else "state" for i in range(depth)]
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from crosstie.catalog.config import Config
 from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadData
 from crosstie.core.finding import VERDICTS
 from crosstie.port.preflight.model import preflight
 
@@ -20,6 +22,7 @@ MOST_SERVED = {
     "gemma3": "Gemma3ForConditionalGeneration", "phi3": "Phi3ForCausalLM", "gpt_oss": "GptOssForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM", "glm_moe_dsa": "GlmMoeDsaForCausalLM", "llama4_text": "Llama4ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM", "mistral3": "Mistral3ForConditionalGeneration",
+    "deepseek_v4": "DeepseekV4ForCausalLM", "lfm2": "Lfm2ForCausalLM", "lfm2_vl": "Lfm2VlForConditionalGeneration",
 }  # fmt: skip
 
 
@@ -42,3 +45,9 @@ def test_one_that_nobody_read_has_none(catalog: Catalog, tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MineForCausalLM"], "model_type": "mine"}))
     report = preflight(str(tmp_path / "config.json"), on=["mi300x"], catalog=catalog)
     assert report.verdicts == {"mi300x": VERDICTS["unknown"]}
+
+
+@pytest.mark.parametrize("kinds", [["compressed"], [[4]], 4])
+def test_kinds_of_layers_that_nobody_read(kinds: object) -> None:
+    with pytest.raises(BadData, match="layer_types"):
+        Config({"compress_rates": {"compressed_sparse_attention": 4}, "layer_types": kinds}, "config.json")

@@ -155,6 +155,8 @@ def test_deepseek_v4_in_the_keys_that_its_makers_publish(catalog: Catalog, tmp_p
     }  # fmt: skip
     config = transformers.CONFIG_MAPPING["deepseek_v4"](**shared, **spelt_out)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    stored = read_stored(catalog, str(tmp_path))
+    assert whole_findings(stored, stored.model(catalog)) == []
     published = {
         **shared, "architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4", "qk_rope_head_dim": 4,
         "num_hash_layers": 2, "topk_method": "noaux_tc", "compress_ratios": [0, 4, 128, 0],

@@ -28,8 +28,16 @@ def severities(text: str) -> list[str]:
         # A switch alone, which other conditions ask for; outside of the preprocessor the name is unknown.
         ("#if __CUDA_ARCH__ >= 800\n#define HAS_BF16 1\n#endif\n#ifdef HAS_BF16\nfast();\n#endif", "unknown"),
         ("#define NEW (__CUDA_ARCH__ >= 800)\n#if NEW\nfast();\n#endif", "unknown"),
+        (
+            "#define HAS_BF16 (defined(CUDART_VERSION) && CUDART_VERSION >= 11000)\n#if HAS_BF16\nf();\n#endif",
+            "unknown",
+        ),
         (kernel("if (__CUDA_ARCH__ >= 800) fast();"), "error"),
         ("int version() { return CUDA_VERSION; }", "error"),
+        # HIPIFY knows __CUDACC__, not this.
+        ("#ifdef __NVCC__\n#include <curand_kernel.h>\n#else\n#include <random>\n#endif", "unknown"),
+        # Before Volta lanes stepped together, as they do on AMD: who has ported may have meant it.
+        ("#if __CUDA_ARCH__ < 700\nold();\n#else\nnow();\n#endif\n#ifdef USE_ROCM\nours();\n#endif", "unknown"),
         # HIPIFY makes HIP's version of CUDA's, which is less than any.
         ("#if CUDA_VERSION >= 13000\nnewer();\n#endif", "unknown"),
         ("#if CUDA_VERSION >= 13000\nnewer();\n#else\nolder();\n#endif", "note"),
@@ -49,7 +57,7 @@ def test_each_side_of_an_architecture_test_has_its_severity(text: str, expected:
         "#if __CUDA_ARCH__ >= 900\nasm volatile(\"griddepcontrol.wait;\");\n#endif",
         "#ifdef USE_ROCM\n#define CUDA_VERSION HIP_VERSION\n#endif\nint version() { return CUDA_VERSION; }",
         "#define __CUDA_ARCH__ 800\n#if __CUDA_ARCH__ >= 800\nfast();\n#endif",
-        "#if __CUDA_ARCH__ >= 800\n#define HAS_BF16 1\n#endif", "#define NEW (defined(USE_ROCM) || __CUDA_ARCH__ >= 800)",
+        "#if __CUDA_ARCH__ >= 800\n#define HAS_BF16 1\n#endif", "#ifdef __NVCC__\n#include <vector>\n#endif", "#define V CUDART_VERSION", "#define NEW (defined(USE_ROCM) || __CUDA_ARCH__ >= 800)",
         "#if __CUDA_ARCH__ >= 800\n#define LANES 4\n#else\n#define LANES 2\n#endif\n#if LANES > 2\nf();\n#endif",
         "#if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)\ndevice();\n#else\nhost();\n#endif",
     ],

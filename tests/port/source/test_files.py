@@ -187,6 +187,12 @@ def test_a_build_file_of_a_folder_for_nvidia_is_a_note(tmp_path: Path) -> None:
     assert [(one.check, one.severity) for one in found if one.check == "cuda-build"] == [("cuda-build", "note")]
 
 
+@pytest.mark.parametrize("line", ["R = torch.version.hip", "if has_rocm: pass", "x = os.environ['ROCM_HOME']"])
+def test_python_that_asks_for_rocm(line: str) -> None:
+    assert Files(python={"a.py": line}).asks_for_hip
+    assert not Files(python={"a.py": "rocm = 1  # has_rocmlike"}).asks_for_hip
+
+
 def test_python_of_a_tree_that_asks_for_rocm_may_be_left_out_by_a_caller(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import pynvml\n")
 

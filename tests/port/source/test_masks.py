@@ -172,3 +172,9 @@ def test_a_shuffle_for_one_more_type_takes_the_place_of_none() -> None:
     use = kernel("float v = __shfl_xor_sync(0xffffffff, out[0], 1);")
     assert ("mask-32-bit", 3) in checks(own.format("__shfl_xor_sync(mask, v.data(), by)") + use)
     assert ("mask-32-bit", 3) not in checks(own.format("exchanged(v, by)") + use)
+
+
+def test_the_first_bit_of_a_groups_ballot() -> None:
+    assert ("overload", 2) in checks(kernel("int lane = __ffs(tile.ballot(n > 0)) - 1;"))
+    for line in ("int lane = __ffsll(tile.ballot(n > 0));", "int lane = __ffs((unsigned)tile.ballot(n > 0));"):
+        assert "overload" not in names(kernel(line)), line

@@ -30,6 +30,7 @@ USES = [
     ("hip-release", "hipblasDatatype_t t;"), ("hip-release", "#define CUBLAS_COMPUTE_32F HIPBLAS_R_32F"), ("hip-release", "hipMemImportFromShareableHandle(&h, &fd, t);"), ("dlpack-device", "device.set_options<kDLCUDA>();"),
     ("memory-coherence", "cudaMalloc(&p, n); cudaIpcGetMemHandle(&h, p);"), ("overload", 'extern "C" __device__ void __assert_fail(const char* a) __THROW;'),
     ("tensorrt", "#include <moderngpu/transform.hxx>"), ("cooperative-groups", "x = cg::reduce(tile, x, cg::plus<float>());"),
+    ("hip-release", "hipblasGemmEx_v2(h);"), ("overload", "__device__ inline void __syncwarp() { fence(); }"),
     ("device-linking", "extern __device__ int counter;"), ("half-flags", "__device__ half f(int v) { return static_cast<float>(v); }"),
 ]  # fmt: skip
 
@@ -67,6 +68,12 @@ def test_only_a_condition_around_it_asks_for_the_release() -> None:
     assert "hip-release" in names(old + asked.format(""))
     assert "hip-release" in names(asked.format("") + old)
     assert "hip-release" not in names(asked.format(old))
+
+
+def test_a_name_behind_a_condition_on_itself_is_there() -> None:
+    text = "#{} __AMDGCN_WAVEFRONT_SIZE\nint lanes() {{ return __AMDGCN_WAVEFRONT_SIZE; }}\n#endif\n"
+    assert "hip-release" not in names(text.format("ifdef"))
+    assert "hip-release" in names(text.format("ifndef"))
 
 
 def test_every_row_has_a_use_here() -> None:

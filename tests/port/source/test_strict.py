@@ -156,3 +156,34 @@ def test_a_typed_pointer_where_hip_takes_void() -> None:
 def test_a_cast_to_the_templates_type_is_read_with_ldg() -> None:
     text = "template <typename T> __global__ void k(void* x, T* y) { y[0] = __ldg((T*)x + 1); }"
     assert "overload" in names(text)
+
+
+def test_an_atomic_of_ones_own_that_hip_has() -> None:
+    own = "__device__ unsigned long atomicAdd(unsigned long* at, unsigned long v) { return v; }\n"
+    assert overloads(own) == [(1, "error")]
+    assert overloads(own.replace("unsigned long", "long long")) == overloads(f"namespace n {{\n{own}}}\n") == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["while (atomicCAS(lock, 0, 1) != 0);", "while (atomicExch(lock, 1)) { __nanosleep(20); }", "if (locks[n].try_lock()) { n = 0; }"],
+)  # fmt: skip
+def test_lanes_that_wait_for_a_lock_of_their_wavefront(line: str) -> None:
+    assert ("lane-spin", 2) in checks(kernel(line))
+    assert "lane-spin" not in names(kernel(f"if (threadIdx.x == 0) {{ {line} }}"))
+    assert "lane-spin" not in names(f"void f(int n) {{\n{line}\n}}")
+
+
+def test_loops_of_atomics_that_wait_for_nobody() -> None:
+    for line in ("while (n != atomicCAS(at, n, n + 1)) { n = *at; }", "do { n = *at; } while (n > 0);"):
+        assert "lane-spin" not in names(kernel(line)), line
+
+
+def test_members_of_a_base_that_depends_on_the_template() -> None:
+    base = "template <typename T> class Table {\n public: __device__ T Find(T id) const { return id; }\n};\n"
+    derived = "template <typename T> class Open : public Table<T> {\n __device__ T Get(T id) { return Find(id); }\n};\n"
+    assert ("clang-strictness", 5) in checks(base + derived)
+    assert ("clang-strictness", 3) in checks(f'#include "b.cuh"\n{derived}', b_cuh=base)
+    assert "clang-strictness" not in names(base + derived.replace("Find(id)", "this->Find(id)"))
+    assert "clang-strictness" not in names(base + derived.replace("Table<T>", "Table"))
+    assert "clang-strictness" not in names(derived)

@@ -58,6 +58,7 @@ _VERSIONS = dict.fromkeys(_RELEASES, "older releases of CUDA")
 # Since then shuffles and votes take masks; HIP has both forms, so that the older side is right.
 _MASKS_SINCE = 9000
 _COMMENT = re.compile(r"//.*|/\*.*?\*/")
+_OF_CUDA = re.compile(r"\s*#\s*include\s*<cu")
 _LINES_OF_REST = 30
 _ASKERS = frozenset({
     "dlsym", "GetProcAddress", "cuGetProcAddress", "cuGetProcAddress_v2", "cudaGetDriverEntryPoint",
@@ -88,6 +89,8 @@ def name_hazards(path: str, codes: Sequence[Code]) -> Iterator[SourceHazard]:
             lines |= _places(rule, code, own)
         if (asked := rule.unless_asked) is not None:
             lines = {line: lines[line] for line in lines if not _is_asked(asked, unit.around(line, and_before=True))}
+        # Behind `#ifdef NAME` it is there where it is used.
+        lines = {line: name for line, name in lines.items() if not _is_given(name, unit.around(line))}
         if lines:
             first, *others = sorted(lines)
             hazard = codes[0].line_hazard(rule.id, rule.severity, rule.says, first, rule.remedy, rule.on, lines[first])
@@ -98,6 +101,11 @@ def _is_asked(pattern: re.Pattern[str], sides: Iterable[Branch]) -> bool:
     """Whether a condition of the sides has a name that matches."""
     tokens = (token for side in sides for token in side.directive.tokens)
     return any(token.kind == "name" and pattern.search(token.text) for token in tokens)
+
+
+def _is_given(name: str, sides: Iterable[Branch]) -> bool:
+    absent = Macros(lambda other: False if other == name else None, lambda other: None)
+    return any(one.directive.word != "else" and holds_under(one.directive, absent) is False for one in sides)
 
 
 def _names_header(rule: NameRule, header: str, local: set[str]) -> bool:
@@ -338,10 +346,11 @@ def _named(code: Code) -> Iterator[SourceHazard]:
         for at in code.names.get(name, ()):
             what = f"outside of conditions {name} is an unknown name: HIP and its headers do not define it"
             yield code.hazard("architecture-macro", "error", what, at, remedy)
-        for directive in unit.directives if name == "__CUDA_ARCH__" else ():
+        for directive in unit.directives:
             body = {token.text for token in directive.tokens[1:]} if directive.word == "define" else set()
-            if name in body and not unit.is_dead(directive.line) and not any(map(rocm_defines, body)):
-                what = f"HIP never defines {name}: {directive.name} is false in an #if, and no name elsewhere"
+            asks = name == "__CUDA_ARCH__" or not body.isdisjoint(COMPARES)
+            if asks and name in body and not unit.is_dead(directive.line) and not any(map(rocm_defines, body)):
+                what = f"{_lacks(name)}: {directive.name} is false in an #if, and no name elsewhere"
                 yield code.line_hazard("architecture-macro", "unknown", what, directive.line, remedy)
 
 
@@ -380,7 +389,8 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
     rest = _COMMENT.sub("", "\n".join(source[side.last : side.last + _LINES_OF_REST]).split("#endif", 1)[0])
     never = all(held is False for held in on_nvidia)
     compares = any(token.text in COMPARES for token in side.directive.tokens)
-    if not _has_code(inside) or side.taken is None or side.taken is not never:
+    includes = name == "__NVCC__" and any(_OF_CUDA.match(line) for line in inside)
+    if not (includes or _has_code(inside)) or side.taken is None or side.taken is not never:
         return None
     if name == "__CUDA_ARCH__" and not compares and (never or all(on_nvidia)):
         # `#ifndef __CUDA_ARCH__` is the host's side, and HIP's device code takes it too: often the same in plain C++.
@@ -393,7 +403,7 @@ def _judge(code: Code, side: Branch, name: str, source: list[str]) -> tuple[Seve
         )
     if name == "__CUDA_ARCH__" and side.taken:
         return (
-            "error",
+            "unknown" if code.project.is_ported else "error",
             "HIP does not define __CUDA_ARCH__, which then counts as 0: the side for the oldest GPUs is compiled",
             "ask for defined(__CUDA_ARCH__) as well, or add a side for ROCm (#if defined(USE_ROCM)) before it",
         )

@@ -24,7 +24,9 @@ _AMD_NAME = re.compile(r"(?i)^(?:hip|rocm|amd|amdgpu|ck|(?:ck|hip|rocm)_\w+|aite
 _TWIN_WORDS = {
     "cuda": ("hip", "rocm", "amd"), "CUDA": ("HIP", "ROCM", "AMD"), "Cuda": ("Hip", "Rocm"), "nccl": ("rccl",),
 }  # fmt: skip
-_ASKS_FOR_HIP = re.compile(r"\bversion\.hip\b|(?i:\bis_(?:hip|rocm)\b)|(?:\b|_)(?:HIP|ROCM)_(?:HOME|PATH)\b")
+_ASKS_FOR_HIP = re.compile(
+    r"\bversion\.hip\b|(?i:\b(?:is|has|use|with)_(?:hip|rocm)\b)|(?:\b|_)(?:HIP|ROCM)_(?:HOME|PATH)\b"
+)
 _CPP = (
     ".cu", ".cuh", ".h", ".hpp", ".hh", ".hxx", ".h++", ".cpp", ".cc", ".cxx", ".c", ".c++", ".inl", ".inc", ".ipp",
     ".tcc", ".impl", ".hip", ".in",

@@ -177,6 +177,15 @@ def _counts(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("ballot-truncated", "error", what, at, f"use {wide}", "wave64")
 
 
+def _group_counts(code: Code) -> Iterator[SourceHazard]:
+    """`__ffs(tile.ballot(p))`: HIP's __ffs is there for int and for unsigned, and a group's ballot has 64 bits."""
+    for at, given in code.calls("__ffs"):
+        methods = (after.text for dot, after in pairwise(given[0]) if dot.text in (".", "->")) if given else ()
+        if not {"ballot", "match_any"}.isdisjoint(methods) and code.text(at + 2) != "(":
+            what = "__ffs of the 64 bits of a group's ballot is ambiguous: HIP has it for int and for unsigned"
+            yield code.hazard("overload", "error", what, at, "use __ffsll, or cast what a tile of 32 gives to unsigned")
+
+
 def _is_ballot(code: Code, tokens: Sequence[CppToken], at: int) -> bool:
     names = [token.text for token in tokens if token.kind == "name"]
     declared = (declaration for name in names if (declaration := code.declared(name, at)) is not None)
@@ -199,4 +208,4 @@ def _lane_bits(code: Code) -> Iterator[SourceHazard]:
             yield code.hazard("lane-bit", "error", what, at, f"write 1ull << {lane}", "wave64")
 
 
-MASK_RULES = (_masks, _ballots, _group_ballots, _counts, _lane_bits)
+MASK_RULES = (_masks, _ballots, _group_ballots, _counts, _group_counts, _lane_bits)

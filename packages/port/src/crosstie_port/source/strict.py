@@ -9,14 +9,18 @@ from msgspec.structs import replace
 from crosstie.core.finding import Severity
 from crosstie_port.source.code import Code, Function, also
 from crosstie_port.source.hazard import SourceHazard
-from crosstie_port.source.lexer import CppToken, arguments, closing
+from crosstie_port.source.lexer import CppToken, arguments, closing, until
 from crosstie_port.source.widths import in_constant
 
 _HALVES = ("half", "__half", "half2", "__half2", "__nv_bfloat16", "nv_bfloat16", "__nv_bfloat162", "nv_bfloat162")
 _BFLOAT = re.compile(r"(?i)bf(?:loat)?_?(?:16|2)|bfloat|^bf")
 _OWN_ADD = re.compile(r"\batomicAdd\s*\(\s*(?:__)?(?:half2?|nv_bfloat16\w*)\s*\*")
 _EXTREMES = ("min", "max")
-_DOUBLED = {"atomicAdd": ("double",), "atomicMax": ("float", "double"), "atomicMin": ("float", "double")}
+# CUDA has none of these; HIP's headers do, of unsigned long also for the rest of the atomics.
+_DOUBLED = {
+    "atomicAdd": ("double", "unsigned long"), "atomicCAS": ("unsigned long",), "atomicExch": ("unsigned long",),
+    "atomicMax": ("float", "double", "unsigned long"), "atomicMin": ("float", "double", "unsigned long"),
+}  # fmt: skip
 _QUALIFIERS = frozenset({
     "__device__", "__host__", "__forceinline__", "__inline__", "__noinline__", "inline", "static", "constexpr",
     "extern", "const", "void", "friend", "virtual", "explicit", "template", "typename", ">", "<", ",", "::",
@@ -33,6 +37,9 @@ _VECTORS = frozenset(
 )  # fmt: skip
 _SINCE_HCC = {"__HIP_PLATFORM_AMD__", "USE_ROCM", "__HIPCC__", "__HIP__"}
 _DEVICE_WORD = re.compile(r"(?i)device|global__|kernel|(?:^|_)hd(?:_|$)")
+_TAKES_LOCK = {"atomicCAS", "atomicExch"}
+# One thread alone comes so far: `if (threadIdx.x == 0)`.
+_ELECTS = re.compile(r"(?i)\b(?:threadIdx \. x|\w*(?:lane|tid|rank|thread)\w*(?: \( \))?) == 0")
 _DEVICE_FILES = (".cu", ".cuh", ".hip", ".inl")
 
 
@@ -83,8 +90,9 @@ def _own(code: Code) -> Iterator[SourceHazard]:
     for function in code.functions if not code.parameters else ():
         at = function.head
         given = arguments(code.tokens[at + 2 : closing(code.tokens, at + 1)]) if code.text(at + 1) == "(" else []
-        words = [token.text for token in given[0]] if given else []
-        kind = next((one for one in _DOUBLED.get(function.name, ()) if one in words and "*" in words), "")
+        words = [token.text for token in given[0] if token.text != "volatile"] if given else []
+        pointed = " ".join(words[: words.index("*")]) if "*" in words else ""
+        kind = pointed if pointed in _DOUBLED.get(function.name, ()) else ""
         is_twice, is_beside = bool(kind) and not function.template, function.name in _EXTREMES and function.template
         if "__device__" not in function.returns or not (is_twice or is_beside):
             continue
@@ -275,6 +283,43 @@ def _switched(code: Code) -> Iterator[SourceHazard]:
             yield code.line_hazard("architecture-macro", "unknown", what, one.line, "ask for __HIP_PLATFORM_AMD__")
 
 
+def _spins(code: Code) -> Iterator[SourceHazard]:
+    """`while (atomicCAS(lock, 0, 1));`, `if (lock.try_lock())`: the lane that holds the lock stands where its wavefront
+    comes together again, and waits there for lanes that wait for the lock."""
+    waits = [at for at, _ in code.calls("try_lock") if code.text(at - 1) in (".", "->")]
+    for at in code.names.get("while", ()):
+        end = closing(code.tokens, at + 1)
+        asked = {token.text for token in code.tokens[at + 2 : end]}
+        inside = code.tokens[end + 2 : closing(code.tokens, end + 1)] if code.text(end + 1) == "{" else []
+        if not asked.isdisjoint(_TAKES_LOCK) and (inside or code.text(end + 1) in (";", "{")):
+            waits += [at] if all(token.kind != "name" or token.text == "__nanosleep" for token in inside) else []
+    for at in waits:
+        function = code.function(at)
+        if function is not None and _on_device(code, at) and not code.is_for_amd(at):
+            before = " ".join(token.text for token in code.tokens[function.start : at])
+            if not _ELECTS.search(before):
+                what = "lanes of one wavefront may wait here for a lock that another holds: AMD's lanes step together"
+                remedy = "let lanes take it in turns, by the bits of __ballot(true), or one lane of each wavefront"
+                yield code.hazard("lane-spin", "unknown", what, at, remedy)
+
+
+def _inherited(code: Code) -> Iterator[SourceHazard]:
+    """`Search(id)` in a template whose base is a template as well: clang looks for it there through this-> alone."""
+    for at in (at for word in ("class", "struct") for at in code.names.get(word, ())):
+        head = until(code.tokens, at, ("{", ";"))
+        bases = [token.text for token, after in pairwise(head) if after.text == "<"]
+        if code.text(at - 1) != ">" or code.text(at + 2) != ":" or not bases:
+            continue
+        body = range(at + len(head), closing(code.tokens, at + len(head)))
+        own = {one.name for one in code.functions if one.head in body}
+        for name in sorted(code.project.members(bases[0], code.path) - own):
+            called = (one for one in code.names.get(name, ()) if one in body and code.text(one + 1) == "(")
+            for one in called:
+                if code.text(one - 1) in ("=", "(", ",", "!", ";", "{", "}", "return", "+", "-", "&&", "||"):
+                    what = f"{name} is a member of {bases[0]}, which depends on the template: clang does not look there"
+                    yield code.hazard("clang-strictness", "unknown", what, one, f"write this->{name}")
+
+
 def _has_result(function: Function) -> bool:
     """By the word before its name: a type, where there is one."""
     before = function.returns[0] if function.returns else ""
@@ -284,5 +329,6 @@ def _has_result(function: Function) -> bool:
 
 STRICT_RULES = (
     _missing, _compute_types, _pairs, _own, _loads, _device_members, _dependent, _returns, _operators, _standard,
-    _switched, _braced, _pointers,
+    _switched, _braced, _pointers, _spins,
+    _inherited,
 )  # fmt: skip
