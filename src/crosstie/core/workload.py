@@ -82,8 +82,15 @@ class HitCurve(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: Annotated[tuple[tuple[_Cached, ...], ...], _Some]
 
 
+# Sizes of the memory beside the GPU's that keeps prefixes, the quickest first, each with the rate of loading from it.
+TIERS = {"host_gib_per_gpu": "host_gb_per_s", "nvme_gib_per_gpu": "nvme_gb_per_s", "remote_gib": "remote_gb_per_s"}
+TIER_RULES = tuple(KeyRule("needs", (rate,), (size,), f"has no meaning without {size}") for size, rate in TIERS.items())
+
+
 class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a class's prompts engines have computed before, and where that is kept meanwhile."""
+
+    rules: ClassVar[tuple[KeyRule, ...]] = TIER_RULES
 
     # Share of prompt tokens; None: what `shared_tokens` or the trace says.
     hit_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None

@@ -159,6 +159,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     good_requests_per_s: float
     good_output_tokens_per_s: float
     prefix_hit_rate: float
+    # Of them, those that memory beside the GPU's had, by its name.
+    loaded_shares: dict[str, float]
     classes: list[ClassResult]
     pools: list[PoolResult]
     course: Course
