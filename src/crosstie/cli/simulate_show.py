@@ -134,12 +134,12 @@ def _sessions(kind: OverSeeds[SessionsResult]) -> Parts:
     one = kind.first
     took = kind.part(lambda each: each.turn_s).spread(lambda each: each.p95)
     mean_s, turns_per_s = kind.mean(lambda each: each.mean_turn_s), kind.mean(lambda each: each.turns_per_s)
-    waiting = share(kind.mean(lambda each: each.waiting) / one.live)
+    waiting = significant(kind.mean(lambda each: each.waiting))
     cost = kind.spread(lambda each: each.usd_per_session)
     solved = kind.spread(lambda each: each.usd_per_solved)
     yield (
         f"{one.name or 'sessions'}: {one.live:,} sessions at work, {significant(turns_per_s)} turns/s; a turn takes "
-        f"{seconds(mean_s)} on average, p95 {_seconds(took)}; {waiting} wait for an answer"
+        f"{seconds(mean_s)} on average, p95 {_seconds(took)}; {waiting} wait for an answer at a time"
     )
     yield (
         f"{share(kind.mean(lambda each: each.hit_rate))} of prompt tokens were in a cache; "
