@@ -2,16 +2,17 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.reuse import reuse
-from crosstie.catalog.sessions import session_trace
+from crosstie.catalog.sessions import session_trace, session_turns
 from crosstie.catalog.traces import Trace
 from crosstie.catalog.workloads import read_workload
 from crosstie.core.errors import BadData
-from crosstie.core.workload import RequestClass, SessionShape
+from crosstie.core.workload import RequestClass, SessionShape, SubAgents
 from crosstie.sim.prefix_cache import PrefixCache
 
 CATALOG = Catalog()
@@ -101,6 +102,60 @@ def test_beyond_the_context_a_session_is_summarised() -> None:
     assert summaries == pytest.approx(len(trace) / 16, rel=0.2)
 
 
+def helpers(**changed: object) -> SubAgents:
+    one = SubAgents(share=1.0, count=(3.0,), forks=True, turns=(2.0,), first=(100.0,), added=(500.0,), output=(40.0,),
+                    pause_s=(1.0,))  # fmt: skip
+    return msgspec.structs.replace(one, **changed)
+
+
+def test_sub_agents_go_on_from_the_conversation_or_begin_as_all_do() -> None:
+    for forks in (True, False):
+        asked = msgspec.structs.replace(shape(turns=3), subagents=helpers(forks=forks))
+        shared = tuple(range(8))
+        turns = list(session_turns(asked, np.random.default_rng(0), 5, shared, 512))
+        # None after the last turn: nobody would wait for them.
+        assert [len(turn.subagents) for turn in turns] == [3, 3, 0]
+        first = turns[0]
+        for one in first.subagents:
+            assert [turn.pause_s for turn in one] == [0.0, 1.0]
+            begins = first.known if forks else 4000
+            assert [turn.input_tokens for turn in one] == [begins + 100, begins + 640]
+            common = first.known // 512 if forks else 8
+            assert one[0].blocks[:common] == first.blocks[:common]
+            assert one[1].blocks[: len(one[0].blocks)] == one[0].blocks
+        own = [block for one in first.subagents for block in one[1].blocks[common:]]
+        assert len(own) == len({*own, *turns[1].blocks}) - len(turns[1].blocks)
+        assert turns[1].blocks[: first.known // 512] == first.blocks[: first.known // 512]
+
+
+def test_sub_agents_make_requests_and_find_what_they_go_on_from() -> None:
+    plain = trace_of(shape(), 9.0)
+    apart = msgspec.structs.replace(shape(), subagents=helpers(share=0.5, turns=(1.0,)))
+    assert apart.requests == pytest.approx(20 + 19 * 0.5 * 3)
+    trace, rate = session_trace("agents", apart, 9.0)
+    alone = session_trace("agents", shape(), 9.0)[1]
+    # Those of a turn work at once: three more requests in the time of one more answer, of 40 tokens.
+    assert rate / alone == pytest.approx((1 + 0.5 * 3) * 18 / 18, rel=0.1)
+    calls = trace.output_tokens == 40
+    assert calls.mean() == pytest.approx(1.5 / 2.5, abs=0.04)
+    found = reuse(trace)
+    spared = np.bincount(found.request, found.tokens, len(trace))
+    # Their prompts are the whole conversation and a hundred tokens.
+    assert spared[calls].sum() / trace.input_tokens[calls].sum() > 0.97
+    assert found.cached_tokens(np.inf) / trace.input_tokens.sum() > (
+        reuse(plain).cached_tokens(np.inf) / plain.input_tokens.sum()
+    )
+
+
+def test_sub_agents_are_read_and_say_only_what_is_theirs() -> None:
+    one = read(SESSIONS, '[class.sessions.subagents]\nshare = 0.2\ncount = 2\nturns = 4\nbegins = "conversation"\n')
+    assert one.sessions is not None
+    made = one.sessions.shape.subagents
+    assert made is not None
+    assert (made.forks, made.count, made.turns, made.added, made.first) == (True, (2.0,), (4.0,), (2000.0,), (1000.0,))
+    assert one.sessions.turns == pytest.approx(20 + 19 * 0.2 * 8)
+
+
 def test_the_same_file_gives_the_same_trace() -> None:
     first, again = trace_of(shape()), trace_of(shape())
     assert first.blocks == again.blocks
@@ -125,6 +180,10 @@ def test_memory_beside_the_gpus_is_read_and_hits_are_measured() -> None:
         (SESSIONS.replace("100000", "400000"), "", "sessions.context: "),
         (SESSIONS.replace("system = 4000", "system = 99000"), "", "are 101,800 tokens, the context 100,000"),
         (SESSIONS + "tools = 3\n", "", "sessions.tools: unknown"),
+        (SESSIONS, "[class.sessions.subagents]\nshare = 0.2\ncount = 2\n", "subagents.turns: missing"),
+        (SESSIONS, "[class.sessions.subagents]\nshare = 2\ncount = 2\nturns = 1\n", "subagents.share: "),
+        (SESSIONS, "[class.sessions.subagents]\nbegins = 'all'\n", "subagents.begins: 'all' must be system or conv"),
+        (SESSIONS, "[class.sessions.subagents]\nlive = 3\n", "subagents.live: unknown"),
         (SESSIONS, "[class.prefix]\nhit_rate = 0.9\n", "prefix.hit_rate: is what measured = true finds out"),
     ],
 )  # fmt: skip

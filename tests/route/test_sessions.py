@@ -51,6 +51,42 @@ def test_a_prompt_goes_on_with_the_session_whose_last_block_it_has() -> None:
     assert len(fleet.sessions) == 2
 
 
+def test_sub_agents_and_what_follows_them_are_of_the_session_that_sent_them_off() -> None:
+    fleet = live(AMD)
+    first, _ = fleet.replicas()
+    took(fleet, turn(1, 4), first, 0.0)
+    session = fleet.sessions.find(turn(1, 5))
+    assert session is not None
+    # Two at once, each with a task of its own behind what the session has.
+    flights = []
+    for own in (7000, 8000):
+        helper = ask(prefix=(*turn(1, 4).prefix, own), input_tokens=2700.0, ttft_s=5.0)
+        helper.under_way = fleet.sessions.find(helper)
+        assert helper.under_way is session
+        flights.append(first.start(helper, told(), 5.0))
+    # What the other's answer was is not there for this one, and the session's own next prompt has neither.
+    assert first.cached_tokens(turn(1, 6), BLOCK) == 4 * BLOCK
+    for flight in flights:
+        flight.end(8.0, output_tokens=200, input_tokens=2700, completed=True)
+    assert fleet.sessions.find(turn(1, 6)) is session
+    assert len(fleet.sessions) == 1
+    assert (session.turns, session.in_flight) == (3, 0)
+    # Long after it was given up, a session that begins alike is another one.
+    took(fleet, turn(1, 6), first, 9.0)
+    fleet.sessions.advance(9000.0)
+    assert fleet.sessions.find(turn(1, 4)) is None
+    assert fleet.sessions.find(turn(1, 7)) is session
+
+
+def test_only_so_many_prompts_of_a_session_are_remembered() -> None:
+    fleet = live(AMD)
+    first, _ = fleet.replicas()
+    for number in range(70):
+        took(fleet, turn(1, 4 + number), first, 2.0 * number)
+    assert fleet.sessions.find(turn(1, 8)) is None
+    assert fleet.sessions.find(turn(1, 20)) is fleet.sessions.find(turn(1, 80)) is not None
+
+
 def test_the_next_turn_goes_where_the_cache_is() -> None:
     fleet = live(AMD)
     first, second = fleet.replicas()

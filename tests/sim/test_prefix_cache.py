@@ -9,8 +9,9 @@ from tests.route.fleets import CATALOG as SESSION_CATALOG
 from tests.sim.test_sessions import small, workload
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.loading import CacheTier
 from crosstie.core.deployment import Parallelism
-from crosstie.decide.plan.run_result import SimulatedCase
+from crosstie.decide.plan.run_result import Run, SimulatedCase
 from crosstie.decide.plan.sweep import RequestSource, one_run
 from crosstie.sim.engine import Engine, Token
 from crosstie.sim.prefix_cache import PrefixCache
@@ -137,16 +138,20 @@ def test_it_agrees_with_the_plainest_cache_there_is() -> None:
         assert cache.held_tokens == 64 * len(plain)
 
 
-def with_host(catalog: Catalog, host_bytes: tuple[float, float] | None) -> Engine:
+def with_tiers(catalog: Catalog, *tiers: CacheTier, shared: dict[str, PrefixCache] | None = None) -> Engine:
     one = catalog.deployment(catalog.model("llama-3.1-8b"), catalog.accelerator("h200"), Parallelism(tp=1))
-    return Engine(one, 4096.0, prefix_tokens=512, host_bytes=host_bytes)
+    return Engine(one, 4096.0, prefix_tokens=512, tiers=tiers, shared=shared)
+
+
+def host(gib: float, bytes_per_s: float = 55.6e9) -> CacheTier:
+    return CacheTier("host", gib * 2**30, False, bytes_per_s, 0.0)
 
 
 def test_what_the_gpu_dropped_comes_back_from_the_host_while_others_go_on(catalog: Catalog) -> None:
     size = 16_384
 
     def turns(host_gib: float) -> tuple[Engine, list[Token]]:
-        engine = with_host(catalog, (host_gib * 2**30, 55.6e9) if host_gib else None)
+        engine = with_tiers(catalog, *([host(host_gib)] if host_gib else []))
         crowd = int(engine.cache_tokens // size) + 2
         tokens: list[Token] = []
         # Each is computed alone, the first one last of all once more, with somebody who decodes beside it.
@@ -163,18 +168,17 @@ def test_what_the_gpu_dropped_comes_back_from_the_host_while_others_go_on(catalo
     engine, loaded = turns(500.0)
     assert without.caches[0].hits == 0
     assert loaded[-1].cached == engine.caches[0].hits == size - 16
-    host = engine._ranks[0].host
-    assert host is not None
-    assert host.loaded_tokens == size - 16
+    (tier,) = engine._ranks[0].tiers
+    assert engine.loaded_tokens == {"host": size - 16}
     took = [answers[-1].at - 1000.0 * len(answers) for answers in (computed, loaded)]
     # 2.1 GB over the link, and then one short step; 16,384 tokens take 8B's GPU far longer.
-    load_s = host.load_s_per_token * (size - 16)
+    load_s = tier.load_s_per_token * (size - 16)
     assert load_s < took[1] < load_s + 0.1 < took[0]
     assert engine.idle
 
 
 def test_a_request_that_waits_for_the_host_can_be_cancelled(catalog: Catalog) -> None:
-    engine = with_host(catalog, (500.0 * 2**30, 1e6))
+    engine = with_tiers(catalog, host(500.0, 1e6))
     keys = [(0, block) for block in range(8)]
     engine.add("first", 4096, 1, 0.0, prefix=keys)
     engine.advance(10.0)
@@ -189,14 +193,50 @@ def test_a_request_that_waits_for_the_host_can_be_cancelled(catalog: Catalog) ->
     assert engine.kv_used_fraction == 0.0
 
 
+def test_each_memory_is_asked_for_what_the_quicker_ones_have_not(catalog: Catalog) -> None:
+    """The host keeps the beginning of a prompt that was longer, a drive all of it; both links work at once."""
+    size, drive = 16_384, CacheTier("nvme", 500.0 * 2**30, False, 5e9, 0.5)
+    engine = with_tiers(catalog, host(500.0), drive)
+    keys = [(0, block) for block in range(size // 512)]
+    engine.add("first", size, 1, 0.0, prefix=keys)
+    engine.advance(100.0)
+    for cache, kept in ((engine.caches[0], 0.0), (engine._ranks[0].tiers[0].cache, size / 2)):
+        cache.capacity_tokens = kept
+        cache.keep_answer(0)
+    engine.add("again", size, 1, 200.0, prefix=keys)
+    (token,) = engine.advance(300.0)
+    assert token.cached == size - 16
+    assert engine.loaded_tokens == {"host": size / 2, "nvme": size / 2 - 16}
+    loads_s = [tier.latency_s + tier.load_s_per_token * size / 2 for tier in engine._ranks[0].tiers]
+    assert loads_s[0] < loads_s[1] < token.at - 200.0 < loads_s[1] + 0.1
+
+
+def test_what_replicas_share_has_what_one_of_them_computed(catalog: Catalog) -> None:
+    store = CacheTier("remote", 500.0 * 2**30, True, 12e9, 0.025)
+    shared: dict[str, PrefixCache] = {}
+    first, other = (with_tiers(catalog, store, host(100.0), shared=shared) for _ in range(2))
+    keys = [(0, block) for block in range(8)]
+    first.add("first", 4096, 1, 0.0, prefix=keys)
+    first.advance(100.0)
+    other.add("moved", 4096, 1, 200.0, prefix=keys)
+    assert [token.cached for token in other.advance(300.0)] == [4080]
+    assert other.loaded_tokens == {"remote": 4080, "host": 0}
+
+
 def test_host_memory_takes_a_fleet_of_sessions_further() -> None:
     few = small(1)
     (one,) = few.pools
-    kept = msgspec.structs.replace(few, pools=(msgspec.structs.replace(one, host_gib_per_gpu=400.0),))
     asked = RequestSource(workload(), sessions=120, requests=500)
-    plain, more = (
-        one_run(SESSION_CATALOG, asked, SimulatedCase(label="x", fleet=made, policy=made.policy, seed=0)).sessions[0]
-        for made in (few, kept)
-    )
-    assert more.hit_rate > plain.hit_rate + 0.05
-    assert more.mean_turn_s < plain.mean_turn_s
+
+    def run(**tiers: float) -> Run:
+        made = msgspec.structs.replace(few, pools=(msgspec.structs.replace(one, **tiers),))
+        return one_run(SESSION_CATALOG, asked, SimulatedCase(label="x", fleet=made, policy=made.policy, seed=0))
+
+    plain, more, drives = run(), run(host_gib_per_gpu=400.0), run(host_gib_per_gpu=20.0, nvme_gib_per_gpu=400.0)
+    slow = run(host_gib_per_gpu=20.0, nvme_gib_per_gpu=400.0, nvme_gb_per_s=0.05)
+    for kept in (more, drives):
+        assert kept.sessions[0].hit_rate > plain.sessions[0].hit_rate + 0.05
+        assert kept.sessions[0].mean_turn_s < plain.sessions[0].mean_turn_s
+    assert (set(plain.loaded_shares), set(drives.loaded_shares)) == (set(), {"host", "nvme"})
+    assert drives.loaded_shares["nvme"] > 0.05
+    assert slow.sessions[0].mean_turn_s > plain.sessions[0].mean_turn_s

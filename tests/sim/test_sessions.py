@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.catalog.test_sessions import shape
+from tests.catalog.test_sessions import helpers, shape
 from tests.route.fleets import CATALOG, MODEL, fleet, pool, served
 
 from crosstie.catalog.library import Catalog
@@ -77,6 +77,37 @@ def test_a_turn_comes_a_pause_after_the_last_answer_and_contains_it() -> None:
             assert after.cached_tokens == 1024
     assert loop.sessions_ended == [sum(a.request.input_tokens > b.request.input_tokens
                                        for a, b in pairwise(answers))]  # fmt: skip
+
+
+def test_sub_agents_work_at_once_and_their_session_waits_for_all_of_them() -> None:
+    asked = msgspec.structs.replace(shape(system=1024.0, turns=3), subagents=helpers(pause_s=(20.0,)))
+    load = SessionLoad("chat", MODEL, live=1, turns=asked.requests, turn_s=9.5, make=shaped(asked, 0))
+    answers: list[SimulatedAnswer] = []
+    simulator = FleetSimulator(CATALOG, small(1))
+    loop = ClosedLoop(simulator, [load], ramp_s=1.0)
+
+    def tell(answer: SimulatedAnswer) -> None:
+        answers.append(answer)
+        loop.ended(answer)
+
+    simulator.tell = tell
+    loop.advance(300.0)
+    calls = [answer for answer in answers if answer.request.output_tokens == 40]
+    own = [answer for answer in answers if answer.request.output_tokens == 300]
+    assert len(calls) > 12
+    begun = sorted(answer.request.arrival_s for answer in calls)
+    assert begun[0] == begun[1] == begun[2] < begun[3]
+    # They go on from a conversation that is in the cache.
+    assert all(answer.cached_tokens >= answer.request.input_tokens - 100 - 40 - 500 - 32 for answer in calls)
+    ends = [answer.request.arrival_s + answer.finished_s for answer in calls]
+    for before, after in pairwise(own):
+        if after.request.input_tokens > before.request.input_tokens:
+            left = before.request.arrival_s + before.finished_s
+            joined = max(end for end in ends if left < end <= after.request.arrival_s)
+            # Two turns with 20 s between, which is longer than its own pause.
+            assert after.request.arrival_s == pytest.approx(joined)
+            assert after.request.arrival_s > left + 20.0
+    assert loop.columns.turn.tolist().count(0) == len(calls)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from crosstie.catalog.lora import lora_note, read_lora
 from crosstie.catalog.pictures import read_images
 from crosstie.catalog.prefixes import read_prefix, with_prefixes
 from crosstie.catalog.reading import check_unique, number, only_keys, table, text
-from crosstie.catalog.sessions import read_sessions, read_shape, session_trace, sessions_note
+from crosstie.catalog.sessions import read_sessions, read_shape, sessions_note
 from crosstie.catalog.traces import Trace, find_trace, read_trace
 from crosstie.core.errors import BadData, CrosstieError
 from crosstie.core.model import Model
@@ -180,8 +180,8 @@ def _sessions(
     for key in ("input", "output", "trace", "requests_per_s", "share"):
         if key in raw:
             raise BadData(reader.file, f"{where}.{key}", "the class has sessions, which say its lengths and its rate")
-    sessions = read_sessions(reader.file, f"{where}.sessions", raw["sessions"], context, tpot)
-    trace, requests_per_s = session_trace(name, sessions.shape, sessions.answer_s)
+    at = f"{where}.sessions"
+    sessions, trace, requests_per_s = read_sessions(reader.file, at, name, raw["sessions"], context, tpot)
     reader.notes.append(sessions_note(name, sessions, trace, requests_per_s))
     prefix = {**table(reader.file, f"{where}.prefix", raw.get("prefix", {})), "measured": True}
     return {**raw, "requests_per_s": sessions.live * requests_per_s, "prefix": prefix}, sessions, trace

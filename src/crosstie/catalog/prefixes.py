@@ -10,15 +10,13 @@ from crosstie.catalog.reading import read_record, table
 from crosstie.catalog.reuse import Reuse, reuse
 from crosstie.catalog.traces import BLOCKS, Ints, Trace
 from crosstie.core.errors import BadData
-from crosstie.core.workload import HitCurve, PrefixReuse, Slice
+from crosstie.core.workload import TIERS, HitCurve, PrefixReuse, Slice
 
 # Replicas over which requests are spread when the curve is measured; between them logarithms are interpolated.
 _SPREAD = (1, 4, 16, 64)
 # Sizes of caches between which curves are taken as straight.
 _SIZES = 40
-# The rate of each memory that is not the GPU's, and the key of its size.
-_TIERS = {"host_gb_per_s": "host_gib_per_gpu", "nvme_gb_per_s": "nvme_gib_per_gpu", "remote_gb_per_s": "remote_gib"}
-_OF_MEASURED = ("routing", *_TIERS.values(), *_TIERS)
+_OF_MEASURED = ("routing", *TIERS, *TIERS.values())
 
 
 def read_prefix(file: Path, where: str, raw: object, trace: Trace | None) -> PrefixReuse:
@@ -32,9 +30,6 @@ def read_prefix(file: Path, where: str, raw: object, trace: Trace | None) -> Pre
                 raise BadData(file, f"{where}.{key}", "needs measured = true: where hits are is known of a trace alone")
         if prefix_reuse.hit_rate is None and not prefix_reuse.shared_tokens:
             raise BadData(file, where, "give hit_rate, shared_tokens, or measured = true with a trace of hash_ids")
-    for rate, memory in _TIERS.items():
-        if rate in entry and not getattr(prefix_reuse, memory):
-            raise BadData(file, f"{where}.{rate}", f"has no meaning without {memory}")
     return prefix_reuse
 
 

@@ -78,7 +78,7 @@ def _sessions(trace: Trace) -> list[_Session]:
     return found
 
 
-def recorded_turns(trace: Trace, longest: int) -> tuple[list[list[tuple[SessionTurn, tuple[int, ...]]]], int]:
+def recorded_turns(trace: Trace, longest: int) -> tuple[list[list[SessionTurn]], int]:
     """Each session of a trace, turn by turn with the blocks that each has; and how many have more than so many
     tokens, which are left out."""
     if trace.blocks is None or trace.arrival_s is None:
@@ -91,8 +91,10 @@ def recorded_turns(trace: Trace, longest: int) -> tuple[list[list[tuple[SessionT
             continue
         pauses = [0.0, *_between_turns(trace, [rows])[1]]
         found.append([
-            (SessionTurn(pause_s, int(trace.input_tokens[row]), int(trace.output_tokens[row]), int(total[row]), 0),
-             trace.blocks[row])
+            SessionTurn(
+                pause_s, int(trace.input_tokens[row]), int(trace.output_tokens[row]), int(total[row]), 0,
+                trace.blocks[row],
+            )
             for row, pause_s in zip(rows, pauses, strict=True)
         ])  # fmt: skip
     if not found:

@@ -11,6 +11,7 @@ from crosstie.decide.plan.seeds import OverSeeds, SeedSpread, at_target, classes
 from crosstie.decide.plan.simulate import Simulation
 from crosstie.web.parts import Heading, Parts, Table, closing, note
 
+_TIER_WORDS = {"host": "the host", "nvme": "its drives", "remote": "what replicas share"}
 DETAILS = "all percentiles, which class went where, queues and preemptions, bounds by class"
 
 
@@ -63,7 +64,11 @@ def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
     if usd_good and within < 0.9995:
         price += f", {dollars(usd_good.mean)} per million within targets"
     hit_rate = runs.mean(lambda run: run.prefix_hit_rate)
-    yield price + (f"; {share(hit_rate)} of prompt tokens were in a cache" if hit_rate else "")
+    places = {name: runs.mean(lambda run, name=name: run.loaded_shares[name]) for name in one.loaded_shares}
+    beside = ", ".join(f"{share(part)} loaded from {_TIER_WORDS[name]}" for name, part in places.items())
+    yield price + (
+        f"; {share(hit_rate)} of prompt tokens were in a cache{f' ({beside})' if beside else ''}" if hit_rate else ""
+    )
     for run in runs.each:
         if run.unsteady is not None:
             yield Text(run.unsteady, "bold")
@@ -129,12 +134,12 @@ def _sessions(kind: OverSeeds[SessionsResult]) -> Parts:
     one = kind.first
     took = kind.part(lambda each: each.turn_s).spread(lambda each: each.p95)
     mean_s, turns_per_s = kind.mean(lambda each: each.mean_turn_s), kind.mean(lambda each: each.turns_per_s)
-    waiting = share(kind.mean(lambda each: each.waiting) / one.live)
+    waiting = significant(kind.mean(lambda each: each.waiting))
     cost = kind.spread(lambda each: each.usd_per_session)
     solved = kind.spread(lambda each: each.usd_per_solved)
     yield (
         f"{one.name or 'sessions'}: {one.live:,} sessions at work, {significant(turns_per_s)} turns/s; a turn takes "
-        f"{seconds(mean_s)} on average, p95 {_seconds(took)}; {waiting} wait for an answer"
+        f"{seconds(mean_s)} on average, p95 {_seconds(took)}; {waiting} wait for an answer at a time"
     )
     yield (
         f"{share(kind.mean(lambda each: each.hit_rate))} of prompt tokens were in a cache; "

@@ -10,7 +10,7 @@ import msgspec
 from crosstie.core.deployment import Parallelism
 from crosstie.core.fact import KeyRule
 from crosstie.core.speculation import DEEPEST
-from crosstie.core.workload import Target
+from crosstie.core.workload import TIER_RULES, TIERS, Target
 
 # What a file may say; outside of it, a slip of unit.
 _Timeout = Annotated[float, msgspec.Meta(ge=0.01, le=86_400)]
@@ -138,7 +138,7 @@ SPLIT = ("tp", "pp", "ep", "dp")
 # What a provider's machines have, and nobody here knows or pays.
 _OF_MACHINES = (
     "accelerator", "usd_per_gpu_hour", "paid_anyway", "sunk_usd_per_gpu_hour", "adapters", "weight",
-    "host_gib_per_gpu", *SPLIT, *SIDE_KEYS, *HOST_KEYS,
+    *TIERS, *SPLIT, *SIDE_KEYS, *HOST_KEYS,
 )  # fmt: skip
 _KV_KEYS = ("kv_events", "kv_replay", "kv_topic")
 
@@ -169,7 +169,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
         KeyRule("needs", HOST_KEYS, ("hosts",), "goes with hosts = [{ model = ... }, ...], which are missing"),
         KeyRule("excludes", ("model", "served_as"), ("hosts",),
                 "belongs into the entries of hosts, each of which is a model"),
-        KeyRule("excludes", ("host_gib_per_gpu",), (*SIDE_KEYS, *HOST_KEYS),
+        *TIER_RULES,
+        KeyRule("excludes", tuple(TIERS), (*SIDE_KEYS, *HOST_KEYS),
                 "is of one engine, with its own prefixes, and has no meaning beside OTHER"),
         KeyRule("needs", ("max_adapters",), ("adapters",), "goes with adapters, which are missing"),
         KeyRule("excludes", ("adapters",), (*SIDE_KEYS, *HOST_KEYS),
@@ -236,8 +237,14 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
     # A round trip to its replicas, where they are far away: every first token comes so much later.
     network_s: Annotated[float, msgspec.Meta(ge=0, le=10)] = 0.0
     reach: BackendAccess = BackendAccess()
-    # Memory of the host for each GPU, in which engines keep the prefixes that the GPU drops.
+    # Where engines keep the prefixes that the GPU drops: memory and drives of the host for each GPU, and what all
+    # replicas share; rates at which each GPU loads from there, None: the catalog's.
     host_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e5)] = 0.0
+    nvme_gib_per_gpu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.0
+    remote_gib: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    host_gb_per_s: Annotated[float, msgspec.Meta(ge=0.1, le=1e4)] | None = None
+    nvme_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
+    remote_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
     # Files of its model's tokenizer and chat template, with which prompts are counted exactly and cut as engines cut
     # them; None: they are estimated.
     tokenizer: str | None = None

@@ -82,8 +82,15 @@ class HitCurve(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: Annotated[tuple[tuple[_Cached, ...], ...], _Some]
 
 
+# Sizes of the memory beside the GPU's that keeps prefixes, the quickest first, each with the rate of loading from it.
+TIERS = {"host_gib_per_gpu": "host_gb_per_s", "nvme_gib_per_gpu": "nvme_gb_per_s", "remote_gib": "remote_gb_per_s"}
+TIER_RULES = tuple(KeyRule("needs", (rate,), (size,), f"has no meaning without {size}") for size, rate in TIERS.items())
+
+
 class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
     """How much of a class's prompts engines have computed before, and where that is kept meanwhile."""
+
+    rules: ClassVar[tuple[KeyRule, ...]] = TIER_RULES
 
     # Share of prompt tokens; None: what `shared_tokens` or the trace says.
     hit_rate: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -106,6 +113,22 @@ class PrefixReuse(msgspec.Struct, frozen=True, kw_only=True):
     remote_gb_per_s: Annotated[float, msgspec.Meta(ge=0.01, le=1e4)] | None = None
 
 
+class SubAgents(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session sends off at once after some of its turns, and waits for: each a conversation of its own, or with
+    one turn each a call of several at once. Values as in `SessionShape`."""
+
+    # Of turns that another follows, those after which there are any; and how many at once.
+    share: float
+    count: Annotated[tuple[float, ...], _Some]
+    # Whether their prompts go on from the whole conversation, or begin with what all sessions begin with.
+    forks: bool
+    turns: Annotated[tuple[float, ...], _Some]
+    first: Annotated[tuple[float, ...], _Some]
+    added: Annotated[tuple[float, ...], _Some]
+    output: Annotated[tuple[float, ...], _Some]
+    pause_s: Annotated[tuple[float, ...], _Some]
+
+
 class SessionShape(msgspec.Struct, frozen=True, kw_only=True):
     """One session: values that each turn draws from, evenly; lengths in tokens."""
 
@@ -121,6 +144,16 @@ class SessionShape(msgspec.Struct, frozen=True, kw_only=True):
     # Prompt and answer at most; what the conversation is summarised to when they would exceed it.
     context: float
     compact_to: float
+    subagents: SubAgents | None = None
+
+    @property
+    def requests(self) -> float:
+        """Of a session, its sub-agents' among them: the mean."""
+        turns, helpers = math.fsum(self.turns) / len(self.turns), self.subagents
+        if helpers is None:
+            return turns
+        each = math.fsum(helpers.count) / len(helpers.count) * math.fsum(helpers.turns) / len(helpers.turns)
+        return turns + max(turns - 1.0, 0.0) * helpers.share * each
 
 
 class SessionTraffic(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +161,7 @@ class SessionTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
     # At work at once at the peak, pausing or waiting for an answer.
     live: _Positive
+    # Requests of a session, those of its sub-agents among them.
     turns: Annotated[float, msgspec.Meta(ge=1)]
     # Between an answer's end and the next prompt, and what an answer may take by its TPOT target.
     pause_s: Annotated[float, msgspec.Meta(ge=0)]

@@ -132,6 +132,14 @@ def gpu_cache_bytes_per_sequence(deployment: Deployment, context: ArrayLike) -> 
     return own + kept(speculation.drafter, 1) if speculation and speculation.drafter else own
 
 
+def tier_tokens(deployment: Deployment, context: float, size_bytes: float, *, shared: bool) -> float:
+    """Tokens of cache that other memory holds: what each GPU has of it holds that GPU's part of them, what all
+    replicas share the whole."""
+    if shared:
+        return size_bytes * context / deployment.model.cache_bytes(context, deployment.kv_bytes_per_element)
+    return size_bytes * context / float(gpu_cache_bytes_per_sequence(deployment, context))
+
+
 def cache_sequences(deployment: Deployment, context: ArrayLike, shared: ArrayLike = 0.0) -> Array:
     """Sequences of `context` tokens whose cache a replica holds, over all its attention replicas.
 

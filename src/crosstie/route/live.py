@@ -423,7 +423,7 @@ class Replica(ReplicaLoad):
         if held is None or tokens is None or not held.complete:
             blocks = self.prefixes.match(ask.prefix)
             sent, session = blocks * block_tokens, ask.under_way
-            if session is not None and session.home is self and blocks >= session.depth:
+            if session is not None and session.home is self and session.goes_on(ask.prefix, blocks):
                 # All of its last prompt is there, and so is the answer to it.
                 sent = max(sent, session.tokens)
             found = sent if sent > found else found

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 from crosstie.route.load import ReplicaLoad
@@ -105,10 +106,12 @@ class LiveSession:
         self.home: ReplicaLoad | None = None
         # Of its last prompt and answer, and of these such as others had before it came.
         self.tokens = self.shared = 0.0
-        # Blocks of its last prompt, the last of them, and its name: what it is found by.
+        # Blocks of its last prompt, and its name.
         self.depth = 0
-        self.end: int | None = None
         self.name: str | None = None
+        # Last blocks of its prompts, the latest last: what it is found by. Sub-agents go on from an earlier prompt, and
+        # so does the session itself when they have ended.
+        self.ends: deque[int] = deque()
         self.in_flight = 0
         self.turns = 0
         self.usd = 0.0
@@ -116,3 +119,7 @@ class LiveSession:
         # Until when it is waited for, and what it counts for on its home.
         self.until = 0.0
         self.weight = self.counted = 0.0
+
+    def goes_on(self, prefix: Sequence[int], held: int) -> bool:
+        """Whether a prompt contains the last one, of which so many blocks are held."""
+        return held >= self.depth and (not self.depth or prefix[self.depth - 1] == self.ends[-1])

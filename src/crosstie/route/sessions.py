@@ -1,6 +1,7 @@
 """Sessions under way: agents and chats whose next prompt contains the last one and its answer.
 
-A prompt goes on with the session whose last whole block it has, or whose name it brings: nobody has to say anything.
+A prompt goes on with the session that it has the last whole block of a prompt of, or whose name it brings: nobody has
+to say anything. So sub-agents that go on from a session's conversation are of that session, several at once.
 What a session left on a replica is worth keeping while it is likely to come back. How soon that is, and how likely, is
 learnt by class from those that came back and those that did not.
 """
@@ -15,6 +16,8 @@ from crosstie.route.session import LiveSession, SessionClass, SessionCounts, pat
 
 # Sessions that are remembered, those that are given up among them: one that comes back late teaches how long to wait.
 _MOST_SESSIONS: Final = 50_000
+# Prompts of a session by which it is found: between two of its own may lie those of its sub-agents.
+_MOST_ENDS: Final = 64
 # Of a session's last prompt and answer; who finds less has lost its cache.
 CACHED_LEAST: Final = 0.5
 
@@ -58,7 +61,8 @@ class LiveSessions:
         if ends:
             for block in reversed(ask.prefix):
                 session = ends.get(block)
-                if session is not None:
+                # Whose session is not waited for any more only begins as it once did.
+                if session is not None and (session.weight > 0.0 or session.ends[-1] == block):
                     return session
         return None
 
@@ -78,7 +82,8 @@ class LiveSessions:
             session.home = replica
         session.turns += 1
         session.in_flight += 1
-        before, session.tokens = session.tokens, ask.input_tokens + ask.output_tokens
+        before, tokens = session.tokens, ask.input_tokens + ask.output_tokens
+        session.tokens = max(before, tokens) if session.in_flight > 1 else tokens
         self._name(session, ask)
         self._all.pop(session.number, None)
         self._all[session.number] = session
@@ -101,11 +106,16 @@ class LiveSessions:
             session.name = ask.session
             self._by_name[ask.session] = session
         session.depth = len(ask.prefix)
-        if ask.prefix and ask.prefix[-1] != session.end:
-            if session.end is not None and self._by_end.get(session.end) is session:
-                del self._by_end[session.end]
-            session.end = ask.prefix[-1]
-            self._by_end[session.end] = session
+        ends = session.ends
+        if ask.prefix and not (ends and ends[-1] == ask.prefix[-1]):
+            ends.append(ask.prefix[-1])
+            self._by_end[ends[-1]] = session
+            if len(ends) > _MOST_ENDS:
+                self._forget(session, ends.popleft())
+
+    def _forget(self, session: LiveSession, end: int) -> None:
+        if self._by_end.get(end) is session and end not in session.ends:
+            del self._by_end[end]
 
     def end(
         self, session: LiveSession, tokens: float | None, usd: float, now: float, pause_s: float | None = None
@@ -165,7 +175,7 @@ class LiveSessions:
     def _drop(self, session: LiveSession) -> None:
         self._leave(session)
         self._all.pop(session.number, None)
-        if session.end is not None and self._by_end.get(session.end) is session:
-            del self._by_end[session.end]
+        while session.ends:
+            self._forget(session, session.ends.popleft())
         if session.name is not None and self._by_name.get(session.name) is session:
             del self._by_name[session.name]

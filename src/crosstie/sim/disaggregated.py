@@ -9,6 +9,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
+from typing import ClassVar
 
 from crosstie.core.disaggregated import Disaggregated
 from crosstie.core.errors import BadInput
@@ -165,6 +166,7 @@ class DisaggregatedEngine:
     """What `sim.engine.Engine` is for one replica, for a whole service; `slower` stretches every step from now on."""
 
     preemptions = 0
+    loaded_tokens: ClassVar[dict[str, int]] = {}
 
     def __init__(
         self, service: Disaggregated, input_tokens: float, output_tokens: float, slower: float = 1.0,

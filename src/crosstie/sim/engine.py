@@ -18,11 +18,12 @@ from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, TypeAlias
 
+from crosstie.catalog.loading import CacheTier
 from crosstie.core.deployment import Deployment
 from crosstie.core.errors import BadInput
-from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence
+from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence, tier_tokens
 from crosstie.perf.tabulated import StepTimes
-from crosstie.sim.prefix_cache import HostCache, PrefixCache
+from crosstie.sim.prefix_cache import PrefixCache, TierCache
 
 # Whatever the caller tells its requests apart by.
 Key: TypeAlias = Any
@@ -74,11 +75,12 @@ class _Job:
 class _Rank:
     """One attention replica: who waits there for prefill, who decodes, and the blocks of its cache that are taken."""
 
-    __slots__ = ("blocks", "cache", "host", "jobs", "phases", "waiting")
+    __slots__ = ("blocks", "cache", "jobs", "phases", "tiers", "waiting")
 
-    def __init__(self, block_tokens: int, cache: PrefixCache | None, host: HostCache | None) -> None:
+    def __init__(self, block_tokens: int, cache: PrefixCache | None, tiers: Sequence[TierCache]) -> None:
         self.cache = cache
-        self.host = host
+        # What is asked beside it, the quickest first.
+        self.tiers = tiers
         # Only its head may have been let in, with a part of its prompt computed.
         self.waiting: deque[_Job] = deque()
         # In the order in which they began to decode; a dict for its quick removal.
@@ -95,8 +97,9 @@ class Engine:
     otherwise the cache gives way.
     `began`, where one is given, is told when the prefill of each request begins; whoever gave it empties it.
     `prefix_tokens`: of the blocks that requests give the keys of; each attention replica then keeps a cache of them.
-    `host_bytes`: of the host for each GPU, which keeps them as well and longer, and the bytes a second that come back.
-    A request waits for its own to come while others go on, as vLLM's connector and SGLang's hierarchical cache have it.
+    `tiers` keep them as well and longer, the quickest first; `shared` has the caches of those that other replicas have
+    too. A request waits for its own to come while others go on, as vLLM's connector and SGLang's hierarchical cache
+    have it.
     """
 
     def __init__(
@@ -109,7 +112,8 @@ class Engine:
         preempts: bool = True,
         began: dict[Key, float] | None = None,
         prefix_tokens: int | None = None,
-        host_bytes: tuple[float, float] | None = None,
+        tiers: Sequence[CacheTier] = (),
+        shared: dict[str, PrefixCache] | None = None,
     ):
         self.times = times or StepTimes(deployment, context)
         self._slower = slower
@@ -143,13 +147,21 @@ class Engine:
             if prefix_tokens
             else []
         )
-        hosts: list[HostCache | None] = [None] * dp
-        if host_bytes and prefix_tokens:
-            token_bytes = float(gpu_cache_bytes_per_sequence(deployment, context)) / context
-            tokens, load_s = host_bytes[0] / token_bytes, token_bytes / host_bytes[1]
-            hosts = [HostCache(PrefixCache(tokens, prefix_tokens, self.block_tokens), load_s) for _ in range(dp)]
-        caches: Sequence[PrefixCache | None] = self.caches or [None] * dp
-        self._ranks = [_Rank(self.block_tokens, caches[rank], hosts[rank]) for rank in range(dp)]
+        token_bytes = float(gpu_cache_bytes_per_sequence(deployment, context)) / context
+        shared = {} if shared is None else shared
+
+        def tier_of(tier: CacheTier) -> TierCache:
+            assert prefix_tokens
+            tokens = tier_tokens(deployment, context, tier.size_bytes, shared=tier.shared)
+            cache = PrefixCache(tokens, prefix_tokens, self.block_tokens)
+            if tier.shared:
+                cache = shared.setdefault(tier.name, cache)
+            return TierCache(tier.name, cache, token_bytes / tier.bytes_per_s, tier.latency_s)
+
+        self._ranks = [
+            _Rank(self.block_tokens, cache, [tier_of(tier) for tier in tiers] if cache is not None else [])
+            for cache in self.caches or [None] * dp
+        ]
         self._jobs: dict[Key, _Job] = {}
         self._arriving: deque[tuple[float, _Job]] = deque()
         # Sequences by the decode step at which they end; the number in the middle keeps equal ones in order.
@@ -250,6 +262,14 @@ class Engine:
     @property
     def in_flight(self) -> int:
         return len(self._jobs)
+
+    @property
+    def loaded_tokens(self) -> dict[str, int]:
+        """Of prompts, by the memory beside the GPU's that they came from."""
+        found: dict[str, int] = {}
+        for tier in (tier for rank in self._ranks for tier in rank.tiers):
+            found[tier.name] = found.get(tier.name, 0) + tier.loaded_tokens
+        return found
 
     @property
     def waiting(self) -> int:
@@ -377,7 +397,7 @@ class Engine:
                 job.rank = min(ranks, key=_load) if len(ranks) > 1 else ranks[0]
                 job.rank.waiting.append(job)
             else:
-                # What the host had of it has come.
+                # What other memory had of it has come.
                 job.rank.waiting.appendleft(job)
             self._waiting += 1
         tokens = largest = 0
@@ -389,7 +409,7 @@ class Engine:
                 if taken > largest:
                     largest, before_tokens = taken, attended
         if not tokens and not self._decoding:
-            # All who were let in wait for what the host has of them.
+            # All who were let in wait for what other memory has of them.
             self._ends = self._began_last = max(start, arriving[0][0])
             return self._begin(before)
         self._start = start
@@ -504,7 +524,7 @@ class Engine:
         # What nobody can ask for only takes room from what came before it: none, in an empty cache.
         if rank is None or rank.cache is None or not (job.prefix or len(rank.cache)):
             return
-        for cache in (rank.cache,) if rank.host is None else (rank.cache, rank.host.cache):
+        for cache in (rank.cache, *(tier.cache for tier in rank.tiers)):
             if not answer:
                 cache.keep(job.prefix, job.prompt)
                 continue
@@ -595,12 +615,16 @@ class Engine:
                     self.began.setdefault(job.id, start)
                 if rank.cache is not None and job.prefix and not job.prefilled and not job.made:
                     job.cached = job.prefilled = rank.cache.look_up(job.prefix, job.prompt)
-                    if rank.host is not None and (more := rank.host.beyond(job.cached, job.prefix, job.prompt)):
-                        rank.cache.hits += more
-                        job.cached = job.prefilled = job.cached + more
+                    comes = start
+                    for tier in rank.tiers:
+                        if more := tier.beyond(job.cached, job.prefix, job.prompt):
+                            rank.cache.hits += more
+                            job.cached = job.prefilled = job.cached + more
+                            comes = max(comes, tier.load(more, start))
+                    if comes > start:
                         waiting.popleft()
                         self._waiting -= 1
-                        self._arrive(rank.host.load(more, start), job)
+                        self._arrive(comes, job)
                         continue
             left = job.input - job.prefilled
             taken = left if left < room else room

@@ -16,7 +16,6 @@ from crosstie.catalog.loading import shipped_loading
 from crosstie.catalog.traces import BLOCK_TOKENS
 from crosstie.core.errors import BadInput
 from crosstie.core.fleet import Fleet, Policy
-from crosstie.core.units import UNITS
 from crosstie.route.admission import WaitingRoom
 from crosstie.route.ask import Ask
 from crosstie.route.build import Tables, deployment_of, live_fleet, service_of, typical
@@ -27,6 +26,7 @@ from crosstie.route.policy import RoutingPolicy
 from crosstie.route.router import Router
 from crosstie.sim.disaggregated import DisaggregatedEngine
 from crosstie.sim.engine import Engine
+from crosstie.sim.prefix_cache import PrefixCache
 
 # Where nothing has ended, who waits is decided for again after so long (choice: a step or two): prompts ahead of it
 # move on meanwhile.
@@ -123,8 +123,8 @@ class FleetSimulator:
             service = service_of(catalog, pool.pool)
             context = inputs + 0.5 * outputs
             times = tables.times(pool.pool, deployment, context)
-            link = shipped_loading().link_of(deployment.accelerator.id)
-            host_bytes = (pool.pool.host_gib_per_gpu * UNITS["GiB"].si, link.si) if pool.pool.host_gib_per_gpu else None
+            tiers = shipped_loading().cache_tiers(pool.pool, deployment.accelerator.id)
+            shared: dict[str, PrefixCache] = {}
             for replica in pool.replicas:
                 if replica.key in self.engines:
                     raise BadInput(f"backend {replica.key} is there twice")
@@ -132,14 +132,32 @@ class FleetSimulator:
                 self.engines[replica.key] = (
                     DisaggregatedEngine(service, inputs, outputs, prefix_tokens=prefix_tokens)
                     if service
-                    else Engine(deployment, context, times=times, prefix_tokens=prefix_tokens, host_bytes=host_bytes)
+                    else Engine(
+                        deployment, context, times=times, prefix_tokens=prefix_tokens, tiers=tiers, shared=shared
+                    )
                 )
 
     @property
     def hit_rate(self) -> float:
         """Share of prompt tokens that the engines' caches had, of those that they were asked for."""
-        caches = [cache for engine in self.engines.values() for cache in engine.caches]
-        return sum(cache.hits for cache in caches) / max(sum(cache.queries for cache in caches), 1)
+        return sum(cache.hits for cache in self._caches) / self._queries
+
+    @property
+    def loaded_shares(self) -> dict[str, float]:
+        """Of those, what memory beside the GPU's had, by its name."""
+        found: dict[str, float] = {}
+        for engine in self.engines.values():
+            for name, tokens in engine.loaded_tokens.items():
+                found[name] = found.get(name, 0.0) + tokens / self._queries
+        return found
+
+    @property
+    def _caches(self) -> list[PrefixCache]:
+        return [cache for engine in self.engines.values() for cache in engine.caches]
+
+    @property
+    def _queries(self) -> int:
+        return max(sum(cache.queries for cache in self._caches), 1)
 
     @property
     def inside(self) -> int:

@@ -73,24 +73,26 @@ class PrefixCache:
                 self.dropped.append(key)
 
 
-class HostCache:
-    """Memory of the host, to which everything is written as it is computed, and which keeps it longer than the GPU.
+class TierCache:
+    """Memory beside the GPU's, to which everything is written as it is computed, and which keeps it longer.
 
-    One link brings it back, for one request after the other.
+    One link brings it back, for one request after the other. `cache` may be one of several replicas.
     """
 
-    def __init__(self, cache: PrefixCache, load_s_per_token: float):
+    def __init__(self, name: str, cache: PrefixCache, load_s_per_token: float, latency_s: float):
+        self.name = name
         self.cache = cache
         self.load_s_per_token = load_s_per_token
+        self.latency_s = latency_s
         self.loaded_tokens = 0
         self._free_at = 0.0
 
     def beyond(self, found: int, keys: Sequence[Hashable], tokens: int) -> int:
-        """How many more of a prompt's tokens it has than the GPU, which found so many."""
+        """How many more of a prompt's tokens it has than what is asked before it, where so many were found."""
         return max(self.cache.look_up(keys, tokens) - found, 0)
 
     def load(self, tokens: int, now: float) -> float:
         """When so many tokens have come that are asked for now."""
         self.loaded_tokens += tokens
         self._free_at = max(self._free_at, now) + tokens * self.load_s_per_token
-        return self._free_at
+        return self._free_at + self.latency_s

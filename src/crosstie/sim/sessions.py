@@ -1,7 +1,8 @@
 """Sessions in a closed loop over a fleet: each next prompt comes a pause after the last answer, and contains it.
 
-So many are at work at once; where one ends, another begins. A turn that is turned away is asked again, as agents do,
-and its latency counts from when it was first asked.
+So many are at work at once; where one ends, another begins. Sub-agents work beside each other from an answer of their
+session on, which goes on when all have ended. A turn that is turned away is asked again, as agents do, and its latency
+counts from when it was first asked.
 """
 
 from array import array
@@ -18,14 +19,14 @@ from crosstie.catalog.traces import BLOCK_TOKENS
 from crosstie.core.workload import SessionShape
 from crosstie.sim.fleet import FleetSimulator, SimulatedAnswer, SimulatedRequest
 
-# Of a block's number: its place in the conversation, that of the conversation in its session, and above the session.
-_CONVERSATION_AT, _SESSION_AT = 16, 26
+# Above the blocks that a recording numbers: what each replay of a session of it has alone. And places of the blocks
+# that all sessions of a class begin with.
+_REPLAYED_AT, _CLASS_AT = 52, 16
 # How soon a turn that was turned away comes again.
 _AGAIN_S = 1.0
 
-_Prompt = tuple[SessionTurn, tuple[int, ...]]
-# Of a session of this number, its turns with the blocks of prompt and answer.
-SessionMaker = Callable[[int, np.random.Generator], Iterator[_Prompt]]
+# Of a session of this number, its turns.
+SessionMaker = Callable[[int, np.random.Generator], Iterator[SessionTurn]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class SessionLoad:
     class_name: str | None
     model: str
     live: int
-    # Turns of a session, and seconds from one to the next where answers take what they are allowed: means.
+    # Requests of a session, its sub-agents' among them; and seconds from one turn to the next where answers take what
+    # they are allowed: means.
     turns: float
     turn_s: float
     make: SessionMaker
@@ -44,43 +46,45 @@ class SessionLoad:
 
 def shaped(shape: SessionShape, class_number: int) -> SessionMaker:
     """Sessions as a class describes them."""
-    shared = tuple((class_number << _CONVERSATION_AT) + place for place in range(int(shape.system) // BLOCK_TOKENS))
+    shared = tuple((class_number << _CLASS_AT) + place for place in range(int(shape.system) // BLOCK_TOKENS))
 
-    def make(number: int, chance: np.random.Generator) -> Iterator[_Prompt]:
-        for turn in session_turns(shape, chance):
-            begin = (number + 1 << _SESSION_AT) + (turn.conversation << _CONVERSATION_AT)
-            count = -(-turn.known // BLOCK_TOKENS)
-            yield turn, (*shared, *range(begin + len(shared), begin + count))
+    def make(number: int, chance: np.random.Generator) -> Iterator[SessionTurn]:
+        return session_turns(shape, chance, number, shared, BLOCK_TOKENS)
 
     return make
 
 
-def replayed(sessions: Sequence[Sequence[_Prompt]]) -> SessionMaker:
+def replayed(sessions: Sequence[Sequence[SessionTurn]]) -> SessionMaker:
     """Sessions of a recording, drawn again and again: what only one of them has is new each time."""
     seen: dict[int, int] = {}
     for index, session in enumerate(sessions):
-        for block in set(chain.from_iterable(blocks for _, blocks in session)):
+        for block in set(chain.from_iterable(turn.blocks for turn in session)):
             seen[block] = index if block not in seen else -1
 
-    def make(number: int, chance: np.random.Generator) -> Iterator[_Prompt]:
-        own = number + 1 << 2 * _SESSION_AT
-        for turn, blocks in sessions[int(chance.integers(len(sessions)))]:
-            yield turn, tuple(block if seen[block] < 0 else own + block for block in blocks)
+    def make(number: int, chance: np.random.Generator) -> Iterator[SessionTurn]:
+        own = number + 1 << _REPLAYED_AT
+        for turn in sessions[int(chance.integers(len(sessions)))]:
+            yield turn._replace(blocks=tuple(block if seen[block] < 0 else own + block for block in turn.blocks))
 
     return make
 
 
 @dataclass(slots=True)
 class _Session:
+    """Turns one after the other: a session's, or a sub-agent's of the session `of`, whose are all turn 0."""
+
     number: int
     load: SessionLoad
-    turns: Iterator[_Prompt]
+    turns: Iterator[SessionTurn]
     turn: int
     # The next request, and when it was first asked.
-    due: _Prompt
+    due: SessionTurn
     asked_s: float
     # Prompt and answer of the turn before, where the next prompt begins with them.
     before: int = 0
+    of: "_Session | None" = None
+    # Of its sub-agents, those that it waits for.
+    waits_for: int = 0
 
 
 @dataclass(slots=True)
@@ -88,7 +92,7 @@ class TurnColumns:
     """What became of each turn."""
 
     load: "array[int]" = field(default_factory=lambda: array("i"))
-    # Of its session, from 1 on.
+    # Of its session, from 1 on; 0: a sub-agent's.
     turn: "array[int]" = field(default_factory=lambda: array("i"))
     asked_s: "array[float]" = field(default_factory=lambda: array("d"))
     ttft_s: "array[float]" = field(default_factory=lambda: array("d"))
@@ -122,12 +126,19 @@ class ClosedLoop:
                 self._begin(load, ramp_s * (place + self._chance.random()) / load.live, under_way=True)
 
     def _begin(self, load: SessionLoad, at: float, *, under_way: bool = False) -> None:
-        self._numbers += 1
         turns = list(load.make(self._numbers, self._chance))
         first = int(self._chance.integers(len(turns))) if under_way else 0
-        left = iter(turns[first:])
-        session = _Session(self._numbers, load, left, first + 1, next(left), at)
-        heappush(self._due, (at, session.number, session))
+        self._open(load, turns[first:], first + 1, at)
+
+    def _open(
+        self, load: SessionLoad, turns: Sequence[SessionTurn], turn: int, at: float, of: _Session | None = None
+    ) -> None:
+        self._numbers += 1
+        left = iter(turns)
+        self._ask(_Session(self._numbers, load, left, turn, next(left), at, of=of))
+
+    def _ask(self, session: _Session) -> None:
+        heappush(self._due, (session.asked_s, session.number, session))
 
     def advance(self, until: float) -> None:
         """All that happens up to then."""
@@ -148,8 +159,7 @@ class ClosedLoop:
         simulator.advance(until)
 
     def _send(self, session: _Session) -> None:
-        turn, blocks = session.due
-        load = session.load
+        turn, load = session.due, session.load
         name = str(session.number)
         self._flying[name] = session
         # The name comes back with the answer; the router is not told, and knows sessions by their prompts.
@@ -160,7 +170,7 @@ class ClosedLoop:
                 turn.input_tokens,
                 turn.output_tokens,
                 load.class_name,
-                blocks,
+                turn.blocks,
                 sender=name,
             )
         )
@@ -175,20 +185,33 @@ class ClosedLoop:
             heappush(self._due, (again, session.number, session))
             return
         self._note(session, answer, now)
-        turn, _ = session.due
-        session.turn += 1
-        following = next(session.turns, None)
+        turn, following = session.due, next(session.turns, None)
         if following is None:
+            self._end(session, now)
+            return
+        session.turn += 1 if session.of is None else 0
+        goes_on = following.conversation == turn.conversation
+        session.before = turn.input_tokens + turn.output_tokens if goes_on else 0
+        session.due, session.asked_s = following, now + following.pause_s
+        session.waits_for = len(turn.subagents)
+        for helper in turn.subagents:
+            self._open(session.load, helper, 0, now, session)
+        if not session.waits_for:
+            self._ask(session)
+
+    def _end(self, session: _Session, now: float) -> None:
+        of = session.of
+        if of is None:
             self.sessions_ended[self.loads.index(session.load)] += 1
             self._begin(session.load, now)
             return
-        goes_on = following[0].conversation == turn.conversation
-        session.before = turn.input_tokens + turn.output_tokens if goes_on else 0
-        session.due, session.asked_s = following, now + following[0].pause_s
-        heappush(self._due, (session.asked_s, session.number, session))
+        of.waits_for -= 1
+        if not of.waits_for:
+            of.asked_s = max(of.asked_s, now)
+            self._ask(of)
 
     def _note(self, session: _Session, answer: SimulatedAnswer, now: float) -> None:
-        columns, turn = self.columns, session.due[0]
+        columns, turn = self.columns, session.due
         columns.load.append(self.loads.index(session.load))
         columns.turn.append(session.turn)
         columns.asked_s.append(session.asked_s)

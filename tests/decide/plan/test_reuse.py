@@ -86,7 +86,13 @@ def test_fuller_replicas_find_less_and_a_host_helps(catalog: Catalog) -> None:
     np.testing.assert_allclose(driven.cached_tokens, hosted.cached_tokens, rtol=0.05)
     assert np.all(driven.load_s[0] > 2 * hosted.load_s[0])
     far = PrefixReuse(measured=True, remote_gib=1e6)
-    assert np.all(loaded(machine, [piece(hits=sparse, prefix=far)], clients).cached_tokens == 800.0)
+    shared = loaded(machine, [piece(hits=sparse, prefix=far)], clients)
+    assert np.all(shared.cached_tokens == 800.0)
+    # Half of a prompt over one rail, and for as many of those who ask as find theirs there 25 ms beside.
+    quick = msgspec.structs.replace(far, remote_gb_per_s=1e4)
+    missed = 1.0 - float(cached[0]) / 800.0
+    load_s = loaded(machine, [piece(hits=sparse, prefix=quick)], clients).load_s[0, 0]
+    assert load_s == pytest.approx(0.025 * missed, rel=0.02)
 
 
 def test_spread_requests_find_less(catalog: Catalog) -> None:

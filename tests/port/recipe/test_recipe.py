@@ -305,5 +305,7 @@ def test_engines_are_told_of_the_host_s_memory_for_prefixes(catalog: Catalog) ->
         recipe, table = one(catalog, stack=stack, host_gib_per_gpu=100.0), flag_table(stack)
         assert [fault for setting in recipe.flags if (fault := table.fault(setting))] == []
         assert "--kv-offloading-size" not in said(one(catalog, stack=stack))
+        drives = one(catalog, stack=stack, nvme_gib_per_gpu=900.0)
+        assert [said for said in drives.notes if said.startswith("nvme_gib_per_gpu: no flag here sets it up")]
     with pytest.raises(BadInput, match=r"no recipe for host_gib_per_gpu with llama\.cpp"):
         one(catalog, stack="llama.cpp", host_gib_per_gpu=100.0)

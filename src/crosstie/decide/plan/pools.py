@@ -7,7 +7,7 @@ from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
 from crosstie.core.fleet import Pool, PoolApart, PoolSide, Route, ServedClass
 from crosstie.core.question import precision_word
-from crosstie.core.workload import RequestClass
+from crosstie.core.workload import TIERS, RequestClass
 from crosstie.decide.plan.answer import PoolPlan
 from crosstie.perf.fit import longest_context
 from crosstie.port.preflight.readiness import Readiness
@@ -35,14 +35,16 @@ def pool_of(pool: PoolPlan, judged: Readiness | None = None) -> Pool:
         max_in_flight=max(math.floor(pool.most_in_flight), 1),
         max_context=longest_context(*_sides(deployment)),
         apart=_apart(deployment) if isinstance(deployment, Disaggregated) else None,
-        host_gib_per_gpu=0.0 if isinstance(deployment, Disaggregated) else _host_gib(pool),
+        **({} if isinstance(deployment, Disaggregated) else _tiers(pool)),
     )
 
 
-def _host_gib(pool: PoolPlan) -> float:
-    """What its classes count on, of which one engine has the most that any of them does."""
-    prefixes = [carried.part.slice.prefix for carried in pool.carried]
-    return max((prefix.host_gib_per_gpu for prefix in prefixes if prefix is not None), default=0.0)
+def _tiers(pool: PoolPlan) -> dict[str, float]:
+    """What its classes count on, of which one engine has the most that any of them does; rates as slow as any."""
+    prefixes = [prefix for carried in pool.carried if (prefix := carried.part.slice.prefix) is not None]
+    sizes = {size: max((getattr(prefix, size) for prefix in prefixes), default=0.0) for size in TIERS}
+    given = {rate: [value for prefix in prefixes if (value := getattr(prefix, rate))] for rate in TIERS.values()}
+    return sizes | {rate: min(values) for rate, values in given.items() if values}
 
 
 def _sides(one: Servable) -> tuple[Deployment, ...]:

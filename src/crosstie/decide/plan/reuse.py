@@ -14,10 +14,9 @@ import numpy as np
 from crosstie.catalog.loading import shipped_loading
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
-from crosstie.core.units import UNITS
 from crosstie.core.workload import HitCurve, RequestClass, Slice
 from crosstie.perf.hardware import Array, Hardware
-from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence
+from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence, tier_tokens
 from crosstie.perf.steady_state import SteadyState, prefill_alone, steady_state
 from crosstie.perf.vision import encode_s
 
@@ -132,23 +131,18 @@ def _on(deployment: Deployment, one: Slice, tokens_per_s: Array, replicas: int =
     found = held(float(cache_sequences(deployment, context)) * context / split.dp)
     load_s = np.zeros_like(found)
     # What another memory has it keeps beside what the ones before it have; the slower one is asked for the rest.
-    facts = shipped_loading()
-    for gib, gb_per_s, usual in (
-        (prefix.host_gib_per_gpu, prefix.host_gb_per_s, facts.link_of(deployment.accelerator.id)),
-        (prefix.nvme_gib_per_gpu, prefix.nvme_gb_per_s, facts.nvme),
-    ):
-        if gib > 0:
-            more = np.maximum(held(gib * UNITS["GiB"].si / gpu_bytes_per_token), found)
-            link = gb_per_s * 1e9 if gb_per_s else usual.si
-            load_s, found = load_s + (more - found) * gpu_bytes_per_token / link, more
-    bytes_per_token = deployment.model.cache_bytes(context, deployment.kv_bytes_per_element) / context
-    far = prefix.remote_gib * UNITS["GiB"].si / bytes_per_token
-    if far > 0:
-        # All replicas share it, so that nothing is spread there.
-        link = prefix.remote_gb_per_s * 1e9 if prefix.remote_gb_per_s else facts.remote.si
-        size = np.full_like(found, far * hits.tokens_per_s / hits.class_tokens_per_s)
-        more = np.maximum(tokens_at(hits, size), found)
-        load_s, found = load_s + (more - found) * gpu_bytes_per_token / link, more
+    for tier in shipped_loading().cache_tiers(prefix, deployment.accelerator.id):
+        tokens = tier_tokens(deployment, context, tier.size_bytes, shared=tier.shared)
+        if tier.shared:
+            # Of all replicas, so that nothing is spread there.
+            size = np.full_like(found, tokens * hits.tokens_per_s / hits.class_tokens_per_s)
+            more = np.maximum(tokens_at(hits, size), found)
+        else:
+            more = np.maximum(held(tokens), found)
+        # A conversation goes from a memory nearly whole: who finds some of it in this one finds most of it there.
+        asked = (more - found) / np.maximum(more, 1.0)
+        load_s = load_s + (more - found) * gpu_bytes_per_token / tier.bytes_per_s + asked * tier.latency_s
+        found = more
     return np.minimum(found, one.input_tokens - 1.0), load_s
 
 

@@ -129,7 +129,7 @@ class SessionsResult(msgspec.Struct, frozen=True, kw_only=True):
     mean_turn_s: float
     turn_s: Latency
     # Of prompt tokens, those found in a cache; of turns that went on with an earlier one, those that found less than
-    # half of it; and sessions whose turns wait for an answer, on average.
+    # half of it; and turns that wait for an answer at a time, on average.
     hit_rate: float
     evicted: float
     waiting: float
@@ -159,6 +159,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     good_requests_per_s: float
     good_output_tokens_per_s: float
     prefix_hit_rate: float
+    # Of them, those that memory beside the GPU's had, by its name.
+    loaded_shares: dict[str, float]
     classes: list[ClassResult]
     pools: list[PoolResult]
     course: Course

@@ -267,6 +267,7 @@ def _result(
         good_requests_per_s=float((good & measured).sum()) / span_s,
         good_output_tokens_per_s=float(outputs[good & measured].sum()) / span_s,
         prefix_hit_rate=simulator.hit_rate,
+        loaded_shares=simulator.loaded_shares,
         classes=classes,
         pools=[_pool_result(number, simulator, traffic, course, since, kind[measured & (pool == number)])
                for number in range(len(fleet.pools))],

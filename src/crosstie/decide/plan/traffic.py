@@ -119,7 +119,7 @@ def recorded_loads(
     longest = max((pool.max_context for pool in fleet.pools if kind is None or pool.model == kind.model), default=0)
     found, left_out = recorded_turns(trace, longest)
     lengths = [len(one) for one in found]
-    pauses = [turn.pause_s for one in found for turn, _ in one]
+    pauses = [turn.pause_s for one in found for turn in one]
     notes = [f"{plural(left_out, 'session')} of more than {longest:,} tokens are left out"] if left_out else []
     tpot_s = kind.tpot.seconds if kind is not None and kind.tpot else 0.0
     answer_s = tpot_s * float(trace.output_tokens.mean())

@@ -26,7 +26,10 @@ def engine_command(started: Started) -> EngineCommand:
         raise BadInput(f"pool {started.pool.name}: no recipe for {started.deployment.stack.name}; there are {known}")
     if started.pool.host_gib_per_gpu and engine not in ("vllm", "sglang"):
         raise BadInput(f"pool {started.pool.name}: no recipe for host_gib_per_gpu with {started.deployment.stack.name}")
-    return _ENGINES[engine](started)
+    command, settings, notes = _ENGINES[engine](started)
+    unset = "no flag here sets it up; LMCache and the storage backends of HiCache have it"
+    slower = [f"{key}: {unset}" for key in ("nvme_gib_per_gpu", "remote_gib") if getattr(started.pool, key)]
+    return command, settings, [*notes, *slower]
 
 
 def _flag(name: str, value: object, why: str) -> Setting:
