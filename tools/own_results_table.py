@@ -13,7 +13,13 @@ from pathlib import Path
 from crosstie.prove.calibration.results import read_results
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("h200-vllm-0.24", "h200-vllm-0.24-small", "h200-vllm-0.24-14b", "h200-vllm-0.24-mixture")
+FOLDERS = (
+    "h200-vllm-0.24",
+    "h200-vllm-0.24-small",
+    "h200-vllm-0.24-14b",
+    "h200-vllm-0.24-mixture",
+    "h200-vllm-0.24-3b",
+)
 COLUMNS = (
     "source_id", "source_ref", "publisher", "date", "trust", "accelerator", "num_accelerators", "model", "model_config",
     "precision", "engine", "engine_version", "tp", "input_len", "output_len", "concurrency", "num_prompts", "arrivals",

@@ -1,16 +1,21 @@
 """Steady state: limits that can be worked out, and laws that any queue obeys."""
 
+import heapq
+import random
+from statistics import mean
+
 import numpy as np
 import pytest
 
 from crosstie.catalog.library import Catalog
-from crosstie.core.deployment import Parallelism
+from crosstie.core.deployment import Deployment, Parallelism
 from crosstie.core.errors import BadInput
 from crosstie.perf import steady_state as module
 from crosstie.perf.estimate import estimate, estimates
 from crosstie.perf.hardware import Hardware
 from crosstie.perf.steady_state import HOST_S_PER_CACHED_TOKEN, single_stream_ceiling, steady_state
 from crosstie.perf.step import shape, step
+from crosstie.sim.engine import Engine
 
 
 def hardware(
@@ -169,27 +174,72 @@ def test_a_token_costs_what_its_parts_cost(
     assert sum(got.gpu_s_per_token.values()) == pytest.approx(1 / got.output_tokens_per_s - idle, rel=0.15)
 
 
-# A request-by-request simulation of an engine that fills each step from its queue, with these step costs
-# and no host cost per request: TTFT, TPOT and output tokens/s on H200 under vLLM.
-SIMULATED = {
-    ("llama-3.1-8b", Parallelism(), 64, 4096, 64): (0.26, 0.116, 566),
-    ("llama-3.1-8b", Parallelism(), 256, 512, 16): (0.34, 0.208, 1243),
-    ("llama-3.1-8b", Parallelism(), 128, 128, 8): (0.06, 0.057, 2412),
-    ("llama-3.1-8b", Parallelism(), 64, 1024, 1024): (0.031, 0.0094, 7120),
-}
+def closed_loop(
+    deployment: Deployment, clients: int, inputs: int, outputs: int, round_s: float, seconds: float = 90.0
+) -> tuple[float, ...]:
+    """TTFT, TPOT and output tokens/s of a simulated engine whose clients ask again as soon as they are answered.
+
+    They begin one by one over a round, as those of `bench` do.
+    """
+    engine, draw = Engine(deployment, inputs + outputs / 2), random.Random(1)
+    asking = [(round_s * client / clients, client) for client in range(clients)]
+    asked: dict[int, tuple[float, int]] = {}
+    first: dict[int, float] = {}
+    waits, paces, tokens = [], [], 0
+    settled = 0.4 * seconds
+
+    def length(mean: int) -> int:
+        return max(round(mean * draw.uniform(0.8, 1.2)), 1)
+
+    def learn(now: float) -> None:
+        nonlocal tokens
+        for token in engine.advance(now):
+            number = int(token.id)  # type: ignore[call-overload]
+            first.setdefault(number, token.at)
+            tokens += token.tokens * (token.at > settled)
+            if token.finished:
+                heapq.heappush(asking, (token.at, number + clients))
+                if asked[number][0] > settled:
+                    waits.append(first[number] - asked[number][0])
+                    paces.append((token.at - first[number]) / max(asked[number][1] - 1, 1))
+
+    now = 0.0
+    while now < seconds:
+        event = engine.next_event_s()
+        if asking and (event is None or asking[0][0] <= event):
+            at, number = heapq.heappop(asking)
+            now = max(now, at)
+            learn(now)
+            asked[number] = now, length(outputs)
+            engine.add(number, length(inputs), asked[number][1], now)
+        else:
+            assert event is not None
+            now = event
+            learn(now)
+    return mean(waits), mean(paces), tokens / (seconds - settled)
 
 
-@pytest.mark.parametrize("case", SIMULATED, ids=str)
-def test_the_closed_form_agrees_with_a_simulation(
-    catalog: Catalog, case: tuple[str, Parallelism, int, int, int]
+@pytest.mark.parametrize(
+    ("model", "stack", "clients", "inputs", "outputs"),
+    [
+        ("llama-3.1-8b", "vllm", 32, 1024, 256),
+        ("llama-3.1-8b", "vllm", 64, 4096, 64),
+        ("llama-3.1-8b", "sglang", 16, 4096, 128),
+        ("qwen3-32b", "vllm", 128, 1024, 256),
+        ("qwen3-32b", "tensorrt-llm", 64, 256, 512),
+    ],
+)
+def test_the_closed_form_agrees_with_the_simulated_engine(
+    catalog: Catalog, model: str, stack: str, clients: int, inputs: int, outputs: int
 ) -> None:
-    (model, split, *load), (ttft, tpot, rate) = case, SIMULATED[case]
-    machine = Hardware([catalog.deployment(catalog.model(model), catalog.accelerator("h200"), split)])
-    machine.host_request_s = machine.host_request_s * 0
-    got = steady_state(machine, *load)
-    assert float(got.output_tokens_per_s[0, 0]) == pytest.approx(rate, rel=0.12)
-    assert float(got.tpot_s[0, 0]) == pytest.approx(tpot, rel=0.15)
-    assert float(got.ttft_s[0, 0]) == pytest.approx(ttft, rel=0.5)
+    """The same clients, counted one by one: `compare` and `simulate` say the same."""
+    deployment = catalog.deployment(catalog.model(model), catalog.accelerator("h200"), precision="fp8", stack=stack)
+    got = steady_state(Hardware([deployment]), clients, inputs, outputs)
+    round_s = clients / float(got.requests_per_s[0, 0])
+    ttft, tpot, rate = closed_loop(deployment, clients, inputs, outputs, round_s)
+    assert float(got.output_tokens_per_s[0, 0]) == pytest.approx(rate, rel=0.08)
+    assert float(got.tpot_s[0, 0]) == pytest.approx(tpot, rel=0.08)
+    assert float(got.ttft_s[0, 0]) == pytest.approx(ttft, rel=0.25)
 
 
 def test_many_points_are_the_same_as_few(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,9 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     sequence: Annotated[Fact, Quantity("seconds", 0, 0.01, "cost per sequence of a step")]
     # HTTP, tokenising, waiting for the step under way.
     request: Annotated[Fact, Quantity("seconds", 0, 10, "cost of a request before its first token")]
-    # Whether the engine prepares the next step while the GPU runs this one.
+    # Whether the engine prepares the next step while the GPU runs this one; and the month since when it does.
     overlapped: bool
+    overlapped_since: str = ""
     # Nothing hides it: a pass's launch waits for the tokens of the pass before.
     draft: Annotated[Fact, Quantity("seconds", 0, 0.1, "what a drafter's pass costs outside its kernels")] = _DRAFT
 

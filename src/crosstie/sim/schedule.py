@@ -45,6 +45,8 @@ class Loop:
     # Tokens that a decode step gives a sequence, and those that it computes of it: more with speculation.
     tokens_per_step: float = 1.0
     queries: int = 1
+    # Whether the engine makes each step ready during the one before.
+    ready_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,17 +194,20 @@ class _Engine:
 
     def run(self) -> None:
         self.waiting.extend(self.arrive() for _ in range(min(self.loop.clients, self.total)))
+        arrived = 0
         while len(self.done) < self.total:
             completed = []
-            arrived = len(self.coming)
+            earlier, arrived = arrived, len(self.coming)
             if self.waiting and len(self.running) < self.loop.slots:
                 completed = self.prefill()
             elif self.running:
                 self.decode()
             if self.unseen >= self.loop.receive_every or not self.running:
-                # A request that follows another misses the step that is under way.
-                self.waiting.extend(self.coming[:arrived])
-                del self.coming[:arrived]
+                # A request that follows another misses the step that is under way, and one that is made ready.
+                seen = earlier if self.loop.ready_ahead and self.running else arrived
+                self.waiting.extend(self.coming[:seen])
+                del self.coming[:seen]
+                arrived -= seen
                 self.unseen = 0
             while self.running and self.running[0][0] <= self.clock:
                 _, _, ended = heapq.heappop(self.running)

@@ -373,6 +373,7 @@ def schedule_of(case: MeasuredCase) -> Schedule:
             receive_every=case.receive_every,
             tokens_per_step=deployment.speculation.acceptance_length if deployment.speculation else 1.0,
             queries=deployment.speculation.queries if deployment.speculation else 1,
+            ready_ahead=stack.host.overlapped and case.point["date"][:7] >= stack.host.overlapped_since,
         )
     )
 
