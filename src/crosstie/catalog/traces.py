@@ -7,7 +7,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,6 +53,10 @@ class Answers:
     # Of the prompts, in the engines' caches; of all NaN where no engine said so of any.
     cached_tokens: Floats
 
+    def taken(self, rows: Ints) -> "Answers":
+        pools = tuple(self.pools[row] for row in rows)
+        return Answers(pools, self.ttft_s[rows], self.tpot_s[rows], self.cached_tokens[rows])
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -86,6 +90,18 @@ class Trace:
     def requests_per_s(self) -> float | None:
         """Arrivals after the first, over the span; None where nothing tells time."""
         return (len(self) - 1) / self.span_s if self.span_s else None
+
+    def taken(self, rows: Ints) -> "Trace":
+        """These requests in this order, at their times."""
+        return replace(
+            self,
+            arrival_s=None if self.arrival_s is None else self.arrival_s[rows],
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            blocks=self.blocks and tuple(self.blocks[row] for row in rows),
+            classes=self.classes and tuple(self.classes[row] for row in rows),
+            answers=self.answers and self.answers.taken(rows),
+        )
 
 
 class _Request(msgspec.Struct):
@@ -159,25 +175,16 @@ def read_trace(path: str | Path, *, times: bool = True) -> Trace:
     # They only matter to whoever sends the requests, at their times.
     blocks = None if table.blocks is None or not times else _numbered(table, table.blocks)
     classes = None if table.classes is None else tuple(table.classes)
-    answers, began_s = table.answers, 0.0
-    if arrivals is not None:
-        order = np.argsort(arrivals, kind="stable")
-        began_s, answers = float(arrivals[order[0]]), _in_order(answers, order)
-        inputs, outputs, arrivals = inputs[order], outputs[order], arrivals[order] - arrivals[order[0]]
-        arrivals.flags.writeable = False
-        blocks = None if blocks is None else tuple(blocks[row] for row in order)
-        classes = None if classes is None else tuple(classes[row] for row in order)
     empty = int(np.count_nonzero(outputs == 0))
-    outputs = np.maximum(outputs, 1)
-    inputs.flags.writeable = outputs.flags.writeable = False
-    return Trace(str(file), arrivals, inputs, outputs, empty, blocks, classes, answers, began_s)
-
-
-def _in_order(answers: Answers | None, order: Ints) -> Answers | None:
-    if answers is None:
-        return None
-    pools = tuple(answers.pools[row] for row in order)
-    return Answers(pools, answers.ttft_s[order], answers.tpot_s[order], answers.cached_tokens[order])
+    trace = Trace(str(file), arrivals, inputs, np.maximum(outputs, 1), empty, blocks, classes, table.answers)
+    if arrivals is not None:
+        began_s = float(arrivals.min())
+        in_order = trace.taken(np.argsort(arrivals, kind="stable"))
+        trace = replace(in_order, arrival_s=np.sort(arrivals) - began_s, began_s=began_s)
+    for column in (trace.arrival_s, trace.input_tokens, trace.output_tokens):
+        if column is not None:
+            column.flags.writeable = False
+    return trace
 
 
 def _from_csv(file: Path, text: str) -> _Columns:
