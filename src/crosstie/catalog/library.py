@@ -22,7 +22,6 @@ from crosstie.catalog.acceptance import (
     speculation_of,
 )
 from crosstie.catalog.calibration import Calibration, CalibrationSubject, empty, read_calibration, subject_of
-from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.counterparts import Counterpart, read_counterparts
 from crosstie.catalog.models import read_model_file, read_model_path
@@ -33,7 +32,14 @@ from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_price
 from crosstie.catalog.reading import read_toml, text_of
 from crosstie.catalog.releases import in_force
 from crosstie.catalog.signals import Signal, read_signals
-from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
+from crosstie.catalog.stacks import (
+    merge_efficiency,
+    read_connectors,
+    read_efficiency,
+    read_formats,
+    read_stack,
+    resolve_efficiency,
+)
 from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
 from crosstie.core.disaggregated import Connector

@@ -1,15 +1,19 @@
-"""What a review and a checklist say."""
+"""What a review and a checklist say, on the screen and as `--json` prints them."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
+from msgspec import to_builtins
 from rich.text import Text
 
+from crosstie.core.document import picked
 from crosstie.core.figures import dollars, plural, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.prove.review.again import Again, RevisedPlan
 from crosstie.prove.review.checklist import Demand
-from crosstie.prove.review.figures import ReviewFigure
+from crosstie.prove.review.figures import LEVEL, ReviewFigure
 from crosstie.prove.review.planned import Planned
 from crosstie.prove.review.review import Review
 from crosstie.web.parts import Heading, Parts, Table, closing, note
@@ -23,6 +27,7 @@ _PARTS = {
     "Targets, failures and money": ("targets", "failures", "cost"),
 }
 _WORDS = {"holds": "holds", "beyond": "BEYOND", "unsure": "unsure", "told": ""}
+_PLAN = "file name=workload.name made=saved.made"
 
 
 def review_parts(review: Review, learnt: Again | None, verbose: bool) -> Parts:
@@ -172,3 +177,50 @@ def checklist_parts(planned: Planned, items: Sequence[Demand], *, boxes: bool = 
         "Hours, names and shares that no plan knows are proposals of ours; numbers are the plan's, by its calibration. "
         "Have it read by whoever reads your contracts."
     )
+
+
+def review_document(review: Review, learnt: Again | None) -> dict[str, Any]:
+    planned, production = review.planned, review.production
+    return {
+        "plan": picked(planned, _PLAN),
+        "today": review.today,
+        "age_days": planned.age_days(review.today),
+        "recorded": {
+            "file": production.trace.file,
+            "requests": len(production.classes),
+            "span_s": production.span_s,
+            "simulated_requests": len(review.expected.rows) if review.expected else 0,
+        },
+        "holds": review.holds,
+        "beyond": len(review.beyond),
+        "unsure": len(review.unsure),
+        "level": LEVEL,
+        "figures": [_figure(figure) for figure in review.figures],
+        "notes": review.notes,
+        "assumptions": planned.assumptions or None,
+        "again": None if learnt is None else asdict(learnt),
+    }
+
+
+def _figure(figure: ReviewFigure) -> dict[str, Any]:
+    made = picked(
+        figure,
+        "check of what unit predicted planned seen=seen.value interval=seen.low requests=seen.requests few=seen.few "
+        "difference limit verdict note",
+    )
+    known = figure.difference is not None and math.isfinite(figure.difference)
+    return {
+        **made,
+        **{key: made[key] or None for key in ("check", "of", "note")},
+        "interval": [figure.seen.low, figure.seen.high],
+        "difference": figure.difference if known else None,
+        "limit": figure.limit and picked(figure.limit, "share side"),
+    }
+
+
+def checklist_document(planned: Planned, items: list[Demand]) -> dict[str, Any]:
+    return {
+        "plan": picked(planned, _PLAN),
+        "demands": to_builtins(items),
+        "assumptions": planned.assumptions or None,
+    }

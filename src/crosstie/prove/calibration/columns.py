@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crosstie.catalog.acceptance import parse_speculation
-from crosstie.catalog.depths import default_depth
+from crosstie.catalog.acceptance import default_depth, parse_speculation
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.models import TextConfig, model_of_text
 from crosstie.catalog.protocols import BenchmarkSettings
