@@ -156,11 +156,16 @@ def _row(point: PointResult, wants: bool) -> list[str]:
 
 
 def _number(interval: MeasuredInterval | None) -> str:
-    """With half of its interval's width beside it."""
     if interval is None or math.isnan(interval.value):
         return "-"
     said = f"{interval.value:,.0f}" if interval.value >= 100 else significant(interval.value)
-    return said if math.isnan(interval.low) else f"{said} ±{share((interval.high - interval.low) / 2 / interval.value)}"
+    return said + _within(interval)
+
+
+def _within(interval: MeasuredInterval) -> str:
+    """Half of its width."""
+    known = not math.isnan(interval.low)
+    return f" ±{share((interval.high - interval.low) / 2 / interval.value)}" if known else ""
 
 
 def _seconds(interval: MeasuredInterval | None) -> str:
@@ -237,8 +242,7 @@ def _side_by_side(bench: Bench) -> Parts:
 def _times(interval: MeasuredInterval) -> str:
     if math.isnan(interval.value):
         return "-"
-    said = f"{interval.value:.2f}x"
-    return said if math.isnan(interval.low) else f"{said} ±{share((interval.high - interval.low) / 2 / interval.value)}"
+    return f"{interval.value:.2f}x{_within(interval)}"
 
 
 def _client(bench: Bench) -> Parts:

@@ -168,7 +168,7 @@ def roofline_json(one: Roofline) -> dict[str, object]:
 
 
 def scaled_json(found: list[Scaling], load: Load) -> dict[str, object]:
-    return {"load": asdict(load), "scaling": [scaling_json(one) for one in found]}
+    return {"load": asdict(load), "scaling": [_scaling_json(entry) for entry in found]}
 
 
 def scaled_parts(found: list[Scaling], load: Load) -> Parts:
@@ -198,9 +198,9 @@ def _size_row(size: Size, load: Load) -> list[str]:
     ]  # fmt: skip
 
 
-def scaling_json(one: Scaling) -> dict[str, object]:
+def _scaling_json(entry: Scaling) -> dict[str, object]:
     return {
-        "accelerator": one.accelerator.id,
+        "accelerator": entry.accelerator.id,
         "sizes": [
             {
                 **picked(size, "gpus replicas"),
@@ -209,7 +209,7 @@ def scaling_json(one: Scaling) -> dict[str, object]:
                 "output_tokens_per_s_per_gpu": size.output_tokens_per_s / size.gpus,
                 **picked(size, "efficiency problem"),
             }
-            for size in one.sizes
+            for size in entry.sizes
         ],
     }
 

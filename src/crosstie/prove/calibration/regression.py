@@ -7,7 +7,7 @@ this is Gaussian-process regression on the logarithms, solved anew around each g
 is not linear; measurements far off count less (Student's t), because published tables have faults.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,10 +106,7 @@ def width_of(level: Level, constant: str) -> float:
 class Regression:
     """The evidence with its predictors; solves for any part of it."""
 
-    def __init__(
-        self, catalog: Catalog, evidence: Measurements, levels: Sequence[Level] = LEVELS,
-        width: Callable[[Level, str], float] = width_of, more: bool = False,
-    ):  # fmt: skip
+    def __init__(self, catalog: Catalog, evidence: Measurements, levels: Sequence[Level] = LEVELS, more: bool = False):
         """`more`: the parts are those beyond what the cases' own deployments are corrected by."""
         self.evidence, self.more = evidence, more
         self.predictor = Predictor(evidence.cases)
@@ -126,7 +123,7 @@ class Regression:
                 for scope in scopes_of(level, subject):
                     if scope not in self.scopes:
                         self.scopes[scope] = len(self.scopes)
-                        variances.append([width(level, constant) ** 2 for constant in CONSTANTS])
+                        variances.append([width_of(level, constant) ** 2 for constant in CONSTANTS])
                         self.levels.append(level.name)
                     found.append(self.scopes[scope])
             member.append(cells.setdefault(tuple(found), len(cells)))

@@ -71,11 +71,11 @@ class PromptTexts(msgspec.Struct, frozen=True, dict=True):
             found.append(so_far)
         return found
 
-    def cut(self, number: int, length: float, first: str = "") -> str:
-        """The prompt of a request: so many tokens, or characters where nobody has counted. `first`: its line."""
+    def cut(self, number: int, length: float) -> str:
+        """The prompt of a request: so many tokens, or characters where nobody has counted."""
         pieces, begins = self._laid_out
         turn, place = divmod(number, len(begins))
-        return first + self._from((begins[place] + _ROUND * turn) % len(pieces), length)
+        return self._from((begins[place] + _ROUND * turn) % len(pieces), length)
 
     def _from(self, begin: int, length: float) -> str:
         pieces, ends = self._laid_out[0], self._ends
