@@ -54,10 +54,10 @@ class AcceptanceCurve(msgspec.Struct, frozen=True, kw_only=True):
         """Conditional acceptance; past the deepest measured one, what its last position keeps."""
         deepest = max(self.lengths)
         if set(self.lengths) == set(range(1, deepest + 1)):
-            found = by_position(tuple(self.lengths[i] for i in range(1, deepest + 1)))
+            shares = by_position(tuple(self.lengths[i] for i in range(1, deepest + 1)))
         else:
-            found = constant_acceptance(self.lengths[deepest], deepest)
-        return (*found[:depth], *(found[-1:] * max(depth - len(found), 0)))
+            shares = constant_acceptance(self.lengths[deepest], deepest)
+        return (*shares[:depth], *(shares[-1:] * max(depth - len(shares), 0)))
 
 
 def read_acceptance(file: Path, models: Mapping[str, object]) -> tuple[AcceptanceCurve, ...]:
@@ -161,8 +161,8 @@ def _scaled(positions: tuple[float, ...], length: float, depth: int) -> tuple[fl
             survived *= share**power
             total += survived
         low, high = (power, high) if total > length else (low, power)
-    found = tuple(share ** (0.5 * (low + high)) for share in positions)
-    return (*found[:depth], *(found[-1:] * max(depth - len(found), 0)))
+    scaled = tuple(share ** (0.5 * (low + high)) for share in positions)
+    return (*scaled[:depth], *(scaled[-1:] * max(depth - len(scaled), 0)))
 
 
 class DefaultDepth(msgspec.Struct, frozen=True, kw_only=True):

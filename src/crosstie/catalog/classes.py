@@ -129,7 +129,7 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
         prefix = read_prefix(file, f"{where}.prefix", raw["prefix"], trace)
         slices = with_prefixes(file, f"{where}.prefix", prefix, slices, inputs, rate, trace)
     if pictures is not None:
-        slices = tuple(msgspec.structs.replace(one, pictures=pictures) for one in slices)
+        slices = tuple(msgspec.structs.replace(band, pictures=pictures) for band in slices)
     lora = read_lora(file, f"{where}.lora", raw["lora"]) if "lora" in raw else None
     if lora is not None:
         reader.notes.append(lora_note(name, lora, rate))

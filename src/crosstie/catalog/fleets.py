@@ -126,15 +126,15 @@ def _models_by_name(file: Path, pools: Iterable[Pool]) -> dict[str, str]:
     """The model that a client means by each name it may use: the model's own, and the backends' for it."""
     owners: dict[str, tuple[str, str]] = {}
     for index, pool in enumerate(pools):
-        for position, one in enumerate(pool.by_model()):
+        for position, served in enumerate(pool.by_model()):
             at = f"pool[{index}].hosts[{position}]" if pool.hosts else f"pool[{index}]"
-            for key, name in (("model", one.model), ("served_as", one.served_as)):
+            for key, name in (("model", served.model), ("served_as", served.served_as)):
                 if name is None:
                     continue
                 where = f"{at}.{key}"
-                model, first = owners.setdefault(name, (one.model, where))
-                if model != one.model:
-                    raise BadData(file, where, f"'{name}' would name {one.model} here and {model} by {first}")
+                model, first = owners.setdefault(name, (served.model, where))
+                if model != served.model:
+                    raise BadData(file, where, f"'{name}' would name {served.model} here and {model} by {first}")
     _check_adapters(file, pools, owners)
     return {name: model for name, (model, _) in owners.items()}
 
@@ -156,8 +156,8 @@ def _check_weights(file: Path, pools: Iterable[Pool]) -> None:
     by_model: dict[str, list[tuple[int, float | None]]] = {}
     for index, pool in enumerate(pools):
         # What is bought by the token has no share.
-        for one in pool.by_model() if pool.token_price is None else ():
-            by_model.setdefault(one.model, []).append((index, pool.weight))
+        for served in pool.by_model() if pool.token_price is None else ():
+            by_model.setdefault(served.model, []).append((index, pool.weight))
     for model, weights in by_model.items():
         missing = [index for index, weight in weights if weight is None]
         if missing and len(missing) < len(weights):
@@ -194,37 +194,37 @@ def _served_model(catalog: Catalog, file: Path, where: str, asked: str, models: 
     if asked in models:
         return models[asked]
     try:
-        found: str = catalog.model(asked).id
+        model: str = catalog.model(asked).id
     except UnknownName:
-        found = asked
+        model = asked
     except CrosstieError as error:
         raise BadData(file, where, str(error)) from None
-    if found not in models:
+    if model not in models:
         served = ", ".join(dict.fromkeys(models.values()))
         raise BadData(file, where, f"no pool of this file serves '{asked}'; they serve {served}")
-    return models[found]
+    return models[model]
 
 
 def _aliases(catalog: Catalog, file: Path, raw: dict[str, Any], models: dict[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for name, meant in raw.items():
         where = f"aliases.{name}"
         if not name or name in models:
             raise BadData(file, where, "is the name of a model already" if name else "is no name")
-        found[name] = _served_model(catalog, file, where, text(file, where, meant), models)
-    return found
+        aliases[name] = _served_model(catalog, file, where, text(file, where, meant), models)
+    return aliases
 
 
 def _fallbacks(catalog: Catalog, file: Path, raw: dict[str, Any], models: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    chains: dict[str, tuple[str, ...]] = {}
     for name, others in raw.items():
         where = f"fallbacks.{name}"
         model = _served_model(catalog, file, where, name, models)
         named = read_value(file, where, others, tuple[str, ...])
-        found[model] = tuple(_served_model(catalog, file, f"{where}[{i}]", one, models) for i, one in enumerate(named))
-        if model in found[model]:
+        chains[model] = tuple(_served_model(catalog, file, f"{where}[{i}]", one, models) for i, one in enumerate(named))
+        if model in chains[model]:
             raise BadData(file, where, f"{model} cannot stand in for itself")
-    return found
+    return chains
 
 
 def _route(file: Path, where: str, raw: dict[str, Any], model: str, pools: dict[str, Pool]) -> Route:
@@ -256,19 +256,19 @@ def _check_shares(file: Path, where: str, name: str, routes: tuple[Route, ...]) 
 
 
 def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
-    found = read_record(file, "serve", raw, Serving)
-    if found.default_class is not None and found.default_class not in classes:
+    serving = read_record(file, "serve", raw, Serving)
+    if serving.default_class is not None and serving.default_class not in classes:
         known = f"there are {', '.join(classes)}" if classes else "there are none"
-        raise BadData(file, "serve.default_class", f"'{found.default_class}' is no class of this file; {known}")
-    for index, proxy in enumerate(found.trusted_proxies):
+        raise BadData(file, "serve.default_class", f"'{serving.default_class}' is no class of this file; {known}")
+    for index, proxy in enumerate(serving.trusted_proxies):
         try:
             ip_network(proxy, strict=False)
         except ValueError:
             raise BadData(file, f"serve.trusted_proxies[{index}]", f"'{proxy}' is no address and no network") from None
-    for index, origin in enumerate(found.cors_origins):
+    for index, origin in enumerate(serving.cors_origins):
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise BadData(file, f"serve.cors_origins[{index}]", f"'{origin}' is neither '*' nor as https://example.com")
-    return found
+    return serving
 
 
 def _state(file: Path, raw: object) -> SharedState:

@@ -51,8 +51,8 @@ class AdminPort:
 
     def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         with self._asked("POST", name, {}, json.dumps(body).encode(), _PATIENCE_S) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-            return found
+            said: dict[str, Any] = json.loads(answer.read())
+            return said
 
     def follow(self, name: str, **query: object) -> Iterator[dict[str, Any]]:
         """What a stream's events say, until it ends."""
@@ -86,10 +86,10 @@ class AdminPort:
 
 def _error(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)["error"]
+        error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return error if isinstance(error, dict) else {}
 
 
 def reach(url: str, key_file: Path | None) -> AdminPort:
@@ -224,10 +224,10 @@ def add(pool: str | None, backend: str | None, file: Path | None, port: AdminPor
 def _pool_table(file: Path) -> dict[str, Any]:
     raw = read_toml(file)
     only_keys(file, "", raw, {"format", "pool"})
-    found = raw.get("pool")
-    if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
+    pools = raw.get("pool")
+    if not isinstance(pools, list) or len(pools) != 1 or not isinstance(pools[0], dict):
         raise BadData(file, "pool", "must be there once: one [[pool]] is added at a time")
-    return found[0]
+    return pools[0]
 
 
 @command.command("remove", epilog="Example: crosstie admin remove http://10.0.0.7:8000")
@@ -324,10 +324,10 @@ def pools_parts(said: dict[str, Any]) -> Parts:
                 row["why_down"],
             ])  # fmt: skip
     yield Table(columns, rows)
-    for one in said["leaving"]:
-        yield f"removed, still answering {one['in_flight']}: {one['backend']} of {one['pool']}"
+    for replica in said["leaving"]:
+        yield f"removed, still answering {replica['in_flight']}: {replica['backend']} of {replica['pool']}"
     yield from (f"changed: {words}" for words in said["changes"])
-    yield from (f"dropped: {one['change']}: {one['why']}" for one in said["dropped"])
+    yield from (f"dropped: {change['change']}: {change['why']}" for change in said["dropped"])
 
 
 def trials_parts(said: dict[str, Any]) -> Parts:
@@ -385,9 +385,9 @@ def show_decision(row: dict[str, Any]) -> None:
             f"{row['expected_output_tokens']} -> {where}{again}{predicted}: {row['reason']}"
         )
     )
-    for one in row["considered"]:
-        score = "-" if one["score"] is None else significant(one["score"], 4)
-        click.echo(_plain(f"         {one['pool']}: score {score} {one['dropped'] or ''}".rstrip()))
+    for pool in row["considered"]:
+        score = "-" if pool["score"] is None else significant(pool["score"], 4)
+        click.echo(_plain(f"         {pool['pool']}: score {score} {pool['dropped'] or ''}".rstrip()))
 
 
 def _plain(text: str) -> str:

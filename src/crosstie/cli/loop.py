@@ -152,7 +152,7 @@ def loop_parts(made: Mapping[str, Any]) -> Parts:
         if finding["severity"] in ("error", "warning"):
             yield caution(f"- {finding['severity']}: {finding['what']}")
     yield from (caution(f"- {note}") for note in made["notes"])
-    starts = ", ".join(f"{one:.0f} s" for one in made["starts_s"])
+    starts = ", ".join(f"{start_s:.0f} s" for start_s in made["starts_s"])
     yield f"{made['spent_s'] / 60:.1f} minutes" + (f", the engine's start {starts}" if starts else "")
     yield from _points(made)
     yield from _questions(made)
@@ -186,7 +186,7 @@ def _points(made: Mapping[str, Any]) -> Parts:
 def _questions(made: Mapping[str, Any]) -> Parts:
     if not made["questions"]:
         return
-    rows = [[one["short"], *map(_narrowed, one["widths"].values())] for one in made["questions"]]
+    rows = [[question["short"], *map(_narrowed, question["widths"].values())] for question in made["questions"]]
     rows.append(["in the middle", *map(_narrowed, made["widths"].values())])
     columns = ["asked about", *(f">{_NAMES[name]}" for name in made["widths"])]
     yield Table(columns, rows, "What became surer: intervals, high over low, before and now")
@@ -213,13 +213,13 @@ def _plan(made: Mapping[str, Any]) -> Parts:
         return
     rows = []
     for when, title in (("before", "before"), ("after", "now")):
-        one = plans[when]
-        ends = one["interval_usd_per_hour"]
+        plan = plans[when]
+        ends = plan["interval_usd_per_hour"]
         rows.append([
-            title, dollars(one["usd_per_hour"]) if one["answered"] else "no fleet",
+            title, dollars(plan["usd_per_hour"]) if plan["answered"] else "no fleet",
             f"{dollars(ends[0])} to {dollars(ends[1])}" if ends else "-",
-            dollars(one["usd_per_million"]) if one["usd_per_million"] is not None else "-",
-            "; ".join(one["pools"].values()) or "-",
+            dollars(plan["usd_per_million"]) if plan["usd_per_million"] is not None else "-",
+            "; ".join(plan["pools"].values()) or "-",
         ])  # fmt: skip
     columns = ["", ">an hour", ">80% interval", ">a million tokens", "~fleet"]
     yield Table(columns, rows, f"The plan of {plans['workload']}")
@@ -236,5 +236,5 @@ def _value(name: str, value: float) -> str:
     return milliseconds(value) if name in ("ttft_s", "tpot_s") else significant(value)
 
 
-def _between(name: str, one: Mapping[str, float]) -> str:
-    return f"{_value(name, one['low'])} to {_value(name, one['high'])}"
+def _between(name: str, interval: Mapping[str, float]) -> str:
+    return f"{_value(name, interval['low'])} to {_value(name, interval['high'])}"

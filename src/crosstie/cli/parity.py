@@ -131,7 +131,7 @@ def command(
     key = os.environ.get(key_env) or None
     key_b = os.environ.get(key_env_b) or None if key_env_b else key
     party = Party(url=Address(a).url, model=model, api_key=key)
-    parties = [Party(url=Address(one).url, model=model_b or model, api_key=key_b) for one in others]
+    parties = [Party(url=Address(other_url).url, model=model_b or model, api_key=key_b) for other_url in others]
     if tasks:
         harness_line()
     with progress() as on_progress:
@@ -140,37 +140,37 @@ def command(
         )
     limits = Limits(kl=max_kl, disagreement=1 - min_top1)
     faults = SIZES if fault is None else (fault,)
-    parities = [judged(party.url, other.url, one, limits, faults) for other, one in zip(parties, passes, strict=True)]
+    parities = [judged(party.url, other.url, both, limits, faults) for other, both in zip(parties, passes, strict=True)]
     scores: list[Score] = []
     if tasks:
         with progress() as on_progress:
-            for other, one in zip(parties, passes, strict=True):
+            for other, both in zip(parties, passes, strict=True):
                 scores += scored(
-                    (party, one.a_model), (other, one.b_model), tasks.split(","), task_limit, on_progress=on_progress
+                    (party, both.a_model), (other, both.b_model), tasks.split(","), task_limit, on_progress=on_progress
                 )
     same = all(parity.verdict == "same" for parity in parities) and not any(score.worse for score in scores)
     admitted = _admitted(port, pool or "") if port is not None and admit and same else None
     wanted.give(
         lambda: document(parities, scores) | {"admitted": admitted is not None, "gpus": gpus},
         lambda details: _parts(parities, scores, gpus, admitted, details, pool if admit else None),
-        title=f"{party.url} and {', '.join(one.url for one in parties)}: the same model?",
+        title=f"{party.url} and {', '.join(compared.url for compared in parties)}: the same model?",
     )
     return 0 if same else 1
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        body = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        body = None
+    if not isinstance(body, dict):
         raise BadInput("--body: must be a JSON object")
-    return found
+    return body
 
 
 def _of_gateway(port: AdminPort, a: str, pool: str, admit: bool) -> tuple[str, tuple[str, ...]]:
     """The address of A, and the backends of the pool. One that is to be admitted must not have requests already."""
-    pools = {one["pool"]: one for one in json.loads(port.get("pools"))["pools"]}
+    pools = {entry["pool"]: entry for entry in json.loads(port.get("pools"))["pools"]}
     for name in (pool, *([] if "://" in a else [a])):
         if name not in pools:
             raise BadInput(f"{port.url}: no pool '{name}'; there are {', '.join(pools)}")
@@ -181,9 +181,9 @@ def _of_gateway(port: AdminPort, a: str, pool: str, admit: bool) -> tuple[str, t
             f"pool {pool} has requests already: --admit lets in one that is drained (`drained = true` in the fleet "
             f"file, or `crosstie admin drain {pool}`)"
         )
-    backends = [one["backend"] for one in pools[pool]["backends"]]
+    backends = [backend["backend"] for backend in pools[pool]["backends"]]
     if "://" not in a:
-        up = [one["backend"] for one in pools[a]["backends"] if one["up"]]
+        up = [backend["backend"] for backend in pools[a]["backends"] if backend["up"]]
         if not up:
             raise BadInput(f"pool {a}: no backend is up")
         a = up[0]
@@ -199,10 +199,10 @@ def _admitted(port: AdminPort, pool: str) -> str:
 
 
 def _parts(
-    found: list[Parity], scores: list[Score], gpus: dict[str, dict[str, int]], admitted: str | None, verbose: bool,
+    parities: list[Parity], scores: list[Score], gpus: dict[str, dict[str, int]], admitted: str | None, verbose: bool,
     pool: str | None,
 ) -> Parts:  # fmt: skip
-    for number, parity in enumerate(found):
+    for number, parity in enumerate(parities):
         if number:
             yield ""
         yield from parity_parts(parity, verbose)
@@ -267,9 +267,9 @@ def _sees(power: Power) -> str:
     if power.differs is not None:
         seen.append(f"one of {nats(power.differs)} is called a difference")
     needs = []
-    for one in power.needed:
-        called = "" if one.to_differ is None else f", {one.to_differ:,} to be called a difference"
-        needs.append(f"{nats(one.nats)} nats: {one.to_notice:,} to be noticed{called}")
+    for need in power.needed:
+        called = "" if need.to_differ is None else f", {need.to_differ:,} to be called a difference"
+        needs.append(f"{nats(need.nats)} nats: {need.to_notice:,} to be noticed{called}")
     told = " and ".join(seen) or "no fault for sure"
     asked = plural(power.prompts, "prompt")
     return f"{asked} see, in 80% of runs: {told}. Prompts that a fault needs: {'; '.join(needs)}"

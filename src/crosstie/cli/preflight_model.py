@@ -106,16 +106,16 @@ def command(
     return report(title, found.findings, verdicts, more=about(model, found), last=last, **reporting)
 
 
-def about(checkpoint: str, found: ModelReport) -> dict[str, Any]:
+def about(checkpoint: str, checked: ModelReport) -> dict[str, Any]:
     """What its document has beside verdicts and findings."""
     return {
-        "checkpoint": checkpoint, "model": found.name, "engine": str(found.engine), "layouts": found.layouts,
-        "settings": found.settings, "effort": msgspec.to_builtins(_efforts(found)),
+        "checkpoint": checkpoint, "model": checked.name, "engine": str(checked.engine), "layouts": checked.layouts,
+        "settings": checked.settings, "effort": msgspec.to_builtins(_efforts(checked)),
     }  # fmt: skip
 
 
-def _efforts(found: ModelReport) -> dict[str, Effort]:
-    return {name: effort_of(one for one in found.findings if one.target in ("", name)) for name in found.verdicts}
+def _efforts(seen: ModelReport) -> dict[str, Effort]:
+    return {name: effort_of(row for row in seen.findings if row.target in ("", name)) for name in seen.verdicts}
 
 
 def _parts(efforts: Iterable[Effort]) -> dict[str, tuple[float, float, float]]:
@@ -185,7 +185,7 @@ def _without_tail(rows: Sequence[MatrixRow]) -> Sequence[MatrixRow]:
 def _changes(changes: Sequence[MatrixChange], verbose: bool) -> Parts:
     """Accelerators that change alike in one release are one line."""
     order = list(VERDICTS.values())
-    for (version, before, after), group in groupby(changes, key=lambda one: (one.version, one.before, one.after)):
+    for (version, before, after), group in groupby(changes, key=lambda row: (row.version, row.before, row.after)):
         alike = list(group)
         parts = ", ".join(change.accelerator for change in reversed(alike))
         word = "gone" if order.index(after) < order.index(before) else "new"

@@ -83,7 +83,7 @@ def _sentence(figure: ReviewFigure) -> str:
 def _parts(review: Review, verbose: bool) -> list[tuple[str, list[ReviewFigure]]]:
     parts: list[tuple[str, list[ReviewFigure]]] = []
     for title, checks in _PARTS.items():
-        figures = [one for one in review.figures if one.check in checks or (verbose and _told_in(one) == title)]
+        figures = [row for row in review.figures if row.check in checks or (verbose and _told_in(row) == title)]
         if figures:
             parts.append((title, figures))
     return parts
@@ -99,7 +99,7 @@ def _told_in(figure: ReviewFigure) -> str:
 
 def _table(figures: Sequence[ReviewFigure], verbose: bool) -> tuple[list[str], list[list[str]]]:
     """Throughput has its load in place of a name, and latencies have what the plan said of its own traffic."""
-    loads, planned = figures[0].check == "throughput", any(one.planned is not None for one in figures)
+    loads, planned = figures[0].check == "throughput", any(row.planned is not None for row in figures)
     columns = ["pool" if loads else "of", "load" if loads else "figure"]
     columns += [">plan"] * planned + [">predicted", ">seen (95% interval)", ">off by", "verdict"]
     columns += [">limit", ">requests"] * verbose
@@ -112,11 +112,11 @@ def _table(figures: Sequence[ReviewFigure], verbose: bool) -> tuple[list[str], l
     return columns, rows
 
 
-def _seen(one: ReviewFigure) -> str:
-    low, high = one.seen.low, one.seen.high
+def _seen(row: ReviewFigure) -> str:
+    low, high = row.seen.low, row.seen.high
     if low is None and high is None:
-        return f"{_value(one, one.seen.value)} (?)"
-    value, ends = _value(one, one.seen.value), [_value(one, end) if end is not None else "?" for end in (low, high)]
+        return f"{_value(row, row.seen.value)} (?)"
+    value, ends = _value(row, row.seen.value), [_value(row, end) if end is not None else "?" for end in (low, high)]
     if value.endswith(" ms") and all(end.endswith(" ms") or end == "?" for end in ends):
         # The unit once.
         ends = [end.removesuffix(" ms") for end in ends]
@@ -149,7 +149,7 @@ def _again(learnt: Again) -> Parts:
     first = learnt.steps[0]
     rows = [_step(step, first) for step in learnt.steps]
     yield Table(["~planned again", "~fleet", ">$/h", ">$/M tokens", ">$/month more"], rows)
-    yield from (f"- {one}" for one in learnt.learnt)
+    yield from (f"- {lesson}" for lesson in learnt.learnt)
 
 
 def _step(plan: RevisedPlan, first: RevisedPlan) -> list[str]:

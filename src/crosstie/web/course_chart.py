@@ -16,7 +16,7 @@ def course_picture(runs: Sequence[Run], outages: Sequence[Outage]) -> Picture:
 
 
 def _course(runs: Sequence[Run], outages: Sequence[Outage]) -> Any:
-    shown = [one for one in runs if one.seed == runs[0].seed][:4]
+    shown = [drawn for drawn in runs if drawn.seed == runs[0].seed][:4]
     figure = new_figure(2.6 + 6.0 * len(shown), 8)
     rows = figure.subplots(3, len(shown), squeeze=False, sharex="col")
     for column, run in enumerate(shown):

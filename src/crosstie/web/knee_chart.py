@@ -31,10 +31,10 @@ def _knee(runs: Sequence[Run]) -> Any:
         points.sort(key=lambda point: point[0])
         at = [live for live, _ in points]
         groups = [group for _, group in points]
-        throughput.plot(at, [_mean(group, lambda one: one.turns_per_s, total=True) for group in groups], marker="o",
+        throughput.plot(at, [_mean(group, lambda each: each.turns_per_s, total=True) for group in groups], marker="o",
                         color=colour, linewidth=1.4, label=name)  # fmt: skip
-        latency.plot(at, [_mean(group, lambda one: one.mean_turn_s) for group in groups], marker="o", color=colour)
-        hits.plot(at, [_mean(group, lambda one: one.hit_rate) for group in groups], marker="o", color=colour)
+        latency.plot(at, [_mean(group, lambda each: each.mean_turn_s) for group in groups], marker="o", color=colour)
+        hits.plot(at, [_mean(group, lambda each: each.hit_rate) for group in groups], marker="o", color=colour)
     throughput.set_ylabel("turns a second")
     latency.set_ylabel("seconds a turn takes, mean")
     hits.set_ylabel("prompt tokens in a cache")

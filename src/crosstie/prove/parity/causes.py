@@ -17,31 +17,31 @@ def causes_of(
 ) -> tuple[str, ...]:
     if "differs" not in says.values():
         return ()
-    found = []
+    causes = []
     more = [one.b.prompt_tokens - one.a.prompt_tokens for one in pairs if one.a.prompt_tokens and one.b.prompt_tokens]
     lengths = _other_lengths(pairs)
     if lengths:
-        found.append(f"the tokenizer: {plural(lengths, 'text')} cut into other tokens")
+        causes.append(f"the tokenizer: {plural(lengths, 'text')} cut into other tokens")
     elif more and sum(map(bool, more)) > len(more) / 2:
-        found.append(
+        causes.append(
             f"the chat template: B counts {median(more):+g} tokens for the same messages, and as many for the same text"
         )
     if says.get("forced KL") == "same" and says.get("chat KL") == "differs":
-        found.append("the chat template or a system prompt: plain texts are alike, and chats are not")
+        causes.append("the chat template or a system prompt: plain texts are alike, and chats are not")
     told = [group for group in by_position if group.places >= _LEAST_PLACES]
     if says.get("forced KL") != "differs" or lengths:
-        return tuple(found)
+        return tuple(causes)
     if len(told) > 1 and told[-1].kl > _TIMES_WORSE * max(told[0].kl, limit_kl / _TIMES_WORSE):
-        found.append(
+        causes.append(
             f"positions: KL is {told[0].kl:.2g} at tokens {told[0].name} and {told[-1].kl:.2g} at {told[-1].name}; "
             "look at RoPE scaling, a sliding window, the KV cache and its scales"
         )
     else:
-        found.append(
+        causes.append(
             "the weights: texts differ from their first tokens on; look at scales, the FP8 dialect (a factor of two), "
             "a quantised layout, RoPE's base and scaling; `crosstie diff` finds the module"
         )
-    return tuple(found)
+    return tuple(causes)
 
 
 def _other_lengths(pairs: Sequence[Pair]) -> int:

@@ -115,8 +115,8 @@ def _undisturbed(trace: Trace, seen: Pass, counted: Ints) -> Ints:
     if not len(known) or trace.arrival_s is None:
         return counted
     until = float(trace.arrival_s[-1] - np.quantile(known, _LAST))
-    found: Ints = counted[trace.arrival_s[counted] <= until]
-    return found
+    early: Ints = counted[trace.arrival_s[counted] <= until]
+    return early
 
 
 def _stretch(production: Recorded, rows: Ints) -> Ints:
@@ -173,8 +173,8 @@ def _speeds(
     factor = 1.0 / max(1.0 + gain, 0.5)
     assert trace.arrival_s is not None
     span = float(trace.arrival_s[counted[-1]] - trace.arrival_s[counted[0]])
-    found = [_speed(pool.name, pool.replicas, trace, seen, simulated, both, factor, span) for pool in fleet.pools]
-    return [one for one in found if one is not None]
+    speeds = [_speed(pool.name, pool.replicas, trace, seen, simulated, both, factor, span) for pool in fleet.pools]
+    return [speed for speed in speeds if speed is not None]
 
 
 def _speed(

@@ -60,8 +60,8 @@ class Recorded:
         return _HOUR_S if self.span_s > _HOUR_S else self.span_s * count / (count - 1)
 
     def rows(self, name: str, busy: bool = False) -> Ints:
-        found = self.by_class.get(name, np.zeros(0, np.int64))
-        return found[(found >= self.busy.start) & (found < self.busy.stop)] if busy else found
+        rows = self.by_class.get(name, np.zeros(0, np.int64))
+        return rows[(rows >= self.busy.start) & (rows < self.busy.stop)] if busy else rows
 
     @property
     def has_latencies(self) -> bool:
