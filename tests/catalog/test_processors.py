@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from crosstie.catalog.models import read_model_path
-from crosstie.catalog.processors import rule_of_checkpoint
+from crosstie.catalog.vision import rule_of_checkpoint
 from crosstie.catalog.vision import image_rule, read_images
 from crosstie.core.errors import BadData
 

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from crosstie.catalog.reading import Sources, number, only_keys, read_toml, table, text
+from crosstie.catalog.reading import number, only_keys, sourced_file, table, text
 from crosstie.core.errors import BadData, did_you_mean, near_names
 
 _FILE = Path(__file__).parent / "data" / "days.toml"
@@ -17,16 +17,14 @@ _SAME_MEAN = 0.01
 
 @cache
 def shipped_days() -> dict[str, tuple[float, ...]]:
-    raw = read_toml(_FILE)
-    sources = Sources(_FILE, raw.pop("sources"))
     days = {}
-    for name, entry in raw.items():
-        entry = table(_FILE, name, entry)
-        only_keys(_FILE, name, entry, {"says", "hours", "basis", "source"})
-        text(_FILE, f"{name}.says", entry.get("says"))
-        sources.cite(name, entry.get("source"))
-        days[name] = _hours(_FILE, f"{name}.hours", entry.get("hours"))
-    sources.check_all_cited()
+    with sourced_file(_FILE) as (raw, sources):
+        for name, entry in raw.items():
+            entry = table(_FILE, name, entry)
+            only_keys(_FILE, name, entry, {"says", "hours", "basis", "source"})
+            text(_FILE, f"{name}.says", entry.get("says"))
+            sources.cite(name, entry.get("source"))
+            days[name] = _hours(_FILE, f"{name}.hours", entry.get("hours"))
     return days
 
 

@@ -9,17 +9,18 @@ from collections.abc import Iterable
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 from crosstie.catalog.classes import read_target
-from crosstie.catalog.jwt import read_jwt
 from crosstie.catalog.kube import KUBE
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import (
     check_unique,
     date,
+    one_of,
     only_keys,
     optional_text,
     read_record,
@@ -30,7 +31,7 @@ from crosstie.catalog.reading import (
     text,
 )
 from crosstie.core.errors import BadData, CrosstieError, UnknownName
-from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, SharedState
+from crosstie.core.fleet import ASYMMETRIC, Fleet, JwtIdentity, Policy, Pool, Route, ServedClass, Serving, SharedState
 
 FORMAT = 1
 _KEYS = {"format", "name", "planned", "policy", "aliases", "fallbacks", "serve", "state", "jwt", "pool", "class"}
@@ -41,6 +42,7 @@ _PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@|[?&]password=(?!\$\{)")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]+")
 # Shares are written to six digits, and people write 0.33 three times.
 _SHARES_MISS = 0.01
+_HERE = ("127.0.0.1", "::1", "localhost")
 
 
 def read_fleet(catalog: Catalog, file: Path) -> Fleet:
@@ -292,3 +294,43 @@ def _state(file: Path, raw: object) -> SharedState:
             # Not repeated: it would be in logs.
             raise BadData(file, f"state.{key}", "has a password in it: put the address into a variable, as ${DATABASE}")
     return msgspec.structs.replace(state, store=store)
+
+
+def read_jwt(file: Path, raw: object, *, keys: bool) -> JwtIdentity | None:
+    """Whose signed tokens are taken beside keys, and what they say of who sends them. `keys`: whether the file has them
+    required."""
+    if raw is None:
+        return None
+    entry: dict[str, Any] = dict(table(file, "jwt", raw))
+    if not keys:
+        raise BadData(file, "jwt", 'goes with keys = "required" in [state]: usage and teams are kept in its store')
+    if isinstance(entry.get("audience"), str):
+        entry["audience"] = [entry["audience"]]
+    identity = read_record(file, "jwt", entry, JwtIdentity)
+    if not identity.audience:
+        raise BadData(file, "jwt.audience", "is empty: tokens for anybody would be taken")
+    _check_url(file, "jwt.issuer", identity.issuer)
+    if identity.jwks is not None and "://" in identity.jwks:
+        _check_url(file, "jwt.jwks", identity.jwks)
+    if not identity.algorithms:
+        raise BadData(file, "jwt.algorithms", f"is empty; known: {', '.join(ASYMMETRIC)}")
+    for index, name in enumerate(identity.algorithms):
+        # Neither none nor a shared secret: whoever can verify those can make them.
+        one_of(file, f"jwt.algorithms[{index}]", name, ASYMMETRIC)
+    if identity.teams and identity.team_claim is None:
+        raise BadData(file, "jwt.teams", "goes with team_claim, which is missing")
+    if identity.jwks is not None and "://" not in identity.jwks:
+        # As that of the store: from where the fleet file lies.
+        place = str(file.parent.absolute() / Path(identity.jwks).expanduser())
+        return read_record(file, "jwt", {**entry, "jwks": place}, JwtIdentity)
+    return identity
+
+
+def _check_url(file: Path, where: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        host = None
+    if host is None or not (parts.scheme == "https" or (parts.scheme == "http" and host in _HERE)):
+        raise BadData(file, where, "is no https address; http is for this machine alone")

@@ -23,8 +23,7 @@ from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.plan.sweep import RequestSource, ray_library
 from crosstie.web.chart import check_picture
-from crosstie.web.course_chart import course_picture
-from crosstie.web.knee_chart import has_knee, knee_picture
+from crosstie.web.simulation_chart import course_picture, has_knee, knee_picture
 
 _POLICIES = get_args(Policy)
 _KILL = re.compile(r"(?P<pool>.+)@(?P<at>[^@+]+)(?:\+(?P<during>[^@+]+))?")
