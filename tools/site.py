@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 import crosstie
 from crosstie.catalog.describe import overview
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.pictures import Images
+from crosstie.catalog.vision import Images
 from crosstie.cli.main import crosstie as cli
 from crosstie.core.fleet import Adapter, HostedModel, JwtIdentity, Route, Serving, TokenPrice
 from crosstie.core.workload import Constraints, Lora, PrefixReuse

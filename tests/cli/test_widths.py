@@ -13,7 +13,7 @@ from tests.conftest import Command
 from tests.decide.plan.test_shared import text as shared_workload
 from tests.small_workload import small
 
-from crosstie.cli.admin_show import pools_parts
+from crosstie.cli.admin import pools_parts
 from crosstie.cli.bench_show import bench_parts
 from crosstie.cli.explain import parts as explained_parts
 from crosstie.cli.findings_show import report

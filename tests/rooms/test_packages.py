@@ -13,7 +13,7 @@ from tests.conftest import Command
 from tests.packages import ROOT, SOURCES, TESTS, paths_of
 
 import crosstie
-from crosstie.cli import packages
+from crosstie.cli import lazy
 from crosstie.cli.main import OTHERS
 from crosstie.cli.preflight import OTHERS as PREFLIGHT_OTHERS
 from crosstie.core.errors import MissingPackage
@@ -23,14 +23,14 @@ BROUGHT = {**OTHERS, **{f"preflight.{name}": package for name, package in PREFLI
 
 def entry_points(package: str) -> dict[str, str]:
     project = tomllib.loads((ROOT / "packages" / package / "pyproject.toml").read_text())["project"]
-    found: dict[str, str] = project["entry-points"][packages.COMMANDS]
+    found: dict[str, str] = project["entry-points"][lazy.COMMANDS]
     return found
 
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if no other package were installed."""
-    monkeypatch.setattr(packages, "entry_points", lambda **asked: EntryPoints())
+    monkeypatch.setattr(lazy, "entry_points", lambda **asked: EntryPoints())
     for name in list(sys.modules):
         if name.partition(".")[0] in ("crosstie_gateway", "crosstie_port"):
             monkeypatch.delitem(sys.modules, name)
@@ -90,13 +90,13 @@ def test_a_public_name_of_a_missing_package_says_what_to_install() -> None:
 @pytest.mark.usefixtures("alone")
 def test_a_review_of_a_store_needs_the_gateway() -> None:
     with pytest.raises(MissingPackage, match="`crosstie review --store` needs crosstie-gateway"):
-        packages.brought(packages.SOURCES, "usage", "`crosstie review --store`", "crosstie-gateway")
+        lazy.brought(lazy.SOURCES, "usage", "`crosstie review --store`", "crosstie-gateway")
 
 
 def test_the_gateways_usage_is_found_by_its_entry_point() -> None:
     from crosstie_gateway.ledger.places import usage_by_hour
 
-    assert packages.brought(packages.SOURCES, "usage", "it", "crosstie-gateway") is usage_by_hour
+    assert lazy.brought(lazy.SOURCES, "usage", "it", "crosstie-gateway") is usage_by_hour
 
 
 def test_every_test_belongs_to_one_package() -> None:

@@ -1,17 +1,19 @@
-"""How many drafts are kept: acceptance lengths by model, method and kind of text, and the Speculation that follows.
+"""How many drafts an engine makes unless told, and how many are kept: acceptance lengths by model, method and kind of
+text, and the Speculation that follows.
 
 A length counts the token that the model itself adds: 1 + kept drafts / verifying steps.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from crosstie.catalog.drafters import drafter_of
-from crosstie.catalog.reading import cell_number, read_rows
+from crosstie.catalog.reading import cell_number, read_records, read_rows, sourced_file
 from crosstie.core.errors import BadData, BadInput, UnknownName
 from crosstie.core.fact import Basis
 from crosstie.core.model import Model
@@ -30,6 +32,7 @@ ANY = "*"
 _PAIR = re.compile(r"(\d+):(\d+(?:\.\d+)?)")
 # Kept drafts on a kind of text that was not measured, over those on another kind of the same model.
 _OTHER_TEXT = (0.7, 1.3)
+_FILE = Path(__file__).parent / "data" / "drafts.toml"
 
 
 class AcceptanceCurve(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,10 +54,10 @@ class AcceptanceCurve(msgspec.Struct, frozen=True, kw_only=True):
         """Conditional acceptance; past the deepest measured one, what its last position keeps."""
         deepest = max(self.lengths)
         if set(self.lengths) == set(range(1, deepest + 1)):
-            found = by_position(tuple(self.lengths[i] for i in range(1, deepest + 1)))
+            shares = by_position(tuple(self.lengths[i] for i in range(1, deepest + 1)))
         else:
-            found = constant_acceptance(self.lengths[deepest], deepest)
-        return (*found[:depth], *(found[-1:] * max(depth - len(found), 0)))
+            shares = constant_acceptance(self.lengths[deepest], deepest)
+        return (*shares[:depth], *(shares[-1:] * max(depth - len(shares), 0)))
 
 
 def read_acceptance(file: Path, models: Mapping[str, object]) -> tuple[AcceptanceCurve, ...]:
@@ -158,5 +161,32 @@ def _scaled(positions: tuple[float, ...], length: float, depth: int) -> tuple[fl
             survived *= share**power
             total += survived
         low, high = (power, high) if total > length else (low, power)
-    found = tuple(share ** (0.5 * (low + high)) for share in positions)
-    return (*found[:depth], *(found[-1:] * max(depth - len(found), 0)))
+    scaled = tuple(share ** (0.5 * (low + high)) for share in positions)
+    return (*scaled[:depth], *(scaled[-1:] * max(depth - len(scaled), 0)))
+
+
+class DefaultDepth(msgspec.Struct, frozen=True, kw_only=True):
+    # Ids of stacks, or "*".
+    engines: tuple[str, ...]
+    methods: tuple[Method, ...]
+    depth: Annotated[int, msgspec.Meta(ge=1, le=DEEPEST)]
+    basis: Basis
+    source: str
+    date: str
+    note: str = ""
+
+
+@cache
+def shipped_depths() -> tuple[DefaultDepth, ...]:
+    return read_depths(_FILE)
+
+
+def default_depth(engine: str, method: str) -> DefaultDepth | None:
+    """Of an engine's id; None: neither the engine nor its documentation has one."""
+    fitting = (depth for depth in shipped_depths() if method in depth.methods and {engine, ANY} & set(depth.engines))
+    return next(fitting, None)
+
+
+def read_depths(file: Path) -> tuple[DefaultDepth, ...]:
+    with sourced_file(file, ["default"]) as (raw, sources):
+        return read_records(file, "default", raw.get("default"), DefaultDepth, sources)

@@ -33,11 +33,11 @@ def base_urls(file: Path, where: str, raw: object) -> tuple[str, ...]:
 def read_address(file: Path, where: str, given: str) -> str:
     """A base URL in its one normal form, so that two that mean the same are equal."""
     if given.lower().startswith(BY_NAME):
-        found = read_address(file, where, given[len(BY_NAME) :])
-        host = urlsplit(found).hostname or ""
+        address = read_address(file, where, given[len(BY_NAME) :])
+        host = urlsplit(address).hostname or ""
         if ":" in host or not host.strip("0123456789."):
             raise BadData(file, where, f"'{given}' is an address already: {BY_NAME} is for a name that has several")
-        return BY_NAME + found
+        return BY_NAME + address
     if not given.isprintable() or " " in given:
         raise BadData(file, where, "has spaces, control characters or line breaks")
     if given.lower().startswith(KUBE):

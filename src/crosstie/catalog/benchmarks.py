@@ -81,14 +81,14 @@ class SessionBenchmark(_Described):
         """p90 over mean of a prompt's tokens, of those that are new where memory is endless, and of an answer's."""
         inputs = self.trace.input_tokens
         new = inputs - np.bincount(self._reuse.request, self._reuse.tokens, len(inputs))
-        return tuple(float(np.quantile(one, 0.9) / one.mean()) for one in (inputs, new, self.trace.output_tokens))  # type: ignore[return-value]
+        return tuple(float(np.quantile(part, 0.9) / part.mean()) for part in (inputs, new, self.trace.output_tokens))  # type: ignore[return-value]
 
     def cached_share(self, tokens_a_session: float) -> float:
         """Share of prompt tokens that a cache with so many tokens for each live session has."""
         if self.warm:
             return self.finds
-        found = self._reuse.cached_tokens(tokens_a_session * SESSIONS_AT_ONCE)
-        return self.finds * found / float(self.trace.input_tokens.sum())
+        cached = self._reuse.cached_tokens(tokens_a_session * SESSIONS_AT_ONCE)
+        return self.finds * cached / float(self.trace.input_tokens.sum())
 
 
 class PrefixBenchmark(_Described):
@@ -107,7 +107,7 @@ class PrefixBenchmark(_Described):
         return float(self.shared + self.question), float(self.output)
 
     def lasts_s(self, rate: float) -> float:
-        return self.stage_s[min(self.stage_s, key=lambda one: abs(float(one) - rate))]
+        return self.stage_s[min(self.stage_s, key=lambda rate_word: abs(float(rate_word) - rate))]
 
     @cached_property
     def trace(self) -> Trace:
@@ -162,17 +162,17 @@ def read_benchmarks(file: Path) -> tuple[Benchmark, ...]:
     raw = dict(read_toml(file))
     sources = Sources(file, raw.pop("sources", None))
     only_keys(file, "", raw, {"sessions", "prefixes"})
-    found: list[Benchmark] = []
+    read: list[Benchmark] = []
     for name, entry in table(file, "sessions", raw.get("sessions", {})).items():
         where = f"sessions.{name}"
-        one = {**table(file, where, entry), "name": name}
-        session = table(file, f"{where}.session", one.pop("session", None))
+        described = {**table(file, where, entry), "name": name}
+        session = table(file, f"{where}.session", described.pop("session", None))
         read_shape(file, f"{where}.session", session, _LONGEST)
-        found.append(read_record(file, where, one, SessionBenchmark, sources, session=session))
+        read.append(read_record(file, where, described, SessionBenchmark, sources, session=session))
     for name, entry in table(file, "prefixes", raw.get("prefixes", {})).items():
         where = f"prefixes.{name}"
-        found.append(read_record(file, where, {**table(file, where, entry), "name": name}, PrefixBenchmark, sources))
-    return tuple(found)
+        read.append(read_record(file, where, {**table(file, where, entry), "name": name}, PrefixBenchmark, sources))
+    return tuple(read)
 
 
 @cache
@@ -185,13 +185,13 @@ def at_length(accelerator: str, input_tokens: float) -> str:
 
     Estimates do not count it: these runs are of one model, and leave open whether the engine or the GPU is slow.
     """
-    for one in shipped_benchmarks() if input_tokens > _SHORT else ():
-        if isinstance(one, SessionBenchmark) and one.pace.get(accelerator, 0.0) > _FAR_SLOWER:
-            measured = one.lengths[0]
+    for bench in shipped_benchmarks() if input_tokens > _SHORT else ():
+        if isinstance(bench, SessionBenchmark) and bench.pace.get(accelerator, 0.0) > _FAR_SLOWER:
+            measured = bench.lengths[0]
             if input_tokens > 0.5 * measured:
                 return (
                     f"beyond calibration: agents' runs with prompts of {round(measured, -3):,.0f} tokens took "
-                    f"{one.pace[accelerator]:g} times as long a token as the model says (benchmark {one.name}, "
+                    f"{bench.pace[accelerator]:g} times as long a token as the model says (benchmark {bench.name}, "
                     "docs/accuracy.md); not counted here"
                 )
     return ""

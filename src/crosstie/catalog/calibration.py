@@ -228,11 +228,11 @@ Counted = Mapping[tuple[str, ...], int]
 
 
 def counted(points: Mapping[str, int]) -> Counted:
-    found: Counter[tuple[str, ...]] = Counter()
+    counts: Counter[tuple[str, ...]] = Counter()
     for key, count in points.items():
         for some in _beginnings(key):
-            found[some] += count
-    return found
+            counts[some] += count
+    return counts
 
 
 def _beginnings(key: str) -> tuple[tuple[str, ...], ...]:
@@ -331,12 +331,12 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @cached_property
     def _load_ranges(self) -> dict[tuple[str, ...], tuple[float, float]]:
-        found: dict[tuple[str, ...], tuple[float, float]] = {}
+        ranges: dict[tuple[str, ...], tuple[float, float]] = {}
         for key, (low, high) in self.loads.items():
             for some in _beginnings(key):
-                least, most = found.get(some, (low, high))
-                found[some] = min(least, low), max(most, high)
-        return found
+                least, most = ranges.get(some, (low, high))
+                ranges[some] = min(least, low), max(most, high)
+        return ranges
 
 
 def evidence(points: Counted, subject: CalibrationSubject) -> tuple[str, int, str]:
@@ -379,30 +379,30 @@ def empty() -> Calibration:
 
 def read_calibration(file: Path) -> Calibration:
     try:
-        found = msgspec.json.decode(file.read_bytes(), type=Calibration)
+        read = msgspec.json.decode(file.read_bytes(), type=Calibration)
     except OSError as error:
         raise BadData(file, "", f"cannot be read: {error.strerror}") from None
     except msgspec.MsgspecError as error:
         raise BadData(file, "", f"is no calibration: {error}") from None
-    if found.format != FORMAT:
-        raise BadData(file, "format", f"is {found.format}; this version reads {FORMAT}. Make it again with calibrate")
-    if len(set(found.constants)) != len(found.constants):
+    if read.format != FORMAT:
+        raise BadData(file, "format", f"is {read.format}; this version reads {FORMAT}. Make it again with calibrate")
+    if len(set(read.constants)) != len(read.constants):
         raise BadData(file, "constants", "has a constant twice")
-    unknown = [name for name in found.constants if name not in CONSTANTS]
+    unknown = [name for name in read.constants if name not in CONSTANTS]
     if unknown:
         raise BadData(file, "constants", f"'{unknown[0]}' is no constant of this version; make the file again")
-    for scope, parts in found.scopes.items():
-        if len(parts) != len(found.constants) or max(map(abs, parts), default=0.0) > _FURTHEST:
-            raise BadData(file, f"scopes.{scope}", f"must have {len(found.constants)} numbers from -20 to 20")
-    for key, count in found.points.items():
+    for scope, parts in read.scopes.items():
+        if len(parts) != len(read.constants) or max(map(abs, parts), default=0.0) > _FURTHEST:
+            raise BadData(file, f"scopes.{scope}", f"must have {len(read.constants)} numbers from -20 to 20")
+    for key, count in read.points.items():
         if len(key.split(" / ")) != len(_WORDS_OF_POINTS) or count < 1:
             raise BadData(file, f"points.{key}", f"must be a count of {' / '.join(_WORDS_OF_POINTS)}")
-    for key, (low, high) in found.loads.items():
-        if key not in found.points or not 0.0 < low <= high:
+    for key, (low, high) in read.loads.items():
+        if key not in read.points or not 0.0 < low <= high:
             raise BadData(file, f"loads.{key}", "must be the fewest and most requests a GPU of a key of points")
-    if found.posterior is not None:
-        _check_posterior(file, found.posterior)
-    return found
+    if read.posterior is not None:
+        _check_posterior(file, read.posterior)
+    return read
 
 
 def _check_posterior(file: Path, posterior: Posterior) -> None:

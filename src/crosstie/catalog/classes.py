@@ -12,11 +12,11 @@ import numpy as np
 from crosstie.catalog.lengths import Lengths, cut, read_lengths
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.lora import lora_note, read_lora
-from crosstie.catalog.pictures import read_images
 from crosstie.catalog.prefixes import read_prefix, with_prefixes
 from crosstie.catalog.reading import check_unique, number, only_keys, table, text
 from crosstie.catalog.sessions import read_sessions, read_shape, sessions_note
 from crosstie.catalog.traces import Trace, find_trace, read_trace
+from crosstie.catalog.vision import read_images
 from crosstie.core.errors import BadData, CrosstieError
 from crosstie.core.model import Model
 from crosstie.core.workload import Pictures, RequestClass, SessionTraffic, Target
@@ -129,7 +129,7 @@ def _class(reader: ClassReader, where: str, raw: dict[str, Any], total: float | 
         prefix = read_prefix(file, f"{where}.prefix", raw["prefix"], trace)
         slices = with_prefixes(file, f"{where}.prefix", prefix, slices, inputs, rate, trace)
     if pictures is not None:
-        slices = tuple(msgspec.structs.replace(one, pictures=pictures) for one in slices)
+        slices = tuple(msgspec.structs.replace(band, pictures=pictures) for band in slices)
     lora = read_lora(file, f"{where}.lora", raw["lora"]) if "lora" in raw else None
     if lora is not None:
         reader.notes.append(lora_note(name, lora, rate))

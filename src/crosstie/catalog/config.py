@@ -46,12 +46,12 @@ class Config:
 
     def get(self, *names: str) -> Any:
         """The first of these keys that is there and not null; families spell the same thing apart."""
-        found = None
+        value = None
         for name in names:
             self.asked.add(name)
-            if found is None and self.raw.get(name) is not None:
-                found = self.raw[name]
-        return found
+            if value is None and self.raw.get(name) is not None:
+                value = self.raw[name]
+        return value
 
     def get_outer(self, name: str) -> Any:
         """A key that multimodal configs keep at the top or beside the language model."""
@@ -65,8 +65,8 @@ class Config:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:
-            found = next(name for name in names if self.raw.get(name) is not None)
-            raise self.bad(found, f"must be a whole number from {least} to {_MOST:,}, not {value!r:.60}")
+            key = next(name for name in names if self.raw.get(name) is not None)
+            raise self.bad(key, f"must be a whole number from {least} to {_MOST:,}, not {value!r:.60}")
         return value
 
     def count(self, *names: str, default: int | None = None, least: int = 1) -> int:
@@ -81,24 +81,24 @@ class Config:
         return bool(self._typed(name, self.get(name), bool, "true or false", default))
 
     def flag_outer(self, name: str) -> bool | None:
-        found: bool | None = self._typed(name, self.get_outer(name), bool, "true or false", None)
-        return found
+        flag: bool | None = self._typed(name, self.get_outer(name), bool, "true or false", None)
+        return flag
 
     def word(self, name: str) -> str:
         """A string, or "" where there is none."""
         return str(self._typed(name, self.get(name), str, "a string", ""))
 
     def words(self, name: str, length: int) -> list[str] | None:
-        found = self._list(name, str)
-        if found is not None and len(found) != length:
-            raise self.bad(name, f"has {len(found)} entries for {length} layers")
-        return found
+        words = self._list(name, str)
+        if words is not None and len(words) != length:
+            raise self.bad(name, f"has {len(words)} entries for {length} layers")
+        return words
 
     def counts(self, name: str, least_length: int = 0) -> list[int] | None:
-        found = self._list(name, int)
-        if found is not None and len(found) < least_length:
-            raise self.bad(name, f"has {len(found)} entries for {least_length} layers")
-        return found
+        counts = self._list(name, int)
+        if counts is not None and len(counts) < least_length:
+            raise self.bad(name, f"has {len(counts)} entries for {least_length} layers")
+        return counts
 
     def nested_config(self, name: str) -> "Config | None":
         """An object inside the config, read in the same way."""
@@ -133,11 +133,11 @@ class Config:
 
     def _usual_keys(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """The same in the keys that others use, so that one reader serves all."""
-        found = {_SPELT_APART.get(key, key): value for key, value in raw.items() if key not in _IN_OBJECTS}
+        usual = {_SPELT_APART.get(key, key): value for key, value in raw.items() if key not in _IN_OBJECTS}
         for key, names in _IN_OBJECTS.items():
             own = self.object(key, raw.get(key) or {})
-            found |= {names[name]: value for name, value in own.items() if name in names and value not in (None, -1)}
-        return found
+            usual |= {names[name]: value for name, value in own.items() if name in names and value not in (None, -1)}
+        return usual
 
     def _in_numbers(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """DeepSeek-V4 as transformers writes it, with a word for each layer, in the numbers that its makers publish.

@@ -51,10 +51,10 @@ WORKSTATION = "workstation"
 
 def costs_for(accelerator: Accelerator, costs: Mapping[str, Ranged]) -> dict[str, Ranged]:
     """The assumptions for one accelerator: cards of a workstation have no rack, no switch and no landlord."""
-    found = {key: one for key, one in costs.items() if key in COSTS}
+    own = {key: cost for key, cost in costs.items() if key in COSTS}
     if accelerator.in_workstation:
-        found |= {key: costs[f"{WORKSTATION}.{key}"] for key in COSTS if f"{WORKSTATION}.{key}" in costs}
-    return found
+        own |= {key: costs[f"{WORKSTATION}.{key}"] for key in COSTS if f"{WORKSTATION}.{key}" in costs}
+    return own
 
 
 def watts(accelerator: Accelerator, costs: Mapping[str, Ranged]) -> float:
@@ -72,16 +72,16 @@ def read_costs(file: Path, whole: bool) -> dict[str, Ranged]:
         for key in COSTS if whole else ():
             if key not in entries:
                 raise BadData(file, f"costs.{key}", f"missing: {COSTS[key].meaning}")
-        found = {key: _read_range(file, f"costs.{key}", entries[key], COSTS[key], sources) for key in entries}
+        ranges = {key: _read_range(file, f"costs.{key}", entries[key], COSTS[key], sources) for key in entries}
         for key, raw_range in cards.items():
             name = f"{WORKSTATION}.{key}"
-            found[name] = _read_range(file, name, raw_range, COSTS[key], sources)
-        return found
+            ranges[name] = _read_range(file, name, raw_range, COSTS[key], sources)
+        return ranges
 
 
 def _read_range(file: Path, where: str, raw: object, spec: Quantity, sources: Sources) -> Ranged:
     facts = read_facts(file, where, raw, dict.fromkeys(_ENDS, spec), sources, frozenset(("low", "high")))
-    found = Ranged(**{end: facts.get(end, facts["likely"]) for end in _ENDS})
-    if not found.low.si <= found.likely.si <= found.high.si:
+    ranged = Ranged(**{end: facts.get(end, facts["likely"]) for end in _ENDS})
+    if not ranged.low.si <= ranged.likely.si <= ranged.high.si:
         raise BadData(file, where, "must have low <= likely <= high")
-    return found
+    return ranged

@@ -34,9 +34,9 @@ class Counterpart(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_counterparts(file: Path) -> dict[str, Counterpart]:
     with sourced_file(file) as (raw, sources):
-        found = {name: read_record(file, name, entry, Counterpart, sources, id=name) for name, entry in raw.items()}
-    for name, library in found.items():
+        libraries = {name: read_record(file, name, entry, Counterpart, sources, id=name) for name, entry in raw.items()}
+    for name, library in libraries.items():
         counted = library.hipify
         if counted and not 0 <= counted.converted <= counted.of:
             raise BadData(file, f"{name}.hipify", f"{counted.converted} of {counted.of} names")
-    return found
+    return libraries

@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean
 
-from crosstie.catalog.reading import Sources, number, only_keys, read_toml, table, text
+from crosstie.catalog.reading import number, only_keys, sourced_file, table, text
 from crosstie.core.errors import BadData, did_you_mean, near_names
 
 _FILE = Path(__file__).parent / "data" / "days.toml"
@@ -17,17 +17,15 @@ _SAME_MEAN = 0.01
 
 @cache
 def shipped_days() -> dict[str, tuple[float, ...]]:
-    raw = read_toml(_FILE)
-    sources = Sources(_FILE, raw.pop("sources"))
-    found = {}
-    for name, entry in raw.items():
-        entry = table(_FILE, name, entry)
-        only_keys(_FILE, name, entry, {"says", "hours", "basis", "source"})
-        text(_FILE, f"{name}.says", entry.get("says"))
-        sources.cite(name, entry.get("source"))
-        found[name] = _hours(_FILE, f"{name}.hours", entry.get("hours"))
-    sources.check_all_cited()
-    return found
+    days = {}
+    with sourced_file(_FILE) as (raw, sources):
+        for name, entry in raw.items():
+            entry = table(_FILE, name, entry)
+            only_keys(_FILE, name, entry, {"says", "hours", "basis", "source"})
+            text(_FILE, f"{name}.says", entry.get("says"))
+            sources.cite(name, entry.get("source"))
+            days[name] = _hours(_FILE, f"{name}.hours", entry.get("hours"))
+    return days
 
 
 def read_day(file: Path, where: str, raw: object, mean: float | None) -> tuple[float, ...]:
@@ -46,7 +44,7 @@ def read_day(file: Path, where: str, raw: object, mean: float | None) -> tuple[f
 def _hours(file: Path, where: str, raw: object) -> tuple[float, ...]:
     if not isinstance(raw, list) or len(raw) != HOURS:
         raise BadData(file, where, "must be the name of a shape or 24 numbers, one an hour")
-    hours = [number(file, f"{where}[{index}]", one, 0, 1e9) for index, one in enumerate(raw)]
+    hours = [number(file, f"{where}[{index}]", rate, 0, 1e9) for index, rate in enumerate(raw)]
     if max(hours) <= 0:
         raise BadData(file, where, "has no traffic at all")
     return tuple(hour / max(hours) for hour in hours)

@@ -38,10 +38,10 @@ def describe(catalog: Catalog, name: str) -> tuple[str, list[FactLine]]:
         return "What owning accelerators assumes", cost_lines(catalog)
     known: list[str] = []
     finders: tuple[tuple[Callable[[str], Any], Callable[[Any], list[FactLine]]], ...] = (
-        (catalog.accelerator, lambda found: accelerator_lines(catalog, found)),
+        (catalog.accelerator, lambda accelerator: accelerator_lines(catalog, accelerator)),
         (catalog.model, model_lines),
-        (catalog.stack, lambda found: stack_lines(catalog, found)),
-        (catalog.connector, lambda found: list(fact_lines(found))),
+        (catalog.stack, lambda stack: stack_lines(catalog, stack)),
+        (catalog.connector, lambda connector: list(fact_lines(connector))),
     )
     for find, lines_of in finders:
         try:

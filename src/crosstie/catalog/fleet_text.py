@@ -24,7 +24,7 @@ def example_fleet_text() -> str:
 
 def fleet_text(fleet: Fleet) -> str:
     """TOML that `read_fleet` reads back to the same fleet, its numbers to six digits."""
-    ready = all(one.backends for pool in fleet.pools for one in pool.by_model())
+    ready = all(served.backends for pool in fleet.pools for served in pool.by_model())
     lines = [
         "# Written by Crosstie; docs/fleet.md says what each key means."
         if ready

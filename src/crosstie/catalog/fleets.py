@@ -9,17 +9,18 @@ from collections.abc import Iterable
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 from crosstie.catalog.classes import read_target
-from crosstie.catalog.jwt import read_jwt
 from crosstie.catalog.kube import KUBE
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.pools import read_pool
 from crosstie.catalog.reading import (
     check_unique,
     date,
+    one_of,
     only_keys,
     optional_text,
     read_record,
@@ -30,7 +31,7 @@ from crosstie.catalog.reading import (
     text,
 )
 from crosstie.core.errors import BadData, CrosstieError, UnknownName
-from crosstie.core.fleet import Fleet, Policy, Pool, Route, ServedClass, Serving, SharedState
+from crosstie.core.fleet import ASYMMETRIC, Fleet, JwtIdentity, Policy, Pool, Route, ServedClass, Serving, SharedState
 
 FORMAT = 1
 _KEYS = {"format", "name", "planned", "policy", "aliases", "fallbacks", "serve", "state", "jwt", "pool", "class"}
@@ -41,6 +42,7 @@ _PASSWORD = re.compile(r"://[^/@]*:(?!\$\{)[^/@]+@|[?&]password=(?!\$\{)")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@,]+")
 # Shares are written to six digits, and people write 0.33 three times.
 _SHARES_MISS = 0.01
+_HERE = ("127.0.0.1", "::1", "localhost")
 
 
 def read_fleet(catalog: Catalog, file: Path) -> Fleet:
@@ -126,15 +128,15 @@ def _models_by_name(file: Path, pools: Iterable[Pool]) -> dict[str, str]:
     """The model that a client means by each name it may use: the model's own, and the backends' for it."""
     owners: dict[str, tuple[str, str]] = {}
     for index, pool in enumerate(pools):
-        for position, one in enumerate(pool.by_model()):
+        for position, served in enumerate(pool.by_model()):
             at = f"pool[{index}].hosts[{position}]" if pool.hosts else f"pool[{index}]"
-            for key, name in (("model", one.model), ("served_as", one.served_as)):
+            for key, name in (("model", served.model), ("served_as", served.served_as)):
                 if name is None:
                     continue
                 where = f"{at}.{key}"
-                model, first = owners.setdefault(name, (one.model, where))
-                if model != one.model:
-                    raise BadData(file, where, f"'{name}' would name {one.model} here and {model} by {first}")
+                model, first = owners.setdefault(name, (served.model, where))
+                if model != served.model:
+                    raise BadData(file, where, f"'{name}' would name {served.model} here and {model} by {first}")
     _check_adapters(file, pools, owners)
     return {name: model for name, (model, _) in owners.items()}
 
@@ -156,8 +158,8 @@ def _check_weights(file: Path, pools: Iterable[Pool]) -> None:
     by_model: dict[str, list[tuple[int, float | None]]] = {}
     for index, pool in enumerate(pools):
         # What is bought by the token has no share.
-        for one in pool.by_model() if pool.token_price is None else ():
-            by_model.setdefault(one.model, []).append((index, pool.weight))
+        for served in pool.by_model() if pool.token_price is None else ():
+            by_model.setdefault(served.model, []).append((index, pool.weight))
     for model, weights in by_model.items():
         missing = [index for index, weight in weights if weight is None]
         if missing and len(missing) < len(weights):
@@ -194,37 +196,37 @@ def _served_model(catalog: Catalog, file: Path, where: str, asked: str, models: 
     if asked in models:
         return models[asked]
     try:
-        found: str = catalog.model(asked).id
+        model: str = catalog.model(asked).id
     except UnknownName:
-        found = asked
+        model = asked
     except CrosstieError as error:
         raise BadData(file, where, str(error)) from None
-    if found not in models:
+    if model not in models:
         served = ", ".join(dict.fromkeys(models.values()))
         raise BadData(file, where, f"no pool of this file serves '{asked}'; they serve {served}")
-    return models[found]
+    return models[model]
 
 
 def _aliases(catalog: Catalog, file: Path, raw: dict[str, Any], models: dict[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for name, meant in raw.items():
         where = f"aliases.{name}"
         if not name or name in models:
             raise BadData(file, where, "is the name of a model already" if name else "is no name")
-        found[name] = _served_model(catalog, file, where, text(file, where, meant), models)
-    return found
+        aliases[name] = _served_model(catalog, file, where, text(file, where, meant), models)
+    return aliases
 
 
 def _fallbacks(catalog: Catalog, file: Path, raw: dict[str, Any], models: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {}
+    chains: dict[str, tuple[str, ...]] = {}
     for name, others in raw.items():
         where = f"fallbacks.{name}"
         model = _served_model(catalog, file, where, name, models)
         named = read_value(file, where, others, tuple[str, ...])
-        found[model] = tuple(_served_model(catalog, file, f"{where}[{i}]", one, models) for i, one in enumerate(named))
-        if model in found[model]:
+        chains[model] = tuple(_served_model(catalog, file, f"{where}[{i}]", one, models) for i, one in enumerate(named))
+        if model in chains[model]:
             raise BadData(file, where, f"{model} cannot stand in for itself")
-    return found
+    return chains
 
 
 def _route(file: Path, where: str, raw: dict[str, Any], model: str, pools: dict[str, Pool]) -> Route:
@@ -256,19 +258,19 @@ def _check_shares(file: Path, where: str, name: str, routes: tuple[Route, ...]) 
 
 
 def _serving(file: Path, raw: object, classes: list[str]) -> Serving:
-    found = read_record(file, "serve", raw, Serving)
-    if found.default_class is not None and found.default_class not in classes:
+    serving = read_record(file, "serve", raw, Serving)
+    if serving.default_class is not None and serving.default_class not in classes:
         known = f"there are {', '.join(classes)}" if classes else "there are none"
-        raise BadData(file, "serve.default_class", f"'{found.default_class}' is no class of this file; {known}")
-    for index, proxy in enumerate(found.trusted_proxies):
+        raise BadData(file, "serve.default_class", f"'{serving.default_class}' is no class of this file; {known}")
+    for index, proxy in enumerate(serving.trusted_proxies):
         try:
             ip_network(proxy, strict=False)
         except ValueError:
             raise BadData(file, f"serve.trusted_proxies[{index}]", f"'{proxy}' is no address and no network") from None
-    for index, origin in enumerate(found.cors_origins):
+    for index, origin in enumerate(serving.cors_origins):
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             raise BadData(file, f"serve.cors_origins[{index}]", f"'{origin}' is neither '*' nor as https://example.com")
-    return found
+    return serving
 
 
 def _state(file: Path, raw: object) -> SharedState:
@@ -292,3 +294,43 @@ def _state(file: Path, raw: object) -> SharedState:
             # Not repeated: it would be in logs.
             raise BadData(file, f"state.{key}", "has a password in it: put the address into a variable, as ${DATABASE}")
     return msgspec.structs.replace(state, store=store)
+
+
+def read_jwt(file: Path, raw: object, *, keys: bool) -> JwtIdentity | None:
+    """Whose signed tokens are taken beside keys, and what they say of who sends them. `keys`: whether the file has them
+    required."""
+    if raw is None:
+        return None
+    entry: dict[str, Any] = dict(table(file, "jwt", raw))
+    if not keys:
+        raise BadData(file, "jwt", 'goes with keys = "required" in [state]: usage and teams are kept in its store')
+    if isinstance(entry.get("audience"), str):
+        entry["audience"] = [entry["audience"]]
+    identity = read_record(file, "jwt", entry, JwtIdentity)
+    if not identity.audience:
+        raise BadData(file, "jwt.audience", "is empty: tokens for anybody would be taken")
+    _check_url(file, "jwt.issuer", identity.issuer)
+    if identity.jwks is not None and "://" in identity.jwks:
+        _check_url(file, "jwt.jwks", identity.jwks)
+    if not identity.algorithms:
+        raise BadData(file, "jwt.algorithms", f"is empty; known: {', '.join(ASYMMETRIC)}")
+    for index, name in enumerate(identity.algorithms):
+        # Neither none nor a shared secret: whoever can verify those can make them.
+        one_of(file, f"jwt.algorithms[{index}]", name, ASYMMETRIC)
+    if identity.teams and identity.team_claim is None:
+        raise BadData(file, "jwt.teams", "goes with team_claim, which is missing")
+    if identity.jwks is not None and "://" not in identity.jwks:
+        # As that of the store: from where the fleet file lies.
+        place = str(file.parent.absolute() / Path(identity.jwks).expanduser())
+        return read_record(file, "jwt", {**entry, "jwks": place}, JwtIdentity)
+    return identity
+
+
+def _check_url(file: Path, where: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        host = None
+    if host is None or not (parts.scheme == "https" or (parts.scheme == "http" and host in _HERE)):
+        raise BadData(file, where, "is no https address; http is for this machine alone")

@@ -51,8 +51,8 @@ def kube_source(url: str) -> KubeSource | None:
         return None
     if kind == "pods" and not colon:
         return None
-    found: Kind = kind  # type: ignore[assignment]
-    return KubeSource(url=url, namespace=namespace, kind=found, name=name, port=int(number or 0))
+    known_kind: Kind = kind  # type: ignore[assignment]
+    return KubeSource(url=url, namespace=namespace, kind=known_kind, name=name, port=int(number or 0))
 
 
 def read_source(file: Path, where: str, given: str) -> str:

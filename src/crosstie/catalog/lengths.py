@@ -95,12 +95,12 @@ def _histogram(file: Path, where: str, raw: dict[str, Any], unit: str) -> Length
     if not isinstance(bins, list) or not bins:
         raise BadData(file, f"{where}.histogram", "must be a list of [from, to, weight]")
     edges, weights = [], []
-    for index, one in enumerate(bins):
+    for index, entry in enumerate(bins):
         at = f"{where}.histogram[{index}]"
-        if not isinstance(one, list) or len(one) != 3:
+        if not isinstance(entry, list) or len(entry) != 3:
             raise BadData(file, at, "must be [from, to, weight]")
-        low, high = _value(file, at, one[0], unit), _value(file, at, one[1], unit)
-        weight = one[2]
+        low, high = _value(file, at, entry[0], unit), _value(file, at, entry[1], unit)
+        weight = entry[2]
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1e15 or low > high:
             raise BadData(file, at, "must be [from, to, weight] with from <= to and a weight from 0 to 1e15")
         edges.append((low, high))
@@ -154,7 +154,7 @@ def _sample(inputs: Lengths, outputs: Lengths, paired: bool) -> tuple[tuple[int,
     """
     if paired:
         ranges = [block[np.argsort(outputs[block], kind="stable")] for block in _split(np.arange(len(inputs)))]
-        groups = [group for one in ranges for group in _split(one)]
+        groups = [group for span in ranges for group in _split(span)]
         pairs = [(inputs[i], outputs[i]) for i in (_most_average(group, outputs) for group in groups)]
     else:
         count = min(_KEPT, max(len(inputs), len(outputs)))

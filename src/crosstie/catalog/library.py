@@ -22,7 +22,6 @@ from crosstie.catalog.acceptance import (
     speculation_of,
 )
 from crosstie.catalog.calibration import Calibration, CalibrationSubject, empty, read_calibration, subject_of
-from crosstie.catalog.connectors import read_connectors
 from crosstie.catalog.costs import Ranged, read_costs
 from crosstie.catalog.counterparts import Counterpart, read_counterparts
 from crosstie.catalog.models import read_model_file, read_model_path
@@ -33,7 +32,14 @@ from crosstie.catalog.prices import ApiPrice, Price, read_api_prices, read_price
 from crosstie.catalog.reading import read_toml, text_of
 from crosstie.catalog.releases import in_force
 from crosstie.catalog.signals import Signal, read_signals
-from crosstie.catalog.stacks import merge_efficiency, read_efficiency, read_formats, read_stack, resolve_efficiency
+from crosstie.catalog.stacks import (
+    merge_efficiency,
+    read_connectors,
+    read_efficiency,
+    read_formats,
+    read_stack,
+    resolve_efficiency,
+)
 from crosstie.catalog.writing import in_words
 from crosstie.core.deployment import Accelerator, Deployment, Efficiency, Parallelism, Stack
 from crosstie.core.disaggregated import Connector
@@ -151,13 +157,13 @@ class Catalog:
     @cached_property
     def prices(self) -> tuple[Price, ...]:
         """A later folder's prices of an accelerator and a kind take the place of the earlier ones'."""
-        found: dict[tuple[str, str], list[Price]] = {}
+        by_kind: dict[tuple[str, str], list[Price]] = {}
         for file in self._tables("prices.csv"):
             own: dict[tuple[str, str], list[Price]] = {}
             for price in read_prices(file, self.accelerators):
                 own.setdefault((price.accelerator, price.kind), []).append(price)
-            found.update(own)
-        return tuple(price for prices in found.values() for price in prices)
+            by_kind.update(own)
+        return tuple(price for prices in by_kind.values() for price in prices)
 
     @cached_property
     def api_prices(self) -> tuple[ApiPrice, ...]:
@@ -216,7 +222,7 @@ class Catalog:
         """Several of them, "mi300x,h200" or one by one, each once; None: all that the stack runs on."""
         if names is None:
             known = self.accelerators.values()
-            return [one for one in known if stack is None or self.stack(stack).runs_on(one.vendor)]
+            return [part for part in known if stack is None or self.stack(stack).runs_on(part.vendor)]
         if isinstance(names, str):
             names = names_in(names)
         nouns = [name if isinstance(name, Accelerator) else self.accelerator(name) for name in names]
@@ -329,9 +335,9 @@ class Catalog:
             if any(
                 f"matmul_{name}" not in accelerator.measured for name in ("bf16", "fp8") if name in accelerator.dense
             ):
-                relatives = [one for one in self.accelerators.values() if one.family == accelerator.family]
-            found = resolve_efficiency(self._efficiency_layers, accelerator, relatives)
-            self._efficiencies[accelerator.id] = (accelerator, found)
+                relatives = [other for other in self.accelerators.values() if other.family == accelerator.family]
+            resolved = resolve_efficiency(self._efficiency_layers, accelerator, relatives)
+            self._efficiencies[accelerator.id] = (accelerator, resolved)
         return self._efficiencies[accelerator.id][1]
 
     def deployment(
@@ -412,8 +418,8 @@ class Catalog:
         known = _OF_SHIPPED if file.is_relative_to(SHIPPED) else self._asked
         if file not in known:
             known[file] = read(file)
-        found: Entry = known[file]
-        return found
+        entry: Entry = known[file]
+        return entry
 
     def _quick(self, kind: str, name: str) -> Path | None:
         """The one file that an id names, so that a command need not read the whole catalog."""
@@ -489,8 +495,8 @@ def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
         return "formats", None
     for key, (kind, read) in _TOLD_BY.items():
         if key in raw:
-            found = read(file)
-            return kind, found if isinstance(found, Accelerator | Model | Stack) else None
+            noun = read(file)
+            return kind, noun if isinstance(noun, Accelerator | Model | Stack) else None
     kinds = (
         "model ([config]), accelerator ([chip]), stack ([engine]), costs ([costs]), signals ([[signal]]), format or "
         "efficiency file"
@@ -499,15 +505,15 @@ def _read_any(file: Path) -> tuple[str, Accelerator | Model | Stack | None]:
 
 
 def _by_id(nouns: Iterable[Noun]) -> dict[str, Noun]:
-    found: dict[str, Noun] = {}
+    by_id: dict[str, Noun] = {}
     owners: dict[str, str] = {}
     for noun in nouns:
-        found[noun.id] = noun
+        by_id[noun.id] = noun
         for name in sorted(spellings(noun)):
             owner = owners.setdefault(name, noun.id)
             if owner != noun.id:
                 raise BadData(getattr(noun, "file", "") or noun.id, "aliases", f"'{name}' already names {owner}")
-    return dict(sorted(found.items()))
+    return dict(sorted(by_id.items()))
 
 
 def _find(kind: str, name: str, known: Mapping[str, Noun]) -> Noun:

@@ -37,8 +37,8 @@ class LoraFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     def speed(self, engine: str, *, moe: bool, rank: int) -> tuple[float, float, float]:
         """Low, likely and high: between the ranks that were measured by the logarithm, else as at the nearest."""
-        own = [one for one in self.speeds if one.engine == engine and one.moe == moe]
-        rows = sorted(own or [one for one in self.speeds if one.engine == _ANY and one.moe == moe], key=_rank)
+        own = [row for row in self.speeds if row.engine == engine and row.moe == moe]
+        rows = sorted(own or [row for row in self.speeds if row.engine == _ANY and row.moe == moe], key=_rank)
         below = max((row for row in rows if row.rank <= rank), key=_rank, default=rows[0])
         above = min((row for row in rows if row.rank >= rank), key=_rank, default=rows[-1])
         share = math.log(rank / below.rank) / math.log(above.rank / below.rank) if above.rank > below.rank else 0.0
@@ -53,8 +53,8 @@ class LoraFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _rank(one: LoraSpeed) -> int:
-    return one.rank
+def _rank(row: LoraSpeed) -> int:
+    return row.rank
 
 
 @cache
@@ -66,8 +66,8 @@ def read_lora_facts(file: Path) -> LoraFacts:
     with sourced_file(file, ["loading", "speed"]) as (raw, sources):
         facts = read_facts(file, "loading", raw.get("loading"), LoraFacts, sources)
         speeds = read_records(file, "speed", raw.get("speed"), LoraSpeed, sources)
-    for index, one in enumerate(speeds):
-        if not one.low <= one.speed.value <= one.high:
+    for index, row in enumerate(speeds):
+        if not row.low <= row.speed.value <= row.high:
             raise BadData(file, f"speed[{index}].low", "the speed must lie between low and high")
     for moe in (False, True):
         if not any(speed.engine == _ANY and speed.moe == moe for speed in speeds):

@@ -58,21 +58,21 @@ class MeasuredWith:
     @property
     def words(self) -> str:
         known = [layout for layout in self.layouts if layout]
-        found = [f"layouts {', '.join(known)}" if known else "layouts that are not said"]
+        words = [f"layouts {', '.join(known)}" if known else "layouts that are not said"]
         pairs = ((self.input_tokens, "tokens in"), (self.output_tokens, "out"), (self.in_flight, "in flight"))
-        found += [f"{_span(span)} {what}" for span, what in pairs if span]
-        return "; ".join(found)
+        words += [f"{_span(span)} {what}" for span, what in pairs if span]
+        return "; ".join(words)
 
     def misses(self, layout: str, input_tokens: float, in_flight: float) -> list[str]:
         """In what an operating point goes beyond them."""
-        found = [] if layout in self.layouts else ["this layout"]
+        beyond = [] if layout in self.layouts else ["this layout"]
         for value, span, what in (
             (input_tokens, self.input_tokens, "prompts of this length"),
             (in_flight, self.in_flight, "this many in flight"),
         ):
             if span and not span[0] / 2.0 <= value <= span[1] * 2.0:
-                found.append(what)
-        return found
+                beyond.append(what)
+        return beyond
 
 
 def _span(span: Range) -> str:
@@ -131,8 +131,8 @@ def _named(same: Callable[[str], bool]) -> Callable[[str], bool]:
 
 def _layout(said: str) -> str:
     """Sources write TP8, tp8/ep8, or gpus8 tp4 attention_dp2 ep8; "" where no ranks are named."""
-    found = {kind.lower(): int(number) for kind, number in _SPLIT.findall(said)}
-    return str(Parallelism(**found)) if "tp" in found and 0 not in found.values() else ""
+    ranks = {kind.lower(): int(number) for kind, number in _SPLIT.findall(said)}
+    return str(Parallelism(**ranks)) if "tp" in ranks and 0 not in ranks.values() else ""
 
 
 @cache
@@ -155,15 +155,15 @@ def _files() -> tuple[Path, ...]:
 def _rows(names: frozenset[str], files: tuple[Path, ...]) -> dict[tuple[str, str, str, str], list[_Row]]:
     """Of one accelerator, by its spellings: rows by accelerator, engine, width of the weights and model, as the sources
     name them. Few lines of the files name it at all, and only these are taken apart."""
-    found: dict[tuple[str, str, str, str], list[_Row]] = {}
+    by_key: dict[tuple[str, str, str, str], list[_Row]] = {}
     named = re.compile("|".join(map(re.escape, sorted(names)))).search
     for header, *lines in _lines(files):
         mine = csv.reader(line for line in lines if named(line.casefold()))
         columns = header.split(",")
         looked_at = itemgetter(*(columns.index(column) for column in _Row._fields))
         for row in map(_Row._make, map(looked_at, mine)):
-            found.setdefault((row.accelerator, row.engine, _width(row.precision), row.model), []).append(row)
-    return found
+            by_key.setdefault((row.accelerator, row.engine, _width(row.precision), row.model), []).append(row)
+    return by_key
 
 
 @cache

@@ -99,7 +99,7 @@ def read_pool(catalog: Catalog, file: Path, where: str, raw: dict[str, Any]) -> 
         of_pool["precision"] = text(file, f"{where}.precision", raw["precision"]) if "precision" in raw else None
     else:
         of_pool, context = deployed(where, raw)
-    addresses = len(backends) or max((len(one.backends) for one in hosting.get("hosts", ())), default=0)
+    addresses = len(backends) or max((len(host.backends) for host in hosting.get("hosts", ())), default=0)
     longest = UNLIMITED_CONTEXT if hosting else context or UNLIMITED_CONTEXT
     apart = _apart(catalog, file, where, raw, of_pool, kv, sides) if sides else None
     replicas = _services(file, where, raw) if apart and apart.is_led else raw.get("replicas")
@@ -168,8 +168,8 @@ def _side(file: Path, where: str, key: str, entry: dict[str, Any], raw: dict[str
     ports = {"bootstrap_port"} if key == "prefill" else set()
     only_keys(file, where, entry, {"replicas", "backends", *ports, *SPLIT})
     backends = base_urls(file, f"{where}.backends", entry.get("backends", []))
-    for index, one in enumerate(backends):
-        if is_found(one):
+    for index, backend in enumerate(backends):
+        if is_found(backend):
             raise BadData(file, f"{where}.backends[{index}]", "engines of a side are not found by name: give addresses")
     services = _services(file, where.rpartition(".")[0], raw) if backends else 1
     replicas = whole(file, f"{where}.replicas", entry.get("replicas", len(backends) // services or 1), 1, 10**4)
@@ -198,7 +198,7 @@ def _ports(file: Path, where: str, raw: object, backends: int) -> tuple[int, ...
         return (whole(file, where, raw, 1, 65535),) * backends
     if len(raw) != backends:
         raise BadData(file, where, f"{len(raw)} ports for {backends} backends: one for each, or one number for all")
-    return tuple(whole(file, f"{where}[{i}]", one, 1, 65535) for i, one in enumerate(raw))
+    return tuple(whole(file, f"{where}[{i}]", port, 1, 65535) for i, port in enumerate(raw))
 
 
 def _apart(
@@ -214,9 +214,9 @@ def _apart(
             for side in sides
         ]
         given = text(file, f"{where}.connector", raw["connector"]) if "connector" in raw else None
-        found = catalog.connector(given) if given else catalog.connector_for(both[0].stack, accelerator)
-        check_joined(found, both[0], both[1])
-        return found.id
+        connector = catalog.connector(given) if given else catalog.connector_for(both[0].stack, accelerator)
+        check_joined(connector, both[0], both[1])
+        return connector.id
 
     at = f"{where}.connector"
     connector = look_up(file, at if "connector" in raw else where, joined)
@@ -242,8 +242,8 @@ def _deployed(
 
     def named(at: str, entry: dict[str, Any], key: str, find: Callable[[str], Found]) -> Found:
         given = text(file, f"{at}.{key}", entry.get(key))
-        found: Found = look_up(file, f"{at}.{key}", lambda: find(given))
-        return found
+        noun: Found = look_up(file, f"{at}.{key}", lambda: find(given))
+        return noun
 
     accelerator = named(where, raw, "accelerator", catalog.accelerator)
     model = named(at, entry, "model", catalog.model)
@@ -281,7 +281,7 @@ def _unknown(
 
 def _by_name(file: Path, where: str, raw: dict[str, Any], backends: tuple[str, ...]) -> bool:
     """Whether some of a pool's replicas are found by name, so that nobody knows yet how many there are."""
-    named = [index for index, one in enumerate(backends) if is_found(one)]
+    named = [index for index, backend in enumerate(backends) if is_found(backend)]
     if "discover_every_s" in raw and not any(backend.startswith(BY_NAME) for backend in backends):
         raise BadData(
             file, f"{where}.discover_every_s", f"has no meaning: no backend of the pool begins with {BY_NAME}"
@@ -339,8 +339,8 @@ def _hosts(
         reason = "missing: how much of a replica's memory models may take, since there is no accelerator that says so"
         raise BadData(file, f"{where}.host_memory_gib", reason)
     hosts = tuple(
-        _host(file, f"{where}.hosts[{i}]", table(file, f"{where}.hosts[{i}]", one), raw, deployed)
-        for i, one in enumerate(entries)
+        _host(file, f"{where}.hosts[{i}]", table(file, f"{where}.hosts[{i}]", entry), raw, deployed)
+        for i, entry in enumerate(entries)
     )
     _check_models(file, where, hosts)
     _check_backends(file, where, hosts, loading, backends)

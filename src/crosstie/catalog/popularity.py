@@ -8,7 +8,7 @@ _BISECTIONS = 60
 
 def shares(popularity: Sequence[float]) -> list[float]:
     total = math.fsum(popularity)
-    return [one / total for one in popularity]
+    return [share / total for share in popularity]
 
 
 def zipf(count: int, exponent: float) -> list[float]:
@@ -21,7 +21,7 @@ def missing_share(popularity: Sequence[float], slots: int) -> float:
 
     Che's approximation: an adapter stays for as many requests after its last as fill the slots, the same for all.
     """
-    if slots >= sum(one > 0 for one in popularity):
+    if slots >= sum(share > 0 for share in popularity):
         return 0.0
     low, high = 0.0, 1.0
     while _present(popularity, high) < slots:
@@ -29,16 +29,16 @@ def missing_share(popularity: Sequence[float], slots: int) -> float:
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if _present(popularity, middle) < slots else (low, middle)
-    return math.fsum(one * math.exp(-one * high) for one in popularity)
+    return math.fsum(share * math.exp(-share * high) for share in popularity)
 
 
 def _present(popularity: Sequence[float], lasts: float) -> float:
-    return math.fsum(-math.expm1(-one * lasts) for one in popularity)
+    return math.fsum(-math.expm1(-share * lasts) for share in popularity)
 
 
 def most_in_flight(popularity: Sequence[float], slots: int) -> float:
     """Requests that run at once with no more than that many adapters among them, on average; infinite: any number."""
-    if slots >= sum(one > 0 for one in popularity):
+    if slots >= sum(share > 0 for share in popularity):
         return math.inf
     low, high = float(slots), float(slots)
     while _distinct(popularity, high) <= slots:
@@ -50,4 +50,4 @@ def most_in_flight(popularity: Sequence[float], slots: int) -> float:
 
 
 def _distinct(popularity: Sequence[float], requests: float) -> float:
-    return math.fsum(-math.expm1(requests * math.log1p(-min(one, 1.0 - 1e-12))) for one in popularity)
+    return math.fsum(-math.expm1(requests * math.log1p(-min(share, 1.0 - 1e-12))) for share in popularity)

@@ -72,10 +72,10 @@ class Cells(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def belongs(self) -> Array:
         """(cells, scopes): whether a cell is of a scope."""
-        found = np.zeros((len(self.members), len(self.scopes)))
-        for row, own in zip(found, self.members, strict=True):
+        table = np.zeros((len(self.members), len(self.scopes)))
+        for row, own in zip(table, self.members, strict=True):
             row[own] = 1.0
-        return found
+        return table
 
     def shared(self, variances: Array) -> "list[AlikeConstants]":
         return SharedScopes(self.belongs, self.levels).alike(variances)
@@ -136,17 +136,17 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
         of_cell: dict[int, list[int]] = {}
         for entry, owner in enumerate(cells.owners.tolist()):
             of_cell.setdefault(owner, []).append(entry)
-        found: dict[str, list[int]] = {}
+        by_scope: dict[str, list[int]] = {}
         for cell, members in enumerate(cells.members):
             for scope in members.tolist():
-                found.setdefault(cells.scopes[scope], []).extend(of_cell.get(cell, ()))
-        return {scope: np.array(entries, np.intp) for scope, entries in found.items()}
+                by_scope.setdefault(cells.scopes[scope], []).extend(of_cell.get(cell, ()))
+        return {scope: np.array(entries, np.intp) for scope, entries in by_scope.items()}
 
     def scope_draws(self, scope: str, level: str) -> Array:
         """(CONSTANTS, PAIRS): by how much the part of a scope is off in each world."""
         if scope not in self._draws:
             width = np.array(self.widths[level])
-            found = prior_draws(scope) * width[:, None]
+            draws = prior_draws(scope) * width[:, None]
             entries = self._places.get(scope)
             if entries is not None and len(entries):
                 cells, pulls = self._unpacked
@@ -154,8 +154,8 @@ class Posterior(msgspec.Struct, frozen=True, dict=True, forbid_unknown_fields=Tr
                 told = np.einsum(
                     "ec,ep->cp", cells.entries[entries].astype(np.float64), pulls[entries].astype(np.float64)
                 )
-                found = found - (width**2)[:, None] * told
-            self._draws[scope] = found
+                draws = draws - (width**2)[:, None] * told
+            self._draws[scope] = draws
         return self._draws[scope]
 
     def factor(self, shared: "Sequence[AlikeConstants]") -> NDArray[np.float32]:
@@ -235,29 +235,29 @@ class SharedScopes:
 def covariance(entries: Reals, owners: NDArray[np.integer[Any]], shared: Sequence[AlikeConstants]) -> Reals:
     """C: how entries vary together, noise and all, in the precision of the entries. Block by block, which a processor's
     cache holds."""
-    found = np.eye(len(owners), dtype=entries.dtype)
+    covaried = np.eye(len(owners), dtype=entries.dtype)
     tables = [(entries[:, same.constants], same.between.astype(entries.dtype)) for same in shared]
     for begin in range(0, len(owners), _BLOCK):
         rows, before = slice(begin, begin + _BLOCK), slice(0, begin + _BLOCK)
         for told, between in tables:
             cells = np.take(between[owners[rows]], owners[before], axis=1)
-            found[rows, before] += cells * (told[rows] @ told[before].T)
-        found[:begin, rows] = found[rows, :begin].T
-    return found
+            covaried[rows, before] += cells * (told[rows] @ told[before].T)
+        covaried[:begin, rows] = covaried[rows, :begin].T
+    return covaried
 
 
 def solve_lower(lower: Reals, right: Reals, transposed: bool = False) -> Reals:
     """A triangular system, or that of its transpose, which numpy alone has no function for."""
-    found = right.copy()
+    solved = right.copy()
     begins = range(0, len(lower), _BLOCK)
     for begin in reversed(begins) if transposed else begins:
         own = slice(begin, begin + _BLOCK)
         if transposed:
             rest = slice(begin + _BLOCK, None)
-            found[own] = np.linalg.solve(lower[own, own].T, found[own] - lower[rest, own].T @ found[rest])
+            solved[own] = np.linalg.solve(lower[own, own].T, solved[own] - lower[rest, own].T @ solved[rest])
         else:
-            found[own] = np.linalg.solve(lower[own, own], found[own] - lower[own, :begin] @ found[:begin])
-    return found
+            solved[own] = np.linalg.solve(lower[own, own], solved[own] - lower[own, :begin] @ solved[:begin])
+    return solved
 
 
 def pack(

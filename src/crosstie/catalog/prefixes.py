@@ -59,7 +59,7 @@ def with_prefixes(
         assert trace is not None
         return _measured(prefix, slices, inputs, requests_per_s, trace)
     shared, rate = float(prefix.shared_tokens), prefix.hit_rate
-    mean = sum(one.share * one.input_tokens for one in slices)
+    mean = sum(band.share * band.input_tokens for band in slices)
     if rate is not None and shared > rate * mean:
         raise BadData(
             file, f"{where}.shared_tokens", f"{shared:,.0f} are more than hit_rate, {rate:g} of {mean:,.0f} tokens"
@@ -69,11 +69,11 @@ def with_prefixes(
 
 def _groups(slices: tuple[Slice, ...], inputs: Lengths) -> list[Ints]:
     """Which of the requests each slice is made of."""
-    ends = np.rint(np.cumsum([one.share for one in slices]) * len(inputs)).astype(np.int64)
+    ends = np.rint(np.cumsum([band.share for band in slices]) * len(inputs)).astype(np.int64)
     return np.split(np.argsort(inputs, kind="stable"), ends[:-1])
 
 
-def _given(prefix: PrefixReuse, one: Slice, inputs: Lengths) -> Slice:
+def _given(prefix: PrefixReuse, band: Slice, inputs: Lengths) -> Slice:
     """A bare rate says nothing of who hits: every prompt is taken to have that share of it in the cache."""
 
     def cached(lengths: Lengths) -> Lengths:
@@ -83,10 +83,10 @@ def _given(prefix: PrefixReuse, one: Slice, inputs: Lengths) -> Slice:
 
     mean = float(cached(inputs).mean())
     return msgspec.structs.replace(
-        one,
+        band,
         cached_tokens=mean,
         shared_tokens=min(float(prefix.shared_tokens), mean),
-        cached_sample=tuple(map(float, cached(np.array([float(tokens) for tokens, _ in one.sample])))),
+        cached_sample=tuple(map(float, cached(np.array([float(tokens) for tokens, _ in band.sample])))),
         prefix=prefix,
     )
 
@@ -101,7 +101,7 @@ def _measured(
     assert trace.requests_per_s
     tokens = float((trace.input_tokens + trace.output_tokens).mean())
     made = []
-    for one, group in zip(slices, _groups(slices, inputs), strict=True):
+    for band, group in zip(slices, _groups(slices, inputs), strict=True):
         mine = np.zeros(len(trace), np.bool_)
         mine[group] = True
         rows = [each.curve(sizes, mine) for each in reuses]
@@ -114,14 +114,14 @@ def _measured(
         )
         # The sample is of the trace's own requests.
         known = {(round(float(inputs[row])), int(trace.output_tokens[row])): float(spared[row]) for row in group}
-        sample = tuple(known.get(pair, 0.0) for pair in one.sample)
+        sample = tuple(known.get(pair, 0.0) for pair in band.sample)
         cached = float(rows[0][-1])
-        made.append(msgspec.structs.replace(one, cached_tokens=cached, cached_sample=sample, prefix=prefix, hits=hits))
+        made.append(msgspec.structs.replace(band, cached_tokens=cached, cached_sample=sample, prefix=prefix, hits=hits))
     return tuple(made)
 
 
 def _sizes(reuses: list[Reuse]) -> Lengths:
-    needs = np.concatenate([one.needs for one in reuses])
+    needs = np.concatenate([trace_reuse.needs for trace_reuse in reuses])
     if not len(needs):
         return np.array([1.0])
     return np.unique(np.quantile(needs, np.linspace(0.0, 1.0, _SIZES)))

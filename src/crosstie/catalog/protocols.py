@@ -94,7 +94,7 @@ class Protocols:
     @cached_property
     def layouts(self) -> dict[tuple[str, str, str], dict[str, str]]:
         """(accelerator, model, scenario), folded, to the layout that most submissions have."""
-        found: dict[tuple[str, str, str], Counter[tuple[tuple[str, str], ...]]] = {}
+        splits: dict[tuple[str, str, str], Counter[tuple[tuple[str, str], ...]]] = {}
         file = self._folder / "mlperf_layouts.csv"
         rows = list(csv.DictReader(io.StringIO(text_of(file))))
         needed = {"accelerator", "model", "scenario", "tp", "pp", "ep", "attention_dp", "weights"}
@@ -106,8 +106,8 @@ class Protocols:
                 key = (row["accelerator"].casefold(), row["model"].casefold(), row["scenario"].casefold())
                 layout = {name: row[name].partition("|")[0] for name in ("tp", "pp", "ep", "attention_dp", "weights")}
                 if layout["tp"]:
-                    found.setdefault(key, Counter())[tuple(layout.items())] += 1
-        return {key: dict(counts.most_common(1)[0][0]) for key, counts in found.items()}
+                    splits.setdefault(key, Counter())[tuple(layout.items())] += 1
+        return {key: dict(counts.most_common(1)[0][0]) for key, counts in splits.items()}
 
     def settings(self, of: Mapping[str, str]) -> tuple[BenchmarkSettings, tuple[str, ...]]:
         """What the rules say about a row, and the names of those that spoke."""

@@ -102,9 +102,9 @@ def _quantise(
     only_experts = quantisation.get("quant_method") == "mxfp4" and has_experts
     for role in ("experts", "experts_down") if only_experts else LINEAR_ROLES:
         having = [i for i, layer in enumerate(layers) if role in layer.roles]
-        found = Counter(_stored(_names(role, i, layers[i].linear), groups, kept, base) for i in having)
-        if found:
-            by_role[role] = {format: count / len(having) for format, count in found.items()}
+        formats = Counter(_stored(_names(role, i, layers[i].linear), groups, kept, base) for i in having)
+        if formats:
+            by_role[role] = {format: count / len(having) for format, count in formats.items()}
     if quantisation.get("lm_head") is True:
         by_role["head"] = {groups[-1][1]: 1.0}
     # The precision is named after what stores most of the weights.
@@ -138,7 +138,7 @@ def _groups(config: Config, quantisation: Mapping[str, Any]) -> list[tuple[Patte
     def first(name: str, other: str, default: int) -> object:
         return quantisation.get(name, quantisation.get(other, default))
 
-    one: dict[str, Callable[[], str]] = {
+    by_method: dict[str, Callable[[], str]] = {
         "fp8": lambda: _by_block(config, quantisation.get("weight_block_size")),
         "fbgemm_fp8": lambda: "fp8-channel",
         "mxfp4": lambda: "mxfp4-a8",
@@ -148,12 +148,12 @@ def _groups(config: Config, quantisation: Mapping[str, Any]) -> list[tuple[Patte
         "modelopt": lambda: _modelopt(config, quantisation),
         "quark": lambda: _quark(config, quantisation),
     }
-    if method not in one:
+    if method not in by_method:
         raise config.bad(f"{where}.quant_method", f"'{method}' is not one of {_METHODS}")
     overrides = quantisation.get("dynamic")
     if isinstance(overrides, Mapping) and any(not str(key).startswith("-:") for key in overrides):
         raise config.bad(f"{where}.dynamic", "bits that differ by module are not understood")
-    return [(None, one[method]())]
+    return [(None, by_method[method]())]
 
 
 def _compressed_groups(config: Config, quantisation: Mapping[str, Any]) -> list[tuple[Pattern | None, str]]:
@@ -161,7 +161,7 @@ def _compressed_groups(config: Config, quantisation: Mapping[str, Any]) -> list[
     groups = quantisation.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise config.bad(where, "must be an object of groups")
-    found: list[tuple[Pattern | None, str]] = []
+    patterns: list[tuple[Pattern | None, str]] = []
     for name, group in groups.items():
         weights = config.object(f"{where}.{name}", group).get("weights")
         if weights is None:
@@ -170,10 +170,10 @@ def _compressed_groups(config: Config, quantisation: Mapping[str, Any]) -> list[
         format = _compressed_format(config, at, config.object(at, weights))
         for target in _strings(config, f"{where}.{name}.targets", group.get("targets") or ["Linear"]):
             pattern = None if target == "Linear" else _pattern(config, f"{where}.{name}.targets", target)
-            found.append((pattern, format))
-    if not found:
+            patterns.append((pattern, format))
+    if not patterns:
         raise config.bad(where, "names no weights")
-    return sorted(found, key=lambda pair: pair[0] is None)
+    return sorted(patterns, key=lambda pair: pair[0] is None)
 
 
 def _compressed_format(config: Config, where: str, weights: Mapping[str, Any]) -> str:

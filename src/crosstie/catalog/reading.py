@@ -364,11 +364,11 @@ def _mismatch(raw: object, expected: Any) -> str:
     if get_origin(bare) is Literal:
         return f"{raw!r} is not one of {', '.join(words)}"
     if get_origin(bare) is tuple and words and isinstance(raw, list):
-        wrong = next((one for one in raw if one not in words), raw)
+        wrong = next((word for word in raw if word not in words), raw)
         return f"{wrong!r} is not one of {', '.join(words)}"
     kind = msgspec.inspect.type_info(expected)
     if isinstance(kind, msgspec.inspect.UnionType):
-        kind = next(one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType))
+        kind = next(inner for inner in kind.types if not isinstance(inner, msgspec.inspect.NoneType))
     if isinstance(kind, msgspec.inspect.IntType):
         return f"{raw!r} must be a whole number{_limits(kind, ',')}"
     if isinstance(kind, msgspec.inspect.FloatType):
@@ -387,10 +387,10 @@ def _limits(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType, form: str
 
 def file_id(file: Path, raw: object) -> str:
     """The id that a file gives itself: lower case, and the file's own name, so that either finds it."""
-    found = text(file, "id", raw)
-    if found != file.stem or found != found.lower():
-        raise BadData(file, "id", f"'{found}' must be lower case and match the file name '{file.stem}'")
-    return found
+    name = text(file, "id", raw)
+    if name != file.stem or name != name.lower():
+        raise BadData(file, "id", f"'{name}' must be lower case and match the file name '{file.stem}'")
+    return name
 
 
 def one_of(file: Path, where: str, raw: object, choices: Iterable[str]) -> str:

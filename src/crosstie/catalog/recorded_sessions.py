@@ -63,19 +63,19 @@ def _sessions(trace: Trace) -> list[_Session]:
     """A prompt goes on with the session whose last whole block it has; numbers stand for all that lies before them."""
     assert trace.blocks is not None
     ends: dict[int, _Session] = {}
-    found: list[_Session] = []
+    sessions: list[_Session] = []
     for row, blocks in enumerate(trace.blocks):
         whole = blocks[: int(trace.input_tokens[row]) // trace.block_tokens]
         place = next((index for index in range(len(whole) - 1, -1, -1) if whole[index] in ends), None)
         if place is None:
             session: _Session = []
-            found.append(session)
+            sessions.append(session)
         else:
             session = ends.pop(whole[place])
         session.append(row)
         if whole:
             ends[whole[-1]] = session
-    return found
+    return sessions
 
 
 def recorded_turns(trace: Trace, longest: int) -> tuple[list[list[SessionTurn]], int]:
@@ -84,22 +84,22 @@ def recorded_turns(trace: Trace, longest: int) -> tuple[list[list[SessionTurn]],
     if trace.blocks is None or trace.arrival_s is None:
         raise BadData(trace.file, "", f"needs times and {BLOCKS}, which tell what prompts have in common")
     total = trace.input_tokens + trace.output_tokens
-    found, left_out = [], 0
+    sessions, left_out = [], 0
     for rows in _sessions(trace):
         if int(total[rows].max()) > longest:
             left_out += 1
             continue
         pauses = [0.0, *_between_turns(trace, [rows])[1]]
-        found.append([
+        sessions.append([
             SessionTurn(
                 pause_s, int(trace.input_tokens[row]), int(trace.output_tokens[row]), int(total[row]), 0,
                 trace.blocks[row],
             )
             for row, pause_s in zip(rows, pauses, strict=True)
         ])  # fmt: skip
-    if not found:
+    if not sessions:
         raise BadData(trace.file, "", f"every session has more than the {longest:,} tokens that the fleet takes")
-    return found, left_out
+    return sessions, left_out
 
 
 def _shared_tokens(trace: Trace, sessions: list[_Session]) -> int:

@@ -72,10 +72,10 @@ def in_force() -> Path | None:
     given = os.environ.get(VARIABLE)
     if given:
         return None if given == "none" else Path(given)
-    found, folder = installed(), releases_folder()
-    if not found or folder is None or found[-1].release <= shipped_release():
+    there, folder = installed(), releases_folder()
+    if not there or folder is None or there[-1].release <= shipped_release():
         return None
-    return folder / found[-1].release
+    return folder / there[-1].release
 
 
 def newest_file(shipped: Path, name: str) -> Path:

@@ -52,7 +52,7 @@ def reuse(trace: Trace, replicas: int = 1) -> Reuse:
     request = np.repeat(order, lengths[order])
     ends = np.cumsum(lengths[order])
     at = np.arange(len(request)) - np.repeat(ends - lengths[order], lengths[order])
-    flat = np.fromiter((one for row in order for one in trace.blocks[row]), np.int64, len(request))
+    flat = np.fromiter((block for row in order for block in trace.blocks[row]), np.int64, len(request))
     named = np.unique(flat, return_inverse=True)[1].ravel()
     keys = place[request] * len(flat) + named
     size = trace.block_tokens
@@ -62,9 +62,9 @@ def reuse(trace: Trace, replicas: int = 1) -> Reuse:
     last = (trace.input_tokens[request] - 1) // ENGINE_BLOCK * ENGINE_BLOCK - at * size
     spared = np.minimum(whole, last.clip(0)).astype(np.float64)
     distance = _distances(request, at, keys, held.astype(np.float64), trace.output_tokens, order, lengths)
-    found = np.isfinite(distance) & (spared > 0)
+    spares = np.isfinite(distance) & (spared > 0)
     needs = distance + held
-    by_size = np.flatnonzero(found)[np.argsort(needs[found], kind="stable")]
+    by_size = np.flatnonzero(spares)[np.argsort(needs[spares], kind="stable")]
     return Reuse(request[by_size], spared[by_size], needs[by_size])
 
 
@@ -102,9 +102,9 @@ def _last_use(name: Ints) -> Ints:
     """Where the same name stood last, -1 for the first time; those called -1 are all different."""
     order = np.argsort(name, kind="stable")
     same = (name[order][1:] == name[order][:-1]) & (name[order][1:] >= 0)
-    found = np.full(len(name), -1, np.int64)
-    found[order[1:][same]] = order[:-1][same]
-    return found
+    earlier = np.full(len(name), -1, np.int64)
+    earlier[order[1:][same]] = order[:-1][same]
+    return earlier
 
 
 def _sum_before(values: Ints, weight: Floats, ends: Ints, most: Ints) -> Floats:

@@ -1,4 +1,5 @@
-"""Stack files (an engine's habits) and efficiency files (what kernels reach of the peaks)."""
+"""Stack files (an engine's habits), efficiency files (what kernels reach of the peaks), and connectors (how an engine
+moves a prompt's cache from prefill to decode)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,6 +7,7 @@ from typing import Any
 
 from crosstie.catalog.reading import date, fact_specs, file_id, read_facts, read_record, read_toml, sourced_file
 from crosstie.core.deployment import Accelerator, Efficiency, Stack
+from crosstie.core.disaggregated import Connector
 from crosstie.core.errors import BadData
 from crosstie.core.fact import Fact, Quantity
 from crosstie.core.model import COMPUTE_FORMATS, Format
@@ -99,3 +101,15 @@ def resolve_efficiency(
         reached.setdefault("fp16", reached["bf16"])
     scope.update({f"measured.{format}": "measured products" for format in reached})
     return Efficiency(scope=scope, measured=reached, **merged)
+
+
+def read_connectors(file: Path) -> dict[str, Connector]:
+    with sourced_file(file) as (raw, sources):
+        connectors = {name: read_record(file, name, entry, Connector, sources, id=name) for name, entry in raw.items()}
+    for name, connector in connectors.items():
+        for key, what in (("vendors", "vendor"), ("stacks", "stack")):
+            if not getattr(connector, key):
+                raise BadData(file, f"{name}.{key}", f"must name at least one {what}")
+        if connector.recomputes and connector.first_token != "decode":
+            raise BadData(file, f"{name}.recomputes", 'goes with first_token = "decode"')
+    return connectors

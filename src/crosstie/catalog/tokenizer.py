@@ -83,7 +83,7 @@ class Tokenizer:
         if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
             prompt = prompt[0]
         if isinstance(prompt, list):
-            is_ids = all(type(one) is int and 0 <= one < 2**31 for one in prompt)
+            is_ids = all(type(number) is int and 0 <= number < 2**31 for number in prompt)
             return prompt if prompt and is_ids else None
         if not isinstance(prompt, str):
             return None
@@ -103,7 +103,7 @@ class Tokenizer:
             return None
         compiled, takes_parts = self._template
         read = [_message(message, takes_parts) for message in messages]
-        if any(one is None for one in read):
+        if any(file is None for file in read):
             return None
         said: dict[str, Any] = {
             **self._marks,
@@ -121,8 +121,8 @@ class Tokenizer:
         """What stands between two special tokens is cut into tokens by itself, so that pieces which begin with one are
         looked up by themselves: the turns of a conversation that have come before."""
         if special or self._cuts is None or len(text) < _WORTH_KEEPING:
-            found: list[int] = self._words.encode(text, add_special_tokens=special).ids
-            return found
+            whole: list[int] = self._words.encode(text, add_special_tokens=special).ids
+            return whole
         ids: list[int] = []
         at = 0
         for cut in [*(match.start() for match in self._cuts.finditer(text)), len(text)]:
@@ -153,12 +153,12 @@ class Tokenizer:
 
 def _object(file: Path) -> dict[str, Any]:
     try:
-        found = _decode(text_of(file).encode())
+        said = _decode(text_of(file).encode())
     except msgspec.DecodeError as error:
         raise BadInput(f"{file}: is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(said, dict):
         raise BadInput(f"{file}: is no object")
-    return found
+    return said
 
 
 def _content(token: object) -> str:
@@ -173,7 +173,7 @@ def _compiled(file: Path, given: Path | None, config: dict[str, Any]) -> tuple[A
     place = given or (beside if beside.exists() else None)
     said = text_of(place) if place is not None else config.get("chat_template")
     if isinstance(said, list):
-        named = {one.get("name"): one.get("template") for one in said if isinstance(one, dict)}
+        named = {entry.get("name"): entry.get("template") for entry in said if isinstance(entry, dict)}
         said = named.get("default")
     if not isinstance(said, str):
         return None
@@ -244,5 +244,5 @@ def _cuts(added: list[dict[str, Any]]) -> re.Pattern[str] | None:
     """Where special tokens begin, those that take the spaces before them excepted."""
     if any(one.get("lstrip") or one.get("normalized") or one.get("single_word") for one in added if one.get("special")):
         return None
-    known = sorted((one["content"] for one in added if one.get("special")), key=len, reverse=True)
+    known = sorted((token["content"] for token in added if token.get("special")), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, known))) if known else None

@@ -7,7 +7,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,6 +53,10 @@ class Answers:
     # Of the prompts, in the engines' caches; of all NaN where no engine said so of any.
     cached_tokens: Floats
 
+    def taken(self, rows: Ints) -> "Answers":
+        pools = tuple(self.pools[row] for row in rows)
+        return Answers(pools, self.ttft_s[rows], self.tpot_s[rows], self.cached_tokens[rows])
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -86,6 +90,18 @@ class Trace:
     def requests_per_s(self) -> float | None:
         """Arrivals after the first, over the span; None where nothing tells time."""
         return (len(self) - 1) / self.span_s if self.span_s else None
+
+    def taken(self, rows: Ints) -> "Trace":
+        """These requests in this order, at their times."""
+        return replace(
+            self,
+            arrival_s=None if self.arrival_s is None else self.arrival_s[rows],
+            input_tokens=self.input_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            blocks=self.blocks and tuple(self.blocks[row] for row in rows),
+            classes=self.classes and tuple(self.classes[row] for row in rows),
+            answers=self.answers and self.answers.taken(rows),
+        )
 
 
 class _Request(msgspec.Struct):
@@ -159,25 +175,16 @@ def read_trace(path: str | Path, *, times: bool = True) -> Trace:
     # They only matter to whoever sends the requests, at their times.
     blocks = None if table.blocks is None or not times else _numbered(table, table.blocks)
     classes = None if table.classes is None else tuple(table.classes)
-    answers, began_s = table.answers, 0.0
-    if arrivals is not None:
-        order = np.argsort(arrivals, kind="stable")
-        began_s, answers = float(arrivals[order[0]]), _in_order(answers, order)
-        inputs, outputs, arrivals = inputs[order], outputs[order], arrivals[order] - arrivals[order[0]]
-        arrivals.flags.writeable = False
-        blocks = None if blocks is None else tuple(blocks[row] for row in order)
-        classes = None if classes is None else tuple(classes[row] for row in order)
     empty = int(np.count_nonzero(outputs == 0))
-    outputs = np.maximum(outputs, 1)
-    inputs.flags.writeable = outputs.flags.writeable = False
-    return Trace(str(file), arrivals, inputs, outputs, empty, blocks, classes, answers, began_s)
-
-
-def _in_order(answers: Answers | None, order: Ints) -> Answers | None:
-    if answers is None:
-        return None
-    pools = tuple(answers.pools[row] for row in order)
-    return Answers(pools, answers.ttft_s[order], answers.tpot_s[order], answers.cached_tokens[order])
+    trace = Trace(str(file), arrivals, inputs, np.maximum(outputs, 1), empty, blocks, classes, table.answers)
+    if arrivals is not None:
+        began_s = float(arrivals.min())
+        in_order = trace.taken(np.argsort(arrivals, kind="stable"))
+        trace = replace(in_order, arrival_s=np.sort(arrivals) - began_s, began_s=began_s)
+    for column in (trace.arrival_s, trace.input_tokens, trace.output_tokens):
+        if column is not None:
+            column.flags.writeable = False
+    return trace
 
 
 def _from_csv(file: Path, text: str) -> _Columns:
@@ -219,10 +226,10 @@ def _from_csv(file: Path, text: str) -> _Columns:
 
 
 def _column(file: Path, names: list[str], spellings: Sequence[str], what: str) -> int | None:
-    found = [index for index, name in enumerate(names) if name in spellings]
-    if len(found) > 1:
-        raise BadData(file, "line 1", f"has several columns for {what}: {', '.join(names[i] for i in found)}")
-    return found[0] if found else None
+    places = [index for index, name in enumerate(names) if name in spellings]
+    if len(places) > 1:
+        raise BadData(file, "line 1", f"has several columns for {what}: {', '.join(names[i] for i in places)}")
+    return places[0] if places else None
 
 
 def _from_json_lines(file: Path, text: str) -> _Columns:
@@ -237,7 +244,7 @@ def _from_json_lines(file: Path, text: str) -> _Columns:
                     requests.append(decoder.decode(line))
                 except (msgspec.DecodeError, UnicodeEncodeError) as error:
                     raise BadData(file, f"line {number}", str(error)) from None
-    classes = [one.class_name if isinstance(one.class_name, str) else None for one in requests]
+    classes = [request.class_name if isinstance(request.class_name, str) else None for request in requests]
     return _Columns(
         file=file,
         inputs=[request.input_length for request in requests],
@@ -270,12 +277,12 @@ def _answers(requests: Sequence[_Request]) -> Answers | None:
 
 
 def _numbered(table: _Columns, column: Sequence[tuple[int, ...] | str]) -> tuple[tuple[int, ...], ...]:
-    found = []
+    blocks = []
     for row, cell in enumerate(column):
-        found.append(_from_ranges(table, row, cell) if isinstance(cell, str) else cell)
-        if len(found[-1]) > _MOST_TOKENS // BLOCK_TOKENS:
-            table.blame(row, f"has {len(found[-1]):,} blocks")
-    return tuple(found)
+        blocks.append(_from_ranges(table, row, cell) if isinstance(cell, str) else cell)
+        if len(blocks[-1]) > _MOST_TOKENS // BLOCK_TOKENS:
+            table.blame(row, f"has {len(blocks[-1]):,} blocks")
+    return tuple(blocks)
 
 
 def _from_ranges(table: _Columns, row: int, cell: str) -> tuple[int, ...]:
@@ -293,7 +300,7 @@ def _from_ranges(table: _Columns, row: int, cell: str) -> tuple[int, ...]:
 
 def _tokens(table: _Columns, column: Sequence[str | int], what: str, least: int) -> Ints:
     try:
-        found = np.fromiter(map(int, column), np.int64, len(column))
+        counts = np.fromiter(map(int, column), np.int64, len(column))
     except (ValueError, OverflowError):
         for row, cell in enumerate(column):
             try:
@@ -301,26 +308,26 @@ def _tokens(table: _Columns, column: Sequence[str | int], what: str, least: int)
             except (ValueError, OverflowError):
                 table.blame(row, f"{what} '{cell}' is not a whole number of tokens")
         raise
-    bad = (found < least) | (found > _MOST_TOKENS)
+    bad = (counts < least) | (counts > _MOST_TOKENS)
     if bad.any():
         row = int(bad.argmax())
-        table.blame(row, f"{what} of {found[row]} tokens: must be {least} to {_MOST_TOKENS:,}")
-    return found
+        table.blame(row, f"{what} of {counts[row]} tokens: must be {least} to {_MOST_TOKENS:,}")
+    return counts
 
 
 def _seconds(table: _Columns, column: Sequence[str | float]) -> Floats:
-    found = _numbers(table, column) * table.second if _is_number(column[0]) else _calendar(table, column)
-    bad = ~((found >= 0) & (found < _LATEST_S))
+    times_s = _numbers(table, column) * table.second if _is_number(column[0]) else _calendar(table, column)
+    bad = ~((times_s >= 0) & (times_s < _LATEST_S))
     if bad.any():
         row = int(bad.argmax())
         finer = "timestamp_ms and arrival_time_ns are for finer ones"
         table.blame(row, f"time '{column[row]}' is no number of seconds ({finer})")
-    late = np.maximum.accumulate(found) - found > JITTER_S
+    late = np.maximum.accumulate(times_s) - times_s > JITTER_S
     if table.ordered and late.any():
         row = int(late.argmax())
-        before = float(found[: row + 1].max() - found[row])
+        before = float(times_s[: row + 1].max() - times_s[row])
         table.blame(row, f"time '{column[row]}' is {before:,.3g} s before that of an earlier row")
-    return found
+    return times_s
 
 
 def _numbers(table: _Columns, column: Sequence[str | float]) -> Floats:

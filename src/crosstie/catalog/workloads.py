@@ -223,19 +223,19 @@ def _schedule(file: Path, raw: object, names: Names) -> ScheduleRequest:
 
 
 def _hosted(reader: ClassReader, where: str, raw: object, among: tuple[str, ...]) -> tuple[str, ...]:
-    found: list[str] = []
+    models: list[str] = []
     for name in () if raw is None else texts(reader.file, where, raw):
         model = look_up(reader.file, where, lambda name=name: reader.catalog.model(name)).id
         if model not in among:
             whose = "asked for by no class" if where.endswith("models") else "not among hosting.models"
             raise BadData(reader.file, where, f"{model} is {whose}")
-        if model in found:
+        if model in models:
             raise BadData(reader.file, where, f"{model} is there twice")
-        found.append(model)
-    if raw is not None and not found:
+        models.append(model)
+    if raw is not None and not models:
         others = "all" if where.endswith("models") else "none"
         raise BadData(reader.file, where, f"is empty: leave the key out for {others}")
-    return tuple(found)
+    return tuple(models)
 
 
 def _constraints(file: Path, raw: object, names: Names) -> Constraints:

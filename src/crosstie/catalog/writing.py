@@ -91,9 +91,9 @@ def toml_document(content: dict[str, Any]) -> str:
         if not _has_heading(value):
             continue
         if isinstance(value, list):
-            tables = [(f"[[{toml_key(key)}]]", one) for one in value]
-        elif all(isinstance(one, dict) for one in value.values()):
-            tables = [(f"[{toml_key(key)}.{toml_key(name)}]", one) for name, one in value.items()]
+            tables = [(f"[[{toml_key(key)}]]", row) for row in value]
+        elif all(isinstance(inner, dict) for inner in value.values()):
+            tables = [(f"[{toml_key(key)}.{toml_key(name)}]", inner) for name, inner in value.items()]
         else:
             tables = [(f"[{toml_key(key)}]", value)]
         for heading, table in tables:
@@ -103,7 +103,7 @@ def toml_document(content: dict[str, Any]) -> str:
 
 def _has_heading(value: Any) -> bool:
     return (isinstance(value, dict) and bool(value)) or (
-        isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+        isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
     )
 
 

@@ -15,12 +15,13 @@ import click
 from crosstie.catalog.addresses import read_address
 from crosstie.catalog.reading import only_keys, read_toml
 from crosstie.catalog.writing import write_text
-from crosstie.cli.admin_show import pools_parts, show_decision, show_done, trials_parts
 from crosstie.cli.assignments import amount, assigned
 from crosstie.cli.options import FILE, json_option, option_group, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.show import print_json, show
 from crosstie.core.errors import BadData, BadInput
+from crosstie.core.figures import number, seconds, significant
+from crosstie.web.parts import Parts, Table
 from crosstie.wire.address import Address
 
 _KEY = "CROSSTIE_ADMIN_KEY"
@@ -50,8 +51,8 @@ class AdminPort:
 
     def post(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
         with self._asked("POST", name, {}, json.dumps(body).encode(), _PATIENCE_S) as answer:
-            found: dict[str, Any] = json.loads(answer.read())
-            return found
+            said: dict[str, Any] = json.loads(answer.read())
+            return said
 
     def follow(self, name: str, **query: object) -> Iterator[dict[str, Any]]:
         """What a stream's events say, until it ends."""
@@ -85,10 +86,10 @@ class AdminPort:
 
 def _error(body: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(body)["error"]
+        error = json.loads(body)["error"]
     except (ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return error if isinstance(error, dict) else {}
 
 
 def reach(url: str, key_file: Path | None) -> AdminPort:
@@ -223,10 +224,10 @@ def add(pool: str | None, backend: str | None, file: Path | None, port: AdminPor
 def _pool_table(file: Path) -> dict[str, Any]:
     raw = read_toml(file)
     only_keys(file, "", raw, {"format", "pool"})
-    found = raw.get("pool")
-    if not isinstance(found, list) or len(found) != 1 or not isinstance(found[0], dict):
+    pools = raw.get("pool")
+    if not isinstance(pools, list) or len(pools) != 1 or not isinstance(pools[0], dict):
         raise BadData(file, "pool", "must be there once: one [[pool]] is added at a time")
-    return found[0]
+    return pools[0]
 
 
 @command.command("remove", epilog="Example: crosstie admin remove http://10.0.0.7:8000")
@@ -302,3 +303,93 @@ def config(save: Path | None, port: AdminPort, as_json: bool) -> int:
     else:
         click.echo(f"written to {save}")
     return 0
+
+
+def pools_parts(said: dict[str, Any]) -> Parts:
+    processes = f", {said['processes']} processes" if said["processes"] > 1 else ""
+    yield f"{said['fleet']}: {said['policy']}, {said['exchanges']} requests, {said['queued']} queued{processes}"
+    columns = [
+        "backend", "pool", "state", ">in flight", ">engine runs", ">waits", "breaker", ">TTFT x", ">TPOT x", ">weight",
+        "model", "~why",
+    ]  # fmt: skip
+    rows = []
+    for pool in said["pools"]:
+        for row in pool["backends"]:
+            load = row["reported"] or {}
+            rows.append([
+                row["backend"] + (" (added)" if row["from"] == "admin" else ""),
+                pool["pool"] + (f"/{side}" if (side := row.get("side")) else ""), row["state"],
+                str(row["in_flight"]), number(load.get("running")), number(load.get("waiting")), row["breaker"],
+                f"{row['ttft_correction']:.2f}", f"{row['tpot_correction']:.2f}", number(pool["weight"]), pool["model"],
+                row["why_down"],
+            ])  # fmt: skip
+    yield Table(columns, rows)
+    for replica in said["leaving"]:
+        yield f"removed, still answering {replica['in_flight']}: {replica['backend']} of {replica['pool']}"
+    yield from (f"changed: {words}" for words in said["changes"])
+    yield from (f"dropped: {change['change']}: {change['why']}" for change in said["dropped"])
+
+
+def trials_parts(said: dict[str, Any]) -> Parts:
+    if not said["trials"]:
+        yield "no pool is on trial: give one `shadow` or `canary` in the fleet file"
+    for trial in said["trials"]:
+        whose = f"{trial['model']}, class {trial['class_name']}" if trial["class_name"] else trial["model"]
+        yield f"{trial['pool']}: ready for {whose}: {trial['ready'].upper()}"
+        yield from (f"  {reason}" for reason in trial["why"])
+        copies = ", ".join(f"{count} {outcome}" for outcome, count in sorted(trial["copies"].items())) or "none yet"
+        slower = f"; an answer takes {trial['slower']:.2f} times as long" if trial["slower"] is not None else ""
+        yield f"copies ({trial['shadow']:.1%} of requests): {copies}{slower}"
+        if trial["gauges"]:
+            yield Table(
+                ["distance", ">in service", ">on trial", ">allowed", "says"],
+                [
+                    [
+                        gauge["name"],
+                        *(significant(gauge[key], 3) for key in ("floor", "value", "allowed")),
+                        gauge["says"],
+                    ]
+                    for gauge in trial["gauges"]
+                ],
+            )
+        if trial["canary"] is not None:
+            yield (
+                f"canary ({trial['canary']:.1%} of requests): {trial['served']} served, {trial['faults']} faults"
+                + "".join(
+                    f", {what} {trial[key]:.2f} times as long"
+                    for what, key in (("first tokens", "ttft_ratio"), ("tokens", "token_ratio"))
+                    if trial[key] is not None
+                )
+            )
+
+
+def show_done(done: dict[str, Any]) -> None:
+    click.echo(f"{done['what']}: {'done' if done['changed'] else 'nothing to change'}")
+    for words in done["dropped"]:
+        click.echo(f"dropped with it: {words}")
+    for words in done["warnings"]:
+        click.echo(f"warning: {words}", err=True)
+    for why in done["refused_by"]:
+        click.echo(f"one of its processes refused: {why}", err=True)
+
+
+def show_decision(row: dict[str, Any]) -> None:
+    at = time.strftime("%H:%M:%S", time.localtime(row["at"]))
+    where = row["pool"] or row["outcome"].upper()
+    again = f", attempt {row['attempt']}" if row["attempt"] > 1 else ""
+    told = row["predicted"]
+    predicted = f", TTFT {seconds(told['ttft_s'])}, TPOT {seconds(told['tpot_s'])}" if told else ""
+    click.echo(
+        _plain(
+            f"{at} {row['request_id']} {row['model']} {row['class'] or '-'} {row['input_tokens']}+"
+            f"{row['expected_output_tokens']} -> {where}{again}{predicted}: {row['reason']}"
+        )
+    )
+    for pool in row["considered"]:
+        score = "-" if pool["score"] is None else significant(pool["score"], 4)
+        click.echo(_plain(f"         {pool['pool']}: score {score} {pool['dropped'] or ''}".rstrip()))
+
+
+def _plain(text: str) -> str:
+    """Request ids are the clients' own: what they hold must not steer a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)

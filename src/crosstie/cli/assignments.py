@@ -36,16 +36,16 @@ def read_option(typed: str, value: str, read: Callable[[str], T]) -> T:
 
 def assigned(option: str, texts: Sequence[str], read: Callable[[str], T]) -> dict[str, T]:
     """NAME=VALUE, each name once."""
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name or not value.strip():
             raise BadInput(f"{option} {text}: write NAME=VALUE")
-        if name in found:
+        if name in values:
             raise BadInput(f"{option}: {name} is given twice")
-        found[name] = read_option(f"{option} {text}", value.strip(), read)
-    return found
+        values[name] = read_option(f"{option} {text}", value.strip(), read)
+    return values
 
 
 def assigned_or_common(

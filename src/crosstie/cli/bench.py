@@ -212,9 +212,9 @@ def measured(
     sources = _sources(gpus, urls)
     kept = True
 
-    def keep(found: Bench) -> None:
+    def keep(results: Bench) -> None:
         nonlocal kept
-        kept = file is None or _keep_if_it_can(file, found)
+        kept = file is None or _keep_if_it_can(file, results)
 
     with progress("asking") as on_progress:
         endpoints = [_endpoint(url, model, settings, given or {}) for url in urls]
@@ -223,20 +223,20 @@ def measured(
         settings = fitted(settings, endpoints)
         earlier = read_earlier(file) if resume and file else EarlierRun()
         earlier.check(document(Bench(settings, [Measured(endpoint, Sizing()) for endpoint in endpoints])))
-        found = bench(
+        results = bench(
             endpoints, loads, settings, limit=limit, sizing=sizing, gpus=sources, earlier=earlier,
             on_progress=on_progress, on_point=keep,
         )  # fmt: skip
-    keep(found)
-    wanted.give(lambda: document(found), lambda details: bench_parts(found, details))
+    keep(results)
+    wanted.give(lambda: document(results), lambda details: bench_parts(results, details))
     if kept and file and not wanted.as_json:
         click.echo(f"written to {file}", err=True)
     if not kept:
         return _NOT_WRITTEN
-    if found.interrupted:
+    if results.interrupted:
         return _INTERRUPTED
-    failed = any(point.failed for one in found.measured for point in one.points if not limit)
-    return int(failed or any(one.limit and one.limit.requests_per_s is None for one in found.measured))
+    failed = any(point.failed for own in results.measured for point in own.points if not limit)
+    return int(failed or any(own.limit and own.limit.requests_per_s is None for own in results.measured))
 
 
 def traced(name: str, start: int, class_name: str | None) -> BenchLengths:
@@ -252,7 +252,7 @@ def promised(settings: Settings, file: Path, model: str | None) -> Settings:
     if lengths.class_name is not None and lengths.class_name not in known:
         raise BadInput(f"--class {lengths.class_name}: the fleet has {', '.join(known) or 'none'}")
     of_trace = lengths.trace.classes or () if lengths.trace and lengths.class_name is None else ()
-    if unknown := {one for one in of_trace if one is not None} - set(known):
+    if unknown := {name for name in of_trace if name is not None} - set(known):
         raise BadInput(
             f"{lengths.trace and lengths.trace.file}: has requests of {', '.join(sorted(unknown))}, but the fleet has "
             f"{', '.join(known) or 'no class'}; --class NAME has them all say another"
@@ -264,10 +264,10 @@ def promised(settings: Settings, file: Path, model: str | None) -> Settings:
     return replace(settings, fleet=fleet, targets=targets, lengths=replace(lengths, longest=max(longest)))
 
 
-def _keep_if_it_can(file: Path, found: Bench) -> bool:
+def _keep_if_it_can(file: Path, results: Bench) -> bool:
     """A disk that is full now may have room after the next load; what was measured so far is no reason to end."""
     try:
-        write_text(file, json_text(document(found)) + "\n")
+        write_text(file, json_text(document(results)) + "\n")
     except BadInput as error:
         click.echo(f"crosstie: {error}", err=True)
         return False
@@ -287,20 +287,20 @@ def _loads(concurrency: str | None, rate: str | None, traced: bool, poisson: boo
         return [BenchLoad(by_trace=traced)]
     if traced and not concurrency:
         return [BenchLoad(by_trace=True)]
-    found = _numbers("--concurrency", concurrency or _CLIENTS)
-    if any(one != int(one) or not 1 <= one <= 100_000 for one in found):
+    counts = _numbers("--concurrency", concurrency or _CLIENTS)
+    if any(count != int(count) or not 1 <= count <= 100_000 for count in counts):
         raise BadInput(f"--concurrency {concurrency}: must be whole numbers from 1 to 100,000")
-    return [BenchLoad(clients=int(one)) for one in found]
+    return [BenchLoad(clients=int(count)) for count in counts]
 
 
 def _numbers(option: str, text: str) -> list[float]:
     try:
-        found = [float(one) for one in text.split(",")]
+        numbers = [float(number) for number in text.split(",")]
     except ValueError:
         raise BadInput(f"{option} {text}: must be numbers with commas between them") from None
-    if not all(1e-4 <= one <= 1e6 for one in found):
+    if not all(1e-4 <= number <= 1e6 for number in numbers):
         raise BadInput(f"{option} {text}: must be from 0.0001 to 1,000,000")
-    return found
+    return numbers
 
 
 def _lengths(usual: BenchLengths, vary: float | None, shortest: float | None, lockstep: bool) -> BenchLengths:

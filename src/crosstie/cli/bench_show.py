@@ -24,8 +24,8 @@ _STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 
 
 def bench_parts(bench: Bench, verbose: bool) -> Parts:
-    for one in bench.measured:
-        yield from _endpoint(one, bench, verbose)
+    for measured in bench.measured:
+        yield from _endpoint(measured, bench, verbose)
     if len(bench.measured) > 1:
         yield from _side_by_side(bench)
     yield from _client(bench)
@@ -35,35 +35,35 @@ def bench_parts(bench: Bench, verbose: bool) -> Parts:
         yield closing(DETAILS)
 
 
-def _endpoint(one: Measured, bench: Bench, verbose: bool) -> Parts:
-    of = one.endpoint
+def _endpoint(measured: Measured, bench: Bench, verbose: bool) -> Parts:
+    of = measured.endpoint
     emulated = "  EMULATED: the performance model's own time, no GPU ran" if of.emulated else ""
     yield f"{of.name}: {of.model} at {of.url}{emulated}"
-    served = next((point for point in one.points if not math.isnan(point.input_tokens)), None)
+    served = next((point for point in measured.points if not math.isnan(point.input_tokens)), None)
     lengths = f"{served.input_tokens:,.0f} tokens in and {served.output_tokens:,.0f} out on average; " if served else ""
-    yield note(f"  {lengths}{_counted(one.sizing)}")
+    yield note(f"  {lengths}{_counted(measured.sizing)}")
     if texts := bench.settings.prompts:
         yield note(f"  prompts of {texts.source}: {texts.kind}, {len(texts.texts):,} of them ({texts.sha256})")
-    if one.points:
-        wants = one.points[0].kept is not None
+    if measured.points:
+        wants = measured.points[0].kept is not None
         columns = ["load", ">kept" if wants else ">requests", ">tok/s", ">TTFT p50", ">p95", ">TPOT p50", ">p95"]
-        yield Table(columns, [_row(point, wants) for point in one.points])
+        yield Table(columns, [_row(point, wants) for point in measured.points])
     for arrivals, said in _ARRIVALS.items():
-        own = [point.load.name for point in one.points if point.arrivals == arrivals]
+        own = [point.load.name for point in measured.points if point.arrivals == arrivals]
         if own:
             yield note(f"  {', '.join(own)}: {said}")
-    for point in one.points:
+    for point in measured.points:
         yield from _phases(point)
         yield from _classes(point, verbose)
         yield from (f"- {point.load.name}: {times:,} failed: {why}" for why, times in point.faults)
-    watched = [point for point in one.points if point.gpus]
+    watched = [point for point in measured.points if point.gpus]
     if watched:
         columns = ["load", ">GPUs", ">W", ">W at most", ">memory at most", ">busy", ">J a token"]
         yield Table(columns, [_power(point) for point in watched])
-    if one.limit is not None:
-        yield from _limit(one, bench)
+    if measured.limit is not None:
+        yield from _limit(measured, bench)
     if verbose:
-        yield from _details(one)
+        yield from _details(measured)
 
 
 def _phases(point: PointResult) -> Parts:
@@ -111,18 +111,18 @@ def _classes(point: PointResult, verbose: bool) -> Parts:
         yield "this machine stood still meanwhile, and the server did not: latencies are partly its own"
 
 
-def _class_row(one: ReplayedClass, verbose: bool) -> list[str]:
-    ttft, tpot = one.seen.ttft_s, one.seen.tpot_s
-    counts = [one.seen.name, f"{one.seen.requests:,}", f"{one.seen.failed:,}"]
+def _class_row(kind: ReplayedClass, verbose: bool) -> list[str]:
+    ttft, tpot = kind.seen.ttft_s, kind.seen.tpot_s
+    counts = [kind.seen.name, f"{kind.seen.requests:,}", f"{kind.seen.failed:,}"]
     if not verbose:
         return [
-            *counts, latency(ttft.p50), latency(ttft.p99), kept(one.ttft_kept), latency(tpot.p50), latency(tpot.p99),
-            kept(one.tpot_kept),
+            *counts, latency(ttft.p50), latency(ttft.p99), kept(kind.ttft_kept), latency(tpot.p50), latency(tpot.p99),
+            kept(kind.tpot_kept),
         ]  # fmt: skip
     return [
-        *counts, kept(one.kept),
-        latency(ttft.p50), latency(ttft.p95), latency(ttft.p99), promised(one.targets.ttft), kept(one.ttft_kept),
-        latency(tpot.p50), latency(tpot.p90), latency(tpot.p99), promised(one.targets.tpot), kept(one.tpot_kept),
+        *counts, kept(kind.kept),
+        latency(ttft.p50), latency(ttft.p95), latency(ttft.p99), promised(kind.targets.ttft), kept(kind.ttft_kept),
+        latency(tpot.p50), latency(tpot.p90), latency(tpot.p99), promised(kind.targets.tpot), kept(kind.tpot_kept),
     ]  # fmt: skip
 
 
@@ -156,20 +156,25 @@ def _row(point: PointResult, wants: bool) -> list[str]:
 
 
 def _number(interval: MeasuredInterval | None) -> str:
-    """With half of its interval's width beside it."""
     if interval is None or math.isnan(interval.value):
         return "-"
     said = f"{interval.value:,.0f}" if interval.value >= 100 else significant(interval.value)
-    return said if math.isnan(interval.low) else f"{said} ±{share((interval.high - interval.low) / 2 / interval.value)}"
+    return said + _within(interval)
+
+
+def _within(interval: MeasuredInterval) -> str:
+    """Half of its width."""
+    known = not math.isnan(interval.low)
+    return f" ±{share((interval.high - interval.low) / 2 / interval.value)}" if known else ""
 
 
 def _seconds(interval: MeasuredInterval | None) -> str:
     return "-" if interval is None or math.isnan(interval.value) else seconds(interval.value)
 
 
-def _between(one: MeasuredInterval) -> str:
-    known = not math.isnan(one.low)
-    return seconds(one.value) + (f" ({seconds(max(one.low, 0.0))} to {seconds(one.high)})" if known else "")
+def _between(span: MeasuredInterval) -> str:
+    known = not math.isnan(span.low)
+    return seconds(span.value) + (f" ({seconds(max(span.low, 0.0))} to {seconds(span.high)})" if known else "")
 
 
 def _power(point: PointResult) -> list[str]:
@@ -192,8 +197,8 @@ def _known(value: float, form: Callable[[float], str]) -> str:
     return "-" if math.isnan(value) else form(value)
 
 
-def _limit(one: Measured, bench: Bench) -> Parts:
-    limit, targets = one.limit, bench.settings.targets
+def _limit(measured: Measured, bench: Bench) -> Parts:
+    limit, targets = measured.limit, bench.settings.targets
     assert limit is not None
     words = [
         f"{name} p{round(target.percentile * 100)} {seconds(target.seconds)}"
@@ -216,18 +221,18 @@ def _limit(one: Measured, bench: Bench) -> Parts:
 
 def _side_by_side(bench: Bench) -> Parts:
     first, *others = bench.measured
-    if any(one.limit is not None for one in bench.measured):
-        limits = [one.limit.requests_per_s if one.limit else None for one in bench.measured]
-        for one, limit in zip(others, limits[1:], strict=True):
+    if any(measured.limit is not None for measured in bench.measured):
+        limits = [measured.limit.requests_per_s if measured.limit else None for measured in bench.measured]
+        for other, limit in zip(others, limits[1:], strict=True):
             if limit and limits[0]:
                 times = significant(limit / limits[0])
-                yield f"{one.endpoint.name} stands {times} times the rate of {first.endpoint.name}"
+                yield f"{other.endpoint.name} stands {times} times the rate of {first.endpoint.name}"
         return
     rows = []
-    for one in others:
-        for point, base in zip(one.points, first.points, strict=False):
+    for other in others:
+        for point, base in zip(other.points, first.points, strict=False):
             cells = [_times(ratio(point, base, name)) for name in ("output_tokens_per_s", "ttft_s_p50", "tpot_s_p50")]
-            rows.append([f"{one.endpoint.name}, {point.load.name}", *cells])
+            rows.append([f"{other.endpoint.name}, {point.load.name}", *cells])
     if rows:
         yield Table([f"over {first.endpoint.name}", ">tok/s", ">TTFT p50", ">TPOT p50"], rows)
         if bench.settings.repeats == 1:
@@ -237,12 +242,11 @@ def _side_by_side(bench: Bench) -> Parts:
 def _times(interval: MeasuredInterval) -> str:
     if math.isnan(interval.value):
         return "-"
-    said = f"{interval.value:.2f}x"
-    return said if math.isnan(interval.low) else f"{said} ±{share((interval.high - interval.low) / 2 / interval.value)}"
+    return f"{interval.value:.2f}x{_within(interval)}"
 
 
 def _client(bench: Bench) -> Parts:
-    points = [point for one in bench.measured for point in one.points]
+    points = [point for measured in bench.measured for point in measured.points]
     if not points:
         return
     late = max(point.client.late_p99_s for point in points)
@@ -259,8 +263,8 @@ def _client(bench: Bench) -> Parts:
         yield f"that is enough to bend TTFT{of}: use a quieter machine, or more --workers"
 
 
-def _details(one: Measured) -> Parts:
-    for point in one.points:
+def _details(measured: Measured) -> Parts:
+    for point in measured.points:
         rows = [
             [name, *(_between(point.metrics[key]) if (key := f"{metric}_{at}") in point.metrics else "-"
                      for at in _STATISTICS)]

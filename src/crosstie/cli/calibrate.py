@@ -75,9 +75,9 @@ def command(
     if kept:
         kept.add(files, given)
     made.write(target)
-    found = made.calibration
+    fitted = made.calibration
     wanted.give(
-        lambda: {"file": str(target), "results": found.results, "refused": made.unused, "errors": found.errors},
+        lambda: {"file": str(target), "results": fitted.results, "refused": made.unused, "errors": fitted.errors},
         lambda details: parts(made, details),
     )
     if not wanted.as_json:
@@ -104,7 +104,7 @@ def parts(done: Calibrated, verbose: bool) -> Parts:
     metrics = [">TPOT", ">TTFT", ">throughput"]
     if "beside" in made.made:
         titles = [title for title in made.errors if title.startswith(tuple(OWN.values()))]
-        yield Table(["median error of your results", *metrics], [[one, *_errors(made, one)] for one in titles])
+        yield Table(["median error of your results", *metrics], [[title, *_errors(made, title)] for title in titles])
         yield note(f"learnt beside {made.made['beside']}; --full fits everything again")
         return
     yield f"{len(made.scopes):,} scopes moved"
@@ -119,8 +119,8 @@ def parts(done: Calibrated, verbose: bool) -> Parts:
 
 
 def _errors(made: Calibration, title: str) -> list[str]:
-    found = made.errors[title]
+    errors = made.errors[title]
     return [
-        f"{percent(found[m]['median_ape'])} of {found[m]['n']:,}" if m in found else "-"
+        f"{percent(errors[m]['median_ape'])} of {errors[m]['n']:,}" if m in errors else "-"
         for m in ("tpot", "ttft", "throughput")
     ]

@@ -231,11 +231,11 @@ def add_command(
 
 def _check_whole() -> dict[str, int]:
     """Everything that a release of the catalog may bring, as it is in force now."""
-    found = check_everything(Catalog())
+    counted = check_everything(Catalog())
     if brought := measured_files(()):
         read_inputs(Catalog(), brought)
     return {
-        **found,
+        **counted,
         "calibrated scopes": len(Catalog().calibration.scopes),
         "measured points": len(read_results(shipped_results()).points),
         "rules": sum(len(rules(engine)) for engine in engines()),

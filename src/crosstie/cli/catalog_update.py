@@ -79,14 +79,14 @@ def update_command(
     refuse_unless_newer(release)
     with staged(files) as draft:
         _check(source, draft)
-        found = _replanned(workloads or tuple(sorted(EXAMPLES.glob("*.toml"))), draft)
+        plans = _replanned(workloads or tuple(sorted(EXAMPLES.glob("*.toml"))), draft)
         if not dry_run:
             put_in_force(draft, release, key, source)
 
     def document() -> dict[str, object]:
         return {
             "release": release.release, "in_force": not dry_run, "signed_by": key, "files": sorted(files),
-            "plans": [{**asdict(one), "flips": one.flips} for one in found],
+            "plans": [{**asdict(plan), "flips": plan.flips} for plan in plans],
         }  # fmt: skip
 
     def parts() -> Parts:
@@ -94,7 +94,7 @@ def update_command(
         yield f"Release {release.release} {did} ({_signed(key)}): {', '.join(files_of(files))}"
         if release.notes:
             yield release.notes
-        yield _flips(found)
+        yield _flips(plans)
         if not dry_run:
             yield note("`crosstie catalog revert` takes it back")
 
@@ -121,14 +121,14 @@ def _check(source: str, draft: Path) -> None:
 
 
 def _replanned(workloads: tuple[Path, ...], draft: Path) -> list[Replanned]:
-    found = []
+    plans = []
     with progress("planning before and after") as on_progress:
         for index, file in enumerate(workloads):
             on_progress(index, len(workloads), file.stem)
             pairs = [_fleet(_crosstie(["plan", str(file), "--quick", "--json"], release)) for release in (None, draft)]
             (gpus, usd), (gpus_then, usd_then) = pairs
-            found.append(Replanned(file.stem, gpus, gpus_then, usd, usd_then))
-    return found
+            plans.append(Replanned(file.stem, gpus, gpus_then, usd, usd_then))
+    return plans
 
 
 def _fleet(answer: subprocess.CompletedProcess[str]) -> tuple[dict[str, int] | None, float | None]:
@@ -136,14 +136,14 @@ def _fleet(answer: subprocess.CompletedProcess[str]) -> tuple[dict[str, int] | N
     return (fleet["gpus"], fleet["usd_per_hour"]) if fleet else (None, None)
 
 
-def _flips(found: list[Replanned]) -> Table:
+def _flips(plans: list[Replanned]) -> Table:
     rows = []
-    for one in found:
-        cost, then = one.before_usd_per_hour, one.after_usd_per_hour
+    for plan in plans:
+        cost, then = plan.before_usd_per_hour, plan.after_usd_per_hour
         change = f"{then / cost - 1.0:+.1%}" if cost and then else "-"
         costs = [dollars(usd) if usd else "-" for usd in (cost, then)]
-        verdict = "FLIPS" if one.flips else "holds"
-        rows.append([one.workload, verdict, _gpus(one.before), _gpus(one.after), *costs, change])
+        verdict = "FLIPS" if plan.flips else "holds"
+        rows.append([plan.workload, verdict, _gpus(plan.before), _gpus(plan.after), *costs, change])
     columns = ["workload", "choice", "~before", "~after", ">$/h before", ">after", ">change"]
     return Table(columns, rows, "Plans before and after")
 
@@ -160,7 +160,7 @@ def revert_command(everything: bool, as_json: bool) -> int:
     gone = revert(everything)
     release = in_force()
     if as_json:
-        print_json({"reverted": [one.release for one in gone], "in_force": release.name if release else "shipped"})
+        print_json({"reverted": [held.release for held in gone], "in_force": release.name if release else "shipped"})
     else:
         what = f"release {gone[0].release} is gone" if gone else "all releases are gone"
         click.echo(f"{what}; {f'release {release.name} is' if release else 'the shipped data are'} in force")
@@ -182,9 +182,9 @@ def status_command(wanted: Wanted) -> int:
     def parts() -> Parts:
         yield f"in force: {f'release {release.name}' if release else 'the shipped data'}"
         yield f"shipped: {shipped}"
-        for one in reversed(known):
-            old = "; older than the shipped data, so not used" if one.release <= shipped else ""
-            yield f"release {one.release}: {_signed(one.key)}, from {one.source}, installed {one.installed}{old}"
+        for held in reversed(known):
+            old = "; older than the shipped data, so not used" if held.release <= shipped else ""
+            yield f"release {held.release}: {_signed(held.key)}, from {held.source}, installed {held.installed}{old}"
         if not shipped_keys():
             yield note(NO_KEY)
         if os.environ.get(VARIABLE):

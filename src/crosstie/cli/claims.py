@@ -40,36 +40,36 @@ def command(asked: tuple[str, ...], verdict: str | None, article: str | None, ma
         raise BadInput("--markdown prints the whole page and goes with nothing else")
     chosen = select(read_claims(), asked, article)
     only = verdict_named(verdict) if verdict is not None else None
-    found = [one for one in check_claims(Catalog(), chosen) if only is None or one.finding.verdict == only]
-    if not found and not (markdown or wanted.as_json):
+    claims = [claim for claim in check_claims(Catalog(), chosen) if only is None or claim.finding.verdict == only]
+    if not claims and not (markdown or wanted.as_json):
         click.echo("no claim is left", err=True)
         return 1
-    wanted.give(lambda: to_json(found), lambda _: parts(found), markdown=(lambda: page(found)) if markdown else None)
-    return 0 if found else 1
+    wanted.give(lambda: to_json(claims), lambda _: parts(claims), markdown=(lambda: page(claims)) if markdown else None)
+    return 0 if claims else 1
 
 
-def parts(found: list[Checked]) -> Parts:
-    if len(found) > _IN_FULL:
-        yield Table(["id", "~claim", "~verdict", "~computed"], [_row(one) for one in found])
+def parts(checked: list[Checked]) -> Parts:
+    if len(checked) > _IN_FULL:
+        yield Table(["id", "~claim", "~verdict", "~computed"], [_row(claim) for claim in checked])
     else:
-        for one in found:
-            yield from _one(one)
-    yield summarise(found).line
-    if len(found) > _IN_FULL:
+        for claim in checked:
+            yield from _one(claim)
+    yield summarise(checked).line
+    if len(checked) > _IN_FULL:
         yield note("crosstie claims ID gives the reason and what it rests on")
     yield note(_ASSUMED)
     yield note("AMD results are published by others; Crosstie has run nothing on AMD")
 
 
-def _row(one: Checked) -> list[str]:
-    claim = one.claim
+def _row(checked: Checked) -> list[str]:
+    claim = checked.claim
     value = claim.value if claim.unit in ("", "bool") else f"{claim.value} {claim.unit}"
-    return [claim.id, f"{claim.subject}: {value}", one.finding.qualified, one.finding.computed]
+    return [claim.id, f"{claim.subject}: {value}", checked.finding.qualified, checked.finding.computed]
 
 
-def _one(one: Checked) -> Parts:
-    finding = one.finding
-    yield Heading(f"{one.claim.id}  {one.claim.words}  (article {one.claim.article})")
+def _one(checked: Checked) -> Parts:
+    finding = checked.finding
+    yield Heading(f"{checked.claim.id}  {checked.claim.words}  (article {checked.claim.article})")
     yield f"  {finding.qualified}; computed: {finding.computed}"
     yield f"  {finding.reason}"
     if finding.contradicted_by:
@@ -77,9 +77,9 @@ def _one(one: Checked) -> Parts:
     yield from (note(f"  - {rest_words(rest)}") for rest in finding.rests)
 
 
-def to_json(found: list[Checked]) -> dict[str, object]:
-    claims = [claim_json(one) for one in found]
-    return {"summary": summary_json(summarise(found)), "claims": claims, "assumptions": {"line": _ASSUMED}}
+def to_json(checked: list[Checked]) -> dict[str, object]:
+    claims = [claim_json(claim) for claim in checked]
+    return {"summary": summary_json(summarise(checked)), "claims": claims, "assumptions": {"line": _ASSUMED}}
 
 
 def summary_json(summary: ClaimsSummary) -> dict[str, object]:
@@ -90,10 +90,10 @@ def summary_json(summary: ClaimsSummary) -> dict[str, object]:
     return {"counts": summary.counts, "articles": articles, "best_first": summary.best}
 
 
-def claim_json(one: Checked) -> dict[str, object]:
-    finding, several = one.finding, len(one.finding.tried) > 1
+def claim_json(checked: Checked) -> dict[str, object]:
+    finding, several = checked.finding, len(checked.finding.tried) > 1
     return {
-        **picked(one.claim, "id article kind subject value unit claim=text"),
+        **picked(checked.claim, "id article kind subject value unit claim=text"),
         "verdict": finding.verdict,
         "readings_agreeing": finding.agreeing if several else None,
         "readings_tried": len(finding.tried) if several else None,

@@ -88,7 +88,7 @@ def command(
     published = _published(card) if plot or wanted.html else []
     of = f"{card.model.name}, {replica.precision}"
     title = f"{of}: {card.load.input_tokens:,} tokens in, {card.load.output_tokens:,} out"
-    names = [one.accelerator.id for one in card.entries]
+    names = [entry.accelerator.id for entry in card.entries]
     by_context = sweep or plot_context or wanted.html
     prices = quotes(catalog.prices, names, [USUAL.price], {}) if plot_cost or by_context else {}
     costs = frontiers(catalog, card, prices) if plot_cost or wanted.html else []
@@ -109,7 +109,7 @@ def command(
     for picture in pictures if not wanted.as_json else ():
         click.echo(f"drawn as {picture}", err=True)
     several = {"sweep": swept, "costs": costs, "context_sweep": contexts}
-    more = {key: [_curve_json(curve) for curve in found] for key, found in several.items() if found}
+    more = {key: [_curve_json(curve) for curve in curves] for key, curves in several.items() if curves}
     more |= {"roofline": [roofline_json(roof) for roof in roofs]} if roofs else {}
     more |= {"apart": [apart_json(apart_entry) for apart_entry in split]} if split else {}
 
@@ -134,7 +134,7 @@ def _cost_picture(
     card: Scorecard, of: str, curves: Sequence[Curve], prices: Mapping[str, Quote], *, by_context: bool = False
 ) -> Picture | None:
     """Titled with all that it assumes; `of`: the model and how its weights are stored."""
-    load, names = card.load, [one.accelerator.id for one in card.entries]
+    load, names = card.load, [entry.accelerator.id for entry in card.entries]
     lacking = ", ".join(name for name in names if name not in prices)
     if by_context:
         what, asked = "Cost over context length", f"{load.output_tokens:,} tokens out, {load.concurrency:,} in flight"
@@ -155,32 +155,32 @@ def rooflines(card: Scorecard) -> list[Roofline]:
     return [roofline(entry.deployment, **load) for entry in card.entries if entry.deployment and entry.estimate]
 
 
-def roofline_json(one: Roofline) -> dict[str, object]:
+def roofline_json(limits: Roofline) -> dict[str, object]:
     steps = []
-    for step in one.steps:
+    for step in limits.steps:
         spots = [{**asdict(spot), **picked(spot, "flop_per_byte flop_per_s")} for spot in step.spots]
         steps.append({**asdict(step), "spots": spots})
     return {
-        "deployment": deployment_json(one.deployment),
-        **picked(one, "memory_bytes_per_s roofs"),
+        "deployment": deployment_json(limits.deployment),
+        **picked(limits, "memory_bytes_per_s roofs"),
         "steps": steps,
     }
 
 
-def scaled_json(found: list[Scaling], load: Load) -> dict[str, object]:
-    return {"load": asdict(load), "scaling": [scaling_json(one) for one in found]}
+def scaled_json(sizes: list[Scaling], load: Load) -> dict[str, object]:
+    return {"load": asdict(load), "scaling": [_scaling_json(entry) for entry in sizes]}
 
 
-def scaled_parts(found: list[Scaling], load: Load) -> Parts:
+def scaled_parts(scaled: list[Scaling], load: Load) -> Parts:
     """One table an accelerator, a size a line."""
     yield (
         f"{load.input_tokens:,} tokens in, {load.output_tokens:,} out, {load.concurrency:,} requests in flight at the "
         "first size and as many a GPU at the others; each size in the layout that gives most"
     )
     columns = [">GPUs", "replicas", ">TTFT", ">TPOT", ">tokens/s", ">per GPU", ">efficiency"]
-    for one in found:
-        yield Table(columns, [_size_row(size, load) for size in one.sizes], one.accelerator.id)
-        yield from (f"  {size.problem}" for size in one.sizes if size.problem)
+    for scaling_of in scaled:
+        yield Table(columns, [_size_row(size, load) for size in scaling_of.sizes], scaling_of.accelerator.id)
+        yield from (f"  {size.problem}" for size in scaling_of.sizes if size.problem)
     low, high = map(share, FOUR_FIFTHS)
     kept = f"{share(SEVERAL_MACHINES)} ({low} to {high})"
     yield note(
@@ -198,9 +198,9 @@ def _size_row(size: Size, load: Load) -> list[str]:
     ]  # fmt: skip
 
 
-def scaling_json(one: Scaling) -> dict[str, object]:
+def _scaling_json(entry: Scaling) -> dict[str, object]:
     return {
-        "accelerator": one.accelerator.id,
+        "accelerator": entry.accelerator.id,
         "sizes": [
             {
                 **picked(size, "gpus replicas"),
@@ -209,7 +209,7 @@ def scaling_json(one: Scaling) -> dict[str, object]:
                 "output_tokens_per_s_per_gpu": size.output_tokens_per_s / size.gpus,
                 **picked(size, "efficiency problem"),
             }
-            for size in one.sizes
+            for size in entry.sizes
         ],
     }
 
@@ -248,27 +248,27 @@ def apart_parts(split: list[ApartEntry], card: Scorecard) -> Parts:
     columns = ["accelerator", "prefill:decode", ">GPUs", ">TTFT", ">TPOT", ">tokens/s per GPU", ">together"]
     rows = [
         [
-            one.accelerator.id, one.service.layout, f"{one.service.gpus}", seconds(one.estimate.ttft_s),
-            seconds(one.estimate.tpot_s) if card.load.output_tokens > 1 else "-",
-            significant(one.estimate.output_tokens_per_s_per_gpu),
-            significant(one.together.output_tokens_per_s_per_gpu),
+            entry.accelerator.id, entry.service.layout, f"{entry.service.gpus}", seconds(entry.estimate.ttft_s),
+            seconds(entry.estimate.tpot_s) if card.load.output_tokens > 1 else "-",
+            significant(entry.estimate.output_tokens_per_s_per_gpu),
+            significant(entry.together.output_tokens_per_s_per_gpu),
         ]
-        for one in split
-        if one.service and one.estimate and one.together
+        for entry in split
+        if entry.service and entry.estimate and entry.together
     ]  # fmt: skip
     if rows:
         yield Table(columns, rows, f"disaggregated prefill and decode, {card.load.concurrency:,} requests in flight")
     yield from (f"- {apart_entry.accelerator.id}: {apart_entry.verdict}" for apart_entry in split)
 
 
-def apart_json(one: ApartEntry) -> dict[str, object]:
-    service = one.service
+def apart_json(entry: ApartEntry) -> dict[str, object]:
+    service = entry.service
     return {
-        "accelerator": one.accelerator.id,
-        **picked(one, "layout=service.layout connector=service.connector.id link=service.link gpus=service.gpus"),
+        "accelerator": entry.accelerator.id,
+        **picked(entry, "layout=service.layout connector=service.connector.id link=service.link gpus=service.gpus"),
         "prefill": deployment_json(service.prefill) if service else None,
         "decode": deployment_json(service.decode) if service else None,
-        **picked(one, "estimate together transfer_s prefill_busy problem"),
+        **picked(entry, "estimate together transfer_s prefill_busy problem"),
     }
 
 
@@ -320,23 +320,23 @@ def curve_parts(swept: list[Curve], load: Load | None = None) -> Parts:
 
 def ttft_text(entries: Sequence[Entry], concurrency: int) -> str:
     """Which TTFT is meant, and the other one, since most benchmarks report that."""
-    found = [(entry.accelerator.id, seconds(entry.estimate.ttft_burst_s)) for entry in entries if entry.estimate]
+    times = [(entry.accelerator.id, seconds(entry.estimate.ttft_burst_s)) for entry in entries if entry.estimate]
     begin = f"if all {concurrency:,} clients begin at once, as most benchmarks do"
-    if len(found) == 1:
-        return f"TTFT: steady arrivals; {found[0][1]} {begin}"
-    return f"TTFT: steady arrivals; {begin}: {', '.join(f'{name} {time}' for name, time in found)}"
+    if len(times) == 1:
+        return f"TTFT: steady arrivals; {times[0][1]} {begin}"
+    return f"TTFT: steady arrivals; {begin}: {', '.join(f'{name} {time}' for name, time in times)}"
 
 
 def _row(entry: Entry, output_tokens: int) -> list[str]:
-    deployment, found = entry.deployment, entry.estimate
+    deployment, run = entry.deployment, entry.estimate
     assert deployment
-    assert found
+    assert run
     gpus = deployment.parallelism.gpus
     return [
-        entry.accelerator.id, f"{gpus}", seconds(found.ttft_s), seconds(found.tpot_s) if output_tokens > 1 else "-",
-        significant(found.output_tokens_per_s_per_gpu),
-        _between(significant, found.interval.per_gpu(gpus)) if found.interval else "-",
-        significant(found.concurrency_that_fits),
+        entry.accelerator.id, f"{gpus}", seconds(run.ttft_s), seconds(run.tpot_s) if output_tokens > 1 else "-",
+        significant(run.output_tokens_per_s_per_gpu),
+        _between(significant, run.interval.per_gpu(gpus)) if run.interval else "-",
+        significant(run.concurrency_that_fits),
     ]  # fmt: skip
 
 

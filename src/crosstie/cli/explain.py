@@ -114,21 +114,21 @@ def parts(said: dict[str, Any]) -> Parts:
         yield _of_session(session)
     written = {"ttft_s": seconds, "tpot_s": seconds, "usd": dollars, "cached_tokens": number, "joules": number}
     rows = []
-    for one in said["considered"]:
-        seen = one["predicted"]
+    for pool in said["considered"]:
+        seen = pool["predicted"]
         numbers = [write(seen[key]) if seen else "-" for key, write in written.items()]
-        chosen = "chosen" if one["replica"] and one["replica"] == said["replica"] else one["dropped"] or ""
+        chosen = "chosen" if pool["replica"] and pool["replica"] == said["replica"] else pool["dropped"] or ""
         # A gateway of an older release does not say.
-        if one.get("planned"):
-            chosen = f"{chosen}, as planned" if chosen == "chosen" else f"planned; {chosen or _dearer(one, said)}"
-        rows.append([one["replica"] or one["pool"], *numbers, chosen])
+        if pool.get("planned"):
+            chosen = f"{chosen}, as planned" if chosen == "chosen" else f"planned; {chosen or _dearer(pool, said)}"
+        rows.append([pool["replica"] or pool["pool"], *numbers, chosen])
     columns = ["replica", ">TTFT", ">TPOT", ">cost", ">cached tokens", ">joules", "~why"]
     yield Table(columns, rows)
-    for one in said["considered"]:
+    for pool in said["considered"]:
         # A gateway of an older release does not say.
-        if late := one.get("of_late"):
+        if late := pool.get("of_late"):
             yield (
-                f"- {one['pool']}, its last {late['requests']:,} requests, each as predicted when it was sent: "
+                f"- {pool['pool']}, its last {late['requests']:,} requests, each as predicted when it was sent: "
                 f"{_both('TTFT', late, 'ttft')}; {_both('TPOT', late, 'tpot')}"
             )
 
@@ -151,12 +151,12 @@ def _of_session(session: dict[str, Any]) -> str:
     )
 
 
-def _dearer(one: dict[str, Any], said: dict[str, Any]) -> str:
+def _dearer(pool: dict[str, Any], said: dict[str, Any]) -> str:
     """Why a pool of the plan is not the one: it counts with the waits of a full fleet, this decision with those now."""
     taken = next((other for other in said["considered"] if other["replica"] == said["replica"]), None)
-    if not (taken and taken["predicted"] and one["predicted"] and taken["predicted"]["usd"]):
+    if not (taken and taken["predicted"] and pool["predicted"] and taken["predicted"]["usd"]):
         return "not chosen"
-    times = one["predicted"]["usd"] / taken["predicted"]["usd"]
+    times = pool["predicted"]["usd"] / taken["predicted"]["usd"]
     return f"{times - 1.0:.0%} dearer at this load" if times > 1.0 else "later at the same price"
 
 

@@ -110,9 +110,9 @@ def _count_rest(rest: Sequence[Finding]) -> Parts:
 
 def _together(findings: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
     """The same finding on several accelerators is one paragraph."""
-    found: dict[Finding, list[str]] = {}
+    together: dict[Finding, list[str]] = {}
     for finding in findings:
-        targets = found.setdefault(msgspec.structs.replace(finding, target=""), [])
+        targets = together.setdefault(msgspec.structs.replace(finding, target=""), [])
         if finding.target:
             targets.append(finding.target)
-    return list(found.items())
+    return list(together.items())

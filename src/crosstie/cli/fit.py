@@ -61,12 +61,12 @@ def command(
     if plot:
         check_picture(plot)
     catalog = Catalog()
-    found, stored = named_model(catalog, model, precisions)
+    named, stored = named_model(catalog, model, precisions)
     layout = layout_from(tp, pp, ep, dp)
     chosen, at_most = accelerators_on(catalog, accelerators, stack)
     result = fit(
         catalog,
-        found,
+        named,
         chosen,
         context=context,
         precisions=names_in(stored),
@@ -76,7 +76,7 @@ def command(
         at_most=at_most,
     )
     if plot:
-        draw_memory(_shown(result, wanted.verbose), f"{found.name}: memory of one GPU of each replica", plot, dark=dark)
+        draw_memory(_shown(result, wanted.verbose), f"{named.name}: memory of one GPU of each replica", plot, dark=dark)
         click.echo(f"drawn as {plot}", err=True)
     wanted.give(lambda: to_json(result), lambda details: parts(result, details))
     return 0 if any(p.fits for p in result.placements) else 1

@@ -37,12 +37,12 @@ def shared_parts(plan: Plan, shared: SharedPlan, verbose: bool) -> Parts:
 
 
 def _expected(pool: SharedPoolPlan) -> str:
-    found = pool.expected
-    if not found.loads_per_s:
+    expected = pool.expected
+    if not expected.loads_per_s:
         return "every model stays resident, nobody waits for a load"
     return (
-        f"{significant(found.evictions_per_hour)} evictions an hour; {share(found.cold_share)} of requests find "
-        f"their model absent and wait {seconds(found.wait_s)} on average"
+        f"{significant(expected.evictions_per_hour)} evictions an hour; {share(expected.cold_share)} of requests find "
+        f"their model absent and wait {seconds(expected.wait_s)} on average"
     )
 
 
@@ -74,7 +74,7 @@ def _row(pool: SharedPoolPlan) -> list[str]:
 
 
 def _grounds(pool: SharedPoolPlan, load_from: str) -> Parts:
-    longest = max(pool.layout.hosted, key=lambda one: one.load_s)
+    longest = max(pool.layout.hosted, key=lambda hosted: hosted.load_s)
     yield note(f"  models come from {_FROM[load_from]}; the slowest, {longest.model}, in {seconds(longest.load_s)}")
     if pool.layout.host_bytes:
         size = gigabytes(pool.layout.host_bytes)

@@ -1,15 +1,20 @@
-"""Groups that know their commands without importing them, and commands that list their options under headings."""
+"""Groups that know their commands without importing them, and find those of other packages by their entry points; and
+commands that list their options under headings."""
 
 from collections.abc import Mapping, Set
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from crosstie.cli.packages import COMMANDS, brought, brought_commands
-from crosstie.core.errors import did_you_mean, near_names
+from crosstie.core.errors import MissingPackage, did_you_mean, near_names
+
+COMMANDS = "crosstie.commands"
+# Sources of what a command of this package can read where another is installed.
+SOURCES = "crosstie.sources"
 
 
 class LazyGroup(click.Group):
@@ -98,3 +103,15 @@ class GroupedCommand(click.Command):
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl(records)
+
+
+def brought(group: str, name: str, what: str, package: str) -> Any:
+    """What `package` brings by this name; `what` says to the user who wants it. Raises MissingPackage."""
+    for point in entry_points(group=group, name=name):
+        return point.load()
+    raise MissingPackage(what, package)
+
+
+def brought_commands() -> set[str]:
+    """By their names, of all packages that are installed; of a group's, `group.command`."""
+    return set(entry_points(group=COMMANDS).names)

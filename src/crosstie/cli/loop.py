@@ -1,6 +1,7 @@
 """`crosstie loop`: predicted, measured where least is known, learnt, planned again; one report."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,23 @@ from crosstie.catalog.library import Catalog
 from crosstie.catalog.writing import write_text
 from crosstie.cli.answer import write_html
 from crosstie.cli.lazy import GroupedCommand
-from crosstie.cli.loop_show import loop_parts
 from crosstie.cli.options import FILE, complete_accelerators, complete_models, json_option, real_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.cli.replica import PRECISION_HELP
 from crosstie.cli.show import json_text, print_json, show
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import dollars, milliseconds, percent, significant
 from crosstie.prove.loop.engine import EngineFailed
 from crosstie.prove.loop.folder import LoopAsked, LoopFolder
 from crosstie.prove.loop.loop import LoopResult, LoopSettings, MachineLoop, begun
 from crosstie.prove.loop.report import report_document
+from crosstie.web.parts import Heading, Line, Parts, Table, caution
 from crosstie.web.report import write_markdown
 
 _KEY = "OPENAI_API_KEY"
 _INTERRUPTED = 130
+_NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "output_tokens_per_s": "tok/s"}
+_TITLES = {"ttft_s": "TTFT, ms", "tpot_s": "TPOT, ms", "output_tokens_per_s": "tok/s"}
 
 
 @click.command(
@@ -136,3 +140,101 @@ def _write(out: Path, loop_result: LoopResult) -> dict[str, Any]:
     write_text(out / "report.md", write_markdown(loop_parts(made)))
     write_html(out / "report.html", made["title"], made, loop_parts(made))
     return made
+
+
+def loop_parts(made: Mapping[str, Any]) -> Parts:
+    yield made["title"]
+    if made["emulated"]:
+        yield caution("EMULATED: no GPU ran; how well the loop finds out what the emulator was told")
+    verdicts = made["doctor"].get("verdicts", {})
+    yield from (f"doctor: {name}: {verdict}" for name, verdict in verdicts.items())
+    for finding in made["doctor"].get("findings", ()):
+        if finding["severity"] in ("error", "warning"):
+            yield caution(f"- {finding['severity']}: {finding['what']}")
+    yield from (caution(f"- {note}") for note in made["notes"])
+    starts = ", ".join(f"{start_s:.0f} s" for start_s in made["starts_s"])
+    yield f"{made['spent_s'] / 60:.1f} minutes" + (f", the engine's start {starts}" if starts else "")
+    yield from _points(made)
+    yield from _questions(made)
+    yield from _errors(made)
+    yield from _plan(made)
+
+
+def _points(made: Mapping[str, Any]) -> Parts:
+    """A table a metric: points are compared within one."""
+    yield Heading("Predicted, then measured")
+    for name, title in _TITLES.items():
+        rows = [
+            [point["short"], _value(name, row["predicted"]["value"]), _between(name, row["predicted"]),
+             _value(name, row["measured"]), f"{row['error']:+.0%}", "yes" if row["inside"] else "NO",
+             _value(name, row["predicted_after"]["value"]) if row["predicted_after"] else "-"]
+            for point in made["points"]
+            for row in [point["metrics"].get(name)]
+            if row
+        ]  # fmt: skip
+        columns = [title, ">predicted", ">80% interval", ">measured", ">error", "inside", ">predicted now"]
+        yield Table(columns, rows)
+    yield f"{made['inside']} of {made['rows']} inside their 80% intervals; loads are tokens in/out x clients"
+    failed = sum(point["failed"] for point in made["points"])
+    if failed:
+        yield Line(f"{failed} requests failed", "red")
+    yield from (caution(f"{why}: {', '.join(points)}") for why, points in made["doubtful"].items())
+    if made["not_measured"]:
+        yield f"not measured for want of time: {', '.join(made['not_measured'])}"
+
+
+def _questions(made: Mapping[str, Any]) -> Parts:
+    if not made["questions"]:
+        return
+    rows = [[question["short"], *map(_narrowed, question["widths"].values())] for question in made["questions"]]
+    rows.append(["in the middle", *map(_narrowed, made["widths"].values())])
+    columns = ["asked about", *(f">{_NAMES[name]}" for name in made["widths"])]
+    yield Table(columns, rows, "What became surer: intervals, high over low, before and now")
+
+
+def _narrowed(widths: Sequence[float]) -> str:
+    return f"{widths[0]:.2f}x to {widths[1]:.2f}x"
+
+
+def _errors(made: Mapping[str, Any]) -> Parts:
+    if made["errors"]:
+        rows = [
+            [title, *(percent(table[m]["median_ape"]) if m in table else "-" for m in ("ttft", "tpot", "throughput"))]
+            for title, table in made["errors"].items()
+        ]
+        yield Table(["median error", ">TTFT", ">TPOT", ">tok/s"], rows, "What was learnt")
+
+
+def _plan(made: Mapping[str, Any]) -> Parts:
+    plans = made["plan"]
+    if made["not_planned"]:
+        yield caution(f"not planned: {made['not_planned']}")
+    if plans is None:
+        return
+    rows = []
+    for when, title in (("before", "before"), ("after", "now")):
+        plan = plans[when]
+        ends = plan["interval_usd_per_hour"]
+        rows.append([
+            title, dollars(plan["usd_per_hour"]) if plan["answered"] else "no fleet",
+            f"{dollars(ends[0])} to {dollars(ends[1])}" if ends else "-",
+            dollars(plan["usd_per_million"]) if plan["usd_per_million"] is not None else "-",
+            "; ".join(plan["pools"].values()) or "-",
+        ])  # fmt: skip
+    columns = ["", ">an hour", ">80% interval", ">a million tokens", "~fleet"]
+    yield Table(columns, rows, f"The plan of {plans['workload']}")
+    less = plans["usd_per_month_less"]
+    if less is not None:
+        fleet = "another fleet" if plans["before"]["pools"] != plans["after"]["pools"] else "the same fleet"
+        bill = (
+            f"{dollars(abs(less))} a month {'less' if less > 0 else 'more'}" if abs(less) >= 0.01 else "the same bill"
+        )
+        yield f"with what was measured: {fleet}, {bill}"
+
+
+def _value(name: str, value: float) -> str:
+    return milliseconds(value) if name in ("ttft_s", "tpot_s") else significant(value)
+
+
+def _between(name: str, interval: Mapping[str, float]) -> str:
+    return f"{_value(name, interval['low'])} to {_value(name, interval['high'])}"

@@ -295,7 +295,7 @@ class Preflight(LongQuestion, frozen=True, kw_only=True, forbid_unknown_fields=T
         return findings_json(report.findings, report.verdicts, about(self.model, report))
 
     def shorten(self, whole: Document) -> tuple[Document, list[str]]:
-        return _only(whole, "findings", lambda one: one["severity"] != "note", "notes: what was found to be in order")
+        return _only(whole, "findings", lambda row: row["severity"] != "note", "notes: what was found to be in order")
 
 
 class Explain(ToolQuestion, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -390,7 +390,7 @@ def described(kind: type[ToolQuestion]) -> str:
 def _only(
     whole: Document, key: str, wanted: Callable[[Mapping[str, Any]], bool], what: str
 ) -> tuple[Document, list[str]]:
-    kept = [one for one in whole[key] if wanted(one)]
+    kept = [entry for entry in whole[key] if wanted(entry)]
     more = len(whole[key]) - len(kept)
     return {**whole, key: kept}, [f"{key}: {more} {what}"] if more else []
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,38 @@ from crosstie.cli.admin import AdminPort, AdminRejected, reach
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.lazy import GroupedCommand
 from crosstie.cli.options import FILE, real_option, whole_option
-from crosstie.cli.parity_show import DETAILS, parity_parts, scores_table
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
+from crosstie.core.figures import percent, plural, significant
 from crosstie.port.doctor.machine import gpus_of
 from crosstie.prove.parity.endpoint import WAYS, Asking, Way
+from crosstie.prove.parity.groups import Group, Groups
 from crosstie.prove.parity.harness import Score, harness_line, scored
 from crosstie.prove.parity.passes import Party, ask_all
-from crosstie.prove.parity.power import SIZES
+from crosstie.prove.parity.power import SIZES, Power
 from crosstie.prove.parity.prompts import BUNDLED, read_prompts
-from crosstie.prove.parity.verdict import Limits, Parity, document, judged
-from crosstie.web.parts import Parts
+from crosstie.prove.parity.verdict import DISAGREEMENT, EARLY, Gauge, Limits, Parity, document, judged
+from crosstie.web.parts import Line, Parts, Table, closing, note
 from crosstie.wire.address import Address
 
 _KEY = "OPENAI_API_KEY"
+_DETAILS = "by position, length and language; what every gauge means"
+_VERDICTS = {
+    "same": "the same model",
+    "unsure": "not shown to be the same model: more prompts (--long, --prompts) would tell",
+    "differs": "NOT the same model",
+}
+_MEANINGS = {
+    "forced KL": "nats a token over forced texts, the least that the lists allow",
+    DISAGREEMENT: "top-1 agreement is that of the likeliest tokens at all places of forced texts",
+    "chat KL": "the same over answers, as far as both have said the same",
+    "early divergence": f"answers that part within {EARLY} tokens, and at no near tie",
+    "invalid tool calls": "answers that call no tool where one is asked for, or call it wrongly",
+    "invalid JSON": "answers that are not the JSON asked for",
+    "repetition": "answers that end in a loop",
+    "garbage": "answers in broken signs, or in scripts that the prompt has none of",
+    "empty answers": "neither text nor a tool call",
+}
 
 
 @click.command(
@@ -75,7 +95,7 @@ _KEY = "OPENAI_API_KEY"
 @click.option("--admit", is_flag=True, help="Undrain the pool if all of its backends are the same as A.")
 @click.option("--lm-eval", "tasks", metavar="TASK,...", help="Also run tasks of lm-evaluation-harness on both.")
 @whole_option("--lm-eval-limit task_limit", 1, None, "Only N questions a task.")
-@answer_options(DETAILS, html=True)
+@answer_options(_DETAILS, html=True)
 def command(
     a: str, others: tuple[str, ...], model: str | None, model_b: str | None, key_env: str, key_env_b: str | None,
     file: Path, limit: int | None, long_tokens: int | None, tokens: int, positions: int, top: int, concurrency: int,
@@ -111,7 +131,7 @@ def command(
     key = os.environ.get(key_env) or None
     key_b = os.environ.get(key_env_b) or None if key_env_b else key
     party = Party(url=Address(a).url, model=model, api_key=key)
-    parties = [Party(url=Address(one).url, model=model_b or model, api_key=key_b) for one in others]
+    parties = [Party(url=Address(other_url).url, model=model_b or model, api_key=key_b) for other_url in others]
     if tasks:
         harness_line()
     with progress() as on_progress:
@@ -120,37 +140,37 @@ def command(
         )
     limits = Limits(kl=max_kl, disagreement=1 - min_top1)
     faults = SIZES if fault is None else (fault,)
-    parities = [judged(party.url, other.url, one, limits, faults) for other, one in zip(parties, passes, strict=True)]
+    parities = [judged(party.url, other.url, both, limits, faults) for other, both in zip(parties, passes, strict=True)]
     scores: list[Score] = []
     if tasks:
         with progress() as on_progress:
-            for other, one in zip(parties, passes, strict=True):
+            for other, both in zip(parties, passes, strict=True):
                 scores += scored(
-                    (party, one.a_model), (other, one.b_model), tasks.split(","), task_limit, on_progress=on_progress
+                    (party, both.a_model), (other, both.b_model), tasks.split(","), task_limit, on_progress=on_progress
                 )
     same = all(parity.verdict == "same" for parity in parities) and not any(score.worse for score in scores)
     admitted = _admitted(port, pool or "") if port is not None and admit and same else None
     wanted.give(
         lambda: document(parities, scores) | {"admitted": admitted is not None, "gpus": gpus},
         lambda details: _parts(parities, scores, gpus, admitted, details, pool if admit else None),
-        title=f"{party.url} and {', '.join(one.url for one in parties)}: the same model?",
+        title=f"{party.url} and {', '.join(compared.url for compared in parties)}: the same model?",
     )
     return 0 if same else 1
 
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        body = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        body = None
+    if not isinstance(body, dict):
         raise BadInput("--body: must be a JSON object")
-    return found
+    return body
 
 
 def _of_gateway(port: AdminPort, a: str, pool: str, admit: bool) -> tuple[str, tuple[str, ...]]:
     """The address of A, and the backends of the pool. One that is to be admitted must not have requests already."""
-    pools = {one["pool"]: one for one in json.loads(port.get("pools"))["pools"]}
+    pools = {entry["pool"]: entry for entry in json.loads(port.get("pools"))["pools"]}
     for name in (pool, *([] if "://" in a else [a])):
         if name not in pools:
             raise BadInput(f"{port.url}: no pool '{name}'; there are {', '.join(pools)}")
@@ -161,9 +181,9 @@ def _of_gateway(port: AdminPort, a: str, pool: str, admit: bool) -> tuple[str, t
             f"pool {pool} has requests already: --admit lets in one that is drained (`drained = true` in the fleet "
             f"file, or `crosstie admin drain {pool}`)"
         )
-    backends = [one["backend"] for one in pools[pool]["backends"]]
+    backends = [backend["backend"] for backend in pools[pool]["backends"]]
     if "://" not in a:
-        up = [one["backend"] for one in pools[a]["backends"] if one["up"]]
+        up = [backend["backend"] for backend in pools[a]["backends"] if backend["up"]]
         if not up:
             raise BadInput(f"pool {a}: no backend is up")
         a = up[0]
@@ -179,10 +199,10 @@ def _admitted(port: AdminPort, pool: str) -> str:
 
 
 def _parts(
-    found: list[Parity], scores: list[Score], gpus: dict[str, dict[str, int]], admitted: str | None, verbose: bool,
+    parities: list[Parity], scores: list[Score], gpus: dict[str, dict[str, int]], admitted: str | None, verbose: bool,
     pool: str | None,
 ) -> Parts:  # fmt: skip
-    for number, parity in enumerate(found):
+    for number, parity in enumerate(parities):
         if number:
             yield ""
         yield from parity_parts(parity, verbose)
@@ -195,3 +215,115 @@ def _parts(
         yield admitted
     elif pool is not None:
         yield f"pool {pool} stays drained"
+
+
+def _figure(gauge: Gauge, value: float) -> str:
+    return nats(value) if gauge.name.endswith("KL") else percent(value)
+
+
+def nats(value: float) -> str:
+    if math.isnan(value):
+        return "-"
+    return "0" if value < 5e-6 else significant(value, 2) if value < 0.1 else significant(value)
+
+
+def parity_parts(one: Parity, verbose: bool) -> Parts:
+    names = one.a_model if one.a_model == one.b_model else f"{one.a_model} and {one.b_model}"
+    yield f"{one.a} (A) and {one.b} (B): {_VERDICTS[one.verdict]} ({names})"
+    forced = f"{one.positions:,} places forced by {one.way}" if one.way else "none forced"
+    yield f"{plural(one.prompts, 'prompt')}, {forced}, top {one.top}; A was asked twice"
+    yield Table(["distance", ">A/A", ">A/B", ">95%", ">allowed", "says"], _rows(one.gauges, of_answers=False))
+    yield Table(["answers", ">A", ">B", ">more, 95%", ">allowed", "says"], _rows(one.gauges, of_answers=True))
+    yield _parted(one.first_divergence)
+    if one.power is not None:
+        yield Line(_sees(one.power), hang=2)
+    yield from (f"- likely: {cause}" for cause in one.causes)
+    for text, listed in (("A did not answer", one.left_out), ("B did not answer", one.unanswered)):
+        if listed:
+            yield f"- {text} {plural(len(listed), 'prompt')}; the first: {listed[0]}"
+    yield from (f"- {note}" for note in one.notes)
+    if not verbose:
+        yield closing(_DETAILS)
+        return
+    if one.first_divergence.by_token:
+        rows = [[part.name, f"{part.floor:,}", f"{part.answers:,}"] for part in one.first_divergence.by_token]
+        yield Table(["answers part at token", ">A/A", ">A/B"], rows)
+    for title, groups in (
+        ("by position", one.by_position), ("by length of the prompt", one.by_length), ("by language", one.by_language),
+    ):  # fmt: skip
+        if groups:
+            yield from _groups(title, groups)
+    for gauge in one.gauges:
+        meaning = _MEANINGS[gauge.name]
+        yield note(meaning if gauge.name == DISAGREEMENT else f"{gauge.name}: {meaning}")
+
+
+def _sees(power: Power) -> str:
+    """What so many prompts can see, 80% of the time, and how many a fault needs."""
+    seen = []
+    if power.noticed is not None:
+        said = f"of {nats(power.noticed)} nats a token" if power.noticed else "of any size, since A repeats itself,"
+        seen.append(f"a fault {said} is told from noise")
+    if power.differs is not None:
+        seen.append(f"one of {nats(power.differs)} is called a difference")
+    needs = []
+    for need in power.needed:
+        called = "" if need.to_differ is None else f", {need.to_differ:,} to be called a difference"
+        needs.append(f"{nats(need.nats)} nats: {need.to_notice:,} to be noticed{called}")
+    told = " and ".join(seen) or "no fault for sure"
+    asked = plural(power.prompts, "prompt")
+    return f"{asked} see, in 80% of runs: {told}. Prompts that a fault needs: {'; '.join(needs)}"
+
+
+def _rows(gauges: Sequence[Gauge], *, of_answers: bool) -> list[list[str]]:
+    rows = []
+    for one in gauges:
+        if (one.a_rate is not None) is of_answers:
+            first, second = (
+                (one.floor, one.value) if one.a_rate is None or one.b_rate is None else (one.a_rate, one.b_rate)
+            )
+            values, name = (first, second, one.low, one.high, one.allowed), one.name
+            if name == DISAGREEMENT:
+                values, name = (1 - first, 1 - second, 1 - one.high, 1 - one.low, 1 - one.allowed), "top-1 agreement"
+            figures = [_figure(one, value) for value in values]
+            rows.append([name, *figures[:2], f"{figures[2]} to {figures[3]}", figures[4], one.says])
+    return rows
+
+
+def _parted(said: Groups) -> str:
+    def of(equal: int, at: float, clear: int) -> str:
+        where = "" if math.isnan(at) else f", others part at token {at:g} (median), {clear} of them at no near tie"
+        return f"{equal} of {said.prompts} answers are equal{where}"
+
+    return (
+        f"A/B: {of(said.equal, said.median_token, said.clear)}; "
+        f"A/A: {of(said.floor_equal, said.floor_median_token, said.floor_clear)}"
+    )
+
+
+def _groups(title: str, groups: Sequence[Group]) -> Parts:
+    def parted(group: Group) -> str:
+        if math.isnan(group.parted):
+            return "-"
+        return percent(group.parted) + ("" if math.isnan(group.parted_at) else f" at {group.parted_at:g}")
+
+    rows = [
+        [
+            one.name, f"{one.prompts:,}", f"{one.places:,}", nats(one.floor_kl), nats(one.kl), percent(one.agreement),
+            parted(one),
+        ]
+        for one in groups
+    ]  # fmt: skip
+    columns = [title, ">prompts", ">places", ">KL A/A", ">KL A/B", ">top-1", ">answers part"]
+    yield Table(columns, rows)
+
+
+def scores_table(scores: Sequence[Score]) -> Table:
+    rows = [
+        [
+            score.task, score.metric, f"{score.a:.4f} ± {score.a_error:.4f}", f"{score.b:.4f} ± {score.b_error:.4f}",
+            "worse" if score.worse else "no worse",
+        ]
+        for score in scores
+    ]  # fmt: skip
+    return Table(["lm-eval", "metric", ">A", ">B", "says"], rows)

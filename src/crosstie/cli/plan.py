@@ -166,8 +166,8 @@ def command(
         if nodes and there is not None:
             check_room(recipes, there, nodes)
         write_folder("--manifests", manifests, cluster_manifests(chosen, recipes))
-        for one in left_out:
-            click.echo(f"{one['pool']} left out of {manifests}: {one['why']}", err=True)
+        for left in left_out:
+            click.echo(f"{left['pool']} left out of {manifests}: {left['why']}", err=True)
         click.echo(f"manifests written to {manifests}", err=True)
     if made.fleet and plot:
         draw_plan(made, plot)
@@ -254,23 +254,23 @@ def overridden(catalog: Catalog, workload: Workload, given: Overrides) -> Worklo
 def _kinds(text: str | None) -> list[str] | None:
     if text is None:
         return None
-    found = names_in(text)
-    for kind in found or [text]:
+    kinds = names_in(text)
+    for kind in kinds or [text]:
         if kind not in PLANNED_BY:
             raise BadInput(f"--prices: '{kind}' is not one of {', '.join(PLANNED_BY)}")
-    return found
+    return kinds
 
 
 def _by_name(
     option: str, texts: tuple[str, ...], read: Callable[[str], float], look_up: Callable[[str], str]
 ) -> dict[str, float]:
-    found: dict[str, float] = {}
+    values: dict[str, float] = {}
     for name, value in assigned(option, texts, read).items():
         whose = _looked_up(option, name, look_up)
-        if whose in found:
+        if whose in values:
             raise BadInput(f"{option}: {whose} is given twice")
-        found[whose] = value
-    return found
+        values[whose] = value
+    return values
 
 
 def _looked_up(option: str, name: str, look_up: Callable[[str], str]) -> str:
@@ -284,6 +284,6 @@ def _watch(catalog: Catalog, files: tuple[Path, ...], wanted: Wanted) -> int:
     if not files:
         raise BadInput("--watch needs saved plans; `crosstie plan WORKLOAD --save plan.json` makes one")
     with progress("watch") as on_progress:
-        found = watched(catalog, files, on_progress=on_progress)
-    wanted.give(lambda: [watched_json(one) for one in found], lambda _: watched_parts(found))
-    return 1 if any(one.flipped for one in found) else 0
+        plans = watched(catalog, files, on_progress=on_progress)
+    wanted.give(lambda: [watched_json(plan_now) for plan_now in plans], lambda _: watched_parts(plans))
+    return 1 if any(plan_now.flipped for plan_now in plans) else 0

@@ -59,7 +59,7 @@ def plan_facts(plan: Plan) -> list[KeyNumber]:
             KeyNumber(f"over {plan.workload.horizon_years} years", dollars(over), between(over / fleet.usd_per_hour))
         )
     facts.append(KeyNumber("a million tokens", dollars(fleet.cost.usd_per_million)))
-    held = f"{sum(one.holds for one in plan.simulated)} of {len(plan.simulated)} classes within targets"
+    held = f"{sum(kind.holds for kind in plan.simulated)} of {len(plan.simulated)} classes within targets"
     # As large as the money: a fleet that nobody simulated is a first answer.
     seen = ("yes", held) if plan.confirmed else ("no", "by closed forms alone")
     return [*facts, KeyNumber("simulated", *seen)]
@@ -67,8 +67,8 @@ def plan_facts(plan: Plan) -> list[KeyNumber]:
 
 def _appendix(catalog: Catalog, plan: Plan, document: dict[str, Any]) -> Parts:
     work = plan.workload
-    rows = [[one.name, one.model, significant(one.requests_per_s), *_lengths(one), *_targets(one)]
-            for one in work.classes]  # fmt: skip
+    rows = [[kind.name, kind.model, significant(kind.requests_per_s), *_lengths(kind), *_targets(kind)]
+            for kind in work.classes]  # fmt: skip
     columns = ["class", "model", ">requests/s", ">tokens in", ">tokens out", "TTFT", "TPOT"]
     yield Table(columns, rows, "Assumed: the traffic")
     yield f"the mean of a day is {work.mean_over_peak:.0%} of its peak; growth {work.growth_per_year:+.0%} a year"
@@ -103,8 +103,8 @@ def _lengths(request_class: RequestClass) -> list[str]:
     return [f"{request_class.input_tokens:,.0f}", f"{request_class.output_tokens:,.0f}"]
 
 
-def _targets(one: RequestClass) -> list[str]:
-    return [f"p{t.percentile * 100:g} {significant(t.seconds)} s" if t else "-" for t in (one.ttft, one.tpot)]
+def _targets(kind: RequestClass) -> list[str]:
+    return [f"p{t.percentile * 100:g} {significant(t.seconds)} s" if t else "-" for t in (kind.ttft, kind.tpot)]
 
 
 _OF_POOL = (

@@ -72,7 +72,7 @@ def _obstacles(plan: Plan) -> Parts:
     if len(plan.obstacles) > 1:
         any_of = all(obstacle.alone for obstacle in plan.obstacles)
         yield "Any one of these would be enough:" if any_of else "All of these are in the way:"
-    yield from (f"- {one.key}: {one.now} would have to be {one.needs}; {one.why}" for one in plan.obstacles)
+    yield from (f"- {limit.key}: {limit.now} would have to be {limit.needs}; {limit.why}" for limit in plan.obstacles)
 
 
 def _answer(plan: Plan, fleet: FleetPlan) -> Parts:
@@ -173,10 +173,10 @@ def _sureness(plan: Plan, fleet: FleetPlan) -> Parts:
         )
 
 
-def _priced(one: Alternative | None) -> str:
-    if one is None:
+def _priced(other: Alternative | None) -> str:
+    if other is None:
         return "no fleet"
-    return f"over {MOST_TIMES:g} times that" if one.is_absurd else f"{dollars(one.usd_per_hour)} ({one.label})"
+    return f"over {MOST_TIMES:g} times that" if other.is_absurd else f"{dollars(other.usd_per_hour)} ({other.label})"
 
 
 def _worth(plan: Plan) -> Parts:
@@ -246,7 +246,7 @@ def _engines(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
 
 
 def _pool_row(pool: PoolPlan, measured: str, verbose: bool) -> list[str]:
-    d, found = pool.deployment, pool.estimate
+    d, run = pool.deployment, pool.estimate
     weights = d.precision.id if d.kv_format == "bf16" else f"{d.precision.id}, kv {d.kv_format}"
     row = [
         pool.name, d.model.id, f"{pool.replicas:,}", f"{d.accelerator.id} {d.layout}",
@@ -255,12 +255,12 @@ def _pool_row(pool: PoolPlan, measured: str, verbose: bool) -> list[str]:
     if not verbose:
         return row
     sure = ""
-    if found.interval:
-        ttft, tpot = (f"{seconds(e[0])} to {seconds(e[1])}" for e in (found.interval.ttft_s, found.interval.tpot_s))
+    if run.interval:
+        ttft, tpot = (f"{seconds(e[0])} to {seconds(e[1])}" for e in (run.interval.ttft_s, run.interval.tpot_s))
         sure = f"TTFT {ttft}, TPOT {tpot}"
     return [
-        *row, weights, d.stack.name, f"{pool.usd_per_gpu_hour:.2f}", seconds(found.ttft_s), seconds(found.tpot_s),
-        pool.limit, sure, f"{found.basis}; {measured}",
+        *row, weights, d.stack.name, f"{pool.usd_per_gpu_hour:.2f}", seconds(run.ttft_s), seconds(run.tpot_s),
+        pool.limit, sure, f"{run.basis}; {measured}",
     ]  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def _routes(plan: Plan, fleet: FleetPlan) -> Parts:
         kind, piece = pieces[goes.class_name, goes.up_to_input]
         prompts = f"up to {piece.longest_input:,}" if len(kind.slices) > 1 else f"{piece.input_tokens:,.0f}"
         exempt |= piece.exempt
-        there = {name: one for name, mine in carried.items() for one in mine if one.part.slice is piece}
+        there = {name: own for name, mine in carried.items() for own in mine if own.part.slice is piece}
         peak = sorted(there, key=lambda name: -there[name].share)
         shares = ", ".join(f"{share(there[name].share)} {name}" for name in peak)
         why = there[goes.pool].why if goes.pool in there else goes.why
@@ -284,7 +284,7 @@ def _routes(plan: Plan, fleet: FleetPlan) -> Parts:
 
 
 def _classes(fleet: FleetPlan) -> Parts:
-    kinds = {one.part.request_class.name: one.part.request_class for pool in fleet.pools for one in pool.carried}
+    kinds = {own.part.request_class.name: own.part.request_class for pool in fleet.pools for own in pool.carried}
     rows = []
     for name, cost in fleet.by_class.items():
         each = (
@@ -346,31 +346,31 @@ def _targets(plan: Plan) -> Parts:
         yield note("  at the floor: hardly above what a request sees by itself on the fastest replica")
 
 
-def _seen(one: SimulatedClass) -> str:
-    if not one.requests:
+def _seen(simulated: SimulatedClass) -> str:
+    if not simulated.requests:
         return "not simulated (pipelines are not)"
-    found = []
+    words = []
     kept = (
-        ("TTFT", one.ttft_s, one.ttft, one.keeps_ttft, one.predicted_ttft),
-        ("TPOT", one.tpot_s, one.tpot, one.keeps_tpot, one.predicted_tpot),
+        ("TTFT", simulated.ttft_s, simulated.ttft, simulated.keeps_ttft, simulated.predicted_ttft),
+        ("TPOT", simulated.tpot_s, simulated.tpot, simulated.keeps_tpot, simulated.predicted_tpot),
     )
     for name, seen, target, keeps, predicted in kept:
         if target and seen is not None:
             within = "" if keeps is None else f" ({share(keeps)} within"
             within += f", {share(predicted)} predicted" if within and predicted is not None else ""
             at = seconds(seen) if math.isfinite(seen) else "turned away"
-            found.append(
+            words.append(
                 f"{name} p{target.percentile * 100:g} {at} of {seconds(target.seconds)}{within}{')' if within else ''}"
             )
-    if not found:
-        found = ["no targets", f"{one.requests:,} requests"]
-    if one.refused > MAY_BE_UNSERVED:
-        found.append(f"{share(one.refused)} turned away")
-    elif one.parked > MAY_BE_UNSERVED:
-        found.append(f"{share(one.parked)} wait for longer than {seconds(PARKED_S)}")
-    if one.ttft or one.tpot:
-        return f"{', '.join(found)}: {'holds' if one.holds else 'MISSES its targets'}"
-    return f"{', '.join(found)}{' served' if one.holds else ': NOT served'}"
+    if not words:
+        words = ["no targets", f"{simulated.requests:,} requests"]
+    if simulated.refused > MAY_BE_UNSERVED:
+        words.append(f"{share(simulated.refused)} turned away")
+    elif simulated.parked > MAY_BE_UNSERVED:
+        words.append(f"{share(simulated.parked)} wait for longer than {seconds(PARKED_S)}")
+    if simulated.ttft or simulated.tpot:
+        return f"{', '.join(words)}: {'holds' if simulated.holds else 'MISSES its targets'}"
+    return f"{', '.join(words)}{' served' if simulated.holds else ': NOT served'}"
 
 
 def _alternatives_parts(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
@@ -402,26 +402,26 @@ def _alternatives_parts(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
     if plan.mixture:
         yield from _mixture(plan.mixture)
     alike = [one for one in plan.single_vendor.values() if one and one.confirmed == (plan.confirmed is not None)]
-    saved = [one.usd_per_hour - fleet.usd_per_hour for one in alike]
+    saved = [other.usd_per_hour - fleet.usd_per_hour for other in alike]
     if len(used) > 1 and saved and min(saved) > 0:
         month = dollars(min(saved) * HOURS_PER_MONTH)
         yield f"- the second vendor saves {month} a month, which is what running its stack may cost"
 
 
-def _outlook(one: Outlook, fleet: FleetPlan) -> str:
-    if one.usd_per_hour is None:
-        return f"not looked at further: {one.why}"
-    cost = f"{dollars(one.usd_per_hour)} an hour ({one.usd_per_hour / fleet.usd_per_hour - 1.0:+.1%}) by {one.by}"
-    return f"{cost}; {one.why}" if one.why else cost
+def _outlook(ahead: Outlook, fleet: FleetPlan) -> str:
+    if ahead.usd_per_hour is None:
+        return f"not looked at further: {ahead.why}"
+    cost = f"{dollars(ahead.usd_per_hour)} an hour ({ahead.usd_per_hour / fleet.usd_per_hour - 1.0:+.1%}) by {ahead.by}"
+    return f"{cost}; {ahead.why}" if ahead.why else cost
 
 
 def _mixture(day: Mixture) -> Parts:
     """What the shape of a day is worth: a contract for its base, rent by the hour for its peak."""
     if day.accelerators:
         parts = [
-            f"{one.reserved} {name} reserved at {dollars(one.contract.usd)} ({_contract(one.contract)}) and up to "
-            f"{one.most_on_demand} on-demand at {dollars(one.by_the_hour.usd)}"
-            for name, one in day.accelerators.items()
+            f"{used.reserved} {name} reserved at {dollars(used.contract.usd)} ({_contract(used.contract)}) and up to "
+            f"{used.most_on_demand} on-demand at {dollars(used.by_the_hour.usd)}"
+            for name, used in day.accelerators.items()
         ]
         cost, every, needed, clock = (dollars(day.total(what)) for what in MIXTURE_COSTS)
         mean = f"over a day with a mean of {day.mean:.0%} of its peak"
@@ -458,10 +458,10 @@ def _beside(one: Alternative | None) -> str:
 def _flips(plan: Plan, verbose: bool) -> Parts:
     lines: list[str] = [_flip(flip) for flip in plan.flips]
     if verbose:
-        for one in plan.lengths:
-            word = "the same accelerators" if one.decision_holds else "another fleet"
-            then = f"{word}, {_beside(one.fleet)}" if one.fleet else "no pool of the fleets above keeps its targets"
-            lines.append(f"prompts {one.factor:g} times as long: {then}")
+        for band in plan.lengths:
+            word = "the same accelerators" if band.decision_holds else "another fleet"
+            then = f"{word}, {_beside(band.fleet)}" if band.fleet else "no pool of the fleets above keeps its targets"
+            lines.append(f"prompts {band.factor:g} times as long: {then}")
         if plan.workload.growth_per_year:
             for year in plan.years[1:]:
                 lines.append(
@@ -490,19 +490,19 @@ def _flip(flip: Flip) -> str:
 def _found_again(plan: Plan) -> list[str]:
     """What prefixes of prompts are worth to the plan, a line for each class that counts on them."""
     lines = []
-    for one in plan.workload.classes:
-        if one.prefix is None or plan.fleet is None:
+    for kind in plan.workload.classes:
+        if kind.prefix is None or plan.fleet is None:
             continue
-        endless = one.cached_tokens / one.input_tokens
-        most = f"; with endless memory {share(endless)}" if one.prefix.measured else ", as given"
-        lines.append(f"{one.name}: {share(found_share(plan.fleet, one))} of prompt tokens are in a cache{most}")
-        if one.sessions:
-            lines += _memory_lines(plan, one.name)
-            usd = plan.fleet.by_class[one.name].usd_per_thousand_requests / 1e3
-            hourly = usd * one.requests_per_s * 3600 / one.sessions.live
+        endless = kind.cached_tokens / kind.input_tokens
+        most = f"; with endless memory {share(endless)}" if kind.prefix.measured else ", as given"
+        lines.append(f"{kind.name}: {share(found_share(plan.fleet, kind))} of prompt tokens are in a cache{most}")
+        if kind.sessions:
+            lines += _memory_lines(plan, kind.name)
+            usd = plan.fleet.by_class[kind.name].usd_per_thousand_requests / 1e3
+            hourly = usd * kind.requests_per_s * 3600 / kind.sessions.live
             lines.append(
-                f"{one.name}: {dollars(hourly)} an hour of a session at work, {dollars(usd * one.sessions.turns)} a "
-                f"session of {significant(one.sessions.turns)} turns, idle hours included"
+                f"{kind.name}: {dollars(hourly)} an hour of a session at work, {dollars(usd * kind.sessions.turns)} a "
+                f"session of {significant(kind.sessions.turns)} turns, idle hours included"
             )
     return lines
 

@@ -1,6 +1,7 @@
-"""`crosstie preflight MODEL_DIR`: what breaks when this checkpoint moves to these accelerators."""
+"""`crosstie preflight MODEL_DIR`: what breaks when this checkpoint moves to these accelerators; and its `--matrix`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 import click
@@ -10,17 +11,24 @@ from crosstie.catalog.library import names_in
 from crosstie.cli.answer import Wanted
 from crosstie.cli.assignments import assigned
 from crosstie.cli.findings_show import report, report_options
-from crosstie.cli.matrix_show import matrix_parts
 from crosstie.cli.options import complete_models, on_option, whole_option
 from crosstie.cli.progress import progress
 from crosstie.core.errors import BadInput
+from crosstie.core.finding import VERDICTS
 from crosstie.port.preflight.effort import Effort, effort_of
-from crosstie.port.preflight.matrix import matrix
+from crosstie.port.preflight.matrix import MatrixChange, MatrixRow, ReleaseMatrix, matrix
 from crosstie.port.preflight.model import ModelReport, ScanDepth, preflight
+from crosstie.web.parts import Heading, Line, Parts, Table, closing, note
 
 # What --matrix shows unless it is told: one of each generation that people move between.
 _PARTS = "mi300x,mi355x,h200,b200"
 _KV = ("auto", "bf16", "fp8", "fp8_e5m2")
+# A cell has room for a word or two.
+_SHORT = {"ready with settings": "settings", "will not run": "no"}
+_LEGEND = (
+    "settings: ready with settings; no: will not run; not known: no rule was read. CUDA and ROCm are those of the "
+    "project's own images, whose names come from its build files: none was pulled."
+)
 
 
 @click.command("model")
@@ -98,16 +106,16 @@ def command(
     return report(title, found.findings, verdicts, more=about(model, found), last=last, **reporting)
 
 
-def about(checkpoint: str, found: ModelReport) -> dict[str, Any]:
+def about(checkpoint: str, checked: ModelReport) -> dict[str, Any]:
     """What its document has beside verdicts and findings."""
     return {
-        "checkpoint": checkpoint, "model": found.name, "engine": str(found.engine), "layouts": found.layouts,
-        "settings": found.settings, "effort": msgspec.to_builtins(_efforts(found)),
+        "checkpoint": checkpoint, "model": checked.name, "engine": str(checked.engine), "layouts": checked.layouts,
+        "settings": checked.settings, "effort": msgspec.to_builtins(_efforts(checked)),
     }  # fmt: skip
 
 
-def _efforts(found: ModelReport) -> dict[str, Effort]:
-    return {name: effort_of(one for one in found.findings if one.target in ("", name)) for name in found.verdicts}
+def _efforts(seen: ModelReport) -> dict[str, Effort]:
+    return {name: effort_of(row for row in seen.findings if row.target in ("", name)) for name in seen.verdicts}
 
 
 def _parts(efforts: Iterable[Effort]) -> dict[str, tuple[float, float, float]]:
@@ -126,3 +134,60 @@ def _matrix(model: str, on: list[str], engine: str | None, given: dict[str, Any]
         lambda: msgspec.to_builtins(release_matrix), lambda details: matrix_parts(release_matrix, details)
     )
     return 0
+
+
+def matrix_parts(matrix: ReleaseMatrix, verbose: bool) -> Parts:
+    yield Heading(f"{matrix.name} by engine and release: {matrix.stored}")
+    for engine, group in groupby(matrix.rows, key=lambda row: row.build.engine):
+        yield from _engine(engine, list(group), matrix, verbose)
+    yield note(_LEGEND)
+    yield note("Nothing here ran on an AMD GPU.")
+    if not verbose:
+        yield closing("all releases, their dates, settings and sources, and each change in full")
+
+
+def _engine(engine: str, rows: Sequence[MatrixRow], matrix: ReleaseMatrix, verbose: bool) -> Parts:
+    parts = list(rows[0].verdicts)
+    shown = rows if verbose else _without_tail(rows)
+    table = [
+        [
+            row.build.version + ("" if row is not shown[-1] or len(shown) == len(rows) else " and older"),
+            row.build.cuda or "?", row.build.rocm or "?",
+            *(_SHORT.get(said, said) for said in row.verdicts.values()),
+        ]
+        for row in shown
+    ]  # fmt: skip
+    yield ""
+    yield Table([engine, "CUDA", "ROCm", *parts], table)
+    yield from (f"  {end.name}: {end.what} ({end.source}, {end.date})" for end in matrix.ended if end.engine == engine)
+    named = next((row.build for row in rows if row.build.rocm_image or row.build.cuda_image), None)
+    if named:
+        images = [image for image in (named.cuda_image, named.rocm_image) if image]
+        yield f"  images of {named.version}: {', '.join(images)}"
+    if verbose:
+        for row in shown:
+            settings = "; ".join(f"{part}: {' '.join(said)}" for part, said in row.settings.items() if said)
+            yield (
+                f"  {row.build.version} of {row.build.released}: {row.build.source}"
+                + (f"; {settings}" if settings else "")
+            )
+    yield from _changes([change for change in matrix.changes if change.engine == engine], verbose)
+
+
+def _without_tail(rows: Sequence[MatrixRow]) -> Sequence[MatrixRow]:
+    """Old releases that all say the same are one row."""
+    last = len(rows) - 1
+    while last > 0 and rows[last - 1].verdicts == rows[last].verdicts:
+        last -= 1
+    return rows[: last + 1]
+
+
+def _changes(changes: Sequence[MatrixChange], verbose: bool) -> Parts:
+    """Accelerators that change alike in one release are one line."""
+    order = list(VERDICTS.values())
+    for (version, before, after), group in groupby(changes, key=lambda row: (row.version, row.before, row.after)):
+        alike = list(group)
+        parts = ", ".join(change.accelerator for change in reversed(alike))
+        word = "gone" if order.index(after) < order.index(before) else "new"
+        why = alike[0].why if verbose else alike[0].why.partition(": ")[2].partition(". ")[0] or alike[0].why
+        yield Line(f"  {version} ({alike[0].released}), {parts}: {before}, then {after}; {word}: {why}", hang=4)

@@ -32,19 +32,19 @@ _DETAILS = "the reasons of devices, groups and volumes"
 
 def _named(context: click.Context, option: click.Parameter, given: Sequence[str]) -> dict[str, str]:
     """POOL=VALUE, or VALUE for all."""
-    found: dict[str, str] = {}
-    for one in given:
-        pool, equals, value = one.partition("=")
-        found[pool if equals else ""] = value if equals else one
-    return found
+    values: dict[str, str] = {}
+    for word in given:
+        pool, equals, value = word.partition("=")
+        values[pool if equals else ""] = value if equals else word
+    return values
 
 
 def _adapters(context: click.Context, option: click.Parameter, given: Sequence[str]) -> tuple[Adapter, ...]:
     adapters = []
-    for one in given:
-        name, equals, path = one.partition("=")
+    for word in given:
+        name, equals, path = word.partition("=")
         if not (equals and name and path):
-            raise click.BadParameter(f"'{one}' is no NAME=PATH")
+            raise click.BadParameter(f"'{word}' is no NAME=PATH")
         adapters.append(Adapter(name=name, path=path))
     return tuple(adapters)
 

@@ -40,26 +40,26 @@ def command(first: Path, second: Path, wanted: Wanted) -> int:
     factors; lengths, replica and load are swapped in the performance model in every order, and each gets the mean
     of its effects. Exit status 1 if intervals do not overlap and more than a tenth stays unexplained.
     """
-    found = reconcile(Catalog(), *chosen(read_answers(first), read_answers(second)))
-    wanted.give(lambda: to_json(found), lambda _: parts(found))
-    return 0 if all(difference.agree or 0.9 < difference.left < 1.1 for difference in found.differences) else 1
+    both = reconcile(Catalog(), *chosen(read_answers(first), read_answers(second)))
+    wanted.give(lambda: to_json(both), lambda _: parts(both))
+    return 0 if all(difference.agree or 0.9 < difference.left < 1.1 for difference in both.differences) else 1
 
 
-def parts(found: Reconciled) -> Parts:
-    for label, answer in (("A", found.first), ("B", found.second)):
+def parts(both: Reconciled) -> Parts:
+    for label, answer in (("A", both.first), ("B", both.second)):
         yield f"{label} {answer.name}: {answer.question.line}"
-    differing = ", ".join(name.replace("_", " ") for name in found.assumptions)
+    differing = ", ".join(name.replace("_", " ") for name in both.assumptions)
     yield f"assumptions that differ: {differing or 'none'}"
-    for difference in found.differences:
+    for difference in both.differences:
         yield Heading(f"{difference.model} on {difference.accelerator}: {_said(difference)}")
         rows = [[part.name, part.first, part.second, _times(part)] for part in difference.parts]
         yield Table(["assumption", "~A", "~B", ">B over A"], rows)
-    if not found.differences:
+    if not both.differences:
         yield "no figure in both: what differs is named above"
-    if any(abs(figure_difference.left - 1.0) > 0.01 for figure_difference in found.differences):
+    if any(abs(figure_difference.left - 1.0) > 0.01 for figure_difference in both.differences):
         yield note(_LEFT)
-    if found.alone:
-        yield note(f"in one of them only: {', '.join(found.alone)}")
+    if both.alone:
+        yield note(f"in one of them only: {', '.join(both.alone)}")
 
 
 def _said(one: FigureDifference) -> str:
@@ -73,9 +73,9 @@ def _times(part: DifferencePart) -> str:
     return f"{part.factor:.2f}x" if part.name != LEFT or abs(part.factor - 1.0) >= 0.005 else "nothing"
 
 
-def to_json(found: Reconciled) -> dict[str, object]:
+def to_json(both: Reconciled) -> dict[str, object]:
     return {
-        **picked(found, "first=first.name second=second.name assumptions_that_differ=assumptions"),
-        "differences": [{**plain(difference), **picked(difference, "left agree")} for difference in found.differences],
-        "in_one_only": found.alone,
+        **picked(both, "first=first.name second=second.name assumptions_that_differ=assumptions"),
+        "differences": [{**plain(difference), **picked(difference, "left agree")} for difference in both.differences],
+        "in_one_only": both.alone,
     }

@@ -81,9 +81,9 @@ class ReplicaOptions:
         return {**kind, "speculation": drafts}
 
     def scorecard(self, catalog: Catalog, model: str, accelerators: str) -> Scorecard:
-        found, stored = named_model(catalog, model, self.precision)
-        chosen, kind = catalog.accelerators_named(accelerators, self.stack), self._kind(catalog, found, stored)
-        return compare(catalog, found, chosen, self.load, parallelism=self.parallelism, **kind)
+        asked, stored = named_model(catalog, model, self.precision)
+        chosen, kind = catalog.accelerators_named(accelerators, self.stack), self._kind(catalog, asked, stored)
+        return compare(catalog, asked, chosen, self.load, parallelism=self.parallelism, **kind)
 
     def scaled(self, catalog: Catalog, model: str, accelerators: str, gpus: str) -> list[Scaling]:
         """One service on each of these numbers of GPUs, "8,16,32"."""
@@ -92,8 +92,8 @@ class ReplicaOptions:
         counts = names_in(gpus)
         if not all(count.isdigit() for count in counts):
             raise BadInput(f"--gpus '{gpus}': write numbers of GPUs of at least 1, such as 8,16,32")
-        found, chosen = catalog.model(model), catalog.accelerators_named(accelerators, self.stack)
-        return scaling(catalog, found, chosen, list(map(int, counts)), self.load, **self._kind(catalog, found))
+        asked, chosen = catalog.model(model), catalog.accelerators_named(accelerators, self.stack)
+        return scaling(catalog, asked, chosen, list(map(int, counts)), self.load, **self._kind(catalog, asked))
 
     def apart(self, catalog: Catalog, card: Scorecard, layout: str) -> list[ApartEntry]:
         """The scorecard's accelerators with disaggregated prefill and decode."""

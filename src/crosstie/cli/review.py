@@ -8,16 +8,15 @@ import click
 from crosstie.catalog.library import Catalog
 from crosstie.cli.answer import Wanted, answer_options
 from crosstie.cli.assignments import assigned, fraction
+from crosstie.cli.lazy import SOURCES, brought
 from crosstie.cli.options import FILE
-from crosstie.cli.packages import SOURCES, brought
 from crosstie.cli.progress import progress
-from crosstie.cli.review_show import DETAILS, checklist_parts, review_parts
+from crosstie.cli.review_show import DETAILS, checklist_document, checklist_parts, review_document, review_parts
 from crosstie.cli.times import moment
 from crosstie.core.errors import BadInput
 from crosstie.core.usage import Used, hour_of
 from crosstie.prove.review.again import again
 from crosstie.prove.review.checklist import checklist
-from crosstie.prove.review.document import checklist_document, review_document
 from crosstie.prove.review.figures import changed, thresholds
 from crosstie.prove.review.planned import read_planned
 from crosstie.prove.review.production import Usage, read_metrics, read_recordings

@@ -1,15 +1,19 @@
-"""What a review and a checklist say."""
+"""What a review and a checklist say, on the screen and as `--json` prints them."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
+from msgspec import to_builtins
 from rich.text import Text
 
+from crosstie.core.document import picked
 from crosstie.core.figures import dollars, plural, seconds, share, significant
 from crosstie.core.units import HOURS_PER_MONTH
 from crosstie.prove.review.again import Again, RevisedPlan
 from crosstie.prove.review.checklist import Demand
-from crosstie.prove.review.figures import ReviewFigure
+from crosstie.prove.review.figures import LEVEL, ReviewFigure
 from crosstie.prove.review.planned import Planned
 from crosstie.prove.review.review import Review
 from crosstie.web.parts import Heading, Parts, Table, closing, note
@@ -23,6 +27,7 @@ _PARTS = {
     "Targets, failures and money": ("targets", "failures", "cost"),
 }
 _WORDS = {"holds": "holds", "beyond": "BEYOND", "unsure": "unsure", "told": ""}
+_PLAN = "file name=workload.name made=saved.made"
 
 
 def review_parts(review: Review, learnt: Again | None, verbose: bool) -> Parts:
@@ -78,7 +83,7 @@ def _sentence(figure: ReviewFigure) -> str:
 def _parts(review: Review, verbose: bool) -> list[tuple[str, list[ReviewFigure]]]:
     parts: list[tuple[str, list[ReviewFigure]]] = []
     for title, checks in _PARTS.items():
-        figures = [one for one in review.figures if one.check in checks or (verbose and _told_in(one) == title)]
+        figures = [row for row in review.figures if row.check in checks or (verbose and _told_in(row) == title)]
         if figures:
             parts.append((title, figures))
     return parts
@@ -94,7 +99,7 @@ def _told_in(figure: ReviewFigure) -> str:
 
 def _table(figures: Sequence[ReviewFigure], verbose: bool) -> tuple[list[str], list[list[str]]]:
     """Throughput has its load in place of a name, and latencies have what the plan said of its own traffic."""
-    loads, planned = figures[0].check == "throughput", any(one.planned is not None for one in figures)
+    loads, planned = figures[0].check == "throughput", any(row.planned is not None for row in figures)
     columns = ["pool" if loads else "of", "load" if loads else "figure"]
     columns += [">plan"] * planned + [">predicted", ">seen (95% interval)", ">off by", "verdict"]
     columns += [">limit", ">requests"] * verbose
@@ -107,11 +112,11 @@ def _table(figures: Sequence[ReviewFigure], verbose: bool) -> tuple[list[str], l
     return columns, rows
 
 
-def _seen(one: ReviewFigure) -> str:
-    low, high = one.seen.low, one.seen.high
+def _seen(row: ReviewFigure) -> str:
+    low, high = row.seen.low, row.seen.high
     if low is None and high is None:
-        return f"{_value(one, one.seen.value)} (?)"
-    value, ends = _value(one, one.seen.value), [_value(one, end) if end is not None else "?" for end in (low, high)]
+        return f"{_value(row, row.seen.value)} (?)"
+    value, ends = _value(row, row.seen.value), [_value(row, end) if end is not None else "?" for end in (low, high)]
     if value.endswith(" ms") and all(end.endswith(" ms") or end == "?" for end in ends):
         # The unit once.
         ends = [end.removesuffix(" ms") for end in ends]
@@ -144,7 +149,7 @@ def _again(learnt: Again) -> Parts:
     first = learnt.steps[0]
     rows = [_step(step, first) for step in learnt.steps]
     yield Table(["~planned again", "~fleet", ">$/h", ">$/M tokens", ">$/month more"], rows)
-    yield from (f"- {one}" for one in learnt.learnt)
+    yield from (f"- {lesson}" for lesson in learnt.learnt)
 
 
 def _step(plan: RevisedPlan, first: RevisedPlan) -> list[str]:
@@ -172,3 +177,50 @@ def checklist_parts(planned: Planned, items: Sequence[Demand], *, boxes: bool = 
         "Hours, names and shares that no plan knows are proposals of ours; numbers are the plan's, by its calibration. "
         "Have it read by whoever reads your contracts."
     )
+
+
+def review_document(review: Review, learnt: Again | None) -> dict[str, Any]:
+    planned, production = review.planned, review.production
+    return {
+        "plan": picked(planned, _PLAN),
+        "today": review.today,
+        "age_days": planned.age_days(review.today),
+        "recorded": {
+            "file": production.trace.file,
+            "requests": len(production.classes),
+            "span_s": production.span_s,
+            "simulated_requests": len(review.expected.rows) if review.expected else 0,
+        },
+        "holds": review.holds,
+        "beyond": len(review.beyond),
+        "unsure": len(review.unsure),
+        "level": LEVEL,
+        "figures": [_figure(figure) for figure in review.figures],
+        "notes": review.notes,
+        "assumptions": planned.assumptions or None,
+        "again": None if learnt is None else asdict(learnt),
+    }
+
+
+def _figure(figure: ReviewFigure) -> dict[str, Any]:
+    made = picked(
+        figure,
+        "check of what unit predicted planned seen=seen.value interval=seen.low requests=seen.requests few=seen.few "
+        "difference limit verdict note",
+    )
+    known = figure.difference is not None and math.isfinite(figure.difference)
+    return {
+        **made,
+        **{key: made[key] or None for key in ("check", "of", "note")},
+        "interval": [figure.seen.low, figure.seen.high],
+        "difference": figure.difference if known else None,
+        "limit": figure.limit and picked(figure.limit, "share side"),
+    }
+
+
+def checklist_document(planned: Planned, items: list[Demand]) -> dict[str, Any]:
+    return {
+        "plan": picked(planned, _PLAN),
+        "demands": to_builtins(items),
+        "assumptions": planned.assumptions or None,
+    }

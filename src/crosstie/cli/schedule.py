@@ -73,40 +73,40 @@ def _changed(asked: ScheduleRequest, quarters: int | None, growth: str | None) -
 
 def _step(word: str) -> float:
     try:
-        found = 1.0 + float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
+        growth = 1.0 + float(word.removesuffix("%")) / (100.0 if word.endswith("%") else 1.0)
     except ValueError:
         raise BadInput(f"--growth {word}: write shares, such as 10%,10%,5%") from None
-    if not 0.1 <= found <= 10.0:
+    if not 0.1 <= growth <= 10.0:
         raise BadInput(f"--growth {word}: must be from -90% to 900% a quarter")
-    return found
+    return growth
 
 
-def parts(found: PurchaseSchedule) -> Parts:
-    first, last = found.quarters[0].name, found.quarters[-1].name
+def parts(plan: PurchaseSchedule) -> Parts:
+    first, last = plan.quarters[0].name, plan.quarters[-1].name
     yield (
-        f"Schedule of {found.workload.name}, {first} to {last}: {dollars(found.usd)} expected, "
-        f"80% of worlds {dollars(found.usd_80[0])} to {dollars(found.usd_80[1])}"
+        f"Schedule of {plan.workload.name}, {first} to {last}: {dollars(plan.usd)} expected, "
+        f"80% of worlds {dollars(plan.usd_80[0])} to {dollars(plan.usd_80[1])}"
     )
-    if found.standing_usd:
-        yield f"besides {dollars(found.standing_usd)} for what is there: contracts to their ends, and running it"
+    if plan.standing_usd:
+        yield f"besides {dollars(plan.standing_usd)} for what is there: contracts to their ends, and running it"
     yield Heading("Now")
-    for order in found.orders:
+    for order in plan.orders:
         what = "order" if order.how == "buy" else f"sign {order.how}"
         yield f"- {what} {order.gpus:,} x {order.accelerator}, {dollars(order.usd)}, serving from {order.serves_from}"
-    if not found.orders:
+    if not plan.orders:
         yield "- order nothing"
-    for name, kinds in found.quarters[0].gpus.items():
+    for name, kinds in plan.quarters[0].gpus.items():
         if kinds.get("rented", 0.0) >= 0.5:
             yield f"- rent {kinds['rented']:,.0f} x {name} by the hour"
     yield Heading("Then, in the mean of all worlds")
     columns = ["quarter", ">peak", ">cost", ">80% of worlds", "~in use"]
-    yield Table(columns, [_row(quarter) for quarter in found.quarters])
+    yield Table(columns, [_row(quarter) for quarter in plan.quarters])
     yield note("peak over today's, with 80% of worlds; GPUs in the mean of worlds, so that few is some or none")
     yield Heading("What it is worth")
-    for name, more in found.beside.items():
-        word = f"{dollars(abs(more))} {'more' if more > 0 else 'less'}" if abs(more) > 0.005 * found.usd else "the same"
+    for name, more in plan.beside.items():
+        word = f"{dollars(abs(more))} {'more' if more > 0 else 'less'}" if abs(more) > 0.005 * plan.usd else "the same"
         yield f"- {name}: {word}"
-    yield from _announced(found)
+    yield from _announced(plan)
 
 
 def _announced(schedule: PurchaseSchedule) -> Parts:

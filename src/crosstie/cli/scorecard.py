@@ -101,7 +101,7 @@ def command(accelerators: str | None, only: tuple[str, ...], kind: str, wanted: 
         return {
             "accelerators": [accelerator.id for accelerator in chosen],
             "axes": [asdict(axis) for axis in axes],
-            "scenarios": [contest_json(one) for one in shown],
+            "scenarios": [contest_json(contest_held) for contest_held in shown],
         }
 
     wanted.give(
@@ -131,13 +131,13 @@ def _axes(
     return [axis for part, axes in made.items() if part in wanted for axis in axes()]
 
 
-def delivered(found: Tax, names: Sequence[str]) -> list[board.Axis]:
+def delivered(taxed: Tax, names: Sequence[str]) -> list[board.Axis]:
     """What `crosstie tax` has: of the newest release its share of the roofline, and the speed-up that got it there."""
-    latest = {group.series: group for group in sorted(found.groups, key=lambda group: group.date)
+    latest = {group.series: group for group in sorted(taxed.groups, key=lambda group: group.date)
               if group.median is not None and UNSTATED not in (group.release, group.series.engine)}  # fmt: skip
-    faster = {trend.series: trend for trend in found.trends if trend.common_points}
+    faster = {trend.series: trend for trend in taxed.trends if trend.common_points}
     axes = []
-    for engine, campaign in sorted({(one.engine, one.campaign) for one in latest}):
+    for engine, campaign in sorted({(series.engine, series.campaign) for series in latest}):
         fractions, trends = dict.fromkeys(names, board.NOTHING), dict.fromkeys(names, board.NOTHING)
         for name in names:
             series = Series(name, engine, campaign)
@@ -164,7 +164,7 @@ def parts(
     if contests:
         yield Section(_VERDICTS)
         columns = ["scenario", "cheapest", ">$/M tokens", "second", ">times", ">flips at", ">at worst", ">sure"]
-        yield Table(columns, [_verdict(one) for one in contests], sources=[_verdict_sources(one) for one in contests])
+        yield Table(columns, [_verdict(held) for held in contests], sources=[_verdict_sources(one) for one in contests])
         yield note(_LEGEND)
     if not details:
         brief = [axis for axis in axes if axis.name in _BRIEF]
@@ -182,13 +182,13 @@ def parts(
             yield across(names, rows, [["", *(axis.cells[name].source for name in names)] for axis in own])
             if part == board.EXPORT:
                 yield note(_EXPORT_LEGEND)
-    for one in contests:
-        yield Heading(f"{one.scenario.name}: {one.scenario.words}")
+    for held in contests:
+        yield Heading(f"{held.scenario.name}: {held.scenario.words}")
         columns = ["accelerator", "layout", ">in flight", ">tokens/s a GPU", ">$/h", ">$/M tokens", ">80% interval"]
-        rows = [_place(entry) for entry in one.ranking]
-        yield Table(columns, rows, sources=[_place_sources(entry) for entry in one.ranking])
-        yield from (f"  {name}: {problem}" for name, problem in one.problems.items())
-        yield note(f"  {one.question.line}")
+        rows = [_place(entry) for entry in held.ranking]
+        yield Table(columns, rows, sources=[_place_sources(entry) for entry in held.ranking])
+        yield from (f"  {name}: {problem}" for name, problem in held.problems.items())
+        yield note(f"  {held.question.line}")
     if contests or any(axis.part in (board.SPEED, board.SOFTWARE) for axis in axes):
         yield note(_HONEST)
 
@@ -196,18 +196,18 @@ def parts(
 def _heat(names: Sequence[str], contests: Sequence[Contest]) -> Parts:
     """What each accelerator costs in each scenario: a row a scenario. One that has parts of its own is a line."""
     rows, tones, sources = [], [], []
-    ranked = {one.scenario.name: {entry.accelerator.id: entry for entry in one.ranking} for one in contests}
+    ranked = {held.scenario.name: {entry.accelerator.id: entry for entry in held.ranking} for held in contests}
     shown = [name for name in names if any(name in entries for entries in ranked.values())]
     apart = []
-    for one in contests:
-        usual = ranked[one.scenario.name]
-        least = one.ranking[0].usd_per_mtok if one.ranking else 1.0
+    for held in contests:
+        usual = ranked[held.scenario.name]
+        least = held.ranking[0].usd_per_mtok if held.ranking else 1.0
         times = {name: entry.usd_per_mtok / least for name, entry in usual.items()}
-        if one.scenario.accelerators:
+        if held.scenario.accelerators:
             told = ", ".join(f"{name} {_times(ratio)}" for name, ratio in times.items())
-            apart.append(note(f"{one.scenario.name}, which has parts of its own: {told}"))
+            apart.append(note(f"{held.scenario.name}, which has parts of its own: {told}"))
             continue
-        rows.append([one.scenario.name, *(_times(times.get(name)) for name in shown)])
+        rows.append([held.scenario.name, *(_times(times.get(name)) for name in shown)])
         heats = (sum(times[name] >= end for end in _HEAT) if name in times else None for name in shown)
         tones.append(["", *("" if heat is None else f"heat-{heat}" for heat in heats)])
         sources.append(["", *(_predicted(usual[name]) if name in usual else "" for name in shown)])
@@ -219,12 +219,12 @@ def _heat(names: Sequence[str], contests: Sequence[Contest]) -> Parts:
     yield from apart
 
 
-def _verdict(one: Contest) -> list[str]:
-    names = [entry.accelerator.id for entry in one.ranking[:2]] + ["-", "-"]
+def _verdict(held: Contest) -> list[str]:
+    names = [entry.accelerator.id for entry in held.ranking[:2]] + ["-", "-"]
     return [
-        one.scenario.name, names[0], dollars(one.ranking[0].usd_per_mtok) if one.ranking else "-", names[1],
-        _times(one.ratio), dollars(one.flips_at) if one.flips_at is not None else "-", _times(one.ratio_at_worst),
-        share(one.confidence) if one.confidence is not None else "-",
+        held.scenario.name, names[0], dollars(held.ranking[0].usd_per_mtok) if held.ranking else "-", names[1],
+        _times(held.ratio), dollars(held.flips_at) if held.flips_at is not None else "-", _times(held.ratio_at_worst),
+        share(held.confidence) if held.confidence is not None else "-",
     ]  # fmt: skip
 
 
@@ -232,8 +232,8 @@ def _times(ratio: float | None) -> str:
     return f"{ratio:.2f}x" if ratio is not None else "-"
 
 
-def _verdict_sources(one: Contest) -> list[str]:
-    said = [_predicted(entry) for entry in one.ranking[:2]] + ["", ""]
+def _verdict_sources(held: Contest) -> list[str]:
+    said = [_predicted(entry) for entry in held.ranking[:2]] + ["", ""]
     return ["", "", said[0], "", said[1], "", "", ""]
 
 
@@ -255,11 +255,11 @@ def _place_sources(contender: Contender) -> list[str]:
     return ["", "", "", basis, contender.reckoned.price, _predicted(contender), basis]
 
 
-def contest_json(one: Contest) -> dict[str, object]:
+def contest_json(held: Contest) -> dict[str, object]:
     return {
-        **picked(one, "scenario=scenario.name load=scenario.words"),
-        "winner": one.ranking[0].accelerator.id if one.ranking else None,
-        **picked(one, "ratio flips_at_usd_per_gpu_hour=flips_at ratio_at_worst_prices=ratio_at_worst confidence"),
+        **picked(held, "scenario=scenario.name load=scenario.words"),
+        "winner": held.ranking[0].accelerator.id if held.ranking else None,
+        **picked(held, "ratio flips_at_usd_per_gpu_hour=flips_at ratio_at_worst_prices=ratio_at_worst confidence"),
         "ranking": [
             {
                 **deployment_json(entry.deployment),
@@ -267,8 +267,8 @@ def contest_json(one: Contest) -> dict[str, object]:
                 **picked(entry, "usd_per_gpu_hour=quote.usd usd_per_million_tokens=usd_per_mtok interval=usd_interval"),
                 "source": _predicted(entry),
             }
-            for entry in one.ranking
+            for entry in held.ranking
         ],
-        "problems": one.problems,
-        **assumptions(one.question, [entry.reckoned for entry in one.ranking]),
+        "problems": held.problems,
+        **assumptions(held.question, [entry.reckoned for entry in held.ranking]),
     }

@@ -129,28 +129,28 @@ def _widest(texts: Iterable[str]) -> int:
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
     """Of each column; None where they do not fit. Headings wrap on words before a table is given up."""
     room -= _GAP * (len(columns) - 1)
-    whole, found = [], []
+    whole, widths = [], []
     for i, column in enumerate(columns):
         held = [row[i] for row in rows]
         whole.append(_widest([column_name(column), *held]))
         least = _widest(column_name(column).split())
         if column.startswith("~"):
             words = _widest(word for cell in held for word in cell.split())
-            found.append(min(whole[i], max(least, words, _NARROWEST)))
+            widths.append(min(whole[i], max(least, words, _NARROWEST)))
         else:
-            found.append(max(least, _widest(held)))
-    left = room - sum(found)
+            widths.append(max(least, _widest(held)))
+    left = room - sum(widths)
     if left < 0:
         return None
     # What is left goes to headings that then take one line, and to prose.
-    for i in sorted(range(len(columns)), key=lambda i: (columns[i].startswith("~"), whole[i] - found[i])):
-        more = whole[i] - found[i]
+    for i in sorted(range(len(columns)), key=lambda i: (columns[i].startswith("~"), whole[i] - widths[i])):
+        more = whole[i] - widths[i]
         if columns[i].startswith("~"):
             more = min(more, left)
         if more <= left:
-            found[i] += more
+            widths[i] += more
             left -= more
-    return found
+    return widths
 
 
 def _show_blocks(out: Console, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -23,8 +23,7 @@ from crosstie.decide.plan.simulate import Simulation, simulate
 from crosstie.decide.plan.subject import read_subject
 from crosstie.decide.plan.sweep import RequestSource, ray_library
 from crosstie.web.chart import check_picture
-from crosstie.web.course_chart import course_picture
-from crosstie.web.knee_chart import has_knee, knee_picture
+from crosstie.web.simulation_chart import course_picture, has_knee, knee_picture
 
 _POLICIES = get_args(Policy)
 _KILL = re.compile(r"(?P<pool>.+)@(?P<at>[^@+]+)(?:\+(?P<during>[^@+]+))?")
@@ -98,26 +97,26 @@ def command(
     asked = None if workload is None else read_workload(catalog, find_workload(workload))
     with progress("planning") as on_progress:
         subjects = [read_subject(catalog, file, on_progress) for file in (what, *fleets)]
-        found = simulate(
+        simulation = simulate(
             catalog, subjects, RequestSource(asked, recorded, class_name, rate, requests, sessions),
             policies=_policies(policies), loads=_loads(loads), seeds=range(seeds), outages=outages,
             clairvoyant=clairvoyant, sure=None if sure is None else sure / 100.0, processes=processes, ray=ray,
             on_progress=on_progress,
         )  # fmt: skip
-    knee = knee_picture(found.runs) if has_knee(found.runs) else None
-    if plot is not None and found.runs:
-        (knee or course_picture(found.runs, outages)).draw(plot)
+    knee = knee_picture(simulation.runs) if has_knee(simulation.runs) else None
+    if plot is not None and simulation.runs:
+        (knee or course_picture(simulation.runs, outages)).draw(plot)
         click.echo(f"plot written to {plot}", err=True)
     wanted.give(
-        lambda: to_json(found),
-        lambda details: simulation_parts(found, details),
+        lambda: to_json(simulation),
+        lambda details: simulation_parts(simulation, details),
         title=f"{what}, simulated",
-        pictures=[knee or course_picture(found.runs[:1], outages)] if found.runs else [],
+        pictures=[knee or course_picture(simulation.runs[:1], outages)] if simulation.runs else [],
     )
-    if len(found.runs) < found.asked:
-        click.echo(f"crosstie: interrupted after {len(found.runs)} of {found.asked} runs", err=True)
+    if len(simulation.runs) < simulation.asked:
+        click.echo(f"crosstie: interrupted after {len(simulation.runs)} of {simulation.asked} runs", err=True)
         return 130
-    return 0 if found.holds else 1
+    return 0 if simulation.holds else 1
 
 
 def to_json(simulation: Simulation) -> dict[str, object]:
@@ -148,10 +147,10 @@ def _loads(text: str) -> list[float]:
     names = names_in(text)
     if not names:
         raise BadInput("--load names none")
-    found = [read_option(f"--load {text}", name, amount) for name in names]
-    if len(set(found)) < len(found):
+    loads = [read_option(f"--load {text}", name, amount) for name in names]
+    if len(set(loads)) < len(loads):
         raise BadInput(f"--load {text}: one is named twice")
-    return found
+    return loads
 
 
 def outage(text: str) -> Outage:

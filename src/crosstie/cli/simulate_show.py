@@ -38,7 +38,7 @@ def simulation_parts(simulation: Simulation, verbose: bool) -> Parts:
 
 
 def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
-    one, seeds, held = runs.first, len(runs.each), holding(runs)
+    first, seeds, held = runs.first, len(runs.each), holding(runs)
     verdict = "targets hold" if held == seeds else f"targets hold in {held} of {plural(seeds, 'seed')}"
     if held == 0:
         verdict = "targets are MISSED"
@@ -46,7 +46,7 @@ def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
         verdict = "no class has a target"
     rate, measured_s = runs.mean(lambda run: run.requests_per_s), runs.mean(lambda run: run.measured_s)
     traffic = f"{significant(rate)} requests/s for {seconds(measured_s)}, {plural(seeds, 'seed')}"
-    yield Text.assemble((one.label, "bold"), f": {traffic}, {_policy(one)}: ", (verdict, "bold"))
+    yield Text.assemble((first.label, "bold"), f": {traffic}, {_policy(first)}: ", (verdict, "bold"))
     within = runs.mean(lambda run: run.within)
     good = f"{percent(within)} of requests within targets{_between(runs.spread(lambda run: run.within))}"
     turned_away = _turned_away(runs)
@@ -55,10 +55,10 @@ def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
         f"{good}{refused}: {significant(runs.mean(lambda run: run.good_requests_per_s))} requests/s and "
         f"{runs.mean(lambda run: run.good_output_tokens_per_s):,.0f} output tokens/s of goodput"
     )
-    price = f"{dollars(one.usd_per_hour)} an hour"
+    price = f"{dollars(first.usd_per_hour)} an hour"
     if served := runs.spread(lambda run: run.usd_per_million_tokens):
         price += f", {dollars(served.mean)} per million tokens served, if traffic were always this"
-        if mean is not None and mean < 1.0 and one.load == 1.0:
+        if mean is not None and mean < 1.0 and first.load == 1.0:
             price += f"; {dollars(served.mean / mean)} at the mean, {share(mean)} of it, as plans count"
     usd_good = runs.spread(lambda run: run.usd_per_million_good_tokens)
     if usd_good and within < 0.9995:
@@ -96,7 +96,7 @@ def _between(within: SeedSpread | None) -> str:
 def _classes(runs: OverSeeds[Run]) -> Parts:
     rows = [
         [
-            _name(kind), _against(kind.part(lambda one: one.ttft_s)), _against(kind.part(lambda one: one.tpot_s)),
+            _name(kind), _against(kind.part(lambda each: each.ttft_s)), _against(kind.part(lambda each: each.tpot_s)),
             percent(kind.mean(lambda class_result: class_result.within)), _held(kind),
         ]
         for kind in classes_of(runs)
@@ -121,7 +121,7 @@ def _against(latency: OverSeeds[Latency]) -> str:
     """At the target's percentile, beside it; without one, the middle and the end."""
     target = latency.first.target
     if target is None:
-        middle, end = latency.spread(lambda one: one.p50), latency.spread(lambda one: one.p95)
+        middle, end = latency.spread(lambda each: each.p50), latency.spread(lambda each: each.p95)
         return "-" if middle is None else f"p50 {_seconds(middle)}, p95 {_seconds(end)}"
     return f"p{target.percentile * 100:g} {_seconds(at_target(latency))} of {seconds(target.seconds)}"
 
@@ -131,14 +131,14 @@ def _seconds(spread: SeedSpread | None) -> str:
 
 
 def _sessions(kind: OverSeeds[SessionsResult]) -> Parts:
-    one = kind.first
+    own = kind.first
     took = kind.part(lambda each: each.turn_s).spread(lambda each: each.p95)
     mean_s, turns_per_s = kind.mean(lambda each: each.mean_turn_s), kind.mean(lambda each: each.turns_per_s)
     waiting = significant(kind.mean(lambda each: each.waiting))
     cost = kind.spread(lambda each: each.usd_per_session)
     solved = kind.spread(lambda each: each.usd_per_solved)
     yield (
-        f"{one.name or 'sessions'}: {one.live:,} sessions at work, {significant(turns_per_s)} turns/s; a turn takes "
+        f"{own.name or 'sessions'}: {own.live:,} sessions at work, {significant(turns_per_s)} turns/s; a turn takes "
         f"{seconds(mean_s)} on average, p95 {_seconds(took)}; {waiting} wait for an answer at a time"
     )
     yield (
@@ -170,26 +170,26 @@ def _pools(runs: OverSeeds[Run], verbose: bool) -> Parts:
     rows = []
     for pools in zip(*(run.pools for run in runs.each), strict=True):
         pool = OverSeeds(pools)
-        served = pool.total(lambda one: sum(one.requests.values()))
-        in_flight = pool.mean(lambda one: one.mean_in_flight) / max(pool.first.replicas, 1)
+        served = pool.total(lambda each: sum(each.requests.values()))
+        in_flight = pool.mean(lambda each: each.mean_in_flight) / max(pool.first.replicas, 1)
         row = [
             pool.first.name, f"{pool.first.replicas:,}", f"{pool.first.usd_per_hour:,.2f}", share(served / sent),
-            share(pool.mean(lambda one: one.utilisation)), significant(in_flight),
-            significant(pool.mean(lambda one: one.mean_waiting)),
+            share(pool.mean(lambda each: each.utilisation)), significant(in_flight),
+            significant(pool.mean(lambda each: each.mean_waiting)),
         ]  # fmt: skip
         if verbose:
-            row += [f"{max(one.most_waiting for one in pools):,}", f"{pool.total(lambda one: one.preemptions):,}"]
+            row += [f"{max(each.most_waiting for each in pools):,}", f"{pool.total(lambda each: each.preemptions):,}"]
         rows.append(row)
     yield Table([*columns, *([">most", ">preempted"] if verbose else [])], rows)
 
 
-def _outage(one: OutageResult, seeds: int) -> Parts:
-    until = "the end" if one.until_s is None else seconds(one.until_s)
-    parts = [("before", one.before), ("meanwhile", one.during), ("after", one.after)]
+def _outage(outage: OutageResult, seeds: int) -> Parts:
+    until = "the end" if outage.until_s is None else seconds(outage.until_s)
+    parts = [("before", outage.before), ("meanwhile", outage.during), ("after", outage.after)]
     kept = ", ".join(f"{percent(value)} {when}" for when, value in parts if value is not None)
     of = " (first seed)" if seeds > 1 else ""
-    handed = f"{plural(one.handed_over, 'request')} handed over, {one.refused:,} turned away"
-    yield f"{one.pool} gone from {seconds(one.at_s)} to {until}{of}: {handed}; within targets {kept}"
+    handed = f"{plural(outage.handed_over, 'request')} handed over, {outage.refused:,} turned away"
+    yield f"{outage.pool} gone from {seconds(outage.at_s)} to {until}{of}: {handed}; within targets {kept}"
 
 
 def _percentiles(runs: OverSeeds[Run]) -> Parts:
@@ -201,8 +201,8 @@ def _percentiles(runs: OverSeeds[Run]) -> Parts:
             "whole": kind.part(lambda class_result: class_result.finish_s),
         }
         for name, latency in latencies.items():
-            ends = [latency.spread(lambda one, end=end: getattr(one, end)) for end in ("p50", "p90", "p95", "p99")]  # type: ignore[misc]
-            rows.append([f"{_name(kind)} {name}", f"{kind.total(lambda one: one.requests):,}", *map(_seconds, ends)])
+            ends = [latency.spread(lambda each, end=end: getattr(each, end)) for end in ("p50", "p90", "p95", "p99")]  # type: ignore[misc]
+            rows.append([f"{_name(kind)} {name}", f"{kind.total(lambda each: each.requests):,}", *map(_seconds, ends)])
     columns = ["", ">requests", ">p50", ">p90", ">p95", ">p99"]
     yield Table(columns, rows, "Percentiles, means over the seeds")
 
@@ -233,16 +233,16 @@ def _side_by_side(groups: Sequence[OverSeeds[Run]]) -> Parts:
     columns = [*names, *others, ">$/M good", ">hold"]
     rows = []
     for runs in groups:
-        one, farthest = runs.first, worst(runs)
+        first, farthest = runs.first, worst(runs)
         usd_good = runs.spread(lambda run: run.usd_per_million_good_tokens)
         cells = {
-            "fleet": one.label,
-            ">load": f"{one.load:g}",
-            "~policy": _policy(one),
+            "fleet": first.label,
+            ">load": f"{first.load:g}",
+            "~policy": _policy(first),
             ">within": percent(runs.mean(lambda run: run.within)),
             ">turned away": percent(_turned_away(runs)),
             ">worst": "-" if farthest is None else f"{farthest:.2f}",
-            ">$/h": dollars(one.usd_per_hour),
+            ">$/h": dollars(first.usd_per_hour),
             ">in cache": share(runs.mean(lambda run: run.prefix_hit_rate)),
             ">$/M good": dollars(usd_good.mean) if usd_good else "-",
             ">hold": f"{holding(runs)}/{len(runs.each)}",

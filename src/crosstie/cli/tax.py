@@ -56,14 +56,14 @@ def command(
         check_picture(plot)
     with progress("measured points") as on_progress:
         measured = read_results(*(results or (shipped_results(),)))
-        found = tax(catalog, measured, only[0], only[1], only[2], on_progress)
-    if found.groups or wanted.as_json:
-        wanted.give(lambda: to_json(found), lambda details: parts(found, details))
-    if not found.groups:
-        click.echo(f"none of the {found.rows:,} results is left: {_reasons(found, any(only))}", err=True)
+        taxed = tax(catalog, measured, only[0], only[1], only[2], on_progress)
+    if taxed.groups or wanted.as_json:
+        wanted.give(lambda: to_json(taxed), lambda details: parts(taxed, details))
+    if not taxed.groups:
+        click.echo(f"none of the {taxed.rows:,} results is left: {_reasons(taxed, any(only))}", err=True)
         return 1
     if plot:
-        draw_tax(found.groups, plot, dark=dark)
+        draw_tax(taxed.groups, plot, dark=dark)
         click.echo(f"drawn as {plot}", err=True)
     return 0
 
@@ -74,33 +74,33 @@ def _named(option: str, text: str | None) -> list[str]:
     return names_in(text)
 
 
-def _reasons(found: Tax, filtered: bool) -> str:
+def _reasons(taxed: Tax, filtered: bool) -> str:
     if filtered:
         return "the options ask for an accelerator, model and engine that none was measured on together"
-    first = next(iter(found.left_out.items()), None)
+    first = next(iter(taxed.left_out.items()), None)
     return f"{first[0]} ({first[1]:,})" if first else "the files have no rows"
 
 
-def parts(found: Tax, verbose: bool) -> Parts:
+def parts(taxed: Tax, verbose: bool) -> Parts:
     if verbose:
         columns = ["release", "date", ">of roofline", ">10th-90th", ">points", ">above", "~models"]
-        yield Table(columns, [_row(group) for group in found.groups])
-        yield from (f"- {sentence(trend)}" for trend in found.trends)
+        yield Table(columns, [_row(group) for group in taxed.groups])
+        yield from (f"- {sentence(trend)}" for trend in taxed.trends)
     else:
-        latest = {group.series: group for group in sorted(found.groups, key=lambda group: group.date)}
+        latest = {group.series: group for group in sorted(taxed.groups, key=lambda group: group.date)}
         rows = [[*_series(series), latest[series].release, _of_roofline(latest[series])] for series in sorted(latest)]
         yield Table(["accelerator", "engine", "latest release", ">of roofline"], rows)
         rows = [
             [*_series(trend.series), f"{trend.first.release} to {trend.last.release}", f"{trend.ratio:.2f}x"]
-            for trend in found.trends if trend.common_points
+            for trend in taxed.trends if trend.common_points
         ]  # fmt: skip
         if rows:
             columns = ["accelerator", "engine", "releases", ">speed-up"]
             yield Table(columns, rows, "Speed-up, on operating points that both releases have")
-    left_out = sum(found.left_out.values())
-    yield note(f"{found.points:,} operating points of {found.rows:,} rows; {left_out:,} points or rows left out")
-    if found.above_roofline:
-        yield note(f"{len(found.above_roofline):,} points above their roofline, in no median: see --json")
+    left_out = sum(taxed.left_out.values())
+    yield note(f"{taxed.points:,} operating points of {taxed.rows:,} rows; {left_out:,} points or rows left out")
+    if taxed.above_roofline:
+        yield note(f"{len(taxed.above_roofline):,} points above their roofline, in no median: see --json")
     yield note("AMD results are published by others; Crosstie has run nothing on AMD")
     if not verbose:
         yield closing(_DETAILS)
@@ -131,14 +131,14 @@ def sentence(trend: Trend) -> str:
     return f"{what}: {medians}, on different operating points, so no speed-up"
 
 
-def to_json(found: Tax) -> dict[str, object]:
-    points = [above_json(reading) for reading in found.above_roofline]
+def to_json(taxed: Tax) -> dict[str, object]:
+    points = [above_json(reading) for reading in taxed.above_roofline]
     return {
-        **picked(found, "rows points"),
-        "groups": [group_json(group) for group in found.groups],
-        "trends": [trend_json(trend) for trend in found.trends],
+        **picked(taxed, "rows points"),
+        "groups": [group_json(group) for group in taxed.groups],
+        "trends": [trend_json(trend) for trend in taxed.trends],
         "above_roofline": {"count": len(points), "points": points},
-        "left_out": found.left_out,
+        "left_out": taxed.left_out,
     }
 
 

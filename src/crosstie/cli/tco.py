@@ -169,15 +169,15 @@ def _by_id(
     catalog: Catalog, chosen: Sequence[Accelerator], option: str, given: Mapping[str, float]
 ) -> dict[str, float]:
     """The same by the accelerators' ids; a name that is not compared is a slip."""
-    found = {}
+    by_id = {}
     for name, value in given.items():
         # A part that was named by its file is known here by its id, and to the catalog not at all.
         ids = {a.id for a in chosen}
         known = name if name in ids else catalog.accelerator(name).id
         if known not in ids:
             raise BadInput(f"{option} {name}: {name} is not among --on")
-        found[known] = value
-    return found
+        by_id[known] = value
+    return by_id
 
 
 def _discounts(catalog: Catalog, chosen: Sequence[Accelerator], texts: Sequence[str]) -> dict[str, float]:
@@ -196,13 +196,13 @@ def _assumptions(
         if key in given:
             raise BadInput(f"--set {key} is given twice")
     common |= {key: value for key, value in given.items() if ":" not in key}
-    found = {a.id: dict(common) for a in chosen}
+    settings = {a.id: dict(common) for a in chosen}
     for name, value in given.items():
         who, colon, key = name.partition(":")
         if colon:
             owner = next(iter(_by_id(catalog, chosen, "--set", {who: value})))
-            found[owner][key] = value
-    return found
+            settings[owner][key] = value
+    return settings
 
 
 def _successor(catalog: Catalog, text: str) -> Successor:

@@ -141,14 +141,14 @@ def dates(quote: ApiQuote) -> str:
 
 
 def choice_sentences(answer: Tco) -> list[str]:
-    found = [text for text in map(idle_sentence, answer.running, answer.assessed.bills.values()) if text]
+    sentences = [text for text in map(idle_sentence, answer.running, answer.assessed.bills.values()) if text]
     if answer.card.load.output_tokens > 1:
         gap = service_gap({e.accelerator.id: e.estimate.tpot_s for e in answer.running if e.estimate})
-        found += [gap] if gap else []
-    found += [answer.layout_flip] if answer.layout_flip else []
-    found += [rent_sentence(rented) for rented in answer.rented]
-    found += api_sentences(answer.apis, answer.card.model.id) if answer.apis else []
-    return found + ([wait_sentence(answer.waiting)] if answer.waiting else [])
+        sentences += [gap] if gap else []
+    sentences += [answer.layout_flip] if answer.layout_flip else []
+    sentences += [rent_sentence(rented) for rented in answer.rented]
+    sentences += api_sentences(answer.apis, answer.card.model.id) if answer.apis else []
+    return sentences + ([wait_sentence(answer.waiting)] if answer.waiting else [])
 
 
 def idle_sentence(entry: Entry, bill: Ownership) -> str:

@@ -15,12 +15,12 @@ ON_THIS = "this: those of this machine, this:DIR: of a recorded one"
 
 def folder_in(names: str | None) -> tuple[str | None] | None:
     """The record that is meant, or None for this machine; nothing where other accelerators are named."""
-    found = [name for name in names_in(names or "") if name == THIS or name.startswith(f"{THIS}:")]
-    if not found:
+    here = [name for name in names_in(names or "") if name == THIS or name.startswith(f"{THIS}:")]
+    if not here:
         return None
     if len(names_in(names or "")) > 1:
         raise BadInput(f"--on {names}: this machine stands alone, so that its own number of GPUs counts")
-    return (found[0].partition(":")[2] or None,)
+    return (here[0].partition(":")[2] or None,)
 
 
 def accelerators_on(
@@ -31,7 +31,7 @@ def accelerators_on(
     if where is None:
         return catalog.accelerators_named(names, stack), {}
     stocks = stock(read_machine(*where), catalog)
-    return [one.accelerator for one in stocks], {one.accelerator.id: one.count for one in stocks}
+    return [held.accelerator for held in stocks], {held.accelerator.id: held.count for held in stocks}
 
 
 def stock_on(catalog: Catalog, names: str | None) -> list[Stock]:

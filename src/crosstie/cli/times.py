@@ -28,12 +28,12 @@ def moment(option: str, text: str, *, after: bool = False) -> float:
     said = text.strip().removesuffix("Z").removesuffix("+00:00").replace(" ", "T")
     for form in _FORMS:
         try:
-            found = datetime.strptime(said, form).replace(tzinfo=UTC)
+            moment = datetime.strptime(said, form).replace(tzinfo=UTC)
         except ValueError:
             continue
         # The last day of the calendar has no next.
-        whole_day = after and form == _FORMS[0] and found.date() < date.max
-        return (found + timedelta(days=1) if whole_day else found).timestamp()
+        whole_day = after and form == _FORMS[0] and moment.date() < date.max
+        return (moment + timedelta(days=1) if whole_day else moment).timestamp()
     raise BadInput(f"{option}: '{text}' is no day such as 2026-11-30, nor a time such as 2026-11-30T18:00 (UTC)")
 
 

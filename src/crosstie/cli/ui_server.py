@@ -87,8 +87,8 @@ class Explorer:
         self.token = secrets.token_urlsafe(24)
         self._hosts: set[str] = set()
         self._cookie = ""
-        named = [one.get("trace") for one in workload.get("class") or () if isinstance(one, dict)]
-        self._named = tuple(str(folder / one) for one in named if isinstance(one, str))
+        named = [kind.get("trace") for kind in workload.get("class") or () if isinstance(kind, dict)]
+        self._named = tuple(str(folder / name) for name in named if isinstance(name, str))
 
     def listen(self, port: int) -> int:
         """Answers in threads of its own, until `close`."""
@@ -141,7 +141,7 @@ class Explorer:
 
     def _has_cookie(self, headers: Message) -> bool:
         sent = headers.get("cookie", "").encode().split(b";")
-        return any(hmac.compare_digest(one.strip(), self._cookie.encode()) for one in sent)
+        return any(hmac.compare_digest(cookie.strip(), self._cookie.encode()) for cookie in sent)
 
     def _start(self) -> dict[str, Any]:
         """What the page is filled with: the workload as the file has it, and what can be chosen."""
@@ -154,8 +154,8 @@ class Explorer:
             "kinds": list(PLANNED_BY),
             "percentiles": list(_PERCENTILES),
             "accelerators": [
-                {"id": one.id, "vendor": one.vendor, "usd": every[one.id].usd if one.id in every else None}
-                for one in catalog.accelerators.values()
+                {"id": part.id, "vendor": part.vendor, "usd": every[part.id].usd if part.id in every else None}
+                for part in catalog.accelerators.values()
             ],
         }
 
@@ -275,8 +275,8 @@ def _typed(asked: dict[str, Any], folder: Path, named: tuple[str, ...]) -> dict[
     """Fields that hold TOML are read, and traces beside the file that was given are found from here too."""
     home = folder.resolve()
     classes = []
-    for number, one in enumerate(asked.get("class") or []):
-        entry = dict(one)
+    for number, given in enumerate(asked.get("class") or []):
+        entry = dict(given)
         for key in _TYPED:
             if isinstance(entry.get(key), str):
                 try:

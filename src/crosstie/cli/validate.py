@@ -136,17 +136,17 @@ def _sharpness(title: str, groups: dict[str, Any]) -> Parts:
     for name, metrics in groups.items():
         line = [name]
         for metric in _SHOWN:
-            one = metrics.get(metric)
-            line += [share(one["inside"]), f"{one['width']:.2f}x"] if one else ["-", "-"]
-        cells.append([*line, f"{sum(one['n'] for one in metrics.values()):,}"])
+            coverage = metrics.get(metric)
+            line += [share(coverage["inside"]), f"{coverage['width']:.2f}x"] if coverage else ["-", "-"]
+        cells.append([*line, f"{sum(told['n'] for told in metrics.values()):,}"])
     yield Table(columns, cells)
 
 
-def _odd(found: dict[str, Any], verbose: bool) -> Parts:
-    for name, table in found["sources"].items():
+def _odd(odd: dict[str, Any], verbose: bool) -> Parts:
+    for name, table in odd["sources"].items():
         few = ", ".join(f"{metric} {share(inside)}" for metric, inside in table.items())
         yield f"odd: fewer than half of {name}'s rows lie within their intervals ({few})"
-    for row in found["rows"][:_ODD_ROWS] if verbose else ():
+    for row in odd["rows"][:_ODD_ROWS] if verbose else ():
         between = f"{row['low']:.4g} to {row['high']:.4g}"
         yield f"odd: {row['file']} line {row['line']}: {row['metric']} {row['measured']:.4g}, 80% interval {between}"
 

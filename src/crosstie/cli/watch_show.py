@@ -10,23 +10,23 @@ from crosstie.decide.plan.watch import PriceMove, Watched
 from crosstie.web.parts import Parts, note
 
 
-def watched_parts(found: list[Watched]) -> Parts:
-    for one in found:
-        word = f"FLIPPED by {one.because}" if one.flipped else "holds"
-        yield Text.assemble((one.then.workload.name, "bold"), f"  {one.file}, made {one.then.made}: ", (word, "bold"))
-        now = one.now.usd_per_hour if one.now.answered else None
-        yield f"  then {_fleet(one.then.gpus, one.then.usd_per_hour)}; now {_fleet(one.now.gpus, now)}"
-        yield from (f"  {_move(move, newer=move in one.newer_prices)}" for move in one.moves)
-        if one.recalibrated:
+def watched_parts(plans: list[Watched]) -> Parts:
+    for old in plans:
+        word = f"FLIPPED by {old.because}" if old.flipped else "holds"
+        yield Text.assemble((old.then.workload.name, "bold"), f"  {old.file}, made {old.then.made}: ", (word, "bold"))
+        now = old.now.usd_per_hour if old.now.answered else None
+        yield f"  then {_fleet(old.then.gpus, old.then.usd_per_hour)}; now {_fleet(old.now.gpus, now)}"
+        yield from (f"  {_move(move, newer=move in old.newer_prices)}" for move in old.moves)
+        if old.recalibrated:
             yield "  the calibration is another than it was"
-        for names, what in ((one.appeared, "priced now and not then"), (one.gone, "priced then and not now")):
+        for names, what in ((old.appeared, "priced now and not then"), (old.gone, "priced then and not now")):
             if names:
                 yield f"  {what}: {', '.join(names)}"
-        for sign in one.signs:
+        for sign in old.signs:
             # Prices that moved stand above.
             if sign.state == "changed" and sign.signal.kind != "price":
                 yield f"  signal {sign.signal.id}: {sign.now}; it changes {sign.signal.changes}"
-        quiet, by_hand = (sum(sign.state == state for sign in one.signs) for state in ("quiet", "by hand"))
+        quiet, by_hand = (sum(sign.state == state for sign in old.signs) for state in ("quiet", "by hand"))
         if quiet or by_hand:
             yield note(f"  watched and unchanged: {plural(quiet, 'signal')}; by hand: {by_hand} (--json has them)")
 
@@ -42,12 +42,12 @@ def _move(move: PriceMove, newer: bool) -> str:
     return f"{move.accelerator}: {dollars(move.then)} then, {dollars(move.now)} now ({move.change:+.0%}){age}"
 
 
-def watched_json(one: Watched) -> dict[str, Any]:
+def watched_json(plan: Watched) -> dict[str, Any]:
     return {
-        **picked(one, "file name=then.workload.name made=then.made flipped because"),
-        "then": picked(one.then, "gpus usd_per_hour"),
-        "now": {"gpus": one.now.gpus, "usd_per_hour": one.now.usd_per_hour if one.now.answered else None},
-        "prices": [{**plain(move), "newer_than_plan": move in one.newer_prices} for move in one.moves],
-        **picked(one, "appeared gone recalibrated"),
-        "signals": [{**plain(sign.signal), **picked(sign, "state now")} for sign in one.signs],
+        **picked(plan, "file name=then.workload.name made=then.made flipped because"),
+        "then": picked(plan.then, "gpus usd_per_hour"),
+        "now": {"gpus": plan.now.gpus, "usd_per_hour": plan.now.usd_per_hour if plan.now.answered else None},
+        "prices": [{**plain(move), "newer_than_plan": move in plan.newer_prices} for move in plan.moves],
+        **picked(plan, "appeared gone recalibrated"),
+        "signals": [{**plain(sign.signal), **picked(sign, "state now")} for sign in plan.signs],
     }

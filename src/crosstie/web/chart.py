@@ -153,7 +153,7 @@ def draw_memory(placements: Sequence[Placement], title: str, file: Path, *, dark
         figure.subplots(),
         Bars(title, bars, list(_MEMORY.items()), unit="GB of one GPU; the bar at the end: its capacity"),
     )
-    stacks = {one.deployment.stack.name: one.deployment.stack.reserved for one in placements}
+    stacks = {shown.deployment.stack.name: shown.deployment.stack.reserved for shown in placements}
     said = "; ".join(f"{name} keeps {fact} a GPU ({fact.basis}, {fact.date})" for name, fact in stacks.items())
     save(figure, file, f"computed from weights and layouts; {said}", dark=dark, axis="x")
 
@@ -267,7 +267,7 @@ def _by_night(figure: Any) -> None:
     figure.set_facecolor(paper)
     for axes in figure.axes:
         axes.set_facecolor(paper)
-    for artist in figure.findobj(lambda one: isinstance(one, Text | Line2D | Spine)):
+    for artist in figure.findobj(lambda artist: isinstance(artist, Text | Line2D | Spine)):
         if isinstance(artist, Spine):
             artist.set_edgecolor(turned(artist.get_edgecolor()))
             continue

@@ -38,14 +38,14 @@ def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
     """What sessions find by the memory for each of them: the knee, and where the fleet stands."""
     assert plan.fleet is not None
     for colour, request_class in zip(colours(), sessions, strict=False):
-        tokens, found = found_by_memory(request_class)
-        at = knee(tokens, found)
-        axes.plot(tokens / 1e3, 100 * found, color=colour, label=request_class.name)
-        axes.plot(tokens[at] / 1e3, 100 * found[at], "o", color=colour, markerfacecolor="none")
-        axes.annotate(f"knee: {tokens[at] / 1e3:,.0f}k tokens, {found[at]:.0%}", (tokens[at] / 1e3, 100 * found[at]),
+        tokens, shares = found_by_memory(request_class)
+        at = knee(tokens, shares)
+        axes.plot(tokens / 1e3, 100 * shares, color=colour, label=request_class.name)
+        axes.plot(tokens[at] / 1e3, 100 * shares[at], "o", color=colour, markerfacecolor="none")
+        axes.annotate(f"knee: {tokens[at] / 1e3:,.0f}k tokens, {shares[at]:.0%}", (tokens[at] / 1e3, 100 * shares[at]),
                       textcoords="offset points", xytext=(8, -12), fontsize=8)  # fmt: skip
         now = found_share(plan.fleet, request_class)
-        here = float(np.interp(now, found, tokens)) / 1e3
+        here = float(np.interp(now, shares, tokens)) / 1e3
         axes.plot(here, 100 * now, "D", color=colour)
         axes.annotate(f"this fleet: {now:.0%}", (here, 100 * now), textcoords="offset points", xytext=(-8, 6),
                       fontsize=8, ha="right")  # fmt: skip
@@ -57,14 +57,14 @@ def _found(axes: Any, plan: Plan, sessions: list[RequestClass]) -> None:
 
 def memory_bars(plan: Plan) -> Iterator[Bars]:
     """What this, half, twice and a rival's memory for sessions costs."""
-    request_class = next((one for one in plan.workload.classes if one.sessions), None)
+    request_class = next((wanted for wanted in plan.workload.classes if wanted.sessions), None)
     if request_class is None or plan.fleet is None:
         return
     steps = [(step.what, step.fleet.usd_per_hour, step.found[request_class.name]) for step in plan.memory]
     steps.append(("as it is", plan.closed_form_usd_per_hour, found_share(plan.fleet, request_class)))
     bars = [
-        ChartBar(what, [BarSpan(0.0, usd, "now")], f"{dollars(usd)}, {found:.0%} found")
-        for what, usd, found in sorted(steps, key=lambda step: step[1])
+        ChartBar(what, [BarSpan(0.0, usd, "now")], f"{dollars(usd)}, {step_found:.0%} found")
+        for what, usd, step_found in sorted(steps, key=lambda step: step[1])
     ]
     yield Bars("What memory for sessions costs an hour", bars, note="by closed forms")
 

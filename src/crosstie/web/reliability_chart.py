@@ -37,7 +37,7 @@ def draw_reliability(outcomes: Sequence[PredictedRow], title: str, file: Path, *
     left.plot([0, 1], [0, 1], color="black", linewidth=0.8)
     for metric, points in held.items():
         colour, marker, style = _LOOKS[metric]
-        left.plot([one["level"] for one in points], [point["inside"] for point in points], color=colour, marker=marker,
+        left.plot([row["level"] for row in points], [point["inside"] for point in points], color=colour, marker=marker,
                   markersize=4, linewidth=1.8, linestyle=style, label=_NAMES[metric])  # fmt: skip
     left.set_xlim(0, 1)
     left.set_xlabel("level of the interval")
@@ -59,10 +59,10 @@ def _dots(outcomes: Sequence[PredictedRow]) -> list[_Dot]:
     """A group's metrics apart: TTFT is less sure than the others, and would hide among them."""
     groups = intervals(outcomes, INTERVAL_GROUPS["accelerator and engine"])
     return [
-        _Dot(group, metric, one["inside"], one["width"])
+        _Dot(group, metric, told["inside"], told["width"])
         for group, table in groups.items()
-        for metric, one in table.items()
-        if one["n"] >= _ENOUGH
+        for metric, told in table.items()
+        if told["n"] >= _ENOUGH
     ]
 
 
@@ -81,9 +81,9 @@ def _by_group(axes: Any, dots: Sequence[_Dot]) -> None:
         axes.plot(dot.width, dot.inside, color=colour, marker=marker, markersize=5, linestyle="none", alpha=0.8)
     axes.set_xscale("log")
     plain_ticks(axes.xaxis, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
-    widths = [one.width for one in dots]
+    widths = [drawn.width for drawn in dots]
     axes.set_xlim(min(widths) / 1.15, max(widths) * 1.15)
-    worst = sorted(dots, key=lambda one: one.inside)
+    worst = sorted(dots, key=lambda drawn: drawn.inside)
     # Numbers at the dots, each on a side of its own, and names where there is room: names at dots would overlap.
     for number, (dot, place) in enumerate(zip(worst, _SIDES, strict=False), 1):
         axes.annotate(f"{number}", (dot.width, dot.inside), xytext=place, textcoords="offset points", ha="center",

@@ -28,9 +28,9 @@ def draw_roofline(rooflines: Sequence[Roofline], title: str, file: Path, *, dark
     if len(rooflines) > _MOST:
         raise BadInput(f"--plot-roofline {file}: a picture holds {_MOST} accelerators, not {len(rooflines)}")
     figure = new_figure(10.5, 0.9 + 5.0 * len(rooflines))
-    spots = [spot for one in rooflines for step in one.steps for spot in step.spots]
-    x_ends = _room([spot.flop_per_byte for spot in spots] + [_ridge(one) for one in rooflines], 2.5, 5.0)
-    highest = max(roof.peak_flop_per_s for one in rooflines for roof in one.roofs)
+    spots = [spot for line in rooflines for step in line.steps for spot in step.spots]
+    x_ends = _room([spot.flop_per_byte for spot in spots] + [_ridge(line) for line in rooflines], 2.5, 5.0)
+    highest = max(roof.peak_flop_per_s for line in rooflines for roof in line.roofs)
     y_ends = _room([spot.flop_per_s / 1e12 for spot in spots] + [highest / 1e12], 2.0, 1.6)
     for axes, roofline in zip(figure.subplots(len(rooflines), squeeze=False)[:, 0], rooflines, strict=True):
         logarithmic(axes)
@@ -44,7 +44,7 @@ def draw_roofline(rooflines: Sequence[Roofline], title: str, file: Path, *, dark
         axes.set_ylabel("TFLOP/s of one GPU")
         axes.set_title("\n".join([roofline.deployment.label, *map(_said, roofline.steps)]), loc="left", fontsize=8.5)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    sources = "; ".join(dict.fromkeys(_sources(one) for one in rooflines))
+    sources = "; ".join(dict.fromkeys(_sources(line) for line in rooflines))
     save(figure, file, f"{_NOTE}\n{sources}", dark=dark, which="both")
 
 

@@ -13,7 +13,7 @@ from tests.run.gateway.fakes import MODEL, Fake, fakes, fleet_of, pool_of, until
 from tests.run.service.test_admin import KEY, Administered, administered
 from tests.wire.test_server import on_loop
 
-from crosstie.cli.admin_show import trials_parts
+from crosstie.cli.admin import trials_parts
 from crosstie.core.fleet import ServedClass, TokenPrice
 from crosstie_gateway.service.trial_view import together
 from crosstie_gateway.service.trials import TrialsService

@@ -40,14 +40,14 @@ class ApartEntry:
         """One sentence: what disaggregation is worth here, and which side is short."""
         if self.service is None or self.estimate is None or self.together is None:
             return self.problem
-        one, other = self.estimate, self.together
-        ratio = one.output_tokens_per_s_per_gpu / other.output_tokens_per_s_per_gpu
+        own, other = self.estimate, self.together
+        ratio = own.output_tokens_per_s_per_gpu / other.output_tokens_per_s_per_gpu
         side = "prefill" if self.prefill_busy > _BUSY else "decode"
-        short = f"the {side} side is full" if side == "prefill" or one.decode_bound in _ROOM else ""
+        short = f"the {side} side is full" if side == "prefill" or own.decode_bound in _ROOM else ""
         short = short or f"prefill is {self.prefill_busy:.0%} busy"
         return (
-            f"disaggregated it gives {ratio:.2f}x the tokens/s per GPU of together, with {seconds(one.ttft_s)} TTFT "
-            f"against {seconds(other.ttft_s)} and {seconds(one.tpot_s)} TPOT against {seconds(other.tpot_s)}; {short}; "
+            f"disaggregated it gives {ratio:.2f}x the tokens/s per GPU of together, with {seconds(own.ttft_s)} TTFT "
+            f"against {seconds(other.ttft_s)} and {seconds(own.tpot_s)} TPOT against {seconds(other.tpot_s)}; {short}; "
             f"a prompt's cache takes {seconds(self.transfer_s)} over the {self.service.link}"
         )
 
@@ -85,7 +85,7 @@ def compare_apart(
             for name, deployment in zip(("prefill", "decode"), sides, strict=True):
                 if not place(deployment, load.context).fits:
                     raise DoesNotFit(f"{name} {deployment.parallelism} cannot hold it")
-            first, second = (one.accelerator for one in sides)
+            first, second = (side.accelerator for side in sides)
             way = catalog.connector(connector) if connector else catalog.connector_for(sides[0].stack, first)
             gpus = prefill.gpus + decode.gpus
             service = Disaggregated(

@@ -56,15 +56,15 @@ def scaling(
         raise BadParameter("gpus", "must be numbers of GPUs of at least 1, such as 8,16,32")
     if list(gpus) != sorted(set(gpus)):
         raise BadParameter("gpus", "must have each number once, the smallest first")
-    found = []
+    scaled = []
     for accelerator in accelerators:
         first = catalog.deployment(model, accelerator, Parallelism(), precision, kv_format, stack, speculation)
         sizes = [_size(catalog, first, n, load, load.concurrency * n / gpus[0]) for n in gpus]
         base = sizes[0].output_tokens_per_s / sizes[0].gpus
-        found.append(Scaling(accelerator, [_with_efficiency(size, base) for size in sizes]))
-    if not any(size.deployment for each in found for size in each.sizes):
-        raise BadInput(found[0].sizes[-1].problem)
-    return found
+        scaled.append(Scaling(accelerator, [_with_efficiency(size, base) for size in sizes]))
+    if not any(size.deployment for each in scaled for size in each.sizes):
+        raise BadInput(scaled[0].sizes[-1].problem)
+    return scaled
 
 
 def _with_efficiency(size: Size, base: float) -> Size:

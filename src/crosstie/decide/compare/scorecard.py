@@ -92,11 +92,11 @@ class Scorecard:
         )
 
     def reckoned(self, entry: Entry, **price: Any) -> Reckoning:
-        found, deployment = _estimate(entry), _deployment(entry)
+        estimate, deployment = _estimate(entry), _deployment(entry)
         return reckoning(
             deployment, self.load.input_tokens, self.load.output_tokens, in_flight=self.load.concurrency,
-            output_tokens_per_s_per_gpu=found.output_tokens_per_s_per_gpu,
-            tokens_80=found.interval.per_gpu(deployment.parallelism.gpus) if found.interval else None, **price,
+            output_tokens_per_s_per_gpu=estimate.output_tokens_per_s_per_gpu,
+            tokens_80=estimate.interval.per_gpu(deployment.parallelism.gpus) if estimate.interval else None, **price,
         )  # fmt: skip
 
     @property
@@ -174,7 +174,7 @@ def _other_widths(
     catalog: Catalog, deployment: Deployment, load: Load, compared: int
 ) -> tuple[tuple[Deployment, Estimate], ...]:
     """Half and twice as many tensor-parallel ranks, where they hold it; of one accelerator alone nobody asks."""
-    split, found = deployment.parallelism, list[tuple[Deployment, Estimate]]()
+    split, others = deployment.parallelism, list[tuple[Deployment, Estimate]]()
     if compared < 2 or split.pp > 1:
         return ()
     for tp in (split.tp // 2, split.tp * 2):
@@ -185,8 +185,8 @@ def _other_widths(
             continue
         if place(other, load.context).verdict == FITS:
             other = catalog.calibrated(other)
-            found.append((other, _estimated(other, load)))
-    return tuple(found)
+            others.append((other, _estimated(other, load)))
+    return tuple(others)
 
 
 def _chosen(
@@ -215,14 +215,14 @@ def _chosen(
 
 def emulated_formats(deployment: Deployment) -> tuple[str, ...]:
     """Weight formats that this silicon lacks, with what the engine does instead."""
-    found = []
+    words = []
     for format in deployment.precision.formats_of(deployment.model.roles).values():
         if format.element_bits != 16 and lacks(deployment, format):
             written = deployment.stack.materialises(format.id, deployment.accelerator.vendor)
             instead = "written out first" if written else "unpacked in the kernel"
             instead = "rounded" if format.element_bits > 16 else instead
-            found.append(f"{format.id} runs as {compute_format(deployment, format)}, {instead}")
-    return tuple(found)
+            words.append(f"{format.id} runs as {compute_format(deployment, format)}, {instead}")
+    return tuple(words)
 
 
 def verdict(a: Entry, b: Entry) -> str:
@@ -234,7 +234,7 @@ def verdict(a: Entry, b: Entry) -> str:
         return f"{first.accelerator.id} and {second.accelerator.id} give the same tokens/s per GPU within 3%."
     opening = f"{first.accelerator.id} gives {ratio:.2f}x the tokens/s per GPU of {second.accelerator.id}"
     doubt = " Their 80% intervals overlap." if _overlap(first, second) else ""
-    against = [f" Of {one.accelerator.id} preflight says: {one.caveat}." for one in (first, second) if one.caveat]
+    against = [f" Of {side.accelerator.id} preflight says: {side.caveat}." for side in (first, second) if side.caveat]
     return f"{opening}: {'; '.join(reasons_for(first, second))}.{doubt}{''.join(against)}{_flipped(first, second)}"
 
 
@@ -262,18 +262,18 @@ def _overlap(first: Entry, second: Entry) -> bool:
 
 def reasons_for(first: Entry, second: Entry) -> list[str]:
     """Memory first, since it sets the GPUs and the batch; then where the GPU time of a token goes."""
-    one, other = _estimate(first), _estimate(second)
+    winner, other = _estimate(first), _estimate(second)
     gpus = _deployment(first).parallelism.gpus, _deployment(second).parallelism.gpus
     reasons = []
     if gpus[0] < gpus[1]:
-        what = "model and load" if one.concurrency_that_fits >= one.concurrency else "the model"
+        what = "model and load" if winner.concurrency_that_fits >= winner.concurrency else "the model"
         reasons.append(f"its {first.accelerator.memory.capacity} a GPU hold {what} on {gpus[0]} instead of {gpus[1]}")
-    if other.decode_bound == "memory capacity" and one.concurrency_that_fits > other.concurrency_that_fits:
+    if other.decode_bound == "memory capacity" and winner.concurrency_that_fits > other.concurrency_that_fits:
         reasons.append(
             f"{second.accelerator.id} has room for {other.concurrency_that_fits:.0f} of the {other.concurrency:.0f} "
-            f"requests, {first.accelerator.id} for {min(one.concurrency_that_fits, one.concurrency):.0f}"
+            f"requests, {first.accelerator.id} for {min(winner.concurrency_that_fits, winner.concurrency):.0f}"
         )
-    saved = {key: other.gpu_s_per_token[key] - spent for key, spent in one.gpu_s_per_token.items()}
+    saved = {key: other.gpu_s_per_token[key] - spent for key, spent in winner.gpu_s_per_token.items()}
     total = sum(max(gap, 0.0) for gap in saved.values())
     for key in sorted(saved, key=lambda k: -saved[k])[:2]:
         if saved[key] > 0.2 * total:

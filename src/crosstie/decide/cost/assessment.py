@@ -58,7 +58,7 @@ def assess(
     bars = tornado(match, ranking[0], second)
     # What each would need to draw level with the other.
     pairs = [(second, ranking[0]), (ranking[0], second)] if second else []
-    evens = [break_even(match, one, other, key) for one, other in pairs for key in KEYS]
+    evens = [break_even(match, bill, other, key) for bill, other in pairs for key in KEYS]
     return Assessment(
         years=years,
         bills=bills,
@@ -80,11 +80,11 @@ def sentences(
     if len(ranking) == 1:
         return [_alone(prices[first], spreads[first]), *_drivers(bars, first, None)]
     second = ranking[1]
-    found = [_winner(prices, first, second, spreads[first], risk)]
-    found += [_behind(prices, first, other) for other in ranking[2:]]
-    found.append(_reason(bills[first], bills[second]))
-    found += [text for text in map(_level, levels) if text]
-    return found + _drivers(bars, first, second)
+    sentences = [_winner(prices, first, second, spreads[first], risk)]
+    sentences += [_behind(prices, first, other) for other in ranking[2:]]
+    sentences.append(_reason(bills[first], bills[second]))
+    sentences += [text for text in map(_level, levels) if text]
+    return sentences + _drivers(bars, first, second)
 
 
 def _alone(price: float, spread: SampledCost) -> str:
@@ -163,15 +163,15 @@ def _drivers(bars: Sequence[Bar], first: str, second: str | None) -> list[str]:
     if not bars:
         return ["Every input is exact, so nothing is left to vary."]
     listed = "; ".join(_bar(bar, second is not None) for bar in bars[:_SHOWN_BARS])
-    found = [f"What moves it most, one at a time: {listed}."]
+    sentences = [f"What moves it most, one at a time: {listed}."]
     if second:
         turning = [describe(bar) for bar in bars if min(bar.outcome_at_low, bar.outcome_at_high) < 0.0]
-        found.append(
+        sentences.append(
             f"Alone within its range {' or '.join(turning)} can put {second} ahead."
             if turning
             else f"No single input within its range puts {second} ahead of {first}."
         )
-    return found
+    return sentences
 
 
 def _bar(bar: Bar, is_saving: bool) -> str:

@@ -63,13 +63,13 @@ def frontiers(catalog: Catalog, card: Scorecard, prices: Mapping[str, Quote]) ->
     """The cheapest at each TPOT, over requests in flight and, unless one was asked for, layouts."""
     load, check, made = card.load, ReadinessCheck(catalog), list[Curve]()
     for own in _running(card):
-        splits = [] if card.asked else [one for one in candidate_layouts(own.model, own.accelerator) if one.pp == 1]
-        placed = place_each(catalog, own, [one for one in splits if one != own.parallelism], load.context)
-        layouts = [own, *(one.deployment for one in placed if one.verdict == FITS and check.runs(one.deployment))]
+        splits = [] if card.asked else [way for way in candidate_layouts(own.model, own.accelerator) if way.pp == 1]
+        placed = place_each(catalog, own, [split for split in splits if split != own.parallelism], load.context)
+        layouts = [own, *(fit.deployment for fit in placed if fit.verdict == FITS and check.runs(fit.deployment))]
         room = steady_state(Hardware(layouts), 1, load.input_tokens, load.output_tokens).concurrency_that_fits
         clients = np.array(doublings(int(room.max())))
         got = steady_state(Hardware(layouts), clients, load.input_tokens, load.output_tokens)
-        rate = got.output_tokens_per_s / np.array([[one.parallelism.gpus] for one in layouts])
+        rate = got.output_tokens_per_s / np.array([[layout.parallelism.gpus] for layout in layouts])
         rows, columns = np.nonzero((room >= clients) | (clients == 1))
         best, points = 0.0, list[tuple[Deployment, int, int]]()
         # From the fastest on, whatever gives more than all that are faster.
@@ -89,7 +89,7 @@ def _curve(points: Sequence[tuple[Deployment, int, int]], output_tokens: int, pr
     """Each point: a replica, requests in flight on it, and the tokens of a prompt."""
     deployments = [deployment for deployment, _, _ in points]
     clients, inputs = (np.array([point[at] for point in points], float)[:, None] for at in (1, 2))
-    gpus = np.array([[one.parallelism.gpus] for one in deployments])
+    gpus = np.array([[deployment.parallelism.gpus] for deployment in deployments])
     got = steady_state(Hardware(deployments), clients, inputs, output_tokens)
     rate = got.output_tokens_per_s / gpus
     usd, ends = list[float](), list[tuple[float, float]]()
@@ -105,7 +105,7 @@ def _curve(points: Sequence[tuple[Deployment, int, int]], output_tokens: int, pr
         ttft_s=got.ttft_s[:, 0].tolist(),
         tokens_per_s_per_user=(1.0 / got.tpot_s[:, 0]).tolist(),
         output_tokens_per_s_per_gpu=rate[:, 0].tolist(),
-        layouts=[str(one.parallelism) for one in deployments],
+        layouts=[str(deployment.parallelism) for deployment in deployments],
         input_tokens=[point[2] for point in points],
         running=np.minimum(got.concurrency_that_fits, clients)[:, 0].tolist(),
         usd_per_mtok=usd,

@@ -49,10 +49,10 @@ class Draw:
 
 
 def draw_of(
-    catalog: Catalog, deployment: Deployment, found: Estimate, input_tokens: int, output_tokens: int,
+    catalog: Catalog, deployment: Deployment, estimated: Estimate, input_tokens: int, output_tokens: int,
     working: float = 1.0,
 ) -> Draw | None:  # fmt: skip
-    """Of a replica that serves what `found` was estimated for; None where power was never measured on its accelerator.
+    """Of a replica that serves what was `estimated`; None where power was never measured on its accelerator.
 
     `working`: the share of GPUs that hold a replica. The others are idle.
     """
@@ -60,16 +60,16 @@ def draw_of(
     if not power.knows(accelerator):
         return None
     rated, idle = accelerator.chip.tdp.si, power.idle_watts(accelerator)
-    busy = max(power.serving_watts(deployment, found), idle)
+    busy = max(power.serving_watts(deployment, estimated), idle)
     exponent = 1.0
-    if found.concurrency >= 2 and busy > idle:
+    if estimated.concurrency >= 2 and busy > idle:
         half = estimate(
             deployment,
-            concurrency=round(found.concurrency / 2),
+            concurrency=round(estimated.concurrency / 2),
             input_tokens=input_tokens,
             output_tokens=output_tokens,
         )
-        share = half.output_tokens_per_s / found.output_tokens_per_s
+        share = half.output_tokens_per_s / estimated.output_tokens_per_s
         over_idle = max(power.serving_watts(deployment, half) - idle, 0.01 * (busy - idle)) / (busy - idle)
         exponent = min(max(log(over_idle) / log(share), 0.0), 1.0) if share < 1.0 else 0.0
     ends = (max(busy * power.low.value, idle), busy, max(min(busy * power.high.value, rated), busy))
@@ -95,7 +95,7 @@ def owned_draw(catalog: Catalog, workload: Workload, accelerator: Accelerator) -
         precision = choice.precisions[0] if choice and choice.precisions else None
         first = catalog.deployment(model, accelerator, splits[0], precision)
         each = (msgspec.structs.replace(first, parallelism=split) for split in splits)
-        deployment = next(one for one in each if surely_fits(one, sum(lengths)))
+        deployment = next(candidate for candidate in each if surely_fits(candidate, sum(lengths)))
         load = {"input_tokens": lengths[0], "output_tokens": lengths[1]}
         draw = draw_of(catalog, deployment, estimate(deployment, concurrency=_IN_FLIGHT, **load), *lengths)
     except (CrosstieError, StopIteration):

@@ -221,7 +221,7 @@ def inputs(option: Option, costs: Costs, years: float) -> dict[str, ValueRange]:
     if not 0.0 < years <= 20.0:
         raise BadInput(f"a horizon of {years:g} years: must be above 0 and at most 20")
     ranges = costs_for(option.accelerator, costs).items()
-    value_ranges = {key: ValueRange(one.low.value, one.likely.value, one.high.value) for key, one in ranges}
+    value_ranges = {key: ValueRange(spread.low.value, spread.likely.value, spread.high.value) for key, spread in ranges}
     value_ranges |= {key: exactly(value) for key, value in option.overrides.items()}
     value_ranges |= {
         "purchase_usd": price_span(option.price),

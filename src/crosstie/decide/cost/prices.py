@@ -104,15 +104,15 @@ def quote(prices: Iterable[Price], accelerator: str, kind: str) -> Quote | None:
     """Of exactly one kind; of an even number of sellers the lower one of the two in the middle."""
     if kind not in KINDS:
         raise BadInput(f"'{kind}' is no kind of price; known: {', '.join(KINDS)}")
-    found = [p for p in prices if p.accelerator == accelerator and p.kind == kind]
-    if not found:
+    offered = [p for p in prices if p.accelerator == accelerator and p.kind == kind]
+    if not offered:
         return None
-    sellers = by_provider(Offer(p.provider, p.amount.date, p.amount.value) for p in found)
+    sellers = by_provider(Offer(p.provider, p.amount.date, p.amount.value) for p in offered)
     usual = median_low(offer.usd for offer in sellers)
     seller = max((offer for offer in sellers if offer.usd == usual), key=lambda offer: offer.date)
-    values = [p.amount.value for p in found]
+    values = [p.amount.value for p in offered]
     asked = tuple(sorted(offer.usd for offer in sellers))
-    return Quote(accelerator, usual, min(values), max(values), kind, seller.provider, seller.date, len(found), asked)
+    return Quote(accelerator, usual, min(values), max(values), kind, seller.provider, seller.date, len(offered), asked)
 
 
 def quotes(
@@ -120,18 +120,18 @@ def quotes(
 ) -> dict[str, Quote]:
     """For every accelerator that has one, of the first of the kinds that it has; the user's own take precedence."""
     known = tuple(prices)
-    found: dict[str, Quote] = {}
+    quoted: dict[str, Quote] = {}
     for name in accelerators:
         asked = (quote(known, name, kind) for kind in kinds if kind != GIVEN)
-        one = given(name, overrides[name]) if name in overrides else next(filter(None, asked), None)
-        if one is not None:
-            found[name] = one
-    return found
+        price = given(name, overrides[name]) if name in overrides else next(filter(None, asked), None)
+        if price is not None:
+            quoted[name] = price
+    return quoted
 
 
-def behind(prices: Iterable[Price], found: Quote) -> list[Price]:
+def behind(prices: Iterable[Price], quoted: Quote) -> list[Price]:
     """What a quote of the catalog was taken from; nothing where the user gave it."""
-    return [p for p in prices if p.accelerator == found.accelerator and p.kind == found.kind]
+    return [p for p in prices if p.accelerator == quoted.accelerator and p.kind == quoted.kind]
 
 
 def sold_tokens(catalog: Catalog, model: Model) -> list[ApiPrice]:

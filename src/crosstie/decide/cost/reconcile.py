@@ -107,8 +107,8 @@ def read_answers(file: Path) -> list[SavedAnswer]:
         rest = [] if document.assumptions is None else [_Saved(document.assumptions, document.reckoned)]
         saved = [*document.scenarios, *rest]
         answers = [
-            SavedAnswer(one.scenario or file.stem, msgspec.convert(one.assumptions, BuyersQuestion), one.reckoned)
-            for one in saved
+            SavedAnswer(row.scenario or file.stem, msgspec.convert(row.assumptions, BuyersQuestion), row.reckoned)
+            for row in saved
         ]
     except OSError as error:
         raise BadData(file, "", f"cannot be read: {error.strerror}") from None
@@ -123,9 +123,9 @@ def chosen(first: Sequence[SavedAnswer], second: Sequence[SavedAnswer]) -> tuple
     """Of answers with several scenarios those that are about the same model and accelerators."""
 
     def common(pair: tuple[SavedAnswer, SavedAnswer]) -> tuple[int, int]:
-        one, other = ({(row.model, row.accelerator) for row in answer.reckoned} for answer in pair)
+        first_rows, other = ({(row.model, row.accelerator) for row in answer.reckoned} for answer in pair)
         lengths = [{(row.input_tokens, row.output_tokens) for row in answer.reckoned} for answer in pair]
-        return len(one & other), len(lengths[0] & lengths[1])
+        return len(first_rows & other), len(lengths[0] & lengths[1])
 
     pairs = [(saved_answer, other) for saved_answer in first for other in second]
     return max(pairs, key=common)
@@ -140,16 +140,16 @@ def reconcile(catalog: Catalog, first: SavedAnswer, second: SavedAnswer) -> Reco
     differences = [_difference(catalog, mine[key], theirs[key]) for key in shared]
     alone = [accelerator for model, accelerator in mine.keys() ^ theirs.keys()]
     return Reconciled(
-        first, second, differing(first.question, second.question), [one for one in differences if one], sorted(alone)
+        first, second, differing(first.question, second.question), [gap for gap in differences if gap], sorted(alone)
     )
 
 
 def _first_of_each(answer: SavedAnswer) -> dict[tuple[str, str], Reckoning]:
     """Where an accelerator has several pools or layouts, the first: answers have what matters most first."""
-    found: dict[tuple[str, str], Reckoning] = {}
-    for one in answer.reckoned:
-        found.setdefault((one.model, one.accelerator), one)
-    return found
+    first: dict[tuple[str, str], Reckoning] = {}
+    for row in answer.reckoned:
+        first.setdefault((row.model, row.accelerator), row)
+    return first
 
 
 def _difference(catalog: Catalog, one: Reckoning, other: Reckoning) -> FigureDifference | None:
@@ -183,18 +183,18 @@ def _difference(catalog: Catalog, one: Reckoning, other: Reckoning) -> FigureDif
     return FigureDifference(one.model, one.accelerator, USD if sign < 0 else RATE, *figures, *intervals, parts=parts)
 
 
-def _modelled(catalog: Catalog, one: Reckoning, other: Reckoning) -> dict[str, float] | None:
+def _modelled(catalog: Catalog, first: Reckoning, other: Reckoning) -> dict[str, float] | None:
     """By assumption its part of the logarithm of the second's rate over the first's, by the performance model; None
     where that does not know one of the replicas."""
     asked: dict[frozenset[str], float] = {}
 
     def rate(swapped: frozenset[str]) -> float:
         if swapped not in asked:
-            asked[swapped] = math.log(_rate(catalog, *(other if name in swapped else one for name in _MODELLED)))
+            asked[swapped] = math.log(_rate(catalog, *(other if name in swapped else first for name in _MODELLED)))
         return asked[swapped]
 
     try:
-        return _shapley(rate, [name for name in _MODELLED if len(set(_words(name, one, other))) > 1])
+        return _shapley(rate, [name for name in _MODELLED if len(set(_words(name, first, other))) > 1])
     except CrosstieError:
         return None
 
@@ -221,23 +221,23 @@ def _rate(catalog: Catalog, lengths: Reckoning, replica: Reckoning, drafts: Reck
         model, catalog.accelerator(replica.accelerator), Parallelism(**replica.parallelism),
         replica.precision, replica.kv_format, replica.stack or None, ahead,
     )  # fmt: skip
-    found = estimate(
+    estimated = estimate(
         deployment, concurrency=max(round(load.in_flight), 1), input_tokens=lengths.input_tokens,
         output_tokens=lengths.output_tokens,
     )  # fmt: skip
-    return found.output_tokens_per_s_per_gpu
+    return estimated.output_tokens_per_s_per_gpu
 
 
 def _words(name: str, *rows: Reckoning) -> tuple[str, str]:
     """What an assumption is in each answer; equal words are no difference."""
     if name == LENGTHS:
-        found = [f"{row.input_tokens:,} in, {row.output_tokens:,} out" for row in rows]
+        words = [f"{row.input_tokens:,} in, {row.output_tokens:,} out" for row in rows]
     elif name == REPLICA:
-        found = [f"{row.layout} {row.precision}, {row.kv_format} cache, {row.stack}" for row in rows]
+        words = [f"{row.layout} {row.precision}, {row.kv_format} cache, {row.stack}" for row in rows]
     elif name == DRAFTS:
-        found = [row.drafts or "none" for row in rows]
+        words = [row.drafts or "none" for row in rows]
     elif name == LOAD:
-        found = [f"{row.in_flight or 0.0:.3g} in flight" for row in rows]
+        words = [f"{row.in_flight or 0.0:.3g} in flight" for row in rows]
     else:
-        found = [f"{row.filled:.0%} of what estimates give then" for row in rows]
-    return found[0], found[1]
+        words = [f"{row.filled:.0%} of what estimates give then" for row in rows]
+    return words[0], words[1]

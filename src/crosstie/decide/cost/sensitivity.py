@@ -149,13 +149,13 @@ def saving(cost: float, against: float) -> float:
 
 def _movable(contest: PriceContest, names: Sequence[str]) -> list[tuple[str, str | None]]:
     """Inputs with a span, and whose they are."""
-    found: list[tuple[str, str | None]] = []
+    movable: list[tuple[str, str | None]] = []
     for name in names:
         for key, span in contest.inputs[name].items():
             owner = None if contest.shares(key) else name
-            if not span.is_exact and (key, owner) not in found:
-                found.append((key, owner))
-    return found
+            if not span.is_exact and (key, owner) not in movable:
+                movable.append((key, owner))
+    return movable
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +206,11 @@ def sampled(contest: PriceContest, random: np.random.Generator, samples: int) ->
     throughputs are of is one for all."""
     common = {key: random.random(samples) for key in COSTS}
     world = random.random(samples)
-    found = {}
+    by_name = {}
     for name, spans in contest.inputs.items():
         values = {}
         for key, span in spans.items():
             uniform = common[key] if contest.shares(key) else random.random(samples)
             values[key] = span.draw(world if span.worlds else uniform)
-        found[name] = usd_per_mtok(values)
-    return found
+        by_name[name] = usd_per_mtok(values)
+    return by_name

@@ -195,25 +195,25 @@ def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) ->
         best = next(option for option in options if option.name == assessed.ranking[0])
         # A bridge of months is rented by the hour where that has a price.
         rent = _rents(catalog, best.name, asked)[0]
-        entry = next(one for one in running if one.accelerator.id == best.name)
+        entry = next(entry for entry in running if entry.accelerator.id == best.name)
         modelled, awaited = _speedup(catalog, card, entry, asked.successor.accelerator), asked.successor
         if awaited.speedup is None and modelled:
             awaited = replace(awaited, speedup=modelled[0])
         waiting = WaitComparison(best, awaited, rent, buy_or_wait(best, awaited, costs, rent, years), modelled)
     rented = [
-        RentComparison(one.name, rent, [rent_or_buy(one, costs, usd, years) for usd in (rent.low, rent.usd, rent.high)])
-        for one in (options if asked.rent else ())
-        for rent in _rents(catalog, one.name, asked)
+        RentComparison(way.name, rent, [rent_or_buy(way, costs, usd, years) for usd in (rent.low, rent.usd, rent.high)])
+        for way in (options if asked.rent else ())
+        for rent in _rents(catalog, way.name, asked)
     ]
     market = None
     if apis:
         quote, sources = apis
         ends = (quote.low, quote.usd, quote.high)
-        compared = [ApiComparison(one.name, [host_or_api(one, costs, usd, years) for usd in ends]) for one in options]
+        compared = [ApiComparison(way.name, [host_or_api(way, costs, usd, years) for usd in ends]) for way in options]
         market = ApiMarket(quote, sources, compared)
     sources_of = {option.name: behind(catalog.prices, option.price) for option in options}
     power = {
-        one.name: basis(catalog, one.accelerator, one.draw, "mean_power_fraction" in one.overrides) for one in options
+        way.name: basis(catalog, way.accelerator, way.draw, "mean_power_fraction" in way.overrides) for way in options
     }
     return Tco(card, assessed, sources_of, rented, market, waiting, power)
 
@@ -221,17 +221,17 @@ def tco(catalog: Catalog, card: Scorecard, request: TcoRequest | None = None) ->
 def _speedup(catalog: Catalog, card: Scorecard, entry: Entry, later: Accelerator) -> tuple[float, float, float] | None:
     """Tokens/s of a GPU of the one over the other's, at the load of the card and in the fewest GPUs of each."""
     assert entry.deployment, "only entries that run are bought"
-    one = entry.deployment
+    own = entry.deployment
     (other,) = compare(
-        catalog.with_announced, card.model, [later], card.load, precision=precision_word(one),
-        kv_format=one.kv_format, stack=one.stack.id, speculation=one.speculation,
+        catalog.with_announced, card.model, [later], card.load, precision=precision_word(own),
+        kv_format=own.kv_format, stack=own.stack.id, speculation=own.speculation,
     ).entries  # fmt: skip
     if other.deployment is None or other.estimate is None or entry.estimate is None:
         return None
     lengths = (card.load.input_tokens, card.load.output_tokens)
     drawn = [
         estimate_in_worlds(deployment, estimate, lengths).output_tokens_per_s[0] / deployment.gpus
-        for deployment, estimate in ((other.deployment, other.estimate), (one, entry.estimate))
+        for deployment, estimate in ((other.deployment, other.estimate), (own, entry.estimate))
     ]
     low, high = np.quantile(drawn[0] / drawn[1], [0.1, 0.9]).tolist()
     ratio = other.estimate.output_tokens_per_s_per_gpu / entry.estimate.output_tokens_per_s_per_gpu
@@ -279,10 +279,10 @@ def _rents(catalog: Catalog, name: str, asked: TcoRequest) -> list[Quote]:
     """Hours as they are needed, and years around the clock under contract, as far as either has a price."""
     by_the_hour = quotes(catalog.prices, [name], _BY_THE_HOUR, asked.rent_usd_per_hour)
     contracts = filter(None, (quote(catalog.prices, name, kind) for kind in _CONTRACTS))
-    found = [*by_the_hour.values(), *contracts]
-    if not found:
+    rents = [*by_the_hour.values(), *contracts]
+    if not rents:
         raise BadInput(f"the catalog has no rent of {name}: give one with --rent-usd {name}=USD")
-    return found
+    return rents
 
 
 def _apis(catalog: Catalog, card: Scorecard, asked: TcoRequest) -> tuple[ApiQuote, Sequence[ApiPrice]] | None:
@@ -293,9 +293,9 @@ def _apis(catalog: Catalog, card: Scorecard, asked: TcoRequest) -> tuple[ApiQuot
     if not asked.api:
         return None
     offers = sold_tokens(catalog, model)
-    found = api_quote(offers, load.input_tokens, load.output_tokens)
-    if found is None:
+    asked_price = api_quote(offers, load.input_tokens, load.output_tokens)
+    if asked_price is None:
         raise BadInput(
             f"--api: the catalog has no API price of {model.id}: give one with --api-input USD --api-output USD"
         )
-    return found, offers
+    return asked_price, offers

@@ -77,18 +77,18 @@ def parts_of(
 ) -> list[ScheduledPart]:  # fmt: skip
     """Those that are named, or the cheapest of each vendor; and those that are announced, unless they are left out."""
     wider = catalog.with_announced
-    coming = [one for one in wider.accelerators.values() if one.announced]
+    coming = [announced_part for announced_part in wider.accelerators.values() if announced_part.announced]
     chosen = [wider.accelerator(name) for name in names]
-    asked = chosen or [one for one in catalog.accelerators.values() if _sold(catalog, one)]
-    asked += [one for one in coming if announced and one not in asked and not names]
+    asked = chosen or [sold for sold in catalog.accelerators.values() if _sold(catalog, sold)]
+    asked += [accelerator for accelerator in coming if announced and accelerator not in asked and not names]
     if not asked:
         raise BadInput("no accelerator has a price by the hour or to buy")
     # Every GPU at one price, so that what is offered is what serves most.
-    usd = {one.id: 1.0 for one in asked}
+    usd = {accelerator.id: 1.0 for accelerator in asked}
     alike = adjusted(workload, accelerators=list(usd), usd_per_gpu_hour=usd, single_gpus=True, evidence="any", sure=0.5)
     scaling = WorldScaling(alike, 0.5)
     offered = undominated(offers(surveys(wider, alike, asked, on_progress, Gate(wider, alike)), scaling))
-    likely = [(one, gpus) for one in asked if np.isfinite(gpus := _divided(offered, one))]
+    likely = [(accelerator, gpus) for accelerator in asked if np.isfinite(gpus := _divided(offered, accelerator))]
     kept = chosen or _cheapest(catalog, likely)
     problem = choice(offered, market(wider, alike), alike)
     larger = replace(problem.problem, demand=problem.problem.demand * _TIMES)
@@ -112,14 +112,14 @@ def _sold(catalog: Catalog, accelerator: Accelerator) -> bool:
     return any(quote(catalog.prices, accelerator.id, kind) for kind in (PURCHASE, ON_DEMAND))
 
 
-def _part(catalog: Catalog, one: Accelerator, replica: Servable, gpus: float, scaling: WorldScaling) -> ScheduledPart:
+def _part(catalog: Catalog, part: Accelerator, replica: Servable, gpus: float, scaling: WorldScaling) -> ScheduledPart:
     """`replica`: which most of the GPUs are in; its worlds stand for the fleet's."""
-    told, prices = one.announced, catalog.prices
-    bought = given(one.id, told.usd.value) if told else quote(prices, one.id, PURCHASE)
-    rents = {kind: quoted for kind in (ON_DEMAND, *CONTRACTS) if (quoted := quote(prices, one.id, kind))}
-    if told and bought and (hourly := _as_its_kin(catalog, one.vendor)):
-        rents = {ON_DEMAND: replace(given(one.id, told.usd.value * hourly), kind=ON_DEMAND)}
-    return ScheduledPart(one, replica, gpus * np.exp(-scaling.worlds_of(replica)[:, _THROUGHPUT]), bought, rents)
+    told, prices = part.announced, catalog.prices
+    bought = given(part.id, told.usd.value) if told else quote(prices, part.id, PURCHASE)
+    rents = {kind: quoted for kind in (ON_DEMAND, *CONTRACTS) if (quoted := quote(prices, part.id, kind))}
+    if told and bought and (hourly := _as_its_kin(catalog, part.vendor)):
+        rents = {ON_DEMAND: replace(given(part.id, told.usd.value * hourly), kind=ON_DEMAND)}
+    return ScheduledPart(part, replica, gpus * np.exp(-scaling.worlds_of(replica)[:, _THROUGHPUT]), bought, rents)
 
 
 def _as_its_kin(catalog: Catalog, vendor: str) -> float | None:

@@ -86,10 +86,10 @@ def purchase_schedule(
     on_progress(0, 0, "orders over the worlds")
     free = decide(ways, uncertain)
     whole = rounded(free.now, lambda part: parts[part].sold_by)
-    found = decide(ways, uncertain, whole)
+    decided = decide(ways, uncertain, whole)
     on_progress(0, 0, "what others would cost")
     beside = {
-        name: float(decide(kept, uncertain).usd.mean() - found.usd.mean())
+        name: float(decide(kept, uncertain).usd.mean() - decided.usd.mean())
         for name, kept in _others(ways, parts).items()
         # Without renting no order need be enough.
         if any(way.kind == RENTED for way in kept)
@@ -97,14 +97,14 @@ def purchase_schedule(
     sold = [way for way in ways if not parts[way.part].accelerator.announced]
     saves = float(decide(sold, uncertain).usd.mean() - free.usd.mean()) if len(sold) < len(ways) else 0.0
     coming = {
-        part.id: float((found.gpus[:, [w.part == i for w in ways]].sum(axis=1) > 0.5).mean())
+        part.id: float((decided.gpus[:, [w.part == i for w in ways]].sum(axis=1) > 0.5).mean())
         for i, part in enumerate(parts)
         if part.accelerator.announced
     }
     return PurchaseSchedule(
-        workload=workload, asked=asked, parts=parts, orders=_orders(parts, asked, found, first),
-        quarters=[_quarter(parts, uncertain, found, q, first) for q in range(asked.quarters)],
-        usd=float(found.usd.mean()), usd_80=_ends(found.usd), beside=beside, announced=coming, waiting_saves=saves,
+        workload=workload, asked=asked, parts=parts, orders=_orders(parts, asked, decided, first),
+        quarters=[_quarter(parts, uncertain, decided, q, first) for q in range(asked.quarters)],
+        usd=float(decided.usd.mean()), usd_80=_ends(decided.usd), beside=beside, announced=coming, waiting_saves=saves,
         only_rented={part.id: share for part, share in zip(parts, filled, strict=True) if share < 0.5},
         standing_usd=_standing_usd(catalog, workload, first),
     )  # fmt: skip
@@ -112,13 +112,13 @@ def purchase_schedule(
 
 def _others(ways: Sequence[Acquisition], parts: Sequence[ScheduledPart]) -> dict[str, list[Acquisition]]:
     """Schedules that people follow: rent everything, order all of it now, or stay with one vendor."""
-    found = {
+    others = {
         "rent everything by the hour": [way for way in ways if way.kind == RENTED],
         "buy nothing after this quarter": [way for way in ways if way.kind != OWNED or way.decided == 0],
     }
     for vendor in sorted({part.accelerator.vendor for part in parts}):
-        found[f"{vendor} alone"] = [way for way in ways if parts[way.part].accelerator.vendor == vendor]
-    return found
+        others[f"{vendor} alone"] = [way for way in ways if parts[way.part].accelerator.vendor == vendor]
+    return others
 
 
 def _lead(part: ScheduledPart, asked: ScheduleRequest) -> int:
@@ -136,7 +136,7 @@ def _ways(
     catalog: Catalog, parts: Sequence[ScheduledPart], asked: ScheduleRequest, sold: Sequence[bool]
 ) -> list[Acquisition]:
     """`sold`: whether as few as are needed can be bought at all; else they can only be rented."""
-    found, end = list[Acquisition](), asked.quarters
+    ways, end = list[Acquisition](), asked.quarters
     for place, part in enumerate(parts):
         for kind, quote in part.rents.items():
             length = CONTRACTS.get(kind, 1)
@@ -144,7 +144,7 @@ def _ways(
                 kept = min(q + length, end)
                 # A contract is paid to its end; what is beyond the horizon serves others.
                 usd = quote.usd * _QUARTER_HOURS * (kept - q)
-                found.append(Acquisition(place, RENTED if kind == ON_DEMAND else CONTRACT, q, q, kept, usd, kind))
+                ways.append(Acquisition(place, RENTED if kind == ON_DEMAND else CONTRACT, q, q, kept, usd, kind))
         if part.purchase is None or not sold[place]:
             continue
         years = np.arange(1, end + 1) / 4.0
@@ -156,8 +156,8 @@ def _ways(
             for until in range(start + 1, end + 1):
                 kept = until - start - 1
                 lost = 0.0 if until == end else (1.0 - asked.resale) * float(book[kept])
-                found.append(Acquisition(place, OWNED, ordered, start, until, float(owned[kept]) + lost, "buy"))
-    return found
+                ways.append(Acquisition(place, OWNED, ordered, start, until, float(owned[kept]) + lost, "buy"))
+    return ways
 
 
 def _uncertain(workload: Workload, parts: Sequence[ScheduledPart], first: int) -> Futures:
@@ -188,20 +188,20 @@ def _demand(workload: Workload, asked: ScheduleRequest) -> Array:
 
 def _there(workload: Workload, parts: Sequence[ScheduledPart], asked: ScheduleRequest, first: int) -> Array:
     """GPUs that are owned, on their way or under contract already."""
-    found = np.zeros((len(parts), asked.quarters))
+    there = np.zeros((len(parts), asked.quarters))
     place = {part.id: i for i, part in enumerate(parts)}
     for name, gpus in workload.constraints.inventory.items():
         if name in place:
-            found[place[name]] += gpus
+            there[place[name]] += gpus
     for delivery in asked.deliveries:
         at = (quarter_number(delivery.quarter) or first) - first
         if delivery.accelerator in place:
-            found[place[delivery.accelerator], max(at, 0) :] += delivery.gpus
+            there[place[delivery.accelerator], max(at, 0) :] += delivery.gpus
     for other in asked.contracts:
         at = (quarter_number(other.until) or first) - first
         if other.accelerator in place:
-            found[place[other.accelerator], : max(at + 1, 0)] += other.gpus
-    return found
+            there[place[other.accelerator], : max(at + 1, 0)] += other.gpus
+    return there
 
 
 def _standing_usd(catalog: Catalog, workload: Workload, first: int) -> float:
@@ -216,9 +216,9 @@ def _standing_usd(catalog: Catalog, workload: Workload, first: int) -> float:
     return total
 
 
-def _orders(parts: Sequence[ScheduledPart], asked: ScheduleRequest, found: Decided, first: int) -> list[PurchaseOrder]:
+def _orders(parts: Sequence[ScheduledPart], asked: ScheduleRequest, chosen: Decided, first: int) -> list[PurchaseOrder]:
     orders = []
-    for (place, kind, name), gpus in found.now.items():
+    for (place, kind, name), gpus in chosen.now.items():
         if gpus < 0.5:
             continue
         part = parts[place]
@@ -229,8 +229,8 @@ def _orders(parts: Sequence[ScheduledPart], asked: ScheduleRequest, found: Decid
     return sorted(orders, key=lambda order: -order.usd)
 
 
-def _quarter(parts: Sequence[ScheduledPart], uncertain: Futures, found: Decided, q: int, first: int) -> QuarterPlan:
-    ways, gpus = found.ways, found.gpus
+def _quarter(parts: Sequence[ScheduledPart], uncertain: Futures, chosen: Decided, q: int, first: int) -> QuarterPlan:
+    ways, gpus = chosen.ways, chosen.gpus
     used: dict[str, dict[str, float]] = {}
     carried: dict[str, dict[str, float]] = {}
     paid = np.zeros(len(gpus))

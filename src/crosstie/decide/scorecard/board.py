@@ -77,9 +77,9 @@ def silicon(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]
             }
             axises.append(Axis(SILICON, f"dense {format}, TFLOP/s", "FLOP/s", cells))
     axises += [
-        axis("links, one way", "bytes/s", {one.id: one.scale_up.bandwidth for one in accelerators}),
+        axis("links, one way", "bytes/s", {part.id: part.scale_up.bandwidth for part in accelerators}),
         axis("GPUs they join", "count", {accelerator.id: accelerator.scale_up.domain for accelerator in accelerators}),
-        axis("network a GPU", "bytes/s", {one.id: one.scale_out.bandwidth for one in accelerators}),
+        axis("network a GPU", "bytes/s", {part.id: part.scale_out.bandwidth for part in accelerators}),
         axis("power", "W", {accelerator.id: accelerator.chip.tdp for accelerator in accelerators}),
         *(
             Axis(SILICON, f"{format} weights it holds", "parameters",
@@ -93,7 +93,7 @@ def silicon(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]
 def _held(catalog: Catalog, accelerator: Accelerator, bytes_each: float) -> ScoreCell:
     """Parameters of a model whose weights alone fill what the engine takes of one GPU: a limit of the memory, whatever
     models there are."""
-    stack = next(one for one in map(catalog.stack, ("vllm", "llama.cpp")) if one.runs_on(accelerator.vendor))
+    stack = next(stack for stack in map(catalog.stack, ("vllm", "llama.cpp")) if stack.runs_on(accelerator.vendor))
     share, reserved = stack.memory_fraction, stack.reserved
     held = (share.value * accelerator.memory_bytes - reserved.si) / bytes_each
     said = (
@@ -104,36 +104,36 @@ def _held(catalog: Catalog, accelerator: Accelerator, bytes_each: float) -> Scor
 
 
 def money(catalog: Catalog, accelerators: Sequence[Accelerator]) -> list[Axis]:
-    def priced(found: Quote | None) -> ScoreCell:
-        if found is None:
+    def priced(asked: Quote | None) -> ScoreCell:
+        if asked is None:
             return NOTHING
-        refs = sorted({cited(price.amount) for price in behind(catalog.prices, found)})
-        return ScoreCell(dollars(found.usd), found.usd, f"{found.origin}: {' | '.join(refs)}")
+        refs = sorted({cited(price.amount) for price in behind(catalog.prices, asked)})
+        return ScoreCell(dollars(asked.usd), asked.usd, f"{asked.origin}: {' | '.join(refs)}")
 
     axes = []
     for kind in KINDS:
-        cells = {one.id: priced(quote(catalog.prices, one.id, kind)) for one in accelerators}
+        cells = {accelerator.id: priced(quote(catalog.prices, accelerator.id, kind)) for accelerator in accelerators}
         if any(cell.value is not None for cell in cells.values()):
             unit = "USD" if kind.startswith(PURCHASE) else "USD/h"
             axes.append(Axis(MONEY, f"{kind}, {'$' if unit == 'USD' else '$/h'}", unit, cells))
-    rents = quotes(catalog.prices, [one.id for one in accelerators], [USUAL.price], {})
-    bought = {one.id: quote(catalog.prices, one.id, PURCHASE) for one in accelerators}
-    rooms = {one.id: _cache_gb(catalog, one) for one in accelerators}
+    rents = quotes(catalog.prices, [accelerator.id for accelerator in accelerators], [USUAL.price], {})
+    bought = {accelerator.id: quote(catalog.prices, accelerator.id, PURCHASE) for accelerator in accelerators}
+    rooms = {accelerator.id: _cache_gb(catalog, accelerator) for accelerator in accelerators}
     by_rent, by_price, by_cache = dict[str, ScoreCell](), dict[str, ScoreCell](), dict[str, ScoreCell]()
-    for one in accelerators:
-        gb = one.memory_bytes / 1e9
-        rent, buy, room = rents.get(one.id), bought[one.id], rooms[one.id]
-        by_rent[one.id] = by_price[one.id] = by_cache[one.id] = NOTHING
+    for part in accelerators:
+        gb = part.memory_bytes / 1e9
+        rent, buy, room = rents.get(part.id), bought[part.id], rooms[part.id]
+        by_rent[part.id] = by_price[part.id] = by_cache[part.id] = NOTHING
         if rent:
             month, said = rent.usd * HOURS_PER_MONTH, f"{dollars(rent.usd)}/h {rent.kind} ({rent.origin})"
-            by_rent[one.id] = ScoreCell(dollars(month / gb), month / gb, f"{said} over {gb:,.0f} GB")
+            by_rent[part.id] = ScoreCell(dollars(month / gb), month / gb, f"{said} over {gb:,.0f} GB")
             if room:
                 left, deployment = room
                 where = f"{left:,.0f} GB a GPU that {deployment.model.id} {deployment.precision.id} leaves"
                 text = f"{said} over {where} on {deployment.parallelism.gpus}, by `crosstie fit`"
-                by_cache[one.id] = ScoreCell(dollars(month / left), month / left, text)
+                by_cache[part.id] = ScoreCell(dollars(month / left), month / left, text)
         if buy:
-            by_price[one.id] = ScoreCell(dollars(buy.usd / gb), buy.usd / gb, f"{dollars(buy.usd)} ({buy.origin})")
+            by_price[part.id] = ScoreCell(dollars(buy.usd / gb), buy.usd / gb, f"{dollars(buy.usd)} ({buy.origin})")
     return [
         *axes,
         Axis(MONEY, "rent, $ a GB-month", "USD/GB-month", by_rent),
@@ -160,17 +160,17 @@ def speed(contests: Iterable[Contest], accelerators: Sequence[Accelerator]) -> l
     for contest in contests:
         if contest.scenario.accelerators:
             continue
-        by_name = {one.accelerator.id: one for one in contest.ranking}
+        by_name = {entry.accelerator.id: entry for entry in contest.ranking}
         rates, costs = dict[str, ScoreCell](), dict[str, ScoreCell]()
         for part in accelerators:
-            one = by_name.get(part.id)
-            if one is None:
+            own = by_name.get(part.id)
+            if own is None:
                 rates[part.id] = costs[part.id] = ScoreCell("-", None, contest.problems[part.id])
                 continue
-            at = f"{one.deployment.label}, {one.concurrency:,} in flight: TTFT {seconds(one.estimate.ttft_s)}"
-            said = f"{at}, TPOT {seconds(one.estimate.tpot_s)}; predicted, {one.estimate.basis}"
-            rates[part.id] = ScoreCell(significant(one.tokens_per_s_per_gpu), one.tokens_per_s_per_gpu, said)
-            costs[part.id] = ScoreCell(dollars(one.usd_per_mtok), one.usd_per_mtok, f"{one.reckoned.price}; {said}")
+            at = f"{own.deployment.label}, {own.concurrency:,} in flight: TTFT {seconds(own.estimate.ttft_s)}"
+            said = f"{at}, TPOT {seconds(own.estimate.tpot_s)}; predicted, {own.estimate.basis}"
+            rates[part.id] = ScoreCell(significant(own.tokens_per_s_per_gpu), own.tokens_per_s_per_gpu, said)
+            costs[part.id] = ScoreCell(dollars(own.usd_per_mtok), own.usd_per_mtok, f"{own.reckoned.price}; {said}")
         axes += [
             Axis(SPEED, f"{contest.scenario.name}, tokens/s", "output tokens/s a GPU", rates),
             Axis(SPEED, "  $/M tokens", "USD per million output tokens", costs),
@@ -206,13 +206,13 @@ def export(accelerators: Sequence[Accelerator]) -> list[Axis]:
     rule = shipped_export()
     tpp, threshold, review = dict[str, ScoreCell](), dict[str, ScoreCell](), dict[str, ScoreCell]()
     for accelerator in accelerators:
-        found = export_class(accelerator, rule)
-        rate = f"dense {found.format} {arithmetic(found.rate.si)} x bits: {cited(found.rate)}"
-        tpp[accelerator.id] = ScoreCell(f"{found.tpp:,.0f}", found.tpp, rate)
+        export = export_class(accelerator, rule)
+        rate = f"dense {export.format} {arithmetic(export.rate.si)} x bits: {cited(export.rate)}"
+        tpp[accelerator.id] = ScoreCell(f"{export.tpp:,.0f}", export.tpp, rate)
         density = f"; needs the area of the die, which the catalog lacks: {cited(rule.density)}"
-        why = f"{cited(rule.tpp)}{density if found.threshold == 'by density' else ''}"
-        threshold[accelerator.id] = ScoreCell(found.threshold, found.threshold, why)
-        said = {None: "-", True: "by case", False: "denial"}[found.case_by_case]
+        why = f"{cited(rule.tpp)}{density if export.threshold == 'by density' else ''}"
+        threshold[accelerator.id] = ScoreCell(export.threshold, export.threshold, why)
+        said = {None: "-", True: "by case", False: "denial"}[export.case_by_case]
         why = f"{cited(rule.review_tpp)}; {cited(rule.review_bandwidth)}; {accelerator.memory.bandwidth} here"
         review[accelerator.id] = ScoreCell(said, said, why)
     return [

@@ -105,7 +105,7 @@ def contest(
     kind = BUY if scenario.owned else kind
     chosen = [catalog.accelerator(name) for name in scenario.accelerators] or list(accelerators)
     check = ReadinessCheck(catalog)
-    prices = quotes(catalog.prices, [one.id for one in chosen], [PURCHASE if kind == BUY else kind], {})
+    prices = quotes(catalog.prices, [accelerator.id for accelerator in chosen], [PURCHASE if kind == BUY else kind], {})
     problems: dict[str, str] = {}
     deployments: list[Deployment] = []
     for accelerator in chosen:
@@ -142,10 +142,10 @@ def _unpriced(catalog: Catalog, accelerator: Accelerator, kind: str) -> str:
 
 def _layouts(catalog: Catalog, scenario: Scenario, accelerator: Accelerator) -> list[Deployment]:
     model = catalog.model(scenario.model)
-    splits = [one for one in candidate_layouts(model, accelerator) if one.pp == 1 and one.gpus <= scenario.most_gpus]
+    splits = [way for way in candidate_layouts(model, accelerator) if way.pp == 1 and way.gpus <= scenario.most_gpus]
     first = catalog.deployment(model, accelerator, Parallelism(), scenario.precision)
     placed = place_each(catalog, first, splits, scenario.input + scenario.output)
-    return with_adapters([one.deployment for one in placed if one.verdict == FITS], [_asked(scenario)])
+    return with_adapters([fit.deployment for fit in placed if fit.verdict == FITS], [_asked(scenario)])
 
 
 def _asked(scenario: Scenario) -> RequestClass:
@@ -163,25 +163,25 @@ def _best(scenario: Scenario, deployments: Sequence[Deployment]) -> dict[str, tu
     for limit, seen in ((scenario.ttft_ms, got.ttft_s), (scenario.tpot_ms, got.tpot_s)):
         if limit is not None:
             kept = kept & (seen * 1e3 <= limit)
-    gpus = np.array([[one.parallelism.gpus] for one in deployments])
+    gpus = np.array([[placed.parallelism.gpus] for placed in deployments])
     rate = np.where(kept, got.output_tokens_per_s / gpus, 0.0)
     best: dict[str, tuple[float, Deployment, int]] = {}
     for row, deployment in enumerate(deployments):
         at = int(rate[row].argmax())
         if rate[row, at] > best.get(deployment.accelerator.id, (0.0,))[0]:
             best[deployment.accelerator.id] = float(rate[row, at]), deployment, int(_CLIENTS[at])
-    return {name: (one, clients) for name, (_, one, clients) in best.items()}
+    return {name: (deployment, clients) for name, (_, deployment, clients) in best.items()}
 
 
 def _contender(catalog: Catalog, scenario: Scenario, deployment: Deployment, clients: int, price: Quote) -> Contender:
     lengths = scenario.input, scenario.output
-    found = estimate(deployment, concurrency=clients, input_tokens=lengths[0], output_tokens=lengths[1])
-    draw = draw_of(catalog, deployment, found, *lengths) if price.kind == PURCHASE else None
+    estimated = estimate(deployment, concurrency=clients, input_tokens=lengths[0], output_tokens=lengths[1])
+    draw = draw_of(catalog, deployment, estimated, *lengths) if price.kind == PURCHASE else None
     hour = by_the_hour(price, deployment.accelerator, catalog.costs, USUAL.horizon_years, draw)
     bought = f", {dollars(price.usd)} over {USUAL.horizon_years:g} years" if price.kind == PURCHASE else ""
     reckoned = reckoning(
-        deployment, *lengths, in_flight=clients, output_tokens_per_s_per_gpu=found.output_tokens_per_s_per_gpu,
-        tokens_80=found.interval.per_gpu(deployment.parallelism.gpus) if found.interval else None,
+        deployment, *lengths, in_flight=clients, output_tokens_per_s_per_gpu=estimated.output_tokens_per_s_per_gpu,
+        tokens_80=estimated.interval.per_gpu(deployment.parallelism.gpus) if estimated.interval else None,
         usd_per_gpu_hour=hour.usd, price=f"{hour.kind}, {price.origin}{bought}",
     )  # fmt: skip
-    return Contender(deployment.accelerator, deployment, clients, found, hour, reckoned)
+    return Contender(deployment.accelerator, deployment, clients, estimated, hour, reckoned)

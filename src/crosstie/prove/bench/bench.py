@@ -177,7 +177,7 @@ class _Session:
 
     def _note_time(self, endpoint: BenchEndpoint, seconds: Sequence[float]) -> None:
         """The median: an engine may take long over the first one."""
-        known = [one for one in seconds if not math.isnan(one)]
+        known = [value for value in seconds if not math.isnan(value)]
         if known:
             self._request_s[endpoint.url] = median(known)
 
@@ -276,7 +276,7 @@ def fitted(settings: Settings, endpoints: Sequence[BenchEndpoint]) -> Settings:
     """What one of the endpoints would refuse as too long, none is asked."""
     lengths = settings.lengths
     said = [lengths.longest, *(endpoint.longest for endpoint in endpoints)]
-    longest = min((one for one in said if one is not None), default=None)
+    longest = min((value for value in said if value is not None), default=None)
     if longest is None:
         return settings
     room = (longest - 2.0) / (lengths.input_tokens + lengths.output_tokens) - 1.0
@@ -294,7 +294,7 @@ def bench(
     gpus: Sequence[str] = (),
     earlier: EarlierRun | None = None,
     on_progress: OnProgress = no_progress,
-    on_point: Callable[[Bench], object] = lambda found: None,
+    on_point: Callable[[Bench], object] = lambda bench: None,
 ) -> Bench:
     """`limit`: look for the highest rate within targets instead, from the first load's rate on. `sizing`: where a
     tokenizer has said already how long tokens are. `gpus`: as GpuWatch, one for all endpoints or one for each.
@@ -310,52 +310,52 @@ def bench(
         senders = held.enter_context(Senders(interrupt, settings.senders or max(processors - 1, 1)))
         opened = {source: held.enter_context(GpuWatch(source)) for source in dict.fromkeys(gpus)}
         of_each = list(gpus) * (len(endpoints) if len(gpus) == 1 else 1)
-        watches = {one.url: opened[source] for one, source in zip(endpoints, of_each, strict=False)}
+        watches = {watched.url: opened[source] for watched, source in zip(endpoints, of_each, strict=False)}
         session = _Session(settings, senders, interrupt, watches, on_progress)
-        found = Bench(settings, [], gpus=tuple(gpus))
+        made = Bench(settings, [], gpus=tuple(gpus))
         earlier = earlier or EarlierRun()
         for endpoint in endpoints:
             learnt = sizing or Sizing()
             if not settings.alone:
                 learnt = session.sized(endpoint, learnt)
-            found.measured.append(Measured(endpoint, learnt))
+            made.measured.append(Measured(endpoint, learnt))
         if limit:
-            for one in found.measured:
-                known = earlier.points(one.endpoint.name, whole=False)
-                one.limit = _limit(session, one, loads[0] if loads else None, known, lambda: on_point(found))
-                on_point(found)
+            for measured in made.measured:
+                known = earlier.points(measured.endpoint.name, whole=False)
+                measured.limit = _limit(session, measured, loads[0] if loads else None, known, lambda: on_point(made))
+                on_point(made)
         else:
             known_loads = earlier.shared([bench_endpoint.name for bench_endpoint in endpoints])
-            for one in found.measured:
-                by_load = {point.load: point for point in earlier.points(one.endpoint.name, whole=True)}
-                one.points += [by_load[load] for load in known_loads]
+            for measured in made.measured:
+                by_load = {point.load: point for point in earlier.points(measured.endpoint.name, whole=True)}
+                measured.points += [by_load[load] for load in known_loads]
             for load in loads:
                 if not interrupt.asked and load not in known_loads:
-                    _points(session, found.measured, load)
-                    on_point(found)
-        found.interrupted, found.finished = interrupt.asked, not interrupt.asked
-    return found
+                    _points(session, made.measured, load)
+                    on_point(made)
+        made.interrupted, made.finished = interrupt.asked, not interrupt.asked
+    return made
 
 
 def _points(session: _Session, measured: Sequence[Measured], load: BenchLoad) -> None:
     """Endpoints take turns within each repeat, every other time the other way round: what drifts, drifts for all."""
     runs: dict[int, list[tuple[BenchRun, list[GpuUse], int]]] = {index: [] for index in range(len(measured))}
     settings = session.settings
-    for one in measured:
-        session.warm(one.endpoint, one.sizing, load)
+    for server in measured:
+        session.warm(server.endpoint, server.sizing, load)
     for repeat in range(settings.repeats):
         order = list(range(len(measured)))
         for index in order if repeat % 2 == 0 else order[::-1]:
             if session.interrupt.asked:
                 continue
-            one = measured[index]
+            server = measured[index]
             told = f", {repeat + 1} of {settings.repeats}" if settings.repeats > 1 else ""
-            runs[index].append(session.measured(one.endpoint, one.sizing, load, repeat, told=told))
-    for index, one in enumerate(measured):
+            runs[index].append(session.measured(server.endpoint, server.sizing, load, repeat, told=told))
+    for index, server in enumerate(measured):
         # A run that was cut short is kept where there is no whole one.
         whole = [each for each in runs[index] if not each[0].interrupted] or runs[index][:1]
         if any(each[0].outcomes for each in whole):
-            one.points.append(_result(session, load, whole))
+            server.points.append(_result(session, load, whole))
 
 
 def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, list[GpuUse], int]]) -> PointResult:
@@ -368,7 +368,7 @@ def _result(session: _Session, load: BenchLoad, runs: Sequence[tuple[BenchRun, l
 
 
 def _limit(
-    session: _Session, one: Measured, first: BenchLoad | None, known: Sequence[PointResult],
+    session: _Session, measured: Measured, first: BenchLoad | None, known: Sequence[PointResult],
     on_trial: Callable[[], object],
 ) -> FoundLimit:  # fmt: skip
     """`known`: trials of an earlier run, which this one would make in the same order."""
@@ -377,9 +377,9 @@ def _limit(
     fewest = round(_BEYOND / (1.0 - max(percentiles)))
     start = first.requests_per_s if first and first.requests_per_s else None
     by_trace = bool(first and first.by_trace)
-    found = session.measured(one.endpoint, one.sizing, BenchLoad(clients=1), 0, count=_ALONE, told=", alone")
-    served = [each.e2e_s for each in found[0].outcomes if each.served]
-    if not served or not _result(session, BenchLoad(clients=1), [found]).holds:
+    lone = session.measured(measured.endpoint, measured.sizing, BenchLoad(clients=1), 0, count=_ALONE, told=", alone")
+    served = [each.e2e_s for each in lone[0].outcomes if each.served]
+    if not served or not _result(session, BenchLoad(clients=1), [lone]).holds:
         # A request that misses with no other beside it keeps the targets at no rate.
         return FoundLimit()
     alone = len(served) / sum(served)
@@ -389,19 +389,19 @@ def _limit(
     def trial(rate: float, number: int) -> PointResult | None:
         load = BenchLoad(requests_per_s=rate, by_trace=by_trace)
         if number < len(known) and known[number].load == load:
-            one.points.append(known[number])
+            measured.points.append(known[number])
             return known[number]
         seconds = settings.seconds or _SECONDS
         count = max(settings.requests or round(rate * seconds), fewest)
-        found = session.measured(one.endpoint, one.sizing, load, number + 1, count=count, giving=True)
+        tried = session.measured(measured.endpoint, measured.sizing, load, number + 1, count=count, giving=True)
         if session.interrupt.asked:
             return None
-        result = _result(session, load, [found])
-        one.points.append(result)
+        result = _result(session, load, [tried])
+        measured.points.append(result)
         on_trial()
         return result
 
-    session.warm(one.endpoint, one.sizing, BenchLoad(requests_per_s=start))
+    session.warm(measured.endpoint, measured.sizing, BenchLoad(requests_per_s=start))
     return find_limit(start, trial, lambda result: result.holds, lowest=min(_RARELY * alone, start))
 
 

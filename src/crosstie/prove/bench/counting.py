@@ -76,9 +76,9 @@ async def _asked(
                 first = await one({**fixed, key: texts[0]})
                 if first is None:
                     return None
-                found = await asyncio.gather(*(one({**fixed, key: text}) for text in texts[1:]))
-                rest = [each for each in found if each is not None]
-                return [first, *rest] if len(rest) == len(found) else None
+                counts = await asyncio.gather(*(one({**fixed, key: text}) for text in texts[1:]))
+                rest = [each for each in counts if each is not None]
+                return [first, *rest] if len(rest) == len(counts) else None
 
             if used := await use(count):
                 return used

@@ -36,7 +36,7 @@ def document(bench: Bench) -> dict[str, Any]:
         "settings": plain(settings.told),
         "gpus_watched_by": list(bench.gpus),
         "complete": bench.finished,
-        "endpoints": [_endpoint(one, bench.measured[0], lengths) for one in bench.measured],
+        "endpoints": [_endpoint(measured, bench.measured[0], lengths) for measured in bench.measured],
     }
 
 
@@ -45,22 +45,22 @@ def _targets(targets: ClassTargets) -> dict[str, Any]:
     return made if made["by_class"] else {"ttft": made["ttft"], "tpot": made["tpot"]}
 
 
-def _endpoint(one: Measured, first: Measured, lengths: BenchLengths) -> dict[str, Any]:
-    limit = plain(one.limit)
+def _endpoint(own: Measured, first: Measured, lengths: BenchLengths) -> dict[str, Any]:
+    limit = plain(own.limit)
     return {
-        "name": one.endpoint.name,
-        "url": one.endpoint.url,
-        "model": one.endpoint.model,
-        "emulated": one.endpoint.emulated,
-        "conditions": dict(one.endpoint.conditions),
-        "bytes_per_token": round(one.sizing.bytes_per_token, 4),
-        "template_tokens": round(one.sizing.template_tokens, 2),
-        "prompts_counted_by": one.sizing.counted_by,
-        "prompts_exact": bool(one.sizing.words),
+        "name": own.endpoint.name,
+        "url": own.endpoint.url,
+        "model": own.endpoint.model,
+        "emulated": own.endpoint.emulated,
+        "conditions": dict(own.endpoint.conditions),
+        "bytes_per_token": round(own.sizing.bytes_per_token, 4),
+        "template_tokens": round(own.sizing.template_tokens, 2),
+        "prompts_counted_by": own.sizing.counted_by,
+        "prompts_exact": bool(own.sizing.words),
         "limit": limit,
         "points": [
-            _point(point, one, lengths, _over(point, first.points[index : index + 1]) if one is not first else None)
-            for index, point in enumerate(one.points)
+            _point(point, own, lengths, _over(point, first.points[index : index + 1]) if own is not first else None)
+            for index, point in enumerate(own.points)
         ],
     }
 
@@ -73,13 +73,13 @@ def _over(point: PointResult, beside: Sequence[PointResult]) -> dict[str, Any] |
 
 
 def _point(
-    point: PointResult, one: Measured, lengths: BenchLengths, over_first: dict[str, Any] | None
+    point: PointResult, own: Measured, lengths: BenchLengths, over_first: dict[str, Any] | None
 ) -> dict[str, Any]:
     made: dict[str, Any] = plain(point)
     watched = len(point.gpus)
     if watched and "power_w" in point.metrics:
         made["metrics"]["power_w_per_gpu"] = {"value": point.metrics["power_w"].value / watched}
-    said = columns(point, lengths, one.endpoint.conditions)
+    said = columns(point, lengths, own.endpoint.conditions)
     return {"name": point.load.name, "columns": said, **made, "over_first": over_first}
 
 

@@ -74,10 +74,10 @@ async def _described(
 
     try:
         listed = _record(await asked("/v1/models")).get("data")
-        models = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-        folder = None if model in [one.get("id") for one in models] else _folder(model)
+        models = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+        folder = None if model in [entry.get("id") for entry in models] else _folder(model)
         model = _only(url, models) if folder or not model else model
-        own: dict[str, Any] = next((one for one in models if one.get("id") == model), {})
+        own: dict[str, Any] = next((entry for entry in models if entry.get("id") == model), {})
         # An engine that has just started may take long over its first request.
         first = await asked(*_tried(model, chat), timeout_s=_FIRST_S) if tried else None
         if tried and (first is None or first.status != 200):
@@ -123,7 +123,7 @@ def _model(catalog: Catalog, served: str, root: str, folder: Path | None) -> dic
     if folder is not None:
         with suppress(BadData):
             config, own = text_config(folder), catalog.model(folder.absolute())
-            same = [one for one in known if _structure(catalog.model(one)) == _structure(own)]
+            same = [name for name in known if _structure(catalog.model(name)) == _structure(own)]
             return {"model": same[0]} if same else {"model": config.name, "model_config": config.text}
     plain = [name for name in names if not name.startswith((".", "/", "~"))]
     return {"model": (known or plain or names)[0]}

@@ -70,10 +70,10 @@ def amd_readings(text: str) -> list[GpuReading]:
     """amd-smi's JSON, a list or an object around one; before it there may be warnings."""
     start = min((at for at in (text.find("["), text.find("{")) if at >= 0), default=len(text))
     try:
-        found = json.loads(text[start:])
+        said = json.loads(text[start:])
     except json.JSONDecodeError:
         return []
-    rows = found.get("gpu_data", []) if isinstance(found, dict) else found
+    rows = said.get("gpu_data", []) if isinstance(said, dict) else said
     return [
         GpuReading(
             str(row.get("gpu", "")),
@@ -88,13 +88,13 @@ def amd_readings(text: str) -> list[GpuReading]:
 
 def page_readings(page: str) -> list[GpuReading]:
     """An exporter's /metrics."""
-    found: dict[str, dict[str, float]] = {}
+    readings: dict[str, dict[str, float]] = {}
     for name, labels, value in samples_of(page):
         gpu = labels.get("gpu", labels.get("gpu_id"))
         if gpu is not None and (metric := _METRICS.get(name.removeprefix("amd_"))):
             field, factor = metric
-            found.setdefault(gpu, {})[field] = value * factor
-    return [GpuReading(gpu, **fields) for gpu, fields in sorted(found.items())]
+            readings.setdefault(gpu, {})[field] = value * factor
+    return [GpuReading(gpu, **fields) for gpu, fields in sorted(readings.items())]
 
 
 def _first(row: Any, *names: str) -> float:
@@ -151,12 +151,12 @@ class GpuWatch:
     def over(self, began: float, ended: float) -> list[GpuUse]:
         """What each GPU did between two moments of the monotonic clock."""
         by_gpu: dict[str, list[GpuReading]] = {}
-        for at, one in list(self._read):
+        for at, reading in list(self._read):
             if began <= at <= ended:
-                by_gpu.setdefault(one.gpu, []).append(one)
+                by_gpu.setdefault(reading.gpu, []).append(reading)
         return [
-            GpuUse(gpu, len(own), *_mean_and_most(one.power_w for one in own),
-                   _mean_and_most(one.memory_bytes for one in own)[1], _mean_and_most(one.busy for one in own)[0])
+            GpuUse(gpu, len(own), *_mean_and_most(row.power_w for row in own),
+                   _mean_and_most(row.memory_bytes for row in own)[1], _mean_and_most(row.busy for row in own)[0])
             for gpu, own in sorted(by_gpu.items())
         ]  # fmt: skip
 

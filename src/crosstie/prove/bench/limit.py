@@ -28,7 +28,7 @@ class FoundLimit:
 
 def find_limit(
     start: float, trial: Callable[[float, int], PointResult | None], holds: Callable[[PointResult], bool],
-    lowest: float = 0.0, precision: float = _PRECISION,
+    lowest: float = 0.0,
 ) -> FoundLimit:  # fmt: skip
     """`trial`: a run at a rate, with arrivals of that number; None once somebody has asked for an end. `lowest`: below
     it requests hardly ever meet, so that a lower rate changes nothing."""
@@ -50,19 +50,19 @@ def find_limit(
             if again:
                 # It held once by luck: back to what held before that, if anything did.
                 limit.confirmed = False
-                below = [one for one, well in limit.trials if well and one < rate]
+                below = [tried for tried, well in limit.trials if well and tried < rate]
                 limit.requests_per_s = max(below, default=None)
         if limit.confirmed:
             return limit
-        rate = _next(limit, precision)
+        rate = _next(limit)
     return limit
 
 
-def _next(limit: FoundLimit, precision: float) -> float:
+def _next(limit: FoundLimit) -> float:
     low, high = limit.requests_per_s, limit.missed
     if low is None:
         return (high or 1.0) / 2.0
     if high is None:
         return low * 2.0
     # Near enough: the same once more, which confirms it or not.
-    return low if high / low <= precision else (low * high) ** 0.5
+    return low if high / low <= _PRECISION else (low * high) ** 0.5

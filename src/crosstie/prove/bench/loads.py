@@ -91,7 +91,7 @@ def made(
         for usual in (lengths.input_tokens, lengths.output_tokens)
     )
     arrivals = [0.0] * count if rate is None else poisson(rate, count, draw)
-    return [TimedRequest(*one) for one in zip(arrivals, inputs, outputs, strict=True)]
+    return [TimedRequest(*lengths) for lengths in zip(arrivals, inputs, outputs, strict=True)]
 
 
 def _shares(lengths: BenchLengths, count: int, draw: np.random.Generator) -> Array:

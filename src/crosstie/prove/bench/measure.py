@@ -260,11 +260,11 @@ class Senders:
             parts = [run_on_loop(_send(job, ends, on_progress))]
         else:
             parts = self._apart(job, senders, on_progress)
-        found = sorted(
-            (pair for part in parts for pair in zip(part.numbers, part.outcomes, strict=True)), key=lambda one: one[0]
+        numbered = sorted(
+            (pair for part in parts for pair in zip(part.numbers, part.outcomes, strict=True)), key=lambda pair: pair[0]
         )
-        cut = any(outcome.error == NOT_AWAITED for _, outcome in found) or len(found) < len(job.requests)
-        outcomes = [outcome for _, outcome in found if outcome.error != NOT_AWAITED]
+        cut = any(outcome.error == NOT_AWAITED for _, outcome in numbered) or len(numbered) < len(job.requests)
+        outcomes = [outcome for _, outcome in numbered if outcome.error != NOT_AWAITED]
         return BenchRun(
             outcomes=outcomes,
             began=began,

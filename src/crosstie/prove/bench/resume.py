@@ -32,12 +32,12 @@ class EarlierRun:
             return
         for key in _SAME:
             self._check_same(key, self.document.get(key), planned[key])
-        ends = [one["name"] for one in planned["endpoints"]]
+        ends = [endpoint["name"] for endpoint in planned["endpoints"]]
         if list(self._endpoints) != ends:
             raise BadInput(f"{self.file}: is of {', '.join(self._endpoints)} and not of {', '.join(ends)}")
-        for one in planned["endpoints"]:
+        for entry in planned["endpoints"]:
             for key in _SAME_ENDPOINT:
-                self._check_same(f"{one['name']}: {key}", self._endpoints[one["name"]].get(key), one[key])
+                self._check_same(f"{entry['name']}: {key}", self._endpoints[entry["name"]].get(key), entry[key])
 
     def _check_same(self, key: str, was: Any, now: Any) -> None:
         if isinstance(was, dict) and isinstance(now, dict):
@@ -49,12 +49,12 @@ class EarlierRun:
 
     @property
     def _endpoints(self) -> dict[str, Mapping[str, Any]]:
-        return {str(one["name"]): one for one in self.document.get("endpoints", ())}
+        return {str(endpoint["name"]): endpoint for endpoint in self.document.get("endpoints", ())}
 
     def points(self, endpoint: str, whole: bool) -> list[PointResult]:
         """In their order; `whole`: without those that were cut short."""
         raw = self._endpoints.get(endpoint, {}).get("points", ())
-        point_results = [_point(self.file, one) for one in raw]
+        point_results = [_point(self.file, point) for point in raw]
         return [point_result for point_result in point_results if point_result.complete or not whole]
 
     def shared(self, endpoints: Sequence[str]) -> list[BenchLoad]:
@@ -68,12 +68,12 @@ def read_earlier(file: Path) -> EarlierRun:
     if not file.exists():
         return EarlierRun()
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        earlier = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadData(str(file), "", f"cannot be gone on with: {error}") from None
-    if not isinstance(found, dict) or "settings" not in found or "crosstie_bench" not in found:
+    if not isinstance(earlier, dict) or "settings" not in earlier or "crosstie_bench" not in earlier:
         raise BadData(str(file), "", "is no file that `crosstie bench` can go on with")
-    return EarlierRun(str(file), found)
+    return EarlierRun(str(file), earlier)
 
 
 def _point(file: str, raw: Mapping[str, Any]) -> PointResult:
@@ -81,12 +81,12 @@ def _point(file: str, raw: Mapping[str, Any]) -> PointResult:
         numbers = {
             **raw,
             **_known({name: raw[name] for name in _MEANS}),
-            "metrics": {name: _known(one) for name, one in raw["metrics"].items() if "low" in one},
-            "gpus": [_known(one) for one in raw["gpus"]],
-            "each": [_known(one) for one in raw["each"]],
-            "phases": [_group(one) for one in raw["phases"]],
-            "classes": [{**one, "seen": _group(one["seen"])} for one in raw["classes"]],
-            "pools": [_group(one) for one in raw["pools"]],
+            "metrics": {name: _known(metric) for name, metric in raw["metrics"].items() if "low" in metric},
+            "gpus": [_known(gpu) for gpu in raw["gpus"]],
+            "each": [_known(outcome) for outcome in raw["each"]],
+            "phases": [_group(phase) for phase in raw["phases"]],
+            "classes": [{**kind, "seen": _group(kind["seen"])} for kind in raw["classes"]],
+            "pools": [_group(pool) for pool in raw["pools"]],
         }
         return msgspec.convert(numbers, PointResult)
     except (KeyError, TypeError, AttributeError, msgspec.ValidationError) as error:

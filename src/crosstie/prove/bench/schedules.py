@@ -36,7 +36,7 @@ class Phase(NamedTuple):
 def phases_of(schedule: str) -> list[Phase]:
     """Raises BadInput where it is none."""
     if match := _BETWEEN.fullmatch(schedule):
-        low, high, seconds = (float(one) for one in match.groups()[1:])
+        low, high, seconds = (float(number) for number in match.groups()[1:])
         made = _ramp(low, high, seconds) if match[1] == "ramp" else _burst(low, high, seconds)
     elif match := _DAY.fullmatch(schedule):
         made = _day(match[1] or USUAL, float(match[2]), float(match[3]))
@@ -79,7 +79,7 @@ def _day(shape: str, peak: float, seconds: float) -> list[Phase]:
 
 def scheduled(phases: Sequence[Phase], draw: np.random.Generator) -> list[float]:
     """By chance within each phase, just as many as it should have on average."""
-    found: list[float] = []
+    due_s: list[float] = []
     begin = carried = 0.0
     for phase in phases:
         # What is less than a request goes to the next phase.
@@ -92,16 +92,16 @@ def scheduled(phases: Sequence[Phase], draw: np.random.Generator) -> list[float]
             times = (np.sqrt(phase.first**2 + 2.0 * slope * drawn) - phase.first) / slope
         else:
             times = drawn / phase.first if count else drawn
-        found += (begin + times).tolist()
+        due_s += (begin + times).tolist()
         begin += phase.seconds
-    return found
+    return due_s
 
 
 def by_phase(phases: Sequence[Phase], outcomes: Sequence[RequestOutcome]) -> dict[str, list[RequestOutcome]]:
     """Requests by when they were due; phases of one name together."""
     ends = np.cumsum([phase.seconds for phase in phases])
-    found: dict[str, list[RequestOutcome]] = {phase.name: [] for phase in phases}
+    by_phase: dict[str, list[RequestOutcome]] = {phase.name: [] for phase in phases}
     for outcome in outcomes:
         place = min(int(np.searchsorted(ends, outcome.request.arrival_s, side="right")), len(phases) - 1)
-        found[phases[place].name].append(outcome)
-    return found
+        by_phase[phases[place].name].append(outcome)
+    return by_phase

@@ -23,7 +23,7 @@ def run_sessions(
     began, cpu = monotonic(), process_time()
     held = run_on_loop(_all(job, parts, pause_s, stopped, on_ended))
     turns = max(map(len, parts))
-    by_turn = {f"turn {turn + 1}": [one[turn] for one in held if turn < len(one)] for turn in range(turns)}
+    by_turn = {f"turn {turn + 1}": [session[turn] for session in held if turn < len(session)] for turn in range(turns)}
     outcomes = [outcome for some in by_turn.values() for outcome in some if outcome.error != NOT_AWAITED]
     return BenchRun(
         outcomes, began, monotonic(), process_time() - cpu, [], interrupted=stopped(), gave_up=False, phases=by_turn

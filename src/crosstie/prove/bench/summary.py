@@ -256,7 +256,7 @@ def statistics_of(run: BenchRun, targets: ClassTargets) -> dict[str, float]:
     output = sum(outcome.output_tokens * share for outcome, share in zip(served, texts, strict=True))
     inputs = sum(outcome.input_tokens * share for outcome, share in zip(served, shares, strict=True))
     good = [share for outcome, share in zip(served, shares, strict=True) if all(kept_targets(outcome, targets))]
-    found = {
+    metrics = {
         "output_tokens_per_s": output / seconds,
         "total_tokens_per_s": (output + inputs) / seconds,
         "requests_per_s": sum(shares) / seconds,
@@ -267,9 +267,9 @@ def statistics_of(run: BenchRun, targets: ClassTargets) -> dict[str, float]:
     for name in LATENCIES:
         values = np.array([value for outcome in settled if not math.isnan(value := getattr(outcome, name))])
         if len(values):
-            found[f"{name}_mean"] = float(values.mean())
-            found |= {f"{name}_{at}": float(np.quantile(values, share)) for at, share in PERCENTILES.items()}
-    return found
+            metrics[f"{name}_mean"] = float(values.mean())
+            metrics |= {f"{name}_{at}": float(np.quantile(values, share)) for at, share in PERCENTILES.items()}
+    return metrics
 
 
 def _overlap(first: float, last: float, begin: float, end: float) -> float:
@@ -279,12 +279,12 @@ def _overlap(first: float, last: float, begin: float, end: float) -> float:
     return max(min(last, end) - max(first, begin), 0.0) / (last - first)
 
 
-def with_power(found: dict[str, float], use: Sequence[GpuUse]) -> dict[str, float]:
+def with_power(metrics: dict[str, float], use: Sequence[GpuUse]) -> dict[str, float]:
     """Watts of all GPUs that tell, on average, and joules of them for each token that came."""
     watts = sum(gpu_use.power_w for gpu_use in use if not math.isnan(gpu_use.power_w))
-    if not watts or not found.get("output_tokens_per_s"):
-        return found
-    return found | {"power_w": watts, "joules_per_output_token": watts / found["output_tokens_per_s"]}
+    if not watts or not metrics.get("output_tokens_per_s"):
+        return metrics
+    return metrics | {"power_w": watts, "joules_per_output_token": watts / metrics["output_tokens_per_s"]}
 
 
 def _together(uses: Sequence[Sequence[GpuUse]]) -> list[GpuUse]:

@@ -33,9 +33,9 @@ def with_cached(case: "MeasuredCase", settings: BenchmarkSettings) -> "MeasuredC
     tokens = float(cache_sequences(keeper, context)) * context * replicas
     caches = replicas * keeper.parallelism.dp
     in_host = (settings.host_gib_per_gpu or 0.0) * UNITS["GiB"].si / bytes_per_token * caches
-    found = _share(benchmark, case, tokens, replicas)
-    more = max(_share(benchmark, case, in_host, replicas), found) if in_host else found
-    loaded = (more - found) * case.input_tokens
+    share = _share(benchmark, case, tokens, replicas)
+    more = max(_share(benchmark, case, in_host, replicas), share) if in_host else share
+    loaded = (more - share) * case.input_tokens
     load_s = loaded * bytes_per_token / _host_link(keeper)
     cached = min(more * case.input_tokens, case.input_tokens - 1.0)
     shared = min(_held_once(case, tokens / replicas), cached) if isinstance(benchmark, PrefixBenchmark) else 0.0

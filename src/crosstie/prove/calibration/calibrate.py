@@ -327,12 +327,12 @@ def learn_mode(
 
 def _mode_errors(evidence: Measurements, errors: dict[str, Array], mode: str) -> dict[str, dict[str, dict[str, float]]]:
     metrics = metrics_of(evidence)
-    found = {
+    tables = {
         TITLES[grouping]: by_metric(metrics, errors[grouping], ~np.isnan(errors[grouping]))
         for grouping in ("model", "curve", "source")
     }
-    found |= frontier_errors(evidence, errors["curve"])
-    return {f"{title}, {mode}": table for title, table in found.items()}
+    tables |= frontier_errors(evidence, errors["curve"])
+    return {f"{title}, {mode}": table for title, table in tables.items()}
 
 
 def calibration_of(
@@ -397,13 +397,13 @@ def error_tables(evidence: Measurements, errors: dict[str, Array]) -> dict[str, 
         "family": (accelerators,),
         "release": (np.array([f"{s.stack} {s.release}" for s in subjects]),),
     }
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    tables: dict[str, dict[str, dict[str, float]]] = {}
     for nearness, title in TITLES.items():
         error = errors[nearness]
-        found[title] = by_metric(metrics, error, ~np.isnan(error))
+        tables[title] = by_metric(metrics, error, ~np.isnan(error))
         for labels in by.get(nearness, ()):
             for name in sorted(set(labels.tolist()) - {""}):
                 table = by_metric(metrics, error, ~np.isnan(error) & (labels == name))
                 if table:
-                    found[f"{title}: {name}"] = table
-    return found
+                    tables[f"{title}: {name}"] = table
+    return tables

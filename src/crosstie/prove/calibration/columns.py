@@ -5,8 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from crosstie.catalog.acceptance import parse_speculation
-from crosstie.catalog.depths import default_depth
+from crosstie.catalog.acceptance import default_depth, parse_speculation
 from crosstie.catalog.library import Catalog
 from crosstie.catalog.models import TextConfig, model_of_text
 from crosstie.catalog.protocols import BenchmarkSettings
@@ -68,17 +67,17 @@ def checkpoint_of(catalog: Catalog, point: OperatingPoint) -> tuple[Model, str]:
 
 def fleet_parts(parts: list[str], gpus: int, said: bool = False) -> list[tuple[str, int]]:
     """`8 x H200 + 8 x MI350X` as names and counts; without counts the GPUs are shared evenly."""
-    found = list[tuple[str, int]]()
+    counted = list[tuple[str, int]]()
     for part in parts:
         match = _PART.fullmatch(part)
         if not match:
             raise NotPredicted(f"accelerator '{part}' is no name")
         if match[1] is None and gpus % len(parts):
             raise NotPredicted(f"{gpus} GPUs do not divide over {len(parts)} kinds")
-        found.append((match[2], int(match[1]) if match[1] else gpus // len(parts)))
-    if said and sum(count for _, count in found) != gpus:
+        counted.append((match[2], int(match[1]) if match[1] else gpus // len(parts)))
+    if said and sum(count for _, count in counted) != gpus:
         raise NotPredicted(f"the parts of {' + '.join(parts)} are not the {gpus} GPUs of the row")
-    return found
+    return counted
 
 
 _DRAFTS = re.compile(r"(mtp|nextn|eagle-?3|eagle|dspark|n-?gram)[-:]?(\d*)\??")

@@ -47,13 +47,13 @@ def frontier_errors(evidence: Measurements, error: Array) -> dict[str, dict[str,
     `error`: logarithms of predicted over measured of rows that were left out with their curve.
     """
     tpot, rate = QUANTITIES.index("tpot"), QUANTITIES.index("output_tokens_per_s")
-    found: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
+    by_case: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
     for row in np.flatnonzero(~np.isnan(error)):
         if evidence.quantity[row] in (tpot, rate):
             log = float(evidence.logs[row] - evidence.factor[row])
-            found[int(evidence.origin[row])][int(evidence.quantity[row])] = (log, log + float(error[row]))
+            by_case[int(evidence.origin[row])][int(evidence.quantity[row])] = (log, log + float(error[row]))
     curves: dict[tuple[str, ...], list[tuple[float, float, float, float]]] = defaultdict(list)
-    for origin, quantities in found.items():
+    for origin, quantities in by_case.items():
         if len(quantities) == 2 and origin < len(evidence.cases):
             case = evidence.cases[origin]
             gpus = np.log(case.gpus)

@@ -96,8 +96,8 @@ def points_of(evidence: Measurements) -> dict[str, int]:
 
 def loads_of(evidence: Measurements) -> dict[str, tuple[float, float]]:
     """By what was measured, the fewest and most requests in flight a GPU."""
-    found: dict[str, list[float]] = {}
+    by_key: dict[str, list[float]] = {}
     for case, subject in zip(evidence.cases, evidence.subjects, strict=False):
         if case.clients:
-            found.setdefault(points_key(subject), []).append(round(case.load, 4))
-    return {key: (min(loads), max(loads)) for key, loads in found.items()}
+            by_key.setdefault(points_key(subject), []).append(round(case.load, 4))
+    return {key: (min(loads), max(loads)) for key, loads in by_key.items()}

@@ -16,8 +16,8 @@ class Kept:
     def files(self, besides: Iterable[Path] = ()) -> list[Path]:
         """Those that were added; one that is added again takes its own place."""
         again = {_name(path) for path in besides}
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted(path for path in found if path.suffix in (".csv", ".json") and path.name not in again)
+        there = self.folder.iterdir() if self.folder.is_dir() else ()
+        return sorted(path for path in there if path.suffix in (".csv", ".json") and path.name not in again)
 
     def add(self, paths: Sequence[Path], given: Mapping[str, str]) -> None:
         """Files of tools become tables, with what was given beside them; the others stay as they are."""

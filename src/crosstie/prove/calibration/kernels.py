@@ -147,10 +147,10 @@ def _mixture(hardware: Hardware, of: Mapping[str, Array]) -> Array:
     seconds = (2.0 + ROUTING_KERNELS * hardware.factors["routing"]) * hardware.kernel_s
     inner = of["inner"] / of["tp"]
     for out in (2.0 * inner, inner):
-        one = out * of["hidden"]
+        matrix = out * of["hidden"]
         moved = rows * (out + of["hidden"]) * ACTIVATION_BYTES / hardware.elementwise_bytes_per_s
-        stored = visited * one * hardware.precision["mlp"].bytes / hardware.stream_bytes_per_s(format)
-        seconds = seconds + smooth_maximum((rows + EXPERT_PADDING_ROWS * visited) * 2.0 * one / rate, moved + stored)
+        stored = visited * matrix * hardware.precision["mlp"].bytes / hardware.stream_bytes_per_s(format)
+        seconds = seconds + smooth_maximum((rows + EXPERT_PADDING_ROWS * visited) * 2.0 * matrix / rate, moved + stored)
     return seconds
 
 

@@ -60,19 +60,19 @@ def likeliest_scale(error: Array, sd: Array) -> float:
 def pooled_scales(error: Array, sd: Array, weight: Array, parts: Sequence[Part]) -> list[Array]:
     """By part and row, the likeliest logarithm; rows without an error tell nothing and have their parts, too."""
     told = ~np.isnan(error)
-    found = [np.zeros(len(error)) for _ in parts]
+    moved = [np.zeros(len(error)) for _ in parts]
     for _ in range(_ROUNDS):
         for place, part in enumerate(parts):
             steps = _SCALES if part.width is None else _PARTS
             prior = 0.0 if part.width is None else 0.5 * (steps / part.width) ** 2
-            others = sum(found) - found[place]
+            others = sum(moved) - moved[place]
             for name in sorted(set(part.names[told].tolist()) - {""}):
                 every = part.names == name
                 own = every & told
                 scale = np.exp(others[own][:, None] + steps[None, :])
                 tried = weight[own] @ log_likelihood(error[own][:, None], sd[own][:, None], scale) - prior
-                found[place][every] = steps[int(np.argmax(tried))]
-    return found
+                moved[place][every] = steps[int(np.argmax(tried))]
+    return moved
 
 
 def scatter_within_curves(miss: Array, curve: NDArray[np.intp], rows: Mask) -> float | None:

@@ -158,9 +158,9 @@ class NewCells:
 
     def _of_cells(self, slopes: Array, owners: NDArray[np.intp]) -> Array:
         """(rows, constants of all new cells): each row is of its own cell alone."""
-        found = np.zeros((len(slopes), len(self.fit.belongs), len(CONSTANTS)))
-        found[np.arange(len(slopes)), owners] = slopes
-        return found.reshape(len(slopes), -1)
+        table = np.zeros((len(slopes), len(self.fit.belongs), len(CONSTANTS)))
+        table[np.arange(len(slopes)), owners] = slopes
+        return table.reshape(len(slopes), -1)
 
     def told(self) -> "RowsTold":
         """What rows would say, whatever they turn out to be: taken as linear around what is known."""
@@ -302,5 +302,5 @@ class Update(NewCells, LeftOutRows):
     def errors(self) -> dict[str, dict[str, dict[str, float]]]:
         tables = {OWN["before"]: np.where(self._metrics == "", np.nan, self.unmoved)}
         tables |= {OWN[grouping]: self.left_out(self._groups[grouping])[0] for grouping in ("model", "curve")}
-        found = {title: by_metric(self._metrics, error, ~np.isnan(error)) for title, error in tables.items()}
-        return {title: table for title, table in found.items() if table}
+        by_title = {title: by_metric(self._metrics, error, ~np.isnan(error)) for title, error in tables.items()}
+        return {title: table for title, table in by_title.items() if table}

@@ -48,12 +48,12 @@ class _Scheduled:
     def __init__(self, cases: Sequence[MeasuredCase]):
         self.hardware = Hardware([case.deployment for case in cases])
         schedules = [schedule_of(case) for case in cases]
-        width = max(len(found.run) for found in schedules)
+        width = max(len(course.run) for course in schedules)
 
         def padded(name: str) -> Array:
             table = np.zeros((len(schedules), width))
-            for row, found in zip(table, schedules, strict=True):
-                values = getattr(found, name)
+            for row, course in zip(table, schedules, strict=True):
+                values = getattr(course, name)
                 row[: len(values)] = values
             return table
 
@@ -66,7 +66,7 @@ class _Scheduled:
             padded("prefill_span"),
         )
         self.weights = {name: padded(name) for name in _SCHEDULED}
-        tokens = [found.output_tokens * case.replicas for found, case in zip(schedules, cases, strict=True)]
+        tokens = [course.output_tokens * case.replicas for course, case in zip(schedules, cases, strict=True)]
         self.tokens = np.array(tokens) * replicas[:, 0]
         # Requests that a client sends one after the other, each with what the host takes before its first token.
         self.rounds = np.array([max(case.requests / max(case.clients, 1.0), 1.0) for case in cases])
@@ -77,22 +77,22 @@ class _Scheduled:
         self.first_wave_s = np.where(told, self._first_wave_s, 0.0)
 
     def predict(self) -> dict[str, Array]:
-        found = self._over(step_s(self.hardware, self.at))
+        columns = self._over(step_s(self.hardware, self.at))
         request = self.hardware.host_request_s[:, 0]
         for name in ("ttft_mean", "ttft_p50", "ttft_p99"):
-            found[name] = found[name] + request
+            columns[name] = columns[name] + request
         # A mean has the first wave's share of all requests, and a 99th percentile is of that wave.
-        found["ttft_mean"] = found["ttft_mean"] + self.first_wave_s / self.rounds
-        found["ttft_p99"] = found["ttft_p99"] + self.first_wave_s
-        found["run"] = found["run"] + request * self.rounds + self.first_wave_s
-        found["output_tokens_per_s"] = self.tokens / found["run"]
-        return found
+        columns["ttft_mean"] = columns["ttft_mean"] + self.first_wave_s / self.rounds
+        columns["ttft_p99"] = columns["ttft_p99"] + self.first_wave_s
+        columns["run"] = columns["run"] + request * self.rounds + self.first_wave_s
+        columns["output_tokens_per_s"] = self.tokens / columns["run"]
+        return columns
 
     def ideal(self) -> dict[str, Array]:
         """The same schedule, each step at peak rates and with no host, launch or network in its way."""
-        found = self._over(step(self.hardware, self.at).ideal_s)
-        found["output_tokens_per_s"] = self.tokens / found["run"]
-        return found
+        columns = self._over(step(self.hardware, self.at).ideal_s)
+        columns["output_tokens_per_s"] = self.tokens / columns["run"]
+        return columns
 
     def _over(self, seconds: Array) -> dict[str, Array]:
         """What the schedule makes of the seconds of its steps."""
@@ -153,17 +153,17 @@ class _Steady:
         ttft = ttft + self.load_s
         answered = ttft + tpot * (self.outputs[:, 0] - 1.0)
         rate = self.sessions.rate(answered, rate, self.outputs[:, 0])
-        found = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft)
+        columns = dict.fromkeys(("ttft_mean", "ttft_p50"), ttft)
         room = np.minimum(_pick(steady.found_room_s, at), ttft)
-        found |= self.sessions.tails(room, ttft - room, tpot)
+        columns |= self.sessions.tails(room, ttft - room, tpot)
         # One client alone waits for nobody.
         ttft_tail, tpot_tail = np.where(self.alone, 1.0, _TTFT_TAIL), np.where(self.alone, 1.0, _TPOT_TAIL)
-        found |= {"ttft_p99": ttft * ttft_tail, "tpot": tpot, "tpot_p99": tpot * tpot_tail}
-        found |= {"run": ttft + tpot * (self.outputs[:, 0] - 1.0), "output_tokens_per_s": rate}
-        self._in_stages(steady, found)
-        return found
+        columns |= {"ttft_p99": ttft * ttft_tail, "tpot": tpot, "tpot_p99": tpot * tpot_tail}
+        columns |= {"run": ttft + tpot * (self.outputs[:, 0] - 1.0), "output_tokens_per_s": rate}
+        self._in_stages(steady, columns)
+        return columns
 
-    def _in_stages(self, steady: SteadyState, found: dict[str, Array]) -> None:
+    def _in_stages(self, steady: SteadyState, columns: dict[str, Array]) -> None:
         """Stages of arrivals, which are too short to settle."""
         held = self.inputs - self.shared
         room = steady.concurrency_that_fits * (held + self.hardware.held_share * self.outputs)
@@ -180,7 +180,7 @@ class _Steady:
                 ("tpot", seen.tpot_s), ("run", ttft + seen.tpot_s * (self.outputs[i, 0] - 1.0)),
                 ("output_tokens_per_s", requests * self.outputs[i, 0] / seen.lasts_s * self.replicas[i]),
             ):  # fmt: skip
-                found[name][i] = value
+                columns[name][i] = value
 
     def ideal(self) -> dict[str, Array]:
         """Throughput at the steady state's batch. A latency follows from the batch, which such results do not tell."""
@@ -212,7 +212,7 @@ class MeasuredSessions:
         self.live = live / replicas
         self.all_live = live
         self.pause_s = column(lambda benchmark: benchmark.pause_s)
-        self.pause_alone_s = column(lambda one: one.pause_s if one.pause_alone_s is None else one.pause_alone_s)
+        self.pause_alone_s = column(lambda bench: bench.pause_s if bench.pause_alone_s is None else bench.pause_alone_s)
         self.any = bool((live > 0).any())
         self.streams = column(lambda benchmark: benchmark.streams)
         # Sessions that a client runs one after the other, where rows say how many requests there were.
@@ -228,7 +228,7 @@ class MeasuredSessions:
         self.crowd = live[:, 0] / np.array([case.gpus for case in cases])
         self.later = _column(cases, "output_tokens")[:, 0] - 1.0
         # p90 over mean of a prompt's length, of what is new in it, and of an answer.
-        self.longer, self.newer, self.wordier = (column(lambda one, i=i: one.tails[i])[:, 0] for i in range(3))  # type: ignore[misc]
+        self.longer, self.newer, self.wordier = (column(lambda bench, i=i: bench.tails[i])[:, 0] for i in range(3))  # type: ignore[misc]
 
     def pauses_s(self, answered_s: Array) -> Array:
         """The mean pause: cut where all other sessions happen to pause too."""
@@ -307,18 +307,18 @@ class _Apart:
                           "output_tokens_per_s": rate}  # fmt: skip
 
     def _predict_loop(self) -> dict[str, Array]:
-        found = disaggregated_state(self.hardware, self.clients, self.inputs, self.outputs)
-        burst = np.maximum(found.ttft_burst_s - found.ttft_s, 0.0)
-        mean = found.ttft_s + (found.ttft_burst_s - found.ttft_s) / self.rounds
+        state = disaggregated_state(self.hardware, self.clients, self.inputs, self.outputs)
+        burst = np.maximum(state.ttft_burst_s - state.ttft_s, 0.0)
+        mean = state.ttft_s + (state.ttft_burst_s - state.ttft_s) / self.rounds
         later = self.outputs - 1.0
         # The last requests of a run leave one by one, for about half of one's time.
-        run = (self.rounds + 0.5) * (mean + later * found.tpot_s)
+        run = (self.rounds + 0.5) * (mean + later * state.tpot_s)
         columns = {
             "ttft_mean": mean,
-            "ttft_p50": found.ttft_s,
-            "ttft_p99": found.ttft_s + burst * 2.0 * np.clip(1.0 - 0.01 * self.rounds, 0.0, 1.0),
-            "tpot": found.tpot_s,
-            "tpot_p99": found.tpot_s,
+            "ttft_p50": state.ttft_s,
+            "ttft_p99": state.ttft_s + burst * 2.0 * np.clip(1.0 - 0.01 * self.rounds, 0.0, 1.0),
+            "tpot": state.tpot_s,
+            "tpot_p99": state.tpot_s,
             "run": run,
             "output_tokens_per_s": self.clients * self.rounds * self.outputs / run,
         }

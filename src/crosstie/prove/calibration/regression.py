@@ -7,7 +7,7 @@ this is Gaussian-process regression on the logarithms, solved anew around each g
 is not linear; measurements far off count less (Student's t), because published tables have faults.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,10 +106,7 @@ def width_of(level: Level, constant: str) -> float:
 class Regression:
     """The evidence with its predictors; solves for any part of it."""
 
-    def __init__(
-        self, catalog: Catalog, evidence: Measurements, levels: Sequence[Level] = LEVELS,
-        width: Callable[[Level, str], float] = width_of, more: bool = False,
-    ):  # fmt: skip
+    def __init__(self, catalog: Catalog, evidence: Measurements, levels: Sequence[Level] = LEVELS, more: bool = False):
         """`more`: the parts are those beyond what the cases' own deployments are corrected by."""
         self.evidence, self.more = evidence, more
         self.predictor = Predictor(evidence.cases)
@@ -121,19 +118,19 @@ class Regression:
         cells: dict[tuple[int, ...], int] = {}
         member = []
         for subject in evidence.subjects:
-            found = []
+            scope_numbers = []
             for level in levels:
                 for scope in scopes_of(level, subject):
                     if scope not in self.scopes:
                         self.scopes[scope] = len(self.scopes)
-                        variances.append([width(level, constant) ** 2 for constant in CONSTANTS])
+                        variances.append([width_of(level, constant) ** 2 for constant in CONSTANTS])
                         self.levels.append(level.name)
-                    found.append(self.scopes[scope])
-            member.append(cells.setdefault(tuple(found), len(cells)))
+                    scope_numbers.append(self.scopes[scope])
+            member.append(cells.setdefault(tuple(scope_numbers), len(cells)))
         self.variance = np.array(variances)
         # What is known of the kernels already, where that is gone beyond: their deployments carry no corrections.
-        known = [catalog.calibration.factors(one) if more else {} for one in evidence.subjects[len(evidence.cases) :]]
-        self._known = np.array([[one.get(name, 1.0) for name in CONSTANTS] for one in known]).reshape(-1, _CONSTANTS)
+        known = [catalog.calibration.factors(own) if more else {} for own in evidence.subjects[len(evidence.cases) :]]
+        self._known = np.array([[told.get(name, 1.0) for name in CONSTANTS] for told in known]).reshape(-1, _CONSTANTS)
         self.belongs = np.zeros((len(cells), len(self.scopes)))
         for cell, index in cells.items():
             self.belongs[index, list(cell)] = 1.0
@@ -157,19 +154,19 @@ class Regression:
         self.predictor.correct({name: values[:count] for name, values in columns.items()}, self.more)
         known = dict(zip(CONSTANTS, self._known.T, strict=True))
         self.kernels.correct({name: values[count:] * known[name] for name, values in columns.items()})
-        found = self.predictor.predict()
+        predicted = self.predictor.predict()
         table = np.full((len(QUANTITIES) + 1, len(self.cell)), np.nan)
         for i, name in enumerate(QUANTITIES):
-            table[i, :count] = found[name]
+            table[i, :count] = predicted[name]
         table[-1, count:] = self.kernels.predict()
         return np.asarray(np.log(table[self.evidence.quantity, self.evidence.origin]) + self.evidence.factor)
 
     def slopes(self, cells: Array, base: Array) -> Array:
         """By constant; nothing for one that no scope may move."""
-        found = np.zeros((len(base), _CONSTANTS))
+        slopes = np.zeros((len(base), _CONSTANTS))
         for i in np.flatnonzero(self.variance.any(axis=0)):
-            found[:, i] = (self.predict(cells + np.eye(_CONSTANTS)[i] * _STEP) - base) / _STEP
-        return found
+            slopes[:, i] = (self.predict(cells + np.eye(_CONSTANTS)[i] * _STEP) - base) / _STEP
+        return slopes
 
     def solve(
         self, used: Mask, start: Array | None = None, rounds: int = MOST_ROUNDS,
@@ -230,8 +227,8 @@ class Regression:
             entries.append(size[kept, None] * right[kept] / np.where(spread > 0.0, spread, np.inf))
             targets.append(left.T @ target[own])
             owners += [cell] * left.shape[1]
-        found, where = np.concatenate(entries), np.array(owners, dtype=np.intp)
-        return Linear(np.concatenate(targets), found, covariance(found, where, shared), where, shares, shared)
+        stacked, where = np.concatenate(entries), np.array(owners, dtype=np.intp)
+        return Linear(np.concatenate(targets), stacked, covariance(stacked, where, shared), where, shares, shared)
 
     def left_out(
         self, parts: Array, *groupings: NDArray[np.str_], on_progress: OnProgress = no_progress,
@@ -249,7 +246,7 @@ class Regression:
         pull: Array = np.asarray(inverse @ around.target, np.float64)
         whole, every = self.corrections(parts), np.arange(len(self.belongs))
         whole_linear = self._corrected(around, pull, every)
-        found = []
+        errors = []
         for done, grouping in enumerate(groupings):
             on_progress(done, len(groupings), "cross-validation")
             kept = whole[self.cell]
@@ -263,12 +260,12 @@ class Regression:
                 change = np.clip(whole_linear[cells] - without, -_FURTHEST_MOVE, _FURTHEST_MOVE)
                 kept[subjects] = (whole[cells] - change)[place]
                 told[self._told_alone(subjects)] = False
-            found.append(self._missed(kept, grouping))
+            errors.append(self._missed(kept, grouping))
             if untold is not None:
                 self.predictor.tell_first_waves(told)
-                untold.append(found[-1] if told.all() else self._missed(kept, grouping))
+                untold.append(errors[-1] if told.all() else self._missed(kept, grouping))
                 self.predictor.tell_first_waves(np.ones_like(told))
-        return found
+        return errors
 
     def _missed(self, kept: Array, grouping: NDArray[np.str_]) -> Array:
         error = self._predict(np.exp(kept)) - self.evidence.logs
@@ -293,11 +290,11 @@ class Regression:
 
     def _corrected(self, around: "Linear", pull: Array, cells: Rows) -> Array:
         """What the pull of the entries makes of some cells' corrections."""
-        found = np.zeros((len(cells), _CONSTANTS))
+        corrected = np.zeros((len(cells), _CONSTANTS))
         for same in around.shared:
             told = around.entries[:, same.constants] * pull[:, None]
-            found[:, same.constants] = same.between[np.ix_(cells, around.owners)] @ told
-        return found
+            corrected[:, same.constants] = same.between[np.ix_(cells, around.owners)] @ told
+        return corrected
 
     def _parts(self, around: "Linear", pull: Array) -> Array:
         """What the pull of the entries makes of every scope's parts."""

@@ -115,7 +115,7 @@ def read_results(*paths: str | Path, given: Mapping[str, str] | None = None) -> 
     started: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
     for path in paths:
         for line, fields, ragged in _lines(Path(path), given or {}):
-            found = (
+            row = (
                 UnusableRow(str(path), line, "has more cells than the header")
                 if ragged
                 else _row(str(path), line, fields)
@@ -123,13 +123,13 @@ def read_results(*paths: str | Path, given: Mapping[str, str] | None = None) -> 
             conditions = {name: value for name, value in fields.items() if value and name not in _OF_THE_ROW}
             # The run that a row is from tells repeated measurements apart.
             key = (*conditions.items(), ("source_ref", fields.get("source_ref", "")))
-            if isinstance(found, UnusableRow):
-                unusable.append(found)
+            if isinstance(row, UnusableRow):
+                unusable.append(row)
                 if fields.get("metric") in _STARTED_FROM:
                     started.setdefault(key, {})[fields["metric"]] = fields["value"]
                 continue
             point = points.setdefault(key, OperatingPoint(conditions))
-            point.rows.append(found)
+            point.rows.append(row)
     for key, measured in started.items():
         if key in points:
             points[key].conditions.update(measured)

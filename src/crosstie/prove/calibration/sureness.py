@@ -277,10 +277,10 @@ class LearntSureness(LeftOutRows):
         return pack(self.widths(), self.scales(), cells, self.inverse @ cells.drawn(self.variance))
 
     def widths(self) -> dict[str, tuple[float, ...]]:
-        found = {level.name: (0.0,) * len(CONSTANTS) for level in ALL_LEVELS}
+        widths = {level.name: (0.0,) * len(CONSTANTS) for level in ALL_LEVELS}
         for level, variance in zip(self.fit.levels, self.variance, strict=True):
-            found[level] = tuple(round(float(width), 4) for width in np.sqrt(variance))
-        return found
+            widths[level] = tuple(round(float(width), 4) for width in np.sqrt(variance))
+        return widths
 
     def scales(self) -> dict[str, dict[str, float]]:
         """By mode, and by mode and stack and accelerator, and by metric: what an estimate is off by besides, the median
@@ -293,11 +293,11 @@ class LearntSureness(LeftOutRows):
             words = subject.mode, subject.stack, subject.accelerator
             for count, wider in enumerate(_UNKNOWN, start=1) if metric else ():
                 rows.setdefault((scale_name(*words[:count]), metric), []).append((kind == metric, wider * scale))
-        found: dict[str, dict[str, float]] = {NEW_LAYOUT: self._new_layout}
+        scales: dict[str, dict[str, float]] = {NEW_LAYOUT: self._new_layout}
         for (name, metric), own in sorted(rows.items()):
             served = [scale for is_served, scale in own if is_served] or [scale for _, scale in own]
-            found.setdefault(name, {})[metric] = round(float(np.median(served)), 4)
-        return found
+            scales.setdefault(name, {})[metric] = round(float(np.median(served)), 4)
+        return scales
 
     def coverage(self, titles: Mapping[str, str]) -> CoverageTables:
         """By what was left out, and among that by accelerator, stack, source and mode: rows, the share of them within
@@ -308,7 +308,7 @@ class LearntSureness(LeftOutRows):
             "accelerator": np.array([f"{subject.accelerator}, {subject.stack}" for subject in self.subjects]),
             "source": np.array([subject.source for subject in self.subjects]),
         }
-        found: CoverageTables = {}
+        tables: CoverageTables = {}
         for grouping, title in titles.items():
             chances = np.zeros((len(self.subjects), _CHANCES), np.float32)
             error, sd = self.missed(grouping, chances)
@@ -325,8 +325,8 @@ class LearntSureness(LeftOutRows):
                         if (rows := own & (self.metrics == metric)).sum() >= _GROUP
                     }
                     if table and (name or not kind):
-                        found[f"{title}: {name}" if name else title] = table
-        return found
+                        tables[f"{title}: {name}" if name else title] = table
+        return tables
 
     def _noise_by_chance(self, scale: Array) -> NDArray[np.float32]:
         """Student's t, a part of it shared by the rows of a curve."""
@@ -367,14 +367,14 @@ def held(error: Array, half: Array, by_chance: Array) -> dict[str, float]:
 def joint_errors(joint: Measurements, fits: Sequence[Fitted]) -> dict[str, Array]:
     """Errors of fits that had a part of the rows each, by the rows of all."""
     places = {_row_key(joint, row): row for row in range(len(joint.logs))}
-    found: dict[str, Array] = {}
+    errors_of: dict[str, Array] = {}
     for evidence, errors in fits:
         rows = [places.get(_row_key(evidence, row), -1) for row in range(len(evidence.logs))]
         known = np.array([row >= 0 for row in rows])
         for grouping, error in errors.items():
-            whole = found.setdefault(grouping, np.full(len(joint.logs), np.nan))
+            whole = errors_of.setdefault(grouping, np.full(len(joint.logs), np.nan))
             whole[np.array(rows)[known]] = error[known]
-    return found
+    return errors_of
 
 
 def _row_key(evidence: Measurements, row: int) -> tuple[int, int]:

@@ -82,12 +82,12 @@ class RooflineReading:
 
     @property
     def release(self) -> str:
-        found = release_of(self.case)
+        release = release_of(self.case)
         if campaign_of(self.case):
-            return found.removeprefix("mlperf_")
+            return release.removeprefix("mlperf_")
         # An image's name may have no other number than that of the libraries below the engine.
-        libraries = f"rocm{found}" in self.case.point["engine_version"].casefold()
-        return f"ROCm {found} image" if found and libraries else found or UNSTATED
+        libraries = f"rocm{release}" in self.case.point["engine_version"].casefold()
+        return f"ROCm {release} image" if release and libraries else release or UNSTATED
 
     @property
     def date(self) -> str:

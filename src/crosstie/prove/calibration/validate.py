@@ -203,18 +203,18 @@ def _outcome(row: MeasuredRow, cases: tuple[MeasuredCase, ...], predicted: float
 
 
 def errors(outcomes: Iterable[PredictedRow]) -> dict[str, Any]:
-    found = np.array([outcome.error for outcome in outcomes])
-    return summary(found) if len(found) else {"n": 0, "median_ape": None, "p90_ape": None, "bias": None}
+    errors = np.array([outcome.error for outcome in outcomes])
+    return summary(errors) if len(errors) else {"n": 0, "median_ape": None, "p90_ape": None, "bias": None}
 
 
 def by_metric(outcomes: Sequence[PredictedRow]) -> dict[str, dict[str, Any]]:
     """Errors of each metric that occurs; the three that everybody asks for always."""
-    found = {}
+    by_name = {}
     for metric in METRICS:
         own = [outcome for outcome in outcomes if outcome.metric == metric]
         if own or metric in ("ttft", "tpot", "throughput"):
-            found[metric] = errors(own)
-    return found
+            by_name[metric] = errors(own)
+    return by_name
 
 
 GROUPINGS: dict[str, Callable[[PredictedRow], str]] = {
@@ -281,10 +281,10 @@ def odd(outcomes: Sequence[PredictedRow]) -> dict[str, Any]:
     """Sources of whose rows fewer than half lie within their intervals, and the rows that lie furthest from theirs."""
     by_source = intervals(outcomes, GROUPINGS["by_source"])
     sources = {
-        name: {metric: one["inside"] for metric, one in table.items() if one["inside"] < 0.5 and one["n"] >= 10}
+        name: {metric: told["inside"] for metric, told in table.items() if told["inside"] < 0.5 and told["n"] >= 10}
         for name, table in by_source.items()
     }
-    far = sorted((one for one in outcomes if one.has_interval and one.deviations > _ODD), key=lambda o: -o.deviations)
+    far = sorted((row for row in outcomes if row.has_interval and row.deviations > _ODD), key=lambda o: -o.deviations)
     return {
         "sources": {name: table for name, table in sources.items() if table},
         "rows": [
@@ -323,9 +323,9 @@ class RowsInWorlds:
 
     def logs(self, metric: Metric, indices: Sequence[int]) -> Array | None:
         """Of one row; a fleet's are the mean of its parts'."""
-        found = [self._of_case(metric, index) for index in indices]
-        known = [one for one in found if one is not None]
-        return np.asarray(np.mean(known, axis=0)) if len(known) == len(found) else None
+        logs = [self._of_case(metric, index) for index in indices]
+        known = [log for log in logs if log is not None]
+        return np.asarray(np.mean(known, axis=0)) if len(known) == len(logs) else None
 
     def _by_the_clock(self, case: MeasuredCase, metric: str) -> float:
         """How many times as much latencies are off by where requests come when they come."""

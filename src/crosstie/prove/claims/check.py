@@ -128,7 +128,7 @@ def _computed(claim: PublishedClaim, tried: Sequence[Reading]) -> str:
     """Every reading, or where that is long, how far they lie apart and the nearest."""
     known = [reading for reading in tried if not reading.lacks]
     numbers = [reading.value for reading in known if _is_number(reading.value)]
-    told = "; ".join(f"{one.name}: {written(one.value, brief=True)}" for one in known)
+    told = "; ".join(f"{term.name}: {written(term.value, brief=True)}" for term in known)
     if len(known) == 1 and (numbers or isinstance(known[0].value, list)):
         return written(known[0].value) + _unit(claim)
     if len(told) <= _LISTED or not numbers:
@@ -178,11 +178,11 @@ def _with_others(claim: PublishedClaim, finding: Judgement, others: Mapping[str,
 
 def contradictions(claims: Sequence[PublishedClaim]) -> dict[str, dict[str, str]]:
     """For a claim, those whose value for the same quantity does not overlap with its own, and what they say."""
-    found: dict[str, dict[str, str]] = {}
+    others: dict[str, dict[str, str]] = {}
     for claim, other in product(claims, claims):
         if claim.same and claim.same == other.same and _differ(claim.says_of_same, other.says_of_same):
-            found.setdefault(claim.id, {})[other.id] = f"{other.says_of_same} for the {claim.same}"
-    return found
+            others.setdefault(claim.id, {})[other.id] = f"{other.says_of_same} for the {claim.same}"
+    return others
 
 
 def _differ(span: Span | str, other: Span | str) -> bool:
@@ -222,10 +222,10 @@ class ClaimsSummary:
         return f"{opening} Articles, best first: {ranked}."
 
 
-def summarise(found: Sequence[Checked]) -> ClaimsSummary:
-    counts = Counter(checked.finding.verdict for checked in found)
+def summarise(judged: Sequence[Checked]) -> ClaimsSummary:
+    counts = Counter(checked.finding.verdict for checked in judged)
     articles = {}
-    for name in sorted({checked.claim.article for checked in found}):
-        own = [checked.finding.verdict for checked in found if checked.claim.article == name]
+    for name in sorted({checked.claim.article for checked in judged}):
+        own = [checked.finding.verdict for checked in judged if checked.claim.article == name]
         articles[name] = (len(own), own.count(HOLDS), own.count(CONDITIONAL))
     return ClaimsSummary({verdict: counts[verdict] for verdict in VERDICTS}, articles)

@@ -61,8 +61,8 @@ class Template:
     expressions: tuple[Expression, ...]
 
     def filled(self, value: Callable[[Expression], str]) -> str:
-        found = [*map(value, self.expressions), ""]
-        return "".join(word + filled for word, filled in zip(self.words, found, strict=True))
+        values = [*map(value, self.expressions), ""]
+        return "".join(word + filled for word, filled in zip(self.words, values, strict=True))
 
     @property
     def names(self) -> frozenset[str]:

@@ -32,26 +32,26 @@ _NOTES = """## How to read it
 """
 
 
-def page(found: Sequence[Checked]) -> str:
-    summary = summarise(found)
+def page(checked: Sequence[Checked]) -> str:
+    summary = summarise(checked)
     meanings = [(f"**{verdict}**", meaning, str(summary.counts[verdict])) for verdict, meaning in VERDICTS.items()]
     parts = [_INTRO, summary.line, "\n## Verdicts\n", _table(("verdict", "means", "claims"), meanings)]
-    for article in sorted({one.claim.article for one in found}):
-        own = [one for one in found if one.claim.article == article]
+    for article in sorted({entry.claim.article for entry in checked}):
+        own = [entry for entry in checked if entry.claim.article == article]
         parts += [f"\n## Article {article}\n", _table(("", "claim", "verdict", "computed", "why"), map(_row, own))]
-    parts += ["", _NOTES, "## What the verdicts rest on\n", *map(_rests, found)]
+    parts += ["", _NOTES, "## What the verdicts rest on\n", *map(_rests, checked)]
     return "\n".join(parts) + "\n"
 
 
-def _row(one: Checked) -> Sequence[str]:
-    claim, finding = one.claim, one.finding
+def _row(checked: Checked) -> Sequence[str]:
+    claim, finding = checked.claim, checked.finding
     against = f" (against {', '.join(finding.contradicted_by)})" if finding.contradicted_by else ""
     verdict = f"**{finding.verdict}**{finding.qualified.removeprefix(finding.verdict)}{against}"
     return claim.id, claim.words, verdict, finding.computed, f"{finding.reason}."
 
 
-def _rests(one: Checked) -> str:
-    lines = [f"- **{one.claim.id}**", *(f"  - {rest_words(rest)}" for rest in one.finding.rests)]
+def _rests(checked: Checked) -> str:
+    lines = [f"- **{checked.claim.id}**", *(f"  - {rest_words(rest)}" for rest in checked.finding.rests)]
     return "\n".join(lines)
 
 

@@ -92,15 +92,15 @@ class Questions:
         group, _, key = path.partition(".")
         accelerator = self.catalog.accelerator(part)
         held = self.catalog.efficiency(accelerator) if group == "efficiency" else getattr(accelerator, group)
-        found = held.get(key) if isinstance(held, dict) else getattr(held, key)
-        if found is None or (other and not found.alternatives):
+        value = held.get(key) if isinstance(held, dict) else getattr(held, key)
+        if value is None or (other and not value.alternatives):
             raise BadInput(f"the catalog has no {'other ' * other}{path} of {part}")
-        self._note(fact_rest(part, path, found))
-        if found.basis == "assumed":
+        self._note(fact_rest(part, path, value))
+        if value.basis == "assumed":
             raise BadInput(f"{path} of {part} is assumed")
         if other:
-            self._note(Rest("catalog", f"{path}: {found.chosen_because}", found.alternatives[0].source))
-        return _in_unit(found.alternatives[0] if other else found, unit)
+            self._note(Rest("catalog", f"{path}: {value.chosen_because}", value.alternatives[0].source))
+        return _in_unit(value.alternatives[0] if other else value, unit)
 
     def memory_gb(self, part: str) -> float:
         """What a program can allocate."""
@@ -124,10 +124,10 @@ class Questions:
 
     def tpp(self, part: str) -> float:
         """Total processing performance, as `scorecard` gives it for the export rule."""
-        found = export_class(self.catalog.accelerator(part), shipped_export())
+        export = export_class(self.catalog.accelerator(part), shipped_export())
         self._note(Rest("arithmetic", "dense TFLOP/s x bits, the largest over the formats"))
-        self._note(fact_rest(part, f"dense.{found.format}", found.rate))
-        return found.tpp
+        self._note(fact_rest(part, f"dense.{export.format}", export.rate))
+        return export.tpp
 
     def export_limit(self) -> float:
         rule = shipped_export().tpp
@@ -140,25 +140,25 @@ class Questions:
         both = np.isfinite(ocp) & np.isfinite(fnuz) & (fnuz != 0.0)
         count = int((np.isfinite(ocp) & np.isfinite(fnuz)).sum())
         self._note(Rest("arithmetic", f"{count} of 256 bytes are finite in both dialects, as `convert` reads them"))
-        return [float(one) for one in np.unique(ocp[both] / fnuz[both])]
+        return [float(ratio) for ratio in np.unique(ocp[both] / fnuz[both])]
 
     # Memory, as `fit` tells it.
 
     def weights_gb(self, model: str, precision: str) -> float:
-        found = self.catalog.model(model)
-        self._note(model_rest(found, f"weights in {precision}"))
-        return weight_bytes(found, self.catalog.precision(found, precision)) / 1e9
+        of_model = self.catalog.model(model)
+        self._note(model_rest(of_model, f"weights in {precision}"))
+        return weight_bytes(of_model, self.catalog.precision(of_model, precision)) / 1e9
 
     def cache_gb(self, model: str, tokens: int) -> float:
         """KV cache of one request in 16 bits."""
-        found = self.catalog.model(model)
-        self._note(model_rest(found, "its KV cache"))
-        return found.cache_bytes(tokens, KV_FORMATS["bf16"]) / 1e9
+        of_model = self.catalog.model(model)
+        self._note(model_rest(of_model, "its KV cache"))
+        return of_model.cache_bytes(tokens, KV_FORMATS["bf16"]) / 1e9
 
     def fewest(self, model: str, part: str, precision: str, context: int, barely: bool = False) -> int:
         """GPUs that `fit` recommends for one request of the context. `barely`: on which it fits at all, if only as long
         as the engine keeps little memory for itself."""
-        placed = [one for one in self._fit(model, part, precision, context) if one.fits and (barely or one.fewest)]
+        placed = [fit for fit in self._fit(model, part, precision, context) if fit.fits and (barely or fit.fewest)]
         if not placed:
             raise DoesNotFit("no number of GPUs within reach holds it")
         return min(placement.deployment.parallelism.gpus for placement in placed)
@@ -255,18 +255,18 @@ class Questions:
         points = [point for point in own if all(point[key] == value for key, value in wanted.items())]
         rows = (row for point in points for row in point.rows)
         rates = [row for row in rows if row.metric.kind == "throughput" and not row.metric.with_input]
-        found = [row.value for row in rates if row.metric.per_gpu] or [row.value for row in rates]
-        if not found:
+        values = [row.value for row in rates if row.metric.per_gpu] or [row.value for row in rates]
+        if not values:
             raise BadInput(f"no measured result of {', '.join(wanted.values())} is shipped")
-        self._note(rows_rest(points, f"{', '.join(wanted.values())}: {len(found)} results"))
-        return found
+        self._note(rows_rest(points, f"{', '.join(wanted.values())}: {len(values)} results"))
+        return values
 
     @cached_property
     def _points(self) -> dict[str, list[OperatingPoint]]:
-        found: dict[str, list[OperatingPoint]] = {}
+        points: dict[str, list[OperatingPoint]] = {}
         for point in read_results(shipped_results()).points:
-            found.setdefault(point["accelerator"], []).append(point)
-        return found
+            points.setdefault(point["accelerator"], []).append(point)
+        return points
 
     # Money.
 
@@ -277,11 +277,11 @@ class Questions:
 
     def price(self, part: str, kind: str) -> float:
         """USD by the hour, or for one where it is bought: what the middle one of the sellers asks."""
-        found = quote(self.prices, part, kind)
-        if found is None:
+        asked = quote(self.prices, part, kind)
+        if asked is None:
             raise BadInput(f"no {kind} price of {called(part)} by anybody but an article")
-        self._note(quote_rest(found))
-        return found.usd
+        self._note(quote_rest(asked))
+        return asked.usd
 
     def sellers(self, *parts: str) -> list[str]:
         """Sellers that name a price of one of each part to buy, alone or with its share of a server."""
@@ -290,9 +290,9 @@ class Questions:
 
     def asks(self, part: str, seller: str) -> float:
         """USD for one, the middle where a seller gives the ends of a range."""
-        found = [price for price in self._bought(part) if price.provider == seller]
-        usd = median(price.amount.value for price in found)
-        what, said = f"{part} {found[0].kind} {usd:,.0f} USD ({seller})", found[0].amount
+        prices = [price for price in self._bought(part) if price.provider == seller]
+        usd = median(price.amount.value for price in prices)
+        what, said = f"{part} {prices[0].kind} {usd:,.0f} USD ({seller})", prices[0].amount
         self._note(Rest("catalog", what, said.source, said.date))
         return usd
 
@@ -331,8 +331,8 @@ class Questions:
     def _once(self, key: tuple[object, ...], answer: Callable[[], Answer]) -> Answer:
         if key not in self._answers:
             self._answers[key] = answer()
-        found: Answer = self._answers[key]
-        return found
+        kept: Answer = self._answers[key]
+        return kept
 
 
 def _served(entry: Entry) -> tuple[Deployment, Estimate]:
@@ -341,14 +341,14 @@ def _served(entry: Entry) -> tuple[Deployment, Estimate]:
     return entry.deployment, entry.estimate
 
 
-def _in_unit(found: Fact | OtherSource | Any, unit: str) -> float | str:
-    if isinstance(found.value, str):
-        return found.value
-    dimension = UNITS[found.unit].dimension
-    wanted = unit or _WRITTEN_IN.get(dimension, found.unit)
-    if _PRINTED_AS.get(found.unit) == wanted:
-        return float(found.value)
-    return float(found.value * UNITS[found.unit].si / UNITS[wanted].si)
+def _in_unit(fact: Fact | OtherSource | Any, unit: str) -> float | str:
+    if isinstance(fact.value, str):
+        return fact.value
+    dimension = UNITS[fact.unit].dimension
+    wanted = unit or _WRITTEN_IN.get(dimension, fact.unit)
+    if _PRINTED_AS.get(fact.unit) == wanted:
+        return float(fact.value)
+    return float(fact.value * UNITS[fact.unit].si / UNITS[wanted].si)
 
 
 def least(names: Iterable[str], of: Callable[[str], Any]) -> Chosen:
@@ -361,15 +361,15 @@ def most(names: Iterable[str], of: Callable[[str], Any]) -> Chosen:
 
 
 def _each(names: Iterable[str], of: Callable[[str], Any]) -> list[tuple[str, float]]:
-    found = []
+    values = []
     for name in names:
         try:
-            found.append((name, likely(of(name))))
+            values.append((name, likely(of(name))))
         except CrosstieError:
             continue
-    if not found:
+    if not values:
         raise BadInput("no answer for any of them")
-    return found
+    return values
 
 
 ASKED = tuple(name for name, held in vars(Questions).items() if not name.startswith("_") and callable(held))

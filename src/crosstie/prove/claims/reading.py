@@ -183,9 +183,9 @@ def _named(claims: tuple[PublishedClaim, ...], text: str) -> set[str]:
     ids = {claim.id for claim in claims}
     if wanted in ids:
         return {wanted}
-    found = {claim.id for claim in claims if wanted in f"{claim.words} {claim.kind}".casefold()}
-    if found and not _ID.fullmatch(wanted):
-        return found
+    chosen = {claim.id for claim in claims if wanted in f"{claim.words} {claim.kind}".casefold()}
+    if chosen and not _ID.fullmatch(wanted):
+        return chosen
     words = {
         word for claim in claims for word in re.findall(r"[a-z0-9]{3,}", f"{claim.subject} {claim.kind}".casefold())
     }

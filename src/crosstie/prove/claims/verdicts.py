@@ -77,11 +77,11 @@ class Judgement:
 
     @property
     def agreeing(self) -> int:
-        return sum(bool(one.agrees) for one in self.tried)
+        return sum(bool(reading.agrees) for reading in self.tried)
 
     @property
     def extrapolated(self) -> bool:
-        return bool(self.tried) and all(one.extrapolated for one in self.tried)
+        return bool(self.tried) and all(reading.extrapolated for reading in self.tried)
 
     @property
     def qualified(self) -> str:
@@ -103,6 +103,6 @@ def agrees(claim: PublishedClaim, value: object) -> bool | None:
     if len(values) != len(claim.spans):
         raise BadInput(f"claim {claim.id} has {len(claim.spans)} numbers, and its reading {len(values)}")
     return all(
-        span.meets(*one.ends) if isinstance(one, Uncertain) else span.holds(one, claim.tolerance, claim.points)
-        for span, one in zip(claim.spans, values, strict=True)
+        span.meets(*value.ends) if isinstance(value, Uncertain) else span.holds(value, claim.tolerance, claim.points)
+        for span, value in zip(claim.spans, values, strict=True)
     )

@@ -84,7 +84,7 @@ def asked_points(workload: Workload | None, deployment: Deployment, longest: int
     tokens of a request that it takes, here and below."""
     model = deployment.model.id
     own = [request_class for request_class in workload.classes if request_class.model == model] if workload else []
-    lengths = [(max(round(one.input_tokens), 1), max(round(one.output_tokens), 1)) for one in own]
+    lengths = [(max(round(kind.input_tokens), 1), max(round(kind.output_tokens), 1)) for kind in own]
     points = _crossed(lengths, _ASKED_CLIENTS, deployment, longest)
     points = points or _crossed(_USUAL, _ASKED_CLIENTS, deployment, longest)
     if not points:
@@ -120,11 +120,11 @@ def predicted(
     made = [loop_point.operating_point(conditions) for loop_point in points]
     outcomes = validate(catalog, Results(made, [])).outcomes
     names = {metric: name for name, metric in METRICS.items()}
-    found: dict[int, dict[str, PredictedMetric]] = {id(point): {} for point in made}
+    predicted: dict[int, dict[str, PredictedMetric]] = {id(point): {} for point in made}
     for row in outcomes:
         metric = PredictedMetric(row.predicted, row.low, row.high)
-        found[id(row.cases[0].point)][names[row.row.metric]] = metric
-    return [found[id(point)] for point in made]
+        predicted[id(row.cases[0].point)][names[row.row.metric]] = metric
+    return [predicted[id(point)] for point in made]
 
 
 class Budget(NamedTuple):
@@ -164,14 +164,14 @@ def most_telling(
     """Places of candidates, each by its rows, in the order in which they narrow most; and the width of what is asked
     that each leaves, over the width before."""
     first = _width(told, asked)
-    left, found = list(range(len(candidates))), list[tuple[int, float]]()
-    while left and len(found) < most:
+    left, chosen = list(range(len(candidates))), list[tuple[int, float]]()
+    while left and len(chosen) < most:
         updates = {place: told.after(candidates[place]) for place in left}
         best = min(left, key=lambda place: _width(updates[place], asked))
         told = updates[best]
         left.remove(best)
-        found.append((best, _width(told, asked) / first))
-    return found
+        chosen.append((best, _width(told, asked) / first))
+    return chosen
 
 
 def _width(told: RowsTold, asked: Sequence[int]) -> float:

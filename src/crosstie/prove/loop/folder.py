@@ -129,11 +129,11 @@ class LoopFolder:
 
     def measured(self, state: LoopState) -> dict[str, dict[str, Any]]:
         """By name of the point: what was measured to its end."""
-        found = {}
+        by_name = {}
         for point in state.design:
             file = self.point_file(point)
             if file.exists():
                 document = msgspec.json.decode(text_of(file))
                 if document.get("complete"):
-                    found[point.name] = document["endpoints"][0]["points"][0]
-        return found
+                    by_name[point.name] = document["endpoints"][0]["points"][0]
+        return by_name

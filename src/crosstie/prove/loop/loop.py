@@ -74,7 +74,7 @@ class LoopResult:
 
     @property
     def failed(self) -> int:
-        return sum(int(one["failed"]) for one in self.measured.values())
+        return sum(int(measured_point["failed"]) for measured_point in self.measured.values())
 
 
 def begun(folder: LoopFolder, given: dict[str, Any]) -> LoopState:
@@ -184,12 +184,12 @@ class MachineLoop:
             def on_progress(done: int, total: int, what: str, point: str = told) -> None:
                 settings.on_progress(done, total, f"{point}: {what}")
 
-            found = bench([endpoint], [load], asked, gpus=(tool,) if tool else (), on_progress=on_progress)
-            if any(point_result.failed for point_result in found.measured[0].points):
+            measured = bench([endpoint], [load], asked, gpus=(tool,) if tool else (), on_progress=on_progress)
+            if any(point_result.failed for point_result in measured.measured[0].points):
                 check()
-            if found.interrupted:
+            if measured.interrupted:
                 return True
-            self.folder.write(self.folder.point_file(point), document(found))
+            self.folder.write(self.folder.point_file(point), document(measured))
             self._keep()
             settings.tell(f"{told}: {_compared(point, self.folder.measured(state).get(point.name))}")
         if dropped:

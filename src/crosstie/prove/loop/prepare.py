@@ -85,10 +85,10 @@ def _on_this_machine(catalog: Catalog, asked: LoopAsked, model: Model) -> tuple[
     texts = capture(None, tries_engines=True)
     machine = machine_of(texts, "this machine")
     diagnosis = diagnose(machine, catalog=catalog)
-    there = {one.accelerator.id: one for one in stock(machine, catalog)}
+    there = {held.accelerator.id: held for held in stock(machine, catalog)}
     if asked.accelerator not in ("", _THIS):
         wanted = catalog.accelerator(asked.accelerator).id
-        there = {name: one for name, one in there.items() if name == wanted}
+        there = {name: held for name, held in there.items() if name == wanted}
         if not there:
             raise BadInput(f"--on {asked.accelerator}: this machine has none")
     own = next(iter(there.values()))
@@ -173,15 +173,15 @@ def _pool(
 
 def _conditions(deployment: Deployment, release: str) -> dict[str, str]:
     model, split = deployment.model, deployment.parallelism
-    found = {
+    conditions = {
         "accelerator": deployment.accelerator.id, "model": model.id, "precision": deployment.precision.id,
         "engine": deployment.stack.id, "engine_version": release, "num_accelerators": str(split.gpus),
     }  # fmt: skip
-    found |= {"tp": str(split.tp)} if split.gpus == split.tp else {"parallelism": deployment.layout}
+    conditions |= {"tp": str(split.tp)} if split.gpus == split.tp else {"parallelism": deployment.layout}
     if folder := _folder_of(model):
         config = text_config(Path(folder))
-        found |= {"model": config.name, "model_config": config.text}
-    return {name: value for name, value in found.items() if value}
+        conditions |= {"model": config.name, "model_config": config.text}
+    return {name: value for name, value in conditions.items() if value}
 
 
 def _folder_of(model: Model) -> str | None:

@@ -66,9 +66,9 @@ def _doubtful(found: LoopResult) -> dict[str, list[str]]:
     """Why, and which points: what of them is not learnt."""
     known = [(point.short, found.measured[point.name]) for point in found.state.design if point.name in found.measured]
     reasons = {
-        "the client was too slow for their TTFT, which is not learnt": [name for name, one in known if one["bent"]],
+        "the client was too slow for their TTFT, which is not learnt": [name for name, point in known if point["bent"]],
         "clients were never all at work, so nothing of them is learnt": [
-            name for name, one in known if one["arrivals"] == "unsettled"
+            name for name, point in known if point["arrivals"] == "unsettled"
         ],
     }
     return {why: points for why, points in reasons.items() if points}

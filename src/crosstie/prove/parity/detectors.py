@@ -47,8 +47,8 @@ def is_wanted_json(sample: Sample) -> bool:
     """An object with the keys that were asked for; a code fence around it is forgiven."""
     said = sample.answer.strip()
     fenced = _FENCE.match(said)
-    found = _parsed(fenced[1] if fenced else said)
-    return isinstance(found, dict) and set(sample.prompt.wants) <= found.keys()
+    parsed = _parsed(fenced[1] if fenced else said)
+    return isinstance(parsed, dict) and set(sample.prompt.wants) <= parsed.keys()
 
 
 def _parsed(text: str) -> Any:

@@ -82,13 +82,13 @@ class ParityEndpoint:
             self.origin, method, self._base + path, key=self._key, body=body and body | self.asking.body,
             timeout_s=self.asking.timeout_s, most_bytes=_MOST_ANSWER,
         )  # fmt: skip
-        found = answer.said
-        if answer.status != 200 or not isinstance(found, dict):
+        said_object = answer.said
+        if answer.status != 200 or not isinstance(said_object, dict):
             said = " ".join(answer.body.decode("utf-8", "replace").split())
             kind = _Busy if answer.status in (429, 503) else Rejected
             raise kind(f"{path}: status {answer.status}: {said[:_MOST_SAID]}")
-        self.emulated |= found.get("system_fingerprint") == FINGERPRINT
-        return found
+        self.emulated |= said_object.get("system_fingerprint") == FINGERPRINT
+        return said_object
 
     async def begin(self) -> tuple[Way, ...]:
         """Finds its model and what it can; the ways in which it can be forced, best first. Raises BadInput."""
@@ -102,7 +102,7 @@ class ParityEndpoint:
 
     async def _only_model(self) -> str:
         listed = (await self._asked("GET", "/models")).get("data")
-        names = [str(one.get("id")) for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        names = [str(row.get("id")) for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
         if len(names) != 1:
             raise Rejected(f"serves {', '.join(names) or 'no model that it names'}: say which by --model")
         return names[0]
@@ -112,24 +112,24 @@ class ParityEndpoint:
         for top in (self.top, 5, 0):
             self.top, self.chat_logprobs = top or self.top, top > 0
             try:
-                found = await self._asked("POST", "/chat/completions", self._chat([_user(_TRIAL)], 1))
+                trial = await self._asked("POST", "/chat/completions", self._chat([_user(_TRIAL)], 1))
             except Rejected:
                 if not top:
                     raise
                 continue
-            if not top or _chat_steps(found, top):
+            if not top or _chat_steps(trial, top):
                 return
 
     async def _ways(self) -> tuple[Way, ...]:
-        found: list[Way] = []
+        ways: list[Way] = []
         for way in WAYS:
             try:
                 steps = await self._forced(_TRIAL, way, [len(_TRIAL)])
             except Rejected:
                 continue
             if len(steps) >= (1 if way == "steps" else 2):
-                found.append(way)
-        return tuple(found)
+                ways.append(way)
+        return tuple(ways)
 
     # Chats
 
@@ -146,19 +146,19 @@ class ParityEndpoint:
         """The same to a chat in its own words; `prompt` says what is expected of it."""
         body = asked | self._chat(asked["messages"], self.asking.tokens)
         try:
-            found = await self._patiently("/chat/completions", body)
-            choice = found["choices"][0]
+            answer = await self._patiently("/chat/completions", body)
+            choice = answer["choices"][0]
             message = choice["message"]
             words = [message.get("reasoning_content") or message.get("reasoning"), message.get("content")]
-            used = found.get("usage") or {}
+            used = answer.get("usage") or {}
             return Sample(
                 prompt=prompt,
                 answer="\n".join(str(word) for word in words if word),
-                calls=tuple(_call(one) for one in message.get("tool_calls") or ()),
+                calls=tuple(_call(call) for call in message.get("tool_calls") or ()),
                 finish=str(choice.get("finish_reason")),
                 prompt_tokens=int(used.get("prompt_tokens") or 0),
                 output_tokens=int(used.get("completion_tokens") or 0),
-                steps=_chat_steps(found, self.top) if self.chat_logprobs else (),
+                steps=_chat_steps(answer, self.top) if self.chat_logprobs else (),
             )
         except (Rejected, OSError) as error:
             return Sample(prompt=prompt, error=str(error))
@@ -185,17 +185,17 @@ class ParityEndpoint:
         }  # fmt: skip
         try:
             if way == "prompt_logprobs":
-                found = await self._patiently("/completions", body | {"prompt_logprobs": self.top})
-                return _prompt_steps(found["choices"][0].get("prompt_logprobs"), self.top)
+                answer = await self._patiently("/completions", body | {"prompt_logprobs": self.top})
+                return _prompt_steps(answer["choices"][0].get("prompt_logprobs"), self.top)
             if way == "echo":
-                found = await self._patiently("/completions", body | {"echo": True, "logprobs": self.top})
-                return _echo_steps(found["choices"][0].get("logprobs"), self.top)
+                answer = await self._patiently("/completions", body | {"echo": True, "logprobs": self.top})
+                return _echo_steps(answer["choices"][0].get("logprobs"), self.top)
             steps = []
             for at in cut_at:
                 # In order: each prefix begins with the one before, which caches keep.
-                found = await self._patiently("/completions", body | {"prompt": text[:at], "logprobs": self.top})
-                position = int((found.get("usage") or {}).get("prompt_tokens") or at)
-                if top := _first_top(found["choices"][0].get("logprobs"), self.top):
+                answer = await self._patiently("/completions", body | {"prompt": text[:at], "logprobs": self.top})
+                position = int((answer.get("usage") or {}).get("prompt_tokens") or at)
+                if top := _first_top(answer["choices"][0].get("logprobs"), self.top):
                     steps.append(SampledToken(at, position, "", top))
             return tuple(steps)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -233,26 +233,26 @@ def _kept(pairs: list[tuple[str, float]], most: int) -> Top:
     return {token: max(p, -100.0) for token, p in best[:most]}
 
 
-def _chat_steps(found: dict[str, Any], most: int) -> tuple[SampledToken, ...]:
-    said = (found["choices"][0].get("logprobs") or {}).get("content") or ()
+def _chat_steps(answer: dict[str, Any], most: int) -> tuple[SampledToken, ...]:
+    said = (answer["choices"][0].get("logprobs") or {}).get("content") or ()
     steps = []
-    for i, one in enumerate(said):
-        top = _kept([(other["token"], other["logprob"]) for other in one.get("top_logprobs") or ()], most)
+    for i, token in enumerate(said):
+        top = _kept([(other["token"], other["logprob"]) for other in token.get("top_logprobs") or ()], most)
         if not top:
             return ()
-        steps.append(SampledToken(i, i, one["token"], top))
+        steps.append(SampledToken(i, i, token["token"], top))
     return tuple(steps)
 
 
 def _prompt_steps(listed: Any, most: int) -> tuple[SampledToken, ...]:
     """vLLM's: for each token of the prompt but the first, by id: logprob, rank and text."""
     steps, at = [], 0
-    for i, one in enumerate(listed or ()):
-        if not one:
+    for i, token in enumerate(listed or ()):
+        if not token:
             continue
-        top = _kept([(number, said["logprob"]) for number, said in one.items()], most)
+        top = _kept([(number, said["logprob"]) for number, said in token.items()], most)
         # The token that stands there comes first.
-        actual = next(iter(one.values()))
+        actual = next(iter(token.values()))
         steps.append(SampledToken(at, i, str(actual.get("decoded_token")), top))
         at += len(str(actual.get("decoded_token") or ""))
     return tuple(steps)
@@ -282,6 +282,6 @@ def _first_top(listed: Any, most: int) -> Top:
     if not listed:
         return {}
     if content := listed.get("content"):
-        return _kept([(one["token"], one["logprob"]) for one in content[0].get("top_logprobs") or ()], most)
+        return _kept([(entry["token"], entry["logprob"]) for entry in content[0].get("top_logprobs") or ()], most)
     tops: Any = listed.get("top_logprobs") or ({},)
     return _kept(list((tops[0] or {}).items()), most)

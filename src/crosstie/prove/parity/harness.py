@@ -36,10 +36,10 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 def harness_line() -> str:
     """The program; raises BadInput with what to install."""
-    found = shutil.which(PROGRAM)
-    if found is None:
+    program = shutil.which(PROGRAM)
+    if program is None:
         raise BadInput(f"--lm-eval needs {PROGRAM}, which is not installed: {GET}")
-    return found
+    return program
 
 
 def arguments(party: Party, model: str, tasks: Sequence[str], limit: int | None, into: Path) -> list[str]:
@@ -74,8 +74,8 @@ def _run(party: Party, model: str, tasks: Sequence[str], limit: int | None) -> d
         if done.returncode or not files:
             said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
             raise BadInput(f"{PROGRAM} on {party.url} failed: {'; '.join(said[-_QUOTED_LINES:]) or 'it said nothing'}")
-        found: dict[str, Any] = json.loads(files[-1].read_text())["results"]
-        return found
+        results: dict[str, Any] = json.loads(files[-1].read_text())["results"]
+        return results
 
 
 def compared(a: dict[str, Any], b: dict[str, Any]) -> list[Score]:
@@ -90,7 +90,7 @@ def compared(a: dict[str, Any], b: dict[str, Any]) -> list[Score]:
                 or not isinstance(b[task].get(key), int | float)
             ):
                 continue
-            errors = [float(own) if isinstance(own := one[task].get(error), int | float) else 0.0 for one in (a, b)]
+            errors = [float(own) if isinstance(own := run[task].get(error), int | float) else 0.0 for run in (a, b)]
             spread = _ERRORS * math.hypot(*errors)
             scores.append(
                 Score(

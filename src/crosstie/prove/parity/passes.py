@@ -50,7 +50,7 @@ async def ask_all(
     way: Way | None = None, on_progress: OnProgress = no_progress,
 ) -> list[Passes]:  # fmt: skip
     """A beside each of the others. Raises BadInput where one of them cannot be asked at all."""
-    ends = [ParityEndpoint(one.url, model=one.model, api_key=one.api_key, asking=asking) for one in (a, *others)]
+    ends = [ParityEndpoint(side.url, model=side.model, api_key=side.api_key, asking=asking) for side in (a, *others)]
     try:
         offered = [await end.begin() for end in ends]
         chosen = _common(ends, offered, way)
@@ -77,7 +77,7 @@ async def ask_all(
 
 
 def _common(ends: list[ParityEndpoint], offered: list[tuple[Way, ...]], wanted: Way | None) -> Way | None:
-    both = [one for one in WAYS if all(one in ways for ways in offered)]
+    both = [way for way in WAYS if all(way in ways for ways in offered)]
     if wanted is None:
         return both[0] if both else None
     for end, ways in zip(ends, offered, strict=True):

@@ -43,15 +43,15 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
     needed: tuple[Needed, ...]
 
 
-def power(noise: Rows, found: Rows, allowed: float, sizes: tuple[float, ...] = SIZES) -> Power | None:
-    """`noise`, `found`: a sum and a count of each prompt, of A against itself and of B. None below two prompts."""
-    if len(found) < 2 or len(noise) < 2:
+def power(noise: Rows, others: Rows, allowed: float, sizes: tuple[float, ...] = SIZES) -> Power | None:
+    """`noise`, `others`: a sum and a count of each prompt, of A against itself and of B. None below two prompts."""
+    if len(others) < 2 or len(noise) < 2:
         return None
     floor, of_noise = _mean_and_deviation(noise)
-    value, of_found = _mean_and_deviation(found)
-    beyond, error = value - floor, math.hypot(of_noise, of_found) / math.sqrt(len(found))
+    value, of_others = _mean_and_deviation(others)
+    beyond, error = value - floor, math.hypot(of_noise, of_others) / math.sqrt(len(others))
     is_beyond = beyond > 0.0 and beyond > 1.96 * error
-    spread = max(_SPREAD, of_found / beyond) if is_beyond else _SPREAD
+    spread = max(_SPREAD, of_others / beyond) if is_beyond else _SPREAD
     # B has its own noise, as A has.
     own = math.sqrt(2.0) * of_noise
     needed = [
@@ -61,8 +61,8 @@ def power(noise: Rows, found: Rows, allowed: float, sizes: tuple[float, ...] = S
         for size in sizes
     ]
     return Power(
-        prompts=len(found), noise=own, spread=spread, noticed=_least(len(found), own, spread, 0.0),
-        differs=_least(len(found), own, spread, allowed), is_beyond_noise=is_beyond, beyond_noise=beyond,
+        prompts=len(others), noise=own, spread=spread, noticed=_least(len(others), own, spread, 0.0),
+        differs=_least(len(others), own, spread, allowed), is_beyond_noise=is_beyond, beyond_noise=beyond,
         needed=tuple(needed),
     )  # fmt: skip
 

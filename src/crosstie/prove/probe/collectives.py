@@ -93,5 +93,5 @@ def _one(timer: HostTimer, reduce: Callable[[], object], size: int, ranks: int) 
             reduce()
 
     run()
-    found = timing([timer.elapsed(run) for _ in range(ROUNDS)], operations, False)
-    return {"kind": "all-reduce", "format": "bf16", "bytes": size, "ranks": ranks, **found._asdict()}
+    timed = timing([timer.elapsed(run) for _ in range(ROUNDS)], operations, False)
+    return {"kind": "all-reduce", "format": "bf16", "bytes": size, "ranks": ranks, **timed._asdict()}

@@ -153,13 +153,13 @@ def words(name: str) -> set[str]:
 def guess_accelerator(name: str, memory_bytes: float, known: Mapping[str, float]) -> str | None:
     """The one catalog id whose words the device's name has and whose memory it has; None where that is not one."""
     said = words(name)
-    found = []
+    fitting = []
     for id, expected in known.items():
         wanted = words(id)
         named = wanted - UNSAID <= said and wanted & OTHER_CARDS == said & OTHER_CARDS
         if named and abs(memory_bytes / expected - 1) < MEMORY_TOLERANCE:
-            found.append(id)
-    return found[0] if len(found) == 1 else None
+            fitting.append(id)
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def pci_address(properties: Any) -> str | None:

@@ -148,17 +148,17 @@ def attention(bench: LoadedDevice, case: Case) -> Measured:
 
 def fastest(device: ProbedDevice, run: Callable[[], None], operations: int) -> Measured:
     """The best of the attention backends; a refusal of all of them is theirs to explain."""
-    found: list[Measured] = []
+    measurements: list[Measured] = []
     reasons: list[str] = []
     for backend in BACKENDS:
         try:
             with using(backend):
-                found.append((device.timer.time(run, operations), backend))
+                measurements.append((device.timer.time(run, operations), backend))
         except RuntimeError as error:
             reasons.append(f"{backend}: {first_line(error)}")
-    if not found:
+    if not measurements:
         raise RuntimeError("; ".join(reasons))
-    return min(found, key=lambda pair: pair[0].seconds)
+    return min(measurements, key=lambda pair: pair[0].seconds)
 
 
 def using(backend: str) -> Any:
@@ -238,11 +238,11 @@ def measure(device: ProbedDevice, plan: dict[str, Any], on_progress: OnProgress)
 def one(bench: LoadedDevice, case: Case, outcome: ProbeRun) -> None:
     what = {key: value for key, value in case.items() if key != "part"}
     try:
-        found, backend = KINDS[case["kind"]](bench, case)
+        measured, backend = KINDS[case["kind"]](bench, case)
     except REFUSALS as error:
         outcome.failures.append({**what, "reason": first_line(error)})
         return
-    outcome.measurements.append({**what, "backend": backend, **found._asdict()})
+    outcome.measurements.append({**what, "backend": backend, **measured._asdict()})
 
 
 def collectives(device: ProbedDevice, sizes: Sequence[int], outcome: ProbeRun) -> None:

@@ -157,7 +157,7 @@ def decoder_shape(model: Model) -> dict[str, int]:
 
 
 def _tensor(model: Model, role: str) -> Tensor:
-    found = [tensor for tensor in model.layers[0].tensors if tensor.role == role]
-    if len(found) != 1:
-        raise BadInput(f"{model.id}: has {len(found)} tensors for {role}, and the probe needs one")
-    return found[0]
+    fitting = [tensor for tensor in model.layers[0].tensors if tensor.role == role]
+    if len(fitting) != 1:
+        raise BadInput(f"{model.id}: has {len(fitting)} tensors for {role}, and the probe needs one")
+    return fitting[0]

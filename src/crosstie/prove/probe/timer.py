@@ -28,11 +28,11 @@ def timing(samples: list[float], operations: int, graph: bool) -> Timing:
     return Timing(middle / operations, len(ordered), high / low if low > 0 else 1.0, graph)
 
 
-def sampled(one: Callable[[], float], budget_s: float) -> list[float]:
+def sampled(measure: Callable[[], float], budget_s: float) -> list[float]:
     samples: list[float] = []
     start = time.perf_counter()
     while len(samples) < LEAST_SAMPLES or (len(samples) < MOST_SAMPLES and time.perf_counter() - start < budget_s):
-        samples.append(one())
+        samples.append(measure())
     return samples
 
 

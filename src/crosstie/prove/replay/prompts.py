@@ -117,7 +117,7 @@ class Sizing(NamedTuple):
         """By what was counted of texts of these sizes; as it was where they say nothing."""
         if len(set(sizes)) < 2:
             return self
-        slope, overhead = (float(one) for one in np.polyfit(sizes, tokens, 1))
+        slope, overhead = (float(number) for number in np.polyfit(sizes, tokens, 1))
         if not 1 / 16 <= slope <= 2.0:
             return self
         if overhead < 0.0:
@@ -134,7 +134,7 @@ class Sizing(NamedTuple):
         """By what was counted of first prompts: their template, if words add up; else as if no words were known."""
         if self.texts is not None and self.texts.tokens:
             return self._replace(overhead=self.overhead + median(map(sub, tokens, asked)))
-        around = {counted - one for counted, one in zip(tokens, asked, strict=True)}
+        around = {counted - length for counted, length in zip(tokens, asked, strict=True)}
         if self.words and len(around) == 1:
             return self._replace(overhead=self.overhead + around.pop())
         return self._replace(words=(), overhead=0.0).learnt(sizes, tokens)
@@ -190,12 +190,12 @@ def cut_text(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> s
     # Another one in every run, so that the first request of each has another text.
     number += salt % len(texts.texts)
     left = (request.input_tokens - sizing.overhead) * unit
-    found = [f"Run {salt:08x}.\n"]
-    left -= LINE_TOKENS if texts.tokens else len(found[0])
+    blocks = [f"Run {salt:08x}.\n"]
+    left -= LINE_TOKENS if texts.tokens else len(blocks[0])
     for block in request.blocks:
-        found.append(texts.cut(block, min(left, BLOCK_TOKENS * unit)))
+        blocks.append(texts.cut(block, min(left, BLOCK_TOKENS * unit)))
         left -= BLOCK_TOKENS * unit
-    return "".join([*found, texts.cut(number, left)])
+    return "".join([*blocks, texts.cut(number, left)])
 
 
 def _words(name: bytes, number: int, size: int) -> bytes:
@@ -203,10 +203,10 @@ def _words(name: bytes, number: int, size: int) -> bytes:
     all_of_it = corpus()
     # Odd steps through the text: neighbours begin far apart.
     begin = all_of_it.index(b" ", number * 7_368_787 % (len(all_of_it) - 100)) + 1
-    found = name + all_of_it[begin : begin + size - len(name)]
-    while len(found) < size:
-        found += all_of_it[: size - len(found)]
-    return found[:size]
+    prompt = name + all_of_it[begin : begin + size - len(name)]
+    while len(prompt) < size:
+        prompt += all_of_it[: size - len(prompt)]
+    return prompt[:size]
 
 
 def _exact(request: TimedRequest, number: int, salt: int, sizing: Sizing) -> bytes:

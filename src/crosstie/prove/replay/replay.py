@@ -291,7 +291,7 @@ class Replay:
         # Of an open loop a little later than now, so that the first request is no later than the others.
         self._began = perf_counter() + (0.01 if self.clients is None else 0.0)
         # From when on each client that is free has been, a heap.
-        self._free = [self._began + one / self.speed for one in self._starts_s]
+        self._free = [self._began + start_s / self.speed for start_s in self._starts_s]
         watching = self.loop.create_task(self._watch())
         try:
             self._send_due()
@@ -385,7 +385,7 @@ class Replay:
         while True:
             self._report()
             silent_since = perf_counter() - self.silence_s
-            for call in [one for one in self._calls if one.heard_at < silent_since]:
+            for call in [call for call in self._calls if call.heard_at < silent_since]:
                 call.give_up(f"silent for {self.silence_s:g} s")
             if self._goes_on is not None and not self._goes_on(self._outcomes):
                 self.stop()

@@ -65,44 +65,44 @@ class PromptTexts(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def _ends(self) -> list[float]:
         """By piece: tokens, or characters where nobody has counted, up to its end."""
-        found, so_far = [], 0.0
+        ends, so_far = [], 0.0
         for piece in self._laid_out[0]:
             so_far += self.tokens[piece] if self.tokens else len(piece)
-            found.append(so_far)
-        return found
+            ends.append(so_far)
+        return ends
 
-    def cut(self, number: int, length: float, first: str = "") -> str:
-        """The prompt of a request: so many tokens, or characters where nobody has counted. `first`: its line."""
+    def cut(self, number: int, length: float) -> str:
+        """The prompt of a request: so many tokens, or characters where nobody has counted."""
         pieces, begins = self._laid_out
         turn, place = divmod(number, len(begins))
-        return first + self._from((begins[place] + _ROUND * turn) % len(pieces), length)
+        return self._from((begins[place] + _ROUND * turn) % len(pieces), length)
 
     def _from(self, begin: int, length: float) -> str:
         pieces, ends = self._laid_out[0], self._ends
-        found: list[str] = []
+        taken: list[str] = []
         while length > 0:
             before = ends[begin - 1] if begin else 0.0
             end = bisect_right(ends, before + length)
-            found += pieces[begin:end]
+            taken += pieces[begin:end]
             if end < len(pieces):
                 left = length - (ends[end - 1] - before if end > begin else 0.0)
                 size = ends[end] - (ends[end - 1] if end else 0.0)
-                found.append(pieces[end][: round(len(pieces[end]) * left / size)])
+                taken.append(pieces[end][: round(len(pieces[end]) * left / size)])
                 break
             length -= ends[-1] - before
             begin = 0
-        return "".join(found)
+        return "".join(taken)
 
 
 def pieces_of(text: str) -> list[str]:
     """Together they are the text."""
-    found: list[str] = []
+    pieces: list[str] = []
     at = 0
     for match in _PIECE.finditer(text):
         # What no piece begins with, as a very long word, is cut.
-        found += _cut(text[at : match.end()])
+        pieces += _cut(text[at : match.end()])
         at = match.end()
-    return [*found, *_cut(text[at:])]
+    return [*pieces, *_cut(text[at:])]
 
 
 def _cut(text: str) -> list[str]:
@@ -146,14 +146,14 @@ def _lines(path: Path, text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _logged(path: Path, entries: Iterator[tuple[int, Any]]) -> PromptTexts:
-    found, kinds = [], set[Kind]()
+    prompts, kinds = [], set[Kind]()
     for number, entry in entries:
         kind, text = _said(entry)
         if text is None:
             raise BadData(str(path), f"entry {number}", "has no messages, prompt or conversations with text in them")
         kinds.add(kind)
-        found.append(text)
-    return _made("chats" if kinds == {"chats"} else "requests", path, found)
+        prompts.append(text)
+    return _made("chats" if kinds == {"chats"} else "requests", path, prompts)
 
 
 def _said(entry: Any) -> tuple[Kind, str | None]:
@@ -164,9 +164,9 @@ def _said(entry: Any) -> tuple[Kind, str | None]:
         if isinstance(entry.get(inner), dict):
             return _said(entry[inner])
     if isinstance(entry.get("conversations"), list):
-        return "chats", _joined([one.get("value") for one in entry["conversations"] if isinstance(one, dict)])
+        return "chats", _joined([turn.get("value") for turn in entry["conversations"] if isinstance(turn, dict)])
     if isinstance(entry.get("messages"), list):
-        return "requests", _joined([_content(one) for one in entry["messages"] if isinstance(one, dict)])
+        return "requests", _joined([_content(message) for message in entry["messages"] if isinstance(message, dict)])
     prompt = entry.get("prompt")
     return "requests", _joined(prompt if isinstance(prompt, list) else [prompt])
 
@@ -174,7 +174,7 @@ def _said(entry: Any) -> tuple[Kind, str | None]:
 def _content(message: dict[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
-        return _BETWEEN.join(str(one.get("text") or "") for one in content if isinstance(one, dict))
+        return _BETWEEN.join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return content if isinstance(content, str) else ""
 
 
@@ -183,13 +183,13 @@ def _joined(parts: Sequence[Any]) -> str | None:
 
 
 def _made(kind: Kind, path: Path, texts: Iterator[str] | Sequence[str]) -> PromptTexts:
-    found: list[str] = []
+    prompts: list[str] = []
     room, digest = _MOST_CHARACTERS, hashlib.sha256()
     for text in texts:
         digest.update(text.encode(errors="replace") + b"\0")
         if text.strip() and room > 0:
-            found.append(text[:room])
+            prompts.append(text[:room])
             room -= len(text)
-    if not found:
+    if not prompts:
         raise BadInput(f"--prompts {path}: has no text")
-    return PromptTexts(kind, path.name or path.resolve().name, digest.hexdigest()[:16], tuple(found))
+    return PromptTexts(kind, path.name or path.resolve().name, digest.hexdigest()[:16], tuple(prompts))

@@ -109,21 +109,21 @@ def _workload(catalog: Catalog, review: Review, learnt: list[str]) -> Workload:
     )
 
 
-def _class(catalog: Catalog, review: Review, one: RequestClass, learnt: list[str]) -> RequestClass:
+def _class(catalog: Catalog, review: Review, kind: RequestClass, learnt: list[str]) -> RequestClass:
     production = review.production
-    rows = production.rows(one.name)
-    rate = next(figure for figure in review.of("traffic") if figure.of == one.name)
+    rows = production.rows(kind.name)
+    rate = next(figure for figure in review.of("traffic") if figure.of == kind.name)
     if len(rows) < FEW:
-        learnt.append(f"{one.name}: as planned, since {len(rows)} requests are too few to plan by")
-        return one
-    if not any(_differs(figure) for figure in review.figures if figure.of == one.name and figure.what in _SIZES):
-        changed = one
+        learnt.append(f"{kind.name}: as planned, since {len(rows)} requests are too few to plan by")
+        return kind
+    if not any(_differs(figure) for figure in review.figures if figure.of == kind.name and figure.what in _SIZES):
+        changed = kind
     else:
-        changed = _recut(catalog, review, one, rows)
-        learnt.append(f"{one.name}: {changed.input_tokens:,.0f} tokens in and {changed.output_tokens:,.0f} out")
+        changed = _recut(catalog, review, kind, rows)
+        learnt.append(f"{kind.name}: {changed.input_tokens:,.0f} tokens in and {changed.output_tokens:,.0f} out")
     if _differs(rate):
         changed = msgspec.structs.replace(changed, requests_per_s=max(rate.seen.value, 1e-3))
-        learnt.append(f"{one.name}: {rate.seen.value:.3g} requests/s at the peak, not {one.requests_per_s:.3g}")
+        learnt.append(f"{kind.name}: {rate.seen.value:.3g} requests/s at the peak, not {kind.requests_per_s:.3g}")
     return changed
 
 
@@ -190,10 +190,10 @@ def _scaled(
         return msgspec.structs.replace(made, scopes={**made.scopes, scope: parts})
 
     def throughput(calibration: Calibration) -> float:
-        one = deployment_of(catalog.calibrated_by(calibration), pool)
-        assert one is not None
+        deployment = deployment_of(catalog.calibrated_by(calibration), pool)
+        assert deployment is not None
         load = {"concurrency": in_flight, "input_tokens": lengths[0], "output_tokens": lengths[1]}
-        return estimate(one, **load).output_tokens_per_s
+        return estimate(deployment, **load).output_tokens_per_s
 
     wanted, was, by = math.log(ratio), throughput(made), math.log(ratio)
     for _ in range(_TRIES):
@@ -209,7 +209,7 @@ def _off(review: Review) -> Iterator[tuple[PoolSpeed, Pool]]:
     pools = {pool.name: pool for pool in review.planned.fleet.pools}
     known = set()
     speeds = review.expected.speeds if review.expected else []
-    for speed in sorted(speeds, key=lambda one: -one.ratio.requests):
+    for speed in sorted(speeds, key=lambda pool_speed: -pool_speed.ratio.requests):
         pool, ratio = pools[speed.pool], speed.ratio
         sure = ratio.low is not None and ratio.high is not None and not ratio.low <= 1.0 <= ratio.high
         if not sure or abs(ratio.value - 1.0) < _SAME or pool.apart is not None:

@@ -141,13 +141,13 @@ def _lengths(planned: Planned, pool: SavedPool) -> tuple[int, int]:
     return math.ceil(first.input_tokens), math.ceil(first.output_tokens)
 
 
-def _of_class(one: RequestClass) -> dict[str, str]:
+def _of_class(kind: RequestClass) -> dict[str, str]:
     targets = [
         f"{target.percentile:.0%} of requests with a {name} of {seconds(target.seconds)} at most"
-        for name, target in (("TTFT", one.ttft), ("TPOT", one.tpot))
+        for name, target in (("TTFT", kind.ttft), ("TPOT", kind.tpot))
         if target
     ]
-    return {"class": one.name, "targets": " and ".join(targets), "rate": significant(one.requests_per_s)}
+    return {"class": kind.name, "targets": " and ".join(targets), "rate": significant(kind.requests_per_s)}
 
 
 def _of_accelerator(planned: Planned, name: str, count: int) -> dict[str, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from crosstie.catalog.library import Catalog
-from crosstie.catalog.traces import Answers, Floats, Ints, Trace
+from crosstie.catalog.traces import Floats, Ints, Trace
 from crosstie.core.errors import CrosstieError
 from crosstie.core.fleet import Fleet
 from crosstie.core.progress import OnProgress, no_progress
@@ -115,8 +115,8 @@ def _undisturbed(trace: Trace, seen: Pass, counted: Ints) -> Ints:
     if not len(known) or trace.arrival_s is None:
         return counted
     until = float(trace.arrival_s[-1] - np.quantile(known, _LAST))
-    found: Ints = counted[trace.arrival_s[counted] <= until]
-    return found
+    early: Ints = counted[trace.arrival_s[counted] <= until]
+    return early
 
 
 def _stretch(production: Recorded, rows: Ints) -> Ints:
@@ -130,24 +130,9 @@ def _stretch(production: Recorded, rows: Ints) -> Ints:
 
 
 def _part(production: Recorded, rows: Ints) -> Trace:
-    trace = production.trace
     at = production.arrivals[rows]
-    return replace(
-        trace,
-        arrival_s=at - at[0],
-        input_tokens=trace.input_tokens[rows],
-        output_tokens=trace.output_tokens[rows],
-        blocks=None if trace.blocks is None else tuple(trace.blocks[row] for row in rows),
-        classes=tuple(production.classes[row] for row in rows),
-        answers=_of_rows(trace.answers, rows),
-    )
-
-
-def _of_rows(answers: Answers | None, rows: Ints) -> Answers | None:
-    if answers is None:
-        return None
-    pools = tuple(answers.pools[row] for row in rows)
-    return Answers(pools, answers.ttft_s[rows], answers.tpot_s[rows], answers.cached_tokens[rows])
+    classes = tuple(production.classes[row] for row in rows)
+    return replace(production.trace.taken(rows), arrival_s=at - at[0], classes=classes)
 
 
 def _simulated(catalog: Catalog, fleet: Fleet, trace: Trace, load: float) -> tuple[Pass, float | None]:
@@ -188,8 +173,8 @@ def _speeds(
     factor = 1.0 / max(1.0 + gain, 0.5)
     assert trace.arrival_s is not None
     span = float(trace.arrival_s[counted[-1]] - trace.arrival_s[counted[0]])
-    found = [_speed(pool.name, pool.replicas, trace, seen, simulated, both, factor, span) for pool in fleet.pools]
-    return [one for one in found if one is not None]
+    speeds = [_speed(pool.name, pool.replicas, trace, seen, simulated, both, factor, span) for pool in fleet.pools]
+    return [speed for speed in speeds if speed is not None]
 
 
 def _speed(

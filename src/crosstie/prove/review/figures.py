@@ -56,13 +56,13 @@ def read_thresholds(file: Path) -> dict[str, Threshold]:
 
 def changed(given: Mapping[str, float]) -> dict[str, Threshold]:
     """Those of the data, with these shares in their place."""
-    found = dict(thresholds())
+    limits = dict(thresholds())
     for name, share in given.items():
-        if name not in found:
-            hint = did_you_mean(near_names(name, found))
-            raise BadInput(f"--within {name}: no such figure; there are {', '.join(found)}.{hint}")
-        found[name] = msgspec.structs.replace(found[name], share=share)
-    return found
+        if name not in limits:
+            hint = did_you_mean(near_names(name, limits))
+            raise BadInput(f"--within {name}: no such figure; there are {', '.join(limits)}.{hint}")
+        limits[name] = msgspec.structs.replace(limits[name], share=share)
+    return limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class Planned:
 
     def hit_rate(self, name: str) -> float:
         """Of a class's prompt tokens, over the pools that carry it."""
-        lengths = {one.longest_input: one.input_tokens for one in self.classes[name].slices}
+        lengths = {prompt_slice.longest_input: prompt_slice.input_tokens for prompt_slice in self.classes[name].slices}
         rows = [
             (carry.requests_per_s * lengths.get(carry.up_to_input, 0.0), carry.hit_rate)
             for pool in self.plan.pools
@@ -135,7 +135,7 @@ def read_planned(catalog: Catalog, file: Path, fleet: Path | None = None) -> Pla
     if plan.fleet is None:
         raise BadData(file, "fleet", "there is none: nothing was promised that production could keep")
     runs = read_subject(catalog, fleet or file).fleet
-    simulated = {one.class_name: one for one in plan.simulated}
+    simulated = {simulated_class.class_name: simulated_class for simulated_class in plan.simulated}
     return Planned(str(file), saved, plan.fleet, simulated, plan.flips, runs, plan.assumptions)
 
 

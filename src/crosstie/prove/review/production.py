@@ -2,11 +2,11 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from crosstie.core.histogram import samples_of
 from crosstie.core.usage import HOUR_S, Used, total
 from crosstie.prove.bench.server_counts import metrics_page
 from crosstie.wire.address import Address
-
-T = TypeVar("T")
 
 # A busiest hour is looked for in recordings that are longer, and a day's mean is known of those that have one.
 _HOUR_S, DAY_S = 3600.0, 86_400.0
@@ -62,8 +60,8 @@ class Recorded:
         return _HOUR_S if self.span_s > _HOUR_S else self.span_s * count / (count - 1)
 
     def rows(self, name: str, busy: bool = False) -> Ints:
-        found = self.by_class.get(name, np.zeros(0, np.int64))
-        return found[(found >= self.busy.start) & (found < self.busy.stop)] if busy else found
+        rows = self.by_class.get(name, np.zeros(0, np.int64))
+        return rows[(rows >= self.busy.start) & (rows < self.busy.stop)] if busy else rows
 
     @property
     def has_latencies(self) -> bool:
@@ -101,38 +99,31 @@ def read_recordings(files: Sequence[Path], known: Sequence[str], class_name: str
 def _together(traces: list[Trace]) -> Trace:
     if len(traces) == 1:
         return traces[0]
-    answers = [trace.answers for trace in traces]
     if any(trace.arrival_s is None for trace in traces):
         raise BadInput(f"{traces[0].file}: several recordings, and not all have times")
     at = np.concatenate([trace.arrival_s + trace.began_s for trace in traces if trace.arrival_s is not None])
-    order = np.argsort(at, kind="stable")
     blocks = [trace.blocks or ((),) * len(trace) for trace in traces]
     classes = [trace.classes or (None,) * len(trace) for trace in traces]
-    told = [answer for answer in answers if answer is not None]
-    return Trace(
+    whole = Trace(
         traces[0].file,
-        at[order] - at[order[0]],
-        np.concatenate([trace.input_tokens for trace in traces])[order],
-        np.concatenate([trace.output_tokens for trace in traces])[order],
+        at,
+        np.concatenate([trace.input_tokens for trace in traces]),
+        np.concatenate([trace.output_tokens for trace in traces]),
         sum(trace.empty_outputs for trace in traces),
-        _sorted(blocks, order) if any(trace.blocks for trace in traces) else None,
-        _sorted(classes, order) if any(trace.classes for trace in traces) else None,
-        Answers(
-            _sorted([answers.pools for answers in told], order),
-            *(
-                np.concatenate([getattr(answers, name) for answers in told])[order]
-                for name in ("ttft_s", "tpot_s", "cached_tokens")
-            ),
-        )
-        if len(told) == len(traces)
-        else None,
-        float(at[order[0]]),
+        tuple(chain(*blocks)) if any(trace.blocks for trace in traces) else None,
+        tuple(chain(*classes)) if any(trace.classes for trace in traces) else None,
+        _answers_together([trace.answers for trace in traces]),
     )
+    began_s = float(at.min())
+    return replace(whole.taken(np.argsort(at, kind="stable")), arrival_s=np.sort(at) - began_s, began_s=began_s)
 
 
-def _sorted(parts: Iterable[Iterable[T]], order: Ints) -> tuple[T, ...]:
-    flat = [one for part in parts for one in part]
-    return tuple(flat[row] for row in order)
+def _answers_together(parts: Sequence[Answers | None]) -> Answers | None:
+    known = [answers for answers in parts if answers is not None]
+    if len(known) < len(parts):
+        return None
+    columns = ([getattr(answers, name) for answers in known] for name in ("ttft_s", "tpot_s", "cached_tokens"))
+    return Answers(tuple(chain(*(answers.pools for answers in known))), *map(np.concatenate, columns))
 
 
 def _busiest(arrivals: Floats) -> slice:

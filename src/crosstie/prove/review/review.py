@@ -62,9 +62,9 @@ def review(
     metrics: MetricTotals | None = None, usage: Usage | None = None, on_progress: OnProgress = no_progress,
 ) -> Review:  # fmt: skip
     notes = list(_about(planned, production))
-    found = expected(catalog, planned.fleet, production, on_progress)
-    simulated = found if isinstance(found, Expected) else None
-    notes += [f"nothing is expected of the fleet: {found}"] if isinstance(found, str) else found.notes
+    expectation = expected(catalog, planned.fleet, production, on_progress)
+    simulated = expectation if isinstance(expectation, Expected) else None
+    notes += [f"nothing is expected of the fleet: {expectation}"] if isinstance(expectation, str) else expectation.notes
     figures = [
         *_traffic(planned, production, today),
         *_lengths(planned, production),
@@ -173,7 +173,7 @@ def _hits(
             if seen is not None:
                 yield ReviewFigure("hit-rate", name, "prompts cached", "share", predicted, _within_one(seen))
     elif metrics is not None and metrics.queried:
-        total = sum(one.requests_per_s * one.input_tokens for one in planned.classes.values())
+        total = sum(kind.requests_per_s * kind.input_tokens for kind in planned.classes.values())
         predicted = sum(wanted[name] * one.requests_per_s * one.input_tokens for name, one in planned.classes.items())
         seen = MeasuredValue(metrics.found / metrics.queried, None, None, len(production.classes))
         yield ReviewFigure("hit-rate", "", "prompts cached", "share", predicted / max(total, 1e-9), seen)
@@ -183,7 +183,7 @@ def _hits(
             "--enable-prompt-tokens-details, or in its own metrics (--metrics)"
         )
     if trace.blocks is not None and len(trace) <= _MOST_REUSED:
-        spared = np.bincount((found := reuse(trace)).request, found.tokens, len(trace))
+        spared = np.bincount((reused := reuse(trace)).request, reused.tokens, len(trace))
         endless = float(spared.sum() / trace.input_tokens.sum())
         seen = MeasuredValue(endless, None, None, len(trace))
         yield ReviewFigure("", "", "cached with endless memory", "share", None, seen)
@@ -194,30 +194,30 @@ def _within_one(seen: MeasuredValue) -> MeasuredValue:
                    high=None if seen.high is None else min(seen.high, 1.0))  # fmt: skip
 
 
-def _throughput(found: Expected | None) -> Iterator[ReviewFigure]:
-    for one in found.speeds if found else ():
-        projected, ratio = one.projected_tokens_per_s, one.ratio
+def _throughput(awaited: Expected | None) -> Iterator[ReviewFigure]:
+    for speed in awaited.speeds if awaited else ():
+        projected, ratio = speed.projected_tokens_per_s, speed.ratio
         seen = MeasuredValue(
-            one.output_tokens_per_s, None if ratio.low is None else ratio.low * projected,
+            speed.output_tokens_per_s, None if ratio.low is None else ratio.low * projected,
             None if ratio.high is None else ratio.high * projected, ratio.requests,
         )  # fmt: skip
         yield ReviewFigure(
-            "throughput", one.pool, "output tokens/s a replica", "tokens/s", projected, seen,
-            note=f"{one.in_flight:.3g} in flight",
+            "throughput", speed.pool, "output tokens/s a replica", "tokens/s", projected, seen,
+            note=f"{speed.in_flight:.3g} in flight",
         )  # fmt: skip
 
 
 def _latencies(
-    planned: Planned, production: Recorded, found: Expected | None, metrics: MetricTotals | None
+    planned: Planned, production: Recorded, awaited: Expected | None, metrics: MetricTotals | None
 ) -> Iterator[ReviewFigure]:
-    if found is not None and production.has_latencies:
+    if awaited is not None and production.has_latencies:
         for name, request_class in planned.classes.items():
-            mine = found.counted[[found.classes[row] == name for row in found.counted]]
+            mine = awaited.counted[[awaited.classes[row] == name for row in awaited.counted]]
             before = planned.simulated.get(name)
             was = (before.ttft_s, before.tpot_s) if before else (None, None)
             for word, target, plan, seen, simulated in (
-                ("TTFT", request_class.ttft, was[0], found.seen.ttft_s, found.simulated.ttft_s),
-                ("TPOT", request_class.tpot, was[1], found.seen.tpot_s, found.simulated.tpot_s),
+                ("TTFT", request_class.ttft, was[0], awaited.seen.ttft_s, awaited.simulated.ttft_s),
+                ("TPOT", request_class.tpot, was[1], awaited.seen.tpot_s, awaited.simulated.tpot_s),
             ):
                 should = np.sort(simulated[mine][~np.isnan(simulated[mine])])
                 share = target.percentile if target else _USUAL
@@ -235,17 +235,17 @@ def _latencies(
         for word, by_pool in (("TTFT", metrics.ttft), ("TPOT", metrics.tpot)):
             for pool, buckets in by_pool.items():
                 at = bucket_quantile(buckets, _USUAL)
-                model = _of_pool(found, word, pool)
+                model = _of_pool(awaited, word, pool)
                 if at is not None:
                     yield ReviewFigure("latency" if model else "", pool, f"{word} p90", "s", model, at,
                                  note="between bounds of a histogram")  # fmt: skip
 
 
-def _of_pool(found: Expected | None, word: str, pool: str) -> float | None:
-    if found is None:
+def _of_pool(awaited: Expected | None, word: str, pool: str) -> float | None:
+    if awaited is None:
         return None
-    values = found.simulated.ttft_s if word == "TTFT" else found.simulated.tpot_s
-    mine = np.array([one == pool for one in found.simulated.pools]) & ~np.isnan(values)
+    values = awaited.simulated.ttft_s if word == "TTFT" else awaited.simulated.tpot_s
+    mine = np.array([answered_by == pool for answered_by in awaited.simulated.pools]) & ~np.isnan(values)
     return at_quantile(np.sort(values[mine]), _USUAL) if mine.any() else None
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.sim.test_sessions import run
 
-from crosstie.web.knee_chart import has_knee, knee_picture
+from crosstie.web.simulation_chart import has_knee, knee_picture
 
 
 @pytest.mark.slow
