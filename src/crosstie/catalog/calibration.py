@@ -400,15 +400,10 @@ def read_calibration(file: Path) -> Calibration:
     for key, (low, high) in read.loads.items():
         if key not in read.points or not 0.0 < low <= high:
             raise BadData(file, f"loads.{key}", "must be the fewest and most requests a GPU of a key of points")
-    if read.posterior is not None:
-        _check_posterior(file, read.posterior)
-    return read
-
-
-def _check_posterior(file: Path, posterior: Posterior) -> None:
-    for level, widths in posterior.widths.items():
+    for level, widths in read.posterior.widths.items() if read.posterior else ():
         if len(widths) != len(CONSTANTS) or not all(0.0 <= width <= _FURTHEST for width in widths):
             raise BadData(file, f"posterior.widths.{level}", f"must have {len(CONSTANTS)} numbers from 0 to 20")
+    return read
 
 
 def calibration_text(calibration: Calibration) -> str:

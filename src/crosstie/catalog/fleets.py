@@ -223,7 +223,9 @@ def _fallbacks(catalog: Catalog, file: Path, raw: dict[str, Any], models: dict[s
         where = f"fallbacks.{name}"
         model = _served_model(catalog, file, where, name, models)
         named = read_value(file, where, others, tuple[str, ...])
-        chains[model] = tuple(_served_model(catalog, file, f"{where}[{i}]", one, models) for i, one in enumerate(named))
+        chains[model] = tuple(
+            _served_model(catalog, file, f"{where}[{i}]", other, models) for i, other in enumerate(named)
+        )
         if model in chains[model]:
             raise BadData(file, where, f"{model} cannot stand in for itself")
     return chains

@@ -80,18 +80,18 @@ def _span(span: Range) -> str:
     return f"{low:,.0f}" if low == high else f"{low:,.0f} to {high:,.0f}"
 
 
-def measured_with(catalog: Catalog, one: Deployment) -> MeasuredWith | None:
+def measured_with(catalog: Catalog, own: Deployment) -> MeasuredWith | None:
     """None where nobody has published a row of this model in that width there."""
-    same_accelerator = _named(lambda name: catalog.accelerator(name).id == one.accelerator.id)
-    same_stack = _named(lambda name: catalog.stack(name).id == one.stack.id)
-    shape = architecture_of(one.model)
+    same_accelerator = _named(lambda name: catalog.accelerator(name).id == own.accelerator.id)
+    same_stack = _named(lambda name: catalog.stack(name).id == own.stack.id)
+    shape = architecture_of(own.model)
     same_model = _named(lambda name: architecture_of(catalog.model(name)) == shape)
     rows = [
         row
-        for (accelerator, engine, width, model), alike in _rows(frozenset(spellings(one.accelerator)), _files()).items()
-        if width == one.weight_width and same_accelerator(accelerator) and same_stack(engine) and same_model(model)
+        for (accelerator, engine, width, model), alike in _rows(frozenset(spellings(own.accelerator)), _files()).items()
+        if width == own.weight_width and same_accelerator(accelerator) and same_stack(engine) and same_model(model)
         for row in alike
-        if (row.spec_decode.casefold() not in _NOT) == (one.speculation is not None) and row.disagg.casefold() in _NOT
+        if (row.spec_decode.casefold() not in _NOT) == (own.speculation is not None) and row.disagg.casefold() in _NOT
     ]
     if not rows:
         return None

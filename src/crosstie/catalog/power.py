@@ -42,14 +42,14 @@ class PowerModel(msgspec.Struct, frozen=True, kw_only=True):
     def idle_watts(self, accelerator: Accelerator) -> float:
         return accelerator.chip.tdp.si * (self.idle.get(accelerator.id) or self.idle["other"]).value
 
-    def serving_watts(self, deployment: Deployment, found: Estimate) -> float:
+    def serving_watts(self, deployment: Deployment, point: Estimate) -> float:
         """Of one GPU of a replica under the load of an estimate."""
         spent = {
-            phase: sum(s for key, s in found.gpu_s_per_token.items() if key.startswith(phase))
+            phase: sum(s for key, s in point.gpu_s_per_token.items() if key.startswith(phase))
             for phase in ("prefill", "decode")
         }
-        reached = spent["prefill"] * found.prefill_roofline_fraction + spent["decode"] * found.decode_roofline_fraction
-        load = found.concurrency * tokens_verified(deployment) / deployment.parallelism.gpus
+        reached = spent["prefill"] * point.prefill_roofline_fraction + spent["decode"] * point.decode_roofline_fraction
+        load = point.concurrency * tokens_verified(deployment) / deployment.parallelism.gpus
         return self.watts(deployment.accelerator, reached / sum(spent.values()), load)
 
 

@@ -64,7 +64,9 @@ def with_prefixes(
         raise BadData(
             file, f"{where}.shared_tokens", f"{shared:,.0f} are more than hit_rate, {rate:g} of {mean:,.0f} tokens"
         )
-    return tuple(_given(prefix, one, inputs[group]) for one, group in zip(slices, _groups(slices, inputs), strict=True))
+    return tuple(
+        _given(prefix, band, inputs[group]) for band, group in zip(slices, _groups(slices, inputs), strict=True)
+    )
 
 
 def _groups(slices: tuple[Slice, ...], inputs: Lengths) -> list[Ints]:

@@ -242,7 +242,8 @@ def _call(given: Any) -> Any:
 
 def _cuts(added: list[dict[str, Any]]) -> re.Pattern[str] | None:
     """Where special tokens begin, those that take the spaces before them excepted."""
-    if any(one.get("lstrip") or one.get("normalized") or one.get("single_word") for one in added if one.get("special")):
+    special = [token for token in added if token.get("special")]
+    if any(token.get("lstrip") or token.get("normalized") or token.get("single_word") for token in special):
         return None
-    known = sorted((token["content"] for token in added if token.get("special")), key=len, reverse=True)
+    known = sorted((token["content"] for token in special), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, known))) if known else None

@@ -272,7 +272,10 @@ def _answers(requests: Sequence[_Request]) -> Answers | None:
     if not np.isnan(cached).all():
         cached = np.nan_to_num(cached)
     return Answers(
-        pools, column([one.ttft_ms for one in requests], 1e-3), column([one.tpot_ms for one in requests], 1e-3), cached
+        pools,
+        column([line.ttft_ms for line in requests], 1e-3),
+        column([line.tpot_ms for line in requests], 1e-3),
+        cached,
     )
 
 

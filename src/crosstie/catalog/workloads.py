@@ -194,7 +194,7 @@ def release_text(file: Path, where: str, raw: object) -> str:
 
 def _sharing(reader: ClassReader, raw: object, classes: tuple[RequestClass, ...]) -> Sharing:
     """[hosting]: which models share replicas, and what that may cost in cold loads."""
-    entry, asked = table(reader.file, "hosting", raw), tuple(dict.fromkeys(one.model for one in classes))
+    entry, asked = table(reader.file, "hosting", raw), tuple(dict.fromkeys(kind.model for kind in classes))
     models = _hosted(reader, "hosting.models", entry.get("models"), asked) or asked
     pinned = _hosted(reader, "hosting.pinned", entry.get("pinned"), models)
     sharing = read_record(reader.file, "hosting", raw, Sharing, models=models, pinned=pinned)

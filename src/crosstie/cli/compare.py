@@ -109,7 +109,12 @@ def command(
     for picture in pictures if not wanted.as_json else ():
         click.echo(f"drawn as {picture}", err=True)
     several = {"sweep": swept, "costs": costs, "context_sweep": contexts}
-    more = {key: [_curve_json(curve) for curve in curves] for key, curves in several.items() if curves}
+    # Without what a curve does not know.
+    more: dict[str, object] = {
+        key: [{name: value for name, value in asdict(curve).items() if value != []} for curve in curves]
+        for key, curves in several.items()
+        if curves
+    }
     more |= {"roofline": [roofline_json(roof) for roof in roofs]} if roofs else {}
     more |= {"apart": [apart_json(apart_entry) for apart_entry in split]} if split else {}
 
@@ -295,11 +300,6 @@ def payoff_text(payoff: Payoff | None, concurrency: int) -> str:
         f"drafts give {payoff.gain:.2f}x the tokens/s of none, {payoff.gain_if_fewer:.2f}x if {share(FEWER)} fewer "
         f"are kept; {pays}"
     )
-
-
-def _curve_json(curve: Curve) -> dict[str, object]:
-    """Without what it does not know."""
-    return {name: value for name, value in asdict(curve).items() if value != []}
 
 
 def curve_parts(swept: list[Curve], load: Load | None = None) -> Parts:

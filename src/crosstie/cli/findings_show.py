@@ -55,7 +55,7 @@ def report(
 
 
 def to_json(findings: Sequence[Finding], verdicts: Mapping[str, str], more: Mapping[str, object]) -> dict[str, object]:
-    documents = [{**msgspec.to_builtins(one), "rests_on": GROUNDS[one.grounds]} for one in _gravest_first(findings)]
+    documents = [{**msgspec.to_builtins(each), "rests_on": GROUNDS[each.grounds]} for each in _gravest_first(findings)]
     return {"verdicts": dict(verdicts), "findings": documents, **more}
 
 

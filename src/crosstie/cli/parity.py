@@ -227,33 +227,32 @@ def nats(value: float) -> str:
     return "0" if value < 5e-6 else significant(value, 2) if value < 0.1 else significant(value)
 
 
-def parity_parts(one: Parity, verbose: bool) -> Parts:
-    names = one.a_model if one.a_model == one.b_model else f"{one.a_model} and {one.b_model}"
-    yield f"{one.a} (A) and {one.b} (B): {_VERDICTS[one.verdict]} ({names})"
-    forced = f"{one.positions:,} places forced by {one.way}" if one.way else "none forced"
-    yield f"{plural(one.prompts, 'prompt')}, {forced}, top {one.top}; A was asked twice"
-    yield Table(["distance", ">A/A", ">A/B", ">95%", ">allowed", "says"], _rows(one.gauges, of_answers=False))
-    yield Table(["answers", ">A", ">B", ">more, 95%", ">allowed", "says"], _rows(one.gauges, of_answers=True))
-    yield _parted(one.first_divergence)
-    if one.power is not None:
-        yield Line(_sees(one.power), hang=2)
-    yield from (f"- likely: {cause}" for cause in one.causes)
-    for text, listed in (("A did not answer", one.left_out), ("B did not answer", one.unanswered)):
+def parity_parts(pair: Parity, verbose: bool) -> Parts:
+    names = pair.a_model if pair.a_model == pair.b_model else f"{pair.a_model} and {pair.b_model}"
+    yield f"{pair.a} (A) and {pair.b} (B): {_VERDICTS[pair.verdict]} ({names})"
+    forced = f"{pair.positions:,} places forced by {pair.way}" if pair.way else "none forced"
+    yield f"{plural(pair.prompts, 'prompt')}, {forced}, top {pair.top}; A was asked twice"
+    yield Table(["distance", ">A/A", ">A/B", ">95%", ">allowed", "says"], _rows(pair.gauges, of_answers=False))
+    yield Table(["answers", ">A", ">B", ">more, 95%", ">allowed", "says"], _rows(pair.gauges, of_answers=True))
+    yield _parted(pair.first_divergence)
+    if pair.power is not None:
+        yield Line(_sees(pair.power), hang=2)
+    yield from (f"- likely: {cause}" for cause in pair.causes)
+    for text, listed in (("A did not answer", pair.left_out), ("B did not answer", pair.unanswered)):
         if listed:
             yield f"- {text} {plural(len(listed), 'prompt')}; the first: {listed[0]}"
-    yield from (f"- {note}" for note in one.notes)
+    yield from (f"- {note}" for note in pair.notes)
     if not verbose:
         yield closing(_DETAILS)
         return
-    if one.first_divergence.by_token:
-        rows = [[part.name, f"{part.floor:,}", f"{part.answers:,}"] for part in one.first_divergence.by_token]
+    if pair.first_divergence.by_token:
+        rows = [[part.name, f"{part.floor:,}", f"{part.answers:,}"] for part in pair.first_divergence.by_token]
         yield Table(["answers part at token", ">A/A", ">A/B"], rows)
-    for title, groups in (
-        ("by position", one.by_position), ("by length of the prompt", one.by_length), ("by language", one.by_language),
-    ):  # fmt: skip
+    cuts = {"position": pair.by_position, "length of the prompt": pair.by_length, "language": pair.by_language}
+    for what, groups in cuts.items():
         if groups:
-            yield from _groups(title, groups)
-    for gauge in one.gauges:
+            yield from _groups(f"by {what}", groups)
+    for gauge in pair.gauges:
         meaning = _MEANINGS[gauge.name]
         yield note(meaning if gauge.name == DISAGREEMENT else f"{gauge.name}: {meaning}")
 
@@ -277,16 +276,17 @@ def _sees(power: Power) -> str:
 
 def _rows(gauges: Sequence[Gauge], *, of_answers: bool) -> list[list[str]]:
     rows = []
-    for one in gauges:
-        if (one.a_rate is not None) is of_answers:
-            first, second = (
-                (one.floor, one.value) if one.a_rate is None or one.b_rate is None else (one.a_rate, one.b_rate)
-            )
-            values, name = (first, second, one.low, one.high, one.allowed), one.name
+    for gauge in gauges:
+        if (gauge.a_rate is not None) is of_answers:
+            first, second = gauge.a_rate, gauge.b_rate
+            if first is None or second is None:
+                first, second = gauge.floor, gauge.value
+            values, name = (first, second, gauge.low, gauge.high, gauge.allowed), gauge.name
             if name == DISAGREEMENT:
-                values, name = (1 - first, 1 - second, 1 - one.high, 1 - one.low, 1 - one.allowed), "top-1 agreement"
-            figures = [_figure(one, value) for value in values]
-            rows.append([name, *figures[:2], f"{figures[2]} to {figures[3]}", figures[4], one.says])
+                values = (1 - first, 1 - second, 1 - gauge.high, 1 - gauge.low, 1 - gauge.allowed)
+                name = "top-1 agreement"
+            figures = [_figure(gauge, value) for value in values]
+            rows.append([name, *figures[:2], f"{figures[2]} to {figures[3]}", figures[4], gauge.says])
     return rows
 
 
@@ -309,10 +309,10 @@ def _groups(title: str, groups: Sequence[Group]) -> Parts:
 
     rows = [
         [
-            one.name, f"{one.prompts:,}", f"{one.places:,}", nats(one.floor_kl), nats(one.kl), percent(one.agreement),
-            parted(one),
+            part.name, f"{part.prompts:,}", f"{part.places:,}", nats(part.floor_kl), nats(part.kl),
+            percent(part.agreement), parted(part),
         ]
-        for one in groups
+        for part in groups
     ]  # fmt: skip
     columns = [title, ">prompts", ">places", ">KL A/A", ">KL A/B", ">top-1", ">answers part"]
     yield Table(columns, rows)

@@ -267,7 +267,9 @@ def _pool_row(pool: PoolPlan, measured: str, verbose: bool) -> list[str]:
 def _routes(plan: Plan, fleet: FleetPlan) -> Parts:
     """Where requests go while the fleet is idle, by the gateway's router; and what carries them at the peak."""
     carried = {pool.name: pool.carried for pool in fleet.pools}
-    pieces = {(one.name, piece.longest_input): (one, piece) for one in plan.workload.classes for piece in one.slices}
+    pieces = {
+        (kind.name, piece.longest_input): (kind, piece) for kind in plan.workload.classes for piece in kind.slices
+    }
     rows, exempt = [], False
     for goes in plan.guide:
         kind, piece = pieces[goes.class_name, goes.up_to_input]
@@ -401,7 +403,7 @@ def _alternatives_parts(plan: Plan, fleet: FleetPlan, verbose: bool) -> Parts:
     yield from (f"- with {lighter.what}: {_beside(lighter.fleet)}; {lighter.but}" for lighter in plan.lighter)
     if plan.mixture:
         yield from _mixture(plan.mixture)
-    alike = [one for one in plan.single_vendor.values() if one and one.confirmed == (plan.confirmed is not None)]
+    alike = [alt for alt in plan.single_vendor.values() if alt and alt.confirmed == (plan.confirmed is not None)]
     saved = [other.usd_per_hour - fleet.usd_per_hour for other in alike]
     if len(used) > 1 and saved and min(saved) > 0:
         month = dollars(min(saved) * HOURS_PER_MONTH)
@@ -446,13 +448,13 @@ def _alternatives(plan: Plan, fleet: FleetPlan) -> str:
     return f"Alternatives; those not simulated are by closed forms{beside}"
 
 
-def _beside(one: Alternative | None) -> str:
-    if one is None:
+def _beside(alt: Alternative | None) -> str:
+    if alt is None:
         return "no fleet will do"
-    if one.is_absurd:
-        why = f": {one.limit} leaves its replicas next to nothing" if one.limit else ""
-        return f"{1.0 + one.dearer:.0f} times the price ({one.label}){why}"
-    return f"{one.label}, {dollars(one.usd_per_hour)} an hour ({one.dearer:+.1%}){', simulated' * one.confirmed}"
+    if alt.is_absurd:
+        why = f": {alt.limit} leaves its replicas next to nothing" if alt.limit else ""
+        return f"{1.0 + alt.dearer:.0f} times the price ({alt.label}){why}"
+    return f"{alt.label}, {dollars(alt.usd_per_hour)} an hour ({alt.dearer:+.1%}){', simulated' * alt.confirmed}"
 
 
 def _flips(plan: Plan, verbose: bool) -> Parts:

@@ -95,15 +95,15 @@ def command(
     if as_matrix:
         return _matrix(model, on, engine, given, reporting)
     with progress() as on_progress:
-        found = preflight(model, on=on, engine=engine or "vllm", on_progress=on_progress, **given)
-    with_settings = {f"{name} ({found.layouts[name]})": found.verdict_with_settings(name) for name in found.verdicts}
-    verdicts = found.verdicts if reporting["as_json"] else with_settings
-    title, efforts = f"{found.name} on {found.engine}: {found.stored}", _efforts(found)
+        made = preflight(model, on=on, engine=engine or "vllm", on_progress=on_progress, **given)
+    with_settings = {f"{name} ({made.layouts[name]})": made.verdict_with_settings(name) for name in made.verdicts}
+    verdicts = made.verdicts if reporting["as_json"] else with_settings
+    title, efforts = f"{made.name} on {made.engine}: {made.stored}", _efforts(made)
     last = [f"effort on {name}: {effort} ({effort.basis})" for name, effort in efforts.items()]
     if reporting["verbose"]:
         last += [f"  {days[0]:g} to {days[2]:g}: {what}" for what, days in _parts(efforts.values()).items()]
         last += dict.fromkeys(f"  effort is {effort.source}" for effort in efforts.values())
-    return report(title, found.findings, verdicts, more=about(model, found), last=last, **reporting)
+    return report(title, made.findings, verdicts, more=about(model, made), last=last, **reporting)
 
 
 def about(checkpoint: str, checked: ModelReport) -> dict[str, Any]:

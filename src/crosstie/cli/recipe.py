@@ -181,17 +181,18 @@ def _parts(
     recipes: Sequence[Recipe], left_out: Sequence[dict[str, str]], bare: bool | None, verbose: bool, written: list[str]
 ) -> Parts:
     """`bare`: whether the line is shown without a container; None: no line, since files were written."""
-    for one in recipes:
-        title = f"{one.name}: {one.model} {one.precision} on {one.gpus} x {one.accelerator} {one.layout}"
-        yield Heading(f"{title}, {one.engine} {one.release}")
-        many = f"{one.replicas} replicas on {one.machines} machines; " if one.replicas * one.nodes > 1 else ""
-        yield Line(f"  {many}preflight: {one.verdict}", "" if one.runs else "bold red")
+    for recipe in recipes:
+        served = f"{recipe.model} {recipe.precision} on {recipe.gpus} x {recipe.accelerator} {recipe.layout}"
+        yield Heading(f"{recipe.name}: {served}, {recipe.engine} {recipe.release}")
+        several = recipe.replicas * recipe.nodes > 1
+        many = f"{recipe.replicas} replicas on {recipe.machines} machines; " if several else ""
+        yield Line(f"  {many}preflight: {recipe.verdict}", "" if recipe.runs else "bold red")
         if bare is not None:
-            (text,) = render(one, "shell", bare=bare).values()
+            (text,) = render(recipe, "shell", bare=bare).values()
             yield Verbatim("\n".join(line for line in text.splitlines() if not line.startswith("#")))
-            if one.ports_note:
-                yield caution(f"  - {one.ports_note}")
-        yield from _reasons(one, verbose, "nobody" if bare else "docker")
+            if recipe.ports_note:
+                yield caution(f"  - {recipe.ports_note}")
+        yield from _reasons(recipe, verbose, "nobody" if bare else "docker")
     yield from (caution(f"{gone['pool']} left out: {gone['why']}") for gone in left_out)
     yield from (f"written: {name}" for name in written)
     if not verbose:

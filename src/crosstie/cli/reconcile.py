@@ -62,11 +62,11 @@ def parts(both: Reconciled) -> Parts:
         yield note(f"in one of them only: {', '.join(both.alone)}")
 
 
-def _said(one: FigureDifference) -> str:
-    written = dollars if one.unit == USD else significant
-    what = "per million output tokens" if one.unit == USD else one.unit
-    agree = "their 80% intervals overlap" if one.agree else "their 80% intervals are apart"
-    return f"{written(one.first)} against {written(one.second)} {what}, {one.second / one.first:.2f}x; {agree}"
+def _said(gap: FigureDifference) -> str:
+    written = dollars if gap.unit == USD else significant
+    what = "per million output tokens" if gap.unit == USD else gap.unit
+    agree = "their 80% intervals overlap" if gap.agree else "their 80% intervals are apart"
+    return f"{written(gap.first)} against {written(gap.second)} {what}, {gap.second / gap.first:.2f}x; {agree}"
 
 
 def _times(part: DifferencePart) -> str:

@@ -86,16 +86,16 @@ def command(
     pages = read_metrics(metrics) if metrics else None
     usage = _usage(store, since)
     with progress("reviewing") as on_progress:
-        found = review(catalog, planned, production, limits, day, metrics=pages, usage=usage, on_progress=on_progress)
-        learnt = None if no_plan else again(catalog, found, quick=quick, on_progress=on_progress)
+        made = review(catalog, planned, production, limits, day, metrics=pages, usage=usage, on_progress=on_progress)
+        learnt = None if no_plan else again(catalog, made, quick=quick, on_progress=on_progress)
     title = f"{planned.workload.name}: plan against production"
     wanted.give(
-        lambda: review_document(found, learnt),
-        lambda details: review_parts(found, learnt, details),
+        lambda: review_document(made, learnt),
+        lambda details: review_parts(made, learnt, details),
         title=title,
-        markdown=(lambda: write_markdown([title, *review_parts(found, learnt, verbose=True)])) if as_markdown else None,
+        markdown=(lambda: write_markdown([title, *review_parts(made, learnt, verbose=True)])) if as_markdown else None,
     )
-    return 0 if found.holds else 1
+    return 0 if made.holds else 1
 
 
 def _day(text: str | None) -> str:

@@ -164,7 +164,9 @@ def parts(
     if contests:
         yield Section(_VERDICTS)
         columns = ["scenario", "cheapest", ">$/M tokens", "second", ">times", ">flips at", ">at worst", ">sure"]
-        yield Table(columns, [_verdict(held) for held in contests], sources=[_verdict_sources(one) for one in contests])
+        yield Table(
+            columns, [_verdict(held) for held in contests], sources=[_verdict_sources(held) for held in contests]
+        )
         yield note(_LEGEND)
     if not details:
         brief = [axis for axis in axes if axis.name in _BRIEF]

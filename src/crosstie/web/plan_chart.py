@@ -144,7 +144,7 @@ def _fleets(plan: Plan) -> list[tuple[str, Alternative]]:
     """A bar of many times the length would leave nothing to see of the others."""
     assert plan.fleet is not None
     fleets = [("this plan", Alternative(plan.fleet.gpus, plan.fleet.usd_per_hour, 0.0))]
-    fleets += [(f"{vendor} alone", one) for vendor, one in plan.single_vendor.items() if one and not one.is_absurd]
+    fleets += [(f"{vendor} alone", alt) for vendor, alt in plan.single_vendor.items() if alt and not alt.is_absurd]
     if plan.runner_up and not plan.runner_up.fleet.is_absurd:
         fleets.append((f"without {plan.runner_up.without}", plan.runner_up.fleet))
     return fleets

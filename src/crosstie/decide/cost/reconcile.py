@@ -152,35 +152,35 @@ def _first_of_each(answer: SavedAnswer) -> dict[tuple[str, str], Reckoning]:
     return first
 
 
-def _difference(catalog: Catalog, one: Reckoning, other: Reckoning) -> FigureDifference | None:
-    rates = one.output_tokens_per_s_per_gpu, other.output_tokens_per_s_per_gpu
+def _difference(catalog: Catalog, mine: Reckoning, other: Reckoning) -> FigureDifference | None:
+    rates = mine.output_tokens_per_s_per_gpu, other.output_tokens_per_s_per_gpu
     if not rates[0] or not rates[1]:
         return None
-    usd = one.usd_per_mtok, other.usd_per_mtok
+    usd = mine.usd_per_mtok, other.usd_per_mtok
     # More tokens are fewer dollars.
     sign, parts = 1.0, list[DifferencePart]()
-    figures, intervals = (rates[0], rates[1]), (one.tokens_80, other.tokens_80)
+    figures, intervals = (rates[0], rates[1]), (mine.tokens_80, other.tokens_80)
     if usd[0] is not None and usd[1] is not None:
-        sign, figures, intervals = -1.0, (usd[0], usd[1]), (one.usd_per_mtok_80, other.usd_per_mtok_80)
-        prices = [f"${row.usd_per_gpu_hour:.2f}/h ({row.price})" for row in (one, other)]
-        paid = (usd[0] * rates[0] * one.utilisation, usd[1] * rates[1] * other.utilisation)
+        sign, figures, intervals = -1.0, (usd[0], usd[1]), (mine.usd_per_mtok_80, other.usd_per_mtok_80)
+        prices = [f"${row.usd_per_gpu_hour:.2f}/h ({row.price})" for row in (mine, other)]
+        paid = (usd[0] * rates[0] * mine.utilisation, usd[1] * rates[1] * other.utilisation)
         parts.append(DifferencePart(PRICE, prices[0], prices[1], paid[1] / paid[0]))
-        sold = [f"{row.utilisation:.0%}" for row in (one, other)]
-        parts.append(DifferencePart(SOLD, sold[0], sold[1], one.utilisation / other.utilisation))
-    modelled = _modelled(catalog, one, other)
+        sold = [f"{row.utilisation:.0%}" for row in (mine, other)]
+        parts.append(DifferencePart(SOLD, sold[0], sold[1], mine.utilisation / other.utilisation))
+    modelled = _modelled(catalog, mine, other)
     if modelled is None:
         # What the answers themselves say is the replica's, the load's and the headroom's together.
         modelled = {REPLICA: math.log(rates[1] / rates[0])}
     else:
-        modelled[HEADROOM] = math.log(other.filled / one.filled)
+        modelled[HEADROOM] = math.log(other.filled / mine.filled)
     parts += [
-        DifferencePart(name, *_words(name, one, other), factor=math.exp(sign * log)) for name, log in modelled.items()
+        DifferencePart(name, *_words(name, mine, other), factor=math.exp(sign * log)) for name, log in modelled.items()
     ]
     parts = [part for part in parts if abs(math.log(part.factor)) > WORTH_SAYING]
     parts.sort(key=lambda part: -abs(math.log(part.factor)))
     left = figures[1] / figures[0] / math.prod(part.factor for part in parts)
     parts.append(DifferencePart(LEFT, "", "", left))
-    return FigureDifference(one.model, one.accelerator, USD if sign < 0 else RATE, *figures, *intervals, parts=parts)
+    return FigureDifference(mine.model, mine.accelerator, USD if sign < 0 else RATE, *figures, *intervals, parts=parts)
 
 
 def _modelled(catalog: Catalog, first: Reckoning, other: Reckoning) -> dict[str, float] | None:

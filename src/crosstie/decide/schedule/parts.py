@@ -16,7 +16,7 @@ from crosstie.core.units import UNITS
 from crosstie.core.workload import Workload
 from crosstie.core.worlds import WORLDS
 from crosstie.decide.cost.ownership import Option
-from crosstie.decide.cost.prices import PURCHASE, Quote, given, quote
+from crosstie.decide.cost.prices import PURCHASE, Quote, given, quote, quotes
 from crosstie.decide.plan.gate import Gate
 from crosstie.decide.plan.market import MarketItem, adjusted, market
 from crosstie.decide.plan.optimise import choice
@@ -77,10 +77,11 @@ def parts_of(
 ) -> list[ScheduledPart]:  # fmt: skip
     """Those that are named, or the cheapest of each vendor; and those that are announced, unless they are left out."""
     wider = catalog.with_announced
-    coming = [announced_part for announced_part in wider.accelerators.values() if announced_part.announced]
+    coming = [part for part in wider.accelerators.values() if part.announced]
     chosen = [wider.accelerator(name) for name in names]
-    asked = chosen or [sold for sold in catalog.accelerators.values() if _sold(catalog, sold)]
-    asked += [accelerator for accelerator in coming if announced and accelerator not in asked and not names]
+    sold = quotes(catalog.prices, catalog.accelerators, (PURCHASE, ON_DEMAND), {})
+    asked = chosen or [catalog.accelerators[name] for name in sold]
+    asked += [part for part in coming if announced and part not in asked and not names]
     if not asked:
         raise BadInput("no accelerator has a price by the hour or to buy")
     # Every GPU at one price, so that what is offered is what serves most.
@@ -106,10 +107,6 @@ def parts_of(
 
 def _is(accelerator: Accelerator, item: MarketItem) -> bool:
     return item.id == accelerator.id
-
-
-def _sold(catalog: Catalog, accelerator: Accelerator) -> bool:
-    return any(quote(catalog.prices, accelerator.id, kind) for kind in (PURCHASE, ON_DEMAND))
 
 
 def _part(catalog: Catalog, part: Accelerator, replica: Servable, gpus: float, scaling: WorldScaling) -> ScheduledPart:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from crosstie.catalog.benchmarks import PrefixBenchmark, SessionBenchmark
 from crosstie.catalog.loading import shipped_loading
 from crosstie.catalog.protocols import BenchmarkSettings
-from crosstie.core.deployment import Deployment
 from crosstie.core.units import UNITS
 from crosstie.perf.memory import cache_sequences, gpu_cache_bytes_per_sequence
 
@@ -36,7 +35,7 @@ def with_cached(case: "MeasuredCase", settings: BenchmarkSettings) -> "MeasuredC
     share = _share(benchmark, case, tokens, replicas)
     more = max(_share(benchmark, case, in_host, replicas), share) if in_host else share
     loaded = (more - share) * case.input_tokens
-    load_s = loaded * bytes_per_token / _host_link(keeper)
+    load_s = loaded * bytes_per_token / shipped_loading().link_of(keeper.accelerator.id).si
     cached = min(more * case.input_tokens, case.input_tokens - 1.0)
     shared = min(_held_once(case, tokens / replicas), cached) if isinstance(benchmark, PrefixBenchmark) else 0.0
     return replace(case, cached_tokens=cached, load_s=load_s, shared_tokens=shared)
@@ -70,7 +69,3 @@ def _held_once(case: "MeasuredCase", tokens: float) -> float:
 def _gathers(case: "MeasuredCase", replicas: float) -> float:
     """Replicas that a group's requests keep to one of: all where the router sends them to who has their prefix."""
     return 1.0 if "round robin" in case.point["scenario"].casefold() else max(replicas, 1.0)
-
-
-def _host_link(deployment: Deployment) -> float:
-    return shipped_loading().link_of(deployment.accelerator.id).si

@@ -383,17 +383,13 @@ def _fitting(
     made: tuple[Deployment, ...] = ()
     for share in (None, *_MORE_MEMORY):
         made = tuple(laid_out(split, share) for split in splits)
-        if all(_holds_one(deployment, context) for deployment in made):
+        # What was measured served at least one request at a time.
+        if all(memory_plan(each).fits and float(cache_sequences(each, context)) >= 1.0 for each in made):
             assumed.extend([f"memory fraction {share:g}"] if share else [])
             return made
     if any(gpu_weight_bytes(deployment) >= deployment.accelerator.memory_bytes for deployment in made):
         raise NotPredicted("the weights alone exceed the memory of the GPUs that the row has")
     raise NotPredicted("the weights leave no room for the cache by the memory model")
-
-
-def _holds_one(deployment: Deployment, context: float) -> bool:
-    """Whether the cache has room for a request: what was measured served at least one at a time."""
-    return memory_plan(deployment).fits and float(cache_sequences(deployment, context)) >= 1.0
 
 
 def is_mlperf(point: OperatingPoint) -> bool:

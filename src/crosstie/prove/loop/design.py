@@ -107,9 +107,7 @@ def _crossed(
     for inputs, outputs in lengths:
         held = min(float(cache_sequences(deployment, inputs + outputs)), deployment.max_sequences)
         if _LONGEST * (inputs + outputs) < longest:
-            points += [
-                LoopPoint(input_tokens=inputs, output_tokens=outputs, clients=one) for one in clients if one <= held
-            ]
+            points += [LoopPoint(input_tokens=inputs, output_tokens=outputs, clients=n) for n in clients if n <= held]
     return points
 
 
@@ -141,7 +139,9 @@ def design(
     """The points to measure, the most telling first. Measuring ends where the time does, and goes on with more."""
     possible = candidates(asked, deployment, longest)
     foretold = predicted(catalog, possible, conditions)
-    timed = [_timed(one, known, budget.speed) for one, known in zip(possible, foretold, strict=True) if len(known) == 3]
+    timed = [
+        _timed(point, known, budget.speed) for point, known in zip(possible, foretold, strict=True) if len(known) == 3
+    ]
     quick = [point for point in timed if point.expected_s <= _MOST_SHARE * budget.seconds]
     some = quick or sorted(timed, key=lambda point: point.expected_s)[:1]
     told, origin = rows_told(catalog, [point.operating_point(conditions) for point in (*some, *asked)])

@@ -127,7 +127,9 @@ class MachineLoop:
         budget = Budget(state.asked.points, for_points_s, state.asked.speed)
         state.design = design(self.catalog, made.conditions, asked, deployment, made.longest, budget)
         known = predicted(self.catalog, asked, made.conditions)
-        state.questions = [msgspec.structs.replace(one, predicted=told) for one, told in zip(asked, known, strict=True)]
+        state.questions = [
+            msgspec.structs.replace(each, predicted=told) for each, told in zip(asked, known, strict=True)
+        ]
         state.prepared, state.calibration = made, mark_of(self.catalog.calibration)
         self._keep()
 
@@ -227,21 +229,21 @@ def _compared(point: LoopPoint, measured: Mapping[str, Any] | None) -> str:
     return f"TPOT {1e3 * tpot:.3g} ms, predicted {1e3 * foretold.value:.3g} ({ends}): {inside}"
 
 
-def _learn(catalog: Catalog, folder: LoopFolder, found: LoopResult, settings: LoopSettings) -> None:
+def _learn(catalog: Catalog, folder: LoopFolder, ended: LoopResult, settings: LoopSettings) -> None:
     """By the results here, beside those that the user has added to the catalog; nothing of it is put there."""
-    state = found.state
+    state = ended.state
     assert state.prepared is not None
     own = user_directories()
-    files = [folder.point_file(point) for point in state.design if point.name in found.measured]
+    files = [folder.point_file(point) for point in state.design if point.name in ended.measured]
     kept = Kept(own[-1]).files() if own and not state.prepared.emulated else []
-    found.learnt = calibrate([*kept, *files], quick=True, on_progress=settings.on_progress)
-    after = catalog.calibrated_by(found.learnt.calibration)
+    ended.learnt = calibrate([*kept, *files], quick=True, on_progress=settings.on_progress)
+    after = catalog.calibrated_by(ended.learnt.calibration)
     conditions = state.prepared.conditions
-    points = [point for point in state.design if point.name in found.measured]
-    found.after = {point.name: known for point, known in zip(points, predicted(after, points, conditions), strict=True)}
-    found.questions_after = list(predicted(after, state.questions, conditions))
+    points = [point for point in state.design if point.name in ended.measured]
+    ended.after = {point.name: known for point, known in zip(points, predicted(after, points, conditions), strict=True)}
+    ended.questions_after = list(predicted(after, state.questions, conditions))
     if not state.prepared.emulated:
-        found.learnt.write(folder.path / "calibration.json")
+        ended.learnt.write(folder.path / "calibration.json")
 
 
 def _plan(catalog: Catalog, loop_result: LoopResult, workload: Workload, settings: LoopSettings) -> None:

@@ -62,9 +62,9 @@ def _point(loop_result: LoopResult, point: LoopPoint) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _doubtful(found: LoopResult) -> dict[str, list[str]]:
+def _doubtful(ended: LoopResult) -> dict[str, list[str]]:
     """Why, and which points: what of them is not learnt."""
-    known = [(point.short, found.measured[point.name]) for point in found.state.design if point.name in found.measured]
+    known = [(point.short, ended.measured[point.name]) for point in ended.state.design if point.name in ended.measured]
     reasons = {
         "the client was too slow for their TTFT, which is not learnt": [name for name, point in known if point["bent"]],
         "clients were never all at work, so nothing of them is learnt": [

@@ -110,7 +110,7 @@ def judged(a: str, b: str, passes: Passes, limits: Limits | None = None, faults:
         verdict="differs" if unanswered else _together(gauges, passes.first),
         way=passes.way, top=passes.top, prompts=len(whole),
         positions=sum(len(pair.forced) for pair in pairs),
-        left_out=tuple(f"{one.prompt.id}: {one.error or two.error}" for one, two, _ in asked if one.error or two.error),
+        left_out=tuple(f"{own.prompt.id}: {own.error or two.error}" for own, two, _ in asked if own.error or two.error),
         unanswered=unanswered, gauges=gauges, first_divergence=by.first_divergence, by_position=by.by_position,
         by_length=by.by_length, by_language=by.by_language,
         causes=causes_of(pairs, {gauge.name: gauge.says for gauge in gauges}, by.by_position, limits.kl),
@@ -256,7 +256,9 @@ def causes_of(
     if "differs" not in says.values():
         return ()
     causes = []
-    more = [one.b.prompt_tokens - one.a.prompt_tokens for one in pairs if one.a.prompt_tokens and one.b.prompt_tokens]
+    more = [
+        both.b.prompt_tokens - both.a.prompt_tokens for both in pairs if both.a.prompt_tokens and both.b.prompt_tokens
+    ]
     lengths = _other_lengths(pairs)
     if lengths:
         causes.append(f"the tokenizer: {plural(lengths, 'text')} cut into other tokens")

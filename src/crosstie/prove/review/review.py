@@ -174,7 +174,9 @@ def _hits(
                 yield ReviewFigure("hit-rate", name, "prompts cached", "share", predicted, _within_one(seen))
     elif metrics is not None and metrics.queried:
         total = sum(kind.requests_per_s * kind.input_tokens for kind in planned.classes.values())
-        predicted = sum(wanted[name] * one.requests_per_s * one.input_tokens for name, one in planned.classes.items())
+        predicted = sum(
+            wanted[name] * kind.requests_per_s * kind.input_tokens for name, kind in planned.classes.items()
+        )
         seen = MeasuredValue(metrics.found / metrics.queried, None, None, len(production.classes))
         yield ReviewFigure("hit-rate", "", "prompts cached", "share", predicted / max(total, 1e-9), seen)
     elif any(wanted.values()):
