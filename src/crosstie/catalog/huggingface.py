@@ -515,7 +515,8 @@ def _experts_reader(
     config: Config, quirks: Quirks, hidden: int, count: int, depth: int
 ) -> tuple[FeedForward, Callable[[int], bool]]:
     inner = config.maybe("moe_intermediate_size") or config.count("intermediate_size")
-    active = config.count("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_k")
+    names = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
+    active = config.count(*names)
     if active > count:
         raise config.bad("num_experts_per_tok", f"{active} exceeds the {count} experts")
     shared_inner = config.maybe("shared_expert_intermediate_size", "shared_intermediate_size", least=0)

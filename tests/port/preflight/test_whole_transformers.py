@@ -13,6 +13,7 @@ import pytest
 from crosstie.catalog.families import COUNTED
 from crosstie.catalog.huggingface import read_model
 from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadData
 from crosstie.port.preflight.stored import read_stored
 from crosstie.port.preflight.whole import whole_findings
 
@@ -188,6 +189,18 @@ _BY_TOKEN = {
     **_HEAD, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("told", [2, [2, 2]])
+def test_hunyuan_says_of_each_layer_how_many_experts_a_token_has(told: int | list[int]) -> None:
+    keys = {**_HEAD, "num_experts": 4, "moe_topk": told}
+    config = transformers.CONFIG_MAPPING["hunyuan_v1_moe"](**{**keys, "moe_topk": 2})
+    held = sum(one.numel() for one in transformers.AutoModelForCausalLM.from_config(config).parameters())
+    raw = json.loads(config.to_json_string()) | {"architectures": ["HunYuanMoEV1ForCausalLM"], "moe_topk": told}
+    model = read_model(raw, "config.json", id="m", name="m", source="s", date="2026-01")[0]
+    assert (model.parameters, model.experts_per_token) == (held, 2)
+    with pytest.raises(BadData, match="num_experts_per_tok"):
+        read_model(raw | {"moe_topk": 5}, "config.json", id="m", name="m", source="s", date="2026-01")
 
 
 @pytest.mark.parametrize(
