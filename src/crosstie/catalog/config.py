@@ -62,6 +62,9 @@ class Config:
     def maybe(self, *names: str, least: int = 1) -> int | None:
         """A whole number, or None where the config does not have it."""
         value = self.get(*names)
+        if isinstance(value, list) and value and all(one == value[0] for one in value):
+            # The same for every layer.
+            value = value[0]
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST:

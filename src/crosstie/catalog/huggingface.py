@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from crosstie.catalog.attention import (
     Attention,
     compressed_attention,
@@ -41,7 +43,7 @@ def read_model(raw: Mapping[str, Any], file: Path | str, *, prefix: str = "", **
     parts = _parts(config, family, quirks, hidden, heads, depth)
     layers = _group(parts, _per_layer(config, quirks, hidden))
     limit = config.maybe("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-    outer = _outer_tensors(config, quirks, hidden, vocabulary, limit)
+    outer = _outer_tensors(config, quirks, hidden, vocabulary, limit, depth)
     routed = [t for layer in layers for t in layer.tensors if t.role == "experts"]
     native, native_name = native_formats(config, _names(parts))
     drafts = _draft(config, hidden, layers)
@@ -91,7 +93,15 @@ def _parts(
     if family not in HYBRID:
         attention_of = _attention_reader(config, quirks, hidden, heads, depth)
         forward_of = _forward_reader(config, quirks, hidden, depth)
-        return [(attention_of(i), forward_of(i)) for i in range(depth)]
+        shared = config.maybe("num_kv_shared_layers", least=0) or 0
+        wide = shared and config.flag("use_double_wide_mlp")
+        parts = [(attention_of(i), forward_of(i)) for i in range(depth)]
+        # Gemma 3n and 4: the last layers read what earlier ones keep.
+        last = dense(hidden, 2 * _inner(config, quirks, hidden), gated=quirks.gated_mlp) if wide else None
+        return [
+            (attention, forward) if i < depth - shared else (_on_shared_cache(attention), last or forward)
+            for i, (attention, forward) in enumerate(parts)
+        ]
 
     def attention() -> Attention:
         kv_heads = config.count("num_key_value_heads", default=heads)
@@ -105,8 +115,15 @@ def _parts(
     return made
 
 
+def _on_shared_cache(attention: Attention) -> Attention:
+    """Without keys and values of its own; of the norms of queries and keys the first is left."""
+    own = (structs.replace(t, rows=t.rows // 2) if t.name == "qk_norm" else t for t in attention.tensors)
+    scans = tuple(structs.replace(scan, kept=False) for scan in attention.scans)
+    return replace(attention, tensors=tuple(t for t in own if t.role not in ("key", "value")), scans=scans)
+
+
 def _outer_tensors(
-    config: Config, quirks: Quirks, hidden: int, vocabulary: int, limit: int | None
+    config: Config, quirks: Quirks, hidden: int, vocabulary: int, limit: int | None, depth: int
 ) -> tuple[Tensor, ...]:
     """Embedding, what follows the last layer, and the head where it is not the embedding again."""
     tied = config.flag_outer("tie_word_embeddings")
@@ -120,7 +137,21 @@ def _outer_tensors(
     if quirks.positions_beyond is not None and limit:
         final.append(vector("positions", (limit + quirks.positions_beyond) * hidden))
     head = [] if tied else [split_out("head", vocabulary, hidden, "head", "head")]
-    return (embedding, *final, *head)
+    return (embedding, *final, *_token_tensors(config, hidden, depth), *head)
+
+
+def _token_tensors(config: Config, hidden: int, depth: int) -> list[Tensor]:
+    """Gemma 3n and 4: what each layer is told of the token, and how the streams of 3n begin and end."""
+    made: list[Tensor] = []
+    if own := config.maybe("hidden_size_per_layer_input", least=0):
+        rows = config.count("vocab_size_per_layer_input")
+        made += [
+            Tensor(name="token_embedding", role="embedding", rows=rows, cols=depth * own, shard="vocab"),
+            plain("token_inputs", depth * own, hidden, "token_inputs", "auxiliary"),
+            vector("token_inputs_norm", own),
+        ]
+    beside = 2 * (config.count("altup_num_inputs", default=1) - 1)
+    return made + [plain(f"altup_{i}", hidden, hidden, f"altup_{i}", "auxiliary") for i in range(beside)]
 
 
 def _names(parts: list[tuple[Attention, FeedForward]]) -> list[Names]:
@@ -195,6 +226,16 @@ def _per_layer(config: Config, quirks: Quirks, hidden: int) -> tuple[tuple[Tenso
         tensors.append(vector("hyper_connections", 2 * (mixers * streams * hidden + mixers + 3)))
     if config.maybe("attn_res_block_size"):
         tensors.append(vector("attention_residual", 4 * hidden))
+    if own := config.maybe("hidden_size_per_layer_input", least=0):
+        # Gemma 3n and 4: an embedding of the token for each layer.
+        tensors += [plain("token_gate", own, hidden, "token_gate", "auxiliary"), vector("token_norm", hidden)]
+        tensors.append(plain("token_projection", hidden, own, "token_projection", "auxiliary"))
+    if rank := config.maybe("laurel_rank"):
+        tensors += [plain("laurel_a", rank, hidden, "laurel_a", "auxiliary"), vector("laurel_norm", hidden)]
+        tensors.append(plain("laurel_b", hidden, rank, "laurel_b", "auxiliary"))
+    if predicted := config.maybe("altup_num_inputs"):
+        streams = predicted
+        tensors.append(vector("altup", (2 + predicted) * hidden + predicted**2 + predicted**3))
     return tuple(tensors), 4.0 * hidden * max(2, norms // 2 + streams)
 
 
@@ -474,7 +515,8 @@ def _experts_reader(
     config: Config, quirks: Quirks, hidden: int, count: int, depth: int
 ) -> tuple[FeedForward, Callable[[int], bool]]:
     inner = config.maybe("moe_intermediate_size") or config.count("intermediate_size")
-    active = config.count("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_k")
+    names = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
+    active = config.count(*names)
     if active > count:
         raise config.bad("num_experts_per_tok", f"{active} exceeds the {count} experts")
     shared_inner = config.maybe("shared_expert_intermediate_size", "shared_intermediate_size", least=0)

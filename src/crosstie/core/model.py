@@ -158,6 +158,8 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True):
     kv_heads: int = 1
     query_heads: int = 1
     compute: str = "bf16"
+    # False: another layer keeps the rows that this one reads.
+    kept: bool = True
 
     def row_bytes(self, kv_bytes_per_element: float) -> float:
         return self.row_bytes_16bit if kv_bytes_per_element > 1 else self.row_bytes_8bit
@@ -261,7 +263,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     def cache_parts(self, kv_bytes_per_element: float) -> Iterator["CachePart"]:
         """What a sequence keeps, part by part, over all layers."""
         for layer in self.layers:
-            for scan in layer.scans:
+            for scan in (one for one in layer.scans if one.kept):
                 grows = layer.count * scan.row_bytes(kv_bytes_per_element) / scan.stride
                 yield CachePart(bytes_per_token=grows, window=scan.window, holders=scan.kv_heads)
             if layer.state is not None:

@@ -129,7 +129,7 @@ def descriptors(service: Disaggregated, tokens: ArrayLike) -> Array:
     """Pieces of memory that one GPU of the decode side asks for: blocks of each layer's rows, and its states."""
     connector, total = service.connector, np.zeros(np.shape(tokens))
     for layer in service.decode.model.layers:
-        for scan in layer.scans:
+        for scan in (one for one in layer.scans if one.kept):
             kept = np.asarray(tokens, np.float64) if scan.window is None else np.minimum(tokens, scan.window)
             # A latent row has no keys and values apart.
             pieces = connector.pieces.value if scan.kv_heads > 1 else 1.0

@@ -22,6 +22,7 @@ MOST_SERVED = {
     "gemma3": "Gemma3ForConditionalGeneration", "phi3": "Phi3ForCausalLM", "gpt_oss": "GptOssForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM", "glm_moe_dsa": "GlmMoeDsaForCausalLM", "llama4_text": "Llama4ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM", "mistral3": "Mistral3ForConditionalGeneration",
+    "gemma3n": "Gemma3nForConditionalGeneration", "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
     "deepseek_v4": "DeepseekV4ForCausalLM", "lfm2": "Lfm2ForCausalLM", "lfm2_vl": "Lfm2VlForConditionalGeneration",
 }  # fmt: skip
 

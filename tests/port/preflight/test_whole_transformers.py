@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from crosstie.catalog.families import COUNTED
+from crosstie.catalog.huggingface import read_model
 from crosstie.catalog.library import Catalog
+from crosstie.core.errors import BadData
 from crosstie.port.preflight.stored import read_stored
 from crosstie.port.preflight.whole import whole_findings
 
@@ -181,3 +183,43 @@ def test_what_is_taken_from_it_is_missed(catalog: Catalog, tmp_path: Path) -> No
         (tmp_path / "config.json").write_text(json.dumps({**written, key: value}))
         stored = read_stored(catalog, str(tmp_path))
         assert {one.severity for one in whole_findings(stored, stored.model(catalog))} == {"error"}, key
+
+
+_BY_TOKEN = {
+    **_HEAD, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 96, "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("told", [2, [2, 2]])
+def test_hunyuan_says_of_each_layer_how_many_experts_a_token_has(told: int | list[int]) -> None:
+    keys = {**_HEAD, "num_experts": 4, "moe_topk": told}
+    config = transformers.CONFIG_MAPPING["hunyuan_v1_moe"](**{**keys, "moe_topk": 2})
+    held = sum(one.numel() for one in transformers.AutoModelForCausalLM.from_config(config).parameters())
+    raw = json.loads(config.to_json_string()) | {"architectures": ["HunYuanMoEV1ForCausalLM"], "moe_topk": told}
+    model = read_model(raw, "config.json", id="m", name="m", source="s", date="2026-01")[0]
+    assert (model.parameters, model.experts_per_token) == (held, 2)
+    with pytest.raises(BadData, match="num_experts_per_tok"):
+        read_model(raw | {"moe_topk": 5}, "config.json", id="m", name="m", source="s", date="2026-01")
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("gemma3n_text", {"laurel_rank": 4, "altup_num_inputs": 3, "num_kv_shared_layers": 2}),
+        ("gemma4_text", {"num_kv_shared_layers": 0}),
+        ("gemma4_text", {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
+    ],
+)
+def test_layers_that_are_told_of_the_token_are_counted(family: str, keys: dict[str, Any]) -> None:
+    widths = {"activation_sparsity_pattern": [0.0] * 4} if family == "gemma3n_text" else {"global_head_dim": 32}
+    config = transformers.CONFIG_MAPPING[family](**{**_BY_TOKEN, **keys, **widths})
+    held = sum(one.numel() for one in transformers.AutoModelForCausalLM.from_config(config).parameters())
+    raw = json.loads(config.to_json_string()) | {"architectures": ["Gemma"]}
+    model = read_model(raw, "config.json", id="m", name="m", source="s", date="2026-01")[0]
+    # Of Gemma 4 the norms of its experts are counted in dense layers as well.
+    assert model.parameters - held == (0 if family == "gemma3n_text" else 3 * 64 * 4)
+    alone = read_model(raw | {"num_kv_shared_layers": 0}, "config.json", id="m", name="m", source="s", date="2026-01")[
+        0
+    ]
+    assert model.cache_bytes(64) == alone.cache_bytes(64) * (4 - keys["num_kv_shared_layers"]) / 4
