@@ -99,7 +99,7 @@ def _messages(call: _Call) -> list[Any] | None:
 def _numbered(prompts: Sequence[bytes], inputs: Sequence[int], size: int, block_tokens: int) -> list[tuple[int, ...]]:
     """As many blocks as a prompt's tokens have; what is no whole one by its bytes is like no other."""
     numbers: dict[bytes, int] = {}
-    found = []
+    found: list[tuple[int, ...]] = []
     for prompt, tokens in zip(prompts, inputs, strict=True):
         digest, blocks = blake2b(digest_size=16), []
         for place in range(-(-tokens // block_tokens)):

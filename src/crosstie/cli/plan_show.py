@@ -500,9 +500,13 @@ def _found_again(plan: Plan) -> list[str]:
             lines += _memory_lines(plan, one.name)
             usd = plan.fleet.by_class[one.name].usd_per_thousand_requests / 1e3
             hourly = usd * one.requests_per_s * 3600 / one.sessions.live
+            session = usd * one.sessions.turns
+            solved = (
+                f", {dollars(session / one.sessions.success_rate)} a solved task" if one.sessions.success_rate else ""
+            )
             lines.append(
-                f"{one.name}: {dollars(hourly)} an hour of a session at work, {dollars(usd * one.sessions.turns)} a "
-                f"session of {significant(one.sessions.turns)} turns, idle hours included"
+                f"{one.name}: {dollars(hourly)} an hour of a session at work, {dollars(session)} a session of "
+                f"{significant(one.sessions.turns)} turns{solved}, idle hours included"
             )
     return lines
 
