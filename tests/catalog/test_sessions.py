@@ -29,9 +29,13 @@ context = 100000
 
 def shape(**changed: float) -> SessionShape:
     values = {"turns": 20, "first": 1000, "added": 2000, "output": 300, "pause_s": 9, **changed}
-    lengths = {name: (float(values[name]),) for name in ("turns", "first", "added", "output", "pause_s")}
+
+    def always(name: str) -> tuple[float, ...]:
+        return (float(values[name]),)
+
     return SessionShape(
-        **lengths, system=values.get("system", 4000.0), context=values.get("context", 1e6),
+        turns=always("turns"), first=always("first"), added=always("added"), output=always("output"),
+        pause_s=always("pause_s"), system=values.get("system", 4000.0), context=values.get("context", 1e6),
         compact_to=values.get("compact_to", 2000.0),
     )  # fmt: skip
 

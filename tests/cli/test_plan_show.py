@@ -2,11 +2,14 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.decide.plan.test_memory import AGENTS
 from tests.decide.plan.workloads import one_class, workload
 
 from crosstie.catalog.library import Catalog
+from crosstie.catalog.workloads import read_workload
 from crosstie.cli.plan_show import plan_parts
 from crosstie.cli.show import show
 from crosstie.core.workload import Target
@@ -30,6 +33,16 @@ def shown(one: Plan, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     said = capsys.readouterr().out
     assert max(map(len, said.splitlines())) <= 80
     return " ".join(said.split())
+
+
+def test_a_solved_task_costs_a_session_over_the_share_that_solves_theirs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = read_workload(CATALOG, Path("w.toml"), AGENTS.replace("turns = 20\n", "turns = 20\nsuccess_rate = 0.25\n"))
+    said = shown(plan(CATALOG, asked, confirm=False), monkeypatch, capsys)
+    found = re.search(r"\$([\d.]+) a session of 20 turns, \$([\d.]+) a solved task, idle hours", said)
+    assert found
+    assert float(found[2]) == pytest.approx(4 * float(found[1]), rel=0.05)
 
 
 @pytest.mark.slow

@@ -157,7 +157,8 @@ def session_turns(
 
     def sent_off(helpers: SubAgents, known: int, blocks: tuple[int, ...], conversation: int) -> tuple[SessionTurn, ...]:
         begins = blocks[: known // block_tokens] if helpers.forks else shared
-        known, turns = (known if helpers.forks else system) + max(whole(draw(helpers.first)), 1), []
+        known = (known if helpers.forks else system) + max(whole(draw(helpers.first)), 1)
+        turns: list[SessionTurn] = []
         pause_s = 0.0
         for _ in range(max(round(draw(helpers.turns)), 1)):
             output = max(draw(helpers.output), 1.0)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from crosstie.catalog.chat_logs import is_chat_log, read_chat_log
 from crosstie.catalog.reading import text_of
 from crosstie.core.errors import BadData, BadInput, did_you_mean, near_names
 
@@ -160,7 +161,8 @@ def find_trace(name: str, beside: Path) -> Path:
 
 
 def read_trace(path: str | Path, *, times: bool = True) -> Trace:
-    """A CSV with one of the known spellings, or JSON lines as Mooncake's; either may be gzipped.
+    """A CSV with one of the known spellings, or JSON lines as Mooncake's or of calls of OpenAI's API; any may be
+    gzipped.
 
     Without `times` arrivals are not looked at, which halves the work.
     """
@@ -233,6 +235,13 @@ def _column(file: Path, names: list[str], spellings: Sequence[str], what: str) -
 
 
 def _from_json_lines(file: Path, text: str) -> _Columns:
+    if is_chat_log(text):
+        log = read_chat_log(file, text, BLOCK_TOKENS)
+        # In the order in which answers ended, as a rule.
+        return _Columns(
+            file=file, inputs=log.inputs, outputs=log.outputs, times=log.times, second=1.0, lines=lambda: log.lines,
+            blocks=log.blocks, ordered=False,
+        )  # fmt: skip
     decoder = msgspec.json.Decoder(_Request)
     try:
         requests = decoder.decode_lines(text)

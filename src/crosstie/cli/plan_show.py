@@ -502,9 +502,13 @@ def _found_again(plan: Plan) -> list[str]:
             lines += _memory_lines(plan, kind.name)
             usd = plan.fleet.by_class[kind.name].usd_per_thousand_requests / 1e3
             hourly = usd * kind.requests_per_s * 3600 / kind.sessions.live
+            session = usd * kind.sessions.turns
+            solved = (
+                f", {dollars(session / kind.sessions.success_rate)} a solved task" if kind.sessions.success_rate else ""
+            )
             lines.append(
-                f"{kind.name}: {dollars(hourly)} an hour of a session at work, {dollars(usd * kind.sessions.turns)} a "
-                f"session of {significant(kind.sessions.turns)} turns, idle hours included"
+                f"{kind.name}: {dollars(hourly)} an hour of a session at work, {dollars(session)} a session of "
+                f"{significant(kind.sessions.turns)} turns{solved}, idle hours included"
             )
     return lines
 

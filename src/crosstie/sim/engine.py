@@ -158,9 +158,10 @@ class Engine:
                 cache = shared.setdefault(tier.name, cache)
             return TierCache(tier.name, cache, token_bytes / tier.bytes_per_s, tier.latency_s)
 
+        caches: Sequence[PrefixCache | None] = self.caches or [None] * dp
         self._ranks = [
             _Rank(self.block_tokens, cache, [tier_of(tier) for tier in tiers] if cache is not None else [])
-            for cache in self.caches or [None] * dp
+            for cache in caches
         ]
         self._jobs: dict[Key, _Job] = {}
         self._arriving: deque[tuple[float, _Job]] = deque()
