@@ -194,7 +194,7 @@ def closed_loop(
     def learn(now: float) -> None:
         nonlocal tokens
         for token in engine.advance(now):
-            number = int(token.id)  # type: ignore[call-overload]
+            number = int(token.id)
             first.setdefault(number, token.at)
             tokens += token.tokens * (token.at > settled)
             if token.finished:

@@ -515,15 +515,16 @@ def _experts_reader(
     config: Config, quirks: Quirks, hidden: int, count: int, depth: int
 ) -> tuple[FeedForward, Callable[[int], bool]]:
     inner = config.maybe("moe_intermediate_size") or config.count("intermediate_size")
-    names = ("num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
-    active = config.count(*names)
+    active = config.count(
+        "num_experts_per_tok", "top_k_experts", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk"
+    )
     if active > count:
         raise config.bad("num_experts_per_tok", f"{active} exceeds the {count} experts")
     shared_inner = config.maybe("shared_expert_intermediate_size", "shared_intermediate_size", least=0)
     if shared_inner is None:
         wide = config.maybe("moe_shared_expert_intermediate_size") or inner
-        names = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
-        shared_inner = config.count(*names, default=0, least=0) * wide
+        shared = config.count("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", default=0, least=0)
+        shared_inner = shared * wide
     if quirks.shared_expert:
         shared_inner = inner
     # How tokens find experts costs no memory worth counting; rules of preflight ask for it, so files keep it.
@@ -541,8 +542,7 @@ def _experts_reader(
         latent=config.maybe("routed_expert_hidden_size"),
         router_extra=hidden + count if quirks.router_scale else 0,
     )
-    names = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-    first_dense = config.count(*names, default=0, least=0)
+    first_dense = config.count("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", default=0, least=0)
     only_mlp = set(config.counts("mlp_only_layers") or ())
     last = config.maybe("moe_layer_end_index", least=-1)
     if last not in (None, -1, depth - 1):

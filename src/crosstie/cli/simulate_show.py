@@ -2,6 +2,7 @@
 each other, and what nothing could beat."""
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from rich.text import Text
 
@@ -64,7 +65,7 @@ def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
     if usd_good and within < 0.9995:
         price += f", {dollars(usd_good.mean)} per million within targets"
     hit_rate = runs.mean(lambda run: run.prefix_hit_rate)
-    places = {name: runs.mean(lambda run, name=name: run.loaded_shares[name]) for name in first.loaded_shares}
+    places = {name: fmean(run.loaded_shares[name] for run in runs.each) for name in first.loaded_shares}
     beside = ", ".join(f"{share(part)} loaded from {_TIER_WORDS[name]}" for name, part in places.items())
     yield price + (
         f"; {share(hit_rate)} of prompt tokens were in a cache{f' ({beside})' if beside else ''}" if hit_rate else ""

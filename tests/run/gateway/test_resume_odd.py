@@ -210,7 +210,7 @@ async def test_each_worker_finds_out_which_engine_a_backend_is() -> None:
     async with fakes() as [fake], running(fleet_of(pool_of("one", fake.url))) as at:
         backend = at.gateway.backends[fake.url]
         await until(lambda: backend.identified)
-        at.gateway.context.workers = SimpleNamespace(  # type: ignore[assignment]
+        at.gateway.context.workers = SimpleNamespace(
             takes_probe=lambda backend: False, takes_load=lambda backend: False,
             probed=lambda *told, **more: None, changed=lambda backend: None,
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from crosstie.core.deployment import Deployment
 from crosstie.core.disaggregated import Disaggregated, Servable
@@ -39,7 +40,7 @@ def pool_of(pool: PoolPlan, judged: Readiness | None = None) -> Pool:
     )
 
 
-def _tiers(pool: PoolPlan) -> dict[str, float]:
+def _tiers(pool: PoolPlan) -> dict[str, Any]:
     """What its classes count on, of which one engine has the most that any of them does; rates as slow as any."""
     prefixes = [prefix for carried in pool.carried if (prefix := carried.part.slice.prefix) is not None]
     sizes = {size: max((getattr(prefix, size) for prefix in prefixes), default=0.0) for size in TIERS}
