@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from crosstie.catalog.models import read_model_path
-from crosstie.catalog.vision import rule_of_checkpoint
-from crosstie.catalog.vision import image_rule, read_images
+from crosstie.catalog.vision import image_rule, read_images, rule_of_checkpoint
 from crosstie.core.errors import BadData
 
 QWEN_VISION = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "patch_size": 16, "spatial_merge_size": 2}
