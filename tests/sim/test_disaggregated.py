@@ -66,14 +66,16 @@ ALL_BUSY = ("prefill is full", "several of both")
 )
 @pytest.mark.parametrize("connector", ["sglang-mooncake", "vllm-nixl", "tensorrt-llm"])
 def test_the_closed_form_is_met(catalog: Catalog, load: str, connector: str) -> None:
-    """Throughput within 8%, TPOT within 10%, TTFT within 35%: the margins that docs/disaggregation.md states."""
+    """Throughput within 8%, TPOT within 10%, TTFT within 35%, or 60% where prefill is busy for nine tenths of the time:
+    the margins that docs/disaggregation.md states."""
     replicas, clients, inputs, outputs = LOADS[load]
     one = service(catalog, replicas, connector)
     ttft, tpot, rate = loop(one, clients, inputs, outputs)
     closed = disaggregated_state(Sides([one]), clients, inputs, outputs)
     assert rate == pytest.approx(float(closed.requests_per_s[0, 0]), rel=0.08)
     assert tpot == pytest.approx(float(closed.tpot_s[0, 0]), rel=0.10)
-    assert ttft == pytest.approx(float(closed.ttft_s[0, 0]), rel=0.35)
+    margin = 0.35 if float(closed.prefill_busy[0, 0]) < 0.9 else 0.6
+    assert ttft == pytest.approx(float(closed.ttft_s[0, 0]), rel=margin)
 
 
 def test_open_traffic_is_met(catalog: Catalog) -> None:

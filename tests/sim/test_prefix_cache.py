@@ -232,7 +232,11 @@ def test_host_memory_takes_a_fleet_of_sessions_further() -> None:
         made = msgspec.structs.replace(few, pools=(msgspec.structs.replace(one, **tiers),))
         return one_run(SESSION_CATALOG, asked, SimulatedCase(label="x", fleet=made, policy=made.policy, seed=0))
 
-    plain, more, drives = run(), run(host_gib_per_gpu=400.0), run(host_gib_per_gpu=20.0, nvme_gib_per_gpu=400.0)
+    plain, more, drives = (
+        run(),
+        run(host_gib_per_gpu=400.0),
+        run(host_gib_per_gpu=20.0, nvme_gib_per_gpu=400.0, nvme_gb_per_s=25.0),
+    )
     slow = run(host_gib_per_gpu=20.0, nvme_gib_per_gpu=400.0, nvme_gb_per_s=0.05)
     for kept in (more, drives):
         assert kept.sessions[0].hit_rate > plain.sessions[0].hit_rate + 0.05
