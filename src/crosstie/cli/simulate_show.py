@@ -64,8 +64,11 @@ def _answer(runs: OverSeeds[Run], mean: float | None) -> Parts:
     if usd_good and within < 0.9995:
         price += f", {dollars(usd_good.mean)} per million within targets"
     hit_rate = runs.mean(lambda run: run.prefix_hit_rate)
-    places = {name: runs.mean(lambda run, name=name: run.loaded_shares[name]) for name in one.loaded_shares}
-    beside = ", ".join(f"{share(part)} loaded from {_TIER_WORDS[name]}" for name, part in places.items())
+
+    def loaded(name: str) -> str:
+        return f"{share(runs.mean(lambda run: run.loaded_shares[name]))} loaded from {_TIER_WORDS[name]}"
+
+    beside = ", ".join(map(loaded, one.loaded_shares))
     yield price + (
         f"; {share(hit_rate)} of prompt tokens were in a cache{f' ({beside})' if beside else ''}" if hit_rate else ""
     )
